@@ -1,0 +1,42 @@
+# `make` alone lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# demo: empty (use what is there) or sandbox (start a Slurm on this machine).
+SLURM ?=
+# A folder that may hold MNIST's files: a copy for several checkouts, beside them.
+MNIST_FROM ?= $(wildcard ../shared/data/mnist)
+export MNIST_FROM
+
+.PHONY: help demo test check jobs sandbox venv
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+demo: $(VENV)/.installed  ## train the MNIST CNN here; SLURM=sandbox does it on a Slurm of its own
+	@$(BIN)/python scripts/demo.py --slurm "$(SLURM)" --mnist-from "$(MNIST_FROM)"
+
+test: $(VENV)/.installed  ## all tests, those on a real Slurm included (as root on Debian/Ubuntu)
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed  ## lint, format, types, rendered jobs, links in the documentation
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python scripts/render_jobs.py --check
+	$(BIN)/python scripts/check_links.py
+
+jobs: $(VENV)/.installed  ## render jobs/*.sbatch from the templates
+	$(BIN)/python scripts/render_jobs.py
+
+sandbox: $(VENV)/.installed  ## start a real 4-node Slurm on this machine (as root)
+	$(BIN)/python -m cluster_ddp.sandbox up --install
+
+venv: $(VENV)/.installed  ## the environment that all of these use, in .venv
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "error: $(PYTHON) is not Python 3.10 to 3.13. Hint: make PYTHON=python3.12" >&2; exit 1; }
+	@echo "Installing into $(VENV) (PyTorch is large: one to three minutes) …"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -qq --disable-pip-version-check --editable '.[dev]'
+	@touch $@

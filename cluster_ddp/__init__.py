@@ -1,0 +1,34 @@
+"""Get PyTorch DDP training onto a Slurm cluster and keep it alive there.
+
+    import cluster_ddp
+
+    with cluster_ddp.distributed() as world:
+        model = world.wrap(Model())
+
+Importing the package is cheap; torch is imported when `distributed` or `World` is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cluster_ddp.runtime.world import World, distributed
+    from cluster_ddp.slurm.environment import Topology
+
+__version__ = "0.1.0"
+__all__ = ["Topology", "World", "__version__", "distributed"]
+
+_HOMES = {
+    "Topology": "cluster_ddp.slurm.environment",
+    "World": "cluster_ddp.runtime.world",
+    "distributed": "cluster_ddp.runtime.world",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

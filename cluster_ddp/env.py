@@ -1,0 +1,71 @@
+"""`python -m cluster_ddp.env`: show this process's place in its job, as a table, JSON or shell exports.
+
+srun python -m cluster_ddp.env                      who is where
+eval "$(python -m cluster_ddp.env --export)"        RANK, LOCAL_RANK, WORLD_SIZE … for a script that wants them
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+
+from cluster_ddp.errors import exit_on_error
+from cluster_ddp.slurm.environment import Topology
+
+PROGRAM = "python -m cluster_ddp.env"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse, read the environment, print. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one line of JSON")
+    form.add_argument("--export", action="store_true", help="lines for the shell's eval")
+    arguments = parser.parse_args(argv)
+    with exit_on_error(PROGRAM):
+        topology = Topology.from_environ(os.environ)
+    if arguments.json:
+        print(json.dumps(_fields(topology)), flush=True)
+    elif arguments.export:
+        for name, value in exports(topology).items():
+            print(f"export {name}={shlex.quote(value)}")
+    else:
+        # One write, so that the tables of several tasks don't mix.
+        sys.stdout.write("".join(f"{name:17} {_shown(v)}\n" for name, v in _fields(topology).items()))
+    return 0
+
+
+def exports(topology: Topology) -> dict[str, str]:
+    """The variables that torch's env:// and scripts written for torchrun read; those not known are left out."""
+    values = {
+        "RANK": topology.rank,
+        "LOCAL_RANK": topology.local_rank,
+        "WORLD_SIZE": topology.world_size,
+        "LOCAL_WORLD_SIZE": topology.local_world_size,
+        "NODE_RANK": topology.node_rank,
+        "MASTER_ADDR": topology.master_addr,
+        "MASTER_PORT": topology.master_port,
+    }
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _fields(topology: Topology) -> dict[str, object]:
+    fields = dataclasses.asdict(topology)
+    return {"master_port": topology.master_port, **fields} | {"key": topology.key}
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

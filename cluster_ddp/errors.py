@@ -1,0 +1,85 @@
+"""What cluster_ddp raises when what it was given can't work.
+
+    ClusterDDPError
+    ├── HostlistError      text that is no Slurm hostlist
+    ├── TopologyError      an environment that describes no consistent world of ranks
+    ├── RendezvousError    ranks that could not find each other in time
+    ├── DeviceError        GPUs that don't match the ranks
+    ├── DataError          a dataset that is missing or damaged
+    ├── RunDirError        a run folder that can't be written
+    ├── SpecError          a job that can't be asked for
+    ├── SlurmError         a Slurm command that failed
+    └── SandboxError       a sandbox that can't be made, found or removed here
+
+Each says what was asked for, what was found, and a hint that mends it. Doors print it as one short
+block and exit with status 2 (`exit_on_error`); a traceback from this package means a bug.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+USAGE_EXIT_STATUS = 2
+
+
+class ClusterDDPError(Exception):
+    """Root of the package's errors.
+
+    `asked` is what the caller wanted, `found` is what the cluster (or file, or environment) says,
+    `hint` is what to do about it. All are whole sentences or commands, without a trailing newline.
+    """
+
+    def __init__(self, asked: str, found: str, hint: str) -> None:
+        super().__init__(asked, found, hint)
+        self.asked, self.found, self.hint = asked, found, hint
+
+    def __str__(self) -> str:
+        return f"{self.asked}\n  {self.found}\n  Hint: {self.hint}"
+
+
+class HostlistError(ClusterDDPError):
+    """Text that is no Slurm hostlist."""
+
+
+class TopologyError(ClusterDDPError):
+    """An environment that describes no consistent world of ranks."""
+
+
+class RendezvousError(ClusterDDPError):
+    """Ranks that could not find each other in time."""
+
+
+class DeviceError(ClusterDDPError):
+    """GPUs that don't match the ranks."""
+
+
+class DataError(ClusterDDPError):
+    """A dataset that is missing or damaged."""
+
+
+class RunDirError(ClusterDDPError):
+    """A run folder that can't be written."""
+
+
+class SpecError(ClusterDDPError):
+    """A job that can't be asked for."""
+
+
+class SlurmError(ClusterDDPError):
+    """A Slurm command that failed."""
+
+
+class SandboxError(ClusterDDPError):
+    """A sandbox that can't be made, found or removed here."""
+
+
+@contextmanager
+def exit_on_error(program: str) -> Iterator[None]:
+    """Print a `ClusterDDPError` of the body as one block on stderr and exit with status 2."""
+    try:
+        yield
+    except ClusterDDPError as error:
+        print(f"{program}: error: {error}", file=sys.stderr, flush=True)
+        sys.exit(USAGE_EXIT_STATUS)

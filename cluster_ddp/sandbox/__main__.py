@@ -1,0 +1,107 @@
+"""`python -m cluster_ddp.sandbox`: a real multi-node Slurm on this machine.
+
+up      start it: --nodes 4 --gpus-per-node 2 [--install] [--name NAME]
+run     run a command on its login node: run -- sbatch jobs/mnist_2node.sbatch
+shell   a shell on its login node
+status  its nodes and jobs
+down    take it away, with every trace
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+
+from cluster_ddp.errors import exit_on_error
+from cluster_ddp.sandbox import cluster, packages
+from cluster_ddp.slurm import commands
+
+PROGRAM = "python -m cluster_ddp.sandbox"
+DEFAULT_NAME = "sandbox"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--name", default=DEFAULT_NAME, help="which sandbox (default: %(default)s)")
+    up = verbs.add_parser("up", parents=[common], help="start it")
+    up.add_argument("--nodes", type=int, default=4, help="compute nodes (default: %(default)s)")
+    up.add_argument("--gpus-per-node", type=int, default=2, help="dummy GPUs (default: %(default)s)")
+    up.add_argument("--install", action="store_true", help="apt-get install Slurm first if needed")
+    verbs.add_parser("down", parents=[common], help="take it away, with every trace")
+    verbs.add_parser("status", parents=[common], help="its nodes and jobs")
+    verbs.add_parser("shell", parents=[common], help="a shell on its login node")
+    run = verbs.add_parser("run", parents=[common], help="run a command on its login node")
+    run.add_argument("command", nargs="+", metavar="-- COMMAND …", help="the command")
+    return top
+
+
+def up(arguments: argparse.Namespace) -> int:
+    """Start a sandbox and say how to use it."""
+    start = time.monotonic()
+    if arguments.install:
+        packages.install()
+    layout = cluster.up(arguments.name, nodes=arguments.nodes, gpus_per_node=arguments.gpus_per_node)
+    name = "" if arguments.name == DEFAULT_NAME else f" --name {arguments.name}"
+    print(
+        f"The sandbox {layout.name!r} is up after {time.monotonic() - start:.1f} s: "
+        f"{layout.nodes} nodes with {layout.gpus_per_node} GPUs each.\n"
+        f"  {PROGRAM} run{name} -- sbatch jobs/hello_ddp.sbatch\n"
+        f"  export SLURM_CONF={layout.slurm_conf}   # for any shell\n"
+        f"  {PROGRAM} down{name}"
+    )
+    return 0
+
+
+def down(arguments: argparse.Namespace) -> int:
+    """Take a sandbox away."""
+    existed = cluster.down(arguments.name)
+    print(f"The sandbox {arguments.name!r} {'is gone' if existed else 'was not there'}.")
+    return 0
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Show a sandbox's nodes and jobs."""
+    env = cluster.environment(arguments.name)
+    for node, state in cluster.node_states(arguments.name).items():
+        print(f"{node:10} {state}")
+    print(commands.run(["squeue"], env=env), end="")
+    return 0
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run a command on the login node; its exit status is ours."""
+    env = cluster.environment(arguments.name)
+    try:
+        return subprocess.run(arguments.command, env=env).returncode
+    except OSError as error:
+        print(f"{PROGRAM}: error: {arguments.command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+
+
+def shell(arguments: argparse.Namespace) -> int:
+    """A shell on the login node; its exit status is ours."""
+    print(f"A shell on the login node of {arguments.name!r}; leave it with exit.")
+    arguments.command = [os.environ.get("SHELL", "/bin/sh")]
+    return run(arguments)
+
+
+VERBS = {"up": up, "down": down, "status": status, "run": run, "shell": shell}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse, call, print. Returns the exit status."""
+    arguments = parser().parse_args(argv)
+    with exit_on_error(PROGRAM):
+        return VERBS[arguments.verb](arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

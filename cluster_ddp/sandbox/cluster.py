@@ -1,0 +1,244 @@
+"""Bring a sandbox up, take it down, and say how it is."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from cluster_ddp.errors import SandboxError, SlurmError
+from cluster_ddp.sandbox import config, network, packages
+from cluster_ddp.sandbox.layout import CONTROLLER, STATE_ROOT, Layout, check_name
+from cluster_ddp.slurm import commands
+
+START_TIMEOUT_S = 30.0
+SLURMCTLD_PORT = 6817  # slurm.conf(5): the default
+
+
+class Daemon(NamedTuple):
+    """A daemon that `up` has started."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+
+
+def up(name: str, *, nodes: int, gpus_per_node: int) -> Layout:
+    """Start a sandbox and wait until every node is idle.
+
+    Args:
+        name: of the sandbox.
+        nodes: compute nodes, 1–64.
+        gpus_per_node: dummy GPUs per node, 0–16.
+
+    Returns:
+        Where everything is; `slurm_conf` is what SLURM_CONF must point at.
+
+    Raises:
+        SandboxError: this machine can't, one of that name is up, or it did not start; then nothing is left of it.
+    """
+    packages.require()
+    layout = Layout(name=name, index=0, nodes=nodes, gpus_per_node=gpus_per_node)
+    with _claimed(layout) as layout:
+        try:
+            config.write(layout)
+            network.build(layout)
+            daemons = _start_daemons(layout)
+            _wait_for(lambda: _controller_listens(layout), layout, daemons)
+            _wait_for(lambda: _all_idle(layout), layout, daemons)
+        except BaseException:
+            _remove(name)
+            raise
+    return layout
+
+
+def down(name: str) -> bool:
+    """End a sandbox and remove every trace of it, also of one that crashed or never came up.
+
+    Returns:
+        Whether there was anything to remove.
+
+    Raises:
+        SandboxError: not root.
+    """
+    check_name(name)
+    packages.require()
+    existed = (STATE_ROOT / name).exists() or bool(network.namespaces(name))
+    with _lock():
+        _remove(name)
+    return existed
+
+
+def names() -> list[str]:
+    """The sandboxes of this machine, whole or in ruins."""
+    return sorted(path.name for path in STATE_ROOT.glob("*") if path.is_dir())
+
+
+def environment(name: str) -> dict[str, str]:
+    """The environment for commands on the sandbox's login node (which is this machine itself).
+
+    Raises:
+        SandboxError: no such sandbox is up.
+    """
+    check_name(name)
+    slurm_conf = STATE_ROOT / name / "slurm.conf"
+    if not slurm_conf.exists():
+        others = ", ".join(names()) or "none"
+        raise SandboxError(
+            f"Using the sandbox {name!r}:",
+            f"it is not up; up are: {others}.",
+            f"python -m cluster_ddp.sandbox up --name {name}",
+        )
+    outer = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
+    return {**outer, "SLURM_CONF": str(slurm_conf)}
+
+
+def node_states(name: str) -> dict[str, str]:
+    """Node -> its state in sinfo's words ("idle", "mixed", "down*" …).
+
+    Raises:
+        SandboxError: no such sandbox is up.
+        SlurmError: its controller does not answer.
+    """
+    arguments = ["sinfo", "--noheader", "--Node", "--partition=main", "--format=%N %T"]
+    lines = commands.run(arguments, env=environment(name), timeout_s=15).splitlines()
+    return dict(line.split(maxsplit=1) for line in lines)
+
+
+@contextmanager
+def _lock() -> Iterator[None]:
+    """One `up` or `down` at a time on a machine. The last sandbox's `down` takes the folder away."""
+    STATE_ROOT.mkdir(mode=0o755, exist_ok=True)
+    descriptor = os.open(STATE_ROOT, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+        if not any(STATE_ROOT.iterdir()):
+            STATE_ROOT.rmdir()
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _claimed(layout: Layout) -> Iterator[Layout]:
+    """The layout with an index that nobody uses; its folder is made, with the index written down."""
+    with _lock():
+        if layout.folder.exists() or network.namespaces(layout.name):
+            raise SandboxError(
+                f"Starting the sandbox {layout.name!r}:",
+                "one of that name is there already.",
+                f"use it (python -m cluster_ddp.sandbox status --name {layout.name}), take it away "
+                f"(… down --name {layout.name}), or start another (… up --name OTHER)",
+            )
+        taken = {_index(name) for name in names()}
+        free = (
+            candidate
+            for candidate in (_with_index(layout, index) for index in range(256))
+            if candidate.index not in taken and network.subnet_is_free(candidate)
+        )
+        claimed = next(free, None)
+        if claimed is None:
+            raise SandboxError(
+                f"Starting the sandbox {layout.name!r}:",
+                "every subnet 10.213.0.0/24 to 10.213.255.0/24 is in use on this machine.",
+                "take a sandbox away: python -m cluster_ddp.sandbox status shows them",
+            )
+        claimed.folder.mkdir(mode=0o755)
+        _index_file(layout.name).write_text(f"{claimed.index}\n")
+        yield claimed
+
+
+def _with_index(layout: Layout, index: int) -> Layout:
+    return Layout(name=layout.name, index=index, nodes=layout.nodes, gpus_per_node=layout.gpus_per_node)
+
+
+def _index_file(name: str) -> Path:
+    return STATE_ROOT / name / "index"
+
+
+def _index(name: str) -> int | None:
+    try:
+        return int(_index_file(name).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _start_daemons(layout: Layout) -> list[Daemon]:
+    munge = layout.munge_socket.parent
+    files = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+    options = [f"--{option}={munge / name}" for option, name in files.items()]
+    # --force: munged would rather not run as root, but the key and the socket are root's here.
+    munged = ["munged", "--force", f"--key-file={munge / 'key'}", *options]
+    conf = str(layout.slurm_conf)
+    daemons = [_start(layout, CONTROLLER, [*munged, "--foreground"], "munged")]
+    _wait_for(layout.munge_socket.exists, layout, daemons)
+    daemons.append(_start(layout, CONTROLLER, ["slurmctld", "-D", "-f", conf], "slurmctld"))
+    for node in layout.node_names:
+        daemons.append(_start(layout, node, ["slurmd", "-D", "-N", node, "-f", conf], f"slurmd.{node}"))
+    return daemons
+
+
+def _start(layout: Layout, host: str, command: list[str], log: str) -> Daemon:
+    environment = {key: value for key, value in os.environ.items() if "SLURM" not in key}
+    with open(layout.folder / "log" / f"{log}.out", "ab") as output:
+        process = subprocess.Popen(
+            network.enter(layout, host, command),
+            env=environment,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    return Daemon(log, process)
+
+
+def _controller_listens(layout: Layout) -> bool:
+    """Whether it can be asked; sinfo would insist for ten seconds."""
+    try:
+        socket.create_connection((layout.controller_address, SLURMCTLD_PORT), timeout=0.5).close()
+    except OSError:
+        return False
+    return True
+
+
+def _all_idle(layout: Layout) -> bool:
+    try:
+        states = node_states(layout.name)
+    except SlurmError:  # the controller is not listening yet
+        return False
+    return len(states) == layout.nodes and set(states.values()) == {"idle"}
+
+
+def _wait_for(condition: Callable[[], bool], layout: Layout, daemons: list[Daemon]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not condition():
+        dead = [daemon.name for daemon in daemons if daemon.process.poll() is not None]
+        if dead or time.monotonic() > deadline:
+            complaint = f"{', '.join(dead)} ended at once" if dead else f"not all was up within {START_TIMEOUT_S:g} s"
+            raise SandboxError(
+                f"Starting the sandbox {layout.name!r}:",
+                f"{complaint}. The logs end with:\n{_log_ends(layout)}",
+                "mend what they say; or does a firewall keep bridged packets from passing (iptables -L FORWARD)?",
+            )
+        time.sleep(0.1)
+
+
+def _log_ends(layout: Layout) -> str:
+    logs = sorted((layout.folder / "log").iterdir())
+    ends = ((log.name, log.read_text(errors="replace").splitlines()[-3:]) for log in logs)
+    return "\n".join(f"    {name}: {line}" for name, lines in ends for line in lines)
+
+
+def _remove(name: str) -> None:
+    """Remove what there is of a sandbox; each step works whether or not the others did."""
+    index = _index(name)
+    network.end_processes(name)
+    network.remove(name, None if index is None else f"cddp{index}")
+    shutil.rmtree(STATE_ROOT / name, ignore_errors=True)

@@ -1,0 +1,130 @@
+"""slurm.conf and its companions for a sandbox (slurm.conf(5), gres.conf(5), cgroup.conf(5)).
+
+Seen working with Slurm 22.05 and 26.11.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+from pathlib import Path
+
+from cluster_ddp.sandbox.layout import CONTROLLER, Layout
+
+CPUS_PER_GPU = 4
+NODE_MEMORY_MB = 16000
+
+_SLURM_CONF = """\
+# The sandbox {name!r} of cluster_ddp; gone with it.
+ClusterName={name}
+SlurmctldHost={controller}({controller_address})
+SlurmUser=root
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/slurmd.%n.log
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+AuthType=auth/munge
+# A requeued job may start again after 5 s instead of two minutes.
+AuthInfo=socket={munge_socket},cred_expire=5
+CredType=cred/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+TaskProlog={folder}/task_prolog
+MpiDefault=none
+ReturnToService=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+# A node may claim more CPUs than the machine has.
+SlurmdParameters=config_overrides
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+JobRequeue=1
+# Quick where a cluster is patient, so that faults can be tried out.
+KillWait=5
+SlurmdTimeout=20
+SlurmctldTimeout=20
+BatchStartTimeout=20
+CompleteWait=0
+SchedulerParameters=sched_interval=5,bf_interval=5,batch_sched_delay=0,sched_min_interval=100000
+# scontrol tells of ended jobs for a day: there is no accounting to ask.
+MinJobAge=86400
+DefMemPerCPU=500
+{gres_types}
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 PriorityTier=1 State=UP
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE DefaultTime=60 PriorityTier=10 PreemptMode=OFF State=UP
+"""
+
+# The nodes share one machine's cores, whatever CPUs they claim.
+_TASK_PROLOG = """\
+#!/bin/sh
+echo "export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}"
+"""
+
+
+def slurm_version() -> tuple[int, int]:
+    """Slurm's version, such as (22, 5)."""
+    text = subprocess.run(["slurmd", "-V"], capture_output=True, text=True, timeout=30).stdout
+    match = re.search(r"(\d+)\.(\d+)", text)
+    assert match, f"slurmd -V printed {text!r}"
+    return int(match[1]), int(match[2])
+
+
+def write(layout: Layout) -> None:
+    """Write the sandbox's folder: configuration, dummy devices, and the folders its daemons want."""
+    folder = layout.folder
+    for part in ("log", "state", "munge", "dev", *(f"spool/{node}" for node in layout.node_names)):
+        (folder / part).mkdir(parents=True, mode=0o755)
+    layout.slurm_conf.write_text(_slurm_conf(layout))
+    layout.hosts.write_text(_hosts(layout))
+    prolog = folder / "task_prolog"
+    prolog.write_text(_TASK_PROLOG)
+    prolog.chmod(0o755)
+    if slurm_version() >= (23, 11):  # older ones don't know the value
+        (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+    key = folder / "munge" / "key"
+    key.touch(mode=0o600)
+    key.write_bytes(os.urandom(1024))
+    if layout.gpus_per_node:
+        for gpu in range(layout.gpus_per_node):
+            # Another name for /dev/null: Slurm wants a device file for each GPU and never opens it.
+            os.mknod(folder / "dev" / f"gpu{gpu}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        (folder / "gres.conf").write_text(f"Name=gpu File={folder}/dev/gpu{_range(layout)}\n")
+
+
+def _slurm_conf(layout: Layout) -> str:
+    cpus = max(8, CPUS_PER_GPU * layout.gpus_per_node)
+    gres = f" Gres=gpu:{layout.gpus_per_node}" if layout.gpus_per_node else ""
+    addresses = {host: address for address, host in layout.hosts_by_address.items()}
+    return _SLURM_CONF.format(
+        name=layout.name,
+        folder=layout.folder,
+        munge_socket=layout.munge_socket,
+        controller=CONTROLLER,
+        controller_address=layout.controller_address,
+        gres_types="GresTypes=gpu" if gres else "",
+        nodes="\n".join(
+            f"NodeName={node} NodeAddr={addresses[node]} CPUs={cpus} Boards=1 SocketsPerBoard=1 "
+            f"CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory={NODE_MEMORY_MB}{gres} State=UNKNOWN"
+            for node in layout.node_names
+        ),
+    )
+
+
+def _hosts(layout: Layout) -> str:
+    """The machine's own hosts file with the sandbox's names before it, so that look-ups work both ways.
+
+    The IPv4-mapped addresses are those of peers on a dual-stack socket, such as a TCPStore's.
+    """
+    hosts = {"127.0.0.1": "localhost", **layout.hosts_by_address}
+    ours = "".join(f"{address} {host}\n::ffff:{address} {host}\n" for address, host in hosts.items())
+    machine = Path("/etc/hosts")
+    return f"{ours}::1 localhost\n{machine.read_text() if machine.exists() else ''}"
+
+
+def _range(layout: Layout) -> str:
+    return "0" if layout.gpus_per_node == 1 else f"[0-{layout.gpus_per_node - 1}]"

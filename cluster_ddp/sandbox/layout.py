@@ -1,0 +1,119 @@
+"""Names, addresses and paths of a sandbox, all derived from its name and index."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster_ddp.errors import SandboxError
+
+STATE_ROOT = Path("/run/cluster-ddp-sandbox")
+MAX_NODES = 64
+CONTROLLER = "ctl"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Where everything of one sandbox is.
+
+    Raises:
+        SandboxError: a name or a size that can't be.
+    """
+
+    name: str
+    """Of the sandbox: letters, digits and '-', at most 20."""
+    index: int
+    """0–255: the third byte of its addresses, distinct among the sandboxes of a machine."""
+    nodes: int = 4
+    """Number of compute nodes, 1–64."""
+    gpus_per_node: int = 2
+    """Dummy GPUs on each node, 0–16."""
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        for field, value, low, high in (
+            ("--nodes", self.nodes, 1, MAX_NODES),
+            ("--gpus-per-node", self.gpus_per_node, 0, 16),
+        ):
+            if not low <= value <= high:
+                raise SandboxError(
+                    f"A sandbox with {field} {value}:",
+                    f"one machine can play {low} to {high}.",
+                    f"give {field} a number from {low} to {high}",
+                )
+
+    @property
+    def folder(self) -> Path:
+        """State of the sandbox; gone when it is down."""
+        return STATE_ROOT / self.name
+
+    @property
+    def slurm_conf(self) -> Path:
+        """What SLURM_CONF must point at for Slurm's commands to reach this sandbox."""
+        return self.folder / "slurm.conf"
+
+    @property
+    def hosts(self) -> Path:
+        """The nodes' own /etc/hosts (the machine's is never touched)."""
+        return self.folder / "hosts"
+
+    @property
+    def munge_socket(self) -> Path:
+        """The socket of the sandbox's own munged."""
+        return self.folder / "munge" / "socket"
+
+    @property
+    def bridge(self) -> str:
+        """The network interface that joins the nodes; the machine itself is the login node on it."""
+        return f"cddp{self.index}"
+
+    @property
+    def subnet(self) -> str:
+        """The sandbox's addresses."""
+        return f"10.213.{self.index}.0/24"
+
+    @property
+    def login_address(self) -> str:
+        """The machine's own address on the bridge."""
+        return f"10.213.{self.index}.1"
+
+    @property
+    def controller_address(self) -> str:
+        """Where slurmctld is."""
+        return f"10.213.{self.index}.2"
+
+    @property
+    def node_names(self) -> list[str]:
+        """node1 … nodeN."""
+        return [f"node{i}" for i in range(1, self.nodes + 1)]
+
+    @property
+    def hosts_by_address(self) -> dict[str, str]:
+        """Address -> host name of every namespace, the controller first."""
+        prefix = f"10.213.{self.index}."
+        nodes = {f"{prefix}{10 + i}": name for i, name in enumerate(self.node_names, 1)}
+        return {self.controller_address: CONTROLLER, **nodes}
+
+    def namespace(self, host: str) -> str:
+        """The network namespace of a host."""
+        return f"{namespace_prefix(self.name)}{host}"
+
+    def link(self, host: str) -> str:
+        """The bridge's end of a host's link: at most 15 characters, as Linux wants."""
+        return f"{self.bridge}{host.replace('node', 'n')}"
+
+
+def check_name(name: str) -> None:
+    """Raise SandboxError unless `name` may name a sandbox."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{0,19}", name):
+        raise SandboxError(
+            f"A sandbox named {name!r}:",
+            "a name is 1 to 20 letters, digits and '-', the first no '-'.",
+            "choose another --name",
+        )
+
+
+def namespace_prefix(name: str) -> str:
+    """What the names of a sandbox's network namespaces begin with ('.' is in no sandbox's name)."""
+    return f"cddp.{name}."

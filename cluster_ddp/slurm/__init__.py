@@ -1,0 +1,1 @@
+"""What Slurm says: its variables, hostlists and commands. Standard library only; imports no other room."""

@@ -1,0 +1,330 @@
+"""How each launcher tells a process its place.
+
+One reader a launcher; `read` chooses. Facts on Slurm's variables stand in `variables`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypedDict
+
+from cluster_ddp.errors import HostlistError, TopologyError
+from cluster_ddp.slurm import hostlist, port, variables
+from cluster_ddp.slurm.environment import Topology
+from cluster_ddp.slurm.variables import Variables
+
+TORCH_DEFAULT_PORT = 29500
+
+
+def read(env: Mapping[str, str]) -> Topology:
+    """The `Topology` of an environment; see `Topology.from_environ`."""
+    v = Variables(env)
+    if env.get("SUBMITIT_EXECUTOR") == "local" and "SUBMITIT_LOCAL_GLOBALID" in env:
+        return _submitit_local(v)
+    if "TORCHELASTIC_RUN_ID" in env:
+        return _hand_set(v, launcher_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
+    if _in_step(v):
+        return _hand_set(v) if _has_launcher_of_its_own(v) else _slurm_step(v)
+    if env.get("RANK") and env.get("WORLD_SIZE"):
+        return _hand_set(v)
+    if v.text(*variables.JOB_ID) is not None:
+        return _slurm_without_step(v)
+    if env.get("RANK") or env.get("WORLD_SIZE"):
+        raise _partial(v)
+    return _single(v)
+
+
+def _in_step(v: Variables) -> bool:
+    """Whether srun started us. The batch shell, too, carries SLURM_PROCID=0, but always with SLURM_LOCALID."""
+    rank = v.integer(*variables.RANK)
+    if rank is None:
+        return False
+    return v.step_id() is not None or rank > 0 or v.text(*variables.LOCAL_RANK) is None
+
+
+def _has_launcher_of_its_own(v: Variables) -> bool:
+    """Whether the step's tasks start ranks of their own: a whole hand-set world of another size than the step's."""
+    world_size = v.integer("WORLD_SIZE")
+    complete = v.text("RANK") is not None and world_size is not None
+    return complete and world_size != v.integer(*variables.WORLD_SIZE)
+
+
+def _slurm_step(v: Variables) -> Topology:
+    rank, world_size = v.integer(*variables.RANK), v.integer(*variables.WORLD_SIZE)
+    assert rank is not None
+    if world_size is None:
+        raise TopologyError(
+            "Finding the number of ranks of this step:",
+            f"{v.shown('SLURM_PROCID', *variables.WORLD_SIZE)}.",
+            "pass Slurm's variables on into the container, or export WORLD_SIZE, RANK, LOCAL_RANK and MASTER_ADDR",
+        )
+    _check_inherited(v, rank, world_size)
+    gpus, tasks = v.integer(*variables.GPUS_ON_NODE), v.tasks_per_node() or ()
+    if sum(tasks) != world_size:  # the job's, not the step's: a container kept those alone
+        tasks = ()
+    local_rank = _local_rank(v, rank, gpus, tasks)
+    nodes = _nodes(v, variables.NODELIST)
+    num_nodes = len(nodes) or v.integer(*variables.NUM_NODES) or 1
+    node_rank = v.integer(*variables.NODE_RANK)
+    if node_rank is None and gpus:
+        node_rank = rank // gpus
+    if node_rank is None and num_nodes == 1:
+        node_rank = 0
+    if tasks and node_rank is not None:
+        local_world_size: int | None = tasks[min(node_rank, len(tasks) - 1)]
+    else:
+        local_world_size = world_size if num_nodes == 1 else gpus
+    _check_gpus(v, local_world_size, gpus)
+    job_id = v.integer(*variables.JOB_ID) or 0
+    step_id = v.step_id() or 0
+    return Topology(
+        launcher="slurm",
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        local_world_size=local_world_size,
+        node_rank=node_rank,
+        num_nodes=num_nodes,
+        nodes=nodes,
+        tasks_per_node=tasks,
+        master_addr=_step_address(v, nodes, num_nodes),
+        port_candidates=_ports(v, port.candidates(job_id, step_id)),
+        step_id=step_id,
+        cpus_per_task=v.integer(*variables.CPUS_PER_TASK),
+        gpus_on_node=gpus,
+        **_job(v),
+    )
+
+
+def _slurm_without_step(v: Variables) -> Topology:
+    """In the batch shell or in salloc's: right for one task only, today's silent hang for several."""
+    tasks = v.integer(*variables.JOB_TASKS) or 1
+    if tasks > 1:
+        raise TopologyError(
+            f"Starting rank 0 of {tasks} without srun:",
+            f"{v.shown('SLURM_JOB_ID', 'SLURM_NTASKS', 'SLURM_JOB_NUM_NODES', 'SLURM_STEP_ID')}: the job has "
+            f"{tasks} tasks, and this one process would wait for the others for ever.",
+            "start it with srun, which starts all tasks: srun python …",
+        )
+    nodes = _nodes(v, variables.JOB_NODELIST)
+    return Topology(
+        launcher="slurm",
+        rank=0,
+        local_rank=0,
+        world_size=1,
+        local_world_size=1,
+        node_rank=0,
+        num_nodes=1,
+        nodes=nodes,
+        tasks_per_node=(1,) if nodes else (),
+        master_addr=v.text("MASTER_ADDR") or "127.0.0.1",
+        port_candidates=_ports(v, port.candidates(v.integer(*variables.JOB_ID) or 0)),
+        cpus_per_task=v.integer(*variables.CPUS_PER_TASK),
+        gpus_on_node=v.integer(*variables.GPUS_ON_NODE),
+        **_job(v),
+    )
+
+
+def _hand_set(v: Variables, *, launcher_store: bool | None = None) -> Topology:
+    """RANK, WORLD_SIZE, LOCAL_RANK in the environment: torchrun (which sets `launcher_store`) or the user's own."""
+    rank, world_size = v.integer("RANK"), v.integer("WORLD_SIZE")
+    if rank is None or world_size is None:
+        raise _partial(v)
+    local_rank = v.integer("LOCAL_RANK")
+    if local_rank is None:
+        if world_size > 1:
+            raise _partial(v)
+        local_rank = 0
+    local_world_size = v.integer("LOCAL_WORLD_SIZE") or (1 if world_size == 1 else None)
+    even = local_world_size is not None and world_size % local_world_size == 0
+    num_nodes = world_size // local_world_size if local_world_size and even else None
+    node_rank = v.integer("GROUP_RANK", "NODE_RANK")
+    restart_count = v.integer("TORCHELASTIC_RESTART_COUNT")
+    job = _job(v)
+    if restart_count is not None:
+        job["restart_count"] = restart_count
+    return Topology(
+        launcher="manual" if launcher_store is None else "torchrun",
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        local_world_size=local_world_size,
+        node_rank=0 if node_rank is None and num_nodes == 1 else node_rank,
+        num_nodes=num_nodes,
+        master_addr=_hand_set_address(v, several_nodes=num_nodes != 1),
+        port_candidates=_ports(v, (TORCH_DEFAULT_PORT,)),
+        launcher_store=bool(launcher_store),
+        cpus_per_task=v.integer(*variables.CPUS_PER_TASK),
+        **job,
+    )
+
+
+def _submitit_local(v: Variables) -> Topology:
+    """submitit's LocalExecutor: all tasks on this machine."""
+    names = ("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_LOCALID", "SUBMITIT_LOCAL_NTASKS")
+    rank, local_rank, tasks = (v.integer(name) for name in names)
+    if rank is None or local_rank is None or tasks is None:
+        raise TopologyError(
+            "Finding this process's place under submitit's local executor:",
+            f"{v.shown(*names)}.",
+            "submit it with submitit, or unset SUBMITIT_EXECUTOR",
+        )
+    job_id = v.integer("SUBMITIT_LOCAL_JOB_ID") or 0
+    return Topology(
+        launcher="submitit-local",
+        rank=rank,
+        local_rank=local_rank,
+        world_size=tasks,
+        local_world_size=tasks,
+        node_rank=0,
+        num_nodes=1,
+        master_addr=v.text("MASTER_ADDR") or "127.0.0.1",
+        port_candidates=_ports(v, port.candidates(job_id)),
+        job_id=job_id,
+    )
+
+
+def _single(v: Variables) -> Topology:
+    return Topology(
+        launcher="single",
+        rank=0,
+        local_rank=0,
+        world_size=1,
+        local_world_size=1,
+        node_rank=0,
+        num_nodes=1,
+        master_addr=v.text("MASTER_ADDR") or "127.0.0.1",
+        port_candidates=_ports(v, (TORCH_DEFAULT_PORT,)),
+    )
+
+
+class _Job(TypedDict):
+    """What is known of the Slurm job, whoever started the ranks in it."""
+
+    job_id: int | None
+    array_job_id: int | None
+    array_task_id: int | None
+    restart_count: int
+    end_time: int | None
+
+
+def _job(v: Variables) -> _Job:
+    return {
+        "job_id": v.integer(*variables.JOB_ID),
+        "array_job_id": v.integer(*variables.ARRAY_JOB_ID),
+        "array_task_id": v.integer(*variables.ARRAY_TASK_ID),
+        "restart_count": v.integer(*variables.RESTART_COUNT) or 0,
+        "end_time": v.integer(*variables.END_TIME),
+    }
+
+
+def _local_rank(v: Variables, rank: int, gpus: int | None, tasks: tuple[int, ...]) -> int:
+    """SLURM_LOCALID; where a container stripped it, derived for block distribution over equal nodes only."""
+    local_rank = v.integer(*variables.LOCAL_RANK)
+    if local_rank is not None:
+        return local_rank
+    block = (v.text(*variables.DISTRIBUTION) or "block").startswith("block")
+    if gpus and block and len(set(tasks)) <= 1:
+        return rank - gpus * (rank // gpus)
+    raise TopologyError(
+        "Finding this process's local rank:",
+        f"{v.shown('SLURM_LOCALID', 'SLURM_GPUS_ON_NODE', 'SLURM_DISTRIBUTION', *variables.TASKS_PER_NODE[:1])}: "
+        "it can be derived only with the GPUs on the node known, block distribution and equal nodes.",
+        "pass SLURM_LOCALID on into the container",
+    )
+
+
+def _check_inherited(v: Variables, rank: int, world_size: int) -> None:
+    """RANK or WORLD_SIZE exported in the batch shell reach every task with one value."""
+    for name, ours, theirs in (
+        ("RANK", rank, "SLURM_PROCID"),
+        ("WORLD_SIZE", world_size, "SLURM_STEP_NUM_TASKS"),
+        ("LOCAL_RANK", v.integer(*variables.LOCAL_RANK), "SLURM_LOCALID"),
+    ):
+        preset = v.integer(name)
+        if preset is not None and ours is not None and preset != ours:
+            raise TopologyError(
+                f"Taking this task for rank {rank} of {world_size}:",
+                f"{v.shown(name, theirs)}, which contradict each other; a batch script that exports "
+                f"{name} gives every task the same one.",
+                f"remove 'export {name}=…' from the batch script (or unset {name} before srun)",
+            )
+
+
+def _check_gpus(v: Variables, local_world_size: int | None, gpus: int | None) -> None:
+    if not gpus or local_world_size is None or local_world_size == gpus:
+        return
+    more = "more" if local_world_size > gpus else "fewer"
+    raise TopologyError(
+        f"Running {local_world_size} tasks on this node, one GPU each:",
+        f"{v.shown('SLURM_GPUS_ON_NODE', *variables.TASKS_PER_NODE[:1], 'SLURM_NTASKS')}: {more} tasks than GPUs.",
+        f"ask for as many tasks as GPUs: --ntasks-per-node={gpus} --gres=gpu:{gpus}",
+    )
+
+
+def _nodes(v: Variables, names: tuple[str, ...]) -> tuple[str, ...]:
+    name = next((name for name in names if v.text(name)), None)
+    if name is None:
+        return ()
+    try:
+        return tuple(hostlist.expand(v.env[name]))
+    except HostlistError as error:
+        raise HostlistError(f"Reading {name}: {error.asked}", error.found, error.hint) from error
+
+
+def _step_address(v: Variables, nodes: tuple[str, ...], num_nodes: int) -> str:
+    """MASTER_ADDR if preset, else the step's first node, on which rank 0 runs."""
+    preset = v.text("MASTER_ADDR")
+    if preset is None:
+        if nodes:
+            return nodes[0]
+        if num_nodes == 1:
+            return "127.0.0.1"
+        raise _no_address(v, *variables.NODELIST)
+    if nodes and preset != nodes[0] and preset in _nodes(v, variables.JOB_NODELIST):
+        raise TopologyError(
+            f"Meeting at {preset}:",
+            f"{v.shown('MASTER_ADDR', 'SLURM_STEP_NODELIST')}: rank 0 of this step runs on {nodes[0]}.",
+            "unset MASTER_ADDR MASTER_PORT before an srun on part of the job's nodes",
+        )
+    return preset
+
+
+def _hand_set_address(v: Variables, *, several_nodes: bool) -> str:
+    preset = v.text("MASTER_ADDR")
+    if preset is None and several_nodes:
+        raise _no_address(v, "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    return preset or "127.0.0.1"
+
+
+def _no_address(v: Variables, *names: str) -> TopologyError:
+    return TopologyError(
+        "Finding the host of rank 0:",
+        f"{v.shown('MASTER_ADDR', *names)}: the ranks may be on several nodes, and none is named.",
+        "export MASTER_ADDR=<host of rank 0>, or, if all ranks are on this node, LOCAL_WORLD_SIZE=$WORLD_SIZE",
+    )
+
+
+def _ports(v: Variables, ours: tuple[int, ...]) -> tuple[int, ...]:
+    """Ours, unless MASTER_PORT is preset to another. One of ours is where our templates found a free one."""
+    preset = v.integer("MASTER_PORT")
+    if preset is None:
+        return ours
+    if not 1 <= preset <= 65535:
+        raise TopologyError(
+            "Reading MASTER_PORT:",
+            f"{v.shown('MASTER_PORT')} is no TCP port (1 to 65535).",
+            "unset MASTER_PORT; a free one is then found",
+        )
+    if preset in ours:
+        start = ours.index(preset)
+        return ours[start:] + ours[:start]
+    return (preset,)
+
+
+def _partial(v: Variables) -> TopologyError:
+    return TopologyError(
+        "Taking RANK, WORLD_SIZE and LOCAL_RANK from the environment:",
+        f"{v.shown('RANK', 'WORLD_SIZE', 'LOCAL_RANK')}: all three are needed.",
+        "set all three, or unset them all (for one process), or start with srun or torchrun, which set them",
+    )

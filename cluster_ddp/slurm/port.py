@@ -1,0 +1,46 @@
+"""A rendezvous port for every job step: a pure function of job id and step id.
+
+    port = 10000 + (job_id + 8377 * step_id) mod 22751          (in bash: templates/rendezvous.sh.j2)
+
+All ports lie in 10000–32750: above the well-known ones, below Linux's ephemeral range (32768 and up), from which
+any program's outgoing connection may take a port. 22751 is prime. So for one step id any 22,751
+consecutive job ids give distinct ports: the running tasks of an array never meet, for each has a SLURM_JOB_ID of its
+own. And for one job any 22,751 consecutive steps do.
+
+A port may still be taken by somebody else; `candidates` is the short list that rank 0 then walks.
+"""
+
+from __future__ import annotations
+
+FIRST_PORT = 10000
+PORT_COUNT = 22751
+STEP_STRIDE = 8377
+CANDIDATE_STRIDE = 3571
+CANDIDATE_COUNT = 8
+
+
+def master_port(job_id: int, step_id: int = 0) -> int:
+    """The first port to try for a job step.
+
+    Args:
+        job_id: SLURM_JOB_ID, 0 or more (every task of an array has its own).
+        step_id: SLURM_STEP_ID, 0 or more.
+
+    Returns:
+        A TCP port in 10000–32750.
+
+    Raises:
+        ValueError: an id below 0.
+    """
+    if job_id < 0 or step_id < 0:
+        raise ValueError(f"job_id and step_id must be 0 or more, got {job_id} and {step_id}")
+    return FIRST_PORT + (job_id + STEP_STRIDE * step_id) % PORT_COUNT
+
+
+def candidates(job_id: int, step_id: int = 0) -> tuple[int, ...]:
+    """`master_port` and the seven ports to try after it, all distinct, in order.
+
+    They lie far apart, so that the second choice of one job is not the first of the job submitted after it.
+    """
+    first = master_port(job_id, step_id) - FIRST_PORT
+    return tuple(FIRST_PORT + (first + CANDIDATE_STRIDE * i) % PORT_COUNT for i in range(CANDIDATE_COUNT))

@@ -1,0 +1,94 @@
+"""The one table of Slurm's variable names, and reading them with clear errors.
+
+Sources: srun(1) and sbatch(1), "OUTPUT ENVIRONMENT VARIABLES", 20.11 to 26.05.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from cluster_ddp.errors import TopologyError
+
+# What each value is called, the step's own variable first: the job's differ from it for a step on part of the job.
+RANK = ("SLURM_PROCID",)
+LOCAL_RANK = ("SLURM_LOCALID",)
+NODE_RANK = ("SLURM_NODEID",)
+WORLD_SIZE = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
+NUM_NODES = ("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+NODELIST = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+JOB_ID = ("SLURM_JOB_ID", "SLURM_JOBID")
+JOB_NODELIST = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
+JOB_TASKS = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+STEP_ID = ("SLURM_STEP_ID", "SLURM_STEPID")
+ARRAY_JOB_ID = ("SLURM_ARRAY_JOB_ID",)
+ARRAY_TASK_ID = ("SLURM_ARRAY_TASK_ID",)
+RESTART_COUNT = ("SLURM_RESTART_COUNT",)  # unset before the first restart, up to 26.05
+CPUS_PER_TASK = ("SLURM_CPUS_PER_TASK",)
+GPUS_ON_NODE = ("SLURM_GPUS_ON_NODE",)  # of the step, also where each task sees just one of them
+DISTRIBUTION = ("SLURM_DISTRIBUTION",)
+END_TIME = ("SLURM_JOB_END_TIME",)  # from 23.02 on
+
+# Step ids from here on are Slurm's names for steps that srun did not make (batch, extern, interactive …).
+_SPECIAL_STEP_IDS = 0xFFFFFF00
+
+
+class Variables:
+    """Typed reading of an environment; an empty value counts as unset."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.env = env
+
+    def text(self, *names: str) -> str | None:
+        """The first of `names` that is set."""
+        return next((self.env[name] for name in names if self.env.get(name)), None)
+
+    def integer(self, *names: str) -> int | None:
+        """The first of `names` that is set, as an integer of 0 or more.
+
+        Raises:
+            TopologyError: it is none.
+        """
+        name = next((name for name in names if self.env.get(name)), None)
+        if name is None:
+            return None
+        if not re.fullmatch(r"\d+", self.env[name].strip()):
+            raise TopologyError(
+                f"Reading {name}:",
+                f"{self.shown(name)} is no whole number of 0 or more.",
+                "find who sets it: env | grep " + name,
+            )
+        return int(self.env[name])
+
+    def shown(self, *names: str) -> str:
+        """`names` with their values, for an error: "RANK=0, WORLD_SIZE unset"."""
+        return ", ".join(f"{name}={self.env[name]}" if self.env.get(name) else f"{name} unset" for name in names)
+
+    def step_id(self) -> int | None:
+        """The id of the step that srun made, None in the batch shell (unset on 22.05, -5 on 26.11)."""
+        text = self.text(*STEP_ID)
+        if text is None or not text.isdigit() or int(text) >= _SPECIAL_STEP_IDS:
+            return None
+        return int(text)
+
+    def tasks_per_node(self) -> tuple[int, ...] | None:
+        """SLURM_STEP_TASKS_PER_NODE expanded: "2(x3),1" is (2, 2, 2, 1).
+
+        Raises:
+            TopologyError: it can't be read.
+        """
+        text = self.text(*TASKS_PER_NODE)
+        if text is None:
+            return None
+        counts: list[int] = []
+        for part in text.split(","):
+            match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+            if match is None:
+                raise TopologyError(
+                    "Reading the tasks per node:",
+                    f"{self.shown(*TASKS_PER_NODE)}: {part!r} is no count such as 2 or 2(x3).",
+                    "find who sets it: env | grep TASKS_PER_NODE",
+                )
+            counts += [int(match[1])] * int(match[2] or 1)
+        return tuple(counts)

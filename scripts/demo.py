@@ -1,0 +1,129 @@
+"""`make demo`: train the MNIST CNN on what this machine has, and print its test accuracy.
+
+With a Slurm on the machine it submits jobs/mnist_2node.sbatch and follows it; with --slurm sandbox it starts a Slurm of
+its own for it; else it trains with two ranks here. The data: MNIST if it is at hand or can be had within seconds, else
+digits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from cluster_ddp.errors import DataError, exit_on_error
+from cluster_ddp.mnist import files
+from cluster_ddp.sandbox import cluster, packages
+from cluster_ddp.slurm import commands
+
+SANDBOX_NAME = "demo"
+DATA_DIR = Path("data")
+JOB = Path("jobs/mnist_2node.sbatch")
+# On two cores about a minute of MNIST; the digits are 40 times fewer.
+EPOCHS = {"mnist": 1, "digits": 8}
+
+
+def main() -> int:
+    """Find data, find somewhere to train, train. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--slurm", choices=["", "sandbox"], default="", help="start a sandbox for it")
+    parser.add_argument("--mnist-from", default="", help="a folder that may hold MNIST's files")
+    options = parser.parse_args()
+    with exit_on_error("make demo"):
+        dataset = _dataset(options.mnist_from)
+        arguments = ["--dataset", dataset, "--epochs", str(EPOCHS[dataset]), "--log-interval", "100"]
+        if options.slurm == "sandbox":
+            return _on_sandbox(arguments)
+        if commands.available():
+            return _on_slurm(arguments, os.environ)
+        return _on_this_machine(arguments)
+
+
+def _dataset(mnist_from: str) -> str:
+    """MNIST if it is there, or comes from a folder, or from the internet within seconds."""
+    source = ["--from", mnist_from] if mnist_from else ["--timeout-s", "5", "--retries", "0"]
+    try:
+        files.check(DATA_DIR)
+        return "mnist"
+    except DataError:
+        print(f"MNIST is not in {DATA_DIR}/ yet; trying to fetch it …", flush=True)
+    command = [sys.executable, "scripts/download_data.py", "--data-dir", str(DATA_DIR), *source]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        done = None
+    if done is not None and done.returncode == 0:
+        print(f"MNIST is in {DATA_DIR}/ now.", flush=True)
+        return "mnist"
+    print("MNIST can't be had here, so this demo trains on the 1,797 digits that are in the package.")
+    print("(Later, with internet: python scripts/download_data.py)", flush=True)
+    return "digits"
+
+
+def _on_this_machine(arguments: list[str]) -> int:
+    print("No Slurm here (make demo SLURM=sandbox starts one): training with 2 ranks on this machine.")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    run_dir = Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
+    # torchrun would set OMP_NUM_THREADS to 1 with a long warning.
+    env = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // 2)), **os.environ}
+    command = [*torchrun, "-m", "cluster_ddp.train", *arguments, "--run-dir", str(run_dir)]
+    status = subprocess.run(command, env=env).returncode
+    return status or _report(run_dir)
+
+
+def _on_sandbox(arguments: list[str]) -> int:
+    packages.install()
+    cluster.down(SANDBOX_NAME)  # one that a killed demo has left
+    layout = cluster.up(SANDBOX_NAME, nodes=2, gpus_per_node=2)
+    print(f"A sandbox of {layout.nodes} nodes with {layout.gpus_per_node} GPUs each is up.")
+    try:
+        return _on_slurm(arguments, cluster.environment(SANDBOX_NAME))
+    finally:
+        cluster.down(SANDBOX_NAME)
+        print("The sandbox is gone again.")
+
+
+def _on_slurm(arguments: list[str], env: Mapping[str, str]) -> int:
+    """Submit the job and print its output as it comes, until it has ended."""
+    run_dir = Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
+    job_id = commands.submit(JOB, arguments=[*arguments, "--run-dir", str(run_dir)], env=env)
+    print(f"sbatch {JOB}: job {job_id}. Ctrl-C leaves it running.", flush=True)
+    shown, reason = 0, ""
+    while True:
+        status = commands.job_statuses(job_id, env=env)[0]
+        if status.state == "PENDING" and status.reason not in ("None", reason):
+            reason = status.reason
+            print(f"waiting: {reason}", flush=True)
+        output = Path(status.stdout)
+        if output.exists():
+            with open(output, errors="replace") as file:
+                file.seek(shown)
+                print(file.read(), end="", flush=True)
+                shown = file.tell()
+        if status.ended:
+            break
+        time.sleep(0.5)
+    if status.state != "COMPLETED":
+        print(f"job {job_id} ended as {status.state}; its output: {status.stdout}", file=sys.stderr)
+        return 1
+    return _report(run_dir)
+
+
+def _report(run_dir: Path) -> int:
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    last = [record for record in records if record["kind"] == "test"][-1]
+    ranks = json.loads((run_dir / "run.json").read_text())["topology"]["world_size"]
+    print(
+        f"\nDone: {ranks} ranks, {last['epoch']} epochs, test accuracy {100 * last['accuracy']:.2f} %. "
+        f"All figures: {run_dir}/metrics.jsonl"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""Bring MNIST to where torchvision's MNIST class looks for it. For login nodes: compute nodes have no internet.
+
+    python scripts/download_data.py                          from the mirrors into data/MNIST/raw
+    python scripts/download_data.py --from ~/mnist           from files that were brought by hand, packed or not
+    python scripts/download_data.py --mirror http://host/    from a mirror of your own, tried first
+
+What counts is the unpacked content (SHA-256), so any mirror's packing will do. A file appears under its name only when
+it is whole and right; files that are there and right are left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster_ddp.errors import DataError, exit_on_error
+from cluster_ddp.mnist.files import IDX_FILES, IdxFile, complaint, raw_folder
+
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse, fetch what is missing, say what to submit next. Returns the exit status."""
+    options = parser().parse_args(argv)
+    with exit_on_error("download_data.py"):
+        if options.dataset == "mnist":
+            fetch(options)
+        else:
+            print("digits is in the package: nothing to download.")
+    arguments = "" if options.dataset == "mnist" else " --dataset digits"
+    if options.data_dir != Path("data") and options.dataset == "mnist":
+        arguments = f" --data-dir {shlex.quote(str(options.data_dir.absolute()))}"
+    print(f"Next: sbatch jobs/mnist_2node.sbatch{arguments}")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        prog="download_data.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    top.add_argument("--data-dir", type=Path, default=Path("data"), help="default: %(default)s")
+    top.add_argument("--dataset", choices=["mnist", "digits"], default="mnist")
+    top.add_argument("--mirror", action="append", default=[], metavar="URL", help="tried before the known ones")
+    top.add_argument("--from", dest="source", type=Path, metavar="FOLDER", help="take the files from here")
+    top.add_argument("--timeout-s", type=float, default=30, help="without an answer (default: %(default)s)")
+    top.add_argument("--retries", type=int, default=2, help="per file and mirror (default: %(default)s)")
+    return top
+
+
+def fetch(options: argparse.Namespace) -> None:
+    """Make all four files be there.
+
+    Raises:
+        DataError: a file is in no mirror that answers, not in the given folder, or can't be written.
+    """
+    folder = raw_folder(options.data_dir)
+    missing = [f for f in IDX_FILES if complaint(folder / f.name, f)]
+    for idx_file in IDX_FILES:
+        if idx_file not in missing:
+            print(f"{folder / idx_file.name}: there already")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for idx_file in missing:
+            if options.source is not None:
+                _from_folder(options.source, idx_file, folder)
+            else:
+                _from_mirrors([*options.mirror, *MIRRORS], idx_file, folder, options)
+    except OSError as error:
+        raise DataError(
+            f"Writing MNIST to {folder.absolute()}:",
+            f"{error.strerror or error}.",
+            "choose a folder that you may write to and that all nodes see: --data-dir PATH",
+        ) from error
+
+
+def _from_folder(source: Path, idx_file: IdxFile, folder: Path) -> None:
+    places = [place / name for place in (source, raw_folder(source)) for name in (idx_file.name, f"{idx_file.name}.gz")]
+    found = next((place for place in places if place.exists()), None)
+    problem = f"neither {idx_file.name} nor {idx_file.name}.gz is there"
+    if found is not None:
+        problem = _place(found, idx_file, folder) or ""
+    if problem:
+        raise DataError(
+            f"Taking {idx_file.name} from {source.absolute()}:",
+            f"{problem}.",
+            "bring MNIST's four files into that folder, packed (.gz) or not, unchanged",
+        )
+    print(f"{folder / idx_file.name}: taken from {found}")
+
+
+def _from_mirrors(mirrors: Sequence[str], idx_file: IdxFile, folder: Path, options: argparse.Namespace) -> None:
+    problems = []
+    for mirror in mirrors:
+        url = f"{mirror.rstrip('/')}/{idx_file.name}.gz"
+        with tempfile.TemporaryDirectory() as temporary:
+            problem = _download(url, Path(temporary), options) or _place(
+                Path(temporary) / f"{idx_file.name}.gz", idx_file, folder
+            )
+        if problem is None:
+            print(f"{folder / idx_file.name}: downloaded from {mirror}")
+            return
+        problems.append(f"{url}: {problem}")
+    raise DataError(
+        f"Downloading {idx_file.name}:",
+        "\n  ".join(problems),
+        "no internet here? Fetch the four .gz files of one of these folders elsewhere, bring them over, and run: "
+        f"python scripts/download_data.py --data-dir {shlex.quote(str(options.data_dir))} --from FOLDER",
+    )
+
+
+def _download(url: str, folder: Path, options: argparse.Namespace) -> str | None:
+    """Download a file into a folder; what went wrong in words, or None."""
+    import pooch
+    import requests
+
+    base_url, _, name = url.rpartition("/")
+    manager = pooch.create(
+        path=folder,
+        base_url=f"{base_url}/",
+        registry={name: None},
+        retry_if_failed=options.retries,
+    )
+    with _Bar(name) as bar:
+        try:
+            downloader = pooch.HTTPDownloader(progressbar=bar, timeout=options.timeout_s)
+            manager.fetch(name, downloader=downloader)
+        except (requests.RequestException, ValueError, OSError) as error:
+            reason: BaseException = error
+            while reason.__cause__ or reason.__context__:
+                reason = reason.__cause__ or reason.__context__ or reason
+            return str(reason) or type(reason).__name__
+    return None
+
+
+class _Bar:
+    """A progress bar on a terminal, in the form that pooch drives."""
+
+    def __init__(self, name: str) -> None:
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+        columns = (TextColumn(name), BarColumn(), DownloadColumn())
+        self._progress = Progress(*columns, transient=True, disable=not sys.stderr.isatty())
+        self._task = self._progress.add_task(name)
+
+    @property
+    def total(self) -> float | None:
+        """Size of the download in bytes."""
+        return self._progress.tasks[0].total
+
+    @total.setter
+    def total(self, value: float) -> None:
+        self._progress.update(self._task, total=value)
+
+    def update(self, more: int) -> None:
+        """So many bytes more."""
+        self._progress.advance(self._task, more)
+
+    def reset(self) -> None:
+        """Start again."""
+        self._progress.reset(self._task)
+
+    def close(self) -> None:
+        """All is there."""
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+
+def _place(source: Path, idx_file: IdxFile, folder: Path) -> str | None:
+    """Unpack a file to its place if its content is right; what is wrong in words, or None."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as temporary:
+        unpacked = Path(temporary) / idx_file.name
+        opened = gzip.open if source.suffix == ".gz" else open
+        try:
+            with opened(source, "rb") as packed, open(unpacked, "wb") as target:
+                shutil.copyfileobj(packed, target)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            return f"{source.name} can't be unpacked: {error}"
+        if problem := complaint(unpacked, idx_file):
+            return problem
+        with open(unpacked, "rb+") as content:
+            os.fsync(content.fileno())
+        unpacked.replace(folder / idx_file.name)
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

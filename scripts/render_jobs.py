@@ -1,0 +1,90 @@
+"""Render jobs/*.sbatch from the templates: `make jobs`.
+
+python scripts/render_jobs.py            write them
+python scripts/render_jobs.py --check    say which are not as the templates would have them; exit 1 if any
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from cluster_ddp.launch.render import render
+from cluster_ddp.launch.spec import ARRAY_TASK_PLACEHOLDER, JobSpec
+
+JOBS_FOLDER = Path(__file__).parents[1] / "jobs"
+SETUP = (
+    "# The checkout's own environment where `make` has built one.",
+    "if [[ -f .venv/bin/activate ]]; then source .venv/bin/activate; fi",
+    'python -c "import cluster_ddp" || { echo "Submit from the checkout, after: make venv" >&2; exit 1; }',
+)
+TRAIN = ("python", "-m", "cluster_ddp.train")
+
+
+def mnist(name: str, description: str, *options: str, **settings: object) -> JobSpec:
+    """A training job of the reference workload."""
+    return JobSpec(
+        name=name,
+        description=description,
+        command=(*TRAIN, *options),
+        cpus_per_task=2,
+        time="30",
+        setup=SETUP,
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+JOBS = (
+    JobSpec(
+        name="hello_ddp",
+        description="who is where, and one all-reduce.",
+        command=("python", "examples/hello_ddp.py"),
+        nodes=2,
+        gpus_per_node=2,
+        time="5",
+        setup=SETUP,
+    ),
+    mnist("mnist_1gpu", "the MNIST CNN on one GPU."),
+    mnist("mnist_1node", "the MNIST CNN on two GPUs of one node.", gpus_per_node=2),
+    mnist("mnist_2node", "the MNIST CNN on two nodes.", nodes=2, gpus_per_node=2),
+    mnist(
+        "mnist_array",
+        "the MNIST CNN with four seeds, two GPUs each.",
+        "--seed",
+        ARRAY_TASK_PLACEHOLDER,
+        gpus_per_node=2,
+        array="0-3",
+    ),
+)
+
+
+def main() -> int:
+    """Write or compare. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, only compare")
+    check = parser.parse_args().check
+    stale = []
+    for spec in JOBS:
+        path = JOBS_FOLDER / f"{spec.name}.sbatch"
+        options = "options for the command, such as --epochs 2"
+        if spec.name == "hello_ddp":
+            options = "options for the command"
+        text = render(
+            spec,
+            source="Rendered from templates/ by scripts/render_jobs.py: change those, then run `make jobs`.\n"
+            f"Submit from the checkout:  sbatch jobs/{path.name} [{options}]",
+        )
+        if not path.exists() or path.read_text() != text:
+            stale.append(path.name)
+            if not check:
+                path.write_text(text)
+    if check and stale:
+        print(f"Not as the templates would have them: {', '.join(stale)}. Hint: make jobs")
+        return 1
+    print(f"{len(JOBS)} jobs, {len(stale)} {'stale' if check else 'rendered anew'}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

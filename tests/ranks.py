@@ -1,0 +1,84 @@
+"""Run a function in several rank processes on this machine, each with an environment of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch.distributed", "cluster_ddp.runtime.world"])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one rank ended."""
+
+    exit_code: int | None
+    """None if it had to be killed at the time limit."""
+    output: str
+    """What it wrote to stdout and stderr."""
+
+
+def run_ranks(
+    function: Callable[[], None],
+    environments: list[Mapping[str, str]],
+    folder: Path,
+    timeout_s: float = 60,
+) -> list[Outcome]:
+    """Run `function` once per environment, all at once; their ends in the order of the environments."""
+    logs = [folder / f"rank{i}.log" for i in range(len(environments))]
+    processes = [
+        _context.Process(target=_main, args=(function, dict(env), log)) for env, log in zip(environments, logs)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout_s)
+    killed = [process.is_alive() for process in processes]
+    for process in processes:
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return [
+        Outcome(None if was_killed else process.exitcode, log.read_text())
+        for process, log, was_killed in zip(processes, logs, killed)
+    ]
+
+
+def _main(function: Callable[[], None], env: dict[str, str], log: Path) -> None:
+    descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    for name in [name for name in os.environ if name.startswith(("SLURM_", "MASTER_", "RANK", "WORLD_"))]:
+        del os.environ[name]
+    os.environ.update({"OMP_NUM_THREADS": "1", **env})
+    try:
+        function()
+    except SystemExit as error:
+        os._exit(error.code if isinstance(error.code, int) else 1)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def slurm_step(rank: int, world_size: int, *, job_id: int, nodelist: str = "localhost", **more: str) -> dict[str, str]:
+    """The environment of a task of a one-node step, as srun would set it."""
+    return {
+        "SLURM_JOB_ID": str(job_id),
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NODEID": "0",
+        "SLURM_STEP_NUM_TASKS": str(world_size),
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_STEP_NODELIST": nodelist,
+        "SLURM_STEP_TASKS_PER_NODE": str(world_size),
+        **more,
+    }

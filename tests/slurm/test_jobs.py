@@ -1,0 +1,167 @@
+"""The jobs that users submit, run on the real thing."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cluster import ROOT, Cluster, Job, records
+
+from cluster_ddp.launch.render import render
+from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.slurm.port import candidates, master_port
+
+HELLO = ("python", "examples/hello_ddp.py")
+# Holds a port of the master node before the ranks come. A thief that does not listen is seen by nobody but the kernel.
+THIEF = """python -c 'import os, socket, sys, time
+from cluster_ddp.slurm.port import master_port
+thief = socket.socket()
+thief.bind(("", master_port(int(os.environ["SLURM_JOB_ID"]))))
+{listen}
+print("holding", thief.getsockname()[1], flush=True)
+time.sleep(600)' &"""
+
+
+@dataclass(frozen=True)
+class Started:
+    """The long jobs, which run beside the other tests."""
+
+    training: Job
+    training_dir: Path
+    array: Job
+    array_runs: Path
+
+
+@pytest.fixture(scope="module")
+def started(slurm: Cluster, mnist: Path, tmp_path_factory: pytest.TempPathFactory) -> Started:
+    folder = tmp_path_factory.mktemp("jobs")
+    training_dir = folder / "training"
+    training = slurm.submit(
+        Path("jobs/mnist_2node.sbatch"),
+        folder,
+        *("--epochs", "2", "--data-dir", str(mnist), "--run-dir", str(training_dir)),
+    )
+    # Two ranks on two nodes, one GPU each: two array tasks share every node, and two have the same master node.
+    array = slurm.submit(
+        Path("jobs/mnist_array.sbatch"),
+        folder,
+        *("--dry-run", "--data-dir", str(mnist)),
+        options=("--nodes=2", "--ntasks-per-node=1", "--gres=gpu:1", f"--chdir={folder}"),
+    )
+    return Started(training, training_dir, array, folder / "runs")
+
+
+@pytest.fixture(autouse=True)
+def _start_the_long_ones_first(started: Started) -> None:
+    """Whatever test of this file runs first."""
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "jobs").glob("*.sbatch")), ids=lambda path: path.stem)
+def test_sbatch_accepts_the_rendered_jobs(slurm: Cluster, script: Path) -> None:
+    done = slurm.run("sbatch", "--test-only", str(script))
+    assert done.returncode == 0, done.stderr
+
+
+def test_hello(slurm: Cluster, tmp_path: Path) -> None:
+    output = slurm.submit(Path("jobs/hello_ddp.sbatch"), tmp_path).succeed()
+    assert re.findall(r"rank (\d) of 4 on node\d, cpu", output) == ["0", "1", "2", "3"]
+    assert "The sum of all ranks is 6." in output
+    assert "Slurm gave 2 GPUs on this node, but torch" in output
+
+
+@pytest.mark.parametrize("listen", ["thief.listen()", ""], ids=["listening", "bound only"])
+def test_a_taken_first_port_does_not_cost_the_job(slurm: Cluster, tmp_path: Path, listen: str) -> None:
+    setup = (THIEF.format(listen=listen), "sleep 2")
+    spec = JobSpec(name="thief", command=HELLO, nodes=2, gpus_per_node=1, setup=setup)
+    output = slurm.submit(render(spec, source=""), tmp_path).succeed()
+    assert "holding 1" in output
+    assert "The sum of all ranks is 1." in output
+
+
+def test_a_taken_port_without_our_template(slurm: Cluster, tmp_path: Path) -> None:
+    """A batch script of the user's own, which exports nothing."""
+    script = f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\n{THIEF.format(listen='thief.listen()')}\nsleep 2\n"
+    output = slurm.submit(script + f"srun {' '.join(HELLO)}\n", tmp_path).succeed()
+    assert "The sum of all ranks is 1." in output
+
+
+def test_a_rank_that_never_starts_is_named(slurm: Cluster, tmp_path: Path) -> None:
+    """Rank 3 sleeps ten minutes; the others end within their timeout, and the step with them."""
+    train = "python -m cluster_ddp.train --dataset digits --rendezvous-timeout-s 15"
+    command = ("bash", "-c", f"if ((SLURM_PROCID == 3)); then sleep 600; else exec {train}; fi")
+    spec = JobSpec(name="missing", command=command, nodes=2, gpus_per_node=2)
+    _, output = slurm.submit(render(spec, source=""), tmp_path).fail(timeout_s=90)
+    assert re.search(r"3 of 4 ranks arrived; missing: rank 3 \(node\d\)\.", output)
+
+
+def test_one_ranks_exception_ends_the_step_and_is_printed_once(slurm: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import cluster_ddp, time\n"
+        "with cluster_ddp.distributed() as world:\n"
+        "    if world.rank == 3: raise ValueError('the one that matters')\n"
+        "    world.barrier(); time.sleep(600)\n"
+    )
+    spec = JobSpec(name="fails", command=("python", str(script)), nodes=2, gpus_per_node=2)
+    _, output = slurm.submit(render(spec, source=""), tmp_path).fail(timeout_s=60)
+    assert output.count("Traceback (most recent call last)") == 1
+    assert re.search(r"^\[rank 3 node\d\] Traceback", output, re.MULTILINE)
+    assert "ValueError: the one that matters" in output
+    assert "Connection closed by peer" not in output
+
+
+def test_a_script_that_knows_only_torchruns_variables(slurm: Cluster, tmp_path: Path) -> None:
+    spec = JobSpec(name="plain", command=("python", "examples/plain_ddp.py"), nodes=2, gpus_per_node=2)
+    output = slurm.submit(render(spec, source=""), tmp_path).succeed()
+    assert sorted(re.findall(r"rank (\d) of 4: loss", output)) == ["0", "1", "2", "3"]
+
+
+def test_two_steps_at_once_in_one_job(slurm: Cluster, tmp_path: Path) -> None:
+    step = f"srun --overlap --ntasks=2 {{}} {' '.join(HELLO)} &"
+    script = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2\n"
+    script += f"{step.format('--nodes=2')}\n{step.format('--nodes=1 --relative=1')}\nwait\n"
+    output = slurm.submit(script, tmp_path).succeed()
+    assert output.count("The sum of all ranks is 1.") == 2
+    assert len(re.findall(r"rank \d of 2 on node\d", output)) == 4
+
+
+def test_an_output_path_with_blanks(slurm: Cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "two words"
+    folder.mkdir()
+    spec = JobSpec(name="blanks", command=("echo", "it's $(hostname)"), output=f"{folder}/%x of %j.out")
+    (tmp_path / "job.sbatch").write_text(render(spec, source=""))
+    done = slurm.run("sbatch", "--wait", "--parsable", str(tmp_path / "job.sbatch"))
+    assert done.returncode == 0, done.stderr
+    assert (folder / f"blanks of {done.stdout.strip()}.out").read_text() == "it's $(hostname)\n"
+
+
+def test_array_tasks_that_share_nodes(started: Started) -> None:
+    started.array.succeed(timeout_s=400)
+    descriptions = [json.loads(path.read_text()) for path in started.array_runs.glob("*/run.json")]
+    topologies = [description["topology"] for description in descriptions]
+    assert sorted(topology["array_task_id"] for topology in topologies) == [0, 1, 2, 3]
+    job = started.array.job_id
+    assert {path.name for path in started.array_runs.iterdir()} == {f"mnist-{job}_{task}" for task in range(4)}
+    assert sorted(description["config"]["seed"] for description in descriptions) == [0, 1, 2, 3]
+    assert all(topology["world_size"] == topology["num_nodes"] == 2 for topology in topologies)
+    ports = {topology["port_candidates"][0] for topology in topologies}
+    assert ports == {master_port(topology["job_id"]) for topology in topologies}
+    assert len(ports) == 4
+    digests = {records(path.parent)[-1]["weights_sha256"] for path in started.array_runs.glob("*/run.json")}
+    assert len(digests) == 4
+
+
+def test_four_ranks_learn_mnist(started: Started) -> None:
+    """At least 98 % after two epochs; the loop itself fails unless all ranks end with the same weights."""
+    output = started.training.succeed(timeout_s=900)
+    last = [record for record in records(started.training_dir) if record["kind"] == "test"][-1]
+    assert (last["epoch"], last["samples"]) == (2, 10_000)
+    assert last["accuracy"] >= 0.98
+    assert records(started.training_dir)[-1]["kind"] == "done"
+    topology = json.loads((started.training_dir / "run.json").read_text())["topology"]
+    assert (topology["world_size"], topology["num_nodes"]) == (4, 2)
+    assert topology["port_candidates"][0] in candidates(topology["job_id"])
+    assert "Test set: Average loss" in output

@@ -1,0 +1,136 @@
+"""The sandbox itself: that it is one, that two don't meet, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+
+from cluster_ddp.errors import SandboxError
+from cluster_ddp.sandbox import cluster, network, packages
+from cluster_ddp.sandbox.layout import STATE_ROOT
+from cluster_ddp.slurm import commands
+
+NAME = f"own-{os.getpid()}"
+
+
+def traces() -> set[str]:
+    """All that sandboxes have on this machine: links, namespaces, folders, processes."""
+    links = [path.name for path in Path("/sys/class/net").glob("cddp*")]
+    namespaces = [path.name for path in network.NAMESPACE_ROOT.glob("cddp*")]
+    folders = [path.name for path in STATE_ROOT.glob("*")]
+    return {*links, *namespaces, *folders, *(f"{pid} {command(pid)}" for pid in network.processes(NAME))}
+
+
+def command(pid: int) -> str:
+    """The command line of a process, empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(slurm: Cluster) -> Iterator[None]:
+    """After each test the machine is as before it; the session's own sandbox is there all the time."""
+    before, hosts = traces(), Path("/etc/hosts").read_bytes()
+    yield
+    assert traces() == before
+    assert Path("/etc/hosts").read_bytes() == hosts
+
+
+def door(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cluster_ddp.sandbox", *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_second_sandbox_beside_the_first(slurm: Cluster) -> None:
+    done = door("up", "--name", NAME, "--nodes", "2", "--gpus-per-node", "0")
+    try:
+        assert done.returncode == 0, done.stderr
+        assert "2 nodes with 0 GPUs each" in done.stdout
+        again = door("up", "--name", NAME)
+        assert (again.returncode, "one of that name is there already" in again.stderr) == (2, True)
+        where = "hostname; cat /proc/net/fib_trie | grep -o '10\\.213\\.[0-9]*\\.1[0-9]' | head -n 1"
+        run = door("run", "--name", NAME, "--", "srun", "--nodes=2", "bash", "-c", where)
+        lines = run.stdout.split()
+        assert {"node1", "node2"} <= set(lines), run.stderr
+        assert len({line for line in lines if line.startswith("10.")}) == 2
+        assert {*slurm.run("srun", "--nodes=4", "hostname").stdout.split()} == {f"node{i}" for i in range(1, 5)}
+        status = door("status", "--name", NAME).stdout
+        assert status.splitlines()[:2] == ["node1      idle", "node2      idle"]
+        assert door("run", "--name", NAME, "--", "sh", "-c", "exit 7").returncode == 7
+    finally:
+        assert door("down", "--name", NAME).returncode == 0
+    assert "was not there" in door("down", "--name", NAME).stdout
+
+
+def test_down_after_a_crash_with_a_job_running() -> None:
+    """Daemons killed, state lost in part, a job's processes still there."""
+    cluster.up(NAME, nodes=1, gpus_per_node=1)
+    try:
+        env = cluster.environment(NAME)
+        commands.run(["sbatch", "--output=/dev/null", "--wrap", "trap '' TERM; sleep 600"], env=env)
+        deadline = time.monotonic() + 20
+        while not any(command(pid).startswith("sleep 600") for pid in network.processes(NAME)):
+            assert time.monotonic() < deadline, "the job did not start"
+            time.sleep(0.1)
+        for pid in network.processes(NAME):
+            if command(pid).startswith(("slurmctld", "slurmd")):
+                os.kill(pid, signal.SIGKILL)
+        (STATE_ROOT / NAME / "slurm.conf").unlink()
+    finally:
+        assert cluster.down(NAME)
+
+
+def test_an_up_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "slurmctld"
+    broken.write_text("#!/bin/sh\necho this slurmctld is broken >&2; exit 1\n")
+    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(SandboxError, match="this slurmctld is broken"):
+        cluster.up(NAME, nodes=2, gpus_per_node=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mentioned"),
+    [
+        (("up", "--name", "a b"), "letters, digits and '-'"),
+        (("up", "--name", "../x"), "letters, digits and '-'"),
+        (("up", "--name", NAME, "--nodes", "0"), "--nodes 0"),
+        (("up", "--name", NAME, "--gpus-per-node", "99"), "--gpus-per-node 99"),
+        (("run", "--name", NAME, "--", "true"), "it is not up"),
+        (("status", "--name", NAME), "it is not up"),
+        (("shell", "--name", NAME), "it is not up"),
+        (("down", "--name", "/"), "letters, digits and '-'"),
+    ],
+)
+def test_bad_input(arguments: tuple[str, ...], mentioned: str) -> None:
+    done = door(*arguments)
+    assert done.returncode == 2
+    assert mentioned in done.stderr
+    assert "Hint:" in done.stderr
+
+
+def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(SandboxError, match="it needs root"):
+        cluster.up(NAME, nodes=1, gpus_per_node=0)
+
+
+def test_without_slurm_it_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxError, match="slurmctld") as caught:
+        packages.require()
+    assert "--install" in caught.value.hint
+    with pytest.raises(SandboxError, match=r"apt-get\) only"):
+        packages.install()

@@ -1,0 +1,185 @@
+"""Rendered scripts: what is in them, and that nothing from outside becomes code when bash runs them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cluster_ddp.launch.render import render
+from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.slurm.port import candidates, master_port
+
+ROOT = Path(__file__).parents[3]
+
+
+def run_script(text: str, folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a batch script as slurmd would, with an srun that runs its command once, as rank 0."""
+    tools = folder / "bin"
+    tools.mkdir(exist_ok=True)
+    srun = tools / "srun"
+    srun.write_text(
+        '#!/bin/bash\nwhile [[ $1 == --* ]]; do echo "srun option $1"; shift; done\n'
+        'SLURM_PROCID=0 SLURM_LOCALID=0 exec "$@"\n'
+    )
+    srun.chmod(0o755)
+    script = folder / "job.sbatch"
+    script.write_text(text)
+    job = {"SLURM_JOB_ID": "71", "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
+    return subprocess.run(
+        ["bash", str(script), *arguments],
+        cwd=folder,
+        env={"PATH": f"{tools}:{os.environ['PATH']}", "SLURMD_NODENAME": "localhost", **job, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def directives(text: str) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+
+
+def test_tasks_and_gpus_match() -> None:
+    text = render(JobSpec(name="x", command=("true",), nodes=3, gpus_per_node=4, gpu_type="a100"), source="")
+    assert {"--nodes=3", "--ntasks-per-node=4", "--gres=gpu:a100:4"} <= set(directives(text))
+
+
+def test_only_what_was_asked_for_is_asked_for() -> None:
+    assert directives(render(JobSpec(name="x", command=("true",)), source="")) == [
+        "--job-name=x",
+        "--nodes=1",
+        "--ntasks-per-node=1",
+        "--gres=gpu:1",
+        '--output="%x-%j.out"',
+        "--open-mode=append",
+    ]
+
+
+def test_everything_that_can_be_asked_for() -> None:
+    spec = JobSpec(
+        name="x",
+        command=("true",),
+        cpus_per_task=8,
+        mem="32G",
+        time="1-12",
+        partition="gpu",
+        account="me",
+        qos="high",
+        constraint="ib",
+        array="0-3%2",
+        signal="USR1@120",
+        requeue=True,
+        output="a b/%A_%a.out",
+    )
+    expected = [
+        *("--cpus-per-task=8", "--mem=32G", "--time=1-12:00:00", "--partition=gpu", "--account=me", "--qos=high"),
+        *("--constraint=ib", "--array=0-3%2", "--signal=USR1@120", "--requeue", '--output="a b/%A_%a.out"'),
+    ]
+    assert set(expected) <= set(directives(render(spec, source="")))
+    assert "--no-requeue" in directives(render(JobSpec(name="x", command=("true",), requeue=False), source=""))
+
+
+def test_foreign_scripts_get_torchruns_variables(tmp_path: Path) -> None:
+    names = ["RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"]
+    command = ("bash", "-c", "echo " + " ".join(f"{name}=${name}" for name in names))
+    done = run_script(render(JobSpec(name="x", command=command), source=""), tmp_path)
+    assert done.stdout.splitlines() == [
+        "srun option --cpus-per-task=1",
+        "srun option --kill-on-bad-exit=1",
+        "RANK=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 WORLD_SIZE=4 NODE_RANK=0 "
+        f"MASTER_ADDR=localhost MASTER_PORT={master_port(71)}",
+    ]
+
+
+@pytest.mark.parametrize("job_id", [0, 71, 22750, 22751, 4_294_967_295])
+def test_the_scripts_port_is_pythons(tmp_path: Path, job_id: int) -> None:
+    text = render(JobSpec(name="x", command=("printenv", "MASTER_PORT")), source="")
+    done = run_script(text, tmp_path, SLURM_JOB_ID=str(job_id))
+    assert int(done.stdout.splitlines()[-1]) in candidates(job_id)
+
+
+HOSTILE = [
+    "two words",
+    "'",
+    '"',
+    "$(touch pwned)",
+    "`touch pwned`",
+    "a\nb",
+    ";touch pwned",
+    "\\",
+    "$HOME",
+    "ü",
+    "",
+    "*",
+]
+
+
+def test_arguments_arrive_as_they_were(tmp_path: Path) -> None:
+    show = ("python3", "-c", "import sys; print(sys.argv[1:])")
+    text = render(JobSpec(name="x", command=(*show, *HOSTILE)), source="")
+    done = run_script(text, tmp_path, "more $(touch pwned)", "'")
+    assert done.stdout.splitlines()[-1] == str([*HOSTILE, "more $(touch pwned)", "'"])
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_hostile_environment_path_is_inert(tmp_path: Path) -> None:
+    venv = tmp_path / "it's $(touch pwned) a venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "activate").write_text("export ACTIVATED=yes\n")
+    text = render(JobSpec(name="x", command=("printenv", "ACTIVATED"), venv=str(venv)), source="")
+    assert run_script(text, tmp_path).stdout.splitlines()[-1] == "yes"
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_missing_environment_ends_the_job(tmp_path: Path) -> None:
+    text = render(JobSpec(name="x", command=("echo", "ran"), venv="/no/such/venv"), source="")
+    done = run_script(text, tmp_path)
+    assert done.returncode != 0
+    assert "/no/such/venv/bin/activate" in done.stderr
+    assert "ran" not in done.stdout
+
+
+def test_the_array_task_reaches_the_command(tmp_path: Path) -> None:
+    command = ("echo", "--seed={array_task_id}", "it's {array_task_id}")
+    text = render(JobSpec(name="x", command=command, array="0-3"), source="")
+    done = run_script(text, tmp_path, SLURM_ARRAY_TASK_ID="3")
+    assert done.stdout.splitlines()[-1] == "--seed=3 it's 3"
+
+
+def test_the_exit_status_is_the_commands(tmp_path: Path) -> None:
+    text = render(JobSpec(name="x", command=("bash", "-c", "exit 75")), source="")
+    assert run_script(text, tmp_path).returncode == 75
+
+
+def test_modules_conda_and_setup_lines_come_first() -> None:
+    spec = JobSpec(name="x", command=("true",), modules=("cuda/12.8",), conda_env="my env", setup=("ulimit -n 4096",))
+    lines = render(spec, source="").splitlines()
+    order = [lines.index(x) for x in ("module load cuda/12.8", "conda activate 'my env'", "ulimit -n 4096", "set -u")]
+    assert order == sorted(order)
+
+
+def test_the_committed_jobs_are_as_the_templates_would_have_them() -> None:
+    command = [sys.executable, "scripts/render_jobs.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}\nIf the change is meant: make jobs"
+
+
+def test_the_wheel_contains_the_templates(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), "."]
+    subprocess.run(build, cwd=ROOT, check=True, timeout=120)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    templates = {f"cluster_ddp/templates/{path.name}" for path in (ROOT / "templates").iterdir()}
+    assert templates | {"cluster_ddp/mnist/digits.csv.gz"} <= names
+    unpacked = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(unpacked)
+    code = "from cluster_ddp.launch.render import *; print(render(JobSpec(name='w', command=('true',)), source=''))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(unpacked)}, capture_output=True, text=True
+    )
+    assert "#SBATCH --job-name=w" in done.stdout, done.stderr

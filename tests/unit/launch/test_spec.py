@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster_ddp.errors import SpecError
+from cluster_ddp.launch.spec import JobSpec, normalized_time
+
+GOOD: dict[str, Any] = {"name": "job", "command": ("python", "x.py")}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"name": "größe_1.5+x"},
+        {"nodes": 16, "gpus_per_node": 8, "gpu_type": "a100-sxm4"},
+        {"partition": "gpu,gpu-long", "account": "proj/sub", "qos": "high", "constraint": "[a100|h100]&ib"},
+        {"array": "0-7"},
+        {"array": "1,3-9:2%4", "command": ("x", "--seed={array_task_id}")},
+        {"signal": "B:USR1@120"},
+        {"mem": "32G", "output": "logs of mine/%x-%j.out"},
+        {"venv": "/a b/'c'/venv"},
+        {"modules": ("cuda/12.8", "gcc/13")},
+    ],
+)
+def test_good(fields: dict[str, Any]) -> None:
+    JobSpec(**(GOOD | fields))
+
+
+NASTY = ["", "a b", "a\nb", "a\n#SBATCH --nodes=9", "$(touch x)", "`x`", "a'b", 'a"b', "a\\b", "a;b", "a#b"]
+
+
+@pytest.mark.parametrize("value", NASTY)
+@pytest.mark.parametrize(
+    "field", ["name", "gpu_type", "mem", "partition", "account", "qos", "constraint", "array", "signal"]
+)
+def test_nasty_text_is_refused(field: str, value: str) -> None:
+    with pytest.raises(SpecError, match=f"{field} must be"):
+        JobSpec(**(GOOD | {field: value}))
+
+
+@pytest.mark.parametrize("value", ["", "a\nb", "$HOME/x", "`x`", "a'b", 'a"b', "a\\b", "a#b"])
+def test_nasty_output_is_refused(value: str) -> None:
+    with pytest.raises(SpecError, match="output must be"):
+        JobSpec(**(GOOD | {"output": value}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("nodes", 0),
+        ("nodes", -1),
+        ("nodes", 1.5),
+        ("gpus_per_node", 0),
+        ("cpus_per_task", 0),
+        ("command", ()),
+        ("command", ("a\0b",)),
+        ("command", ("x", "{array_task_id}")),
+        ("modules", ("cuda; rm",)),
+        ("venv", "a\nb"),
+        ("conda_env", "a\nb"),
+        ("description", "a\n#SBATCH --nodes=9"),
+        ("name", "-x"),
+        ("time", "soon"),
+    ],
+)
+def test_bad_values_are_named(field: str, value: Any) -> None:
+    with pytest.raises(SpecError, match=f"{field} must be"):
+        JobSpec(**(GOOD | {field: value}))
+
+
+def test_one_environment_only() -> None:
+    with pytest.raises(SpecError, match="conda_env must be left out"):
+        JobSpec(**GOOD, venv="a", conda_env="b")
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("30", "0-00:30:00"),
+        ("90", "0-01:30:00"),
+        ("30:15", "0-00:30:15"),
+        ("1:30:00", "0-01:30:00"),
+        ("36:00:00", "1-12:00:00"),
+        ("2-12", "2-12:00:00"),
+        ("2-12:30", "2-12:30:00"),
+        ("2-12:30:15", "2-12:30:15"),
+        ("unlimited", "UNLIMITED"),
+    ],
+)
+def test_time_in_all_of_slurms_forms(text: str, normal: str) -> None:
+    assert normalized_time(text) == normal
+    assert JobSpec(**GOOD, time=text).time == normal
+
+
+@pytest.mark.parametrize("text", ["", "0", "0:00", "-5", "1h", "1:2:3:4", "5 ", "1-", "1.5", "2-12:30:15:00"])
+def test_bad_times(text: str) -> None:
+    with pytest.raises(SpecError, match="time must be"):
+        normalized_time(text)

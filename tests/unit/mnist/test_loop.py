@@ -1,0 +1,158 @@
+"""The reference workload, on the embedded digits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import run_ranks, slurm_step
+
+from cluster_ddp.errors import SpecError
+from cluster_ddp.mnist import loop
+from cluster_ddp.mnist.config import TrainConfig
+from cluster_ddp.mnist.model import Net
+
+JOB_ID = 24_000 + os.getpid() % 2000
+
+
+def train(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    return subprocess.run(
+        [sys.executable, "-m", "cluster_ddp.train", *arguments],
+        cwd=folder,
+        env=clean | {"OMP_NUM_THREADS": "1"} | env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def records(run_dir: Path) -> list[dict]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_model_is_the_one_of_the_example() -> None:
+    model = Net()
+    assert sum(parameter.numel() for parameter in model.parameters()) == 1_199_882
+    assert model(torch.zeros(2, 1, 28, 28)).exp().sum(dim=1).tolist() == pytest.approx([1, 1])
+
+
+def test_one_process_learns_and_leaves_its_record(tmp_path: Path) -> None:
+    done = train(*["--dataset", "digits", "--epochs", "3", "--run-dir", "out/here", "--save-model"], folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run_dir = tmp_path / "out" / "here"
+    tests = [record for record in records(run_dir) if record["kind"] == "test"]
+    assert [record["epoch"] for record in tests] == [1, 2, 3]
+    assert tests[-1]["accuracy"] > 0.9
+    assert all(record["samples"] == 360 for record in tests)
+    trains = [record for record in records(run_dir) if record["kind"] == "train"]
+    assert trains[-1]["samples"] == 1437
+    assert trains[0]["loss"] == pytest.approx(2.3, abs=0.4)  # -ln(1/10)
+    assert [r["lr"] for r in trains if r["step"] == 0] == pytest.approx([1.0, 0.7, 0.49])
+    assert "Train Epoch: 1 [64/1437 (4%)]" in done.stdout
+    assert f"({100 * tests[-1]['accuracy']:.2f}%)" in done.stdout
+    description = json.loads((run_dir / "run.json").read_text())
+    assert description["config"]["epochs"] == 3
+    assert description["topology"]["launcher"] == "single"
+    assert description["versions"]["torch"] == torch.__version__
+    Net().load_state_dict(torch.load(run_dir / "mnist_cnn.pt", weights_only=True))
+    assert sorted(path.name for path in run_dir.iterdir()) == ["metrics.jsonl", "mnist_cnn.pt", "run.json"]
+
+
+def train_digits() -> None:
+    loop.run(
+        TrainConfig(
+            dataset="digits",
+            epochs=2,
+            batch_size=int(os.environ["BATCH"]),
+            run_dir=Path(os.environ["RUN_DIR"]),
+            test_batch_size=50,
+        )
+    )
+
+
+def run_with(world_size: int, folder: Path, name: str) -> list[dict]:
+    env = {"BATCH": str(60 // world_size), "RUN_DIR": str(folder / name)}
+    environments = [slurm_step(rank, world_size, job_id=JOB_ID + world_size, **env) for rank in range(world_size)]
+    (folder / "logs").mkdir(exist_ok=True)
+    for end in run_ranks(train_digits, environments, folder / "logs", timeout_s=120):
+        assert end.exit_code == 0, end.output
+    return records(folder / name)
+
+
+def test_three_ranks_do_what_one_does(tmp_path: Path) -> None:
+    """Same global batch: every test sample counted once, same number of steps, and much the same losses."""
+    alone, shared = run_with(1, tmp_path, "one"), run_with(3, tmp_path, "three")
+    for one, three in zip(alone, shared):
+        assert one["kind"] == three["kind"]
+        if one["kind"] == "test":
+            assert (one["samples"], three["samples"]) == (360, 360)
+            assert three["accuracy"] == pytest.approx(one["accuracy"], abs=0.15)
+        elif one["kind"] == "train":
+            assert (one["step"], one["samples"]) == (three["step"], three["samples"])
+    # The first batch is the same samples through the same weights; only the dropout differs.
+    assert shared[0]["loss"] == pytest.approx(alone[0]["loss"], abs=0.2)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path: Path) -> None:
+    for name, seed in (("a", "5"), ("b", "5"), ("c", "6")):
+        assert (
+            train(*f"--dataset digits --dry-run --seed {seed} --run-dir {name}".split(), folder=tmp_path).returncode
+            == 0
+        )
+    digests = {name: records(tmp_path / name)[-1]["weights_sha256"] for name in "abc"}
+    assert digests["a"] == digests["b"] != digests["c"]
+
+
+def test_dry_run_takes_one_step(tmp_path: Path) -> None:
+    assert train(*["--dataset", "digits", "--dry-run", "--run-dir", "x"], folder=tmp_path).returncode == 0
+    assert [record["kind"] for record in records(tmp_path / "x")] == ["train", "test", "done"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mentioned"),
+    [
+        ("--epochs 0", "epochs must be a whole number of 1 or more"),
+        ("--batch-size -1", "batch_size must be"),
+        ("--lr 0", "lr must be"),
+        ("--gamma 2", "gamma must be"),
+        ("--seed -1", "seed must be"),
+    ],
+)
+def test_bad_options_are_refused_at_once(tmp_path: Path, arguments: str, mentioned: str) -> None:
+    done = train(*arguments.split(), folder=tmp_path)
+    assert done.returncode == 2
+    assert mentioned in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_option_gets_the_nearest(tmp_path: Path) -> None:
+    done = train("--batchsize", "3", folder=tmp_path)
+    assert done.returncode == 2
+    assert "--batch-size" in done.stderr
+
+
+def test_missing_data_is_a_short_block(tmp_path: Path) -> None:
+    done = train("--data-dir", "no data here", folder=tmp_path)
+    assert done.returncode == 2
+    assert "download_data.py --data-dir 'no data here'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_folder_that_cannot_be_written_is_a_short_block(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    done = train("--dataset", "digits", "--run-dir", "taken/x", folder=tmp_path)
+    assert done.returncode == 2
+    assert "Writing to the run folder taken/x" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_config_is_checked_in_python_too() -> None:
+    with pytest.raises(SpecError, match="rendezvous_timeout_s must be"):
+        TrainConfig(rendezvous_timeout_s=0)

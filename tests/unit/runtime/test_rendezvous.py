@@ -1,0 +1,193 @@
+"""Ranks that find each other, and nobody else's; several processes on this machine."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from ranks import run_ranks, slurm_step
+
+from cluster_ddp.runtime import rendezvous
+from cluster_ddp.runtime.rendezvous import missing_by_node
+from cluster_ddp.slurm.environment import Topology
+from cluster_ddp.slurm.port import candidates
+
+TIMEOUT_S = 4.0
+_JOB_IDS = itertools.count(os.getpid() % 10_000)
+
+
+def meet_and_greet() -> None:
+    """Meet, and write what everybody says into the store."""
+    topology = Topology.from_environ(os.environ)
+    start = time.monotonic()
+    store = rendezvous.meet(topology, timeout_s=float(os.environ.get("TIMEOUT_S", "30")))
+    took = time.monotonic() - start
+    store.set(f"greeting/{topology.rank}", f"{topology.job_id}.{topology.rank}")
+    greetings = [store.get(f"greeting/{rank}").decode() for rank in range(topology.world_size)]
+    print(f"met {' '.join(greetings)} in {took:.2f} s")
+    store.set(f"bye/{topology.rank}", "")
+    if topology.rank == 0:
+        store.wait([f"bye/{rank}" for rank in range(topology.world_size)])
+        time.sleep(0.2)
+
+
+def fail_to_meet() -> None:
+    from cluster_ddp.errors import RendezvousError
+
+    try:
+        rendezvous.meet(Topology.from_environ(os.environ), timeout_s=TIMEOUT_S)
+    except RendezvousError as error:
+        print(error)
+        raise SystemExit(2) from None
+
+
+@pytest.fixture
+def job_id() -> Iterator[int]:
+    """A job of its own for each test, whose candidate ports are free just now."""
+    for job in _JOB_IDS:
+        if all(is_free(port) for port in candidates(job)):
+            yield job
+            return
+
+
+def is_free(port: int) -> bool:
+    try:
+        with socket.create_server(("", port)):
+            return True
+    except OSError:
+        return False
+
+
+def greeting(job_id: int, world_size: int) -> str:
+    return "met " + " ".join(f"{job_id}.{rank}" for rank in range(world_size))
+
+
+def test_ranks_meet(tmp_path: Path, job_id: int) -> None:
+    ends = run_ranks(meet_and_greet, [slurm_step(rank, 3, job_id=job_id) for rank in range(3)], tmp_path)
+    for end in ends:
+        assert end.exit_code == 0, end.output
+        assert end.output.startswith(greeting(job_id, 3))
+
+
+@pytest.mark.parametrize("holder", ["silent", "web server", "bound only", "hangs up"])
+def test_a_taken_port_costs_little_and_not_the_job(tmp_path: Path, job_id: int, holder: str) -> None:
+    with closing(socket.socket()) as thief:
+        thief.bind(("", candidates(job_id)[0]))
+        if holder != "bound only":
+            thief.listen()
+        threading.Thread(target=hold, args=(thief, holder), daemon=True).start()
+        ends = run_ranks(meet_and_greet, [slurm_step(rank, 2, job_id=job_id) for rank in range(2)], tmp_path)
+    for end in ends:
+        assert end.exit_code == 0, end.output
+        assert end.output.startswith(greeting(job_id, 2))
+
+
+def hold(thief: socket.socket, manner: str) -> None:
+    connections = []
+    while manner in ("web server", "hangs up"):
+        try:
+            connection, _ = thief.accept()
+        except OSError:
+            return
+        connections.append(connection)
+        if manner == "web server":
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 50)
+        connection.close()
+
+
+def test_two_jobs_with_the_same_first_port_never_join_each_other(tmp_path: Path, job_id: int) -> None:
+    """Restarts of one job share all candidate ports: the ghost of the run before, and the run itself."""
+    environments = [
+        slurm_step(rank, 2, job_id=job_id, SLURM_RESTART_COUNT=restart) for restart in "12" for rank in range(2)
+    ]
+    ends = run_ranks(meet_and_greet, environments, tmp_path)
+    for end in ends:
+        assert end.exit_code == 0, end.output
+        assert end.output.startswith(greeting(job_id, 2))
+
+
+def test_a_preset_port_that_is_taken_is_named(tmp_path: Path, job_id: int) -> None:
+    with socket.create_server(("", 0)) as thief:
+        port = str(thief.getsockname()[1])
+        (end,) = run_ranks(fail_to_meet, [slurm_step(0, 2, job_id=job_id, MASTER_PORT=port)], tmp_path)
+    assert end.exit_code == 2
+    assert f"port {port} on {socket.gethostname()} is in use" in end.output
+    assert "unset MASTER_PORT" in end.output
+
+
+def test_when_all_candidates_are_taken_they_are_named(tmp_path: Path, job_id: int) -> None:
+    thieves = [socket.create_server(("", port)) for port in candidates(job_id)]
+    (end,) = run_ranks(fail_to_meet, [slurm_step(0, 2, job_id=job_id)], tmp_path)
+    for thief in thieves:
+        thief.close()
+    assert end.exit_code == 2
+    assert all(str(port) in end.output for port in candidates(job_id))
+
+
+def test_a_missing_rank_is_named_by_all_the_others(tmp_path: Path, job_id: int) -> None:
+    environments = [slurm_step(rank, 3, job_id=job_id) for rank in (0, 2)]
+    ends = run_ranks(fail_to_meet, environments, tmp_path, timeout_s=TIMEOUT_S + 20)
+    for end in ends:
+        assert end.exit_code == 2, end.output
+        assert "2 of 3 ranks arrived; missing: rank 1 (localhost)." in end.output
+
+
+def test_without_rank_0_the_others_say_so(tmp_path: Path, job_id: int) -> None:
+    (end,) = run_ranks(fail_to_meet, [slurm_step(1, 2, job_id=job_id)], tmp_path, timeout_s=TIMEOUT_S + 20)
+    assert end.exit_code == 2, end.output
+    assert "rank 1 did not find rank 0 on localhost" in end.output
+    assert "connection refused" in end.output
+
+
+def test_an_address_that_does_not_exist_is_named(tmp_path: Path, job_id: int) -> None:
+    (end,) = run_ranks(fail_to_meet, [slurm_step(0, 2, job_id=job_id, MASTER_ADDR="no-such-host.invalid")], tmp_path)
+    assert end.exit_code == 2, end.output
+    assert "Looking up no-such-host.invalid" in end.output
+
+
+def test_the_resolver_options_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_reverse_lookup_is_quick", lambda _: False)
+    monkeypatch.setenv("RES_OPTIONS", "timeout:7")
+    store = rendezvous._serve_store(5)
+    assert os.environ["RES_OPTIONS"] == "timeout:7"
+    monkeypatch.delenv("RES_OPTIONS")
+    rendezvous._connect("127.0.0.1", store.port, 5)
+    assert "RES_OPTIONS" not in os.environ
+
+
+def two_nodes(**fields: object) -> Topology:
+    return Topology(
+        launcher="slurm",
+        rank=0,
+        local_rank=0,
+        world_size=6,
+        num_nodes=3,
+        nodes=("n1", "n2", "n3.cluster"),
+        tasks_per_node=(2, 2, 2),
+        master_addr="n1",
+        port_candidates=(1,),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("arrived", "missing"),
+    [
+        # One node is short: the missing ranks are there, however ranks are distributed.
+        ({0: "n1", 1: "n2", 3: "n1", 4: "n2"}, ["2", "5 (n3.cluster)"]),
+        # Several are short, and those that came stand in blocks.
+        ({0: "n1", 1: "n1", 2: "n2"}, ["3 (n2)", "4", "5 (n3.cluster)"]),
+        # Several are short, and ranks are dealt out some other way: the nodes, not who is where.
+        ({0: "n1", 1: "n2", 4: "n2"}, ["2", "3", "5 (on n1, n3.cluster)"]),
+        ({}, ["0", "1 (n1)", "2", "3 (n2)", "4", "5 (n3.cluster)"]),
+    ],
+)
+def test_missing_ranks_are_named_with_their_nodes(arrived: dict[int, str], missing: list[str]) -> None:
+    assert missing_by_node(two_nodes(), arrived) == missing

@@ -1,0 +1,152 @@
+"""A world of real processes under torchrun's, srun's and submitit's variables."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import run_ranks, slurm_step
+
+import cluster_ddp
+from cluster_ddp.runtime.network import interface_towards
+
+JOB_ID = 20_000 + os.getpid() % 2000
+
+
+def use_everything() -> None:
+    with cluster_ddp.distributed() as world:
+        torch.manual_seed(1)
+        model = world.wrap(torch.nn.Linear(2, 1))
+        first_weight = model.module.weight.sum().item()
+        world.seed_rank(1)
+        own_random = torch.rand(()).item()
+        dataset = torch.utils.data.TensorDataset(torch.arange(7, dtype=torch.float32))
+        shard = world.shard(dataset, batch_size=2)
+        mine = [value for (batch,) in shard for value in batch.tolist()]
+        world.barrier()
+        world.print("only once")
+        print(
+            json.dumps(
+                {
+                    "rank": world.rank,
+                    "main": world.is_main,
+                    "device": str(world.device),
+                    "sum": world.sum(world.rank, torch.tensor(0.5)),
+                    "mean": world.mean(sum(mine), len(mine)),
+                    "gathered": world.gather(world.rank * 10),
+                    "weight": first_weight,
+                    "random": own_random,
+                    "views": model.gradient_as_bucket_view,
+                }
+            )
+        )
+
+
+def test_what_a_world_gives(tmp_path: Path) -> None:
+    ends = run_ranks(use_everything, [slurm_step(rank, 3, job_id=JOB_ID) for rank in range(3)], tmp_path)
+    assert [end.exit_code for end in ends] == [0, 0, 0], ends
+    assert [end.output.count("only once") for end in ends] == [1, 0, 0]
+    results = [json.loads(end.output.splitlines()[-1]) for end in ends]
+    for rank, result in enumerate(results):
+        assert result["rank"] == rank
+        assert result["main"] == (rank == 0)
+        assert result["sum"] == [3.0, 1.5]
+        assert result["mean"] == 3.0
+        assert result["gathered"] == [0, 10, 20]
+        assert result["weight"] == results[0]["weight"]
+        assert result["views"]
+    if not torch.cuda.is_available():
+        assert {result["device"] for result in results} == {"cpu"}
+    assert len({result["random"] for result in results}) == 3
+
+
+def rank_1_raises() -> None:
+    with cluster_ddp.distributed() as world:
+        if world.rank == 1:
+            raise ValueError("this is the one that matters")
+        world.barrier()
+        time.sleep(60)
+
+
+def test_one_ranks_exception_is_printed_once_with_rank_and_host(tmp_path: Path) -> None:
+    start = time.monotonic()
+    environments = [slurm_step(rank, 3, job_id=JOB_ID + 1) for rank in range(3)]
+    ends = run_ranks(rank_1_raises, environments, tmp_path, timeout_s=45)
+    assert [end.exit_code for end in ends] == [1, 1, 1], ends
+    assert time.monotonic() - start < 30
+    everything = "".join(end.output for end in ends)
+    assert everything.count("Traceback") == 1
+    host = os.uname().nodename
+    assert ends[1].output.startswith(f"[rank 1 {host}] Traceback")
+    for rank in (0, 2):
+        assert ends[rank].output == f"[rank {rank} {host}] stopped: rank 1 on {host} failed (see its error).\n"
+
+
+def rank_1_leaves() -> None:
+    with cluster_ddp.distributed() as world:
+        world.barrier()
+        if world.rank == 1:
+            raise SystemExit(0)
+
+
+def test_leaving_without_an_error_is_none(tmp_path: Path) -> None:
+    ends = run_ranks(rank_1_leaves, [slurm_step(rank, 2, job_id=JOB_ID + 2) for rank in range(2)], tmp_path)
+    assert ends[1].exit_code == 0
+    assert ends[1].output == ""
+
+
+def topology_error() -> None:
+    with cluster_ddp.distributed():
+        raise AssertionError
+
+
+def test_an_error_before_the_world_is_there_is_a_short_block(tmp_path: Path) -> None:
+    env = slurm_step(0, 2, job_id=JOB_ID, RANK="1")
+    (end,) = run_ranks(topology_error, [env], tmp_path)
+    assert end.exit_code == 1
+    assert end.output.startswith("[rank 0 ")
+    assert "RANK=1, SLURM_PROCID=0" in end.output
+    assert "Traceback" not in end.output
+
+
+@pytest.mark.parametrize("module", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]])
+def test_the_same_script_as_one_process_and_under_torchrun(tmp_path: Path, module: list[str]) -> None:
+    script = tmp_path / "script with blanks.py"
+    script.write_text(
+        textwrap.dedent("""
+            import cluster_ddp
+            with cluster_ddp.distributed() as world:
+                (total,) = world.sum(1)
+                world.print(f"{world.topology.launcher} {total:g}")
+        """)
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    done = subprocess.run([sys.executable, *module, str(script)], env=env, capture_output=True, text=True, timeout=120)
+    assert done.stdout == ("torchrun 2\n" if module else "single 1\n"), done.stderr
+
+
+def test_submitits_local_executor(tmp_path: Path) -> None:
+    import submitit
+
+    def sum_of_ranks() -> list[float]:  # local, so that it is pickled whole
+        import cluster_ddp
+
+        with cluster_ddp.distributed() as world:
+            return world.sum(world.rank + 1)
+
+    executor = submitit.LocalExecutor(folder=tmp_path)
+    executor.update_parameters(tasks_per_node=2, timeout_min=2, gpus_per_node=0)
+    job = executor.submit(sum_of_ranks)
+    assert job.results() == [[3.0], [3.0]]
+
+
+def test_the_interface_of_the_route_is_found() -> None:
+    assert interface_towards("127.0.0.1") == "lo"
+    assert interface_towards("no-such-host.invalid") is None

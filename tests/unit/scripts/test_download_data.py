@@ -1,0 +1,151 @@
+"""The downloader, against a mirror on this machine; a small stand-in for the four files, with digests to match."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import http.server
+import importlib.util
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster_ddp.mnist.files import IdxFile, raw_folder
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "download_data.py"
+CONTENTS = {f"file-{i}": bytes([i]) * 5000 for i in range(4)}
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch):
+    spec = importlib.util.spec_from_file_location("download_data", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    idx_files = tuple(IdxFile(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in CONTENTS.items())
+    monkeypatch.setattr(module, "IDX_FILES", idx_files)
+    monkeypatch.setattr(module, "MIRRORS", ())
+    return module
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
+        self.server.requests.append(self.path)
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Iterator[http.server.ThreadingHTTPServer]:
+    folder = tmp_path / "mirror"
+    folder.mkdir()
+    for name, content in CONTENTS.items():
+        (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    server.folder, server.url, server.requests = folder, f"http://127.0.0.1:{server.server_port}/", []
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def assert_complete(data_dir: Path) -> None:
+    assert {path.name: path.read_bytes() for path in raw_folder(data_dir).iterdir()} == CONTENTS
+
+
+def dead_url() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"http://127.0.0.1:{server.getsockname()[1]}/"
+
+
+def test_downloads_what_is_missing_and_nothing_twice(script, mirror, tmp_path: Path, capsys) -> None:
+    arguments = ["--data-dir", str(tmp_path / "it's data"), "--mirror", mirror.url]
+    assert script.main(arguments) == 0
+    assert_complete(tmp_path / "it's data")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Next: sbatch jobs/mnist_2node.sbatch --data-dir ")
+    assert len(mirror.requests) == 4
+    assert script.main(arguments) == 0
+    assert len(mirror.requests) == 4
+    (raw_folder(tmp_path / "it's data") / "file-2").write_bytes(b"damaged")
+    assert script.main(arguments) == 0
+    assert mirror.requests[4:] == ["/file-2.gz"]
+    assert_complete(tmp_path / "it's data")
+
+
+def test_tries_mirrors_in_turn(script, mirror, tmp_path: Path) -> None:
+    mirrors = ["--mirror", dead_url(), "--mirror", mirror.url]
+    assert script.main(["--data-dir", str(tmp_path / "d"), "--retries", "0", *mirrors]) == 0
+    assert_complete(tmp_path / "d")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "other content", "not packed"])
+def test_a_damaged_download_is_never_put_in_place(script, mirror, tmp_path: Path, capsys, damage: str) -> None:
+    path = mirror.folder / "file-1.gz"
+    packed = gzip.compress(b"wrong" * 1000)
+    path.write_bytes({"truncated": path.read_bytes()[:-9], "other content": packed, "not packed": b"<html>"}[damage])
+    with pytest.raises(SystemExit) as caught:
+        script.main(["--data-dir", str(tmp_path / "d"), "--mirror", mirror.url])
+    assert caught.value.code == 2
+    assert [path.name for path in raw_folder(tmp_path / "d").iterdir()] == ["file-0"]
+    message = capsys.readouterr().err
+    assert "file-1.gz: file-1" in message
+    assert "--from FOLDER" in message
+
+
+def test_offline_it_says_how_to_bring_the_files(script, tmp_path: Path, capsys) -> None:
+    with pytest.raises(SystemExit) as caught:
+        script.main(["--data-dir", str(tmp_path), "--mirror", dead_url(), "--retries", "0"])
+    assert caught.value.code == 2
+    message = capsys.readouterr().err
+    assert "Connection refused" in message
+    assert "--from FOLDER" in message
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_takes_files_that_were_brought_by_hand(script, tmp_path: Path, packed: bool) -> None:
+    source = tmp_path / "brought by hand"
+    source.mkdir()
+    for name, content in CONTENTS.items():
+        (source / (f"{name}.gz" if packed else name)).write_bytes(gzip.compress(content) if packed else content)
+    assert script.main(["--data-dir", str(tmp_path / "d"), "--from", str(source)]) == 0
+    assert_complete(tmp_path / "d")
+
+
+def test_a_folder_without_them_is_named(script, tmp_path: Path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        script.main(["--data-dir", str(tmp_path / "d"), "--from", str(tmp_path)])
+    assert "neither file-0 nor file-0.gz is there" in capsys.readouterr().err
+
+
+def test_two_at_once_are_no_trouble(script, mirror, tmp_path: Path) -> None:
+    arguments = ["--data-dir", str(tmp_path / "d"), "--mirror", mirror.url]
+    statuses: list[int] = []
+    threads = [threading.Thread(target=lambda: statuses.append(script.main(arguments))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert statuses == [0, 0, 0]
+    assert_complete(tmp_path / "d")
+
+
+def test_a_folder_that_cannot_be_written_is_named(script, mirror, tmp_path: Path, capsys) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit):
+        script.main(["--data-dir", str(tmp_path / "file"), "--mirror", mirror.url])
+    assert "--data-dir PATH" in capsys.readouterr().err
+
+
+def test_digits_need_no_download(script, capsys) -> None:
+    assert script.main(["--dataset", "digits"]) == 0
+    assert "--dataset digits" in capsys.readouterr().out
+
+
+def test_the_script_runs_as_a_script() -> None:
+    import subprocess
+
+    done = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "--from FOLDER" in done.stdout

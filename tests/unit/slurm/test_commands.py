@@ -1,0 +1,68 @@
+"""The callers of Slurm's commands, against executables on a temporary PATH: real quoting, real exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster_ddp.errors import SlurmError
+from cluster_ddp.slurm import commands
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def make(name: str, script: str) -> None:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    return make
+
+
+@pytest.mark.parametrize(("answer", "job_id"), [("12", 12), ("34;cluster", 34)])
+def test_submit_reads_the_job_id(fake, tmp_path: Path, answer: str, job_id: int) -> None:
+    fake("sbatch", f'printf "%s\\n" "$@" >{tmp_path}/arguments; echo "{answer}"')
+    script = "my 'job'\n$(touch x).sbatch"
+    assert commands.submit(script, options=["--hold"], arguments=["a b", "$x"]) == job_id
+    arguments = (tmp_path / "arguments").read_text()
+    assert arguments == f"--parsable\n--hold\n{script}\na b\n$x\n"
+
+
+def test_what_sbatch_says_is_in_the_error(fake) -> None:
+    fake("sbatch", "echo 'sbatch: error: Invalid account' >&2; exit 1")
+    with pytest.raises(SlurmError, match="Invalid account"):
+        commands.submit("x")
+
+
+def test_a_missing_command_is_named(fake) -> None:
+    with pytest.raises(SlurmError, match="there is no sbatch on the PATH"):
+        commands.submit("x")
+    assert not commands.available()
+
+
+def test_a_silent_controller_is_not_waited_for_for_ever(fake) -> None:
+    fake("squeue", "exec /bin/sleep 30")
+    with pytest.raises(SlurmError, match=r"no answer within 0\.2 s"):
+        commands.run(["squeue"], timeout_s=0.2)
+
+
+def test_job_statuses_are_read_from_scontrol(fake) -> None:
+    record = (
+        "JobId={} ArrayJobId=7 ArrayTaskId={} JobName=a b UserId=u(1) JobState={} Reason={} Dependency=(null) "
+        "ExitCode={} StdOut=/tmp/a b/x-7_{}.out Power="
+    )
+    lines = [record.format(8, 0, "COMPLETED", "None", "0:0", 0), record.format(7, 1, "FAILED", "Prolog", "2:9", 1)]
+    fake("scontrol", "/bin/cat <<'X'\n" + "\n".join(lines) + "\nX")
+    first, second = commands.job_statuses(7)
+    assert (first.job_id, first.state, first.exit_code, first.ended) == (8, "COMPLETED", 0, True)
+    assert first.stdout == "/tmp/a b/x-7_0.out"
+    assert (second.job_id, second.state, second.reason, second.exit_code, second.signal) == (
+        7,
+        "FAILED",
+        "Prolog",
+        2,
+        9,
+    )

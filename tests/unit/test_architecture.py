@@ -1,0 +1,80 @@
+"""The house rules that a machine can keep: who imports whom, and what the doors may cost."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "cluster_ddp"
+# room -> the rooms of the package that it may import; doors (modules at the top, and sandbox) may import anything.
+MAY_IMPORT = {
+    "slurm": {"slurm", "errors"},
+    "launch": {"launch", "slurm", "errors"},
+    "runtime": {"runtime", "slurm", "errors", "files"},
+    "mnist": {"mnist", "runtime", "errors", "files"},
+}
+
+
+def imported_rooms(module: Path) -> set[str]:
+    rooms = set()
+    for node in ast.walk(ast.parse(module.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        rooms |= {name.split(".")[1] for name in names if name.startswith("cluster_ddp.")}
+    return rooms
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_rooms_import_only_what_they_may(room: str) -> None:
+    modules = sorted((PACKAGE / room).glob("*.py"))
+    assert modules
+    for module in modules:
+        assert imported_rooms(module) <= MAY_IMPORT[room], module
+
+
+def test_slurm_needs_the_standard_library_only() -> None:
+    for module in (PACKAGE / "slurm").glob("*.py"):
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+                tops = {name.split(".")[0] for name in names if name}
+                assert tops <= {*sys.stdlib_module_names, "cluster_ddp"}, module
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "import cluster_ddp",
+        "from cluster_ddp.env import main; main([])",
+        "from cluster_ddp.launch.render import render; from cluster_ddp.launch.spec import JobSpec;"
+        "render(JobSpec(name='x', command=('true',)), source='')",
+        "from cluster_ddp.sandbox.__main__ import parser; parser()",
+        "import cluster_ddp.train",
+        "import cluster_ddp.mnist.config, cluster_ddp.mnist.files",
+    ],
+)
+def test_light_doors_import_no_heavy_module(command: str) -> None:
+    heavy = ["torch", "torchvision", "numpy", "submitit", "pooch", "requests"]
+    check = f"import sys; {command}; sys.exit(' '.join(m for m in {heavy} if m in sys.modules) or 0)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_costs_no_more_than_a_few_imports() -> None:
+    def best_of_three(*command: str) -> float:
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            subprocess.run([sys.executable, *command], capture_output=True, check=True)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert best_of_three("-m", "cluster_ddp.train", "--help") < 6 * best_of_three("-c", "import argparse, jinja2")
