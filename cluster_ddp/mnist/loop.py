@@ -57,7 +57,8 @@ def train(
     """One epoch of training; logs the mean loss of all ranks since the last line."""
     model.train()
     shard.set_epoch(epoch)
-    start_s, seen_before, loss_sum, samples = time.perf_counter(), 0, torch.zeros(()), 0
+    start_s, seen_before, samples = time.perf_counter(), 0, 0
+    loss_sum = torch.zeros((), device=world.device)
     with Progress(f"epoch {epoch}", total=shard.size, enabled=world.is_main) as progress:
         for step, (images, labels) in enumerate(shard):
             images, labels = images.to(world.device), labels.to(world.device)
@@ -65,7 +66,7 @@ def train(
             loss = F.nll_loss(model(images), labels, reduction="sum")
             (loss / shard.mean_batch(step)).backward()
             optimizer.step()
-            loss_sum, samples = loss_sum + loss.detach().cpu(), samples + len(labels)
+            loss_sum, samples = loss_sum + loss.detach(), samples + len(labels)
             if step % config.log_interval == 0 or step == len(shard) - 1:
                 now_s, seen = time.perf_counter(), shard.samples_seen(step)
                 mean_loss = world.mean(loss_sum, samples)
@@ -80,7 +81,8 @@ def train(
                 run_dir.log("train", values)
                 line = f"Train Epoch: {epoch} [{seen}/{shard.size} ({100 * seen / shard.size:.0f}%)]"
                 progress.update(seen, f"{line}\tLoss: {mean_loss:.6f}")
-                start_s, seen_before, loss_sum, samples = now_s, seen, torch.zeros(()), 0
+                start_s, seen_before, samples = now_s, seen, 0
+                loss_sum = torch.zeros_like(loss_sum)
             if config.dry_run:
                 break
 
@@ -89,12 +91,13 @@ def train(
 def test(world: World, model: DistributedDataParallel, shard: Shard, epoch: int, run_dir: RunDir) -> None:
     """Loss and accuracy over the whole test set, every sample counted once, whatever the number of ranks."""
     model.eval()
-    loss_sum, correct = torch.zeros(()), 0
+    loss_sum = correct = torch.zeros((), device=world.device)
     for images, labels in shard:
         # The bare module: ranks may have different numbers of batches here, and DDP's forward may communicate.
-        output = model.module(images.to(world.device)).cpu()
-        loss_sum += F.nll_loss(output, labels, reduction="sum")
-        correct += int((output.argmax(dim=1) == labels).sum())
+        images, labels = images.to(world.device), labels.to(world.device)
+        output = model.module(images)
+        loss_sum = loss_sum + F.nll_loss(output, labels, reduction="sum")
+        correct = correct + (output.argmax(dim=1) == labels).sum()
     all_loss, all_correct = world.sum(loss_sum, correct)
     values = {
         "epoch": epoch,

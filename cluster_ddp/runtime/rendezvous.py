@@ -13,12 +13,11 @@ Then every rank writes its host name into the store; rank 0 waits for all of the
 from __future__ import annotations
 
 import contextlib
-import os
+import ctypes
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -33,6 +32,7 @@ _FIRST_PATIENCE_S, _LAST_PATIENCE_S = 0.25, 5.0
 # A follower waits this much longer than rank 0, whose verdict names the missing ranks.
 _VERDICT_GRACE_S = 5.0
 _LOOKUP_PATIENCE_S = 0.3
+_UNKNOWN_NAME_PATIENCE_S = 10.0
 _PROCEED = "proceed"
 
 
@@ -58,8 +58,13 @@ def meet(topology: Topology, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> dist.St
         return _gather(topology, _connect(address, port, timeout_s), timeout_s, deadline)
     with contextlib.closing(_bind_first_free(topology)) as listener:
         store = _serve_store(timeout_s)
-        threading.Thread(target=_answer, args=(listener, topology.key, store.port), daemon=True).start()
-        return _gather(topology, store, timeout_s, deadline)
+        beacon = threading.Thread(target=_answer, args=(listener, topology.key, store.port), daemon=True)
+        beacon.start()
+        try:
+            return _gather(topology, store, timeout_s, deadline)
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)  # closing alone would not wake its accept(), which holds the port
+            beacon.join()
 
 
 def _gather(topology: Topology, tcp_store: dist.TCPStore, timeout_s: float, deadline: float) -> dist.Store:
@@ -171,7 +176,7 @@ def _answer(listener: socket.socket, key: str, store_port: int) -> None:
     while True:
         try:
             connection, _ = listener.accept()
-        except OSError:  # closed: everybody has met
+        except OSError:  # shut down: everybody has met
             return
         with connection, contextlib.suppress(OSError):
             connection.sendall(f"{key} {store_port}\n".encode())
@@ -201,12 +206,15 @@ def _listen(port: int) -> socket.socket:
 
 def _resolve(topology: Topology, deadline: float) -> str:
     """The numeric address of master_addr: the store then needs no look-up of its own."""
+    start = time.monotonic()
     while True:
         try:
             found = socket.getaddrinfo(topology.master_addr, None, type=socket.SOCK_STREAM)
             return str(found[0][4][0])
         except socket.gaierror as error:
-            if time.monotonic() + 1.0 > deadline:  # else a name server may yet answer
+            # A server that does not answer may yet; one that knows no such name is asked again for a short while only.
+            give_up = deadline if error.errno == socket.EAI_AGAIN else min(deadline, start + _UNKNOWN_NAME_PATIENCE_S)
+            if time.monotonic() + 1.0 > give_up:
                 raise RendezvousError(
                     f"Looking up {topology.master_addr}, the host of rank 0:",
                     f"{error.strerror or error} (asked on {socket.gethostname()}).",
@@ -226,9 +234,8 @@ def _serve_store(timeout_s: float) -> dist.TCPStore:
 def _tcp_store(address: str, port: int, timeout_s: float, *, is_master: bool) -> dist.TCPStore:
     """A TCPStore that does not wait for name servers.
 
-    For its log it looks up the name of an address. Where no server answers, that takes 10 s (seen, torch 2.15). glibc
-    reads RES_OPTIONS when a thread first looks up a name (resolv.conf(5)), so a thread that starts with "attempts:0"
-    asks nobody; /etc/hosts still counts.
+    For its log it looks up the name of an address. Where no server answers, that takes 10 s (seen, torch 2.15): there,
+    the store is made in a thread of its own, which asks no servers.
     """
     timeout = timedelta(seconds=timeout_s)
 
@@ -237,26 +244,32 @@ def _tcp_store(address: str, port: int, timeout_s: float, *, is_master: bool) ->
 
     if _reverse_lookup_is_quick(address):
         return make()
-    with _environment("RES_OPTIONS", "attempts:0"), ThreadPoolExecutor(1) as fresh_thread:
-        return fresh_thread.submit(make).result()
+    with ThreadPoolExecutor(1, initializer=_ask_no_name_servers) as thread:
+        return thread.submit(make).result()
+
+
+def _ask_no_name_servers() -> None:
+    """Let this thread's look-ups end with /etc/hosts: no attempts at name servers.
+
+    glibc keeps a resolver state for each thread, whose first two fields are the time-out and the number of attempts
+    (resolver(3), struct __res_state). RES_OPTIONS would do for a whole process only, and only before its first look-up.
+    """
+    libc = ctypes.CDLL(None)
+    with contextlib.suppress(AttributeError):  # another C library
+        libc.__res_init()
+        libc.__res_state.restype = ctypes.POINTER(ctypes.c_int)
+        libc.__res_state()[1] = 0
 
 
 def _reverse_lookup_is_quick(address: str) -> bool:
-    """Whether a look-up of the address's name ends soon, found or not."""
-    lookup = threading.Thread(target=socket.getfqdn, args=(address,), daemon=True)
+    """Whether a look-up of the address's name, in the form that a TCPStore's dual-stack socket has it, ends soon."""
+    mapped = address if ":" in address else f"::ffff:{address}"
+
+    def look_up() -> None:
+        with contextlib.suppress(OSError):
+            socket.getnameinfo((mapped, 0), socket.NI_NAMEREQD)
+
+    lookup = threading.Thread(target=look_up, daemon=True)
     lookup.start()
     lookup.join(_LOOKUP_PATIENCE_S)
     return not lookup.is_alive()
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

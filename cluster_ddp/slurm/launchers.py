@@ -88,7 +88,7 @@ def _slurm_step(v: Variables) -> Topology:
         nodes=nodes,
         tasks_per_node=tasks,
         master_addr=_step_address(v, nodes, num_nodes),
-        port_candidates=_ports(v, port.candidates(job_id, step_id)),
+        port_candidates=_ports(v, port.candidates(job_id, step_id), port.candidates(job_id)),
         step_id=step_id,
         cpus_per_task=v.integer(*variables.CPUS_PER_TASK),
         gpus_on_node=gpus,
@@ -305,8 +305,12 @@ def _no_address(v: Variables, *names: str) -> TopologyError:
     )
 
 
-def _ports(v: Variables, ours: tuple[int, ...]) -> tuple[int, ...]:
-    """Ours, unless MASTER_PORT is preset to another. One of ours is where our templates found a free one."""
+def _ports(v: Variables, ours: tuple[int, ...], templates: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Ours, unless MASTER_PORT is preset to another.
+
+    A preset that is one of ours, or of the `templates`' (which know no step id), is where a batch script found a free
+    one: then the others of its kind follow it.
+    """
     preset = v.integer("MASTER_PORT")
     if preset is None:
         return ours
@@ -316,9 +320,10 @@ def _ports(v: Variables, ours: tuple[int, ...]) -> tuple[int, ...]:
             f"{v.shown('MASTER_PORT')} is no TCP port (1 to 65535).",
             "unset MASTER_PORT; a free one is then found",
         )
-    if preset in ours:
-        start = ours.index(preset)
-        return ours[start:] + ours[:start]
+    for walk in (ours, templates):
+        if preset in walk:
+            start = walk.index(preset)
+            return walk[start:] + walk[:start]
     return (preset,)
 
 

@@ -12,11 +12,13 @@ from cluster import ROOT, Cluster, Job, records
 
 from cluster_ddp.launch.render import render
 from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.sandbox.layout import STATE_ROOT
 from cluster_ddp.slurm.port import candidates, master_port
 
 HELLO = ("python", "examples/hello_ddp.py")
 # Holds a port of the master node before the ranks come. A thief that does not listen is seen by nobody but the kernel.
 THIEF = """python -c 'import os, socket, sys, time
+from cluster_ddp.sandbox.layout import STATE_ROOT
 from cluster_ddp.slurm.port import master_port
 thief = socket.socket()
 thief.bind(("", master_port(int(os.environ["SLURM_JOB_ID"]))))
@@ -95,6 +97,26 @@ def test_a_rank_that_never_starts_is_named(slurm: Cluster, tmp_path: Path) -> No
     spec = JobSpec(name="missing", command=command, nodes=2, gpus_per_node=2)
     _, output = slurm.submit(render(spec, source=""), tmp_path).fail(timeout_s=90)
     assert re.search(r"3 of 4 ranks arrived; missing: rank 3 \(node\d\)\.", output)
+
+
+def test_dead_name_servers_do_not_hold_up_the_ranks(slurm: Cluster, tmp_path: Path) -> None:
+    """Plain torch waits 10 s and more for them, which would be over this rendezvous' time.
+
+    On each node the name server's packets go to nobody, and /etc/hosts knows the nodes one way only.
+    """
+    subnet = (STATE_ROOT / slurm.name / "hosts").read_text().split(".2 ctl")[0].splitlines()[-1]
+    (tmp_path / "resolv.conf").write_text(f"nameserver {subnet}.250\n")
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{subnet}.1{i} node{i}\n" for i in range(1, 5)))
+    binds = [f"mount --bind {tmp_path}/{name} /etc/{name}" for name in ("hosts", "resolv.conf")]
+    train = "python -m cluster_ddp.train --dataset digits --dry-run --rendezvous-timeout-s 8"
+    task = tmp_path / "task.sh"
+    task.write_text(
+        f"ip neigh replace {subnet}.250 lladdr 02:00:00:00:00:09 dev eth0\n"
+        f"{' && '.join(binds)} && exec {train} --run-dir {tmp_path}/run\n"
+    )
+    spec = JobSpec(name="deaf", command=("unshare", "--mount", "bash", str(task)), nodes=2, gpus_per_node=1)
+    output = slurm.submit(render(spec, source=""), tmp_path).succeed()
+    assert "2 ranks, 1437 training samples" in output
 
 
 def test_one_ranks_exception_ends_the_step_and_is_printed_once(slurm: Cluster, tmp_path: Path) -> None:

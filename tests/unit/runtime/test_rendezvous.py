@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -152,14 +154,17 @@ def test_an_address_that_does_not_exist_is_named(tmp_path: Path, job_id: int) ->
     assert "Looking up no-such-host.invalid" in end.output
 
 
-def test_the_resolver_options_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_reverse_lookup_is_quick", lambda _: False)
-    monkeypatch.setenv("RES_OPTIONS", "timeout:7")
-    store = rendezvous._serve_store(5)
-    assert os.environ["RES_OPTIONS"] == "timeout:7"
-    monkeypatch.delenv("RES_OPTIONS")
-    rendezvous._connect("127.0.0.1", store.port, 5)
-    assert "RES_OPTIONS" not in os.environ
+def test_only_the_stores_own_thread_asks_no_name_servers() -> None:
+    def attempts() -> int:
+        libc = ctypes.CDLL(None)
+        libc.__res_state.restype = ctypes.POINTER(ctypes.c_int)
+        return libc.__res_state()[1]
+
+    socket.getfqdn("localhost")  # initialises this thread's resolver
+    before = attempts()
+    with ThreadPoolExecutor(1, initializer=rendezvous._ask_no_name_servers) as thread:
+        assert thread.submit(attempts).result() == 0
+    assert attempts() == before
 
 
 def two_nodes(**fields: object) -> Topology:

@@ -120,6 +120,10 @@ GOOD = {
         | {"MASTER_PORT": str(candidates(71, 1)[2])},
         place(rank=3, master_addr="node1", port_candidates=candidates(71, 1)[2:] + candidates(71, 1)[:2]),
     ),
+    "the port that the batch script found for its first step, in the second": (
+        STEP | {"MASTER_PORT": str(candidates(71)[1])},
+        place(port_candidates=candidates(71)[1:] + candidates(71)[:1]),
+    ),
     "a preset address and port": (
         STEP | {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "4242"},
         place(master_addr="10.0.0.9", port_candidates=(4242,), master_port=4242),
