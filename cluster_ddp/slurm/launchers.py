@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypedDict
 
-from cluster_ddp.errors import HostlistError, TopologyError
-from cluster_ddp.slurm import hostlist, port, variables
+from cluster_ddp.errors import TopologyError
+from cluster_ddp.slurm import meeting, port, variables
 from cluster_ddp.slurm.environment import Topology
 from cluster_ddp.slurm.variables import Variables
 
@@ -31,7 +31,7 @@ def read(env: Mapping[str, str]) -> Topology:
         return _slurm_without_step(v)
     if env.get("RANK") or env.get("WORLD_SIZE"):
         raise _partial(v)
-    return _single(v)
+    return Topology(launcher="single", **_alone(v, (TORCH_DEFAULT_PORT,)))
 
 
 def _in_step(v: Variables) -> bool:
@@ -63,7 +63,7 @@ def _slurm_step(v: Variables) -> Topology:
     if sum(tasks) != world_size:  # the job's, not the step's: a container kept those alone
         tasks = ()
     local_rank = _local_rank(v, rank, gpus, tasks)
-    nodes = _nodes(v, variables.NODELIST)
+    nodes = meeting.node_names(v, variables.NODELIST)
     num_nodes = len(nodes) or v.integer(*variables.NUM_NODES) or 1
     node_rank = v.integer(*variables.NODE_RANK)
     if node_rank is None and gpus:
@@ -87,8 +87,8 @@ def _slurm_step(v: Variables) -> Topology:
         num_nodes=num_nodes,
         nodes=nodes,
         tasks_per_node=tasks,
-        master_addr=_step_address(v, nodes, num_nodes),
-        port_candidates=_ports(v, port.candidates(job_id, step_id), port.candidates(job_id)),
+        master_addr=meeting.step_address(v, nodes, num_nodes),
+        port_candidates=meeting.port_candidates(v, port.candidates(job_id, step_id), port.candidates(job_id)),
         step_id=step_id,
         cpus_per_task=v.integer(*variables.CPUS_PER_TASK),
         gpus_on_node=gpus,
@@ -106,19 +106,12 @@ def _slurm_without_step(v: Variables) -> Topology:
             f"{tasks} tasks, and this one process would wait for the others for ever.",
             "start it with srun, which starts all tasks: srun python …",
         )
-    nodes = _nodes(v, variables.JOB_NODELIST)
+    nodes = meeting.node_names(v, variables.JOB_NODELIST)
     return Topology(
         launcher="slurm",
-        rank=0,
-        local_rank=0,
-        world_size=1,
-        local_world_size=1,
-        node_rank=0,
-        num_nodes=1,
+        **_alone(v, port.candidates(v.integer(*variables.JOB_ID) or 0)),
         nodes=nodes,
         tasks_per_node=(1,) if nodes else (),
-        master_addr=v.text("MASTER_ADDR") or "127.0.0.1",
-        port_candidates=_ports(v, port.candidates(v.integer(*variables.JOB_ID) or 0)),
         cpus_per_task=v.integer(*variables.CPUS_PER_TASK),
         gpus_on_node=v.integer(*variables.GPUS_ON_NODE),
         **_job(v),
@@ -151,8 +144,8 @@ def _hand_set(v: Variables, *, launcher_store: bool | None = None) -> Topology:
         local_world_size=local_world_size,
         node_rank=0 if node_rank is None and num_nodes == 1 else node_rank,
         num_nodes=num_nodes,
-        master_addr=_hand_set_address(v, several_nodes=num_nodes != 1),
-        port_candidates=_ports(v, (TORCH_DEFAULT_PORT,)),
+        master_addr=meeting.hand_set_address(v, several_nodes=num_nodes != 1),
+        port_candidates=meeting.port_candidates(v, (TORCH_DEFAULT_PORT,)),
         launcher_store=bool(launcher_store),
         cpus_per_task=v.integer(*variables.CPUS_PER_TASK),
         **job,
@@ -178,23 +171,35 @@ def _submitit_local(v: Variables) -> Topology:
         local_world_size=tasks,
         node_rank=0,
         num_nodes=1,
-        master_addr=v.text("MASTER_ADDR") or "127.0.0.1",
-        port_candidates=_ports(v, port.candidates(job_id)),
+        master_addr=v.text("MASTER_ADDR") or meeting.LOCALHOST,
+        port_candidates=meeting.port_candidates(v, port.candidates(job_id)),
         job_id=job_id,
     )
 
 
-def _single(v: Variables) -> Topology:
-    return Topology(
-        launcher="single",
+class _Alone(TypedDict):
+    """The place of the only rank of a world."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+    master_addr: str
+    port_candidates: tuple[int, ...]
+
+
+def _alone(v: Variables, ports: tuple[int, ...]) -> _Alone:
+    return _Alone(
         rank=0,
         local_rank=0,
         world_size=1,
         local_world_size=1,
         node_rank=0,
         num_nodes=1,
-        master_addr=v.text("MASTER_ADDR") or "127.0.0.1",
-        port_candidates=_ports(v, (TORCH_DEFAULT_PORT,)),
+        master_addr=v.text("MASTER_ADDR") or meeting.LOCALHOST,
+        port_candidates=meeting.port_candidates(v, ports),
     )
 
 
@@ -260,71 +265,6 @@ def _check_gpus(v: Variables, local_world_size: int | None, gpus: int | None) ->
         f"{v.shown('SLURM_GPUS_ON_NODE', *variables.TASKS_PER_NODE[:1], 'SLURM_NTASKS')}: {more} tasks than GPUs.",
         f"ask for as many tasks as GPUs: --ntasks-per-node={gpus} --gres=gpu:{gpus}",
     )
-
-
-def _nodes(v: Variables, names: tuple[str, ...]) -> tuple[str, ...]:
-    name = next((name for name in names if v.text(name)), None)
-    if name is None:
-        return ()
-    try:
-        return tuple(hostlist.expand(v.env[name]))
-    except HostlistError as error:
-        raise HostlistError(f"Reading {name}: {error.asked}", error.found, error.hint) from error
-
-
-def _step_address(v: Variables, nodes: tuple[str, ...], num_nodes: int) -> str:
-    """MASTER_ADDR if preset, else the step's first node, on which rank 0 runs."""
-    preset = v.text("MASTER_ADDR")
-    if preset is None:
-        if nodes:
-            return nodes[0]
-        if num_nodes == 1:
-            return "127.0.0.1"
-        raise _no_address(v, *variables.NODELIST)
-    if nodes and preset != nodes[0] and preset in _nodes(v, variables.JOB_NODELIST):
-        raise TopologyError(
-            f"Meeting at {preset}:",
-            f"{v.shown('MASTER_ADDR', 'SLURM_STEP_NODELIST')}: rank 0 of this step runs on {nodes[0]}.",
-            "unset MASTER_ADDR MASTER_PORT before an srun on part of the job's nodes",
-        )
-    return preset
-
-
-def _hand_set_address(v: Variables, *, several_nodes: bool) -> str:
-    preset = v.text("MASTER_ADDR")
-    if preset is None and several_nodes:
-        raise _no_address(v, "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    return preset or "127.0.0.1"
-
-
-def _no_address(v: Variables, *names: str) -> TopologyError:
-    return TopologyError(
-        "Finding the host of rank 0:",
-        f"{v.shown('MASTER_ADDR', *names)}: the ranks may be on several nodes, and none is named.",
-        "export MASTER_ADDR=<host of rank 0>, or, if all ranks are on this node, LOCAL_WORLD_SIZE=$WORLD_SIZE",
-    )
-
-
-def _ports(v: Variables, ours: tuple[int, ...], templates: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Ours, unless MASTER_PORT is preset to another.
-
-    A preset that is one of ours, or of the `templates`' (which know no step id), is where a batch script found a free
-    one: then the others of its kind follow it.
-    """
-    preset = v.integer("MASTER_PORT")
-    if preset is None:
-        return ours
-    if not 1 <= preset <= 65535:
-        raise TopologyError(
-            "Reading MASTER_PORT:",
-            f"{v.shown('MASTER_PORT')} is no TCP port (1 to 65535).",
-            "unset MASTER_PORT; a free one is then found",
-        )
-    for walk in (ours, templates):
-        if preset in walk:
-            start = walk.index(preset)
-            return walk[start:] + walk[:start]
-    return (preset,)
 
 
 def _partial(v: Variables) -> TopologyError:
