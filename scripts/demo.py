@@ -126,4 +126,7 @@ def _report(run_dir: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("make demo: interrupted.")

@@ -69,10 +69,15 @@ def down(name: str) -> bool:
     """
     check_name(name)
     packages.require()
-    existed = (STATE_ROOT / name).exists() or bool(network.namespaces(name))
     with _lock():
+        existed = _exists(name)
         _remove(name)
     return existed
+
+
+def _exists(name: str) -> bool:
+    """Whether there is anything of a sandbox."""
+    return (STATE_ROOT / name).exists() or bool(network.namespaces(name) or network.interfaces(name))
 
 
 def names() -> list[str]:
@@ -114,10 +119,8 @@ def node_states(name: str) -> dict[str, str]:
 @contextmanager
 def _lock() -> Iterator[None]:
     """One `up` or `down` at a time on a machine. The last sandbox's `down` takes the folder away."""
-    STATE_ROOT.mkdir(mode=0o755, exist_ok=True)
-    descriptor = os.open(STATE_ROOT, os.O_RDONLY)
+    descriptor = _locked_state_root()
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
         if not any(STATE_ROOT.iterdir()):
             STATE_ROOT.rmdir()
@@ -125,11 +128,22 @@ def _lock() -> Iterator[None]:
         os.close(descriptor)
 
 
+def _locked_state_root() -> int:
+    """The descriptor of the folder of all sandboxes, locked; made anew if the holder before took it away."""
+    while True:
+        STATE_ROOT.mkdir(mode=0o755, exist_ok=True)
+        descriptor = os.open(STATE_ROOT, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if STATE_ROOT.exists() and os.path.samestat(os.fstat(descriptor), STATE_ROOT.stat()):
+            return descriptor
+        os.close(descriptor)
+
+
 @contextmanager
 def _claimed(layout: Layout) -> Iterator[Layout]:
     """The layout with an index that nobody uses; its folder is made, with the index written down."""
     with _lock():
-        if layout.folder.exists() or network.namespaces(layout.name):
+        if _exists(layout.name):
             raise SandboxError(
                 f"Starting the sandbox {layout.name!r}:",
                 "one of that name is there already.",
@@ -238,7 +252,6 @@ def _log_ends(layout: Layout) -> str:
 
 def _remove(name: str) -> None:
     """Remove what there is of a sandbox; each step works whether or not the others did."""
-    index = _index(name)
     network.end_processes(name)
-    network.remove(name, None if index is None else f"cddp{index}")
+    network.remove(name)
     shutil.rmtree(STATE_ROOT / name, ignore_errors=True)

@@ -53,14 +53,16 @@ def build(layout: Layout) -> None:
     Raises:
         SandboxError: the kernel refuses.
     """
+    alias = namespace_prefix(layout.name)
     ip("link", "add", layout.bridge, "type", "bridge")
+    ip("link", "set", layout.bridge, "alias", alias)
     ip("addr", "add", f"{layout.login_address}/24", "dev", layout.bridge)
     ip("link", "set", layout.bridge, "up")
     for address, host in layout.hosts_by_address.items():
         namespace, link = layout.namespace(host), layout.link(host)
         ip("netns", "add", namespace)
         ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
-        ip("link", "set", link, "master", layout.bridge, "up")
+        ip("link", "set", link, "alias", alias, "master", layout.bridge, "up")
         ip("-netns", namespace, "addr", "add", f"{address}/24", "dev", "eth0")
         ip("-netns", namespace, "link", "set", "eth0", "up")
         ip("-netns", namespace, "link", "set", "lo", "up")
@@ -109,15 +111,18 @@ def end_processes(name: str, grace_s: float = 3.0) -> None:
         time.sleep(0.1)
 
 
-def remove(name: str, bridge: str | None) -> None:
-    """Remove a sandbox's links, namespaces and bridge.
+def interfaces(name: str) -> list[str]:
+    """The bridge and the links of a sandbox that exist, known by their alias."""
+    aliases = {path.parent.name: path.read_text().strip() for path in INTERFACES.glob("*/ifalias")}
+    return sorted(interface for interface, alias in aliases.items() if alias == namespace_prefix(name))
+
+
+def remove(name: str) -> None:
+    """Remove a sandbox's links, bridge and namespaces.
 
     The links would go with their namespaces, but only some time after them.
     """
-    if bridge is not None:
-        for link in INTERFACES.glob(f"{bridge}[!0-9]*"):
-            ip("link", "delete", link.name)
-        if (INTERFACES / bridge).exists():
-            ip("link", "delete", bridge)
+    for interface in interfaces(name):
+        ip("link", "delete", interface)
     for path in namespaces(name):
         ip("netns", "delete", path.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -75,7 +76,7 @@ def test_a_second_sandbox_beside_the_first(slurm: Cluster) -> None:
 
 
 def test_down_after_a_crash_with_a_job_running() -> None:
-    """Daemons killed, state lost in part, a job's processes still there."""
+    """Daemons killed, the state lost, a job's processes still there."""
     cluster.up(NAME, nodes=1, gpus_per_node=1)
     try:
         env = cluster.environment(NAME)
@@ -87,7 +88,7 @@ def test_down_after_a_crash_with_a_job_running() -> None:
         for pid in network.processes(NAME):
             if command(pid).startswith(("slurmctld", "slurmd")):
                 os.kill(pid, signal.SIGKILL)
-        (STATE_ROOT / NAME / "slurm.conf").unlink()
+        shutil.rmtree(STATE_ROOT / NAME)
     finally:
         assert cluster.down(NAME)
 
