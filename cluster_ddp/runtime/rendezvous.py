@@ -102,6 +102,8 @@ def _missing(topology: Topology, store: dist.Store, timeout_s: float, deadline: 
         return None
     except dist.DistError:
         hosts = {r: store.get(_arrival(r)).decode() for r in ranks if store.check([_arrival(r)])}
+    if len(hosts) == topology.world_size:  # the last came just now
+        return None
     absent = ", ".join(missing_by_node(topology, hosts))
     found = f"{len(hosts)} of {topology.world_size} ranks arrived; missing: rank {absent}."
     return _timeout_error(topology, timeout_s, found)

@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 from ranks import run_ranks, slurm_step
 
 from cluster_ddp.runtime import rendezvous
@@ -165,6 +166,23 @@ def test_only_the_stores_own_thread_asks_no_name_servers() -> None:
     with ThreadPoolExecutor(1, initializer=rendezvous._ask_no_name_servers) as thread:
         assert thread.submit(attempts).result() == 0
     assert attempts() == before
+
+
+class LateStore:
+    """A store whose wait times out just before the last rank arrives."""
+
+    def wait(self, keys: list[str], timeout: object) -> None:
+        raise torch.distributed.DistStoreError
+
+    def check(self, keys: list[str]) -> bool:
+        return True
+
+    def get(self, key: str) -> bytes:
+        return b"n1"
+
+
+def test_a_rank_that_comes_at_the_last_moment_is_not_missing() -> None:
+    assert rendezvous._missing(two_nodes(), LateStore(), 1.0, 0.0) is None  # type: ignore[arg-type]
 
 
 def two_nodes(**fields: object) -> Topology:
