@@ -88,7 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def shell(arguments: argparse.Namespace) -> int:
     """A shell on the login node; its exit status is ours."""
-    print(f"A shell on the login node of {arguments.name!r}; leave it with exit.")
+    cluster.environment(arguments.name)  # is it up?
+    print(f"A shell on the login node of {arguments.name!r}; leave it with exit.", flush=True)
     arguments.command = [os.environ.get("SHELL", "/bin/sh")]
     return run(arguments)
 
