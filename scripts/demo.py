@@ -71,6 +71,10 @@ def _on_this_machine(arguments: list[str]) -> int:
     run_dir = Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
     # torchrun would set OMP_NUM_THREADS to 1 with a long warning.
     env = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 2) // 2)), **os.environ}
+    import torch
+
+    if torch.cuda.device_count() == 1:
+        arguments = [*arguments, "--no-cuda"]  # two ranks don't share a GPU
     command = [*torchrun, "-m", "cluster_ddp.train", *arguments, "--run-dir", str(run_dir)]
     status = subprocess.run(command, env=env).returncode
     return status or _report(run_dir)
@@ -82,7 +86,8 @@ def _on_sandbox(arguments: list[str]) -> int:
     layout = cluster.up(SANDBOX_NAME, nodes=2, gpus_per_node=2)
     print(f"A sandbox of {layout.nodes} nodes with {layout.gpus_per_node} GPUs each is up.")
     try:
-        return _on_slurm(arguments, cluster.environment(SANDBOX_NAME))
+        # The sandbox's GPUs are dummies, whatever the machine has.
+        return _on_slurm([*arguments, "--no-cuda"], cluster.environment(SANDBOX_NAME))
     finally:
         cluster.down(SANDBOX_NAME)
         print("The sandbox is gone again.")
@@ -92,7 +97,7 @@ def _on_slurm(arguments: list[str], env: Mapping[str, str]) -> int:
     """Submit the job and print its output as it comes, until it has ended."""
     run_dir = Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
     job_id = commands.submit(JOB, arguments=[*arguments, "--run-dir", str(run_dir)], env=env)
-    print(f"sbatch {JOB}: job {job_id}. Ctrl-C leaves it running.", flush=True)
+    print(f"sbatch {JOB}: job {job_id}", flush=True)
     shown, reason = 0, ""
     while True:
         status = commands.job_statuses(job_id, env=env)[0]

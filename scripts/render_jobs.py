@@ -17,7 +17,10 @@ JOBS_FOLDER = Path(__file__).parents[1] / "jobs"
 SETUP = (
     "# The checkout's own environment where `make` has built one.",
     "if [[ -f .venv/bin/activate ]]; then source .venv/bin/activate; fi",
-    'python -c "import cluster_ddp" || { echo "Submit from the checkout, after: make venv" >&2; exit 1; }',
+    'python -c "import sys; del sys.path[0]; import cluster_ddp, tyro" || {',
+    '  echo "error: cluster_ddp is not installed here. Submit from the checkout, after: make venv" >&2',
+    "  exit 1",
+    "}",
 )
 TRAIN = ("python", "-m", "cluster_ddp.train")
 

@@ -56,7 +56,7 @@ def _main(function: Callable[[], None], env: dict[str, str], log: Path) -> None:
     os.dup2(descriptor, 2)
     for name in [name for name in os.environ if name.startswith(("SLURM_", "MASTER_", "RANK", "WORLD_"))]:
         del os.environ[name]
-    os.environ.update({"OMP_NUM_THREADS": "1", **env})
+    os.environ.update({"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env})
     try:
         function()
     except SystemExit as error:

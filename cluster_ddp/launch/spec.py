@@ -90,8 +90,11 @@ class JobSpec:
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus_per_node", "cpus_per_task"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and (type(value) is not int or value < 1):
                 raise _error(name, value, "a whole number of 1 or more")
+        for name in ("command", "modules", "setup"):
+            if isinstance(getattr(self, name), str):
+                raise _error(name, getattr(self, name), "a tuple of texts, not one text")
         for field in fields(self):
             if field.name in _PATTERNS and getattr(self, field.name) is not None:
                 self._check_text(field.name)

@@ -68,8 +68,8 @@ def train(
             optimizer.step()
             loss_sum, samples = loss_sum + loss.detach(), samples + len(labels)
             if step % config.log_interval == 0 or step == len(shard) - 1:
+                mean_loss = world.mean(loss_sum, samples)  # waits for the device
                 now_s, seen = time.perf_counter(), shard.samples_seen(step)
-                mean_loss = world.mean(loss_sum, samples)
                 values = {
                     "epoch": epoch,
                     "step": step,

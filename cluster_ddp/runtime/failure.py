@@ -74,8 +74,8 @@ class FailureReporter:
             return name
         try:
             return str(self.store.compare_set(_KEY, "", name), "utf-8")
-        except Exception:  # the store went with rank 0
-            return "rank 0 (it can't be reached any more)"
+        except Exception:  # the store went with rank 0: nobody knows who was first, so this rank tells its own
+            return name
 
     def _rank(self) -> str:
         if self.topology is not None:

@@ -70,6 +70,12 @@ def meet(topology: Topology, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> dist.St
 def _gather(topology: Topology, tcp_store: dist.TCPStore, timeout_s: float, deadline: float) -> dist.Store:
     """Note our arrival, and wait for the verdict of rank 0 on everybody's."""
     store = dist.PrefixStore(topology.key, tcp_store)
+    if store.add(f"claim/{topology.rank}", 1) > 1:
+        raise RendezvousError(
+            f"Joining the run at {topology.master_addr} as rank {topology.rank}:",
+            f"another process is rank {topology.rank} there already.",
+            "is a second run using the same MASTER_ADDR and MASTER_PORT, or does every task have the same RANK?",
+        )
     store.set(_arrival(topology.rank), socket.gethostname())
     if topology.rank == 0:
         error = _missing(topology, store, timeout_s, deadline)
@@ -150,7 +156,7 @@ def _find_store(topology: Topology, address: str, timeout_s: float, deadline: fl
     while True:
         answers = {}
         for port in topology.port_candidates:
-            answers[port] = _ask(address, port, patience_s)
+            answers[port] = _ask(address, port, min(patience_s, max(0.1, deadline - time.monotonic())))
             key, _, store_port = answers[port].rpartition(" ")
             if key == topology.key and store_port.isdigit():
                 return int(store_port)

@@ -186,6 +186,7 @@ def distributed(*, cuda: bool = True, rendezvous_timeout_s: float = rendezvous.D
             reporter.report(error)
         _leave(failed=True)
         raise
+    reporter.store = None  # from here on, each rank's failures are its own
     _leave(failed=False)
 
 
@@ -204,7 +205,11 @@ def _leave(*, failed: bool) -> None:
 def _set_up_interface(topology: Topology) -> None:
     if topology.world_size == 1 or "GLOO_SOCKET_IFNAME" in os.environ:
         return
-    if interface := interface_towards(topology.master_addr):
+    interface = interface_towards(topology.master_addr)
+    if interface == "lo" and topology.num_nodes != 1:
+        # Rank 0's own name may mean 127.0.1.1 there (Debian): the way to another node is the right one.
+        interface = next(filter(None, map(interface_towards, topology.nodes[1:])), None)
+    if interface:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
 
 
@@ -216,11 +221,13 @@ def _set_up_logging(topology: Topology) -> None:
     handler.setFormatter(logging.Formatter(f"{prefix} %(levelname)s: %(message)s"))
     log.addHandler(handler)
     log.propagate = False
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.INFO)
 
 
 def _set_up_device(topology: Topology, cuda: bool) -> torch.device:
     visible = torch.cuda.device_count() if cuda else 0
-    if cuda and visible == 0 and topology.gpus_on_node and topology.rank == 0:
+    if cuda and visible == 0 and topology.gpus_on_node and topology.local_rank == 0 and topology.node_rank in (0, None):
         log.warning(
             "Slurm gave %d GPUs on this node, but torch %s sees none: computing on the CPU.",
             topology.gpus_on_node,

@@ -64,7 +64,7 @@ def _slurm_step(v: Variables) -> Topology:
         tasks = ()
     local_rank = _local_rank(v, rank, gpus, tasks)
     nodes = meeting.node_names(v, variables.NODELIST)
-    num_nodes = len(nodes) or v.integer(*variables.NUM_NODES) or 1
+    num_nodes = len(nodes) or v.integer(*variables.NUM_NODES) or len(tasks) or _fewest_nodes(world_size, gpus)
     node_rank = v.integer(*variables.NODE_RANK)
     if node_rank is None and gpus:
         node_rank = rank // gpus
@@ -98,7 +98,9 @@ def _slurm_step(v: Variables) -> Topology:
 
 def _slurm_without_step(v: Variables) -> Topology:
     """In the batch shell or in salloc's: right for one task only, today's silent hang for several."""
-    tasks = v.integer(*variables.JOB_TASKS) or 1
+    # Some versions leave SLURM_NTASKS unset where only --ntasks-per-node was given.
+    per_node = v.integer("SLURM_NTASKS_PER_NODE") or 1
+    tasks = v.integer(*variables.JOB_TASKS) or per_node * (v.integer(*variables.JOB_NODES) or 1)
     if tasks > 1:
         raise TopologyError(
             f"Starting rank 0 of {tasks} without srun:",
@@ -175,6 +177,13 @@ def _submitit_local(v: Variables) -> Topology:
         port_candidates=meeting.port_candidates(v, port.candidates(job_id)),
         job_id=job_id,
     )
+
+
+def _fewest_nodes(world_size: int, gpus: int | None) -> int | None:
+    """How many nodes so many ranks fill, one GPU each; None where that can't be told."""
+    if world_size == 1:
+        return 1
+    return -(-world_size // gpus) if gpus else None
 
 
 class _Alone(TypedDict):

@@ -24,7 +24,7 @@ def node_names(v: Variables, names: tuple[str, ...]) -> tuple[str, ...]:
         raise HostlistError(f"Reading {name}: {error.asked}", error.found, error.hint) from error
 
 
-def step_address(v: Variables, nodes: tuple[str, ...], num_nodes: int) -> str:
+def step_address(v: Variables, nodes: tuple[str, ...], num_nodes: int | None) -> str:
     """MASTER_ADDR if preset, else the step's first node, on which rank 0 runs."""
     preset = v.text("MASTER_ADDR")
     if preset is None:

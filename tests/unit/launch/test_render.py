@@ -89,7 +89,6 @@ def test_foreign_scripts_get_torchruns_variables(tmp_path: Path) -> None:
     command = ("bash", "-c", "echo " + " ".join(f"{name}=${name}" for name in names))
     done = run_script(render(JobSpec(name="x", command=command), source=""), tmp_path)
     assert done.stdout.splitlines() == [
-        "srun option --cpus-per-task=1",
         "srun option --kill-on-bad-exit=1",
         "RANK=0 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 WORLD_SIZE=4 NODE_RANK=0 "
         f"MASTER_ADDR=localhost MASTER_PORT={master_port(71)}",

@@ -52,6 +52,8 @@ def test_nasty_output_is_refused(value: str) -> None:
         ("nodes", 0),
         ("nodes", -1),
         ("nodes", 1.5),
+        ("nodes", True),
+        ("command", "python x.py"),
         ("gpus_per_node", 0),
         ("cpus_per_task", 0),
         ("command", ()),

@@ -142,6 +142,14 @@ def test_a_missing_rank_is_named_by_all_the_others(tmp_path: Path, job_id: int) 
         assert "2 of 3 ranks arrived; missing: rank 1 (localhost)." in end.output
 
 
+def test_a_rank_that_is_there_twice_is_refused(tmp_path: Path, job_id: int) -> None:
+    environments = [slurm_step(rank, 3, job_id=job_id) for rank in (0, 1, 1)]
+    ends = run_ranks(fail_to_meet, environments, tmp_path, timeout_s=TIMEOUT_S + 20)
+    refused = ["another process is rank 1 there already" in end.output for end in ends]
+    assert refused.count(True) == 1, ends
+    assert not refused[0]
+
+
 def test_without_rank_0_the_others_say_so(tmp_path: Path, job_id: int) -> None:
     (end,) = run_ranks(fail_to_meet, [slurm_step(1, 2, job_id=job_id)], tmp_path, timeout_s=TIMEOUT_S + 20)
     assert end.exit_code == 2, end.output

@@ -90,6 +90,21 @@ def test_one_ranks_exception_is_printed_once_with_rank_and_host(tmp_path: Path) 
         assert ends[rank].output == f"[rank {rank} {host}] stopped: rank 1 on {host} failed (see its error).\n"
 
 
+def rank_1_raises_afterwards() -> None:
+    with cluster_ddp.distributed() as world:
+        pass
+    if world.rank == 1:
+        time.sleep(1)  # rank 0, and the store with it, is gone by now
+        raise ValueError("after the world")
+
+
+def test_an_exception_after_the_world_is_the_ranks_own(tmp_path: Path) -> None:
+    environments = [slurm_step(rank, 2, job_id=JOB_ID + 3) for rank in range(2)]
+    ends = run_ranks(rank_1_raises_afterwards, environments, tmp_path)
+    assert [end.exit_code for end in ends] == [0, 1], ends
+    assert "ValueError: after the world" in ends[1].output
+
+
 def rank_1_leaves() -> None:
     with cluster_ddp.distributed() as world:
         world.barrier()

@@ -31,11 +31,11 @@ def test_json() -> None:
 
 
 def test_export_is_for_the_shell() -> None:
-    script = f'eval "$({sys.executable} -m cluster_ddp.env --export)"; env'
+    script = 'eval "$("$1" -m cluster_ddp.env --export)"; env'
     # The quoting of a value that would be code if it were not quoted.
     hostile = "h;touch x"
     done = subprocess.run(
-        ["sh", "-c", script],
+        ["sh", "-c", script, "sh", sys.executable],
         env={"PATH": os.environ["PATH"], **STEP, "MASTER_ADDR": hostile},
         capture_output=True,
         text=True,

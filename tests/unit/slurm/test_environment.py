@@ -209,6 +209,22 @@ BAD = {
         ["SLURM_JOB_NUM_NODES=2", "SLURM_NTASKS unset"],
         "srun",
     ),
+    "in salloc's shell, where SLURM_NTASKS is not set": (
+        {"SLURM_JOB_ID": "3", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS_PER_NODE": "2"},
+        ["the job has 2 tasks"],
+        "srun",
+    ),
+    "a container that leaves no trace of the nodes": (
+        {"SLURM_JOB_ID": "3", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}
+        | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"},
+        ["MASTER_ADDR unset"],
+        "export MASTER_ADDR",
+    ),
+    "a container that leaves neither nodes nor tasks per node": (
+        {"SLURM_JOB_ID": "3", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4"},
+        ["MASTER_ADDR unset"],
+        "export MASTER_ADDR",
+    ),
     "RANK from the batch shell": (STEP | {"RANK": "0"}, ["RANK=0", "SLURM_PROCID=3"], "unset RANK"),
     "a whole world from the batch shell": (
         STEP | {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"},
