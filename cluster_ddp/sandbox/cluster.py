@@ -122,9 +122,9 @@ def _lock() -> Iterator[None]:
     descriptor = _locked_state_root()
     try:
         yield
+    finally:
         if not any(STATE_ROOT.iterdir()):
             STATE_ROOT.rmdir()
-    finally:
         os.close(descriptor)
 
 

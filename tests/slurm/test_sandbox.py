@@ -24,11 +24,11 @@ NAME = f"own-{os.getpid()}"
 
 
 def traces() -> set[str]:
-    """All that sandboxes have on this machine: links, namespaces, folders, processes."""
-    links = [path.name for path in Path("/sys/class/net").glob("cddp*")]
-    namespaces = [path.name for path in network.NAMESPACE_ROOT.glob("cddp*")]
-    folders = [path.name for path in STATE_ROOT.glob("*")]
-    return {*links, *namespaces, *folders, *(f"{pid} {command(pid)}" for pid in network.processes(NAME))}
+    """All that these tests' sandbox has on this machine: links, namespaces, a folder, processes."""
+    namespaces = [path.name for path in network.NAMESPACE_ROOT.glob(f"cddp.{NAME}.*")]
+    folders = [path.name for path in STATE_ROOT.glob(NAME)]
+    processes = [f"{pid} {command(pid)}" for pid in network.processes(NAME)]
+    return {*network.interfaces(NAME), *namespaces, *folders, *processes}
 
 
 def command(pid: int) -> str:
@@ -41,10 +41,10 @@ def command(pid: int) -> str:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(slurm: Cluster) -> Iterator[None]:
-    """After each test the machine is as before it; the session's own sandbox is there all the time."""
-    before, hosts = traces(), Path("/etc/hosts").read_bytes()
+    """After each test the machine is as before it."""
+    hosts = Path("/etc/hosts").read_bytes()
     yield
-    assert traces() == before
+    assert traces() == set()
     assert Path("/etc/hosts").read_bytes() == hosts
 
 
@@ -59,6 +59,7 @@ def test_a_second_sandbox_beside_the_first(slurm: Cluster) -> None:
     try:
         assert done.returncode == 0, done.stderr
         assert "2 nodes with 0 GPUs each" in done.stdout
+        assert len(network.interfaces(NAME)) == 4  # the bridge, the controller's link, two nodes'
         again = door("up", "--name", NAME)
         assert (again.returncode, "one of that name is there already" in again.stderr) == (2, True)
         where = "hostname; cat /proc/net/fib_trie | grep -o '10\\.213\\.[0-9]*\\.1[0-9]' | head -n 1"
