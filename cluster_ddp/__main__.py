@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from importlib import import_module
 
+from cluster_ddp.errors import nearest
+
 VERBS = {
     "env": "show this process's place in its job",
+    "submit": "submit a training script to Slurm, or run it on this machine",
+    "status": "what the submitted jobs are doing, and how far they are",
     "train": "train the MNIST CNN under DDP",
     "sandbox": "a real multi-node Slurm on this machine",
 }
@@ -24,9 +27,7 @@ def main() -> int:
     if verb in ("-h", "--help"):
         print(f"usage: cluster-ddp VERB [OPTIONS]\n\n{listing}")
         return 0
-    nearest = difflib.get_close_matches(verb, VERBS, n=1)
-    guess = f" Did you mean {nearest[0]}?" if nearest else ""
-    print(f"cluster-ddp: error: no verb {verb!r}.{guess} Verbs:\n{listing}", file=sys.stderr)
+    print(f"cluster-ddp: error: no verb {verb!r}.{nearest(verb, VERBS)} Verbs:\n{listing}", file=sys.stderr)
     return 2
 
 

@@ -34,26 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json:
         print(json.dumps(_fields(topology)), flush=True)
     elif arguments.export:
-        for name, value in exports(topology).items():
+        for name, value in topology.exports().items():
             print(f"export {name}={shlex.quote(value)}")
     else:
         # One write, so that the tables of several tasks don't mix.
         sys.stdout.write("".join(f"{name:17} {_shown(v)}\n" for name, v in _fields(topology).items()))
     return 0
-
-
-def exports(topology: Topology) -> dict[str, str]:
-    """The variables that torch's env:// and scripts written for torchrun read; those not known are left out."""
-    values = {
-        "RANK": topology.rank,
-        "LOCAL_RANK": topology.local_rank,
-        "WORLD_SIZE": topology.world_size,
-        "LOCAL_WORLD_SIZE": topology.local_world_size,
-        "NODE_RANK": topology.node_rank,
-        "MASTER_ADDR": topology.master_addr,
-        "MASTER_PORT": topology.master_port,
-    }
-    return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def _fields(topology: Topology) -> dict[str, object]:

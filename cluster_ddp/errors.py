@@ -8,6 +8,8 @@
     ├── DataError          a dataset that is missing or damaged
     ├── RunDirError        a run folder that can't be written
     ├── SpecError          a job that can't be asked for
+    │   └── ProfileError       a settings file that can't be used
+    ├── JobError           a job that ended without a result
     ├── SlurmError         a Slurm command that failed
     └── SandboxError       a sandbox that can't be made, found or removed here
 
@@ -18,7 +20,7 @@ block and exit with status 2 (`exit_on_error`); a traceback from this package me
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 USAGE_EXIT_STATUS = 2
@@ -67,12 +69,28 @@ class SpecError(ClusterDDPError):
     """A job that can't be asked for."""
 
 
+class ProfileError(SpecError):
+    """A settings file that can't be used."""
+
+
+class JobError(ClusterDDPError):
+    """A job that ended without a result."""
+
+
 class SlurmError(ClusterDDPError):
     """A Slurm command that failed."""
 
 
 class SandboxError(ClusterDDPError):
     """A sandbox that can't be made, found or removed here."""
+
+
+def nearest(word: str, legal: Iterable[str]) -> str:
+    """Such as " Did you mean gpu?", with the legal name that is nearest to `word`; empty where none is near."""
+    import difflib  # only where something is wrong
+
+    matches = difflib.get_close_matches(word, list(legal), n=1)
+    return f" Did you mean {matches[0]}?" if matches else ""
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def _on_sandbox(arguments: list[str]) -> int:
 def _on_slurm(arguments: list[str], env: Mapping[str, str]) -> int:
     """Submit the job and print its output as it comes, until it has ended."""
     run_dir = Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
-    job_id = commands.submit(JOB, arguments=[*arguments, "--run-dir", str(run_dir)], env=env)
+    job_id = commands.submit(JOB, arguments=[*arguments, "--run-dir", str(run_dir)], env=env).job_id
     print(f"sbatch {JOB}: job {job_id}", flush=True)
     shown, reason = 0, ""
     while True:

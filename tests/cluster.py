@@ -71,8 +71,8 @@ class Cluster:
             path.write_text(script)
             script = path
         where = (f"--chdir={ROOT}", f"--output={folder}/%x-%j.out")
-        job_id = commands.submit(script, options=(*where, *options), arguments=arguments, env=self.env)
-        return Job(job_id, self.env)
+        submitted = commands.submit(script, options=(*where, *options), arguments=arguments, env=self.env)
+        return Job(submitted.job_id, self.env)
 
 
 def records(run_dir: Path) -> list[dict]:

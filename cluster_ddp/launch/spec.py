@@ -6,32 +6,64 @@ One task drives one GPU, so nothing here asks for tasks: the script's --ntasks-p
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Literal, get_args
 
-from cluster_ddp.errors import SpecError
+from cluster_ddp.errors import SpecError, nearest
+from cluster_ddp.launch import grids
 
-ARRAY_TASK_PLACEHOLDER = "{array_task_id}"
+ARRAY_TASK = "array_task_id"
+ARRAY_TASK_PLACEHOLDER = f"{{{ARRAY_TASK}}}"
+
+Launcher = Literal["srun", "torchrun"]
+
+ALTERNATIVES = (("venv", "conda_env"), ("container", "container_image"))
+"""Fields of which a job can have one."""
+
+_PATH = (r"[^\x00-\x1f\x7f]+", "a path without line breaks")
 
 # What each text field may hold: sbatch's own syntax without anything a shell or an #SBATCH line could take for more.
-# (sbatch(1); in none of them are blanks, quotes, '$', '`', '\\', '#' or line breaks.)
+# (sbatch(1); in none are blanks, quotes, '$', '`', '\\', '#' or line breaks. Paths are quoted where they stand.)
 _PATTERNS: dict[str, tuple[str, str]] = {
     "name": (r"[\w.+@=-]{1,128}", "letters, digits and . _ + - @ ="),
     "gpu_type": (r"[\w.-]+", "a type that sinfo -o %G shows, such as a100"),
-    "mem": (r"\d+[KMGT]?", "a size such as 32G (per node)"),
+    "mem": (r"\d+[KMGT]?", "a size such as 32G (per node; units K, M, G, T)"),
     "partition": (r"[\w.+@-]+(,[\w.+@-]+)*", "names that sinfo shows, separated by commas"),
     "account": (r"[\w.+@/-]+", "a name that sacctmgr show associations shows"),
     "qos": (r"[\w.+@-]+", "a name that sacctmgr show qos shows"),
     "constraint": (r"[\w.+@=:&|!*,()\[\]-]+", "features that sinfo -o %f shows, such as a100&nvlink"),
     "array": (
-        r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?",
+        r"\d+(-\d+(:[1-9]\d*)?)?(,\d+(-\d+(:[1-9]\d*)?)?)*(%[1-9]\d*)?",
         "task numbers such as 0-7, 1,3,5 or 0-99%4",
     ),
     "signal": (r"([BR]{1,2}:)?[A-Z0-9]+(@\d+)?", "such as USR1@120: the signal, seconds before the end"),
-    "output": (r"[^\x00-\x1f\x7f\"'`$\\#]+", "a path without quotes, $, \\, # and line breaks"),
-    "venv": (r"[^\x00-\x1f\x7f]+", "a path without line breaks"),
+    "after": (r"\d+(_\d+)?(:\d+(_\d+)?)*|[a-z]+(:[\w:+,?]+)?", "a job id such as 12, or such as afterany:12"),
+    "venv": _PATH,
     "conda_env": (r"[^\x00-\x1f\x7f]+", "a name or path without line breaks"),
+    "container": _PATH,
+    "container_image": (r"[^\x00-\x20\x7f]+", "an image as Enroot names it, such as nvcr.io#nvidia/pytorch:25.10-py3"),
     "description": (r"[^\x00-\x1f\x7f]*", "one line"),
 }  # fmt: skip
+
+# The same for each word of a field that holds several.
+_WORD_PATTERNS: dict[str, tuple[str, str]] = {
+    "modules": (r"[\w.+/][\w.+/-]*", "names that module avail shows, such as cuda/12.8"),
+    "container_binds": (r"[^\x00-\x1f\x7f,]+", "paths such as /data or /scratch/me:/data, without commas"),
+    "container_overlays": _PATH,
+    "sbatch_options": (r"--[a-z][a-z-]*(=[^\x00-\x20\x7f\"'`$\\#]+)?", "options such as --reservation=course"),
+    "setup": (r"[^\x00\n\r]*", "single lines of bash"),
+}  # fmt: skip
+
+# Options of sbatch that other fields, the template or the submission set.
+_OURS = frozenset(
+    [
+        *("account", "array", "chdir", "constraint", "cpus-per-task", "dependency", "error", "gpus", "gpus-per-node"),
+        *("gpus-per-task", "gres", "hold", "job-name", "mem", "no-requeue", "nodes", "ntasks", "ntasks-per-core"),
+        *("ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket", "open-mode", "output", "parsable", "partition"),
+        *("qos", "requeue", "signal", "test-only", "time", "wrap"),
+    ]
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,23 +76,23 @@ class JobSpec:
 
     name: str
     """Of the job, as squeue shows it."""
-    command: tuple[str, ...]
-    """What every task runs, an argument each, quoted for the shell; "{array_task_id}" in it becomes the array task's.
-    Arguments that follow the script on sbatch's command line are appended."""
+    command: tuple[str, ...] = ()
+    """What every task runs, an argument each, quoted for the shell. In an array "{array_task_id}" in it becomes the
+    task's number, and "{key}" its value of a grid's key."""
     description: str = ""
     """One line for the script's header."""
     nodes: int = 1
     """Number of nodes."""
     gpus_per_node: int = 1
-    """GPUs, and so tasks, on each node."""
+    """GPUs, and so ranks, on each node."""
     gpu_type: str | None = None
     """Kind of GPU, as the cluster's gres names it."""
     cpus_per_task: int | None = None
-    """CPUs for each GPU's task."""
+    """CPUs for each rank."""
     mem: str | None = None
     """Memory per node, such as 32G."""
     time: str | None = None
-    """Limit, in any of Slurm's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. Kept as D-HH:MM:SS."""
+    """Time limit, in any of Slurm's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. Kept as D-HH:MM:SS."""
     partition: str | None = None
     """Partition, or several to choose from, separated by commas."""
     account: str | None = None
@@ -71,13 +103,16 @@ class JobSpec:
     """Features that the nodes must have."""
     array: str | None = None
     """Task numbers of a job array, such as 0-7 or 0-99%4 (four at a time)."""
-    output: str | None = None
-    """File for the job's output, in sbatch's pattern; its folder must exist. Default: %x-%j.out, in arrays
-    %x-%A_%a.out."""
+    grid: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Values for each placeholder of the command; array task number i runs the i-th combination."""
+    after: str | None = None
+    """Start only when this job has completed, or what sbatch's --dependency says, such as afterany:12."""
     signal: str | None = None
     """Warning before the time limit, such as USR1@120."""
     requeue: bool | None = None
     """Whether Slurm may start the job again after preemption or the loss of a node."""
+    launcher: Launcher = "srun"
+    """srun: a task for each GPU. torchrun: a task for each node, whose agent starts a worker for each GPU."""
     modules: tuple[str, ...] = ()
     """Environment modules to load first."""
     venv: str | None = None
@@ -86,36 +121,89 @@ class JobSpec:
     """Conda environment to activate."""
     setup: tuple[str, ...] = ()
     """Lines of bash before the ranks start. They are run as they are: never put text from others here."""
+    container: str | None = None
+    """Image to run the command in with Apptainer or Singularity: a .sif file or a URI such as docker://…"""
+    container_image: str | None = None
+    """Image to run the command in with Pyxis and Enroot."""
+    container_binds: tuple[str, ...] = ()
+    """Folders that the container sees besides the working and the run folder: PATH or SOURCE:DESTINATION."""
+    container_overlays: tuple[str, ...] = ()
+    """Overlays of an Apptainer container, used read-only."""
+    sbatch_options: tuple[str, ...] = ()
+    """More options for sbatch, such as --reservation=course."""
 
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus_per_node", "cpus_per_task"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise _error(name, value, "a whole number of 1 or more")
-        for name in ("command", "modules", "setup"):
-            if isinstance(getattr(self, name), str):
-                raise _error(name, getattr(self, name), "a tuple of texts, not one text")
-        for field in fields(self):
-            if field.name in _PATTERNS and getattr(self, field.name) is not None:
-                self._check_text(field.name)
+        for name in ("command", *_WORD_PATTERNS):
+            words = getattr(self, name)
+            if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
+                raise _error(name, words, "a tuple of texts")
+        for spec_field in fields(self):
+            self._check_text(spec_field.name)
+        if self.launcher not in get_args(Launcher):
+            raise _error("launcher", self.launcher, f"one of {', '.join(get_args(Launcher))}")
+        if self.requeue is not None and type(self.requeue) is not bool:
+            raise _error("requeue", self.requeue, "true or false")
         if self.time is not None:
             object.__setattr__(self, "time", normalized_time(self.time))
-        if not self.command or any("\0" in argument for argument in self.command):
+        if self.command[:1] == ("",) or any("\0" in argument for argument in self.command):
             raise _error("command", self.command, "a program and its arguments, without NUL bytes")
-        if any(not re.fullmatch(r"[\w.+/-]+", module) for module in self.modules):
-            raise _error("modules", self.modules, "names that module avail shows, such as cuda/12.8")
-        if self.array is None and any(ARRAY_TASK_PLACEHOLDER in word for word in self.command):
-            raise _error("command", self.command, f"without {ARRAY_TASK_PLACEHOLDER} unless array is set")
-        if self.venv is not None and self.conda_env is not None:
-            raise _error("conda_env", self.conda_env, "left out where venv is given")
+        self._check_choices()
+        self._check_array()
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.nodes * self.gpus_per_node
 
     def _check_text(self, name: str) -> None:
-        pattern, legal = _PATTERNS[name]
         value = getattr(self, name)
-        if not isinstance(value, str) or not re.fullmatch(pattern, value):
-            raise _error(name, value, legal)
-        if name == "name" and value.startswith("-"):
-            raise _error(name, value, "without a '-' in front")
+        if name in _PATTERNS and value is not None:
+            pattern, legal = _PATTERNS[name]
+            flags = re.UNICODE if name == "name" else re.ASCII
+            if not isinstance(value, str) or not re.fullmatch(pattern, value, flags):
+                raise _error(name, value, legal)
+            if name == "name" and value.startswith("-"):
+                raise _error(name, value, "without a '-' in front")
+        if name in _WORD_PATTERNS:
+            pattern, legal = _WORD_PATTERNS[name]
+            if not all(re.fullmatch(pattern, word, re.ASCII) for word in value):
+                raise _error(name, value, legal)
+
+    def _check_choices(self) -> None:
+        for one, other in ALTERNATIVES:
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise _error(other, getattr(self, other), f"left out where {one} is given")
+        if self.container_overlays and self.container is None:
+            raise _error("container_overlays", self.container_overlays, "left out without container")
+        if self.container_binds and self.container is None and self.container_image is None:
+            raise _error("container_binds", self.container_binds, "left out without container or container_image")
+        for option in self.sbatch_options:
+            name = option[2:].partition("=")[0]
+            if any(ours.startswith(name) for ours in _OURS):  # sbatch takes abbreviations
+                raise _error("sbatch_options", option, "an option for which there is no field of its own")
+
+    def _check_array(self) -> None:
+        names = grids.placeholders(self.command)
+        if self.array is not None and not grids.tasks(self.array):
+            raise _error("array", self.array, "task numbers such as 0-7, not an empty range")
+        if self.grid:
+            tasks = f"0-{grids.size(self.grid) - 1}"
+            if self.array is None:
+                object.__setattr__(self, "array", tasks)
+            elif self.array.partition("%")[0] != tasks:
+                raise _error("array", self.array, f"{tasks} for this grid")
+            for key in self.grid:
+                if self.command and key not in names:
+                    raise _error("grid", key, f"keys that the command uses; put {{{key}}} into it")
+            for name in names - {*self.grid, ARRAY_TASK}:
+                guess = nearest(name, self.grid)
+                raise _error("command", f"{{{name}}}", f"without placeholders that the grid does not have.{guess}")
+        if self.array is None and ARRAY_TASK in names:
+            raise _error("command", self.command, f"without {ARRAY_TASK_PLACEHOLDER} unless array is set")
 
 
 def normalized_time(text: str) -> str:
@@ -127,24 +215,30 @@ def normalized_time(text: str) -> str:
     Raises:
         SpecError: none of them, or nothing.
     """
-    if text.upper() in ("UNLIMITED", "INFINITE"):
+    total_s = seconds(text)
+    if total_s is None:
         return "UNLIMITED"
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
-    if match is None:
-        raise _error("time", text, "one of 30 (minutes), 30:00, 1:30:00, 2-12 (days-hours), 2-12:30:00")
-    days, *rest = (None if part is None else int(part) for part in match.groups())
-    if days is not None:
-        hours, minutes, seconds = rest[0], rest[1] or 0, rest[2] or 0
-    elif rest[2] is not None:
-        hours, minutes, seconds = rest[0], rest[1] or 0, rest[2]
-    else:
-        hours, minutes, seconds = 0, rest[0] or 0, rest[1] or 0
-    total_s = ((days or 0) * 24 + (hours or 0)) * 3600 + (minutes or 0) * 60 + (seconds or 0)
-    if total_s == 0:
-        raise _error("time", text, "longer than nothing (0 would be no limit at all)")
-    total_min, seconds = divmod(total_s, 60)
+    total_min, rest_s = divmod(total_s, 60)
     total_h, minutes = divmod(total_min, 60)
-    return f"{total_h // 24}-{total_h % 24:02}:{minutes:02}:{seconds:02}"
+    return f"{total_h // 24}-{total_h % 24:02}:{minutes:02}:{rest_s:02}"
+
+
+def seconds(time: str) -> int | None:
+    """A time limit in seconds; None for UNLIMITED. Forms and errors as in `normalized_time`."""
+    if isinstance(time, str) and time.upper() in ("UNLIMITED", "INFINITE"):
+        return None
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time, re.ASCII) if isinstance(time, str) else None
+    if match is None:
+        raise _error("time", time, "one of 30 (minutes), 30:00, 1:30:00, 2-12 (days-hours), 2-12:30:00")
+    days, first, second, third = (None if part is None else int(part) for part in match.groups())
+    assert first is not None
+    if days is not None or third is not None:
+        total_s = ((days or 0) * 24 + first) * 3600 + (second or 0) * 60 + (third or 0)
+    else:
+        total_s = first * 60 + (second or 0)
+    if total_s == 0:
+        raise _error("time", time, "longer than nothing (0 would be no limit at all)")
+    return total_s
 
 
 def _error(name: str, value: object, legal: str) -> SpecError:

@@ -10,6 +10,7 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cluster_ddp.errors import SlurmError
 
@@ -37,6 +38,14 @@ class JobStatus:
     """The signal that ended the batch script, else 0."""
     stdout: str
     """Path of the job's output file."""
+    array_task: str | None = None
+    """Of an array: which task, or, while they wait together, which tasks ("3-7%4")."""
+    restarts: int = 0
+    """How often it was started again."""
+    elapsed: str = ""
+    """How long it has run since its last start, as D-HH:MM:SS or HH:MM:SS."""
+    expected_start: str | None = None
+    """When the scheduler plans to start it, or when it started (local time of the cluster)."""
 
     @property
     def ended(self) -> bool:
@@ -44,13 +53,22 @@ class JobStatus:
         return self.state in FINAL_STATES
 
 
-def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> str:
+def run(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    text: str | None = None,
+    timeout_s: float = TIMEOUT_S,
+    words_on_stderr: bool = False,
+) -> str:
     """Run a Slurm command to its end and return what it printed to stdout.
 
     Args:
         argv: the command and its arguments.
         env: its environment; ours by default.
+        text: what it reads from stdin; nothing by default.
         timeout_s: seconds after which it is ended.
+        words_on_stderr: return what it printed to stderr instead, where some commands answer.
 
     Raises:
         SlurmError: it isn't installed, failed, or took longer than `timeout_s`.
@@ -60,7 +78,7 @@ def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s:
         done = subprocess.run(
             argv,
             env=None if env is None else dict(env),
-            stdin=subprocess.DEVNULL,
+            input=text or "",
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -73,8 +91,34 @@ def run(argv: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s:
         raise SlurmError(asked, f"no answer within {timeout_s:g} s.", hint) from error
     if done.returncode != 0:
         found = done.stderr.strip() or f"exit status {done.returncode}, without a word."
-        raise SlurmError(asked, found, f"try it by hand; its options: {argv[0]} --help")
-    return done.stdout
+        raise SlurmError(asked, found, _hint(argv[0], found))
+    return done.stderr if words_on_stderr else done.stdout
+
+
+# What sbatch says (22.05 to 26.05) -> what mends it. The first that is found in its words counts.
+_HINTS = (
+    ("account/partition", "name an account that may use it: --account; see: sacctmgr show associations user=$USER"),
+    ("invalid account", "name your account: --account; see: sacctmgr show associations user=$USER"),
+    ("invalid partition", "name one of: sinfo -o %P"),
+    ("No partition specified", "name one of: sinfo -o %P"),
+    ("invalid qos", "name one of yours: --qos; see: sacctmgr show associations user=$USER format=qos"),
+    ("time limit", "ask for less: --time; each partition's limit: sinfo -o '%P %l'"),
+    ("generic resource", "ask for GPUs that the nodes have, by the name they have there: sinfo -o '%P %G'"),
+    ("node configuration is not available", "no node has all of that at once: sinfo -o '%P %D %c %m %G %f'"),
+    ("node count specification", "ask for fewer nodes; how many there are: sinfo -o '%P %D'"),
+    ("memory specification", "ask for less memory; what the nodes have (MB): sinfo -o '%P %m'"),
+    ("invalid job array", "the cluster allows fewer tasks: scontrol show config | grep MaxArraySize"),
+    ("violates accounting", "a limit of your account or QOS; see: sacctmgr show associations user=$USER"),
+    ("invalid feature", "name features that the nodes have: sinfo -o '%P %f'"),
+    ("dependency", "see whether that job is still known: scontrol show job ID"),
+    ("contact slurm controller", "is it up? Ask it with: scontrol ping"),
+    ("Invalid job id", "jobs are forgotten some minutes after their end; where there is accounting: sacct -j ID"),
+)  # fmt: skip
+
+
+def _hint(program: str, words: str) -> str:
+    generic = f"try it by hand; its options: {program} --help"
+    return next((hint for sign, hint in _HINTS if sign.lower() in words.lower()), generic)
 
 
 def available(env: Mapping[str, str] | None = None) -> bool:
@@ -86,39 +130,105 @@ def available(env: Mapping[str, str] | None = None) -> bool:
     return True
 
 
+class Submitted(NamedTuple):
+    """What sbatch answers."""
+
+    job_id: int
+    """The job; for an array the whole array."""
+    cluster: str | None = None
+    """Which cluster took it, where there are several (sbatch --clusters, federations)."""
+
+
 def submit(
-    script: str | os.PathLike[str],
+    script: str | os.PathLike[str] | None = None,
     *,
+    text: str | None = None,
     options: Sequence[str] = (),
     arguments: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
-) -> int:
+) -> Submitted:
     """Submit a batch script.
 
     Args:
-        script: path of the script.
+        script: path of the script; None where its `text` is given.
+        text: of the script.
         options: for sbatch, before the script.
         arguments: for the script.
         env: the environment of sbatch, which the job inherits.
 
-    Returns:
-        The job id; for an array that of the whole array.
-
     Raises:
         SlurmError: sbatch refused, in its words.
     """
-    answer = run(["sbatch", "--parsable", *options, os.fspath(script), *arguments], env=env)
-    return int(answer.strip().split(";")[0])  # "id" or, in a federation, "id;cluster"
+    where = [] if script is None else [os.fspath(script), *arguments]
+    answer = run(["sbatch", "--parsable", *options, *where], env=env, text=text).split()
+    match = re.fullmatch(r"(\d+)(?:;(.+))?", answer[-1] if answer else "")
+    if match is None:
+        found = f"instead of a job id it answered {' '.join(answer)!r}."
+        raise SlurmError("Running sbatch --parsable:", found, "is sbatch another program here? See: type -a sbatch")
+    return Submitted(job_id=int(match[1]), cluster=match[2])
 
 
-def job_statuses(job_id: int, *, env: Mapping[str, str] | None = None) -> list[JobStatus]:
+def job_statuses(
+    label: int | str, *, cluster: str | None = None, env: Mapping[str, str] | None = None
+) -> list[JobStatus]:
     """The job's status; for an array one status per task that the controller tells apart.
+
+    Args:
+        label: as squeue shows it: 12, or 12_3 for an array's task.
+        cluster: where it is, if not on the default one.
+        env: the environment of scontrol.
 
     Raises:
         SlurmError: the controller doesn't know the job (any more) or doesn't answer.
     """
-    records = run(["scontrol", "--oneliner", "show", "job", str(job_id)], env=env).splitlines()
+    command = ["scontrol", *on(cluster), "--oneliner", "show", "job", str(label)]
+    try:
+        records = run(command, env=env).splitlines()
+    except SlurmError as error:
+        remembered = _from_accounting(str(label), cluster, env) if "Invalid job id" in error.found else []
+        if not remembered:
+            raise
+        return remembered
     return [_status(record) for record in records if record.strip()]
+
+
+def _from_accounting(label: str, cluster: str | None, env: Mapping[str, str] | None) -> list[JobStatus]:
+    """What sacct remembers of a job that the controller has forgotten; nothing where there is no accounting."""
+    columns = "JobIDRaw,JobID,State,ExitCode,Elapsed"
+    command = [
+        "sacct",
+        *on(cluster),
+        "--allocations",
+        "--parsable2",
+        "--noheader",
+        f"--format={columns}",
+        f"--jobs={label}",
+    ]
+    try:
+        lines = run(command, env=env).splitlines()
+    except SlurmError:
+        return []
+    statuses = []
+    for raw_id, shown_id, state, exit_status, elapsed in (line.split("|") for line in lines if line.count("|") == 4):
+        exit_code, _, signal = exit_status.partition(":")
+        statuses.append(
+            JobStatus(
+                job_id=int(raw_id),
+                state=state.split()[0],  # "CANCELLED by 1000"
+                reason="None",
+                exit_code=int(exit_code),
+                signal=int(signal or 0),
+                stdout="",
+                array_task=shown_id.partition("_")[2] or None,
+                elapsed=elapsed,
+            )
+        )
+    return statuses
+
+
+def on(cluster: str | None) -> list[str]:
+    """The option that sends a command to a cluster; none for the default one."""
+    return [] if cluster is None else [f"--clusters={cluster}"]
 
 
 def _status(record: str) -> JobStatus:
@@ -132,4 +242,8 @@ def _status(record: str) -> JobStatus:
         exit_code=int(exit_code),
         signal=int(signal or 0),
         stdout=fields.get("StdOut", ""),
+        array_task=fields.get("ArrayTaskId"),
+        restarts=int(fields.get("Restarts", "0")),
+        elapsed=fields.get("RunTime", ""),
+        expected_start=None if fields.get("StartTime", "Unknown") in ("Unknown", "N/A") else fields["StartTime"],
     )

@@ -99,6 +99,19 @@ class Topology:
         parts = (self.job_id, self.array_task_id, self.step_id, self.restart_count, self.world_size)
         return "/".join(["cluster_ddp", self.launcher, *map(str, parts)])
 
+    def exports(self) -> dict[str, str]:
+        """The variables that torch's env:// and scripts written for torchrun read; those not known are left out."""
+        values = {
+            "RANK": self.rank,
+            "LOCAL_RANK": self.local_rank,
+            "WORLD_SIZE": self.world_size,
+            "LOCAL_WORLD_SIZE": self.local_world_size,
+            "NODE_RANK": self.node_rank,
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": self.master_port,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
+
     @staticmethod
     def from_environ(env: Mapping[str, str]) -> Topology:
         """Read a process's place from its environment.

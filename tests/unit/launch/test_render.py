@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cluster_ddp.launch.render import render
+from cluster_ddp.launch.render import render, task_command
 from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.slurm.port import candidates, master_port
 
@@ -74,14 +75,119 @@ def test_everything_that_can_be_asked_for() -> None:
         array="0-3%2",
         signal="USR1@120",
         requeue=True,
-        output="a b/%A_%a.out",
+        after="12",
+        sbatch_options=("--reservation=course",),
     )
     expected = [
         *("--cpus-per-task=8", "--mem=32G", "--time=1-12:00:00", "--partition=gpu", "--account=me", "--qos=high"),
-        *("--constraint=ib", "--array=0-3%2", "--signal=USR1@120", "--requeue", '--output="a b/%A_%a.out"'),
+        *("--constraint=ib", "--array=0-3%2", "--signal=USR1@120", "--requeue", '--output="%x-%A_%a.out"'),
+        *("--dependency=afterok:12", "--kill-on-invalid-dep=yes", "--reservation=course"),
     ]
     assert set(expected) <= set(directives(render(spec, source="")))
     assert "--no-requeue" in directives(render(JobSpec(name="x", command=("true",), requeue=False), source=""))
+
+
+def test_a_dependency_of_the_users_own() -> None:
+    spec = JobSpec(name="x", command=("true",), after="afterany:12:13")
+    assert "--dependency=afterany:12:13" in directives(render(spec, source=""))
+
+
+def test_torchrun_has_a_task_per_node() -> None:
+    spec = JobSpec(name="x", command=("true",), nodes=2, gpus_per_node=4, cpus_per_task=3, launcher="torchrun")
+    assert {"--ntasks-per-node=1", "--gres=gpu:4", "--cpus-per-task=12"} <= set(directives(render(spec, source="")))
+
+
+def test_the_tasks_write_into_the_run_folder(tmp_path: Path) -> None:
+    runs = tmp_path / "it's $(touch pwned) runs"
+    text = render(JobSpec(name="x", command=("printenv", "CLUSTER_DDP_RUN_DIR")), source="", run_prefix=f"{runs}/x-")
+    done = run_script(text, tmp_path)
+    assert done.stdout.splitlines()[1:] == [
+        f"srun option --output={runs}/x-71/task-%t.log",
+        "srun option --open-mode=append",
+        f"{runs}/x-71",
+    ]
+    done = run_script(text, tmp_path, SLURM_ARRAY_JOB_ID="70", SLURM_ARRAY_TASK_ID="3")
+    assert done.stdout.splitlines()[-1] == f"{runs}/x-70_3"
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_snapshot_is_where_the_job_runs(tmp_path: Path) -> None:
+    text = render(JobSpec(name="x", command=("pwd",)), source="", run_prefix=f"{tmp_path}/x-", code="code/a b")
+    assert "code/a b" in run_script(text, tmp_path).stderr  # it isn't there
+    (tmp_path / "x-71" / "code" / "a b").mkdir(parents=True)
+    assert run_script(text, tmp_path).stdout.splitlines()[-1] == f"{tmp_path}/x-71/code/a b"
+
+
+def test_each_array_task_has_its_values(tmp_path: Path) -> None:
+    grid = {"seed": ("0", "1", "2"), "lr": ("0.1", "$(touch pwned) it's", "-1")}
+    text = render(JobSpec(name="x", command=("echo", "{seed}:{lr}", "'{lr}'"), grid=grid), source="")
+    outputs = [run_script(text, tmp_path, SLURM_ARRAY_TASK_ID=str(i)).stdout.splitlines()[-1] for i in range(9)]
+    assert outputs == [f"{seed}:{lr} '{lr}'" for seed in grid["seed"] for lr in grid["lr"]]
+    assert not (tmp_path / "pwned").exists()
+
+
+APPTAINER = """#!/bin/bash
+# Stands in for Apptainer: a scrubbed environment but for APPTAINERENV_*, and nothing else of a container.
+[[ $1 == exec ]] || exit 64
+shift
+while [[ $1 == --* ]]; do
+  echo "option $1"
+  case $1 in --pwd | --bind | --overlay) echo "  $2"; shift ;; esac
+  shift
+done
+echo "image $1"
+shift
+kept=()
+for name in ${!APPTAINERENV_@}; do kept+=("${name#APPTAINERENV_}=${!name}"); done
+exec env -i PATH="$PATH" "${kept[@]}" "$@"
+"""
+
+
+def stand_in(folder: Path, name: str, text: str) -> None:
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin" / name).write_text(text)
+    (folder / "bin" / name).chmod(0o755)
+
+
+def test_a_container_gets_its_rank_by_the_environment(tmp_path: Path) -> None:
+    image = "/images/it's $(touch pwned).sif"
+    spec = JobSpec(
+        name="x",
+        command=("env",),
+        container=image,
+        container_binds=("/data sets:/data",),
+        container_overlays=("/o.sqsh",),
+    )
+    stand_in(tmp_path, "apptainer", APPTAINER)
+    lines = run_script(render(spec, source=""), tmp_path, CUDA_VISIBLE_DEVICES="0,1").stdout.splitlines()
+    assert {"option --nv", "  /data sets:/data", "  /o.sqsh:ro", f"image {image}"} <= set(lines)
+    assert {"RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=4", "MASTER_ADDR=localhost", "CUDA_VISIBLE_DEVICES=0,1"} <= set(lines)
+    assert "SLURM_JOB_ID=71" in lines
+    assert not [line for line in lines if line.startswith(("SLURM_PROCID", "SLURM_NTASKS"))]
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_without_a_container_runtime_the_job_says_so(tmp_path: Path) -> None:
+    done = run_script(render(JobSpec(name="x", command=("env",), container="/i.sif"), source=""), tmp_path)
+    assert done.returncode == 127
+    assert "neither apptainer nor singularity is on the PATH" in done.stderr
+
+
+def test_pyxis_is_asked_by_srun(tmp_path: Path) -> None:
+    spec = JobSpec(name="x", command=("true",), container_image="nvcr.io#a/b:1", container_binds=("/data", "/a:/b"))
+    lines = run_script(render(spec, source="", run_prefix=f"{tmp_path}/x-"), tmp_path).stdout.splitlines()
+    assert "srun option --container-image=nvcr.io#a/b:1" in lines
+    mounts = f"{tmp_path}:{tmp_path},{tmp_path}/x-71:{tmp_path}/x-71,/data:/data,/a:/b"
+    assert f"srun option --container-mounts={mounts}" in lines
+
+
+def test_a_pickled_command_has_the_same_container_and_launcher() -> None:
+    plain = JobSpec(name="x", command=("true",))
+    assert task_command(plain, ("a", "b")) == ("a", "b")
+    bash, option, text, *rest = task_command(replace(plain, container="/i.sif", launcher="torchrun"), ("a", "b c"))
+    assert (bash, option, rest) == ("bash", "-c", ["bash", "a", "b c"])
+    assert "torch.distributed.run" in text
+    assert "/i.sif" in text
 
 
 def test_foreign_scripts_get_torchruns_variables(tmp_path: Path) -> None:

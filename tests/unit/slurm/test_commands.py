@@ -22,11 +22,13 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return make
 
 
-@pytest.mark.parametrize(("answer", "job_id"), [("12", 12), ("34;cluster", 34)])
-def test_submit_reads_the_job_id(fake, tmp_path: Path, answer: str, job_id: int) -> None:
+@pytest.mark.parametrize(("answer", "job_id", "cluster"), [("12", 12, None), ("34;far", 34, "far")])
+def test_submit_reads_the_job_id(fake, tmp_path: Path, answer: str, job_id: int, cluster: str | None) -> None:
     fake("sbatch", f'printf "%s\\n" "$@" >{tmp_path}/arguments; echo "{answer}"')
     script = "my 'job'\n$(touch x).sbatch"
-    assert commands.submit(script, options=["--hold"], arguments=["a b", "$x"]) == job_id
+    assert commands.submit(script, options=["--hold"], arguments=["a b", "$x"]) == commands.Submitted(
+        job_id=job_id, cluster=cluster
+    )
     arguments = (tmp_path / "arguments").read_text()
     assert arguments == f"--parsable\n--hold\n{script}\na b\n$x\n"
 

@@ -1,0 +1,97 @@
+"""Parameter grids for job arrays: "seed=0..7 lr=0.1,1.0" is sixteen configurations, one per array task.
+
+The last key varies fastest, as in nested loops.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from cluster_ddp.errors import SpecError
+
+Grid = Mapping[str, tuple[str, ...]]
+
+PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+
+
+def parse(words: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], str | None]:
+    """Read what follows --array.
+
+    Args:
+        words: Slurm's own form ("0-7%4"), or KEY=VALUES words, VALUES being values and ranges separated by commas
+            ("0..7", "0.1,1.0", "0..3,8"); a last word or suffix "%4" runs at most four tasks at a time.
+
+    Returns:
+        The grid (empty for Slurm's own form) and the text for sbatch's --array.
+
+    Raises:
+        SpecError: none of these forms, or nothing in it.
+    """
+    if len(words) == 1 and "=" not in words[0]:
+        return {}, words[0]
+    *words, last = words
+    last, percent, limit = last.rpartition("%") if re.search(r"%\d*$", last) else (last, "", "")
+    grid: dict[str, tuple[str, ...]] = {}
+    for word in filter(None, (*words, last)):
+        key, equals, values = word.partition("=")
+        if not equals or not PLACEHOLDER.fullmatch(f"{{{key}}}"):
+            raise _error(word, "each word is KEY=VALUES, such as seed=0..7 or lr=0.1,1.0")
+        if key in grid:
+            raise _error(word, f"the key {key} is given twice")
+        grid[key] = tuple(value for part in values.split(",") for value in _values(word, part))
+    return grid, f"0-{size(grid) - 1}{percent}{limit}"
+
+
+def tasks(array: str) -> list[int]:
+    """The task numbers of sbatch's --array: "1,3-9:2%4" is 1, 3, 5, 7, 9."""
+    numbers: set[int] = set()
+    for part in array.partition("%")[0].split(","):
+        first, _, rest = part.partition("-")
+        last, _, step = rest.partition(":")
+        numbers.update(range(int(first), int(last or first) + 1, int(step or 1)))
+    return sorted(numbers)
+
+
+def size(grid: Grid) -> int:
+    """The number of configurations."""
+    return math.prod(len(values) for values in grid.values())
+
+
+def configuration(grid: Grid, task: int) -> dict[str, str]:
+    """The values of array task number `task`, 0 … size - 1."""
+    values: dict[str, str] = {}
+    for key in reversed(list(grid)):
+        task, index = divmod(task, len(grid[key]))
+        values[key] = grid[key][index]
+    return {key: values[key] for key in grid}
+
+
+def fill_in(word: str, values: Mapping[str, str]) -> str:
+    """The word with the placeholders of `values` replaced; braces around anything else stay."""
+    return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), word)
+
+
+def placeholders(words: Sequence[str]) -> set[str]:
+    """The names in braces."""
+    return {name for word in words for name in PLACEHOLDER.findall(word)}
+
+
+def _values(word: str, part: str) -> list[str]:
+    match = _RANGE.fullmatch(part)
+    if match is None:
+        if not part:
+            raise _error(word, "there is an empty value in it")
+        return [part]
+    first, last = int(match[1]), int(match[2])
+    if last < first:
+        raise _error(word, f"the range {part} is empty")
+    return [str(value) for value in range(first, last + 1)]
+
+
+def _error(word: str, found: str) -> SpecError:
+    return SpecError(
+        f"An array over {word!r}:", f"{found}.", "--array seed=0..7 lr=0.1,1.0, or Slurm's own: --array 0-7%4"
+    )
