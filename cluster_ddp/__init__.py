@@ -5,6 +5,8 @@
     with cluster_ddp.distributed() as world:
         model = world.wrap(Model())
 
+    job = cluster_ddp.submit(cluster_ddp.JobSpec(name="fit", nodes=2, gpus_per_node=4), train)
+
 Importing the package is cheap; torch is imported when `distributed` or `World` is first used.
 """
 
@@ -13,16 +15,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cluster_ddp.launch.job import Job
+    from cluster_ddp.launch.spec import JobSpec
     from cluster_ddp.runtime.world import World, distributed
     from cluster_ddp.slurm.environment import Topology
+    from cluster_ddp.submit import submit
 
 __version__ = "0.1.0"
-__all__ = ["Topology", "World", "__version__", "distributed"]
+__all__ = ["Job", "JobSpec", "Topology", "World", "__version__", "distributed", "submit"]
 
 _HOMES = {
+    "Job": "cluster_ddp.launch.job",
+    "JobSpec": "cluster_ddp.launch.spec",
     "Topology": "cluster_ddp.slurm.environment",
     "World": "cluster_ddp.runtime.world",
     "distributed": "cluster_ddp.runtime.world",
+    "submit": "cluster_ddp.submit",
 }
 
 

@@ -23,7 +23,8 @@ class TrainConfig:
     data_dir: Path = Path("data")
     """Folder with MNIST/raw, as torchvision's MNIST class has it."""
     run_dir: Path | None = None
-    """Folder for metrics.jsonl and run.json. Default: runs/<dataset>-<job id, or date and time>."""
+    """Folder for metrics.jsonl and run.json. Default: the run folder of the submission, else runs/<dataset>-<job id, or
+    date and time>."""
     epochs: int = 14
     """Number of passes over the training set."""
     batch_size: int = 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from pathlib import Path
 
@@ -129,6 +130,8 @@ def _shards(config: TrainConfig, world: World) -> tuple[Shard, Shard]:
 
 
 def _default_run_dir(config: TrainConfig, world: World) -> Path:
+    if submitted := os.environ.get("CLUSTER_DDP_RUN_DIR"):
+        return Path(submitted)
     label = world.topology.job_label or time.strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{config.dataset}-{label}"
 

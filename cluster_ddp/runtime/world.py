@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ from cluster_ddp.slurm.environment import Topology
 log = logging.getLogger("cluster_ddp")
 
 T = TypeVar("T")
+
+# gloo's threads let go of the last tensors a little after a collective has ended. Where that falls into the end of the
+# interpreter, Python aborts the process ("terminate called without an active exception", torch 2.10 to 2.15).
+_GLOO_SETTLES_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,6 +186,7 @@ def distributed(*, cuda: bool = True, rendezvous_timeout_s: float = rendezvous.D
     try:
         yield world
         world.barrier()  # rank 0 serves the store: it must not leave while others still ask it
+        time.sleep(_GLOO_SETTLES_S)
     except BaseException as error:
         if not _is_exit_without_error(error):
             reporter.report(error)

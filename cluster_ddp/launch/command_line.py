@@ -1,0 +1,123 @@
+"""A submission from the command line: from words to a job, and what is said about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster_ddp.errors import SpecError
+from cluster_ddp.launch import grids, options, preflight, profile, submission
+from cluster_ddp.launch.job import Job
+from cluster_ddp.launch.schedulers.slurm import Slurm, test_only
+from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.launch.submission import Plan
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    program: str,
+    description: str,
+    reference: Callable[[list[str], Mapping[str, Any]], list[str]],
+) -> int:
+    """Parse, plan, check; then show, ask, or submit and follow.
+
+    Args:
+        argv: the command line.
+        program: how the command is called.
+        description: for --help.
+        reference: makes the reference job's command of its options and of the settings.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        ClusterDDPError: it can't be submitted; nothing is left behind.
+    """
+    own, command = options.split(argv)
+    parser = options.parser(program, description, with_texts="-h" in own or "--help" in own)
+    parsed, rest = parser.parse_known_args(own)
+    given = {key: value for key, value in vars(parsed).items() if value is not None}
+    settings = profile.load(parsed.profile, folder=Path.cwd(), env=os.environ)
+    values = profile.overlay(settings.values, {key: given[key] for key in profile.legal_keys() if key in given})
+    if "array" in given:
+        values["grid"], values["array"] = grids.parse(given["array"])
+    if parsed.show_config:
+        _show_config(values, settings, given)
+        return 0
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    if not values.get("container") and not values.get("container_image"):  # a site's binds wait for a container
+        values = {key: value for key, value in values.items() if key != "container_binds" or key in given}
+    advice = options.tasks_advice(vars(parsed), values.get("nodes", 1), values.get("gpus_per_node", 1))
+    backend, runs_dir = values.pop("backend", "submitit"), Path(values.pop("runs_dir", "runs"))
+    accepted = values.pop("accept", ())
+    if command is None:
+        command, name = reference(rest, values), "mnist"
+    else:
+        options.refuse(rest, parser, program)
+        name = options.job_name(command)
+    plan = submission.plan(
+        JobSpec(**{"name": name, **values, "command": tuple(command)}),
+        backend=backend,
+        runs_dir=runs_dir,
+        take_snapshot=parsed.snapshot,
+        source=f"Submitted by: {program} {shlex.join(argv)}",
+        must_run=not parsed.dry_run,
+    )
+    if not parsed.no_check:
+        advice += preflight.check(plan, ask_cluster=not parsed.dry_run)
+    for one in advice:
+        if one.code not in accepted:
+            print(f"warning: {one.text} (silence: --accept {one.code})", file=sys.stderr)
+    if parsed.dry_run:
+        print(plan, end="")
+        return 0
+    return _test_only(plan) if parsed.test_only else _submit(plan, parsed.watch)
+
+
+def _show_config(values: Mapping[str, Any], settings: profile.Settings, given: Mapping[str, Any]) -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(JobSpec)}
+    defaults |= {"name": "from the command", "backend": "submitit", "runs_dir": "runs", "accept": ()}
+    for key in profile.legal_keys():
+        value = values.get(key, defaults[key])
+        origin = "command line" if key in given else settings.origins.get(key, "default")
+        shown = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+        print(f"{key:20} {'-' if shown in (None, '') else shown!s:30} {origin}")
+
+
+def _test_only(plan: Plan) -> int:
+    if not isinstance(plan.scheduler, Slurm):
+        raise SpecError("Asking the scheduler with --test-only:", "there is none here.", "leave --test-only out")
+    print(test_only(plan.script, plan.options))
+    return 0
+
+
+def _submit(plan: Plan, watch: bool) -> int:
+    jobs = submission.submit(plan)
+    print(_announcement(plan, jobs), flush=True)
+    if not watch:
+        return 0
+    from cluster_ddp.launch.watch import follow
+
+    try:
+        return follow(jobs, show=lambda line: print(line, flush=True))
+    except KeyboardInterrupt:
+        label = jobs[0].id.partition("_")[0]
+        cancel = "scancel" if isinstance(plan.scheduler, Slurm) else "kill"
+        print(f"\nNot followed any more; job {label} goes on. To end it: {cancel} {label}", file=sys.stderr)
+        return 130
+
+
+def _announcement(plan: Plan, jobs: list[Job]) -> str:
+    spec, label, folder = plan.spec, jobs[0].id.partition("_")[0], os.path.relpath(jobs[0].run_dir)
+    size = f"{spec.nodes} node{'s' * (spec.nodes > 1)} x {spec.gpus_per_node} GPU{'s' * (spec.gpus_per_node > 1)}"
+    if spec.array is not None:
+        folders = f"{folder} … {jobs[-1].run_dir.name}"
+        return f"Submitted array {label} ({spec.name}): {len(jobs)} tasks, each {size}. Run folders: {folders}"
+    where = "" if isinstance(plan.scheduler, Slurm) else " on this machine"
+    return f"Submitted job {label} ({spec.name}){where}: {size}. Run folder: {folder}"

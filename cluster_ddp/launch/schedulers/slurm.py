@@ -1,0 +1,69 @@
+"""Jobs on the cluster: sbatch, scontrol, scancel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster_ddp.launch import hygiene
+from cluster_ddp.launch.schedulers import Held
+from cluster_ddp.slurm import commands
+from cluster_ddp.slurm.commands import JobStatus
+
+
+class Slurm:
+    """The cluster whose commands are on the PATH."""
+
+    script_name = "job.sbatch"
+
+    def hold(self, script: str, options: Sequence[str]) -> Held:
+        """Submit a job as held.
+
+        Raises:
+            SlurmError: sbatch refused, in its words.
+        """
+        answer = commands.submit(text=script, options=["--hold", *options], env=hygiene.clean(os.environ))
+        return Held(label=str(answer.job_id), cluster=answer.cluster)
+
+    def release(self, held: Held, folder: Path) -> None:
+        """Let the scheduler have the job.
+
+        Raises:
+            SlurmError: the controller doesn't answer.
+        """
+        commands.run(["scontrol", *commands.on(held.cluster), "release", held.label])
+
+    def abandon(self, held: Held) -> None:
+        """Cancel the job, which has not started.
+
+        Raises:
+            SlurmError: the controller doesn't answer; the job then stays held.
+        """
+        commands.run(["scancel", *commands.on(held.cluster), held.label])
+
+    def cancel(self, label: str, cluster: str | None, folder: Path) -> None:
+        """End the job, a whole array or one task of it.
+
+        Raises:
+            SlurmError: it isn't known (any more), isn't ours, or the controller doesn't answer.
+        """
+        commands.run(["scancel", *commands.on(cluster), label])
+
+    def statuses(self, label: str, cluster: str | None, folder: Path) -> list[JobStatus]:
+        """From the controller; where it has forgotten the job, from the accounting.
+
+        Raises:
+            SlurmError: neither knows it, or the controller doesn't answer.
+        """
+        return commands.job_statuses(label, cluster=cluster)
+
+
+def test_only(script: str, options: Sequence[str]) -> str:
+    """What the scheduler would do with the job: its words, on when and where it would start.
+
+    Raises:
+        SlurmError: it would refuse.
+    """
+    argv = ["sbatch", "--test-only", *options]
+    return commands.run(argv, env=hygiene.clean(os.environ), text=script, words_on_stderr=True).strip()

@@ -1,0 +1,69 @@
+"""A copy of the code in the run folder, so that later edits don't reach a job that waits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from cluster_ddp.errors import RunDirError
+
+FOLDER = "code"
+
+
+def subfolder(folder: Path) -> str:
+    """Where the working folder is in the copy: "code", or below it.
+
+    Raises:
+        RunDirError: it isn't in a git checkout.
+    """
+    return str(Path(FOLDER) / folder.resolve().relative_to(_root(folder)))
+
+
+def take(folder: Path, run_dir: Path) -> None:
+    """Copy the git checkout that `folder` is in: tracked files, and those that git doesn't ignore.
+
+    What git ignores at its top (data, environments, earlier runs) is linked, so that relative paths to it still hold.
+
+    Raises:
+        RunDirError: no git checkout, or the copy failed.
+    """
+    root, copy = _root(folder), run_dir / FOLDER
+    copy.mkdir()
+    try:
+        for name in _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"):
+            _copy(root / name, copy / name)
+        for name in _git(root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"):
+            if name.strip("/").count("/") == 0 and not (copy / name.strip("/")).exists():
+                (copy / name.strip("/")).symlink_to(root / name.strip("/"))
+    except OSError as error:
+        raise RunDirError(f"Copying {root} to {copy}:", str(error), "submit without --snapshot") from error
+
+
+def _copy(source: Path, target: Path) -> None:
+    if not source.is_symlink() and not source.exists():
+        return  # deleted, but still tracked
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir() and not source.is_symlink():  # a submodule, or a checkout inside this one
+        shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(".git"), dirs_exist_ok=True)
+    else:
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _root(folder: Path) -> Path:
+    return Path(_git(folder, "rev-parse", "--show-toplevel")[0].rstrip("\n"))
+
+
+def _git(folder: Path, *arguments: str) -> list[str]:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _error(folder, str(error)) from error
+    if done.returncode != 0:
+        raise _error(folder, os.fsdecode(done.stderr).strip())
+    return [name for name in os.fsdecode(done.stdout).split("\0") if name]
+
+
+def _error(folder: Path, found: str) -> RunDirError:
+    return RunDirError(f"Taking a snapshot of {folder}:", found, "submit from a git checkout, or without --snapshot")

@@ -1,0 +1,55 @@
+"""`python -m cluster_ddp.status [JOB …]`: what submitted jobs are doing, and how far they are, in one table.
+
+JOB is a job id (12, 12_3; an array's id means its tasks) or a run folder; without one, all run folders are looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster_ddp.errors import exit_on_error
+from cluster_ddp.launch.standing import Standing, standings
+
+PROGRAM = "python -m cluster_ddp.status"
+_HEADINGS = ("JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "EPOCH", "ACCURACY", "SAMPLES/S", "")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse, look, print. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help="job ids or run folders (default: all)")
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs"), help="folder of the run folders (default: runs)")
+    arguments = parser.parse_args(argv)
+    with exit_on_error(PROGRAM):
+        found = standings(arguments.runs_dir, arguments.jobs)
+    if not found:
+        print(f"No submitted jobs in {arguments.runs_dir}. Submit one: python -m cluster_ddp.submit")
+        return 0
+    rows = [_HEADINGS, *map(_row, found)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    return 0
+
+
+def _row(standing: Standing) -> tuple[str, ...]:
+    return (
+        standing.job,
+        standing.name,
+        standing.state,
+        standing.elapsed or "-",
+        "-" if standing.restarts is None else str(standing.restarts),
+        "-" if standing.epoch is None else str(standing.epoch),
+        "-" if standing.accuracy is None else f"{100 * standing.accuracy:.2f} %",
+        "-" if standing.samples_per_s is None else f"{standing.samples_per_s:.0f}",
+        f"({standing.reason})" if standing.reason else "",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

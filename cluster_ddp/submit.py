@@ -1,0 +1,109 @@
+"""`python -m cluster_ddp.submit`: submit a training script to Slurm, or run it on this machine.
+
+--nodes 2 --gpus-per-node 2 --epochs 3                      the reference job, MNIST, with its own options
+--nodes 2 --gpus-per-node 4 -- python my_train.py           any command; each GPU gets a task that runs it
+--array seed=0..3 lr=0.1,1.0 -- python t.py --lr {lr} …     an array over all combinations
+--dry-run … --test-only … --watch …                         only show it; ask when it would start; follow it
+
+From Python, `cluster_ddp.submit(spec, function_or_command)` does the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import sys
+import types
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster_ddp.errors import SpecError, exit_on_error
+from cluster_ddp.launch import command_line, grids, options, preflight, submission
+from cluster_ddp.launch.job import Job
+from cluster_ddp.launch.spec import ARRAY_TASK, JobSpec
+
+PROGRAM = "python -m cluster_ddp.submit"
+
+
+def submit(
+    spec: JobSpec,
+    function_or_command: Callable[..., Any] | Sequence[str] | None = None,
+    *,
+    backend: str = "submitit",
+    runs_dir: str | os.PathLike[str] = "runs",
+    snapshot: bool = False,
+    check: bool = True,
+) -> Job | list[Job]:
+    """Submit a job.
+
+    Args:
+        spec: what to run on what.
+        function_or_command: a function, called in every rank with the `World` and, in an array, its values of the grid
+            as keywords (texts); or a command, an argument each. None for the spec's own command.
+        backend: submitit (Slurm where there is one, else this machine), sbatch (Slurm, commands only) or local.
+        runs_dir: folder of the run folders.
+        snapshot: run a copy of the code as it is now.
+        check: look first whether the job can run, and ask the cluster; doubts become Python warnings.
+
+    Returns:
+        The job; for an array the list of its tasks.
+
+    Raises:
+        SpecError: it can't be asked for, or the cluster or the backend can't meet it.
+        RunDirError: the run folder can't be written.
+        SlurmError: Slurm refused, in its words. Nothing is left behind in any of these cases.
+    """
+    function = None
+    if callable(function_or_command):
+        from cluster_ddp.runtime.entry import WithWorld
+
+        function = WithWorld(function_or_command)
+    elif function_or_command is not None:
+        spec = dataclasses.replace(spec, command=options.as_words(function_or_command))
+    plan = submission.plan(spec, function=function, backend=backend, runs_dir=Path(runs_dir), take_snapshot=snapshot)
+    if check:
+        for advice in preflight.check(plan, ask_cluster=True):
+            warnings.warn(f"{advice.text} ({advice.code})", stacklevel=2)
+    jobs = submission.submit(plan)
+    return jobs[0] if spec.array is None else jobs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse, plan, submit. Returns the exit status."""
+    words = sys.argv[1:] if argv is None else argv
+    with exit_on_error(PROGRAM):
+        return command_line.run(words, program=PROGRAM, description=str(__doc__), reference=_reference)
+
+
+def _reference(rest: list[str], values: Mapping[str, Any]) -> list[str]:
+    """The command of the reference job, its options checked."""
+    if rest and not rest[0].startswith("-"):
+        raise SpecError(
+            f"Submitting {shlex.join(rest)}:", "a command stands after two dashes.", f"… -- {shlex.join(rest)}"
+        )
+    options.refuse_habits(rest)
+    if rest:
+        import tyro
+
+        from cluster_ddp.mnist.config import TrainConfig
+
+        grid = values.get("grid") or {}
+        trial = {ARRAY_TASK: "0", **(grids.configuration(grid, 0) if grid else {})}
+        tyro.cli(TrainConfig, prog=PROGRAM, args=[grids.fill_in(word, trial) for word in rest])
+    elsewhere = any(values.get(key) for key in ("venv", "conda_env", "container", "container_image"))
+    return ["python" if elsewhere else sys.executable, "-m", "cluster_ddp.train", *rest]
+
+
+class _Door(types.ModuleType):
+    """Lets `cluster_ddp.submit(…)` work, too, once this module has been imported and bears that name."""
+
+    __call__ = staticmethod(submit)
+
+
+sys.modules[__name__].__class__ = _Door
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,347 @@
+"""`python -m cluster_ddp.submit` and `cluster_ddp.submit`, on the real thing."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cluster import ROOT, Cluster, records
+
+import cluster_ddp
+from cluster_ddp import JobSpec
+from cluster_ddp.slurm import commands
+
+SUBMIT = (sys.executable, "-m", "cluster_ddp.submit")
+TWO_BY_TWO = ("--nodes", "2", "--gpus-per-node", "2")
+HELLO = ("python", str(ROOT / "examples" / "hello_ddp.py"))
+HOSTILE = [
+    "two words",
+    "'",
+    '"',
+    "$(touch pwned)",
+    "`touch pwned`",
+    "a\nb",
+    ";touch pwned",
+    "\\",
+    "$HOME",
+    "ü",
+    "",
+    "*",
+]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder to submit from."""
+
+    slurm: Cluster
+    folder: Path
+
+    def submit(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*SUBMIT, *arguments],
+            cwd=self.folder,
+            env={**self.slurm.env, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+
+    def start(self, *arguments: str) -> Path:
+        """Submit; the run folder (of an array, its first task's)."""
+        done = self.submit("--no-check", *arguments)
+        assert done.returncode == 0, done.stderr
+        return self.folder / re.search(r"Run folders?: (\S+)", done.stdout)[1]
+
+    def end_of(self, run_dir: Path, timeout_s: float = 150) -> commands.JobStatus:
+        label = json.loads((run_dir / "spec.json").read_text())["job"]
+        deadline = time.monotonic() + timeout_s
+        while True:
+            (status,) = commands.job_statuses(label, env=self.slurm.env)
+            if status.ended:
+                return status
+            assert time.monotonic() < deadline, f"{status}\n{output(run_dir)}"
+            time.sleep(0.3)
+
+    def completed(self, run_dir: Path) -> str:
+        """Wait; it must have completed. What it printed."""
+        status = self.end_of(run_dir)
+        assert status.state == "COMPLETED", f"{status}\n{output(run_dir)}"
+        return output(run_dir)
+
+    def files(self) -> list[str]:
+        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
+
+
+def output(run_dir: Path) -> str:
+    return "".join(f"==> {path.name} <==\n{path.read_text()}" for path in sorted(run_dir.glob("*.log")))
+
+
+@pytest.fixture
+def place(slurm: Cluster, tmp_path: Path) -> Place:
+    folder = tmp_path / "it's a folder"
+    folder.mkdir()
+    return Place(slurm, folder)
+
+
+@pytest.fixture
+def cluster_env(slurm: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """This process on the login node, in a folder of its own."""
+    for name in ("SLURM_CONF", "PATH"):
+        monkeypatch.setenv(name, slurm.env[name])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def long_ones(slurm: Cluster, mnist: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The trainings, which run beside the other tests."""
+    place = Place(slurm, tmp_path_factory.mktemp("it's training"))
+    data = ("--data-dir", str(mnist))
+    return {
+        "submitit": place.start(*TWO_BY_TWO, *data, "--epochs", "1", "--lr", "0.5"),
+        "sbatch": place.start("--backend", "sbatch", *TWO_BY_TWO, "--", *TRAIN, *data, "--dry-run"),
+    }
+
+
+TRAIN = ("python", "-m", "cluster_ddp.train")
+
+
+def test_the_first_one_starts_the_long_ones(long_ones: dict[str, Path]) -> None:
+    assert set(long_ones) == {"submitit", "sbatch"}
+
+
+@pytest.mark.parametrize("backend", ["submitit", "sbatch"])
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_script_that_knows_only_torchruns_variables(place: Place, backend: str, launcher: str) -> None:
+    script = str(ROOT / "examples" / "plain_ddp.py")
+    run_dir = place.start(*TWO_BY_TWO, "--backend", backend, "--launcher", launcher, "--", "python", script)
+    said = place.completed(run_dir)
+    assert sorted(re.findall(r"rank (\d) of 4: loss", said)) == ["0", "1", "2", "3"]
+    tasks = 4 if launcher == "srun" else 2
+    assert {path.name for path in run_dir.glob("*.log")} == {"job.log", *(f"task-{i}.log" for i in range(tasks))}
+
+
+@pytest.mark.parametrize("backend", ["submitit", "sbatch"])
+def test_every_argument_arrives_as_it_was(place: Place, backend: str) -> None:
+    show = "import os, sys; print(sys.argv[1:], os.environ['CLUSTER_DDP_RUN_DIR'])"
+    run_dir = place.start("--backend", backend, "--", "python", "-c", show, *HOSTILE)
+    assert f"{HOSTILE} {run_dir}" in place.completed(run_dir)
+    assert not list(place.folder.rglob("pwned"))
+
+
+@pytest.mark.parametrize("backend", ["submitit", "sbatch"])
+def test_a_grid_of_eight(place: Place, backend: str) -> None:
+    tell = 'echo "seed $1 lr $2 port $MASTER_PORT folder $CLUSTER_DDP_RUN_DIR"'
+    grid = ("--array", "seed=0..3", "lr=0.1,it's $(touch pwned)%4")
+    first = place.start(*grid, "--backend", backend, "--", "bash", "-c", tell, "bash", "{seed}", "{lr}")
+    array = first.name.removesuffix("_0")
+    folders = [first.parent / f"{array}_{task}" for task in range(8)]
+    said = [
+        re.search(r"seed (\d) lr (.*) port (\d+) folder (.*)", place.completed(folder)).groups() for folder in folders
+    ]
+    assert [one[:2] for one in said] == [(str(seed), lr) for seed in range(4) for lr in ("0.1", "it's $(touch pwned)")]
+    assert len({port for _, _, port, _ in said}) == 8
+    assert [folder for *_, folder in said] == list(map(str, folders))
+    assert (first.parent / "latest").readlink() == Path(array)
+    assert not list(place.folder.rglob("pwned"))
+
+
+def test_from_inside_a_job_and_from_salloc_it_is_the_same_job(place: Place) -> None:
+    """What the tasks of three jobs see: submitted from a shell, from salloc's, from a task of another job."""
+    inner = [*SUBMIT, *TWO_BY_TWO, "--no-check", "--name", "inner", "--", "env"]
+    volatile = re.compile(
+        r"\w*(JOB_?ID|NODELIST|NODENAME|PORT|TIME|PID|COOKIE|ADDR|RUN_DIR|TOPOLOGY\w*|HOST|NODEID)=|_=|SHLVL="
+    )
+    seen = []
+    allocate = ("--nodes=1", "--ntasks=2", "--cpus-per-task=2", "--gres=gpu:1", "--job-name=outer", "--time=2")
+    for before in (
+        (),
+        ("salloc", "--quiet", *allocate),
+        ("srun", "--quiet", *allocate[:1], "--ntasks=1", *allocate[2:]),
+    ):
+        done = place.slurm.run(*before, *inner, cwd=place.folder)
+        assert done.returncode == 0, done.stderr
+        run_dir = place.folder / re.search(r"Run folder: (\S+)", done.stdout)[1]
+        place.completed(run_dir)
+        lines = (run_dir / "task-3.log").read_text().splitlines()
+        seen.append({line for line in lines if "=" in line and not volatile.match(line)})
+    assert "SLURM_STEP_NUM_TASKS=4" in seen[0]
+    assert seen[1] == seen[0]
+    assert seen[2] == seen[0]
+
+
+APPTAINER = """#!/bin/bash
+# Stands in for Apptainer: a scrubbed environment but for APPTAINERENV_*.
+shift
+while [[ $1 == --* ]]; do case $1 in --pwd | --bind) shift ;; esac; shift; done
+shift
+kept=()
+for name in ${!APPTAINERENV_@}; do kept+=("${name#APPTAINERENV_}=${!name}"); done
+exec env -i PATH="$PATH" PYTHONPATH="$PYTHONPATH" CONTAINED=yes "${kept[@]}" "$@"
+"""
+
+
+@pytest.mark.parametrize(("backend", "launcher"), [("submitit", "srun"), ("sbatch", "srun"), ("sbatch", "torchrun")])
+def test_in_a_container_that_strips_slurms_variables(place: Place, backend: str, launcher: str) -> None:
+    tools = place.folder / "tools"
+    tools.mkdir()
+    (tools / "apptainer").write_text(APPTAINER)
+    (tools / "apptainer").chmod(0o755)
+    (place.folder / "my image.sif").touch()
+    path = {"PATH": f"{tools}:{place.slurm.env['PATH']}"}
+    options = (*TWO_BY_TWO, "--backend", backend, "--launcher", launcher, "--container", "my image.sif", "--watch")
+    show = "env | grep -E '^(CONTAINED|SLURM_PROCID|SLURM_JOB_ID)='; exec \"$@\""
+    done = place.submit(*options, "--", "bash", "-c", show, "bash", *HELLO, env=path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The sum of all ranks is 6." in done.stdout
+    assert "CONTAINED=yes" in done.stdout
+    assert "SLURM_PROCID" not in done.stdout
+    assert "SLURM_JOB_ID" in done.stdout
+
+
+@pytest.mark.parametrize("backend", ["submitit", "sbatch"])
+def test_watch_ends_as_the_job_ends(place: Place, backend: str) -> None:
+    command = ("bash", "-c", "echo task $SLURM_PROCID; if ((SLURM_PROCID == 1)); then exit 7; fi")
+    done = place.submit("--gpus-per-node", "2", "--backend", backend, "--watch", "--", *command)
+    assert done.returncode == 7, done.stdout + done.stderr
+    assert "task 0\n" in done.stdout
+    assert "[task-1] task 1" in done.stdout
+    assert re.search(r"job \d+: FAILED after [\d:]+, exit status 7", done.stdout)
+
+
+def test_an_interrupted_watch_leaves_the_job_running(place: Place) -> None:
+    process = subprocess.Popen(
+        [*SUBMIT, "--watch", "--", "sleep", "600"],
+        cwd=place.folder,
+        env=dict(place.slurm.env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "RUNNING" in line:
+            break
+    process.send_signal(2)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    job_id = re.search(r"job (\d+) goes on\. To end it: scancel \1", said)[1]
+    (status,) = commands.job_statuses(job_id, env=place.slurm.env)
+    commands.run(["scancel", job_id], env=place.slurm.env)
+    assert status.state == "RUNNING"
+
+
+def test_one_after_the_other(place: Place) -> None:
+    first = place.start("--name", "first", "--backend", "sbatch", "--", "bash", "-c", "sleep 2; touch done")
+    label = first.name.removeprefix("first-")
+    second = place.start("--name", "second", "--backend", "sbatch", "--after", label, "--", "test", "-e", "done")
+    place.completed(second)
+    failing = place.start("--name", "failing", "--backend", "sbatch", "--", "bash", "-c", "sleep 1; exit 1")
+    label = failing.name.removeprefix("failing-")
+    never = place.start("--name", "never", "--backend", "sbatch", "--after", label, "--", "true")
+    assert place.end_of(never).state == "CANCELLED"
+
+
+def test_the_scheduler_is_asked_and_nothing_submitted(place: Place) -> None:
+    done = place.submit(*TWO_BY_TWO, "--test-only", "--", "true")
+    assert done.returncode == 0, done.stderr
+    assert "to start at" in done.stdout
+    assert place.files() == []
+
+
+BAD = [
+    (("--partition", "man"), "Did you mean main?"),
+    (("--gpus-per-node", "3"), "gpus_per_node"),
+    (("--nodes", "5"), "nodes"),
+    (("--gpu-type", "a100"), "gpu_type"),
+    (("--partition", "man", "--no-check"), "sinfo -o %P"),
+    (("--gpus-per-node", "3", "--no-check"), "sinfo -o"),
+    (("--nodes", "5", "--no-check"), "sinfo -o"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), BAD, ids=[" ".join(options) for options, _ in BAD])
+def test_what_the_cluster_has_not_is_an_error_and_leaves_nothing(
+    place: Place, options: tuple[str, ...], words: str
+) -> None:
+    last = commands.run(["scontrol", "show", "config"], env=place.slurm.env)
+    done = place.submit(*options, "--", "true")
+    assert done.returncode == 2, done.stdout
+    assert "error: " in done.stderr
+    assert "Hint: " in done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert place.files() == []
+    next_id = re.compile(r"NEXT_JOB_ID\s*= (\d+)")
+    now = commands.run(["scontrol", "show", "config"], env=place.slurm.env)
+    assert next_id.search(now)[1] == next_id.search(last)[1]
+
+
+def test_submitit_requeues_a_job_that_is_warned(place: Place) -> None:
+    """The warning signal comes before the time limit, or from the site before a preemption."""
+    command = "echo start ${SLURM_RESTART_COUNT:-0}; if [[ -v SLURM_RESTART_COUNT ]]; then exit 0; fi; sleep 600"
+    run_dir = place.start("--gpus-per-node", "2", "--time", "5", "--", "bash", "-c", command)
+    label = run_dir.name.rpartition("-")[2]
+    deadline = time.monotonic() + 60
+    while output(run_dir).count("start 0") < 2:
+        assert time.monotonic() < deadline, output(run_dir)
+        time.sleep(0.2)
+    commands.run(["scancel", "--signal=USR2", label], env=place.slurm.env)
+    said = place.completed(run_dir)
+    assert (said.count("start 0"), said.count("start 1")) == (2, 2)  # appended to
+
+
+def test_a_function_gets_the_world(cluster_env: Path) -> None:
+    def train(world: cluster_ddp.World, seed: str) -> tuple[float, str, int]:
+        return world.sum(world.rank)[0], seed, world.world_size
+
+    spec = JobSpec(name="f", nodes=2, gpus_per_node=2, grid={"seed": ("5", "it's")})
+    jobs = cluster_ddp.submit(spec, train, check=False)
+    assert isinstance(jobs, list)
+    assert [job.result(timeout_s=100) for job in jobs] == [(6.0, "5", 4), (6.0, "it's", 4)]
+    assert jobs[1].state() == "COMPLETED"
+    assert jobs[1].run_dir == cluster_env / "runs" / f"f-{jobs[1].id}"
+
+
+def test_a_job_can_be_cancelled(cluster_env: Path) -> None:
+    job = cluster_ddp.submit(JobSpec(name="f"), ["bash", "-c", "echo started; sleep 600"], check=False)
+    assert not isinstance(job, list)
+    deadline = time.monotonic() + 60
+    while "started" not in job.logs():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    job.cancel()
+    assert job.wait(timeout_s=60).state == "CANCELLED"
+    with pytest.raises(cluster_ddp.errors.JobError, match="it ended as CANCELLED"):
+        job.result()
+
+
+def test_the_reference_job_trained(slurm: Cluster, long_ones: dict[str, Path]) -> None:
+    run_dir = long_ones["submitit"]
+    place = Place(slurm, run_dir.parents[1])
+    place.completed(run_dir)
+    lines = records(run_dir)
+    assert [line["accuracy"] for line in lines if line["kind"] == "test"][-1] > 0.95
+    config = json.loads((run_dir / "run.json").read_text())
+    assert (config["topology"]["world_size"], config["config"]["lr"], config["config"]["epochs"]) == (4, 0.5, 1)
+    done = slurm.run(sys.executable, "-m", "cluster_ddp.status", cwd=place.folder)
+    row = next(line for line in done.stdout.splitlines() if line.startswith(run_dir.name.removeprefix("mnist-")))
+    assert re.fullmatch(r"\d+\s+mnist\s+COMPLETED\s+[\d:]+\s+0\s+1\s+9\d\.\d\d %\s+\d+", row)
+
+
+def test_the_reference_job_trained_with_sbatch(slurm: Cluster, long_ones: dict[str, Path]) -> None:
+    run_dir = long_ones["sbatch"]
+    Place(slurm, run_dir.parents[1]).completed(run_dir)
+    assert records(run_dir)[-1]["kind"] == "done"
+    names = {path.name for path in run_dir.iterdir()}
+    assert {"spec.json", "job.sbatch", "job.log", "task-0.log", "task-3.log", "metrics.jsonl", "run.json"} == names - {
+        f"task-{i}.log" for i in (1, 2)
+    }

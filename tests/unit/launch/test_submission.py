@@ -1,0 +1,230 @@
+"""What a submission leaves and what it does not, with executables that stand in for Slurm's."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_slurm import FakeSlurm, fake_slurm
+
+from cluster_ddp.errors import RunDirError, SlurmError, SpecError
+from cluster_ddp.launch import submission
+from cluster_ddp.launch.job import Job
+from cluster_ddp.launch.spec import JobSpec
+
+__all__ = ["fake_slurm"]
+
+SPEC = JobSpec(name="fit", command=("echo", "it's $(touch pwned)"), nodes=2, gpus_per_node=2)
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "it's a folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def submit(spec: JobSpec = SPEC, **options: Any) -> list[Job]:
+    return submission.submit(submission.plan(spec, **options))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_a_job_is_held_until_its_folder_is_there(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    fake_slurm.command("sbatch", 'echo 12; ls -A runs >"$0.seen"')
+    fake_slurm.command("scontrol", 'ls runs/fit-12 >"$0.seen"')
+    (job,) = submit(backend="sbatch")
+    runs = in_a_folder / "runs"
+    assert fake_slurm.calls("sbatch") == [["--parsable", "--hold", f"--output={runs}/fit-%j/job.log"]]
+    assert fake_slurm.calls("scontrol") == [["release", "12"]]
+    assert (fake_slurm.folder / "scontrol.seen").read_text() == "job.sbatch\nspec.json\n"
+    assert (runs / "fit-12" / "job.sbatch").read_text() == fake_slurm.stdin("sbatch")
+    assert (job.id, job.run_dir, job.tasks) == ("12", runs / "fit-12", 4)
+    assert (runs / "latest").readlink() == Path("fit-12")
+    assert json.loads((runs / "fit-12" / "spec.json").read_text())["command"] == list(SPEC.command)
+
+
+def test_the_last_one_is_latest(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    submit(backend="sbatch")
+    fake_slurm.command("sbatch", "echo 13")
+    submit(backend="sbatch")
+    assert Path("runs/latest").readlink() == Path("fit-13")
+
+
+def test_a_folder_of_ones_own_called_latest_stays(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    (in_a_folder / "runs" / "latest").mkdir(parents=True)
+    submit(backend="sbatch")
+    assert not (in_a_folder / "runs" / "latest").is_symlink()
+
+
+def test_submitit_gets_a_pickle(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    submit()
+    assert files(in_a_folder / "runs" / "fit-12") == ["12_submitted.pkl", "job.sbatch", "spec.json"]
+    delayed = pickle.loads((in_a_folder / "runs/fit-12/12_submitted.pkl").read_bytes())
+    assert delayed.function.function.argv == SPEC.command
+    assert "submitit.core._submit" in fake_slurm.stdin("sbatch")
+
+
+@pytest.mark.parametrize("backend", ["submitit", "sbatch"])
+def test_an_array_is_one_call_and_a_folder_for_each_task(
+    fake_slurm: FakeSlurm, in_a_folder: Path, backend: str
+) -> None:
+    grid = {"seed": ("5", "6"), "lr": ("0.1", "1.0")}
+    spec = JobSpec(name="fit", command=("t", "--seed={seed}", "{lr}"), grid=grid)
+    jobs = submit(spec, backend=backend)
+    assert len(fake_slurm.calls("sbatch")) == len(fake_slurm.calls("scontrol")) == 1
+    assert fake_slurm.calls("sbatch")[0][2].endswith("/fit-%A_%a/job.log")
+    assert [job.id for job in jobs] == ["12_0", "12_1", "12_2", "12_3"]
+    described = [json.loads((job.run_dir / "spec.json").read_text()) for job in jobs]
+    assert [one["command"] for one in described] == [["t", f"--seed={s}", lr] for s in "56" for lr in ("0.1", "1.0")]
+    assert described[2]["values"] == {"seed": "6", "lr": "0.1"}
+    if backend == "submitit":
+        delayed = pickle.loads((jobs[1].run_dir / "12_1_submitted.pkl").read_bytes())
+        assert delayed.function.function.argv == ("t", "--seed=5", "1.0")
+
+
+def test_a_thousand_tasks_are_one_call(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    spec = JobSpec(name="fit", command=("t", "{seed}"), grid={"seed": tuple(map(str, range(1000)))}, array="0-999%50")
+    assert len(submit(spec, backend="sbatch")) == 1000
+    assert len(fake_slurm.calls("sbatch")) == 1
+    assert "#SBATCH --array=0-999%50" in fake_slurm.stdin("sbatch")
+
+
+def test_a_federations_cluster_is_remembered(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.command("sbatch", "echo '12;far'")
+    (job,) = submit(backend="sbatch")
+    job.cancel()
+    assert job.cluster == "far"
+    assert fake_slurm.calls("scontrol") == [["--clusters=far", "release", "12"]]
+    assert fake_slurm.calls("scancel") == [["--clusters=far", "12"]]
+
+
+def test_nothing_of_a_job_leaks_into_the_new_one(fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaks = ["SLURM_JOB_ID", "SLURM_NTASKS", "SBATCH_PARTITION", "SLURM_CPU_BIND", "SALLOC_QOS", "RANK", "MASTER_PORT"]
+    leaks += ["TORCHELASTIC_RUN_ID", "SUBMITIT_EXECUTOR", "CLUSTER_DDP_RUN_DIR", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE"]
+    for name in (*leaks, "SLURM_CONF", "MINE"):
+        monkeypatch.setenv(name, "1")
+    submit(backend="sbatch")
+    env = fake_slurm.env("sbatch")
+    assert not set(leaks) & set(env)
+    assert (env["SLURM_CONF"], env["MINE"]) == ("1", "1")
+
+
+def test_outside_a_job_the_choice_of_gpus_is_the_users(fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    submit(backend="sbatch")
+    assert fake_slurm.env("sbatch")["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+SBATCH_SAYS = [
+    ("Batch job submission failed: Invalid account or account/partition combination specified", "--account"),
+    ("invalid partition specified: nope", "sinfo -o %P"),
+    ("Batch job submission failed: Invalid qos specification", "--qos"),
+    ("Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)", "--time"),
+    ("Invalid generic resource (gres) specification", "sinfo -o '%P %G'"),
+    ("Batch job submission failed: Requested node configuration is not available", "sinfo -o '%P %D %c %m %G %f'"),
+    ("Unable to contact slurm controller (connect failure)", "scontrol ping"),
+    ("Something quite new", "sbatch --help"),
+]
+
+
+@pytest.mark.parametrize(("words", "hint"), SBATCH_SAYS, ids=[words[:30] for words, _ in SBATCH_SAYS])
+def test_sbatchs_refusal_is_shown_with_a_hint(fake_slurm: FakeSlurm, in_a_folder: Path, words: str, hint: str) -> None:
+    fake_slurm.command("sbatch", f"echo 'sbatch: error: {words}' >&2; exit 1")
+    with pytest.raises(SlurmError) as raised:
+        submit(backend="sbatch")
+    assert words in raised.value.found
+    assert hint in raised.value.hint
+    assert files(in_a_folder) == []
+
+
+def test_an_answer_that_is_no_job_id_is_an_error(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    fake_slurm.command("sbatch", "echo hello")
+    with pytest.raises(SlurmError, match="it answered 'hello'"):
+        submit(backend="sbatch")
+    assert files(in_a_folder) == []
+
+
+def test_what_can_not_be_released_is_cancelled(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    fake_slurm.command("scontrol", "echo no >&2; exit 1")
+    with pytest.raises(SlurmError, match="no"):
+        submit()
+    assert fake_slurm.calls("scancel") == [["12"]]
+    assert files(in_a_folder) == []
+
+
+def test_a_run_folder_of_an_earlier_job_is_left_alone(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    (in_a_folder / "runs" / "fit-12").mkdir(parents=True)
+    (in_a_folder / "runs" / "fit-12" / "precious").write_text("x")
+    with pytest.raises(RunDirError, match="it is there already"):
+        submit()
+    assert fake_slurm.calls("scancel") == [["12"]]
+    assert files(in_a_folder) == ["runs", "runs/fit-12", "runs/fit-12/precious"]
+
+
+def test_half_an_array_is_taken_back(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    (in_a_folder / "runs" / "fit-12_1").mkdir(parents=True)
+    with pytest.raises(RunDirError, match="it is there already"):
+        submit(JobSpec(name="fit", command=("t",), array="0-3"))
+    assert fake_slurm.calls("scancel") == [["12"]]
+    assert files(in_a_folder) == ["runs", "runs/fit-12_1"]
+
+
+def test_an_unwritable_folder_is_found_before_sbatch(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    (in_a_folder / "file").write_text("")
+    with pytest.raises(RunDirError, match="Not a directory"):
+        submit(runs_dir=in_a_folder / "file" / "runs")
+    if os.geteuid() != 0:
+        in_a_folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+        with pytest.raises(RunDirError, match="denied"):
+            submit()
+    assert fake_slurm.calls("sbatch") == []
+
+
+@pytest.mark.parametrize("name", ["100%j", "a\\b", "a\nb"])
+def test_folders_that_slurm_would_misread_are_refused(fake_slurm: FakeSlurm, in_a_folder: Path, name: str) -> None:
+    with pytest.raises(RunDirError, match="Slurm takes"):
+        submit(runs_dir=in_a_folder / name)
+    assert fake_slurm.calls("sbatch") == []
+    assert files(in_a_folder) == []
+
+
+def test_a_plan_changes_nothing(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    text = str(submission.plan(SPEC))
+    assert text.startswith("$ sbatch --parsable --hold '--output=")
+    assert "#SBATCH --nodes=2" in text
+    assert files(in_a_folder) == []
+    assert fake_slurm.calls("sbatch") == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "found"),
+    [
+        (SPEC, {"backend": "slurm"}, "there are submitit, sbatch, local"),
+        (SPEC, {"backend": "local"}, "it asks for 2 nodes, and this is one; --nodes 1 --gpus-per-node 2 can be met"),
+        (JobSpec(name="x", command=("t",), array="0-3"), {"backend": "local"}, "arrays is Slurm's"),
+        (JobSpec(name="x", command=("t",), after="3"), {"backend": "local"}, "waiting for other jobs is Slurm's"),
+        (JobSpec(name="x", command=("t",), container_image="a"), {}, "Pyxis puts the whole task"),
+        (JobSpec(name="x"), {}, "there is nothing to run"),
+        (JobSpec(name="x"), {"backend": "sbatch", "function": print}, "a function must be pickled"),
+    ],
+)
+def test_what_a_backend_can_not_do(fake_slurm: FakeSlurm, spec: JobSpec, options: dict[str, Any], found: str) -> None:
+    with pytest.raises(SpecError, match=found):
+        submission.plan(spec, **options)
+
+
+def test_without_slurm_submitit_runs_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "job.sh" in str(submission.plan(JobSpec(name="x", command=("t",))))
+    with pytest.raises(SpecError, match="no sbatch on the PATH"):
+        submission.plan(SPEC)
+    assert "#SBATCH --nodes=2" in str(submission.plan(SPEC, must_run=False))

@@ -1,0 +1,125 @@
+"""Jobs on this machine, for real."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster_ddp.errors import JobError
+from cluster_ddp.launch import submission
+from cluster_ddp.launch.job import Job
+from cluster_ddp.launch.spec import JobSpec
+
+
+@pytest.fixture(autouse=True)
+def without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "it's a folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "mkdir", "nproc", "sleep", "env", "cat"):
+        (tools / name).symlink_to(f"/usr/bin/{name}")
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def submit(*command: str, function=None, **fields) -> Job:
+    spec = JobSpec(name="here", command=command, gpus_per_node=2, **fields)
+    (job,) = submission.submit(submission.plan(spec, function=function))
+    return job
+
+
+def processes_of(job: Job) -> list[str]:
+    """Of its session, which a job leads."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[3] == job.id and fields[0] != "Z":
+            found.append(path.parent.name)
+    return found
+
+
+def test_a_command_runs_once_per_gpu() -> None:
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"]
+    names += ["CLUSTER_DDP_RUN_DIR", "CUDA_VISIBLE_DEVICES"]
+    job = submit("bash", "-c", "echo " + " ".join(f"${name}" for name in names))
+    assert job.result(timeout_s=60) == 0
+    assert job.state() == "COMPLETED"
+    lines = [(job.run_dir / f"task-{rank}.log").read_text() for rank in (0, 1)]
+    assert lines == [f"{rank} {rank} 2 2 127.0.0.1 {job.run_dir} 0,1\n" for rank in (0, 1)]
+    assert "==> task-1.log <==\n1 1 2" in job.logs()
+    left = {path.name for path in job.run_dir.iterdir() if not path.name.endswith(".pkl")}
+    assert left == {"ended.json", "job.log", "job.sh", "spec.json", "task-0.log", "task-1.log"}
+
+
+def test_the_first_failure_is_the_jobs_end_and_status() -> None:
+    job = submit("bash", "-c", "if ((RANK == 1)); then echo broken; exit 7; fi; sleep 600")
+    with pytest.raises(JobError, match=r"FAILED with exit status 7\.\n.*broken"):
+        job.result(timeout_s=60)
+    assert processes_of(job) == []
+
+
+def test_cancel_ends_all_processes() -> None:
+    job = submit("bash", "-c", "trap '' TERM; echo started; while true; do sleep 1; done")
+    deadline = time.monotonic() + 30
+    while job.logs().count("started") < 2:
+        assert time.monotonic() < deadline, job.logs()
+        time.sleep(0.1)
+    job.cancel()
+    assert job.wait(timeout_s=60).state == "CANCELLED"
+    deadline = time.monotonic() + 10
+    while processes_of(job):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_the_time_limit_holds() -> None:
+    job = submit("sleep", "600", time="0:02")
+    assert job.wait(timeout_s=60).state == "TIMEOUT"
+
+
+def test_a_broken_setup_is_in_the_log() -> None:
+    job = submit("true", setup=("echo in vain >&2; false",))
+    assert job.wait(timeout_s=60).state == "FAILED"
+    assert "in vain" in job.logs()
+
+
+def test_a_function_returns_its_result_on_rank_0() -> None:
+    def function() -> int:
+        return int(os.environ["RANK"]) + 16
+
+    job = submit(function=function)
+    assert job.result(timeout_s=60) == 16
+
+
+def test_a_functions_exception_is_in_the_error() -> None:
+    def fails() -> None:
+        raise ValueError("the one that matters")
+
+    with pytest.raises(JobError, match="ValueError: the one that matters"):
+        submit(function=fails).result(timeout_s=60)
+
+
+def test_the_job_goes_on_without_us(tmp_path: Path) -> None:
+    """Submitted by a process that ends; looked at by this one."""
+    code = (
+        "from cluster_ddp.launch import submission; from cluster_ddp.launch.spec import JobSpec\n"
+        "spec = JobSpec(name='here', command=('bash', '-c', 'sleep 1; echo done'))\n"
+        "print(submission.submit(submission.plan(spec))[0].run_dir)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    log = Path(done.stdout.strip()) / "task-0.log"
+    deadline = time.monotonic() + 30
+    while not log.exists() or "done" not in log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
