@@ -18,12 +18,15 @@ import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.launch import command_line, grids, options, preflight, submission
 from cluster_ddp.launch.job import Job
 from cluster_ddp.launch.spec import ARRAY_TASK, JobSpec
+
+if TYPE_CHECKING:
+    from cluster_ddp.mnist.config import TrainConfig
 
 PROGRAM = "python -m cluster_ddp.submit"
 
@@ -75,26 +78,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse, plan, submit. Returns the exit status."""
     words = sys.argv[1:] if argv is None else argv
     with exit_on_error(PROGRAM):
-        return command_line.run(words, program=PROGRAM, description=str(__doc__), reference=_reference)
+        return command_line.run(words, program=PROGRAM, description=str(__doc__), reference=_Mnist())
 
 
-def _reference(rest: list[str], values: Mapping[str, Any]) -> list[str]:
-    """The command of the reference job, its options checked."""
-    if rest and not rest[0].startswith("-"):
-        raise SpecError(
-            f"Submitting {shlex.join(rest)}:", "a command stands after two dashes.", f"… -- {shlex.join(rest)}"
-        )
-    options.refuse_habits(rest)
-    if rest:
-        import tyro
+class _Mnist:
+    """The reference job: the training of mnist/, with its options checked before it is submitted."""
 
+    name = "mnist"
+
+    def command(self, rest: list[str], settings: Mapping[str, Any]) -> list[str]:
+        """The training, with the Python that runs here unless the job has an environment of its own."""
+        if rest and not rest[0].startswith("-"):
+            words = shlex.join(rest)
+            raise SpecError(f"Submitting {words}:", "a command stands after two dashes.", f"… -- {words}")
+        options.refuse_habits(rest)
+        self._config(rest, settings)
+        elsewhere = any(settings.get(key) for key in ("venv", "conda_env", "container", "container_image"))
+        return ["python" if elsewhere else sys.executable, "-m", "cluster_ddp.train", *rest]
+
+    def check(self, rest: list[str], settings: Mapping[str, Any]) -> None:
+        """That the data is there; its content is checked in the job."""
+        from cluster_ddp.mnist import files
+
+        config = self._config(rest, settings)
+        if config.dataset == "mnist":
+            files.check(config.data_dir, check_content=False)
+
+    def _config(self, rest: list[str], settings: Mapping[str, Any]) -> TrainConfig:
+        """The options of the first, or only, task."""
         from cluster_ddp.mnist.config import TrainConfig
 
-        grid = values.get("grid") or {}
-        trial = {ARRAY_TASK: "0", **(grids.configuration(grid, 0) if grid else {})}
-        tyro.cli(TrainConfig, prog=PROGRAM, args=[grids.fill_in(word, trial) for word in rest])
-    elsewhere = any(values.get(key) for key in ("venv", "conda_env", "container", "container_image"))
-    return ["python" if elsewhere else sys.executable, "-m", "cluster_ddp.train", *rest]
+        if not rest:
+            return TrainConfig()
+        import tyro
+
+        grid = settings.get("grid") or {}
+        values = {ARRAY_TASK: "0", **(grids.configuration(grid, 0) if grid else {})}
+        return tyro.cli(TrainConfig, prog=PROGRAM, args=[grids.fill_in(word, values) for word in rest])
 
 
 class _Door(types.ModuleType):

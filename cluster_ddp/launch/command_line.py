@@ -6,9 +6,9 @@ import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.launch import grids, options, preflight, profile, submission
@@ -18,20 +18,26 @@ from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.launch.submission import Plan
 
 
-def run(
-    argv: Sequence[str],
-    *,
-    program: str,
-    description: str,
-    reference: Callable[[list[str], Mapping[str, Any]], list[str]],
-) -> int:
+class Reference(Protocol):
+    """The job that is submitted where no command is given."""
+
+    name: str
+
+    def command(self, options: list[str], settings: Mapping[str, Any]) -> list[str]:
+        """What to run. Raises ClusterDDPError, or exits, for options that it has not."""
+
+    def check(self, options: list[str], settings: Mapping[str, Any]) -> None:
+        """See whether it has what it needs. Raises ClusterDDPError."""
+
+
+def run(argv: Sequence[str], *, program: str, description: str, reference: Reference) -> int:
     """Parse, plan, check; then show, ask, or submit and follow.
 
     Args:
         argv: the command line.
         program: how the command is called.
         description: for --help.
-        reference: makes the reference job's command of its options and of the settings.
+        reference: the job without a command of the user's own.
 
     Returns:
         The exit status.
@@ -44,40 +50,45 @@ def run(
     parsed, rest = parser.parse_known_args(own)
     given = {key: value for key, value in vars(parsed).items() if value is not None}
     settings = profile.load(parsed.profile, folder=Path.cwd(), env=os.environ)
-    values = profile.overlay(settings.values, {key: given[key] for key in profile.legal_keys() if key in given})
-    if "array" in given:
-        values["grid"], values["array"] = grids.parse(given["array"])
+    values = _values(settings, given)
     if parsed.show_config:
         _show_config(values, settings, given)
         return 0
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-    if not values.get("container") and not values.get("container_image"):  # a site's binds wait for a container
-        values = {key: value for key, value in values.items() if key != "container_binds" or key in given}
     advice = options.tasks_advice(vars(parsed), values.get("nodes", 1), values.get("gpus_per_node", 1))
-    backend, runs_dir = values.pop("backend", "submitit"), Path(values.pop("runs_dir", "runs"))
-    accepted = values.pop("accept", ())
-    if command is None:
-        command, name = reference(rest, values), "mnist"
-    else:
+    if command is not None:
         options.refuse(rest, parser, program)
-        name = options.job_name(command)
+    name = reference.name if command is None else options.job_name(command)
+    words = reference.command(rest, values) if command is None else command
+    job = {key: value for key, value in values.items() if key not in profile.SUBMISSION_KEYS}
     plan = submission.plan(
-        JobSpec(**{"name": name, **values, "command": tuple(command)}),
-        backend=backend,
-        runs_dir=runs_dir,
+        JobSpec(**{"name": name, **job, "command": tuple(words)}),
+        backend=values.get("backend", "submitit"),
+        runs_dir=Path(values.get("runs_dir", "runs")),
         take_snapshot=parsed.snapshot,
         source=f"Submitted by: {program} {shlex.join(argv)}",
         must_run=not parsed.dry_run,
     )
     if not parsed.no_check:
         advice += preflight.check(plan, ask_cluster=not parsed.dry_run)
+        if command is None and not parsed.dry_run:
+            reference.check(rest, values)
     for one in advice:
-        if one.code not in accepted:
+        if one.code not in values.get("accept", ()):
             print(f"warning: {one.text} (silence: --accept {one.code})", file=sys.stderr)
     if parsed.dry_run:
         print(plan, end="")
         return 0
     return _test_only(plan) if parsed.test_only else _submit(plan, parsed.watch)
+
+
+def _values(settings: profile.Settings, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The files' settings with the command line's on top, as JobSpec takes them."""
+    values = profile.overlay(settings.values, {key: given[key] for key in profile.legal_keys() if key in given})
+    if "array" in given:
+        values["grid"], values["array"] = grids.parse(given["array"])
+    if not values.get("container") and not values.get("container_image") and "container_binds" not in given:
+        values.pop("container_binds", None)  # a site's binds wait for a container
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
 def _show_config(values: Mapping[str, Any], settings: profile.Settings, given: Mapping[str, Any]) -> None:

@@ -38,6 +38,7 @@ _PATTERNS: dict[str, tuple[str, str]] = {
         "task numbers such as 0-7, 1,3,5 or 0-99%4",
     ),
     "signal": (r"([BR]{1,2}:)?[A-Z0-9]+(@\d+)?", "such as USR1@120: the signal, seconds before the end"),
+    "begin": (r"[\w:+/-]+", "a time such as 16:00, tomorrow, now+2hours or 2030-01-31T12:00"),
     "after": (r"\d+(_\d+)?(:\d+(_\d+)?)*|[a-z]+(:[\w:+,?]+)?", "a job id such as 12, or such as afterany:12"),
     "venv": _PATH,
     "conda_env": (r"[^\x00-\x1f\x7f]+", "a name or path without line breaks"),
@@ -58,7 +59,18 @@ _WORD_PATTERNS: dict[str, tuple[str, str]] = {
 # Options of sbatch that other fields, the template or the submission set.
 _OURS = frozenset(
     [
-        *("account", "array", "chdir", "constraint", "cpus-per-task", "dependency", "error", "gpus", "gpus-per-node"),
+        *(
+            "account",
+            "array",
+            "begin",
+            "chdir",
+            "constraint",
+            "cpus-per-task",
+            "dependency",
+            "error",
+            "gpus",
+            "gpus-per-node",
+        ),
         *("gpus-per-task", "gres", "hold", "job-name", "mem", "no-requeue", "nodes", "ntasks", "ntasks-per-core"),
         *("ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket", "open-mode", "output", "parsable", "partition"),
         *("qos", "requeue", "signal", "test-only", "time", "wrap"),
@@ -105,6 +117,8 @@ class JobSpec:
     """Task numbers of a job array, such as 0-7 or 0-99%4 (four at a time)."""
     grid: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Values for each placeholder of the command; array task number i runs the i-th combination."""
+    begin: str | None = None
+    """Start no earlier than this, as sbatch's --begin says it, such as 16:00 or now+2hours."""
     after: str | None = None
     """Start only when this job has completed, or what sbatch's --dependency says, such as afterany:12."""
     signal: str | None = None

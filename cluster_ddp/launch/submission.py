@@ -19,7 +19,7 @@ from cluster_ddp.launch.render import render, render_local, task_command
 from cluster_ddp.launch.run_folder import JOB_LOG
 from cluster_ddp.launch.schedulers import Held
 from cluster_ddp.launch.schedulers.local import ThisMachine
-from cluster_ddp.launch.schedulers.slurm import Slurm
+from cluster_ddp.launch.schedulers.slurm import WAIT, Slurm
 from cluster_ddp.launch.spec import ARRAY_TASK, JobSpec, seconds
 
 Backend = Literal["submitit", "sbatch", "local"]
@@ -54,7 +54,8 @@ class Plan:
         """All of it, as --dry-run shows it."""
         if isinstance(self.scheduler, ThisMachine):
             return f"$ bash job.sh {run_folder.prefix(self.runs_dir, self.spec)}<process id>\n\n{self.script}"
-        return f"$ sbatch --parsable --hold {shlex.join(self.options)} <job.sbatch\n\n{self.script}"
+        start = f"scontrol update JobId=<id> StartTime={self.spec.begin or 'now'}   # its run folder is there now"
+        return f"$ sbatch --parsable {WAIT} {shlex.join(self.options)} <job.sbatch\n$ {start}\n\n{self.script}"
 
 
 def plan(
@@ -120,7 +121,7 @@ def plan(
 def submit(plan: Plan) -> list[Job]:
     """Submit what was planned: all of it or nothing.
 
-    The job is first held, so that its run folder is there, under the job's id, before anything of it starts.
+    The job first waits, so that its run folder is there, under the job's id, before anything of it starts.
 
     Returns:
         The job; of an array its tasks, in the order of their numbers.
@@ -135,7 +136,7 @@ def submit(plan: Plan) -> list[Job]:
     try:
         held = plan.scheduler.hold(plan.script, plan.options)
         jobs = _make_folders(plan, held, folders)
-        plan.scheduler.release(held, jobs[0].run_dir)
+        plan.scheduler.release(held, jobs[0].run_dir, plan.spec.begin or "now")
     except BaseException:  # an interruption, too
         run_folder.remove(folders, made)
         if held is not None:
@@ -177,7 +178,12 @@ def _not_on_this_machine(spec: JobSpec) -> str:
     if spec.nodes > 1:
         possible = f"--nodes 1 --gpus-per-node {spec.gpus_per_node}"
         return f"it asks for {spec.nodes} nodes, and this is one; {possible} can be met."
-    for name, what in (("array", "arrays"), ("after", "waiting for other jobs"), ("container_image", "Pyxis")):
+    for name, what in (
+        ("array", "arrays"),
+        ("after", "waiting for other jobs"),
+        ("begin", "waiting"),
+        ("container_image", "Pyxis"),
+    ):
         if getattr(spec, name) is not None:
             return f"it sets {name}={getattr(spec, name)!r}, and {what} is Slurm's."
     return ""

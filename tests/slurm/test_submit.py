@@ -259,12 +259,12 @@ def test_the_scheduler_is_asked_and_nothing_submitted(place: Place) -> None:
 
 BAD = [
     (("--partition", "man"), "Did you mean main?"),
-    (("--gpus-per-node", "3"), "gpus_per_node"),
-    (("--nodes", "5"), "nodes"),
-    (("--gpu-type", "a100"), "gpu_type"),
+    (("--gpus-per-node", "3"), "the nodes of partition main have at most 2 GPUs"),
+    (("--nodes", "5"), "partition main has 4 nodes of that kind"),
+    (("--gpu-type", "a100"), "GPUs have no types here"),
     (("--partition", "man", "--no-check"), "sinfo -o %P"),
     (("--gpus-per-node", "3", "--no-check"), "sinfo -o"),
-    (("--nodes", "5", "--no-check"), "sinfo -o"),
+    (("--mem", "9000G", "--no-check"), "sinfo -o"),
 ]
 
 
@@ -272,17 +272,28 @@ BAD = [
 def test_what_the_cluster_has_not_is_an_error_and_leaves_nothing(
     place: Place, options: tuple[str, ...], words: str
 ) -> None:
-    last = commands.run(["scontrol", "show", "config"], env=place.slurm.env)
-    done = place.submit(*options, "--", "true")
+    name = "refused" + "".join(filter(str.isalnum, "".join(options)))
+    done = place.submit("--name", name, *options, "--", "true")
     assert done.returncode == 2, done.stdout
     assert "error: " in done.stderr
     assert "Hint: " in done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert place.files() == []
-    next_id = re.compile(r"NEXT_JOB_ID\s*= (\d+)")
-    now = commands.run(["scontrol", "show", "config"], env=place.slurm.env)
-    assert next_id.search(now)[1] == next_id.search(last)[1]
+    assert commands.run(["squeue", "--noheader", f"--name={name}"], env=place.slurm.env) == ""
+
+
+def test_a_time_over_the_partitions_limit_is_an_error(place: Place) -> None:
+    """sbatch itself takes it, and lets the job wait for ever."""
+    env = place.slurm.env
+    commands.run(["scontrol", "update", "PartitionName=urgent", "MaxTime=60"], env=env)
+    try:
+        done = place.submit("--partition", "urgent", "--time", "2:00:00", "--", "true")
+    finally:
+        commands.run(["scontrol", "update", "PartitionName=urgent", "MaxTime=UNLIMITED"], env=env)
+    assert done.returncode == 2
+    assert "the time limit of partition urgent is 0-01:00:00, not 0-02:00:00" in done.stderr
+    assert "Hint: --time 0-01:00:00" in done.stderr
 
 
 def test_submitit_requeues_a_job_that_is_warned(place: Place) -> None:

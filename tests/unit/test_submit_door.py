@@ -98,6 +98,8 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--",), "there is nothing to run"),
     (("python", "my_train.py"), "a command stands after two dashes"),
     (("--epochs", "0"), "epochs must be"),
+    (("--nodes", "1"), "train-images-idx3-ubyte is missing"),
+    (("--data-dir", "else where"), "python scripts/download_data.py --data-dir 'else where'"),
     (("--epoch", "3", "--", "python", "my_train.py"), "there is no such option"),
     (("--node", "3", "--", "python", "my_train.py"), "Did you mean --nodes?"),
     (("--venv", "no/such"), "there is no bin/activate in it"),
@@ -107,10 +109,10 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--gres", "gpu:2"), "here it is --gpus-per-node and --gpu-type"),
     (("-N", "2", "--", "python", "my_train.py"), "here it is --nodes"),
     (("--ntasks", "3"), "one task drives one GPU: 1 nodes x 1 GPUs are --ntasks 1"),
-    (("--runs-dir", "a%j"), "Slurm takes"),
+    (("--runs-dir", "a%j", "--", "true"), "Slurm takes"),
     (("--snapshot",), "not a git repository"),
     (("--backend", "local", "--nodes", "2"), "it asks for 2 nodes, and this is one"),
-    (("--backend", "local", "--test-only"), "there is none here"),
+    (("--backend", "local", "--test-only", "--", "true"), "there is none here"),
 ]
 
 

@@ -33,8 +33,8 @@ class Scheduler(Protocol):
     def hold(self, script: str, options: Sequence[str]) -> Held:
         """Start a job that waits."""
 
-    def release(self, held: Held, folder: Path) -> None:
-        """Let a job go, whose run folder is there now."""
+    def release(self, held: Held, folder: Path, begin: str) -> None:
+        """Let a job go, whose run folder is there now, from a time on (sbatch's --begin)."""
 
     def abandon(self, held: Held) -> None:
         """Take back a job that was not released."""

@@ -36,7 +36,7 @@ class ThisMachine:
         )
         return Held(label=str(process.pid), process=process)
 
-    def release(self, held: Held, folder: Path) -> None:
+    def release(self, held: Held, folder: Path, begin: str) -> None:
         """Tell the process its run folder."""
         held.process.stdin.write(os.fsencode(folder) + b"\n")
         held.process.stdin.close()

@@ -11,6 +11,10 @@ from cluster_ddp.launch.schedulers import Held
 from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.commands import JobStatus
 
+# The job waits with a start time that is far off, not with --hold: what is held, sbatch takes without looking whether
+# any node can run it (seen, 22.05).
+WAIT = "--begin=now+1hour"
+
 
 class Slurm:
     """The cluster whose commands are on the PATH."""
@@ -18,27 +22,28 @@ class Slurm:
     script_name = "job.sbatch"
 
     def hold(self, script: str, options: Sequence[str]) -> Held:
-        """Submit a job as held.
+        """Submit a job that does not start yet.
 
         Raises:
             SlurmError: sbatch refused, in its words.
         """
-        answer = commands.submit(text=script, options=["--hold", *options], env=hygiene.clean(os.environ))
+        answer = commands.submit(text=script, options=[WAIT, *options], env=hygiene.clean(os.environ))
         return Held(label=str(answer.job_id), cluster=answer.cluster)
 
-    def release(self, held: Held, folder: Path) -> None:
+    def release(self, held: Held, folder: Path, begin: str) -> None:
         """Let the scheduler have the job.
 
         Raises:
             SlurmError: the controller doesn't answer.
         """
-        commands.run(["scontrol", *commands.on(held.cluster), "release", held.label])
+        start = [f"JobId={held.label}", f"StartTime={begin}"]
+        commands.run(["scontrol", *commands.on(held.cluster), "update", *start])
 
     def abandon(self, held: Held) -> None:
         """Cancel the job, which has not started.
 
         Raises:
-            SlurmError: the controller doesn't answer; the job then stays held.
+            SlurmError: the controller doesn't answer; the job is then still there.
         """
         commands.run(["scancel", *commands.on(held.cluster), held.label])
 

@@ -78,6 +78,7 @@ def test_what_has_a_field_is_no_option(value: str) -> None:
         ("launcher", "mpirun"),
         ("requeue", "yes"),
         ("after", "12; x"),
+        ("begin", "16:00; x"),
         ("container", "a\nb"),
         ("container_image", "a b"),
         ("container_binds", ("a,b",)),

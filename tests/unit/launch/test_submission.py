@@ -38,18 +38,23 @@ def files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_a_job_is_held_until_its_folder_is_there(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+def test_a_job_waits_until_its_folder_is_there(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     fake_slurm.command("sbatch", 'echo 12; ls -A runs >"$0.seen"')
     fake_slurm.command("scontrol", 'ls runs/fit-12 >"$0.seen"')
     (job,) = submit(backend="sbatch")
     runs = in_a_folder / "runs"
-    assert fake_slurm.calls("sbatch") == [["--parsable", "--hold", f"--output={runs}/fit-%j/job.log"]]
-    assert fake_slurm.calls("scontrol") == [["release", "12"]]
+    assert fake_slurm.calls("sbatch") == [["--parsable", "--begin=now+1hour", f"--output={runs}/fit-%j/job.log"]]
+    assert fake_slurm.calls("scontrol") == [["update", "JobId=12", "StartTime=now"]]
     assert (fake_slurm.folder / "scontrol.seen").read_text() == "job.sbatch\nspec.json\n"
     assert (runs / "fit-12" / "job.sbatch").read_text() == fake_slurm.stdin("sbatch")
     assert (job.id, job.run_dir, job.tasks) == ("12", runs / "fit-12", 4)
     assert (runs / "latest").readlink() == Path("fit-12")
     assert json.loads((runs / "fit-12" / "spec.json").read_text())["command"] == list(SPEC.command)
+
+
+def test_a_start_time_of_the_users_own(fake_slurm: FakeSlurm) -> None:
+    submit(JobSpec(name="fit", command=("t",), begin="now+2hours"), backend="sbatch")
+    assert fake_slurm.calls("scontrol") == [["update", "JobId=12", "StartTime=now+2hours"]]
 
 
 def test_the_last_one_is_latest(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
@@ -103,7 +108,7 @@ def test_a_federations_cluster_is_remembered(fake_slurm: FakeSlurm) -> None:
     (job,) = submit(backend="sbatch")
     job.cancel()
     assert job.cluster == "far"
-    assert fake_slurm.calls("scontrol") == [["--clusters=far", "release", "12"]]
+    assert fake_slurm.calls("scontrol") == [["--clusters=far", "update", "JobId=12", "StartTime=now"]]
     assert fake_slurm.calls("scancel") == [["--clusters=far", "12"]]
 
 
@@ -199,7 +204,7 @@ def test_folders_that_slurm_would_misread_are_refused(fake_slurm: FakeSlurm, in_
 
 def test_a_plan_changes_nothing(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     text = str(submission.plan(SPEC))
-    assert text.startswith("$ sbatch --parsable --hold '--output=")
+    assert text.startswith("$ sbatch --parsable --begin=now+1hour '--output=")
     assert "#SBATCH --nodes=2" in text
     assert files(in_a_folder) == []
     assert fake_slurm.calls("sbatch") == []
