@@ -106,6 +106,8 @@ def plan(
         script = render_local(spec, source=source, runner=runner, code=code)
     else:
         pickled = None if backend == "sbatch" else task.runner(f"{prefix}%j")
+        if pickled and spec.requeue and spec.signal is None and not 0 < _limit_s(spec) <= 2 * task.WARNING_S:
+            spec = dataclasses.replace(spec, signal=f"{task.warning_signal()}@{task.WARNING_S}")
         script = render(spec, source=source, run_prefix=prefix, runner=pickled, code=code)
     return Plan(
         spec=spec,
@@ -153,6 +155,11 @@ def _with_environment(spec: JobSpec) -> JobSpec:
     if named or sys.prefix == sys.base_prefix or not Path(sys.prefix, "bin", "activate").is_file():
         return spec
     return dataclasses.replace(spec, venv=sys.prefix)
+
+
+def _limit_s(spec: JobSpec) -> int:
+    """The time limit; 0 where there is none, or none is known."""
+    return (seconds(spec.time) if spec.time is not None else None) or 0
 
 
 def _absolute(path: str | None) -> str | None:
@@ -240,8 +247,9 @@ def _make_folder(
             work: Callable[[], Any] = task.Command(task_command(plan.spec, command))
         else:
             work = functools.partial(plan.function, **{key: values[key] for key in plan.spec.grid})
-        limit_s = seconds(plan.spec.time) if plan.spec.time is not None else None
-        files[task.pickle_name(label)] = task.pickled(work, -(-(limit_s or 0) // 60))
+        limit_min = -(-_limit_s(plan.spec) // 60)
+        requeue = plan.spec.requeue is True
+        files[task.pickle_name(label)] = task.pickled(work, time_limit_min=limit_min, requeue=requeue)
     path = plan.runs_dir / f"{plan.spec.name}-{label}"
     if not path.exists():
         folders.append(path)

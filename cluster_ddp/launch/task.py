@@ -1,7 +1,8 @@
 """Pickles for submitit: its runner loads one in each task, calls the function in it, and keeps the result.
 
-submitit also answers its warning signal (SUBMITIT_PREEMPT_SIGNAL, USR2): it asks `checkpoint` what to run next time and
-requeues the job, or, of an array, this one task.
+submitit also answers its warning signal (SUBMITIT_PREEMPT_SIGNAL, USR2): it requeues the job, or an array's one task.
+Before the time limit it does that only where the job wants to be requeued: a script that saves nothing would start
+from nothing, again and again.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from typing import Any
 
 from cluster_ddp.errors import JobError
 
-MAX_TIMEOUTS = 100
-"""How often submitit may requeue a job that came to its time limit."""
+MAX_TIMEOUTS = 3
+"""How often submitit may requeue a job that came to its time limit (its own default)."""
+
+WARNING_S = 90
+"""How long before the time limit submitit wants its warning (its own default)."""
 
 
 def runner(folder_pattern: str) -> tuple[str, ...]:
@@ -33,12 +37,18 @@ def module(name: str) -> tuple[str, ...]:
     return (sys.executable, "-u", "-m", name)
 
 
-def pickled(function: Callable[[], Any], time_limit_min: int) -> bytes:
-    """The function as submitit's runner wants it."""
+def pickled(function: Callable[[], Any], *, time_limit_min: int, requeue: bool) -> bytes:
+    """The function as submitit's runner wants it.
+
+    Args:
+        function: to be called in each task.
+        time_limit_min: of the job; 0 where it isn't known.
+        requeue: start again at the time limit.
+    """
     import cloudpickle
     from submitit.core.utils import DelayedSubmission
 
-    submission = DelayedSubmission(Task(function))
+    submission = DelayedSubmission((RequeuedTask if requeue else Task)(function))
     submission.set_timeout(time_limit_min, MAX_TIMEOUTS)
     return cloudpickle.dumps(submission, pickle.HIGHEST_PROTOCOL)  # type: ignore[no-any-return]
 
@@ -87,8 +97,14 @@ class Task:
             _log_to_run_folder()
         return self.function()
 
+
+class RequeuedTask(Task):
+    """A task that submitit starts again when it is warned of its end."""
+
+    __slots__ = ()
+
     def checkpoint(self) -> Any:
-        """What to run after a requeue: the same again, which goes on from what it has saved in its run folder."""
+        """What to run then: the same again, which goes on from what it has saved in its run folder."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -103,9 +119,10 @@ class Command:
     def __call__(self) -> int:
         """Run it, pass TERM on to it, and exit with its status unless that is 0."""
         # The warning signal reaches all processes of a task. A command that doesn't know it must not die of it.
-        before = signal.signal(_warning_signal(), signal.SIG_IGN)
+        warning = signal.Signals[f"SIG{warning_signal()}"]
+        before = signal.signal(warning, signal.SIG_IGN)
         process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL)
-        signal.signal(_warning_signal(), before)
+        signal.signal(warning, before)
 
         def pass_on(number: int, frame: FrameType | None) -> None:
             process.send_signal(number)
@@ -117,8 +134,9 @@ class Command:
         return 0
 
 
-def _warning_signal() -> signal.Signals:
-    return signal.Signals[f"SIG{os.environ.get('SUBMITIT_PREEMPT_SIGNAL', 'USR2')}"]
+def warning_signal() -> str:
+    """submitit's warning, without "SIG"."""
+    return os.environ.get("SUBMITIT_PREEMPT_SIGNAL", "USR2")
 
 
 def _log_to_run_folder() -> None:

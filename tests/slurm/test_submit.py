@@ -299,7 +299,7 @@ def test_a_time_over_the_partitions_limit_is_an_error(place: Place) -> None:
 def test_submitit_requeues_a_job_that_is_warned(place: Place) -> None:
     """The warning signal comes before the time limit, or from the site before a preemption."""
     command = "echo start ${SLURM_RESTART_COUNT:-0}; if [[ -v SLURM_RESTART_COUNT ]]; then exit 0; fi; sleep 600"
-    run_dir = place.start("--gpus-per-node", "2", "--time", "5", "--", "bash", "-c", command)
+    run_dir = place.start("--gpus-per-node", "2", "--time", "5", "--requeue", "--", "bash", "-c", command)
     label = run_dir.name.rpartition("-")[2]
     deadline = time.monotonic() + 60
     while output(run_dir).count("start 0") < 2:

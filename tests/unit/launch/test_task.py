@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.launch.task import Command, Task
+from cluster_ddp.launch.task import Command, RequeuedTask, Task
 
 
 def test_a_commands_status_is_the_tasks() -> None:
@@ -49,6 +49,7 @@ def test_signals(tmp_path: Path, number: signal.Signals, handled: bool, status: 
 
 
 def test_after_a_requeue_it_is_the_same_again() -> None:
-    task = Task(Command(("true",)))
+    task = RequeuedTask(Command(("true",)))
     assert task.checkpoint().function is task
+    assert not hasattr(Task(Command(("true",))), "checkpoint")
     assert threading.active_count() == 1
