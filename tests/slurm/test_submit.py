@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from cluster import ROOT, Cluster, records
+from stand_ins import APPTAINER, HOSTILE
 
 import cluster_ddp
 from cluster_ddp import JobSpec
@@ -21,20 +22,6 @@ from cluster_ddp.slurm import commands
 SUBMIT = (sys.executable, "-m", "cluster_ddp.submit")
 TWO_BY_TWO = ("--nodes", "2", "--gpus-per-node", "2")
 HELLO = ("python", str(ROOT / "examples" / "hello_ddp.py"))
-HOSTILE = [
-    "two words",
-    "'",
-    '"',
-    "$(touch pwned)",
-    "`touch pwned`",
-    "a\nb",
-    ";touch pwned",
-    "\\",
-    "$HOME",
-    "ü",
-    "",
-    "*",
-]
 
 
 @dataclass(frozen=True)
@@ -176,17 +163,6 @@ def test_from_inside_a_job_and_from_salloc_it_is_the_same_job(place: Place) -> N
     assert "SLURM_STEP_NUM_TASKS=4" in seen[0]
     assert seen[1] == seen[0]
     assert seen[2] == seen[0]
-
-
-APPTAINER = """#!/bin/bash
-# Stands in for Apptainer: a scrubbed environment but for APPTAINERENV_*.
-shift
-while [[ $1 == --* ]]; do case $1 in --pwd | --bind) shift ;; esac; shift; done
-shift
-kept=()
-for name in ${!APPTAINERENV_@}; do kept+=("${name#APPTAINERENV_}=${!name}"); done
-exec env -i PATH="$PATH" PYTHONPATH="$PYTHONPATH" CONTAINED=yes "${kept[@]}" "$@"
-"""
 
 
 @pytest.mark.parametrize(("backend", "launcher"), [("submitit", "srun"), ("sbatch", "srun"), ("sbatch", "torchrun")])

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from fake_slurm import FakeSlurm, fake_slurm
+from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp import status
 from cluster_ddp.launch import submission

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_slurm import FakeSlurm, fake_slurm
+from stand_ins import FakeSlurm, fake_slurm
 
 import cluster_ddp
 import cluster_ddp.submit as door

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stand_ins import APPTAINER, HOSTILE
 
 from cluster_ddp.launch.render import render, task_command
 from cluster_ddp.launch.spec import JobSpec
@@ -126,23 +127,6 @@ def test_each_array_task_has_its_values(tmp_path: Path) -> None:
     assert not (tmp_path / "pwned").exists()
 
 
-APPTAINER = """#!/bin/bash
-# Stands in for Apptainer: a scrubbed environment but for APPTAINERENV_*, and nothing else of a container.
-[[ $1 == exec ]] || exit 64
-shift
-while [[ $1 == --* ]]; do
-  echo "option $1"
-  case $1 in --pwd | --bind | --overlay) echo "  $2"; shift ;; esac
-  shift
-done
-echo "image $1"
-shift
-kept=()
-for name in ${!APPTAINERENV_@}; do kept+=("${name#APPTAINERENV_}=${!name}"); done
-exec env -i PATH="$PATH" "${kept[@]}" "$@"
-"""
-
-
 def stand_in(folder: Path, name: str, text: str) -> None:
     (folder / "bin").mkdir(exist_ok=True)
     (folder / "bin" / name).write_text(text)
@@ -206,22 +190,6 @@ def test_the_scripts_port_is_pythons(tmp_path: Path, job_id: int) -> None:
     text = render(JobSpec(name="x", command=("printenv", "MASTER_PORT")), source="")
     done = run_script(text, tmp_path, SLURM_JOB_ID=str(job_id))
     assert int(done.stdout.splitlines()[-1]) in candidates(job_id)
-
-
-HOSTILE = [
-    "two words",
-    "'",
-    '"',
-    "$(touch pwned)",
-    "`touch pwned`",
-    "a\nb",
-    ";touch pwned",
-    "\\",
-    "$HOME",
-    "ü",
-    "",
-    "*",
-]
 
 
 def test_arguments_arrive_as_they_were(tmp_path: Path) -> None:

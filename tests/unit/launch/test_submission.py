@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_slurm import FakeSlurm, fake_slurm
+from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.errors import RunDirError, SlurmError, SpecError
 from cluster_ddp.launch import submission

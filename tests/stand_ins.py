@@ -1,4 +1,4 @@
-"""Executables that stand in for Slurm's commands on a temporary PATH, so that real quoting is crossed."""
+"""Executables that stand in for what is not there, on a temporary PATH, so that real quoting is crossed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,38 @@ import os
 from pathlib import Path
 
 import pytest
+
+# Words that a shell, or sbatch, could take for more than words.
+HOSTILE = [
+    "two words",
+    "'",
+    '"',
+    "$(touch pwned)",
+    "`touch pwned`",
+    "a\nb",
+    ";touch pwned",
+    "\\",
+    "$HOME",
+    "ü",
+    "",
+    "*",
+]
+
+APPTAINER = """#!/bin/bash
+# Stands in for Apptainer: a scrubbed environment but for APPTAINERENV_*, and nothing else of a container.
+[[ $1 == exec ]] || exit 64
+shift
+while [[ $1 == --* ]]; do
+  echo "option $1"
+  case $1 in --pwd | --bind | --overlay) echo "  $2"; shift ;; esac
+  shift
+done
+echo "image $1"
+shift
+kept=()
+for name in ${!APPTAINERENV_@}; do kept+=("${name#APPTAINERENV_}=${!name}"); done
+exec env -i PATH="$PATH" PYTHONPATH="${PYTHONPATH:-}" CONTAINED=yes "${kept[@]}" "$@"
+"""
 
 
 class FakeSlurm:
