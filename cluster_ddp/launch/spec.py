@@ -53,7 +53,7 @@ _WORD_PATTERNS: dict[str, tuple[str, str]] = {
     "container_binds": (r"[^\x00-\x1f\x7f,]+", "paths such as /data or /scratch/me:/data, without commas"),
     "container_overlays": _PATH,
     "sbatch_options": (r"--[a-z][a-z-]*(=[^\x00-\x20\x7f\"'`$\\#]+)?", "options such as --reservation=course"),
-    "setup": (r"[^\x00\n\r]*", "single lines of bash"),
+    "setup": (r"[^\x00]*", "lines of bash"),
 }  # fmt: skip
 
 # Options of sbatch that other fields, the template or the submission set.

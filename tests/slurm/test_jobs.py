@@ -150,16 +150,6 @@ def test_two_steps_at_once_in_one_job(slurm: Cluster, tmp_path: Path) -> None:
     assert len(re.findall(r"rank \d of 2 on node\d", output)) == 4
 
 
-def test_an_output_path_with_blanks(slurm: Cluster, tmp_path: Path) -> None:
-    folder = tmp_path / "two words"
-    folder.mkdir()
-    spec = JobSpec(name="blanks", command=("echo", "it's $(hostname)"), output=f"{folder}/%x of %j.out")
-    (tmp_path / "job.sbatch").write_text(render(spec, source=""))
-    done = slurm.run("sbatch", "--wait", "--parsable", str(tmp_path / "job.sbatch"))
-    assert done.returncode == 0, done.stderr
-    assert (folder / f"blanks of {done.stdout.strip()}.out").read_text() == "it's $(hostname)\n"
-
-
 def test_array_tasks_that_share_nodes(started: Started) -> None:
     started.array.succeed(timeout_s=400)
     descriptions = [json.loads(path.read_text()) for path in started.array_runs.glob("*/run.json")]

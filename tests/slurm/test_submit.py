@@ -145,7 +145,7 @@ def test_from_inside_a_job_and_from_salloc_it_is_the_same_job(place: Place) -> N
     """What the tasks of three jobs see: submitted from a shell, from salloc's, from a task of another job."""
     inner = [*SUBMIT, *TWO_BY_TWO, "--no-check", "--name", "inner", "--", "env"]
     volatile = re.compile(
-        r"\w*(JOB_?ID|NODELIST|NODENAME|PORT|TIME|PID|COOKIE|ADDR|RUN_DIR|TOPOLOGY\w*|HOST|NODEID)=|_=|SHLVL="
+        r"\w*(JOB_?ID|NODELIST|NODENAME|PORT|TIME|PID|COOKIE|ADDR|RUN_DIR|TOPOLOGY\w*|HOST|HOSTNAME|NODEID)=|_=|SHLVL="
     )
     seen = []
     allocate = ("--nodes=1", "--ntasks=2", "--cpus-per-task=2", "--gres=gpu:1", "--job-name=outer", "--time=2")

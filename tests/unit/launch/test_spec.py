@@ -83,7 +83,7 @@ def test_what_has_a_field_is_no_option(value: str) -> None:
         ("container_image", "a b"),
         ("container_binds", ("a,b",)),
         ("container_overlays", ("/o.sqsh",)),
-        ("setup", ("a\nb",)),
+        ("setup", ("a\0b",)),
         ("mem", "32GB"),
         ("mem", "٣G"),
         ("time", "٣"),
