@@ -57,18 +57,17 @@ def standings(runs_dir: Path, asked: Sequence[str]) -> list[Standing]:
     Raises:
         JobError: neither a run folder nor Slurm knows one of them.
     """
-    folders = _folders(runs_dir)
     known: dict[str, dict[str, JobStatus]] = {}
     found: dict[str, Standing] = {}
     for word in asked or [""]:
-        chosen = [folder for folder in folders if not word or _is_meant(word, folder, folders[folder])]
-        if not chosen and Path(word, run_folder.SPEC_FILE).exists():
-            chosen = [Path(word)]
-        for folder in chosen:
-            standing = _standing(folder, folders.get(folder) or run_folder.read(folder), known)
-            found[standing.job] = standing
-        if word and not chosen:
-            found |= {standing.job: standing for standing in _without_folder(word, runs_dir)}
+        is_folder = bool(word) and Path(word, run_folder.SPEC_FILE).exists()
+        label = run_folder.read(Path(word))["job"] if is_folder else word
+        folders = _folders(Path(word).resolve().parent if is_folder else runs_dir)
+        chosen = {path: record for path, record in folders.items() if not label or _is_meant(label, record)}
+        standing = [_standing(path, record, known) for path, record in chosen.items()]
+        if label and not standing:
+            standing = _without_folder(label, runs_dir)
+        found |= {one.job: one for one in standing}
     return list(found.values())
 
 
@@ -91,9 +90,8 @@ def _numbers(label: str) -> list[int]:
     return [int(part) for part in label.split("_") if part.isdigit()]
 
 
-def _is_meant(word: str, folder: Path, record: Mapping[str, Any]) -> bool:
-    label = record["job"]
-    return word in (label, label.partition("_")[0]) or Path(word).resolve() == folder.resolve()
+def _is_meant(label: str, record: Mapping[str, Any]) -> bool:
+    return label in (record["job"], record["job"].partition("_")[0])
 
 
 def _standing(folder: Path, record: Mapping[str, Any], known: dict[str, dict[str, JobStatus]]) -> Standing:

@@ -74,7 +74,8 @@ def test_an_array_is_asked_for_once(capsys, fake_slurm: FakeSlurm) -> None:
     assert {row[0]: row[2] for row in rows(capsys)} == states
     assert len(fake_slurm.calls("scontrol")) == calls + 1
     assert [row[0] for row in rows(capsys, "12_1")] == ["12_1"]
-    assert len(rows(capsys, "12")) == 4
+    assert len(rows(capsys, "12")) == len(rows(capsys, "runs/latest")) == 4
+    assert [row[0] for row in rows(capsys, "runs/fit-12_3")] == ["12_3"]
 
 
 def test_a_job_or_a_run_folder_can_be_named(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
