@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.errors import SpecError, exit_on_error
-from cluster_ddp.launch import command_line, grids, options, preflight, submission
+from cluster_ddp.launch import command_line, grids, options, planning, preflight, submission
 from cluster_ddp.launch.job import Job
 from cluster_ddp.launch.spec import ARRAY_TASK, JobSpec
 
@@ -66,7 +66,7 @@ def submit(
         function = WithWorld(function_or_command)
     elif function_or_command is not None:
         spec = dataclasses.replace(spec, command=options.as_words(function_or_command))
-    plan = submission.plan(spec, function=function, backend=backend, runs_dir=Path(runs_dir), take_snapshot=snapshot)
+    plan = planning.plan(spec, function=function, backend=backend, runs_dir=Path(runs_dir), take_snapshot=snapshot)
     if check:
         for advice in preflight.check(plan, ask_cluster=True):
             warnings.warn(f"{advice.text} ({advice.code})", stacklevel=2)

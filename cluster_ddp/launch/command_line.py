@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.launch import grids, options, preflight, profile, submission
+from cluster_ddp.launch import grids, options, planning, preflight, profile, submission
 from cluster_ddp.launch.job import Job
+from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.schedulers.slurm import Slurm, test_only
 from cluster_ddp.launch.spec import JobSpec
-from cluster_ddp.launch.submission import Plan
 
 
 class Reference(Protocol):
@@ -60,7 +60,7 @@ def run(argv: Sequence[str], *, program: str, description: str, reference: Refer
     name = reference.name if command is None else options.job_name(command)
     words = reference.command(rest, values) if command is None else command
     job = {key: value for key, value in values.items() if key not in profile.SUBMISSION_KEYS}
-    plan = submission.plan(
+    plan = planning.plan(
         JobSpec(**{"name": name, **job, "command": tuple(words)}),
         backend=values.get("backend", "submitit"),
         runs_dir=Path(values.get("runs_dir", "runs")),

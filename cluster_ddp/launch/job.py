@@ -12,7 +12,8 @@ from cluster_ddp.launch import run_folder, task
 from cluster_ddp.launch.schedulers import Scheduler
 from cluster_ddp.slurm.commands import JobStatus
 
-_POLL_S = 1.0
+# How long to wait before asking again: at first often, then sparing the controller.
+_FIRST_POLL_S, _LAST_POLL_S = 1.0, 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,13 +52,15 @@ class Job:
             JobError: it took longer than `timeout_s`.
             SlurmError: as of `status`.
         """
+        poll_s = _FIRST_POLL_S
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not (status := self.status()).ended:
             if deadline is not None and time.monotonic() > deadline:
                 raise JobError(
                     f"Waiting for job {self.id}:", f"still {status.state} after {timeout_s:g} s.", "wait longer"
                 )
-            time.sleep(_POLL_S)
+            time.sleep(poll_s)
+            poll_s = min(_LAST_POLL_S, poll_s * 1.1)
         return status
 
     def result(self, timeout_s: float | None = None) -> Any:

@@ -11,9 +11,9 @@ from pathlib import Path
 from cluster_ddp.errors import SlurmError, SpecError
 from cluster_ddp.launch import advice, feasibility, hygiene
 from cluster_ddp.launch.advice import Advice
+from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.schedulers.slurm import Slurm
 from cluster_ddp.launch.spec import JobSpec
-from cluster_ddp.launch.submission import Plan
 from cluster_ddp.slurm import commands, partitions
 
 _PYTHON = re.compile(r"python[\d.]*")

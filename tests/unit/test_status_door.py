@@ -9,7 +9,7 @@ import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp import status
-from cluster_ddp.launch import submission
+from cluster_ddp.launch import planning, submission
 from cluster_ddp.launch.spec import JobSpec
 
 __all__ = ["fake_slurm"]
@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_slurm: FakeSlur
 
 def submit(name: str = "fit", **fields) -> Path:
     spec = JobSpec(name=name, command=("true",), **fields)
-    return submission.submit(submission.plan(spec, backend="sbatch"))[0].run_dir
+    return submission.submit(planning.plan(spec, backend="sbatch"))[0].run_dir
 
 
 def rows(capsys: pytest.CaptureFixture[str], *argv: str) -> list[list[str]]:

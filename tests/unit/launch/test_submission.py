@@ -13,7 +13,7 @@ import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.errors import RunDirError, SlurmError, SpecError
-from cluster_ddp.launch import submission
+from cluster_ddp.launch import planning, submission
 from cluster_ddp.launch.job import Job
 from cluster_ddp.launch.spec import JobSpec
 
@@ -31,7 +31,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def submit(spec: JobSpec = SPEC, **options: Any) -> list[Job]:
-    return submission.submit(submission.plan(spec, **options))
+    return submission.submit(planning.plan(spec, **options))
 
 
 def files(folder: Path) -> list[str]:
@@ -88,7 +88,7 @@ def test_submitit_gets_a_pickle(fake_slurm: FakeSlurm, in_a_folder: Path) -> Non
     ],
 )
 def test_submitit_is_warned_of_the_time_limit_where_it_may_requeue(fields: dict[str, Any], signal: str | None) -> None:
-    text = str(submission.plan(JobSpec(name="fit", command=("t",), **fields)))
+    text = str(planning.plan(JobSpec(name="fit", command=("t",), **fields)))
     lines = [line for line in text.splitlines() if line.startswith("#SBATCH --signal=")]
     assert lines == ([] if signal is None else [f"#SBATCH --signal={signal}"])
 
@@ -181,6 +181,22 @@ def test_what_can_not_be_released_is_cancelled(fake_slurm: FakeSlurm, in_a_folde
     assert files(in_a_folder) == []
 
 
+def test_what_can_not_be_taken_back_either_is_told(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    fake_slurm.command("scontrol", "echo no >&2; exit 1")
+    fake_slurm.command("scancel", "echo neither >&2; exit 1")
+    with pytest.raises(SlurmError, match=r"Taking back job 12:\n  neither .*\n  Hint: scancel 12"):
+        submit()
+
+
+def test_ctrl_c_during_sbatch_takes_the_job_back(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    """sbatch has the job's id, but has not told it yet; the terminal sends SIGINT to both."""
+    fake_slurm.command("sbatch", f"kill -INT {os.getpid()} $$; sleep 0.2; echo 12")
+    with pytest.raises(KeyboardInterrupt):
+        submit(backend="sbatch")
+    assert fake_slurm.calls("scancel") == [["12"]]
+    assert files(in_a_folder) == []
+
+
 def test_a_run_folder_of_an_earlier_job_is_left_alone(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     (in_a_folder / "runs" / "fit-12").mkdir(parents=True)
     (in_a_folder / "runs" / "fit-12" / "precious").write_text("x")
@@ -218,7 +234,7 @@ def test_folders_that_slurm_would_misread_are_refused(fake_slurm: FakeSlurm, in_
 
 
 def test_a_plan_changes_nothing(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
-    text = str(submission.plan(SPEC))
+    text = str(planning.plan(SPEC))
     assert text.startswith("$ sbatch --parsable --begin=now+1hour '--output=")
     assert "#SBATCH --nodes=2" in text
     assert files(in_a_folder) == []
@@ -239,12 +255,12 @@ def test_a_plan_changes_nothing(fake_slurm: FakeSlurm, in_a_folder: Path) -> Non
 )
 def test_what_a_backend_can_not_do(fake_slurm: FakeSlurm, spec: JobSpec, options: dict[str, Any], found: str) -> None:
     with pytest.raises(SpecError, match=found):
-        submission.plan(spec, **options)
+        planning.plan(spec, **options)
 
 
 def test_without_slurm_submitit_runs_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "job.sh" in str(submission.plan(JobSpec(name="x", command=("t",))))
+    assert "job.sh" in str(planning.plan(JobSpec(name="x", command=("t",))))
     with pytest.raises(SpecError, match="no sbatch on the PATH"):
-        submission.plan(SPEC)
-    assert "#SBATCH --nodes=2" in str(submission.plan(SPEC, must_run=False))
+        planning.plan(SPEC)
+    assert "#SBATCH --nodes=2" in str(planning.plan(SPEC, must_run=False))

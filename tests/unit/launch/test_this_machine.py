@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.errors import JobError
-from cluster_ddp.launch import submission
+from cluster_ddp.launch import planning, submission
 from cluster_ddp.launch.job import Job
 from cluster_ddp.launch.spec import JobSpec
 
@@ -32,7 +32,7 @@ def without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def submit(*command: str, function=None, **fields) -> Job:
     spec = JobSpec(name="here", command=command, gpus_per_node=2, **fields)
-    (job,) = submission.submit(submission.plan(spec, function=function))
+    (job,) = submission.submit(planning.plan(spec, function=function))
     return job
 
 
@@ -113,9 +113,9 @@ def test_a_functions_exception_is_in_the_error() -> None:
 def test_the_job_goes_on_without_us(tmp_path: Path) -> None:
     """Submitted by a process that ends; looked at by this one."""
     code = (
-        "from cluster_ddp.launch import submission; from cluster_ddp.launch.spec import JobSpec\n"
+        "from cluster_ddp.launch import planning, submission; from cluster_ddp.launch.spec import JobSpec\n"
         "spec = JobSpec(name='here', command=('bash', '-c', 'sleep 1; echo done'))\n"
-        "print(submission.submit(submission.plan(spec))[0].run_dir)"
+        "print(submission.submit(planning.plan(spec))[0].run_dir)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     log = Path(done.stdout.strip()) / "task-0.log"
