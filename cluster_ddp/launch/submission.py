@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from cluster_ddp.launch.job import Job
 from cluster_ddp.launch.planning import Plan, limit_s
 from cluster_ddp.launch.render import task_command
 from cluster_ddp.launch.schedulers import Held
-from cluster_ddp.launch.schedulers.slurm import Slurm
 from cluster_ddp.launch.spec import ARRAY_TASK
 
 
@@ -35,7 +35,7 @@ def submit(plan: Plan) -> list[Job]:
     folders: list[Path] = []
     held = None
     try:
-        with _late_interrupt() if isinstance(plan.scheduler, Slurm) else nullcontext():
+        with _late_interrupt():
             held = plan.scheduler.hold(plan.script, plan.options)
         jobs = _make_folders(plan, held, folders)
         plan.scheduler.release(held, jobs[0].run_dir, plan.spec.begin or "now")
@@ -50,12 +50,18 @@ def submit(plan: Plan) -> list[Job]:
 
 @contextmanager
 def _late_interrupt() -> Iterator[None]:
-    """Let Ctrl-C wait for the end of the body, in sbatch too: without the job's id, nobody could take the job back."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Let Ctrl-C wait for the end of the body: without the job's id, nobody could take the job back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Ctrl-C is the main thread's
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _take_back(plan: Plan, held: Held) -> None:

@@ -82,6 +82,7 @@ def run(
             capture_output=True,
             text=True,
             timeout=timeout_s,
+            start_new_session=True,  # a terminal's Ctrl-C is ours to answer: sbatch might have done its work
         )
     except FileNotFoundError as error:
         hint = "run this where Slurm's commands are, on a login node say, or try: python -m cluster_ddp.sandbox up"

