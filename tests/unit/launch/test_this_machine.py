@@ -64,7 +64,7 @@ def test_a_command_runs_once_per_gpu() -> None:
 
 def test_the_first_failure_is_the_jobs_end_and_status() -> None:
     job = submit("bash", "-c", "if ((RANK == 1)); then echo broken; exit 7; fi; sleep 600")
-    with pytest.raises(JobError, match=r"FAILED with exit status 7\.\n.*broken"):
+    with pytest.raises(JobError, match=r"(?s)FAILED with exit status 7\.\n.*broken"):
         job.result(timeout_s=60)
     assert processes_of(job) == []
 
