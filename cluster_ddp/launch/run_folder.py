@@ -125,14 +125,16 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def point_latest(path: Path) -> None:
-    """Let runs/latest point at a run folder; where something else has that name, it stays."""
+    """Let runs/latest point at a run folder; where something else has that name, or it is another user's, it stays."""
     latest = path.parent / LATEST
     if latest.exists() and not latest.is_symlink():
         return
     temporary = path.parent / f".{LATEST}.{path.name}.tmp"
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(path.name)
-    temporary.replace(latest)
+    try:
+        temporary.symlink_to(path.name)
+        temporary.replace(latest)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # the job is submitted: that counts
 
 
 def remove(paths: Sequence[Path], made: Path | None) -> None:

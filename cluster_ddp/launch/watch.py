@@ -67,23 +67,25 @@ class _Following:
         ended = all(status.ended for status in self.statuses)
         if ended:
             time.sleep(_LOG_POLL_S)  # for what is still on its way through the file system
-            self.show_logs()
+            self.show_logs(to_the_end=True)
         if described != self.said:
             self.show(described)
             self.said = described
         return ended
 
-    def show_logs(self) -> None:
+    def show_logs(self, *, to_the_end: bool = False) -> None:
         """Print what is new in a job's logs; of an array none, they would mix."""
         if self.is_array:
             return
         for path in self.jobs[0].log_files():
-            with open(path, errors="replace") as file:
+            with open(path, "rb") as file:
                 file.seek(self.read.get(path, 0))
                 text = file.read()
-                self.read[path] = file.tell()
+            if not to_the_end:
+                text = text[: text.rfind(b"\n") + 1]  # the rest of a line comes with its end
+            self.read[path] = self.read.get(path, 0) + len(text)
             prefix = "" if path.name in ("job.log", "task-0.log") else f"[{path.stem}] "
-            for line in text.splitlines():
+            for line in text.decode(errors="replace").splitlines():
                 self.show(prefix + line)
 
     def outcome(self) -> int:

@@ -70,6 +70,16 @@ def test_a_folder_of_ones_own_called_latest_stays(fake_slurm: FakeSlurm, in_a_fo
     assert not (in_a_folder / "runs" / "latest").is_symlink()
 
 
+def test_a_job_counts_more_than_its_link(fake_slurm: FakeSlurm, in_a_folder: Path, monkeypatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise PermissionError("another user's")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    (job,) = submit(backend="sbatch")
+    assert job.id == "12"
+    assert files(in_a_folder / "runs") == ["fit-12", "fit-12/job.sbatch", "fit-12/spec.json"]
+
+
 def test_submitit_gets_a_pickle(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     submit()
     assert files(in_a_folder / "runs" / "fit-12") == ["12_submitted.pkl", "job.sbatch", "spec.json"]

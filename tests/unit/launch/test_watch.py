@@ -49,12 +49,12 @@ def follow(tmp_path: Path, chapters: list, ids: tuple[str, ...] = ("12",)) -> tu
 
 def test_from_pending_to_the_end(tmp_path: Path) -> None:
     def writing() -> list[JobStatus]:
-        (tmp_path / "task-0.log").write_text("one\ntwo\n")
+        (tmp_path / "task-0.log").write_text("one\ntwo\nthr")
         return [status("RUNNING")]
 
     def more() -> list[JobStatus]:
         (tmp_path / "task-0.log").write_text("one\ntwo\nthree\n")
-        (tmp_path / "task-1.log").write_text("oh\n")
+        (tmp_path / "task-1.log").write_text("oh")
         return [status("COMPLETED", elapsed="00:01:00")]
 
     pending = [status("PENDING", reason="Resources", expected_start="2026-11-21T10:00:00")]
