@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,15 @@ from cluster_ddp.launch import run_folder, task
 from cluster_ddp.launch.schedulers import Scheduler
 from cluster_ddp.slurm.commands import JobStatus
 
-# How long to wait before asking again: at first often, then sparing the controller.
 _FIRST_POLL_S, _LAST_POLL_S = 1.0, 10.0
+
+
+def poll_intervals_s() -> Iterator[float]:
+    """How long to wait before asking for a job's state again: at first often, then sparing the controller."""
+    interval_s = _FIRST_POLL_S
+    while True:
+        yield interval_s
+        interval_s = min(_LAST_POLL_S, interval_s * 1.1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,15 +60,14 @@ class Job:
             JobError: it took longer than `timeout_s`.
             SlurmError: as of `status`.
         """
-        poll_s = _FIRST_POLL_S
+        intervals_s = poll_intervals_s()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not (status := self.status()).ended:
             if deadline is not None and time.monotonic() > deadline:
                 raise JobError(
                     f"Waiting for job {self.id}:", f"still {status.state} after {timeout_s:g} s.", "wait longer"
                 )
-            time.sleep(poll_s)
-            poll_s = min(_LAST_POLL_S, poll_s * 1.1)
+            time.sleep(next(intervals_s))
         return status
 
     def result(self, timeout_s: float | None = None) -> Any:

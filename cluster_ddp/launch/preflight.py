@@ -61,7 +61,7 @@ def _cluster(spec: JobSpec) -> str | None:
 
 
 def _environment(spec: JobSpec) -> list[Advice]:
-    if spec.venv is not None and not (Path(spec.venv).expanduser() / "bin" / "activate").is_file():
+    if spec.venv is not None and not Path(spec.venv, "bin", "activate").is_file():
         found = "there is no bin/activate in it."
         raise SpecError(
             f"Activating the virtual environment {spec.venv}:",

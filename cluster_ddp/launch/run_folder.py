@@ -151,7 +151,7 @@ def remove(paths: Sequence[Path], made: Path | None) -> None:
 
 def _error(path: Path, found: str) -> RunDirError:
     return RunDirError(
-        f"Writing run folders into {path.parent if path.name == '' else path}:",
+        f"Writing run folders into {path}:",
         f"{found}.",
         "choose another folder: --runs-dir PATH",
     )

@@ -75,7 +75,6 @@ def _take_back(plan: Plan, held: Held) -> None:
 def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Job]:
     """Make and fill the run folders; each is noted in `folders` before it is made."""
     spec, prefix = plan.spec, run_folder.prefix(plan.runs_dir, plan.spec)
-    main = Path(prefix + held.label)
     script = {plan.scheduler.script_name: plan.script.encode()}
     if spec.array is None:
         _make_folder(plan, held, held.label, {}, script, folders)
@@ -85,10 +84,10 @@ def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Job]:
             values = grids.configuration(spec.grid, number) if spec.grid else {}
             _make_folder(plan, held, f"{held.label}_{number}", {**values, ARRAY_TASK: str(number)}, {}, folders)
     if plan.take_snapshot:
-        snapshot.take(Path.cwd(), main)
+        snapshot.take(Path.cwd(), folders[0])
     return [
         Job(
-            id=folder.name.removeprefix(f"{spec.name}-"),
+            id=str(folder).removeprefix(prefix),
             run_dir=folder,
             tasks=spec.nodes * (1 if spec.launcher == "torchrun" else spec.gpus_per_node),
             cluster=held.cluster,
@@ -126,7 +125,7 @@ def _make_folder(
         limit_min = -(-limit_s(plan.spec) // 60)
         requeue = plan.spec.requeue is True
         files[task.pickle_name(label)] = task.pickled(work, time_limit_min=limit_min, requeue=requeue)
-    path = plan.runs_dir / f"{plan.spec.name}-{label}"
+    path = Path(run_folder.prefix(plan.runs_dir, plan.spec) + label)
     if not path.exists():
         folders.append(path)
     run_folder.create(path, files)

@@ -26,7 +26,6 @@ from cluster_ddp.launch.run_folder import OUTCOME_FILE
 
 _POLL_S = 0.05
 _KILL_WAIT_S = 10.0
-SIGNAL_DELAY_S = 90
 
 
 class Supervisor(Controller):
@@ -39,7 +38,7 @@ class Supervisor(Controller):
 
     def wait(self, freq: int = 24) -> Sequence[int | None]:
         """Wait for the end of all tasks, of the first that fails, of the time limit, or for a cancellation."""
-        deadline, warned = time.monotonic() + self.timeout_s, self.timeout_s <= SIGNAL_DELAY_S
+        deadline, warned = time.monotonic() + self.timeout_s, self.timeout_s <= task.WARNING_S
         while True:
             codes = [process.poll() for process in self.tasks]
             failed = [code for code in codes if code]
@@ -53,7 +52,7 @@ class Supervisor(Controller):
                 self._end_tasks()
             if self.state != "COMPLETED" or None not in codes:
                 return codes
-            if not warned and time.monotonic() > deadline - SIGNAL_DELAY_S:
+            if not warned and time.monotonic() > deadline - task.WARNING_S:
                 warned = True
                 self._forward_signal(LocalJobEnvironment._usr_sig())
             time.sleep(_POLL_S)
@@ -75,7 +74,7 @@ def main() -> int:
     os.environ |= {
         "SUBMITIT_EXECUTOR": "local",
         "SUBMITIT_LOCAL_COMMAND": shlex.join(task.runner(str(folder))),
-        "SUBMITIT_LOCAL_SIGNAL_DELAY_S": str(SIGNAL_DELAY_S),
+        "SUBMITIT_LOCAL_SIGNAL_DELAY_S": str(task.WARNING_S),
         "SUBMITIT_LOCAL_NODEID": "0",
         "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
         "SUBMITIT_STDERR_TO_STDOUT": "1",

@@ -8,12 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import SlurmError
-from cluster_ddp.launch.job import Job
+from cluster_ddp.launch.job import Job, poll_intervals_s
 from cluster_ddp.slurm.commands import JobStatus
 
 _LOG_POLL_S = 0.5
-# How long to wait before asking Slurm again: at first often, then sparing the controller.
-_FIRST_POLL_S, _LAST_POLL_S = 1.0, 10.0
 
 
 def follow(jobs: Sequence[Job], *, show: Callable[[str], None]) -> int:
@@ -27,13 +25,12 @@ def follow(jobs: Sequence[Job], *, show: Callable[[str], None]) -> int:
         The exit status: 0, the job's own, or 128 + the signal that ended it; of an array the highest.
     """
     following = _Following(jobs, show)
-    poll_s = _FIRST_POLL_S
+    intervals_s = poll_intervals_s()
     while not following.update():
-        asked_at = time.monotonic()
-        while time.monotonic() < asked_at + poll_s:
+        ask_again_at = time.monotonic() + next(intervals_s)
+        while time.monotonic() < ask_again_at:
             following.show_logs()
             time.sleep(_LOG_POLL_S)
-        poll_s = min(_LAST_POLL_S, poll_s * 1.1)
     return following.outcome()
 
 
@@ -112,9 +109,7 @@ class _Following:
         return text + (f", restart {status.restarts}" if status.restarts else "")
 
     def _describe_array(self) -> str:
-        counts: Counter[str] = Counter()
-        for status in self.statuses:
-            counts[status.state] += 1
+        counts = Counter(status.state for status in self.statuses)
         waiting = len(self.jobs) - sum(counts.values())  # those that wait are one record
         if waiting > 0:
             counts["PENDING"] += waiting

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.errors import SlurmError
-from cluster_ddp.launch import watch
+from cluster_ddp.launch import job, watch
 from cluster_ddp.launch.job import Job
 from cluster_ddp.slurm.commands import JobStatus
 
@@ -38,7 +38,7 @@ class Story:
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_LOG_POLL_S", 0.0)
-    monkeypatch.setattr(watch, "_FIRST_POLL_S", 0.0)
+    monkeypatch.setattr(job, "_FIRST_POLL_S", 0.0)
 
 
 def follow(tmp_path: Path, chapters: list, ids: tuple[str, ...] = ("12",)) -> tuple[int, list[str]]:
