@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cluster_ddp.launch.job import Job
     from cluster_ddp.launch.spec import JobSpec
+    from cluster_ddp.runtime.checkpoint import Checkpoint
     from cluster_ddp.runtime.world import World, distributed
     from cluster_ddp.slurm.environment import Topology
     from cluster_ddp.submit import submit
 
 __version__ = "0.1.0"
-__all__ = ["Job", "JobSpec", "Topology", "World", "__version__", "distributed", "submit"]
+__all__ = ["Checkpoint", "Job", "JobSpec", "Topology", "World", "__version__", "distributed", "submit"]
 
 _HOMES = {
+    "Checkpoint": "cluster_ddp.runtime.checkpoint",
     "Job": "cluster_ddp.launch.job",
     "JobSpec": "cluster_ddp.launch.spec",
     "Topology": "cluster_ddp.slurm.environment",

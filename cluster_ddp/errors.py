@@ -6,7 +6,9 @@
     ├── RendezvousError    ranks that could not find each other in time
     ├── DeviceError        GPUs that don't match the ranks
     ├── DataError          a dataset that is missing or damaged
-    ├── RunDirError        a run folder that can't be written
+    ├── RunDirError        a run folder that can't be written, or is in use
+    ├── CheckpointError    a checkpoint that is missing, damaged, or of another training
+    ├── NonFiniteError     a loss or gradient that is no number
     ├── SpecError          a job that can't be asked for
     │   └── ProfileError       a settings file that can't be used
     ├── JobError           a job that ended without a result
@@ -62,7 +64,15 @@ class DataError(ClusterDDPError):
 
 
 class RunDirError(ClusterDDPError):
-    """A run folder that can't be written."""
+    """A run folder that can't be written, or that another job is using."""
+
+
+class CheckpointError(ClusterDDPError):
+    """A checkpoint that is missing, damaged, or of another training; a state that can't be saved."""
+
+
+class NonFiniteError(ClusterDDPError):
+    """A loss or a gradient that is infinite or no number."""
 
 
 class SpecError(ClusterDDPError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +14,8 @@ from typing import BinaryIO
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a file that appears under its name only when the body has ended well.
 
-    Written under a unique temporary name in the same folder, fsynced, then renamed; an error in the body leaves
-    nothing. A killed process may leave `.<name>.<hex>.tmp`, which is harmless.
+    Written under a unique temporary name in the same folder, fsynced, then renamed, and the folder fsynced; an error in
+    the body leaves nothing. A killed process may leave `.<name>.<hex>.tmp`, which is harmless.
 
     Raises:
         OSError: the folder is missing, full or not writable.
@@ -29,3 +30,16 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in a folder last, where its file system can (fsync(2))."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)

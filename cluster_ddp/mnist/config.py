@@ -23,8 +23,8 @@ class TrainConfig:
     data_dir: Path = Path("data")
     """Folder with MNIST/raw, as torchvision's MNIST class has it."""
     run_dir: Path | None = None
-    """Folder for metrics.jsonl and run.json. Default: the run folder of the submission, else runs/<dataset>-<job id, or
-    date and time>."""
+    """Folder for metrics.jsonl, run.json and checkpoints. Default: the run folder of the submission, else
+    runs/<dataset>-<job id, or date and time>."""
     epochs: int = 14
     """Number of passes over the training set."""
     batch_size: int = 64
@@ -47,6 +47,19 @@ class TrainConfig:
     """Leave the trained weights in the run folder as mnist_cnn.pt."""
     rendezvous_timeout_s: float = 300.0
     """Seconds to wait for all ranks at the start."""
+    collective_timeout_s: float = 600.0
+    """Seconds that a rank may let the others wait later on; then they name it and end."""
+    checkpoint_every: str = "1epoch"
+    """How often to save: 1epoch, 500steps, 10min, or never (then only when the job is stopped)."""
+    keep_checkpoints: int = 3
+    """How many of the newest checkpoints stay."""
+    resume: str = "auto"
+    """auto: go on from the run folder's newest checkpoint. never: from the beginning. Or the path of a checkpoint or of
+    another run's folder to begin with."""
+    stop_signals: tuple[str, ...] = ("USR1", "USR2", "TERM")
+    """Signals at which to save and stop."""
+    on_nan: Literal["stop", "continue"] = "stop"
+    """What to do when the loss is no number: stop, or leave out that step's update."""
 
     def __post_init__(self) -> None:
         for name, low in (
@@ -54,6 +67,7 @@ class TrainConfig:
             ("batch_size", 1),
             ("test_batch_size", 1),
             ("log_interval", 1),
+            ("keep_checkpoints", 1),
             ("seed", 0),
         ):
             if getattr(self, name) < low:
@@ -62,8 +76,9 @@ class TrainConfig:
             raise _error("lr", self.lr, "a number above 0")
         if not 0 < self.gamma <= 1:
             raise _error("gamma", self.gamma, "a number above 0, and at most 1")
-        if not self.rendezvous_timeout_s > 0:
-            raise _error("rendezvous_timeout_s", self.rendezvous_timeout_s, "a number above 0")
+        for name in ("rendezvous_timeout_s", "collective_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise _error(name, getattr(self, name), "a number above 0")
 
 
 def _error(name: str, value: object, legal: str) -> SpecError:

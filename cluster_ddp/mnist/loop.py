@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +13,10 @@ from torch.optim.lr_scheduler import StepLR
 from cluster_ddp.mnist import data
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.model import Net
-from cluster_ddp.runtime.metrics import RunDir
+from cluster_ddp.runtime.checkpoint import Checkpoint
+from cluster_ddp.runtime.finite import FiniteCheck
+from cluster_ddp.runtime.meter import Meter
+from cluster_ddp.runtime.metrics import RunDir, default_run_dir
 from cluster_ddp.runtime.progress import Progress
 from cluster_ddp.runtime.shard import Shard
 from cluster_ddp.runtime.world import World, distributed
@@ -25,93 +26,127 @@ def run(config: TrainConfig) -> None:
     """Join the world, train for all epochs, test after each.
 
     Raises:
-        ClusterDDPError: the ranks did not meet, the data is missing, or the run folder can't be written.
+        ClusterDDPError: the ranks did not meet, the data is missing, the run folder can't be written, or a checkpoint
+            does not fit.
+        Stopped: the job was told to stop; all is saved.
     """
-    with distributed(cuda=config.cuda, rendezvous_timeout_s=config.rendezvous_timeout_s) as world:
-        run_dir = RunDir(config.run_dir or _default_run_dir(config, world), world)
-        run_dir.describe(config)
-        train_shard, test_shard = _shards(config, world)
-        world.print(f"{world.world_size} ranks, {train_shard.size} training samples, run folder {run_dir.path}")
+    with distributed(
+        cuda=config.cuda,
+        rendezvous_timeout_s=config.rendezvous_timeout_s,
+        collective_timeout_s=config.collective_timeout_s,
+    ) as world:
+        training = Training(config, world)
+        for epoch in training.checkpoint.epochs(1 if config.dry_run else config.epochs):
+            training.train(epoch + 1)
+            training.test(epoch + 1)
+            training.scheduler.step()
+        training.finish()
+
+
+class Training:
+    """One rank's training: everything that it needs, made in the order in which it must be made."""
+
+    def __init__(self, config: TrainConfig, world: World) -> None:
+        self.config, self.world = config, world
+        self.run_dir = RunDir(config.run_dir or default_run_dir(config.dataset, world), world)
+        self.run_dir.describe(config)
+        self.train_shard, self.test_shard = _shards(config, world)
+        world.print(
+            f"{world.world_size} ranks, {self.train_shard.size} training samples, run folder {self.run_dir.path}"
+        )
         torch.manual_seed(config.seed)
-        model = world.wrap(Net())
+        self.model = world.wrap(Net())
         world.seed_rank(config.seed)
-        optimizer = torch.optim.Adadelta(model.parameters(), lr=config.lr)
-        scheduler = StepLR(optimizer, step_size=1, gamma=config.gamma)
-        for epoch in range(1, (1 if config.dry_run else config.epochs) + 1):
-            train(config, world, model, train_shard, optimizer, epoch, run_dir)
-            test(world, model, test_shard, epoch, run_dir)
-            scheduler.step()
-        run_dir.log("done", {"weights_sha256": _same_weights(world, model)})
-        if config.save_model:
-            run_dir.save("mnist_cnn.pt", model.module.state_dict())
+        self.optimizer = torch.optim.Adadelta(self.model.parameters(), lr=config.lr)
+        self.scheduler = StepLR(self.optimizer, step_size=1, gamma=config.gamma)
+        self.loss_meter = Meter(world)
+        self.checkpoint = Checkpoint(
+            world,
+            shard=self.train_shard,
+            run_dir=self.run_dir,
+            every="never" if config.dry_run else config.checkpoint_every,
+            keep=config.keep_checkpoints,
+            resume=config.resume,
+            identity={"dataset": config.dataset},
+            meters={"loss": self.loss_meter},
+            stop_signals=config.stop_signals,
+            model=self.model,
+            optimizer=self.optimizer,
+            scheduler=self.scheduler,
+        )
+        self.finite = FiniteCheck(world, self.model, on_nan=config.on_nan, last_good=lambda: self.checkpoint.last_good)
 
+    def train(self, epoch: int) -> None:
+        """What is left of an epoch of training; logs the mean loss of all ranks since the last line."""
+        shard, device = self.train_shard, self.world.device
+        self.model.train()
+        start_s, seen_before = time.perf_counter(), shard.seen
+        with Progress(f"epoch {epoch}", total=shard.size, enabled=self.world.is_main) as progress:
+            for images, labels in shard:
+                images, labels = images.to(device), labels.to(device)
+                self.optimizer.zero_grad()
+                loss = F.nll_loss(self.model(images), labels, reduction="sum")
+                (loss / shard.mean_batch).backward()
+                if self.finite.may_update(loss, step=shard.step, epoch=epoch):
+                    self.optimizer.step()
+                    self.loss_meter.add(loss, len(labels))
+                if shard.step % self.config.log_interval == 0 or shard.seen == shard.size:
+                    mean_loss = self.loss_meter.mean()
+                    now_s = time.perf_counter()
+                    self._log_training(epoch, mean_loss, (shard.seen - seen_before) / (now_s - start_s), progress)
+                    start_s, seen_before = now_s, shard.seen
+                    self.loss_meter.reset()
+                self.checkpoint.step()
+                if self.config.dry_run:
+                    break
 
-def train(
-    config: TrainConfig,
-    world: World,
-    model: DistributedDataParallel,
-    shard: Shard,
-    optimizer: torch.optim.Optimizer,
-    epoch: int,
-    run_dir: RunDir,
-) -> None:
-    """One epoch of training; logs the mean loss of all ranks since the last line."""
-    model.train()
-    shard.set_epoch(epoch)
-    start_s, seen_before, samples = time.perf_counter(), 0, 0
-    loss_sum = torch.zeros((), device=world.device)
-    with Progress(f"epoch {epoch}", total=shard.size, enabled=world.is_main) as progress:
-        for step, (images, labels) in enumerate(shard):
-            images, labels = images.to(world.device), labels.to(world.device)
-            optimizer.zero_grad()
-            loss = F.nll_loss(model(images), labels, reduction="sum")
-            (loss / shard.mean_batch(step)).backward()
-            optimizer.step()
-            loss_sum, samples = loss_sum + loss.detach(), samples + len(labels)
-            if step % config.log_interval == 0 or step == len(shard) - 1:
-                mean_loss = world.mean(loss_sum, samples)  # waits for the device
-                now_s, seen = time.perf_counter(), shard.samples_seen(step)
-                values = {
-                    "epoch": epoch,
-                    "step": step,
-                    "samples": seen,
-                    "loss": mean_loss,
-                    "lr": optimizer.param_groups[0]["lr"],
-                    "samples_per_s": round((seen - seen_before) / (now_s - start_s), 1),
-                }
-                run_dir.log("train", values)
-                line = f"Train Epoch: {epoch} [{seen}/{shard.size} ({100 * seen / shard.size:.0f}%)]"
-                progress.update(seen, f"{line}\tLoss: {mean_loss:.6f}")
-                start_s, seen_before, samples = now_s, seen, 0
-                loss_sum = torch.zeros_like(loss_sum)
-            if config.dry_run:
-                break
+    @torch.no_grad()
+    def test(self, epoch: int) -> None:
+        """Loss and accuracy over the whole test set, every sample counted once, whatever the number of ranks."""
+        self.model.eval()
+        shard, device = self.test_shard, self.world.device
+        loss_sum = correct = torch.zeros((), device=device)
+        for images, labels in shard:
+            # The bare module: ranks may have different numbers of samples here, and DDP's forward may communicate.
+            images, labels = images.to(device), labels.to(device)
+            output = self.model.module(images)
+            loss_sum = loss_sum + F.nll_loss(output, labels, reduction="sum")
+            correct = correct + (output.argmax(dim=1) == labels).sum()
+            if shard.seen < shard.size:  # in its last batch, a small set has samples for some ranks only
+                self.checkpoint.stop_if_asked()
+        all_loss, all_correct = self.world.sum(loss_sum, correct)
+        values = {
+            "epoch": epoch,
+            "loss": all_loss / shard.size,
+            "accuracy": all_correct / shard.size,
+            "correct": int(all_correct),
+            "samples": shard.size,
+        }
+        self.run_dir.log("test", values)
+        self.world.print(
+            f"Test set: Average loss: {values['loss']:.4f}, "
+            f"Accuracy: {values['correct']}/{shard.size} ({100 * values['accuracy']:.2f}%)"
+        )
 
+    def finish(self) -> None:
+        """Record that it is done."""
+        self.run_dir.log("done", {"weights_sha256": _same_weights(self.world, self.model)})
+        if self.config.save_model:
+            self.run_dir.save("mnist_cnn.pt", self.model.module.state_dict())
 
-@torch.no_grad()
-def test(world: World, model: DistributedDataParallel, shard: Shard, epoch: int, run_dir: RunDir) -> None:
-    """Loss and accuracy over the whole test set, every sample counted once, whatever the number of ranks."""
-    model.eval()
-    loss_sum = correct = torch.zeros((), device=world.device)
-    for images, labels in shard:
-        # The bare module: ranks may have different numbers of batches here, and DDP's forward may communicate.
-        images, labels = images.to(world.device), labels.to(world.device)
-        output = model.module(images)
-        loss_sum = loss_sum + F.nll_loss(output, labels, reduction="sum")
-        correct = correct + (output.argmax(dim=1) == labels).sum()
-    all_loss, all_correct = world.sum(loss_sum, correct)
-    values = {
-        "epoch": epoch,
-        "loss": all_loss / shard.size,
-        "accuracy": all_correct / shard.size,
-        "correct": int(all_correct),
-        "samples": shard.size,
-    }
-    run_dir.log("test", values)
-    world.print(
-        f"Test set: Average loss: {values['loss']:.4f}, "
-        f"Accuracy: {values['correct']}/{shard.size} ({100 * values['accuracy']:.2f}%)"
-    )
+    def _log_training(self, epoch: int, loss: float | None, samples_per_s: float, progress: Progress) -> None:
+        shard = self.train_shard
+        values = {
+            "epoch": epoch,
+            "step": shard.step,
+            "samples": shard.seen,
+            **({} if loss is None else {"loss": loss}),
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "samples_per_s": round(samples_per_s, 1),
+        }
+        self.run_dir.log("train", values)
+        line = f"Train Epoch: {epoch} [{shard.seen}/{shard.size} ({100 * shard.seen / shard.size:.0f}%)]"
+        progress.update(shard.seen, f"{line}\tLoss: {'none finite' if loss is None else f'{loss:.6f}'}")
 
 
 def _shards(config: TrainConfig, world: World) -> tuple[Shard, Shard]:
@@ -127,13 +162,6 @@ def _shards(config: TrainConfig, world: World) -> tuple[Shard, Shard]:
         ),
         world.shard(test_set, batch_size=config.test_batch_size, collate_fn=data.as_batch),
     )
-
-
-def _default_run_dir(config: TrainConfig, world: World) -> Path:
-    if submitted := os.environ.get("CLUSTER_DDP_RUN_DIR"):
-        return Path(submitted)
-    label = world.topology.job_label or time.strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{config.dataset}-{label}"
 
 
 def _same_weights(world: World, model: DistributedDataParallel) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
+from cluster_ddp.runtime.output import say
+
 
 class Progress:
     """A bar on a terminal, else the lines themselves.
@@ -31,7 +33,7 @@ class Progress:
             if done == self._bar.tasks[0].total:
                 self._bar.console.print(line, markup=False, highlight=False)
         elif self.enabled:
-            print(line, flush=True)
+            say(line)
 
     def __enter__(self) -> Progress:
         if self._bar is not None:

@@ -3,18 +3,27 @@
 The order of an epoch's samples is a function of seed and epoch alone. It is cut into global batches of world_size x
 batch_size samples, of which every rank takes each world_size-th sample. So all ranks make the same number of steps, and
 what a global batch holds does not depend on how many ranks share it. (DistributedSampler pads instead: it repeats
-samples.)
+samples.) The place in an epoch is a number of samples, so that another number of ranks can go on from it.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from cluster_ddp.errors import DataError
+
+
+class Indices(list[int]):
+    """The samples of one batch, and a seed for what is drawn at random in loading them."""
+
+    def __init__(self, indices: list[int], seed: int) -> None:
+        super().__init__(indices)
+        self.seed = seed
 
 
 class GlobalBatches(Sampler[list[int]]):
@@ -32,13 +41,17 @@ class GlobalBatches(Sampler[list[int]]):
         if batch_size < 1:
             raise DataError(f"Batches of {batch_size} samples:", "a batch holds 1 or more.", "--batch-size 64")
         self.size, self.rank, self.world_size, self.seed = size, rank, world_size, seed
-        self.epoch = 0
-        global_batch = batch_size * world_size
-        starts = list(range(0, size, global_batch))
+        self.global_batch = batch_size * world_size
+        self.epoch = self.first_step = 0
+        self.bounds = self.bounds_from(0)
+
+    def bounds_from(self, seen: int) -> list[tuple[int, int]]:
+        """The global batches of what is left of an epoch after `seen` samples: from, to."""
+        starts = list(range(seen, self.size, self.global_batch))
         # The last global batch needs a sample for every rank; what is less joins the one before it.
-        if len(starts) > 1 and size - starts[-1] < world_size:
+        if len(starts) > 1 and self.size - starts[-1] < self.world_size:
             starts.pop()
-        self.bounds = list(zip(starts, [*starts[1:], size]))
+        return list(zip(starts, [*starts[1:], self.size]))
 
     def order(self) -> torch.Tensor:
         """All sample indices in this epoch's order: int64, shape (size,)."""
@@ -49,10 +62,11 @@ class GlobalBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         order = self.order()
-        for start, stop in self.bounds:
+        epoch_seed = stream_seed(self.seed or 0, self.epoch)
+        for step, (start, stop) in enumerate(self.bounds, self.first_step):
             share = order[start + self.rank : stop : self.world_size].tolist()
             if share:  # a dataset smaller than the world leaves ranks without
-                yield share
+                yield Indices(share, stream_seed(stream_seed(epoch_seed, step), self.rank))
 
     def __len__(self) -> int:
         return len(self.bounds)
@@ -61,25 +75,54 @@ class GlobalBatches(Sampler[list[int]]):
 class Shard:
     """Iterates over this rank's batches; made by `World.shard`.
 
-    Every pass over it is one epoch of `set_epoch`; without that, the order is the same each time.
+    Every pass over it is one epoch of `set_epoch`; without that, the order is the same each time. While a batch is
+    worked on, `step`, `seen` and `mean_batch` are that batch's.
     """
 
     def __init__(self, dataset: Dataset[Any], batches: GlobalBatches, **loader_options: Any) -> None:
         self.batches = batches
-        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **loader_options)
+        self.step = -1
+        """The number of the batch in its epoch, from 0; -1 before the first."""
+        self.seen = 0
+        """Samples of the epoch that all ranks together have seen, with this batch."""
+        self._batch_samples = 0
+        self._resume_at = (0, 0)
+        self._steps_per_epoch = len(batches)
+        if loader_options.get("num_workers"):
+            dataset = _SeededInWorkers(dataset)
+        # A generator of its own: the loader would draw from the rank's, and a resumed run once more than another.
+        generator = torch.Generator().manual_seed(0)
+        self._loader: DataLoader[Any] = DataLoader(
+            dataset, **{"batch_sampler": batches, "generator": generator, **loader_options}
+        )
 
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle for this epoch."""
-        self.batches.epoch = epoch
+        """Shuffle for this epoch; where it is another one than before, from its beginning."""
+        if epoch != self.batches.epoch:
+            self.resume(epoch, step=0, seen=0)
 
-    def mean_batch(self, step: int) -> float:
-        """Samples per rank at a step, averaged over the ranks: a summed loss divided by it weighs all samples alike."""
-        start, stop = self.batches.bounds[step]
-        return (stop - start) / self.batches.world_size
+    def resume(self, epoch: int, *, step: int, seen: int) -> None:
+        """Let the next pass go on in the middle of an epoch.
 
-    def samples_seen(self, step: int) -> int:
-        """Samples that all ranks together have seen after a step of the epoch."""
-        return self.batches.bounds[step][1]
+        Args:
+            epoch: which.
+            step: number of batches that are done.
+            seen: samples that all ranks together have seen.
+
+        Raises:
+            DataError: fewer samples are left than there are ranks.
+        """
+        left, world_size = self.size - seen, self.batches.world_size
+        if self.batches.seed is not None and 0 < left < world_size:
+            found = f"a rank without samples can't take part in the {left} that are left of the epoch."
+            raise DataError(f"Going on with {world_size} ranks:", found, f"use at most {left} GPUs to the epoch's end")
+        self.batches.epoch, self._resume_at = epoch, (step, seen)
+        self.step, self.seen = step - 1, seen
+
+    @property
+    def mean_batch(self) -> float:
+        """Samples per rank in this batch, averaged over the ranks: a summed loss divided by it weighs all alike."""
+        return self._batch_samples / self.batches.world_size
 
     @property
     def size(self) -> int:
@@ -87,11 +130,46 @@ class Shard:
         return self.batches.size
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._loader)
+        (step, seen), self._resume_at = self._resume_at, (0, 0)
+        self.batches.first_step, self.batches.bounds = step, self.batches.bounds_from(seen)
+        self.step, self.seen = step - 1, seen
+        for (start, stop), batch in zip(self.batches.bounds, self._loader):
+            self.step, self.seen, self._batch_samples = self.step + 1, stop, stop - start
+            yield batch
 
     def __len__(self) -> int:
-        """Steps per epoch, the same on all ranks."""
-        return len(self.batches)
+        """Steps in a whole epoch, the same on all ranks."""
+        return self._steps_per_epoch
+
+
+class _SeededInWorkers(Dataset[Any]):
+    """A dataset whose random numbers, drawn in a loader's worker, depend on seed, epoch, step and rank alone.
+
+    Else they would depend on how many batches the worker has made since it was started.
+    """
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, indices: Indices) -> Any:
+        if get_worker_info() is not None:
+            seed_all(indices.seed)
+        if hasattr(self.dataset, "__getitems__"):
+            return self.dataset.__getitems__(list(indices))
+        return [self.dataset[index] for index in indices]
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch (all devices), Python's random and NumPy.
+
+    Args:
+        seed: 0 … 2**63 - 1.
+    """
+    import numpy  # torch has it already
+
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
 
 
 def stream_seed(seed: int, stream: int) -> int:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -29,12 +30,16 @@ from cluster_ddp.runtime import device as devices
 from cluster_ddp.runtime import rendezvous
 from cluster_ddp.runtime.failure import FailureReporter
 from cluster_ddp.runtime.network import interface_towards
+from cluster_ddp.runtime.output import say
+from cluster_ddp.runtime.preemption import Stopped
 from cluster_ddp.runtime.shard import GlobalBatches, Shard, stream_seed
 from cluster_ddp.slurm.environment import Topology
 
 log = logging.getLogger("cluster_ddp")
 
 T = TypeVar("T")
+
+DEFAULT_COLLECTIVE_TIMEOUT_S = 600.0
 
 # gloo's threads let go of the last tensors a little after a collective has ended. Where that falls into the end of the
 # interpreter, Python aborts the process ("terminate called without an active exception", torch 2.10 to 2.15).
@@ -68,7 +73,7 @@ class World:
     def print(self, text: str) -> None:
         """Print on rank 0 only, at once. Others speak through logging.getLogger("cluster_ddp")."""
         if self.is_main:
-            print(text, flush=True)
+            say(text)
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
@@ -111,10 +116,13 @@ class World:
     def wrap(self, model: torch.nn.Module) -> DistributedDataParallel:
         """The model under DDP, on this rank's device.
 
-        Gradients are views into the communication buckets, which saves a copy of them.
+        Gradients are views into the communication buckets, which saves a copy of them. The buckets' final layout is
+        settled here, not in the first step, so that a training that is resumed adds up gradients in the same order.
         """
         device_ids = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(model.to(self.device), device_ids=device_ids, gradient_as_bucket_view=True)
+        wrapped = DistributedDataParallel(model.to(self.device), device_ids=device_ids, gradient_as_bucket_view=True)
+        _settle_buckets(wrapped)
+        return wrapped
 
     def shard(
         self,
@@ -151,7 +159,12 @@ class World:
 
 
 @contextmanager
-def distributed(*, cuda: bool = True, rendezvous_timeout_s: float = rendezvous.DEFAULT_TIMEOUT_S) -> Iterator[World]:
+def distributed(
+    *,
+    cuda: bool = True,
+    rendezvous_timeout_s: float = rendezvous.DEFAULT_TIMEOUT_S,
+    collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S,
+) -> Iterator[World]:
     """Join the world of ranks that the environment describes, and leave it in the end.
 
     An exception of the body is printed at once, with rank and host, and goes on; the ranks that it brings down point
@@ -160,6 +173,7 @@ def distributed(*, cuda: bool = True, rendezvous_timeout_s: float = rendezvous.D
     Args:
         cuda: use GPUs where there are some.
         rendezvous_timeout_s: seconds to wait for all ranks.
+        collective_timeout_s: seconds that a rank may let the others wait later on; then they name it and end.
 
     Raises:
         TopologyError: the environment contradicts itself.
@@ -179,6 +193,7 @@ def distributed(*, cuda: bool = True, rendezvous_timeout_s: float = rendezvous.D
         store=dist.PrefixStore("process_group", store),
         rank=topology.rank,
         world_size=topology.world_size,
+        timeout=timedelta(seconds=collective_timeout_s),
         device_id=device if device.type == "cuda" else None,
     )
     reporter.install()  # again: init_process_group has put a hook of its own before it
@@ -187,6 +202,11 @@ def distributed(*, cuda: bool = True, rendezvous_timeout_s: float = rendezvous.D
         yield world
         world.barrier()  # rank 0 serves the store: it must not leave while others still ask it
         time.sleep(_GLOO_SETTLES_S)
+    except Stopped:  # by all ranks together, each with its affairs in order
+        reporter.store = None
+        time.sleep(_GLOO_SETTLES_S)
+        _leave(failed=False)
+        raise
     except BaseException as error:
         if not _is_exit_without_error(error):
             reporter.report(error)
@@ -194,6 +214,31 @@ def distributed(*, cuda: bool = True, rendezvous_timeout_s: float = rendezvous.D
         raise
     reporter.store = None  # from here on, each rank's failures are its own
     _leave(failed=False)
+
+
+def _settle_buckets(model: DistributedDataParallel) -> None:
+    """One backward pass of nothing, after which DDP has its buckets in the order that they keep.
+
+    DDP sorts parameters into buckets by the order in which the first backward pass reached them, from the second pass
+    on. On more than two ranks a gradient's place in its bucket decides in which order the ranks' values are added.
+    """
+    bare = model.module
+    if any(getattr(part, "sparse", False) for part in bare.modules()):
+        return  # sparse gradients come from an embedding only
+    parameters = [parameter for parameter in bare.parameters() if parameter.requires_grad]
+
+    def forward() -> torch.Tensor:
+        return torch.stack([parameter.flatten()[:1].sum().real.float() for parameter in parameters]).sum() * 0
+
+    forward_before = vars(bare).get("forward")
+    bare.forward = forward
+    try:
+        model().backward()
+    finally:
+        del bare.forward
+        if forward_before is not None:
+            bare.forward = forward_before
+    model.zero_grad(set_to_none=True)
 
 
 def _is_exit_without_error(error: BaseException) -> bool:

@@ -57,9 +57,44 @@ def test_without_a_seed_the_order_is_the_datasets() -> None:
 
 def test_mean_batch_weighs_all_samples_alike() -> None:
     shard = Shard(list(range(103)), ranks(103, 10, 4)[0])  # type: ignore[arg-type]
-    total = sum(shard.mean_batch(step) * 4 for step in range(len(shard)))
-    assert total == 103
-    assert shard.samples_seen(len(shard) - 1) == 103
+    total = sum(shard.mean_batch * 4 for _ in shard)
+    assert total == shard.seen == 103
+    assert shard.step == len(shard) - 1
+
+
+@given(st.integers(12, 400), st.integers(1, 6), st.integers(0, 30))
+def test_going_on_in_the_middle_of_an_epoch_is_the_rest_of_it(size: int, batch_size: int, step: int) -> None:
+    def shard() -> Shard:
+        return Shard(list(range(size)), ranks(size, batch_size, 3)[1], collate_fn=list)  # type: ignore[arg-type]
+
+    whole = [(one.step, one.seen, one.mean_batch, batch) for one in [shard()] for batch in one]
+    done = min(step, len(whole))
+    later = shard()
+    later.resume(0, step=done, seen=whole[done - 1][1] if done else 0)
+    later.set_epoch(0)  # the same epoch: no new beginning
+    assert [(later.step, later.seen, later.mean_batch, batch) for batch in later] == whole[done:]
+
+
+def test_another_number_of_ranks_sees_the_rest_and_nothing_twice() -> None:
+    first, seen = [], 0
+    for shard in (Shard(list(range(100)), batches, collate_fn=list) for batches in ranks(100, 4, 4)):  # type: ignore[arg-type]
+        for batch in shard:
+            first += batch
+            if shard.step == 2:
+                break
+        seen = shard.seen
+    rest = []
+    for batches in ranks(100, 4, 3):
+        shard = Shard(list(range(100)), batches, collate_fn=list)  # type: ignore[arg-type]
+        shard.resume(0, step=3, seen=seen)
+        rest += [index for batch in shard for index in batch]
+    assert sorted(first + rest) == list(range(100))
+
+
+def test_too_few_samples_for_a_new_number_of_ranks() -> None:
+    shard = Shard(list(range(100)), ranks(100, 1, 8)[0])  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="at most 3 GPUs"):
+        shard.resume(0, step=97, seen=97)
 
 
 def test_a_shard_is_a_loader() -> None:

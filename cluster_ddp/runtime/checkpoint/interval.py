@@ -1,0 +1,45 @@
+"""How often to save: "1epoch", "500steps", "10min" or "never"."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from cluster_ddp.errors import SpecError
+
+Unit = Literal["epoch", "step", "min", "never"]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A number of epochs, steps or minutes."""
+
+    count: int
+    unit: Unit
+
+    @staticmethod
+    def parse(text: str) -> Interval:
+        """Read "1epoch", "2 epochs", "500steps", "10min", "never".
+
+        Raises:
+            SpecError: it is none of these.
+        """
+        if text == "never":
+            return Interval(0, "never")
+        match = re.fullmatch(r"([1-9]\d*) ?(epoch|step|min)(?:s|utes?)?", text, re.ASCII)
+        if match is None:
+            legal = "a whole number of epochs, steps or minutes, or never"
+            hint = "--checkpoint-every 1epoch, 500steps or 10min"
+            raise SpecError(f"Saving a checkpoint every {text!r}:", f"it must be {legal}.", hint)
+        return Interval(int(match[1]), cast(Unit, match[2]))
+
+    def is_due(self, steps: int, epochs: int, *, epoch_ended: bool) -> bool:
+        """Whether to save after so many steps and whole epochs of the training."""
+        if self.unit == "epoch":
+            return epoch_ended and epochs % self.count == 0
+        return self.unit == "step" and not epoch_ended and steps % self.count == 0
+
+    def is_over(self, seconds: float) -> bool:
+        """Whether to save when the last save is so many seconds ago."""
+        return self.unit == "min" and seconds >= 60 * self.count

@@ -1,0 +1,306 @@
+"""Training that can be stopped at any moment and goes on as if nothing had happened. In a script of your own:
+
+checkpoint = cluster_ddp.Checkpoint(world, shard=shard, model=model, optimizer=optimizer)
+for epoch in checkpoint.epochs(10):
+    for images, labels in shard:
+        ...
+        optimizer.step()
+        checkpoint.step()
+
+The first line continues from the newest checkpoint of the run folder, if there is one; the last saves when it is time
+to, in the background, and stops when the job is told to stop (see `preemption`). What is continued is exact: the same
+bits on the CPU as without the stop, where the number of ranks is the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import cluster_ddp
+from cluster_ddp.errors import CheckpointError
+from cluster_ddp.runtime import preemption
+from cluster_ddp.runtime.checkpoint import file, fit, folder, rng
+from cluster_ddp.runtime.checkpoint.interval import Interval
+from cluster_ddp.runtime.meter import Meter
+from cluster_ddp.runtime.metrics import RunDir, default_run_dir, set_aside
+from cluster_ddp.runtime.shard import Shard
+from cluster_ddp.runtime.world import World
+
+log = logging.getLogger("cluster_ddp")
+
+
+class Stateful(Protocol):
+    """A model, an optimizer, a scheduler, a grad scaler: whatever has a state to go on from."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state, of tensors and plain values."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take that state on."""
+
+
+class Checkpoint:
+    """All that a training goes on from. Made on every rank, after everything in it, before the first step.
+
+    Args:
+        world: of the ranks.
+        shard: the training data; its place in the epoch and its shuffling are part of the state.
+        run_dir: where checkpoints are, under checkpoints/, and metrics.jsonl; default: the submission's run folder.
+        every: how often to save: "1epoch", "500steps", "10min", or "never" but when stopped.
+        keep: how many of the newest checkpoints stay.
+        resume: "auto": from this run folder's newest checkpoint; "never": from the beginning, whatever an earlier job
+            has left (a job that was requeued goes on all the same); or a checkpoint or another run's folder to begin
+            with.
+        identity: what must be the same for a checkpoint to fit, such as the dataset's name.
+        meters: sums that each rank has for itself.
+        stop_signals: names of the signals to stop at.
+        parts: everything with a state, by name. Of a DDP model, the module's state is saved.
+
+    Raises:
+        CheckpointError: a checkpoint that doesn't fit, can't be found or can't be loaded; a state that can't be saved.
+        RunDirError: the run folder can't be written, or another job is using it.
+        SpecError: an interval or a signal that there is not.
+        DataError: too few samples are left of the epoch for this number of ranks.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        shard: Shard,
+        run_dir: RunDir | None = None,
+        every: str = "1epoch",
+        keep: int = 3,
+        resume: str = "auto",
+        identity: Mapping[str, str | int | float] | None = None,
+        meters: Mapping[str, Meter] | None = None,
+        stop_signals: Sequence[str] = preemption.DEFAULT_SIGNALS,
+        **parts: Stateful,
+    ) -> None:
+        self.world, self.shard = world, shard
+        self.run_dir = run_dir or RunDir(default_run_dir("training", world), world)
+        self.steps = 0
+        """Steps since the beginning of the training."""
+        self.epoch = 0
+        """The epoch that is under way, from 0."""
+        self._interval = Interval.parse(every)
+        self._identity, self._meters = dict(identity or {}), dict(meters or {})
+        self._parts = {name: _bare(part) for name, part in parts.items()}
+        self._host_copy = file.HostCopy()
+        if world.is_main:
+            self._host_copy.of(self._states(), "parts")  # what can't be saved is told now
+        self._folder = folder.CheckpointFolder(self.run_dir.path / folder.NAME, keep=keep)
+        self._rng: dict[str, Any] | None = None
+        self._saved_steps = -1
+        self._resume(resume)
+        self._saved_at_s = time.monotonic()
+        self._stop_flag = preemption.StopFlag(world, signals=stop_signals, env=os.environ)
+        self._exchange = preemption.Exchange(world)
+
+    @property
+    def last_good(self) -> Path | None:
+        """On rank 0: the newest checkpoint that is known to be whole."""
+        return self._folder.last_good
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left of `count`, from 0; after the last one all is saved."""
+        while self.epoch < count:
+            self.shard.set_epoch(self.epoch)
+            self._restore_rng()
+            yield self.epoch
+            self.epoch += 1
+            self.shard.set_epoch(self.epoch)
+            self._after(epoch_ended=True)
+        if self._saved_steps < self.steps and self._interval.unit != "never":
+            self._save(must=True)
+        self._folder.wait()
+        self._stop_flag.give_back()
+
+    def step(self) -> None:
+        """To be called after each step of the optimizer: saves if it is time to, stops if the job is told to.
+
+        Raises:
+            Stopped: all is saved; the process ends with status 75.
+        """
+        self.steps += 1
+        self._after(epoch_ended=False)
+
+    def stop_if_asked(self) -> None:
+        """To be called now and then in a long evaluation, as often on every rank: stops as `step` does."""
+        if self._exchange.is_due():
+            (stop,) = self._exchange.any(self._stop_flag.reason() is not None)
+            if stop:
+                self._stop()
+
+    def _after(self, *, epoch_ended: bool) -> None:
+        """What is to be done after a step, or an epoch."""
+        save = self._interval.is_due(self.steps, self.epoch, epoch_ended=epoch_ended)
+        if epoch_ended or self._exchange.is_due():
+            minutes_over = self.world.is_main and self._interval.is_over(time.monotonic() - self._saved_at_s)
+            stop, over = self._exchange.any(self._stop_flag.reason() is not None, minutes_over)
+            if stop:
+                self._stop()
+            save = save or over
+        if save:
+            self._save(must=False)
+
+    def _stop(self) -> None:
+        """Save, say so, and end this process with all the others'."""
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+        self._save(must=True)
+        self._folder.wait()
+        reasons = self.world.gather(self._stop_flag.reason())
+        rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason)
+        if self.world.is_main:
+            preemption.leave_word(os.environ)
+        self.world.print(
+            f"Stopped after step {self.steps} (epoch {self.epoch + 1}): rank {rank}: {reason}. "
+            f"To go on from {self.last_good or 'the beginning'}, start it again in the same run folder: "
+            f"{self.run_dir.path}"
+        )
+        self.world.barrier()  # rank 0 has saved: now the first to end may bring the others down
+        raise preemption.Stopped
+
+    def _states(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def _save(self, *, must: bool) -> None:
+        """Copy the state, and let it be written while training goes on. A collective.
+
+        Where the save before is not written yet, this one is left out, unless it `must` be.
+        """
+        ranks = self.world.gather(self._own())
+        self._saved_steps, self._saved_at_s = self.steps, time.monotonic()
+        if not self.world.is_main:
+            return
+        if self._folder.is_writing() and not must:
+            log.warning("The checkpoint before step %d is still being written; this one is left out.", self.steps)
+            return
+        self._folder.wait()  # its memory is used again
+        state = self._host_copy.of({**self._state(ranks), "parts": self._states()})
+        self._folder.save(self.steps, state, first=self.run_dir.sync)
+
+    def _own(self) -> dict[str, Any]:
+        """What every rank has for itself."""
+        return {
+            "rng": rng.capture(self.world.device),
+            "meters": {name: _on_cpu(meter.state_dict()) for name, meter in self._meters.items()},
+        }
+
+    def _state(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
+        """What is saved, except the parts."""
+        topology, batches = self.world.topology, self.shard.batches
+        return {
+            "saved_by": {
+                "job": topology.job_label,
+                "array_task": topology.array_task_id,
+                "world_size": topology.world_size,
+                "cluster_ddp": cluster_ddp.__version__,
+                "torch": str(torch.__version__),
+                "time": time.time(),
+            },
+            "identity": self._identity,
+            "position": {
+                "steps": self.steps,
+                "epoch": self.epoch,
+                "step": self.shard.step + 1,
+                "seen": self.shard.seen,
+            },
+            "shard": {"size": batches.size, "seed": batches.seed, "global_batch": batches.global_batch},
+            "metrics_bytes": self.run_dir.metrics_bytes,
+            "ranks": ranks,
+        }
+
+    # Going on
+
+    def _resume(self, resume: str) -> None:
+        """Load what there is to go on from. Rank 0 decides what; so all ranks go on from the same."""
+        found = self.world.gather(self._choose(resume) if self.world.is_main else None)[0]
+        if found is None:
+            return
+        path, digest, is_own = found
+        state = file.read_as_chosen(path, digest)
+        self._refuse_another(path, state)
+        for name, part in self._parts.items():
+            part.load_state_dict(state["parts"][name])
+        position, ranks = state["position"], state["ranks"]
+        rank, world_size = self.world.rank, self.world.world_size
+        for name, meter in self._meters.items():
+            meter.load_state_dicts([one["meters"][name] for one in ranks[rank::world_size]])
+        self.steps = self._saved_steps = position["steps"]
+        self.epoch = position["epoch"]
+        self.shard.resume(self.epoch, step=position["step"], seen=position["seen"])
+        self._rng = (
+            {"same": ranks[rank]["rng"]} if len(ranks) == world_size else {"anew": [one["rng"] for one in ranks]}
+        )
+        if is_own:
+            self.run_dir.continue_metrics(state["metrics_bytes"])
+        self._say_so(path, state)
+
+    def _choose(self, resume: str) -> tuple[Path, str, bool] | None:
+        """On rank 0: the checkpoint, its SHA-256, and whether it is this run folder's."""
+        topology = self.world.topology
+        if resume == "never" and not topology.restart_count:
+            set_aside(self._folder.path)
+        self._folder.remove_leftovers()
+        if newest := self._folder.newest(set_aside=True):
+            return (*newest, True)
+        if resume not in ("auto", "never"):
+            return (*folder.begin_with(Path(resume)), False)
+        if topology.restart_count:
+            where = f"restart {topology.restart_count} of job {topology.job_label}"
+            log.warning("This is %s, and there is no checkpoint in %s yet.", where, self._folder.path)
+        return None
+
+    def _refuse_another(self, path: Path, state: Mapping[str, Any]) -> None:
+        """Raises CheckpointError unless the checkpoint is one of this training."""
+        ours = {**self._state([self._own()]), "parts": self._states()}
+        complaint = fit.complaint(state, ours)
+        if complaint:
+            raise CheckpointError(
+                f"Going on from {path}:",
+                f"{complaint}.",
+                "give this training a folder of its own (--run-dir PATH), or start anew in this one: --resume never",
+            )
+
+    def _restore_rng(self) -> None:
+        if self._rng is not None:
+            if "same" in self._rng:
+                rng.restore(self._rng["same"], self.world.device)
+            else:
+                rng.derive(self._rng["anew"], self.world.rank)
+            self._rng = None
+
+    def _say_so(self, path: Path, state: Mapping[str, Any]) -> None:
+        batches, before = self.shard.batches, state["saved_by"]["world_size"]
+        self.world.print(
+            f"Going on from {path}: step {self.steps}, epoch {self.epoch + 1}, "
+            f"{self.shard.seen} of its {self.shard.size} samples seen"
+        )
+        if before != self.world.world_size:
+            self.world.print(
+                f"  {self.world.world_size} ranks instead of {before}: same weights and place in the data, "
+                "new streams of random numbers"
+            )
+        if batches.global_batch != state["shard"]["global_batch"]:
+            self.world.print(
+                f"  a global batch of {batches.global_batch} samples instead of {state['shard']['global_batch']} "
+                "(--batch-size is per rank)"
+            )
+
+
+def _bare(part: Stateful) -> Stateful:
+    return part.module if isinstance(part, DistributedDataParallel) else part
+
+
+def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in state.items()}

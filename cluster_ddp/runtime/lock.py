@@ -1,0 +1,95 @@
+"""One run at a time in a run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+from pathlib import Path
+
+from cluster_ddp.errors import RunDirError
+from cluster_ddp.slurm.environment import Topology
+
+log = logging.getLogger("cluster_ddp")
+
+PATIENCE_S = 60.0
+"""How long a job that was started again waits for its former self to end."""
+
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+class RunLock:
+    """A lock on a run folder, held until the process ends, however it ends.
+
+    A POSIX lock (fcntl(2)), which NFS and, mounted with flock, Lustre keep across nodes. Where the file system has
+    none, that is said, and the run goes on without.
+
+    Args:
+        path: of the lock file, which tells who holds it.
+        topology: of the process that wants it.
+
+    Raises:
+        RunDirError: another job holds it, or the former run of this job does not end.
+        OSError: the file can't be written.
+    """
+
+    def __init__(self, path: Path, topology: Topology) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # closing any descriptor of it would end the lock
+        deadline, told = time.monotonic() + PATIENCE_S, False
+        while not self._locked(path):
+            owner = self._owner()
+            same_job = topology.job_id is not None and owner.get("job") == topology.job_label
+            if not same_job or time.monotonic() > deadline:
+                os.close(self._file)
+                raise _in_use(path.parent, owner)
+            if not told:
+                told = True
+                log.warning("Waiting for the former run of this job to end: %s.", _who(owner))
+            time.sleep(0.5)
+        owner = {
+            "job": topology.job_label,
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, json.dumps(owner).encode() + b"\n", 0)
+
+    def _locked(self, path: Path) -> bool:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _UNSUPPORTED:
+                log.warning("No locks on the file system of %s: two runs there at once would not be noticed.", path)
+                return True
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            raise
+        return True
+
+    def _owner(self) -> dict[str, object]:
+        with contextlib.suppress(ValueError):
+            owner = json.loads(os.pread(self._file, 4096, 0))
+            if isinstance(owner, dict):
+                return owner
+        return {}
+
+
+def _who(owner: dict[str, object]) -> str:
+    job = f"job {owner['job']}" if owner.get("job") else "a run"
+    return f"{job} (process {owner.get('process', '?')} on {owner.get('host', '?')}, since {owner.get('since', '?')})"
+
+
+def _in_use(folder: Path, owner: dict[str, object]) -> RunDirError:
+    job = owner.get("job")
+    end_it = f"end it first (scancel {job})" if job else "end it first"
+    return RunDirError(
+        f"Using the run folder {folder}:",
+        f"{_who(owner)} is using it.",
+        f"give this run a folder of its own (--run-dir PATH), or {end_it}",
+    )

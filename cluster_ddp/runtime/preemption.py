@@ -1,0 +1,161 @@
+"""Stopping in time: before the time limit, at preemption, at scancel.
+
+A signal's handler only sets a flag; the job's end by the clock is a second way to it, where signals don't come. About
+once a second all ranks exchange their flags, so all stop after the same step, whoever was told, and when.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from cluster_ddp.errors import SpecError, nearest
+
+if TYPE_CHECKING:
+    from cluster_ddp.runtime.world import World
+
+log = logging.getLogger("cluster_ddp")
+
+EXIT_STATUS = 75
+"""EX_TEMPFAIL of sysexits.h: it did not end, it was stopped in time; start it again and it goes on."""
+
+DEFAULT_SIGNALS = ("USR1", "USR2", "TERM")
+"""Before the time limit (sbatch --signal), the same from submitit, preemption and scancel."""
+
+MARGIN_S = 60.0
+"""How long before the job's end it stops by the clock; a quarter of what is left at the start where that is less."""
+
+_CLOCKS_AGREE_S = 30.0
+
+# How often the ranks exchange their flags. Each exchange costs about a millisecond; a step, once begun, is not stopped.
+EXCHANGE_EVERY_S = 1.0
+_MAX_STEPS = 1 << 20
+
+
+class Stopped(SystemExit):
+    """Ends the process, after everything was saved, with `EXIT_STATUS`. No error: nothing is reported."""
+
+    def __init__(self) -> None:
+        super().__init__(EXIT_STATUS)
+
+
+class StopFlag:
+    """Whether this rank was told to stop. Made on all ranks at once: they compare their clocks.
+
+    Args:
+        world: of the ranks.
+        signals: names without SIG.
+        env: such as os.environ, for the end of the job (SLURM_JOB_END_TIME).
+
+    Raises:
+        SpecError: a signal that there is not, or that can't be handled.
+    """
+
+    def __init__(self, world: World, *, signals: Sequence[str], env: Mapping[str, str]) -> None:
+        self._signal: int | None = None
+        self._deadline = _deadline(world, env)
+        self._before = {number: signal.signal(number, self._note) for number in map(_number, signals)}
+
+    def reason(self) -> str | None:
+        """Why to stop; None to go on."""
+        if self._signal is not None:
+            return f"{socket.gethostname()} got {signal.Signals(self._signal).name.removeprefix('SIG')}"
+        if time.monotonic() >= self._deadline:
+            return "the job's time is nearly up"
+        return None
+
+    def give_back(self) -> None:
+        """Let the signals do what they did before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._before = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._signal = number
+
+
+class Exchange:
+    """How the ranks agree: every so many steps one small all-reduce, on the CPU.
+
+    The number of steps follows from how long they take, which the ranks exchange too, so that it is the same on all.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._steps_left = self._interval = 1
+        self._since = time.monotonic()
+
+    def is_due(self) -> bool:
+        """To be called once a step, by all ranks alike: whether the flags are exchanged now."""
+        self._steps_left -= 1
+        return self._steps_left <= 0
+
+    def any(self, *flags: bool) -> list[bool]:
+        """Whether any rank has each of the flags. A collective."""
+        taken_s = time.monotonic() - self._since
+        values = torch.tensor([*map(float, flags), taken_s], dtype=torch.float64)
+        if self._world.world_size > 1:
+            dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        *found, slowest_s = values.tolist()
+        # Twice as many steps at most: the first ones may have been quick by chance.
+        steps = int(self._interval * EXCHANGE_EVERY_S / max(slowest_s, 1e-9))
+        self._interval = self._steps_left = max(1, min(steps, 2 * self._interval, _MAX_STEPS))
+        self._since = time.monotonic()
+        return [value > 0 for value in found]
+
+
+def leave_word(env: Mapping[str, str]) -> None:
+    """Tell the batch script that the job was stopped in time: not every launcher passes an exit status on."""
+    if path := env.get("CLUSTER_DDP_STOPPED"):
+        try:
+            Path(path).touch()
+        except OSError as error:
+            log.warning("Can't leave word in %s: %s.", path, error.strerror)
+
+
+def _deadline(world: World, env: Mapping[str, str]) -> float:
+    """When to stop by the clock, as time.monotonic() counts; infinite where nobody tells when the job ends.
+
+    The end is the controller's clock's. Where the ranks' clocks differ, or say that the end is over, they are not
+    believed: then only signals count.
+    """
+    text = env.get("SLURM_JOB_END_TIME", "")
+    clocks = world.gather((socket.gethostname(), time.time()))
+    if not text.isdigit():
+        return float("inf")
+    (slow_host, slow), *_, (fast_host, fast) = sorted(clocks * 2, key=lambda clock: clock[1])
+    left_s = int(text) - time.time()
+    if fast - slow > _CLOCKS_AGREE_S or left_s <= 0:
+        if world.is_main:
+            log.warning(
+                "Clocks can't be right: on %s it is %s, on %s %s, and the job's end is at %s. Only signals will stop "
+                "the training before its time limit. Hint: tell your cluster's support; see there: timedatectl",
+                *(slow_host, _shown(slow), fast_host, _shown(fast), _shown(int(text))),
+            )
+        return float("inf")
+    return time.monotonic() + left_s - min(MARGIN_S, left_s / 4)
+
+
+def _shown(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _number(name: str) -> signal.Signals:
+    legal = sorted(one.name.removeprefix("SIG") for one in signal.Signals)
+    short = name.upper().removeprefix("SIG")
+    if short not in legal or short in ("KILL", "STOP"):
+        raise SpecError(
+            f"Stopping at the signal {name!r}:",
+            f"there is no such signal that can be handled.{nearest(short, legal)}",
+            f"--stop-signals {' '.join(DEFAULT_SIGNALS)}",
+        )
+    return signal.Signals[f"SIG{short}"]

@@ -1,0 +1,85 @@
+"""Stopped or killed at any step, a training goes on as if nothing had happened, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from ranks import Outcome, run_ranks, slurm_step
+
+from cluster_ddp.mnist import loop
+from cluster_ddp.mnist.config import TrainConfig
+from cluster_ddp.runtime.checkpoint import Checkpoint
+
+JOB_ID = 30_000 + os.getpid() % 2000
+VOLATILE = ("time", "samples_per_s")
+
+
+def train_digits() -> None:
+    """Two epochs of 20 steps in three ranks; each rank sends itself a signal at a step that the environment names."""
+    fault = json.loads(os.environ.get("FAULT", "{}"))
+    step, ours = Checkpoint.step, str(os.environ["SLURM_PROCID"])
+
+    def step_with_fault(self: Checkpoint) -> None:
+        if fault.get("step") == self.steps + 1 and ours in fault["ranks"]:
+            if fault.get("saved"):
+                self._folder.wait()
+            os.kill(os.getpid(), fault["signal"])
+        step(self)
+
+    Checkpoint.step = step_with_fault  # type: ignore[method-assign]
+    loop.run(TrainConfig(dataset="digits", epochs=2, test_batch_size=50, **json.loads(os.environ["OPTIONS"])))
+
+
+def run(folder: Path, world_size: int = 3, **env: object) -> list[Outcome]:
+    (folder / "logs").mkdir(exist_ok=True)
+    options = {"batch_size": 24, "checkpoint_every": "7steps", "log_interval": 4, **env.pop("options", {})}  # type: ignore[dict-item]
+    texts: Mapping[str, str] = {
+        key: value if isinstance(value, str) else json.dumps(value) for key, value in env.items()
+    }
+    common = {"OPTIONS": json.dumps(options), "CLUSTER_DDP_RUN_DIR": str(folder / "run"), **texts}
+    environments = [slurm_step(rank, world_size, job_id=JOB_ID, **common) for rank in range(world_size)]
+    return run_ranks(train_digits, environments, folder / "logs", timeout_s=120)
+
+
+def metrics(folder: Path) -> list[dict]:
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key not in VOLATILE} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    for end in run(folder):
+        assert end.exit_code == 0, end.output
+    found = metrics(folder)
+    assert found[-1]["kind"] == "done"
+    return found
+
+
+def resumed(folder: Path) -> list[dict]:
+    ends = run(folder, SLURM_RESTART_COUNT="1")
+    for end in ends:
+        assert end.exit_code == 0, end.output
+    assert "Going on from" in ends[0].output
+    return metrics(folder)
+
+
+@pytest.mark.parametrize("step", [17, 20, 21, 33])
+def test_killed_at_a_step(tmp_path: Path, uninterrupted: list[dict], step: int) -> None:
+    """The metrics after the last checkpoint are recorded anew, not twice; the weights are the same bits."""
+    fault = {"step": step, "ranks": "012", "signal": signal.SIGKILL, "saved": True}
+    assert {end.exit_code for end in run(tmp_path, FAULT=fault)} == {-signal.SIGKILL}
+    assert resumed(tmp_path) == uninterrupted
+
+
+@pytest.mark.parametrize(("ranks", "number"), [("1", signal.SIGTERM), ("012", signal.SIGUSR1)])
+def test_told_to_stop(tmp_path: Path, uninterrupted: list[dict], ranks: str, number: int) -> None:
+    ends = run(tmp_path, FAULT={"step": 11, "ranks": ranks, "signal": number})
+    assert {end.exit_code for end in ends} == {75}, ends
+    assert f"got {signal.Signals(number).name[3:]}" in ends[0].output
+    assert resumed(tmp_path) == uninterrupted
