@@ -33,6 +33,8 @@ def mnist(name: str, description: str, *options: str, **settings: object) -> Job
         command=(*TRAIN, *options),
         cpus_per_task=2,
         time="30",
+        signal="USR1@120",
+        requeue=True,
         setup=SETUP,
         **settings,  # type: ignore[arg-type]
     )

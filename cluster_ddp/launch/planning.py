@@ -17,7 +17,7 @@ from cluster_ddp.launch.render import render, render_local
 from cluster_ddp.launch.run_folder import JOB_LOG
 from cluster_ddp.launch.schedulers.local import ThisMachine
 from cluster_ddp.launch.schedulers.slurm import WAIT, Slurm
-from cluster_ddp.launch.spec import JobSpec, seconds
+from cluster_ddp.launch.spec import JobSpec
 
 Backend = Literal["submitit", "sbatch", "local"]
 
@@ -103,8 +103,6 @@ def plan(
         script = render_local(spec, source=source, runner=runner, code=code)
     else:
         pickled = None if backend == "sbatch" else task.runner(f"{prefix}%j")
-        if pickled and spec.requeue and spec.signal is None and not 0 < limit_s(spec) <= 2 * task.WARNING_S:
-            spec = dataclasses.replace(spec, signal=f"{task.warning_signal()}@{task.WARNING_S}")
         script = render(spec, source=source, run_prefix=prefix, runner=pickled, code=code)
     return Plan(
         spec=spec,
@@ -124,11 +122,6 @@ def _with_environment(spec: JobSpec) -> JobSpec:
     if named or sys.prefix == sys.base_prefix or not Path(sys.prefix, "bin", "activate").is_file():
         return spec
     return dataclasses.replace(spec, venv=sys.prefix)
-
-
-def limit_s(spec: JobSpec) -> int:
-    """The time limit; 0 where there is none, or none is known."""
-    return (seconds(spec.time) if spec.time is not None else None) or 0
 
 
 def _absolute(path: str | None) -> str | None:

@@ -125,6 +125,10 @@ class JobSpec:
     """Warning before the time limit, such as USR1@120."""
     requeue: bool | None = None
     """Whether Slurm may start the job again after preemption or the loss of a node."""
+    max_requeues: int = 20
+    """How often the job is queued again when its command was stopped in time, which it says with status 75."""
+    requeue_on_failure: int = 0
+    """How often it is queued again after a failure; never more than three times without a new checkpoint."""
     launcher: Launcher = "srun"
     """srun: a task for each GPU. torchrun: a task for each node, whose agent starts a worker for each GPU."""
     modules: tuple[str, ...] = ()
@@ -151,6 +155,9 @@ class JobSpec:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise _error(name, value, "a whole number of 1 or more")
+        for name in ("max_requeues", "requeue_on_failure"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
+                raise _error(name, getattr(self, name), "a whole number of 0 or more")
         for name in ("command", *_WORD_PATTERNS):
             words = getattr(self, name)
             if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):

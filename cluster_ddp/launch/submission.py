@@ -13,7 +13,7 @@ from typing import Any
 from cluster_ddp.errors import SlurmError
 from cluster_ddp.launch import grids, run_folder, snapshot, task
 from cluster_ddp.launch.job import Job
-from cluster_ddp.launch.planning import Plan, limit_s
+from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.render import task_command
 from cluster_ddp.launch.schedulers import Held
 from cluster_ddp.launch.spec import ARRAY_TASK
@@ -122,9 +122,7 @@ def _make_folder(
             work: Callable[[], Any] = task.Command(task_command(plan.spec, command))
         else:
             work = functools.partial(plan.function, **{key: values[key] for key in plan.spec.grid})
-        limit_min = -(-limit_s(plan.spec) // 60)
-        requeue = plan.spec.requeue is True
-        files[task.pickle_name(label)] = task.pickled(work, time_limit_min=limit_min, requeue=requeue)
+        files[task.pickle_name(label)] = task.pickled(work)
     path = Path(run_folder.prefix(plan.runs_dir, plan.spec) + label)
     if not path.exists():
         folders.append(path)

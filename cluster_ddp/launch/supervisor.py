@@ -21,29 +21,37 @@ from typing import Any
 from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE, Controller, LocalJobEnvironment
 
 from cluster_ddp.files import atomic_write
-from cluster_ddp.launch import task
-from cluster_ddp.launch.run_folder import OUTCOME_FILE
+from cluster_ddp.launch import run_folder, task
 
+EXIT_STOPPED = os.EX_TEMPFAIL
 _POLL_S = 0.05
 _KILL_WAIT_S = 10.0
 
 
 class Supervisor(Controller):
-    """submitit's controller, for which the first failure is the job's end."""
+    """submitit's controller, for which the first failure is the job's end, and status 75 (stopped in time) is none."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, max_requeues: int) -> None:
         super().__init__(folder)
         self.state, self.exit_code = "COMPLETED", 0
+        self.restarts, self.max_requeues = 0, max_requeues
         signal.signal(signal.SIGTERM, self._cancel)
 
     def wait(self, freq: int = 24) -> Sequence[int | None]:
-        """Wait for the end of all tasks, of the first that fails, of the time limit, or for a cancellation."""
+        """Wait for the end of all tasks, of the first that fails, of the time limit, or for a cancellation.
+
+        Returns:
+            The tasks' statuses; submitit's own for a requeue where all are to be started again.
+        """
         deadline, warned = time.monotonic() + self.timeout_s, self.timeout_s <= task.WARNING_S
         while True:
             codes = [process.poll() for process in self.tasks]
-            failed = [code for code in codes if code]
-            if LOCAL_REQUEUE_RETURN_CODE in codes:
-                return codes
+            stopped = EXIT_STOPPED in codes and self.restarts < self.max_requeues
+            failed = [code for code in codes if code and not (stopped and code == EXIT_STOPPED)]
+            if stopped and not failed and None not in codes and self.state == "COMPLETED":
+                self.restarts += 1
+                os.environ["SLURM_RESTART_COUNT"] = str(self.restarts)
+                return [LOCAL_REQUEUE_RETURN_CODE]
             if failed and self.state == "COMPLETED":
                 self.state, self.exit_code = "FAILED", failed[0] if failed[0] > 0 else 128 - failed[0]
             elif time.monotonic() > deadline and self.state == "COMPLETED":
@@ -80,10 +88,11 @@ def main() -> int:
         "SUBMITIT_STDERR_TO_STDOUT": "1",
         "SUBMITIT_LOCAL_WITH_SHELL": "",
     }
-    supervisor = Supervisor(folder)
-    supervisor.run()
+    max_requeues = run_folder.read(folder)["spec"]["max_requeues"]
+    supervisor = Supervisor(folder, max_requeues)
+    supervisor.run(max_retry=1 + max_requeues)
     outcome: dict[str, Any] = {"state": supervisor.state, "exit_code": supervisor.exit_code}
-    with atomic_write(folder / OUTCOME_FILE) as file:
+    with atomic_write(folder / run_folder.OUTCOME_FILE) as file:
         file.write(json.dumps(outcome).encode() + b"\n")
     if supervisor.state != "COMPLETED" and os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)  # what a task that had to be killed has left behind, and this process

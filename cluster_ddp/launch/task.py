@@ -1,8 +1,7 @@
 """Pickles for submitit: its runner loads one in each task, calls the function in it, and keeps the result.
 
-submitit also answers its warning signal (SUBMITIT_PREEMPT_SIGNAL, USR2): it requeues the job, or an array's one task.
-Before the time limit it does that only where the job wants to be requeued: a script that saves nothing would start
-from nothing, again and again.
+submitit would requeue a job as soon as it is warned (SUBMITIT_PREEMPT_SIGNAL, USR2), whatever is not saved yet. Here
+the function gets the signal, and the task ends with status 75 once all is saved; then the batch script requeues it.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from typing import Any
 
 from cluster_ddp.errors import JobError
 
-MAX_TIMEOUTS = 3
-"""How often submitit may requeue a job that came to its time limit (its own default)."""
-
 WARNING_S = 90
-"""How long before the time limit submitit wants its warning (its own default)."""
+"""How long before the time limit tasks on this machine are warned (submitit's own default)."""
+
+STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+"""What a command gets passed on."""
 
 
 def runner(folder_pattern: str) -> tuple[str, ...]:
@@ -37,20 +36,12 @@ def module(name: str) -> tuple[str, ...]:
     return (sys.executable, "-u", "-m", name)
 
 
-def pickled(function: Callable[[], Any], *, time_limit_min: int, requeue: bool) -> bytes:
-    """The function as submitit's runner wants it.
-
-    Args:
-        function: to be called in each task.
-        time_limit_min: of the job; 0 where it isn't known.
-        requeue: start again at the time limit.
-    """
+def pickled(function: Callable[[], Any]) -> bytes:
+    """The function, to be called in each task, as submitit's runner wants it."""
     import cloudpickle
     from submitit.core.utils import DelayedSubmission
 
-    submission = DelayedSubmission((RequeuedTask if requeue else Task)(function))
-    submission.set_timeout(time_limit_min, MAX_TIMEOUTS)
-    return cloudpickle.dumps(submission, pickle.HIGHEST_PROTOCOL)  # type: ignore[no-any-return]
+    return cloudpickle.dumps(DelayedSubmission(Task(function)), pickle.HIGHEST_PROTOCOL)  # type: ignore[no-any-return]
 
 
 def pickle_name(label: str) -> str:
@@ -98,18 +89,6 @@ class Task:
         return self.function()
 
 
-class RequeuedTask(Task):
-    """A task that submitit starts again when it is warned of its end."""
-
-    __slots__ = ()
-
-    def checkpoint(self) -> Any:
-        """What to run then: the same again, which goes on from what it has saved in its run folder."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
-
-
 @dataclass(frozen=True, slots=True)
 class Command:
     """A function that runs a command."""
@@ -117,26 +96,25 @@ class Command:
     argv: tuple[str, ...]
 
     def __call__(self) -> int:
-        """Run it, pass TERM on to it, and exit with its status unless that is 0."""
-        # The warning signal reaches all processes of a task. A command that doesn't know it must not die of it.
-        warning = signal.Signals[f"SIG{warning_signal()}"]
-        before = signal.signal(warning, signal.SIG_IGN)
-        process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL)
-        signal.signal(warning, before)
+        """Run it, pass `STOP_SIGNALS` on to it, and exit with its status unless that is 0."""
+        waiting: list[int] = []  # signals that came before the process was there
+        process: subprocess.Popen[bytes] | None = None
 
         def pass_on(number: int, frame: FrameType | None) -> None:
-            process.send_signal(number)
+            if process is None:
+                waiting.append(number)
+            else:
+                process.send_signal(number)
 
-        signal.signal(signal.SIGTERM, pass_on)
+        for number in STOP_SIGNALS:
+            signal.signal(number, pass_on)
+        process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL)
+        for early in waiting:
+            process.send_signal(early)
         status = process.wait()
         if status != 0:
             sys.exit(status if status > 0 else 128 - status)
         return 0
-
-
-def warning_signal() -> str:
-    """submitit's warning, without "SIG"."""
-    return os.environ.get("SUBMITIT_PREEMPT_SIGNAL", "USR2")
 
 
 def _log_to_run_folder() -> None:

@@ -137,7 +137,7 @@ def _hand_set(v: Variables, *, launcher_store: bool | None = None) -> Topology:
     restart_count = v.integer("TORCHELASTIC_RESTART_COUNT")
     job = _job(v)
     if restart_count is not None:
-        job["restart_count"] = restart_count
+        job["restart_count"] += restart_count
     return Topology(
         launcher="manual" if launcher_store is None else "torchrun",
         rank=rank,
@@ -176,6 +176,7 @@ def _submitit_local(v: Variables) -> Topology:
         master_addr=v.text("MASTER_ADDR") or meeting.LOCALHOST,
         port_candidates=meeting.port_candidates(v, port.candidates(job_id)),
         job_id=job_id,
+        restart_count=v.integer(*variables.RESTART_COUNT) or 0,
     )
 
 

@@ -272,20 +272,6 @@ def test_a_time_over_the_partitions_limit_is_an_error(place: Place) -> None:
     assert "Hint: --time 0-01:00:00" in done.stderr
 
 
-def test_submitit_requeues_a_job_that_is_warned(place: Place) -> None:
-    """The warning signal comes before the time limit, or from the site before a preemption."""
-    command = "echo start ${SLURM_RESTART_COUNT:-0}; if [[ -v SLURM_RESTART_COUNT ]]; then exit 0; fi; sleep 600"
-    run_dir = place.start("--gpus-per-node", "2", "--time", "5", "--requeue", "--", "bash", "-c", command)
-    label = run_dir.name.rpartition("-")[2]
-    deadline = time.monotonic() + 60
-    while output(run_dir).count("start 0") < 2:
-        assert time.monotonic() < deadline, output(run_dir)
-        time.sleep(0.2)
-    commands.run(["scancel", "--signal=USR2", label], env=place.slurm.env)
-    said = place.completed(run_dir)
-    assert (said.count("start 0"), said.count("start 1")) == (2, 2)  # appended to
-
-
 def test_a_function_gets_the_world(cluster_env: Path) -> None:
     def train(world: cluster_ddp.World, seed: str) -> tuple[float, str, int]:
         return world.sum(world.rank)[0], seed, world.world_size

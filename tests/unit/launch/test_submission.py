@@ -88,21 +88,6 @@ def test_submitit_gets_a_pickle(fake_slurm: FakeSlurm, in_a_folder: Path) -> Non
     assert "submitit.core._submit" in fake_slurm.stdin("sbatch")
 
 
-@pytest.mark.parametrize(
-    ("fields", "signal"),
-    [
-        ({"requeue": True, "time": "10"}, "USR2@90"),
-        ({"requeue": True, "time": "10", "signal": "USR1@60"}, "USR1@60"),
-        ({"requeue": True, "time": "2"}, None),
-        ({"time": "10"}, None),
-    ],
-)
-def test_submitit_is_warned_of_the_time_limit_where_it_may_requeue(fields: dict[str, Any], signal: str | None) -> None:
-    text = str(planning.plan(JobSpec(name="fit", command=("t",), **fields)))
-    lines = [line for line in text.splitlines() if line.startswith("#SBATCH --signal=")]
-    assert lines == ([] if signal is None else [f"#SBATCH --signal={signal}"])
-
-
 @pytest.mark.parametrize("backend", ["submitit", "sbatch"])
 def test_an_array_is_one_call_and_a_folder_for_each_task(
     fake_slurm: FakeSlurm, in_a_folder: Path, backend: str

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from cluster_ddp.launch.task import Command, RequeuedTask, Task
+from cluster_ddp.launch.task import Command
 
 
 def test_a_commands_status_is_the_tasks() -> None:
@@ -24,14 +22,13 @@ def test_a_commands_status_is_the_tasks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "handled", "status"),
-    [(signal.SIGTERM, False, 143), (signal.SIGTERM, True, 3), (signal.SIGUSR2, False, 0), (signal.SIGUSR2, True, 3)],
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75)]
 )
-def test_signals(tmp_path: Path, number: signal.Signals, handled: bool, status: int) -> None:
-    """TERM is passed on; the warning signal reaches a command on its own, and kills none that doesn't know it."""
+def test_a_command_gets_the_stop_signals(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    """Slurm sends them to all processes of the task, or to the first alone (proctrack/cgroup)."""
     ready = tmp_path / "ready"
-    handler = f"signal.signal({number.value}, lambda *a: sys.exit(3));" if handled else ""
-    command = f"import pathlib, signal, sys, time; {handler} pathlib.Path({str(ready)!r}).touch(); time.sleep(1)"
+    handler = f"signal.signal({number.value}, lambda *a: sys.exit(75));" if status == 75 else ""
+    command = f"import pathlib, signal, sys, time; {handler} pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"
     code = (
         "import signal, sys; signal.signal(signal.SIGUSR2, lambda *a: None)  # submitit's handler\n"
         f"from cluster_ddp.launch.task import Command; Command((sys.executable, '-c', {command!r}))()"
@@ -41,15 +38,5 @@ def test_signals(tmp_path: Path, number: signal.Signals, handled: bool, status: 
     while not ready.exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    if number == signal.SIGTERM:
-        process.send_signal(number)
-    else:
-        os.killpg(process.pid, number)  # as Slurm does: to all processes of the task
+    process.send_signal(number)
     assert process.wait(timeout=30) == status
-
-
-def test_after_a_requeue_it_is_the_same_again() -> None:
-    task = RequeuedTask(Command(("true",)))
-    assert task.checkpoint().function is task
-    assert not hasattr(Task(Command(("true",))), "checkpoint")
-    assert threading.active_count() == 1
