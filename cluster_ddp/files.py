@@ -30,11 +30,15 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in a folder last, where its file system can (fsync(2))."""
+def sync_folder(folder: Path) -> None:
+    """Make what was made or renamed in a folder last, where its file system can (fsync(2)).
+
+    Raises:
+        OSError: the folder is gone, or its disk fails.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.commands import JobStatus
 
 ROOT = Path(__file__).parents[1]
+SUBMIT = (sys.executable, "-m", "cluster_ddp.submit")
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,12 @@ class Job:
 class Cluster:
     """The sandbox of this test session."""
 
-    name: str
+    layout: Layout
     env: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        return self.layout.name
 
     def run(self, *argv: str, cwd: Path = ROOT, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         """Run a command on the login node."""
@@ -78,3 +86,50 @@ class Cluster:
 def records(run_dir: Path) -> list[dict]:
     """The lines of a run's metrics.jsonl."""
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder to submit from."""
+
+    slurm: Cluster
+    folder: Path
+
+    def submit(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*SUBMIT, *arguments],
+            cwd=self.folder,
+            env={**self.slurm.env, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+
+    def start(self, *arguments: str) -> Path:
+        """Submit; the run folder (of an array, its first task's)."""
+        done = self.submit("--no-check", *arguments)
+        assert done.returncode == 0, done.stderr
+        return self.folder / re.search(r"Run folders?: (\S+)", done.stdout)[1]
+
+    def end_of(self, run_dir: Path, timeout_s: float = 150) -> commands.JobStatus:
+        label = json.loads((run_dir / "spec.json").read_text())["job"]
+        deadline = time.monotonic() + timeout_s
+        while True:
+            (status,) = commands.job_statuses(label, env=self.slurm.env)
+            if status.ended:
+                return status
+            assert time.monotonic() < deadline, f"{status}\n{output(run_dir)}"
+            time.sleep(0.3)
+
+    def completed(self, run_dir: Path) -> str:
+        """Wait; it must have completed. What it printed."""
+        status = self.end_of(run_dir)
+        assert status.state == "COMPLETED", f"{status}\n{output(run_dir)}"
+        return output(run_dir)
+
+    def files(self) -> list[str]:
+        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
+
+
+def output(run_dir: Path) -> str:
+    return "".join(f"==> {path.name} <==\n{path.read_text()}" for path in sorted(run_dir.glob("*.log")))

@@ -2,7 +2,7 @@
 
 When one rank fails, the collectives of all the others fail after it; their tracebacks would bury the one that matters.
 So the first to fail leaves its name in the store, before its connections close, and the others print one line that
-points at it.
+points at it. Where it fails of waiting too long for the others, the ranks that have nothing to say are named.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import contextlib
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cluster_ddp.errors import ClusterDDPError
+from cluster_ddp.runtime.output import complain
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -29,6 +32,10 @@ _KEY = "first_failure"
 _SILENCE_S = 4.0
 # Rank 0 serves the store: it stays this long after its own failure, so that the others can ask who failed.
 _LAST_WORDS_S = 1.0
+# How long a rank that waited too long listens who else did; those that hang don't.
+_ROLL_CALL_S = 3.0
+# How long the store may take to answer: its server may be the one that hangs.
+_STORE_PATIENCE_S = 5.0
 
 
 class FailureReporter:
@@ -39,6 +46,8 @@ class FailureReporter:
         """This rank's place, once it is known."""
         self.store: dist.Store | None = None
         """What the ranks share, once they have met."""
+        self.collective_timeout_s = 0.0
+        """How long a rank waits for the others."""
         self._reported: BaseException | None = None
 
     def install(self) -> None:
@@ -52,9 +61,13 @@ class FailureReporter:
         """
         self._reported = error
         name = f"rank {self._rank()} on {socket.gethostname()}"
-        first = self._first_failure(name)
-        if first != name:
+        first = self._ask_store(self._first_failure, name)
+        if first not in (name, None):
             self._print(f"stopped: {first} failed (see its error).")
+            if _is_timeout(error):
+                time.sleep(_ROLL_CALL_S + 1.0)  # ending now would make Slurm wake up the one that hangs
+        elif _is_timeout(error):
+            self._print(f"error: {self._who_hangs(first is not None)}")
         elif isinstance(error, ClusterDDPError):
             self._print(f"error: {error}")
         else:
@@ -69,13 +82,46 @@ class FailureReporter:
         if self.store is not None and self._rank() == "0":
             time.sleep(_LAST_WORDS_S)
 
-    def _first_failure(self, name: str) -> str:
-        if self.store is None:
+    def _ask_store(self, question: Callable[[dist.Store, str], str], name: str) -> str | None:
+        """What the store answers; None where it doesn't in time. Without a store, or when it has gone, our own name."""
+        answers = [name]
+        store = self.store
+        if store is None:
             return name
-        try:
-            return str(self.store.compare_set(_KEY, "", name), "utf-8")
-        except Exception:  # the store went with rank 0: nobody knows who was first, so this rank tells its own
-            return name
+
+        def ask() -> None:
+            with contextlib.suppress(
+                Exception
+            ):  # it went with rank 0: nobody knows who was first, so each tells its own
+                answers.append(question(store, name))
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(_STORE_PATIENCE_S + _ROLL_CALL_S)
+        return None if asking.is_alive() else answers[-1]
+
+    def _first_failure(self, store: dist.Store, name: str) -> str:
+        store.set(f"failed/{self._rank()}", "")
+        return str(store.compare_set(_KEY, "", name), "utf-8")
+
+    def _who_hangs(self, store_answers: bool) -> ClusterDDPError:
+        """The ranks that have not failed by now, too, while this one waited for them."""
+        assert self.topology is not None
+        hanging = "rank 0"
+        if store_answers:
+            time.sleep(_ROLL_CALL_S)
+            hanging = self._ask_store(self._absent, "") or "some rank"
+        return ClusterDDPError(
+            f"Waiting {self.collective_timeout_s:g} s for the other ranks:",
+            f"{hanging} did not answer: it hangs, was stopped, or its node is gone.",
+            "look at that node and that rank's output; ranks that may be slower: --collective-timeout-s",
+        )
+
+    def _absent(self, store: dist.Store, name: str) -> str:
+        assert self.topology is not None
+        ranks = range(self.topology.world_size)
+        absent = [rank for rank in ranks if not store.check([f"failed/{rank}"])]
+        return ", ".join(f"rank {rank} on {store.get(arrival(rank)).decode()}" for rank in absent)
 
     def _rank(self) -> str:
         if self.topology is not None:
@@ -89,6 +135,15 @@ class FailureReporter:
         return 0
 
     def _print(self, text: str) -> None:
-        # One write: lines of several ranks that share a log don't mix.
-        sys.stderr.write(f"[rank {self._rank()} {socket.gethostname()}] {text}\n")
-        sys.stderr.flush()
+        complain(f"[rank {self._rank()} {socket.gethostname()}] {text}")
+
+
+def arrival(rank: int) -> str:
+    """Under which key of the store a rank has left the name of its host."""
+    return f"arrived/{rank}"
+
+
+def _is_timeout(error: BaseException) -> bool:
+    """Whether a collective took too long (the words of gloo and of NCCL's watchdog)."""
+    words = str(error).lower()
+    return isinstance(error, RuntimeError) and ("timed out waiting" in words or "watchdog" in words)

@@ -51,7 +51,7 @@ class FiniteCheck:
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if bool(torch.nn.utils.get_total_norm(gradients, norm_type=math.inf).isfinite()):
             return True
-        losses = self._world.gather((float(loss), socket.gethostname()))
+        losses = self._world.gather((float(loss.detach()), socket.gethostname()))
         wrong = [
             f"rank {rank} on {host}: loss {loss}" for rank, (loss, host) in enumerate(losses) if not math.isfinite(loss)
         ]
@@ -63,4 +63,4 @@ class FiniteCheck:
             return False
         last = self._world.gather(str(self._last_good() or "none yet"))[0]
         hint = "a lower --lr, or a look at that rank's data; to leave out such updates: --on-nan continue"
-        raise NonFiniteError(asked, f"{found}. The weights were not changed; last good checkpoint: {last}.", hint)
+        raise NonFiniteError(asked, f"{found}. The optimizer made no step; last good checkpoint: {last}.", hint)

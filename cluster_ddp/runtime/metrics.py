@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import json
 import logging
@@ -19,7 +20,7 @@ import torch
 
 import cluster_ddp
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.files import atomic_write
+from cluster_ddp.files import atomic_write, sync_folder
 from cluster_ddp.runtime.lock import RunLock
 from cluster_ddp.runtime.world import World
 
@@ -54,6 +55,7 @@ class RunDir:
         self._file: int | None = None
         self._size = 0
         self._unwritten = b""
+        self._failed = False
         if not world.is_main:
             return
         try:
@@ -95,8 +97,13 @@ class RunDir:
         if not self.world.is_main:
             return
         record = {"kind": kind, "time": round(time.time(), 3), **values}
-        could_write = not self._unwritten
         self._unwritten += json.dumps(record).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what could not be written before."""
+        if not self.world.is_main:
+            return
         try:
             if self._file is None:
                 set_aside(self._metrics)
@@ -104,9 +111,15 @@ class RunDir:
             while self._unwritten:
                 written = os.pwrite(self._file, self._unwritten, self._size)
                 self._size, self._unwritten = self._size + written, self._unwritten[written:]
+            self._failed = False
         except OSError as error:
-            if could_write:
+            if not self._failed:
                 log.error("Writing to %s failed: %s. Training goes on; tried again.", self._metrics, error.strerror)
+            self._failed = True
+
+    def begin_metrics(self) -> None:
+        """Set aside what an earlier run has left in metrics.jsonl, now, before a checkpoint refers to it."""
+        self.flush()
 
     @property
     def metrics_bytes(self) -> int:
@@ -125,7 +138,8 @@ class RunDir:
         found = os.fstat(self._file).st_size
         if found < size:
             log.warning("%s has lost the last %d bytes before the checkpoint.", self._metrics, size - found)
-        self._size = min(size, found)
+            size = os.pread(self._file, found, 0).rfind(b"\n") + 1  # whole lines
+        self._size = size
         os.ftruncate(self._file, self._size)
 
     def sync(self) -> None:
@@ -134,8 +148,11 @@ class RunDir:
         Raises:
             OSError: the disk is full, say.
         """
+        if self._failed:
+            raise OSError(errno.ENOSPC, f"{self._metrics.name} takes no more records")
         if self._file is not None:
             os.fsync(self._file)
+            sync_folder(self.path)
 
     def save(self, name: str, state: Mapping[str, Any]) -> None:
         """Write a state dictionary with torch.save."""

@@ -7,6 +7,7 @@ once a second all ranks exchange their flags, so all stop after the same step, w
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import socket
 import time
@@ -63,7 +64,8 @@ class StopFlag:
     def __init__(self, world: World, *, signals: Sequence[str], env: Mapping[str, str]) -> None:
         self._signal: int | None = None
         self._deadline = _deadline(world, env)
-        self._before = {number: signal.signal(number, self._note) for number in map(_number, signals)}
+        numbers = dict.fromkeys(map(_number, signals))
+        self._before = {number: signal.signal(number, self._note) for number in numbers}
 
     def reason(self) -> str | None:
         """Why to stop; None to go on."""
@@ -130,7 +132,7 @@ def _deadline(world: World, env: Mapping[str, str]) -> float:
     """
     text = env.get("SLURM_JOB_END_TIME", "")
     clocks = world.gather((socket.gethostname(), time.time()))
-    if not text.isdigit():
+    if not re.fullmatch("[0-9]{1,11}", text):
         return float("inf")
     (slow_host, slow), *_, (fast_host, fast) = sorted(clocks * 2, key=lambda clock: clock[1])
     left_s = int(text) - time.time()
@@ -150,9 +152,9 @@ def _shown(seconds: float) -> str:
 
 
 def _number(name: str) -> signal.Signals:
-    legal = sorted(one.name.removeprefix("SIG") for one in signal.Signals)
+    legal = sorted({one.name.removeprefix("SIG") for one in signal.Signals} - {"KILL", "STOP"})
     short = name.upper().removeprefix("SIG")
-    if short not in legal or short in ("KILL", "STOP"):
+    if short not in legal:
         raise SpecError(
             f"Stopping at the signal {name!r}:",
             f"there is no such signal that can be handled.{nearest(short, legal)}",

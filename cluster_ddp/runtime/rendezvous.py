@@ -24,6 +24,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from cluster_ddp.errors import RendezvousError
+from cluster_ddp.runtime.failure import arrival
 from cluster_ddp.slurm.environment import Topology
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -76,7 +77,7 @@ def _gather(topology: Topology, tcp_store: dist.TCPStore, timeout_s: float, dead
             f"another process is rank {topology.rank} there already.",
             "is a second run using the same MASTER_ADDR and MASTER_PORT, or does every task have the same RANK?",
         )
-    store.set(_arrival(topology.rank), socket.gethostname())
+    store.set(arrival(topology.rank), socket.gethostname())
     if topology.rank == 0:
         error = _missing(topology, store, timeout_s, deadline)
         store.set("verdict", _PROCEED if error is None else error.found)
@@ -96,18 +97,14 @@ def _gather(topology: Topology, tcp_store: dist.TCPStore, timeout_s: float, dead
     return store
 
 
-def _arrival(rank: int) -> str:
-    return f"arrived/{rank}"
-
-
 def _missing(topology: Topology, store: dist.Store, timeout_s: float, deadline: float) -> RendezvousError | None:
     ranks = range(topology.world_size)
     try:
         remaining_s = max(0.01, deadline - time.monotonic())
-        store.wait([_arrival(rank) for rank in ranks], timedelta(seconds=remaining_s))
+        store.wait([arrival(rank) for rank in ranks], timedelta(seconds=remaining_s))
         return None
     except dist.DistError:
-        hosts = {r: store.get(_arrival(r)).decode() for r in ranks if store.check([_arrival(r)])}
+        hosts = {r: store.get(arrival(r)).decode() for r in ranks if store.check([arrival(r)])}
     if len(hosts) == topology.world_size:  # the last came just now
         return None
     absent = ", ".join(missing_by_node(topology, hosts))

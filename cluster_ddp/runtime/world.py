@@ -32,7 +32,7 @@ from cluster_ddp.runtime.failure import FailureReporter
 from cluster_ddp.runtime.network import interface_towards
 from cluster_ddp.runtime.output import say
 from cluster_ddp.runtime.preemption import Stopped
-from cluster_ddp.runtime.shard import GlobalBatches, Shard, stream_seed
+from cluster_ddp.runtime.shard import GlobalBatches, Shard, seed_all, stream_seed
 from cluster_ddp.slurm.environment import Topology
 
 log = logging.getLogger("cluster_ddp")
@@ -154,8 +154,8 @@ class World:
         return Shard(dataset, batches, **loader_options)
 
     def seed_rank(self, seed: int) -> None:
-        """Give this rank random numbers of its own (dropout, augmentation); call it after building the model."""
-        torch.manual_seed(stream_seed(seed, self.rank))
+        """Give this rank random numbers of its own (torch's, Python's, NumPy's); call it after building the model."""
+        seed_all(stream_seed(seed, self.rank))
 
 
 @contextmanager
@@ -186,7 +186,7 @@ def distributed(
     _set_up_logging(topology)
     device = _set_up_device(topology, cuda)
     store = rendezvous.meet(topology, timeout_s=rendezvous_timeout_s)
-    reporter.store = store
+    reporter.store, reporter.collective_timeout_s = store, collective_timeout_s
     _set_up_interface(topology)
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -222,23 +222,29 @@ def _settle_buckets(model: DistributedDataParallel) -> None:
     DDP sorts parameters into buckets by the order in which the first backward pass reached them, from the second pass
     on. On more than two ranks a gradient's place in its bucket decides in which order the ranks' values are added.
     """
-    bare = model.module
-    if any(getattr(part, "sparse", False) for part in bare.modules()):
+    if any(getattr(part, "sparse", False) for part in model.modules()):
         return  # sparse gradients come from an embedding only
-    parameters = [parameter for parameter in bare.parameters() if parameter.requires_grad]
-
-    def forward() -> torch.Tensor:
-        return torch.stack([parameter.flatten()[:1].sum().real.float() for parameter in parameters]).sum() * 0
-
-    forward_before = vars(bare).get("forward")
-    bare.forward = forward
+    bare = model.module
+    model.module = _Nothing(bare)
     try:
-        model().backward()
+        with torch.enable_grad():
+            model().backward()
     finally:
-        del bare.forward
-        if forward_before is not None:
-            bare.forward = forward_before
+        model.module = bare
     model.zero_grad(set_to_none=True)
+
+
+class _Nothing(torch.nn.Module):
+    """Zero, whose gradient reaches all parameters of another module, the last ones first."""
+
+    def __init__(self, other: torch.nn.Module) -> None:
+        super().__init__()
+        self.other = other
+
+    def forward(self) -> torch.Tensor:
+        """The zero."""
+        parameters = [parameter for parameter in self.other.parameters() if parameter.requires_grad]
+        return torch.stack([parameter.flatten()[:1].sum().real.float() for parameter in parameters]).sum() * 0
 
 
 def _is_exit_without_error(error: BaseException) -> bool:

@@ -38,13 +38,13 @@ def slurm(machine: None) -> Iterator[Cluster]:
     """Four nodes with two GPUs each."""
     name = f"test-{os.getpid()}"
     try:
-        cluster.up(name, nodes=4, gpus_per_node=2)
+        layout = cluster.up(name, nodes=4, gpus_per_node=2)
     except SandboxError as error:  # a container that may not make network namespaces, say
         skip(str(error))
     try:
         # The environment of these tests first on the PATH, as in a shell where it is activated.
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        yield Cluster(name, {**cluster.environment(name), "PATH": path})
+        yield Cluster(layout, {**cluster.environment(name), "PATH": path})
     finally:
         cluster.down(name)
 

@@ -8,67 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cluster import ROOT, Cluster, records
+from cluster import ROOT, SUBMIT, Cluster, Place, records
 from stand_ins import APPTAINER, HOSTILE
 
 import cluster_ddp
 from cluster_ddp import JobSpec
 from cluster_ddp.slurm import commands
 
-SUBMIT = (sys.executable, "-m", "cluster_ddp.submit")
 TWO_BY_TWO = ("--nodes", "2", "--gpus-per-node", "2")
 HELLO = ("python", str(ROOT / "examples" / "hello_ddp.py"))
-
-
-@dataclass(frozen=True)
-class Place:
-    """A folder to submit from."""
-
-    slurm: Cluster
-    folder: Path
-
-    def submit(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*SUBMIT, *arguments],
-            cwd=self.folder,
-            env={**self.slurm.env, **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-
-    def start(self, *arguments: str) -> Path:
-        """Submit; the run folder (of an array, its first task's)."""
-        done = self.submit("--no-check", *arguments)
-        assert done.returncode == 0, done.stderr
-        return self.folder / re.search(r"Run folders?: (\S+)", done.stdout)[1]
-
-    def end_of(self, run_dir: Path, timeout_s: float = 150) -> commands.JobStatus:
-        label = json.loads((run_dir / "spec.json").read_text())["job"]
-        deadline = time.monotonic() + timeout_s
-        while True:
-            (status,) = commands.job_statuses(label, env=self.slurm.env)
-            if status.ended:
-                return status
-            assert time.monotonic() < deadline, f"{status}\n{output(run_dir)}"
-            time.sleep(0.3)
-
-    def completed(self, run_dir: Path) -> str:
-        """Wait; it must have completed. What it printed."""
-        status = self.end_of(run_dir)
-        assert status.state == "COMPLETED", f"{status}\n{output(run_dir)}"
-        return output(run_dir)
-
-    def files(self) -> list[str]:
-        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
-
-
-def output(run_dir: Path) -> str:
-    return "".join(f"==> {path.name} <==\n{path.read_text()}" for path in sorted(run_dir.glob("*.log")))
 
 
 @pytest.fixture

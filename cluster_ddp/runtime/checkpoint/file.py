@@ -7,7 +7,6 @@ compares the digest, and never runs code that a file might bring along (CVE-2025
 from __future__ import annotations
 
 import hashlib
-import pickle
 import re
 import time
 from collections import OrderedDict
@@ -25,7 +24,8 @@ _TRAILER_BYTES = len(_MARK) + 64 + 1
 _BLOCK_BYTES = 1 << 20
 # How long a rank waits for a file that rank 0 has read: network file systems show it to other nodes late.
 _VISIBLE_WITHIN_S = 60.0
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_PLAIN = (type(None), bool, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_INT_BITS = 2039  # more, torch's weights_only does not read
 
 
 class DamagedError(Exception):
@@ -43,7 +43,12 @@ def write(path: Path, state: Mapping[str, Any]) -> str:
     """
     with atomic_write(path) as file:
         hashing = _Hashing(file)
-        torch.save(dict(state), hashing)  # type: ignore[arg-type]  # it asks for write() and flush() only
+        try:
+            torch.save(dict(state), hashing)  # type: ignore[arg-type]  # it asks for write() and flush() only
+        except RuntimeError:
+            if hashing.error is not None:  # which torch does not tell
+                raise hashing.error from None
+            raise
         digest = hashing.digest.hexdigest()
         file.write(_MARK + digest.encode() + b"\n")
     return digest
@@ -82,7 +87,9 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # whatever a broken or malicious pickle leads to
         words = re.search(r"Unsupported .*?(?=\. |$)", str(error), re.M) or re.search(r".+", str(error))
         raise DamagedError(f"torch.load refuses it: {words[0][:200] if words else type(error).__name__}") from error
     if not isinstance(state, dict) or not {"position", "parts", "ranks"} <= state.keys():
@@ -129,7 +136,9 @@ class HostCopy:
         """
         if isinstance(value, torch.Tensor):
             return self._tensor(value.detach(), name)
-        if type(value) in _PLAIN:
+        if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
+            value = value.item()  # a NumPy number, such as a scheduler's learning rate
+        if (type(value) in _PLAIN and value != b"") or (type(value) is int and value.bit_length() <= _INT_BITS):
             return value
         if isinstance(value, Mapping):
             copied = {self.of(key, name): self.of(item, f"{name}[{key!r}]") for key, item in value.items()}
@@ -141,11 +150,9 @@ class HostCopy:
         if isinstance(value, (list, tuple)):
             items = [self.of(item, f"{name}[{i}]") for i, item in enumerate(value)]
             return items if isinstance(value, list) else tuple(items)
-        if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
-            return value.item()  # a NumPy number, such as a scheduler's learning rate
         raise CheckpointError(
             "Saving a checkpoint:",
-            f"{name} is a {type(value).__name__}, which could be loaded again only by running its code.",
+            f"{name} is a {type(value).__name__} that torch.load does not read with weights_only.",
             "let state_dict() hold tensors, numbers, texts, lists and dictionaries only",
         )
 
@@ -164,10 +171,15 @@ class _Hashing:
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.digest = file, hashlib.sha256()
+        self.error: OSError | None = None
 
     def write(self, data: bytes) -> int:
         self.digest.update(data)
-        return self.file.write(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
     def flush(self) -> None:
         self.file.flush()

@@ -48,6 +48,8 @@ def _other_parts(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | No
     if set(theirs) != set(ours):
         return f"it holds {', '.join(theirs)}, and here there are {', '.join(ours)}"
     for name, state in ours.items():
+        if _groups(theirs[name]) != _groups(state):
+            return f"its {name} is of another kind, or has other groups of parameters"
         there = {key: value.shape for key, value in theirs[name].items() if isinstance(value, torch.Tensor)}
         here = {key: value.shape for key, value in state.items() if isinstance(value, torch.Tensor)}
         for key in {**there, **here}:
@@ -61,3 +63,9 @@ def _other_meters(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | N
     if set(theirs) == set(ours):
         return None
     return f"its meters are {', '.join(theirs) or 'none'}, and here they are {', '.join(ours) or 'none'}"
+
+
+def _groups(state: Mapping[str, Any]) -> list[tuple[frozenset[str], int]]:
+    """Of an optimizer: what each group of parameters has set, and how many they are."""
+    groups = state.get("param_groups", ())
+    return [(frozenset(group), len(group["params"])) for group in groups if isinstance(group, Mapping)]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import CheckpointError
+from cluster_ddp.files import sync_folder
 from cluster_ddp.runtime.checkpoint import file
 from cluster_ddp.runtime.checkpoint.file import DamagedError
 
@@ -52,7 +53,7 @@ class CheckpointFolder:
             set_aside: rename the damaged ones to *.damaged.
 
         Raises:
-            OSError: one can't be read.
+            CheckpointError: one can't be read.
         """
         for path in self.files():
             try:
@@ -64,6 +65,8 @@ class CheckpointFolder:
                 then = f"It is set aside as {aside.name}; the one before is used." if set_aside else ""
                 log.warning("The checkpoint %s is damaged: %s. %s", path, error, then)
                 continue
+            except OSError as error:
+                raise _unreadable(path, error) from error
             self.last_good = path
             return path, digest
         return None
@@ -95,7 +98,9 @@ class CheckpointFolder:
     def _write(self, step: int, state: Mapping[str, Any], first: Callable[[], None]) -> None:
         path = self.path / f"step-{step:08}.pt"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            if not self.path.is_dir():
+                self.path.mkdir(parents=True)
+                sync_folder(self.path.parent)
             first()
             file.write(path, state)
         except Exception as error:  # whatever it is, training is worth more than one checkpoint
@@ -122,9 +127,16 @@ def begin_with(path: Path) -> tuple[Path, str]:
             return path, file.digest(path)
         except DamagedError as error:
             raise CheckpointError(asked, f"it is damaged: {error}.", hint) from error
+        except OSError as error:
+            raise _unreadable(path, error) from error
     folder = path / NAME if (path / NAME).is_dir() else path
     if newest := CheckpointFolder(folder, keep=1).newest(set_aside=False):
         return newest
     raise CheckpointError(
         asked, "there is no such file." if not path.is_dir() else "no whole checkpoint is in it.", hint
     )
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    hint = "mend that, or move the file away: then the one before is used"
+    return CheckpointError(f"Reading the checkpoint {path}:", f"{error.strerror or error}.", hint)

@@ -27,7 +27,7 @@ class Interval:
         """
         if text == "never":
             return Interval(0, "never")
-        match = re.fullmatch(r"([1-9]\d*) ?(epoch|step|min)(?:s|utes?)?", text, re.ASCII)
+        match = re.fullmatch(r"([1-9]\d*) ?(epoch|step|min)(?:s|(?<=min)utes?)?", text, re.ASCII)
         if match is None:
             legal = "a whole number of epochs, steps or minutes, or never"
             hint = "--checkpoint-every 1epoch, 500steps or 10min"

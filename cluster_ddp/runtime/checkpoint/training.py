@@ -25,7 +25,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import cluster_ddp
-from cluster_ddp.errors import CheckpointError
+from cluster_ddp.errors import CheckpointError, SpecError
 from cluster_ddp.runtime import preemption
 from cluster_ddp.runtime.checkpoint import file, fit, folder, rng
 from cluster_ddp.runtime.checkpoint.interval import Interval
@@ -67,7 +67,7 @@ class Checkpoint:
     Raises:
         CheckpointError: a checkpoint that doesn't fit, can't be found or can't be loaded; a state that can't be saved.
         RunDirError: the run folder can't be written, or another job is using it.
-        SpecError: an interval or a signal that there is not.
+        SpecError: an interval or a signal that there is not; no checkpoint to be kept.
         DataError: too few samples are left of the epoch for this number of ranks.
     """
 
@@ -92,11 +92,13 @@ class Checkpoint:
         self.epoch = 0
         """The epoch that is under way, from 0."""
         self._interval = Interval.parse(every)
+        if keep < 1:
+            raise SpecError(f"Keeping {keep} checkpoints:", "there is nothing to go on from then.", "keep 1 or more")
         self._identity, self._meters = dict(identity or {}), dict(meters or {})
         self._parts = {name: _bare(part) for name, part in parts.items()}
         self._host_copy = file.HostCopy()
         if world.is_main:
-            self._host_copy.of(self._states(), "parts")  # what can't be saved is told now
+            file.HostCopy().of(self._states(), "parts")  # what can't be saved is told now
         self._folder = folder.CheckpointFolder(self.run_dir.path / folder.NAME, keep=keep)
         self._rng: dict[str, Any] | None = None
         self._saved_steps = -1
@@ -178,14 +180,17 @@ class Checkpoint:
 
         Where the save before is not written yet, this one is left out, unless it `must` be.
         """
-        ranks = self.world.gather(self._own())
-        self._saved_steps, self._saved_at_s = self.steps, time.monotonic()
+        ranks = self.world.gather({**self._own(), "left_out": not must and self._folder.is_writing()})
+        self._saved_at_s = time.monotonic()
+        if ranks[0]["left_out"]:  # rank 0 writes, and decides for all
+            if self.world.is_main:
+                log.warning("The checkpoint before step %d is still being written; this one is left out.", self.steps)
+            return
+        self._saved_steps = self.steps
         if not self.world.is_main:
             return
-        if self._folder.is_writing() and not must:
-            log.warning("The checkpoint before step %d is still being written; this one is left out.", self.steps)
-            return
         self._folder.wait()  # its memory is used again
+        self.run_dir.flush()
         state = self._host_copy.of({**self._state(ranks), "parts": self._states()})
         self._folder.save(self.steps, state, first=self.run_dir.sync)
 
@@ -225,6 +230,8 @@ class Checkpoint:
     def _resume(self, resume: str) -> None:
         """Load what there is to go on from. Rank 0 decides what; so all ranks go on from the same."""
         found = self.world.gather(self._choose(resume) if self.world.is_main else None)[0]
+        if found is None or not found[2]:
+            self.run_dir.begin_metrics()
         if found is None:
             return
         path, digest, is_own = found
@@ -253,6 +260,8 @@ class Checkpoint:
             set_aside(self._folder.path)
         self._folder.remove_leftovers()
         if newest := self._folder.newest(set_aside=True):
+            if resume not in ("auto", "never"):
+                log.warning("There are checkpoints in %s already: %s is not used.", self._folder.path, resume)
             return (*newest, True)
         if resume not in ("auto", "never"):
             return (*folder.begin_with(Path(resume)), False)

@@ -1,0 +1,177 @@
+"""Faults in a sandbox, made for real: nodes that go silent, a controller that dies, ranks that are killed or held.
+
+What is started here lives in the sandbox's namespaces, so `cluster.down` finds it. Processes are found by namespace and
+ended by their id: other sandboxes, and a Slurm of the machine's own, are not touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from cluster_ddp.errors import SandboxError
+from cluster_ddp.sandbox import cluster, network
+from cluster_ddp.sandbox.layout import CONTROLLER, Layout
+
+CONTROLLER_TIMEOUT_S = 30.0
+_CLONE_NEWNET = 0x40000000  # sched.h; os.setns is there from Python 3.12 on
+
+
+class Rank(NamedTuple):
+    """A rank's process, as the machine sees it."""
+
+    rank: int
+    """SLURM_PROCID."""
+    node: str
+    """The host that it lives on."""
+    pid: int
+    """Its process id on this machine."""
+
+
+def lose_node(layout: Layout, node: str) -> None:
+    """A node dies as at a power cut: its link goes down first, then slurmd, its step daemons and all tasks get SIGKILL.
+
+    The bridge's end of the link is taken down, so that not even the kernel's farewell (FIN, RST) leaves the node: the
+    others see silence. Files that its processes held locked are free, as they are some time after a client's death on a
+    network file system.
+    """
+    network.ip("link", "set", layout.link(node), "down")
+    while pids := processes_on(layout, node):
+        send(pids, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def bring_back_node(layout: Layout, node: str) -> None:
+    """A lost node starts again: its link comes up, and a new slurmd, which knows nothing of its former tasks."""
+    network.ip("link", "set", layout.link(node), "up")
+    command = ["slurmd", "-D", "-N", node, "-f", str(layout.slurm_conf)]
+    cluster._start(layout, node, command, f"slurmd.{node}")
+
+
+def restart_controller(layout: Layout, *, after_s: float) -> None:
+    """slurmctld gets SIGKILL and, `after_s` seconds later, is started again; returns when it answers.
+
+    It saves its state some seconds after a change (up to 5 s with Slurm 22.05): what is younger may be forgotten.
+
+    Raises:
+        SandboxError: there is none, or the new one does not answer.
+    """
+    # Debian's program is slurmctld-wlm; its helper slurmscriptd is the same program and ends with it.
+    pids = [pid for pid in processes_on(layout, CONTROLLER) if _program(pid).startswith("slurmctld")]
+    asked = f"Starting the controller of the sandbox {layout.name!r} again:"
+    if not pids:
+        raise SandboxError(asked, "it is not running.", f"python -m cluster_ddp.sandbox down --name {layout.name}")
+    send(pids, signal.SIGKILL)
+    time.sleep(after_s)
+    cluster._start(layout, CONTROLLER, ["slurmctld", "-D", "-f", str(layout.slurm_conf)], "slurmctld")
+    deadline = time.monotonic() + CONTROLLER_TIMEOUT_S
+    while not cluster._controller_listens(layout):
+        if time.monotonic() > deadline:
+            found = f"no answer within {CONTROLLER_TIMEOUT_S:g} s."
+            raise SandboxError(asked, found, f"see {layout.folder}/log/slurmctld.log")
+        time.sleep(0.1)
+
+
+def ranks(layout: Layout, job_id: int, *, step_id: int = 0) -> list[Rank]:
+    """The processes of a job step's ranks that run Python by now, in the order of ranks.
+
+    Known by the environment that they were started with: neither slurmstepd nor the batch script has these variables
+    and is Python.
+    """
+    wanted = {"SLURM_JOB_ID": str(job_id), "SLURM_STEP_ID": str(step_id)}
+    found = []
+    for node in layout.node_names:
+        for pid in processes_on(layout, node):
+            environment = _environment(pid)
+            is_task = wanted.items() <= environment.items() and _program(pid).startswith("python")
+            if is_task and environment.get("SLURM_PROCID", "").isdigit():
+                found.append(Rank(int(environment["SLURM_PROCID"]), node, pid))
+    return sorted(found)
+
+
+def send(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to processes; those that have ended by now are left out."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def hold(pid: int, *, for_s: float) -> None:
+    """A process stands still for some seconds (SIGSTOP, SIGCONT), as on a node that is swapping."""
+    send([pid], signal.SIGSTOP)
+    try:
+        time.sleep(for_s)
+    finally:
+        send([pid], signal.SIGCONT)
+
+
+@contextmanager
+def squatted_port(layout: Layout, host: str, port: int) -> Iterator[None]:
+    """Somebody else holds a TCP port of a host: listening, so connections succeed, and silent for ever.
+
+    The socket is made by a thread that has gone into the host's network for it: there is no process to be left behind.
+
+    Raises:
+        OSError: somebody holds it already.
+    """
+    with _socket_in(network.NAMESPACE_ROOT / layout.namespace(host)) as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # former connections may linger on the port
+        thief.bind(("", port))
+        thief.listen()
+        yield
+
+
+def processes_on(layout: Layout, host: str) -> list[int]:
+    """The ids of all processes that live on a host of the sandbox."""
+    inode = (network.NAMESPACE_ROOT / layout.namespace(host)).stat().st_ino
+    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    return [pid for pid in pids if network._net(pid) == inode]
+
+
+def _environment(pid: int) -> dict[str, str]:
+    """What a process was started with; nothing of one that has ended."""
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return {}
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
+
+
+def _program(pid: int) -> str:
+    """The file name of the program that a process runs; "" of one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/exe").readlink().name
+    except OSError:
+        return ""
+
+
+def _socket_in(namespace: Path) -> socket.socket:
+    """A TCP socket of another network namespace: a socket stays in the one that it was made in."""
+    made: list[socket.socket | OSError] = []
+
+    def make() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        try:
+            with open(namespace) as there:
+                if libc.setns(there.fileno(), _CLONE_NEWNET) != 0:
+                    raise OSError(ctypes.get_errno(), f"setns to {namespace}")
+            made.append(socket.socket())
+        except OSError as error:
+            made.append(error)
+
+    thread = threading.Thread(target=make)  # it ends there: the other threads stay where they are
+    thread.start()
+    thread.join()
+    (result,) = made
+    if isinstance(result, OSError):
+        raise result
+    return result

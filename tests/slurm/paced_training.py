@@ -1,0 +1,65 @@
+"""The reference training at a walking pace, so that a fault finds it busy, and with faults of its own.
+
+PACE_S     seconds that each step takes longer
+FAULTS     JSON: [{"do": "kill", "rank": 1, "step": 30}, …], each done at that step of the job's first run only;
+           "do" is kill, stop, raise or nan
+CLOCK_S    JSON: {"node2": 3600}: how far that node's clock is ahead
+FSYNC_S    seconds that fsync takes longer, as on a file system that is slow
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+
+import torch
+
+from cluster_ddp.mnist import loop
+from cluster_ddp.runtime.checkpoint import Checkpoint
+from cluster_ddp.train import main
+
+PACE_S = float(os.environ.get("PACE_S", "0"))
+FAULTS = json.loads(os.environ.get("FAULTS", "[]")) if "SLURM_RESTART_COUNT" not in os.environ else []
+FSYNC_S = float(os.environ.get("FSYNC_S", "0"))
+CLOCK_S = json.loads(os.environ.get("CLOCK_S", "{}")).get(socket.gethostname(), 0)
+
+checkpoint_step, nll_loss, fsync, clock = Checkpoint.step, loop.F.nll_loss, os.fsync, time.time
+steps = 0
+
+
+def due(*what: str) -> str | None:
+    rank = int(os.environ["SLURM_PROCID"])
+    return next((f["do"] for f in FAULTS if (f["rank"], f["step"]) == (rank, steps) and f["do"] in what), None)
+
+
+def paced_step(self: Checkpoint) -> None:
+    global steps
+    steps = self.steps + 1
+    fault = due("kill", "stop", "raise")
+    if fault == "raise":
+        raise ValueError("the one that matters")
+    if fault is not None:
+        os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+    checkpoint_step(self)
+    time.sleep(PACE_S)
+
+
+def poisoned_loss(*arguments: torch.Tensor, reduction: str) -> torch.Tensor:
+    loss = nll_loss(*arguments, reduction=reduction)
+    return loss * float("nan") if due("nan") else loss
+
+
+def slow_fsync(descriptor: int) -> None:
+    time.sleep(FSYNC_S)
+    fsync(descriptor)
+
+
+Checkpoint.step = paced_step  # type: ignore[method-assign]
+loop.F.nll_loss = poisoned_loss
+os.fsync = slow_fsync  # type: ignore[assignment]
+time.time = lambda: clock() + CLOCK_S
+sys.exit(main())

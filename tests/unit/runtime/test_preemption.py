@@ -1,0 +1,280 @@
+"""Told to stop, all ranks stop after the same step; here the other ranks are played by threads and false clocks."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from cluster_ddp.errors import SpecError
+from cluster_ddp.runtime import preemption
+from cluster_ddp.runtime.preemption import DEFAULT_SIGNALS, Exchange, StopFlag, Stopped, leave_word
+
+log = logging.getLogger("cluster_ddp")
+SIGNALS = [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT]
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
+    monkeypatch.setattr(log, "propagate", False)
+    log.addHandler(caplog.handler)
+    yield caplog
+    log.removeHandler(caplog.handler)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def a_world(*others: tuple[str, float], is_main: bool = True) -> Any:
+    """What preemption asks of a world; `others` are the clocks of other ranks, in seconds ahead of ours."""
+
+    def gather(mine: tuple[str, float]) -> list[tuple[str, float]]:
+        return [mine, *((host, time.time() + ahead) for host, ahead in others)]
+
+    return SimpleNamespace(gather=gather, is_main=is_main, world_size=1 + len(others))
+
+
+def flag(end: object = "", *others: tuple[str, float], signals: tuple[str, ...] = (), is_main: bool = True) -> StopFlag:
+    env = {"SLURM_JOB_END_TIME": str(end)} if end != "" else {}
+    return StopFlag(a_world(*others, is_main=is_main), signals=signals, env=env)
+
+
+# Signals
+
+
+@pytest.mark.parametrize("name", ["USR1", "SIGUSR1", "usr1", "sigusr1"])
+def test_a_signal_is_a_reason(name: str) -> None:
+    told = flag(signals=(name, "TERM"))
+    assert told.reason() is None
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert told.reason() == f"{socket.gethostname()} got USR1"
+    os.kill(os.getpid(), signal.SIGTERM)  # one more, as scancel sends them, changes nothing but the name
+    assert told.reason() == f"{socket.gethostname()} got TERM"
+
+
+def test_handlers_are_given_back() -> None:
+    def own(number: int, frame: object) -> None:
+        """The script's."""
+
+    signal.signal(signal.SIGUSR1, own)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    told = flag(signals=DEFAULT_SIGNALS)
+    told.give_back()
+    assert signal.getsignal(signal.SIGUSR1) is own
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    told.give_back()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert told.reason() is None
+
+
+def test_a_signal_named_twice_is_given_back_too() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    flag(signals=("USR1", "SIGUSR1")).give_back()
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("USR3", "USR"), ("TERN", "TERM"), ("SIGTEM", "TERM"), ("XYZZY", None), ("", None), ("10", None)],
+)
+def test_an_unknown_signal_gets_the_nearest_and_a_hint(name: str, meant: str | None) -> None:
+    with pytest.raises(SpecError) as error:
+        flag(signals=("USR2", name))
+    assert repr(name) in error.value.asked
+    assert ("Did you mean" in error.value.found) == (meant is not None)
+    assert (meant or "") in error.value.found
+    assert error.value.hint == "--stop-signals USR1 USR2 TERM"
+
+
+@pytest.mark.parametrize("name", ["KILL", "SIGKILL", "STOP", "KIL"])
+def test_a_signal_that_cannot_be_handled_is_not_proposed(name: str) -> None:
+    with pytest.raises(SpecError) as error:
+        flag(signals=(name,))
+    assert "mean KILL" not in error.value.found and "mean STOP" not in error.value.found
+
+
+def test_a_refused_signal_leaves_the_others_alone() -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+    with pytest.raises(SpecError):
+        flag(signals=("USR2", "USR3"))
+    assert signal.getsignal(signal.SIGUSR2) is before
+
+
+# The end of the job
+
+
+@pytest.mark.parametrize(("left_s", "margin_s"), [(3600, 60), (240, 60), (100, 25), (8, 2)])
+def test_it_stops_in_time_before_the_jobs_end(monkeypatch: pytest.MonkeyPatch, left_s: int, margin_s: float) -> None:
+    now = SimpleNamespace(wall=1.8e9, monotonic=500.0)
+    clock = SimpleNamespace(time=lambda: now.wall, monotonic=lambda: now.monotonic)
+    monkeypatch.setattr(preemption, "time", clock)
+    told = flag(int(now.wall) + left_s)
+    now.monotonic += left_s - margin_s - 0.1
+    assert told.reason() is None
+    now.wall -= 1e6  # somebody sets the clock: what counts is what has passed
+    assert told.reason() is None
+    now.monotonic += 0.2
+    assert told.reason() == "the job's time is nearly up"
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(max_size=12) | st.from_regex(r"-?\d{1,30}", fullmatch=True))
+@example("")
+@example("Unknown")
+@example("0")
+@example("4294967294")  # Slurm's NO_VAL
+@example("²")
+@example("٣")
+@example("1" * 400)
+def test_no_end_time_does_harm(said: pytest.LogCaptureFixture, text: str) -> None:
+    assert flag(text).reason() is None
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(end=st.integers(0, 10**21))
+def test_no_end_time_does_harm_where_clocks_are_apart(said: pytest.LogCaptureFixture, end: int) -> None:
+    assert flag(end, ("node2", 3600.0)).reason() is None
+
+
+def test_an_end_that_is_over_is_not_believed(said: pytest.LogCaptureFixture) -> None:
+    assert flag(int(time.time()) - 10).reason() is None
+    (record,) = said.records
+    assert "Clocks can't be right" in record.getMessage() and "timedatectl" in record.getMessage()
+
+
+def test_clocks_an_hour_apart_are_not_believed(said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = flag(int(time.time()) + 60, ("node2", 3600.0), ("node3", 5.0))
+    (record,) = said.records
+    host = socket.gethostname()
+    assert f"on {host} it is 2" in record.getMessage() and "on node2 2" in record.getMessage()
+    assert "node3" not in record.getMessage()
+    with monkeypatch.context() as patch:
+        patch.setattr(preemption, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1e6))
+        assert told.reason() is None
+    said.clear()
+    flag(int(time.time()) + 60, ("node2", -3600.0), is_main=False)
+    assert not said.records  # one rank says it
+
+
+def test_clocks_a_little_apart_are_believed(said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = flag(int(time.time()) + 60, ("node2", 20.0))
+    assert not said.records and told.reason() is None
+    monkeypatch.setattr(preemption, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 50))
+    assert told.reason() == "the job's time is nearly up"
+
+
+def test_clocks_do_not_matter_where_nobody_tells_the_end(said: pytest.LogCaptureFixture) -> None:
+    assert flag("", ("node2", 3600.0)).reason() is None
+    assert not said.records
+
+
+# The exchange
+
+
+class Ranks:
+    """Threads that play ranks, each with a clock of its own; all_reduce is the maximum, once all are there."""
+
+    def __init__(self, count: int, patch: pytest.MonkeyPatch) -> None:
+        self.count, self.mine = count, threading.local()
+        self.barrier, self.values = threading.Barrier(count, timeout=20), [torch.empty(0)] * count
+        patch.setattr(preemption, "time", SimpleNamespace(monotonic=lambda: self.mine.now))
+        fake = SimpleNamespace(all_reduce=self.all_reduce, ReduceOp=torch.distributed.ReduceOp)
+        patch.setattr(preemption, "dist", fake)
+
+    def all_reduce(self, values: torch.Tensor, op: object) -> None:
+        assert op == torch.distributed.ReduceOp.MAX and values.device.type == "cpu"
+        self.values[self.mine.rank] = values.clone()
+        self.barrier.wait()
+        values.copy_(torch.stack(self.values).amax(0))
+        self.barrier.wait()
+
+    def run(self, play: Any) -> list[Any]:
+        results: list[Any] = [None] * self.count
+
+        def main(rank: int) -> None:
+            self.mine.rank, self.mine.now = rank, 1000.0 * rank
+            results[rank] = play(rank)
+
+        threads = [threading.Thread(target=main, args=(rank,)) for rank in range(self.count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+
+def test_the_exchange_is_about_once_a_second_at_the_same_steps_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of a millisecond, then, from step 5000 on, of half a second on rank 1."""
+    ranks = Ranks(3, monkeypatch)
+
+    def play(rank: int) -> list[int]:
+        exchange, at = Exchange(SimpleNamespace(world_size=3)), []  # type: ignore[arg-type]
+        for step in range(1, 6001):
+            ranks.mine.now += 0.5 if rank == 1 and step > 5000 else 0.001 * (rank + 1) / 3
+            if exchange.is_due():
+                exchange.any(False)
+                at.append(step)
+        return at
+
+    at, *others = ranks.run(play)
+    assert others == [at, at]
+    gaps = [later - sooner for sooner, later in itertools.pairwise(at)]
+    assert gaps[0] <= 2 and all(after <= 2 * before for before, after in itertools.pairwise(gaps))
+    quick = [gap for step, gap in zip(at, gaps) if 2100 < step < 3900]
+    assert quick and all(900 <= gap <= 1010 for gap in quick)
+    assert gaps[-1] == 2  # a second of slow steps
+
+
+def test_one_ranks_flag_is_all_ranks_and_flags_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(3, monkeypatch)
+
+    def play(rank: int) -> list[list[bool]]:
+        exchange = Exchange(SimpleNamespace(world_size=3))  # type: ignore[arg-type]
+        found = []
+        for stop, over in [(False, False), (rank == 2, False), (False, rank == 0), (rank == 1, rank == 2)]:
+            ranks.mine.now += 1e4 * (rank == 0)  # however long the step was
+            found.append(exchange.any(stop, over))
+        return found
+
+    assert ranks.run(play) == [[[False, False], [True, False], [False, True], [True, True]]] * 3
+
+
+def test_alone_nothing_is_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preemption, "dist", None)
+    exchange = Exchange(SimpleNamespace(world_size=1))  # type: ignore[arg-type]
+    assert exchange.is_due()
+    assert exchange.any(True, False) == [True, False]
+
+
+# The word that is left
+
+
+def test_stopped_ends_with_75() -> None:
+    assert Stopped().code == 75
+
+
+def test_leaving_word(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
+    leave_word({})
+    leave_word({"CLUSTER_DDP_STOPPED": str(tmp_path / "stopped")})
+    assert (tmp_path / "stopped").exists() and not said.records
+    leave_word({"CLUSTER_DDP_STOPPED": str(tmp_path / "missing" / "stopped")})
+    assert "Can't leave word in" in said.text and "No such file or directory" in said.text
