@@ -4,11 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 # demo: empty (use what is there) or sandbox (start a Slurm on this machine).
 SLURM ?=
+# chaos: how many faults, and which.
+FAULTS ?= 200
+SEED ?= 1
 # A folder that may hold MNIST's files: a copy for several checkouts, beside them.
 MNIST_FROM ?= $(wildcard ../shared/data/mnist)
 export MNIST_FROM
 
-.PHONY: help demo test check jobs sandbox venv
+.PHONY: help demo test check chaos jobs sandbox venv
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 
@@ -17,6 +20,9 @@ demo: $(VENV)/.installed  ## train the MNIST CNN here; SLURM=sandbox does it on 
 
 test: $(VENV)/.installed  ## all tests, those on a real Slurm included (as root on Debian/Ubuntu)
 	$(BIN)/python -m pytest
+
+chaos: $(VENV)/.installed  ## train under 200 random faults on a sandbox, and compare (as root; 40 minutes)
+	$(BIN)/python scripts/chaos.py --faults $(FAULTS) --seed $(SEED)
 
 check: $(VENV)/.installed  ## lint, format, types, rendered jobs, links in the documentation
 	$(BIN)/ruff check .

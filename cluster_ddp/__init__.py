@@ -4,6 +4,7 @@
 
     with cluster_ddp.distributed() as world:
         model = world.wrap(Model())
+        checkpoint = cluster_ddp.Checkpoint(world, shard=shard, model=model, optimizer=optimizer)
 
     job = cluster_ddp.submit(cluster_ddp.JobSpec(name="fit", nodes=2, gpus_per_node=4), train)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed", "cluster_ddp.runtime.world"])
+_context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "cluster_ddp.mnist.loop"])
 
 
 @dataclass(frozen=True)

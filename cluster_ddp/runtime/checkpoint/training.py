@@ -98,7 +98,8 @@ class Checkpoint:
         self._parts = {name: _bare(part) for name, part in parts.items()}
         self._host_copy = file.HostCopy()
         if world.is_main:
-            file.HostCopy().of(self._states(), "parts")  # what can't be saved is told now
+            # What can't be saved is told now, and the memory for the copies is there before the first save.
+            self._host_copy.of(self._states(), "state['parts']")
         self._folder = folder.CheckpointFolder(self.run_dir.path / folder.NAME, keep=keep)
         self._rng: dict[str, Any] | None = None
         self._saved_steps = -1

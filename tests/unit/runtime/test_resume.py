@@ -69,17 +69,15 @@ def resumed(folder: Path) -> list[dict]:
     return metrics(folder)
 
 
-@pytest.mark.parametrize("step", [17, 20, 21, 33])
-def test_killed_at_a_step(tmp_path: Path, uninterrupted: list[dict], step: int) -> None:
+def test_killed_in_mid_epoch(tmp_path: Path, uninterrupted: list[dict]) -> None:
     """The metrics after the last checkpoint are recorded anew, not twice; the weights are the same bits."""
-    fault = {"step": step, "ranks": "012", "signal": signal.SIGKILL, "saved": True}
+    fault = {"step": 17, "ranks": "012", "signal": signal.SIGKILL, "saved": True}
     assert {end.exit_code for end in run(tmp_path, FAULT=fault)} == {-signal.SIGKILL}
     assert resumed(tmp_path) == uninterrupted
 
 
-@pytest.mark.parametrize(("ranks", "number"), [("1", signal.SIGTERM), ("012", signal.SIGUSR1)])
-def test_told_to_stop(tmp_path: Path, uninterrupted: list[dict], ranks: str, number: int) -> None:
-    ends = run(tmp_path, FAULT={"step": 11, "ranks": ranks, "signal": number})
+def test_one_rank_is_told_to_stop(tmp_path: Path, uninterrupted: list[dict]) -> None:
+    ends = run(tmp_path, FAULT={"step": 11, "ranks": "1", "signal": signal.SIGTERM})
     assert {end.exit_code for end in ends} == {75}, ends
-    assert f"got {signal.Signals(number).name[3:]}" in ends[0].output
+    assert "rank 1: " in ends[0].output and " got TERM" in ends[0].output
     assert resumed(tmp_path) == uninterrupted
