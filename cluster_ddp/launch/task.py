@@ -112,6 +112,8 @@ class Command:
         for early in waiting:
             process.send_signal(early)
         status = process.wait()
+        if status == os.EX_TEMPFAIL and (word := os.environ.get("CLUSTER_DDP_STOPPED")):
+            Path(word).touch()  # srun tells the highest status only, which may be that of a sibling that it has ended
         if status != 0:
             sys.exit(status if status > 0 else 128 - status)
         return 0

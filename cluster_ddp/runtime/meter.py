@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from cluster_ddp.runtime.world import World
+
+
+class PerRank(Protocol):
+    """Something that each rank has for itself and a checkpoint keeps."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's, of tensors and plain values."""
+
+    def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
+        """Take on this rank's; of another number of ranks, those of none or several."""
 
 
 class Meter:

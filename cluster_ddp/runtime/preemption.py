@@ -75,6 +75,15 @@ class StopFlag:
             return "the job's time is nearly up"
         return None
 
+    def ignore(self) -> None:
+        """From now on let the signals do nothing, to the very end of the process.
+
+        The first rank to end with another status than 0 makes srun (--kill-on-bad-exit) send TERM to the others. Python
+        would forget a handler while it ends, and die of the signal: the status would be 143.
+        """
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+
     def give_back(self) -> None:
         """Let the signals do what they did before."""
         for number, handler in self._before.items():

@@ -50,7 +50,7 @@ def up(name: str, *, nodes: int, gpus_per_node: int) -> Layout:
             config.write(layout)
             network.build(layout)
             daemons = _start_daemons(layout)
-            _wait_for(lambda: _controller_listens(layout), layout, daemons)
+            _wait_for(lambda: controller_listens(layout), layout, daemons)
             _wait_for(lambda: _all_idle(layout), layout, daemons)
         except BaseException:
             _remove(name)
@@ -189,13 +189,19 @@ def _start_daemons(layout: Layout) -> list[Daemon]:
     options = [f"--{option}={munge / name}" for option, name in files.items()]
     # --force: munged would rather not run as root, but the key and the socket are root's here.
     munged = ["munged", "--force", f"--key-file={munge / 'key'}", *options]
-    conf = str(layout.slurm_conf)
     daemons = [_start(layout, CONTROLLER, [*munged, "--foreground"], "munged")]
     _wait_for(layout.munge_socket.exists, layout, daemons)
-    daemons.append(_start(layout, CONTROLLER, ["slurmctld", "-D", "-f", conf], "slurmctld"))
-    for node in layout.node_names:
-        daemons.append(_start(layout, node, ["slurmd", "-D", "-N", node, "-f", conf], f"slurmd.{node}"))
-    return daemons
+    return [*daemons, start_controller(layout), *(start_node(layout, node) for node in layout.node_names)]
+
+
+def start_controller(layout: Layout) -> Daemon:
+    """Start slurmctld."""
+    return _start(layout, CONTROLLER, ["slurmctld", "-D", "-f", str(layout.slurm_conf)], "slurmctld")
+
+
+def start_node(layout: Layout, node: str) -> Daemon:
+    """Start a node's slurmd."""
+    return _start(layout, node, ["slurmd", "-D", "-N", node, "-f", str(layout.slurm_conf)], f"slurmd.{node}")
 
 
 def _start(layout: Layout, host: str, command: list[str], log: str) -> Daemon:
@@ -213,7 +219,7 @@ def _start(layout: Layout, host: str, command: list[str], log: str) -> Daemon:
     return Daemon(log, process)
 
 
-def _controller_listens(layout: Layout) -> bool:
+def controller_listens(layout: Layout) -> bool:
     """Whether it can be asked; sinfo would insist for ten seconds."""
     try:
         socket.create_connection((layout.controller_address, SLURMCTLD_PORT), timeout=0.5).close()

@@ -53,8 +53,7 @@ def lose_node(layout: Layout, node: str) -> None:
 def bring_back_node(layout: Layout, node: str) -> None:
     """A lost node starts again: its link comes up, and a new slurmd, which knows nothing of its former tasks."""
     network.ip("link", "set", layout.link(node), "up")
-    command = ["slurmd", "-D", "-N", node, "-f", str(layout.slurm_conf)]
-    cluster._start(layout, node, command, f"slurmd.{node}")
+    cluster.start_node(layout, node)
 
 
 def restart_controller(layout: Layout, *, after_s: float) -> None:
@@ -72,9 +71,9 @@ def restart_controller(layout: Layout, *, after_s: float) -> None:
         raise SandboxError(asked, "it is not running.", f"python -m cluster_ddp.sandbox down --name {layout.name}")
     send(pids, signal.SIGKILL)
     time.sleep(after_s)
-    cluster._start(layout, CONTROLLER, ["slurmctld", "-D", "-f", str(layout.slurm_conf)], "slurmctld")
+    cluster.start_controller(layout)
     deadline = time.monotonic() + CONTROLLER_TIMEOUT_S
-    while not cluster._controller_listens(layout):
+    while not cluster.controller_listens(layout):
         if time.monotonic() > deadline:
             found = f"no answer within {CONTROLLER_TIMEOUT_S:g} s."
             raise SandboxError(asked, found, f"see {layout.folder}/log/slurmctld.log")
@@ -132,9 +131,7 @@ def squatted_port(layout: Layout, host: str, port: int) -> Iterator[None]:
 
 def processes_on(layout: Layout, host: str) -> list[int]:
     """The ids of all processes that live on a host of the sandbox."""
-    inode = (network.NAMESPACE_ROOT / layout.namespace(host)).stat().st_ino
-    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-    return [pid for pid in pids if network._net(pid) == inode]
+    return network.processes_in([network.NAMESPACE_ROOT / layout.namespace(host)])
 
 
 def _environment(pid: int) -> dict[str, str]:

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import SandboxError
@@ -86,7 +86,12 @@ def namespaces(name: str) -> list[Path]:
 
 def processes(name: str) -> list[int]:
     """The ids of all processes that live in a sandbox's namespaces."""
-    inodes = {path.stat().st_ino for path in namespaces(name)}
+    return processes_in(namespaces(name))
+
+
+def processes_in(paths: Iterable[Path]) -> list[int]:
+    """The ids of all processes that live in these namespaces."""
+    inodes = {path.stat().st_ino for path in paths}
     pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
     return [pid for pid in pids if _net(pid) in inodes]
 

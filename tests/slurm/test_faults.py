@@ -355,7 +355,7 @@ def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path
 def test_two_jobs_that_meet_on_the_same_port(place: Place) -> None:
     """19. Their ids are so far apart that their first candidate is the same; one waits there while the other meets."""
     hello = ("python", str(ROOT / "examples" / "hello_ddp.py"))
-    where = (*TWO_TASKS, "--sbatch-options", "--nodelist=node4")
+    where = (*TWO_TASKS, "--sbatch-options=--nodelist=node4")
     late = 'if ((SLURM_PROCID == 1)); then until [[ -e met ]]; do sleep 0.2; done; fi; exec "$@"'
     first = Run(place, place.start(*where, "--", "bash", "-c", late, "bash", *hello))
     first.wait_for(lambda: faults.ranks(place.slurm.layout, int(first.job)))
@@ -379,7 +379,7 @@ def test_the_time_limit_with_a_warning(place: Place, uninterrupted: list[dict]) 
 def test_preemption_while_a_save_is_under_way(place: Place, uninterrupted: list[dict]) -> None:
     """7, 8, 17. An urgent job takes the nodes while a checkpoint is being written to a slow disk."""
     run = start(place, FSYNC_S="0.5")
-    run.wait_for(lambda: list(run.path.glob("checkpoints/.step-00000012*.tmp")))
+    run.wait_for(lambda: list(run.path.glob("checkpoints/.step-*.tmp")))
     urgent = place.slurm.submit(URGENT, place.folder)
     urgent.succeed()
     said = run.completed(restarts=1)

@@ -29,7 +29,7 @@ from cluster_ddp.errors import CheckpointError, SpecError
 from cluster_ddp.runtime import preemption
 from cluster_ddp.runtime.checkpoint import file, fit, folder, rng
 from cluster_ddp.runtime.checkpoint.interval import Interval
-from cluster_ddp.runtime.meter import Meter
+from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.metrics import RunDir, default_run_dir, set_aside
 from cluster_ddp.runtime.shard import Shard
 from cluster_ddp.runtime.world import World
@@ -60,7 +60,7 @@ class Checkpoint:
             has left (a job that was requeued goes on all the same); or a checkpoint or another run's folder to begin
             with.
         identity: what must be the same for a checkpoint to fit, such as the dataset's name.
-        meters: sums that each rank has for itself.
+        meters: what each rank has for itself, such as a `Meter`.
         stop_signals: names of the signals to stop at.
         parts: everything with a state, by name. Of a DDP model, the module's state is saved.
 
@@ -81,7 +81,7 @@ class Checkpoint:
         keep: int = 3,
         resume: str = "auto",
         identity: Mapping[str, str | int | float] | None = None,
-        meters: Mapping[str, Meter] | None = None,
+        meters: Mapping[str, PerRank] | None = None,
         stop_signals: Sequence[str] = preemption.DEFAULT_SIGNALS,
         **parts: Stateful,
     ) -> None:
@@ -170,6 +170,7 @@ class Checkpoint:
             f"To go on from {self.last_good or 'the beginning'}, start it again in the same run folder: "
             f"{self.run_dir.path}"
         )
+        self._stop_flag.ignore()
         self.world.barrier()  # rank 0 has saved: now the first to end may bring the others down
         raise preemption.Stopped
 
@@ -199,8 +200,18 @@ class Checkpoint:
         """What every rank has for itself."""
         return {
             "rng": rng.capture(self.world.device),
+            "buffers": {} if self.world.world_size == 1 else self._buffers(),
             "meters": {name: _on_cpu(meter.state_dict()) for name, meter in self._meters.items()},
         }
+
+    def _buffers(self) -> dict[str, Any]:
+        """The buffers of the modules (BatchNorm's statistics), which ranks have for themselves between two steps."""
+        buffers = {}
+        for name, part in self._parts.items():
+            if isinstance(part, torch.nn.Module):
+                saved = part.state_dict().keys()
+                buffers[name] = _on_cpu({key: value for key, value in part.named_buffers() if key in saved})
+        return buffers
 
     def _state(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         """What is saved, except the parts."""
@@ -238,10 +249,12 @@ class Checkpoint:
         path, digest, is_own = found
         state = file.read_as_chosen(path, digest)
         self._refuse_another(path, state)
-        for name, part in self._parts.items():
-            part.load_state_dict(state["parts"][name])
         position, ranks = state["position"], state["ranks"]
         rank, world_size = self.world.rank, self.world.world_size
+        for name, part in self._parts.items():
+            if len(ranks) == world_size:
+                state["parts"][name].update(ranks[rank]["buffers"].get(name, {}))
+            part.load_state_dict(state["parts"][name])
         for name, meter in self._meters.items():
             meter.load_state_dicts([one["meters"][name] for one in ranks[rank::world_size]])
         self.steps = self._saved_steps = position["steps"]

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 from ranks import Outcome, run_ranks, slurm_step
 
+import cluster_ddp
 from cluster_ddp.mnist import loop
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.runtime.checkpoint import Checkpoint
@@ -81,3 +83,40 @@ def test_one_rank_is_told_to_stop(tmp_path: Path, uninterrupted: list[dict]) -> 
     assert {end.exit_code for end in ends} == {75}, ends
     assert "rank 1: " in ends[0].output and " got TERM" in ends[0].output
     assert resumed(tmp_path) == uninterrupted
+
+
+def train_with_batch_norm() -> None:
+    """Three epochs; in the first one's evaluation, the environment may want the training to be stopped."""
+    with cluster_ddp.distributed(cuda=False) as world:
+        torch.manual_seed(0)
+        dataset = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+        shard, test = world.shard(dataset, batch_size=4, shuffle_seed=1), world.shard(dataset, batch_size=4)
+        model = world.wrap(torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        checkpoint = cluster_ddp.Checkpoint(world, shard=shard, model=model, optimizer=optimizer)
+        for epoch in checkpoint.epochs(3):
+            model.train()
+            for x, y in shard:
+                optimizer.zero_grad()
+                (model(x) - y).square().mean().backward()
+                optimizer.step()
+                checkpoint.step()
+            if os.environ.get("STOP") and epoch == 0:
+                os.kill(os.getpid(), signal.SIGUSR1)
+                while True:
+                    checkpoint.stop_if_asked()
+            model.eval()
+            with torch.no_grad():
+                losses = [float((model.module(x) - y).square().sum()) for x, y in test]
+            checkpoint.run_dir.log("test", {"losses": world.gather(losses)})
+
+
+def test_stopped_in_an_evaluation_each_rank_keeps_its_batch_norm(tmp_path: Path) -> None:
+    """Between two steps, each rank has statistics of its own."""
+    for name, env in (("whole", {}), ("stopped", {"STOP": "1"}), ("stopped", {"SLURM_RESTART_COUNT": "1"})):
+        (tmp_path / name).mkdir(exist_ok=True)
+        common = {"CLUSTER_DDP_RUN_DIR": str(tmp_path / name / "run"), **env}
+        environments = [slurm_step(rank, 2, job_id=JOB_ID + 1, **common) for rank in range(2)]
+        ends = run_ranks(train_with_batch_norm, environments, tmp_path / name)
+        assert {end.exit_code for end in ends} == {75 if "STOP" in env else 0}, ends
+    assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")

@@ -368,7 +368,7 @@ class Odd:
 
 
 def test_what_cannot_be_saved_is_told_at_once(world: World, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"parts\['sampler'\]\['value'\]\[0\] is a function"):
+    with pytest.raises(CheckpointError, match=r"\['sampler'\]\['value'\]\[0\] is a function"):
         train(world, tmp_path, seed=1, more={"sampler": Odd([lambda: 0])})
 
 

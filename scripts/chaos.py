@@ -1,0 +1,226 @@
+"""`make chaos`: train under random faults on a sandbox of its own, and compare with a training that had none.
+
+The training (chaos_training.py) runs once undisturbed, then again and again under seeded faults, until so many were
+made. What it may not cost: a single bit of the final weights and of the metrics, a sample, a checkpoint. A job that a
+fault has ended is submitted again with the same run folder, as a user would; one that Slurm starts again is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import chaos_faults
+from chaos_run import Run, ViolationError
+
+from cluster_ddp.errors import ClusterDDPError, exit_on_error
+from cluster_ddp.sandbox import cluster, packages
+from cluster_ddp.sandbox.layout import Layout
+
+NODES, GPUS_PER_NODE = 4, 2
+EARLY = 0.25
+"""Share of the faults that meet a training which is just starting."""
+EARLY_WITHIN_S, WITHIN_S = 4.0, 4.0
+SLOWEST_UNDISTURBED_S = 400.0
+RESTART_TIMEOUT_S = 150.0
+TRAINING_TIMEOUT_S = 3600.0
+IGNORED = ("time", "samples_per_s")
+
+
+class Chaos:
+    """The whole of it: one sandbox, one reference, many trainings."""
+
+    def __init__(self, layout: Layout, folder: Path, *, faults: int, seed: int) -> None:
+        self.layout, self.folder, self.wanted = layout, folder, faults
+        self.random = random.Random(seed)
+        self.made: Counter[str] = Counter()
+        self.restarts = self.trainings = 0
+        self.not_requeued: list[Path] = []
+        self.slowest_end_s: dict[str, float] = {}
+        """By kind: the longest time from a fault to the end of all ranks."""
+        self._begun_s = time.monotonic()
+        self._bag = self._kinds()
+        self._reference: list[dict[str, Any]] = []
+
+    @property
+    def seconds(self) -> float:
+        """Since the beginning."""
+        return time.monotonic() - self._begun_s
+
+    def run(self) -> None:
+        """Everything.
+
+        Raises:
+            ViolationError: what must not happen has happened.
+        """
+        reference = Run(self.layout, self.folder / "reference")
+        reference.submit()
+        reference.wait_until(lambda: reference.status().ended, SLOWEST_UNDISTURBED_S, "the undisturbed training's end")
+        if reference.status().state != "COMPLETED":
+            reference.fail(f"the undisturbed training ended as {reference.status().state}")
+        self._reference = _compared(reference)
+        self._check_books(reference)
+        self._say(f"the undisturbed training: weights {self._reference[-1]['weights_sha256'][:12]}…")
+        while self.made.total() < self.wanted:
+            self.trainings += 1
+            self._disturb(Run(self.layout, self.folder / f"training-{self.trainings}"))
+
+    def complaint(self) -> str | None:
+        """What was wrong without costing anything that was trained."""
+        if not self.not_requeued:
+            return None
+        jobs = ", ".join(map(str, self.not_requeued))
+        return f"{len(self.not_requeued)} jobs stopped in time and were not queued again: {jobs}"
+
+    def _kinds(self) -> Iterator[chaos_faults.Fault]:
+        """Every kind once and the quick ones twice, shuffled; and again."""
+        while True:
+            bag = [*chaos_faults.FAULTS, *(fault for fault in chaos_faults.FAULTS if fault.often)]
+            self.random.shuffle(bag)
+            yield from bag
+
+    def _disturb(self, run: Run) -> None:
+        """One training from its beginning to its end under faults."""
+        run.submit()
+        deadline = time.monotonic() + TRAINING_TIMEOUT_S
+        with run.open():
+            while self._reach_a_moment(run):
+                if self.made.total() < self.wanted:
+                    self._make(run, next(self._bag))
+                if time.monotonic() > deadline:
+                    run.fail(f"the training did not end within {TRAINING_TIMEOUT_S:g} s")
+        self.restarts += run.restarts
+        self.not_requeued += run.not_requeued
+        self._check_end(run)
+
+    def _reach_a_moment(self, run: Run) -> bool:
+        """Wait until the training is worth a fault; False where it has completed."""
+        if self.random.random() < EARLY:
+            run.wait_until(lambda: run.ended() or bool(run.ranks()), RESTART_TIMEOUT_S, "the ranks' start")
+            delay_s = self.random.uniform(0, EARLY_WITHIN_S)
+        else:
+            run.wait_until(lambda: run.ended() or run.has_progress(), RESTART_TIMEOUT_S, "progress")
+            delay_s = self.random.uniform(0, WITHIN_S)
+        time.sleep(delay_s)
+        if not run.ended():
+            return True
+        if run.state != "COMPLETED":
+            run.fail(f"job {run.job_id} ended as {run.state}, and no fault had been made that explains it")
+        return False
+
+    def _make(self, run: Run, fault: chaos_faults.Fault) -> None:
+        before, pids, nearly_done = run.where(), {rank.pid for rank in run.ranks()}, run.is_nearly_done()
+        done = fault.make(run, self.random)
+        if done is None:  # nothing was there to be disturbed: the ranks had just ended
+            return
+        self.made[fault.name] += 1
+        self._say(f"fault {self.made.total()}: {fault.name}: {done}, {before}")
+        if fault.is_fatal:
+            made_s = time.monotonic()
+            run.wait_until(lambda: run.was_brought_down(pids), RESTART_TIMEOUT_S, f"an effect of {fault.name}")
+            took_s = round(time.monotonic() - made_s, 1)
+            self.slowest_end_s[fault.name] = max(took_s, self.slowest_end_s.get(fault.name, 0.0))
+            if run.state == "COMPLETED" and not nearly_done:
+                run.fail(f"{fault.name} has disturbed nothing: the job has completed")
+            run.check_checkpoints()
+            run.clean_up_after_fault(self.random)
+            run.begin_again(should_requeue=fault.is_warning)
+
+    def _check_end(self, run: Run) -> None:
+        run.check_checkpoints()
+        if left := run.leftovers():
+            run.fail(f"half-written files were left: {', '.join(left)}")
+        found = _compared(run)
+        for number, (ours, theirs) in enumerate(zip(found, self._reference)):
+            if ours != theirs:
+                run.fail(f"record {number} of metrics.jsonl is {ours}, undisturbed {theirs}")
+        if len(found) != len(self._reference):
+            run.fail(f"metrics.jsonl has {len(found)} records, undisturbed {len(self._reference)}")
+        self._check_books(run)
+        self._say(f"training {self.trainings} ended like the undisturbed one, after {run.restarts} restarts")
+        if not run.not_requeued:
+            shutil.rmtree(run.folder)
+
+    def _check_books(self, run: Run) -> None:
+        for record in run.records():
+            if record.get("each_once") is False or record.get("same_on_all") is False:
+                run.fail(f"the books are wrong: {record}")
+        if run.records()[-1]["kind"] != "done":
+            run.fail("the job completed without its last record")
+
+    def _say(self, text: str) -> None:
+        print(f"[{self.seconds:7.1f} s] {text}", flush=True)
+
+
+def _compared(run: Run) -> list[dict[str, Any]]:
+    return [{key: value for key, value in record.items() if key not in IGNORED} for record in run.records()]
+
+
+def main() -> int:
+    """Parse, start a sandbox, make faults, report. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=200, help="how many (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of their kinds, moments and victims (default: %(default)s)"
+    )
+    parser.add_argument("--name", default="chaos", help="of the sandbox (default: %(default)s)")
+    parser.add_argument("--keep", action="store_true", help="keep all files, and the sandbox, also after success")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, _exit)  # so that the sandbox goes
+    with exit_on_error("make chaos"):
+        packages.install()
+        cluster.down(options.name)  # one that a killed run has left
+        return _chaos(options)
+
+
+def _chaos(options: argparse.Namespace) -> int:
+    folder = Path(tempfile.mkdtemp(prefix="cluster-ddp-chaos-"))
+    violation: str | None = "interrupted"
+    layout = cluster.up(options.name, nodes=NODES, gpus_per_node=GPUS_PER_NODE)
+    chaos = Chaos(layout, folder, faults=options.faults, seed=options.seed)
+    try:
+        chaos.run()
+        violation = chaos.complaint()
+    except (ViolationError, ClusterDDPError) as error:
+        violation = str(error)
+    finally:
+        if violation is not None:
+            print(f"\nVIOLATION: {violation}\nAll files are kept: {folder}", file=sys.stderr)
+            shutil.copytree(layout.folder / "log", folder / "slurm-log")
+        if not options.keep:
+            cluster.down(options.name)
+        if violation is None and not options.keep:
+            shutil.rmtree(folder)
+        summary = {
+            "seed": options.seed,
+            "faults": chaos.made.total(),
+            "by_kind": dict(sorted(chaos.made.items())),
+            "slowest_end_s": dict(sorted(chaos.slowest_end_s.items())),
+            "trainings": chaos.trainings,
+            "restarts": chaos.restarts,
+            "seconds": round(chaos.seconds, 1),
+            "violation": violation,
+        }
+        print(json.dumps(summary))
+    return 0 if violation is None else 1
+
+
+def _exit(number: int, frame: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("make chaos: interrupted.")

@@ -1,0 +1,151 @@
+"""The kinds of faults of chaos.py: what a bad day on a cluster has to offer, made with cluster_ddp.sandbox.faults."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chaos_run import Run
+
+from cluster_ddp.errors import SlurmError
+from cluster_ddp.sandbox import faults
+from cluster_ddp.slurm.port import candidates
+
+# slurmctld saves its state some seconds after a change: that a younger job has started may be forgotten, and it is
+# started again, which is Slurm's business.
+_SAVED_AFTER = "00:00:08"
+_NEXT_JOBS = 3
+"""How many job ids ahead ports are stolen: other jobs may be submitted before the next of ours."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind."""
+
+    name: str
+    """For people."""
+    make: Callable[[Run, random.Random], str | None]
+    """Makes it and says on what; None where there was nothing to disturb."""
+    is_fatal: bool = True
+    """Whether the job must end, or be started again, of it."""
+    is_warning: bool = False
+    """Whether the job is asked to stop and to queue itself again."""
+    often: bool = False
+    """Whether it is quick enough to be made twice as often."""
+
+
+def kill_rank(run: Run, rng: random.Random) -> str | None:
+    """SIGKILL, as from the kernel when memory is short."""
+    if not (ranks := run.ranks()):
+        return None
+    victim = rng.choice(ranks)
+    faults.send([victim.pid], signal.SIGKILL)
+    return f"rank {victim.rank} on {victim.node}"
+
+
+def kill_all(run: Run, rng: random.Random) -> str | None:
+    """SIGKILL to all ranks at once."""
+    if not (ranks := run.ranks()):
+        return None
+    faults.send([rank.pid for rank in ranks], signal.SIGKILL)
+    return f"{len(ranks)} ranks"
+
+
+def hold_rank(run: Run, rng: random.Random) -> str | None:
+    """One rank stands still for a while."""
+    if not (ranks := run.ranks()):
+        return None
+    victim, for_s = rng.choice(ranks), rng.uniform(0.5, 3)
+    faults.hold(victim.pid, for_s=for_s)
+    return f"rank {victim.rank} on {victim.node} for {for_s:.1f} s"
+
+
+def lose_node(run: Run, rng: random.Random) -> str | None:
+    """A node dies. Two times of three the site's health check tells the controller at once, else it must find out."""
+    if not (ranks := run.ranks()):
+        return None
+    node, told = rng.choice(sorted({rank.node for rank in ranks})), rng.random() < 2 / 3
+    faults.lose_node(run.layout, node)
+    run.lost_nodes.append(node)
+    if told:
+        run.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=chaos")
+    return f"{node}{', which slurmctld is told' if told else ''}"
+
+
+def preempt(run: Run, rng: random.Random) -> str | None:
+    """A job of more priority wants one of the nodes."""
+    if not (ranks := run.ranks()):
+        return None
+    node = rng.choice(ranks).node
+    run.submit_urgent(node)
+    return f"on {node}"
+
+
+def port_theft(run: Run, rng: random.Random) -> str | None:
+    """The ports that the next start will try first are taken on all nodes; then all ranks are killed."""
+    if not run.ranks():
+        return None
+    run.thieves.close()
+    ports = [candidates(run.job_id + i)[0] for i in range(_NEXT_JOBS + 1)]
+    for node in run.layout.node_names:
+        for port in ports:
+            try:
+                run.thieves.enter_context(faults.squatted_port(run.layout, node, port))
+            except OSError:  # the ranks are meeting there at this moment
+                run.thieves.close()
+                return None
+    kill_all(run, rng)
+    return f"{ports[0]} to {ports[-1]} on all nodes, then all ranks killed"
+
+
+def slow_disk(run: Run, rng: random.Random) -> str | None:
+    """Every fsync takes long, until after one of the next faults."""
+    seconds = rng.uniform(0.2, 2)
+    run.slow_disk.write_text(f"{seconds:.2f}")
+    return f"{seconds:.2f} s for each fsync"
+
+
+def restart_controller(run: Run, rng: random.Random) -> str | None:
+    """slurmctld dies and is started again."""
+    while (status := run.status()).elapsed < _SAVED_AFTER and not status.ended:
+        time.sleep(0.5)
+    after_s = rng.uniform(0, 3)
+    faults.restart_controller(run.layout, after_s=after_s)
+    return f"down for {after_s:.1f} s"
+
+
+def _slurm(*argv: str) -> Callable[[Run, random.Random], str | None]:
+    """A fault that is one of Slurm's commands, with the job's id for JOB."""
+
+    def make(run: Run, rng: random.Random) -> str | None:
+        if not run.ranks():
+            return None
+        command = [word.replace("JOB", str(run.job_id)) for word in argv]
+        try:
+            run.slurm(*command)
+        except SlurmError:
+            if run.status().ended:
+                return None
+            raise
+        return " ".join(command)
+
+    return make
+
+
+FAULTS = (
+    Fault("rank killed", kill_rank, often=True),
+    Fault("all ranks killed", kill_all, often=True),
+    Fault("rank held", hold_rank, is_fatal=False, often=True),
+    Fault("node lost", lose_node),
+    Fault("preempted", preempt),
+    Fault("requeued", _slurm("scontrol", "requeue", "JOB")),
+    Fault("warned", _slurm("scancel", "--signal=USR1", "JOB"), is_warning=True, often=True),
+    Fault("step cancelled", _slurm("scancel", "JOB.0")),
+    Fault("job cancelled", _slurm("scancel", "JOB")),
+    Fault("controller restarted", restart_controller, is_fatal=False),
+    Fault("port stolen", port_theft),
+    Fault("slow disk", slow_disk, is_fatal=False, often=True),
+)

@@ -1,0 +1,209 @@
+"""One training of chaos.py: its job, or jobs one after the other, and its run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from chaos_training import EPOCHS, SLOW_DISK
+
+from cluster_ddp.launch.render import render
+from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.runtime.checkpoint import file, folder
+from cluster_ddp.sandbox import cluster, faults
+from cluster_ddp.sandbox.layout import Layout
+from cluster_ddp.slurm import commands
+
+SCRIPT = Path(__file__).with_name("chaos_training.py")
+POLL_S = 0.3
+KEEP = 3
+LAST_EPOCHS = 3
+TAIL_LINES = 40
+
+
+class ViolationError(Exception):
+    """What must not happen has happened; the text says what, and what to look at."""
+
+
+class Run:
+    """A training in a folder of its own, and the job that it is at the moment.
+
+    Args:
+        layout: of the sandbox.
+        folder: for the run folder and the jobs' output.
+    """
+
+    def __init__(self, layout: Layout, folder: Path) -> None:
+        self.layout, self.folder, self.run_dir = layout, folder, folder / "run"
+        self.run_dir.mkdir(parents=True)
+        self.slow_disk = self.run_dir / SLOW_DISK
+        self.job_id = 0
+        self.state = ""
+        """Of the job, when it was last asked for."""
+        self.since_s = time.time()
+        """When it was started, or started again, as far as was seen."""
+        self.restarts = 0
+        self.lost_nodes: list[str] = []
+        self.thieves = ExitStack()
+        """Held ports."""
+        self.not_requeued: list[Path] = []
+        """Output of jobs that stopped in time, and whose scripts should have queued them again."""
+        self._restarts_of_job = self._told = 0
+        self._env = {**cluster.environment(layout.name), "CLUSTER_DDP_RUN_DIR": str(self.run_dir)}
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Give all ports back in the end."""
+        with self.thieves:
+            yield
+
+    # The job
+
+    def submit(self) -> None:
+        """Submit it, again with the same run folder if it was there before."""
+        spec = JobSpec(
+            name="chaos",
+            command=(sys.executable, str(SCRIPT)),
+            nodes=2,
+            gpus_per_node=2,
+            requeue=True,
+            max_requeues=1000,
+        )
+        options = [f"--output={self.folder}/job-%j.log", f"--chdir={SCRIPT.parents[1]}"]
+        text = render(spec, source="scripts/chaos.py")
+        self.job_id = commands.submit(text=text, options=options, env=self._env).job_id
+        self._restarts_of_job, self._told, self.since_s = 0, 0, time.time()
+
+    @property
+    def output(self) -> Path:
+        """Of the job."""
+        return self.folder / f"job-{self.job_id}.log"
+
+    def slurm(self, *argv: str) -> None:
+        """Run one of Slurm's commands on the sandbox."""
+        commands.run(argv, env=self._env)
+
+    def submit_urgent(self, node: str) -> None:
+        """A job of a second that takes a node from whoever is there."""
+        options = ["--partition=urgent", f"--nodelist={node}", "--exclusive", "--output=/dev/null"]
+        commands.submit(text="#!/bin/sh\nsleep 1\n", options=options, env=self._env)
+
+    def status(self) -> commands.JobStatus:
+        """Of the job, now."""
+        (status,) = commands.job_statuses(self.job_id, env=self._env)
+        self.state = status.state
+        return status
+
+    def ended(self) -> bool:
+        """Whether nothing more happens to the job. One that Slurm starts again without a reason is a violation."""
+        status = self.status()
+        if status.restarts > self._restarts_of_job:
+            self.fail(f"job {self.job_id} was started again, and no fault had been made that explains it")
+        return status.ended
+
+    def was_brought_down(self, pids: set[int]) -> bool:
+        """Whether the job has ended or was queued again, since it was last begun, and these ranks are gone.
+
+        Slurm counts a restart before the ranks have heard of it: they may go on for some seconds.
+        """
+        status = self.status()
+        return (status.ended or status.restarts > self._restarts_of_job) and not (
+            status.state == "COMPLETING" or {rank.pid for rank in self.ranks()} & pids
+        )
+
+    def begin_again(self, *, should_requeue: bool) -> None:
+        """After a fault: note that Slurm starts it again, or submit it again; not if it has completed.
+
+        Args:
+            should_requeue: a job that has said that it stops in time should have been queued again by its script.
+        """
+        status = self.status()
+        if status.state == "COMPLETED":
+            return
+        self.restarts += 1
+        if status.ended:
+            if should_requeue and "Stopped after step" in self.output.read_text(errors="replace")[self._told :]:
+                self.not_requeued.append(self.output)
+            self.submit()
+        else:
+            self._restarts_of_job, self.since_s = status.restarts, time.time()
+            self._told = len(self.output.read_text(errors="replace")) if self.output.exists() else 0
+
+    def ranks(self) -> list[faults.Rank]:
+        """The ranks that run Python now."""
+        return faults.ranks(self.layout, self.job_id)
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+        """Wait for it; a violation if it takes longer than that."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                self.fail(f"job {self.job_id} ({self.status()}): waited {timeout_s:g} s in vain for {what}")
+            time.sleep(POLL_S)
+
+    # Its files
+
+    def records(self) -> list[dict[str, Any]]:
+        """The whole lines of metrics.jsonl."""
+        path = self.run_dir / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def has_progress(self) -> bool:
+        """Whether it has recorded anything since it was last begun. If so, held ports are given back."""
+        records = self.records()
+        if not records or records[-1]["time"] < self.since_s:
+            return False
+        self.thieves.close()
+        return True
+
+    def is_nearly_done(self) -> bool:
+        """Whether it is in its last epochs, so that a fault may come too late to disturb it."""
+        records = self.records()
+        return bool(records) and records[-1].get("epoch", EPOCHS) >= EPOCHS - LAST_EPOCHS
+
+    def where(self) -> str:
+        """How far it is, in words."""
+        if not (records := self.records()):
+            return "before the first record"
+        last = {key: records[-1][key] for key in ("epoch", "step") if key in records[-1]}
+        said = " ".join(f"{key} {value}" for key, value in last.items())
+        return f"{time.time() - records[-1]['time']:.1f} s after {records[-1]['kind']} {said}".rstrip()
+
+    def check_checkpoints(self) -> None:
+        """The newest checkpoint must be whole, and none must ever have been found damaged."""
+        where = self.run_dir / folder.NAME
+        if damaged := sorted(where.glob("*.damaged")):
+            self.fail(f"damaged checkpoints: {', '.join(map(str, damaged))}")
+        if files := folder.CheckpointFolder(where, keep=KEEP).files():
+            try:
+                file.digest(files[0])
+            except (file.DamagedError, OSError) as error:
+                self.fail(f"the newest checkpoint, {files[0]}, can't be read: {error}")
+
+    def leftovers(self) -> list[str]:
+        """Temporary files."""
+        return [path.name for path in self.run_dir.rglob("*.tmp")]
+
+    def clean_up_after_fault(self, rng: random.Random) -> None:
+        """Lost nodes come back after a while, and a slow disk recovers or not."""
+        for node in self.lost_nodes:
+            time.sleep(rng.uniform(0, 4))
+            faults.bring_back_node(self.layout, node)
+        self.lost_nodes.clear()
+        if rng.random() < 0.5:
+            with contextlib.suppress(FileNotFoundError):
+                self.slow_disk.unlink()
+
+    def fail(self, what: str) -> NoReturn:
+        """Raise the violation, with the end of the job's output."""
+        lines = self.output.read_text(errors="replace").splitlines() if self.output.exists() else ["(none)"]
+        end = "\n".join(f"    {line}" for line in lines[-TAIL_LINES:])
+        raise ViolationError(f"{self.folder.name}: {what}\n  {self.output} ends with:\n{end}")

@@ -1,0 +1,186 @@
+"""The training that `make chaos` disturbs: small, real, and careful to notice when it was not continued exactly.
+
+It uses what any user's script would. Dropout makes the random numbers matter, four ranks the order in which gradients
+are added up, and a ledger counts how often every sample was trained on. Pauses stretch it, so that faults find it at
+work at little cost in CPU time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset
+
+import cluster_ddp
+from cluster_ddp.mnist import data
+from cluster_ddp.runtime.meter import Meter
+from cluster_ddp.runtime.shard import Shard
+
+EPOCHS = 30
+BATCH_SIZE = 16
+SEED = 7
+LOG_EVERY = 3  # not what checkpoints are saved at: the meter's half-full sums must survive, too
+CHECKPOINT_EVERY = "5steps"
+SLOW_DISK = "slow-disk"
+"""A file in the run folder with the seconds that every fsync takes while it is there."""
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno  # what type checkers call it; there is no such module when it runs
+
+IndexedBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Numbered(Dataset[IndexedBatch]):
+    """An image set that tells each sample's number, too."""
+
+    def __init__(self, images: data.ImageSet) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> IndexedBatch:
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: list[int]) -> IndexedBatch:
+        """A whole batch: numbers, images, labels."""
+        return torch.tensor(indices), *self.images.__getitems__(indices)
+
+
+class Ledger:
+    """How often this rank has trained on each sample."""
+
+    def __init__(self, world: cluster_ddp.World, size: int) -> None:
+        self.world = world
+        self.counts = torch.zeros(size, dtype=torch.int32)
+
+    def note(self, numbers: torch.Tensor) -> None:
+        """A batch was trained on."""
+        self.counts.index_add_(0, numbers, torch.ones_like(numbers, dtype=torch.int32))
+
+    def all_are(self, times: int) -> bool:
+        """Whether all ranks together have trained on each sample so many times. A collective."""
+        return bool((torch.stack(self.world.gather(self.counts)).sum(dim=0) == times).all())
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's counts."""
+        return {"counts": self.counts}
+
+    def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
+        """Go on from this rank's counts, or from those of several."""
+        self.counts = sum((state["counts"] for state in states), torch.zeros_like(self.counts))
+
+
+class Net(nn.Module):
+    """Parameters of several sizes, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 8, kernel_size=5, stride=3)
+        self.hidden, self.out = nn.Linear(8 * 8 * 8, 48), nn.Linear(48, 10)
+        self.norm = nn.GroupNorm(2, 8)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Images (N, 1, 28, 28) to class scores (N, 10)."""
+        features = F.relu(self.norm(self.conv(images))).flatten(1)
+        scores: torch.Tensor = self.out(F.dropout(F.relu(self.hidden(features)), 0.3, self.training))
+        return scores
+
+
+def main() -> None:
+    """Train, test after every epoch, and in the end say whether the books are right."""
+    with cluster_ddp.distributed(cuda=False, rendezvous_timeout_s=60, collective_timeout_s=120) as world:
+        train_set, test_set = (Numbered(images) for images in data.load("digits", Path()))
+        shard = world.shard(train_set, batch_size=BATCH_SIZE, shuffle_seed=SEED, collate_fn=_whole)
+        test_shard = world.shard(test_set, batch_size=BATCH_SIZE, collate_fn=_whole)
+        torch.manual_seed(SEED)
+        model = world.wrap(Net())
+        world.seed_rank(SEED)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.95)
+        loss_meter, ledger = Meter(world), Ledger(world, shard.size)
+        checkpoint = cluster_ddp.Checkpoint(
+            world,
+            shard=shard,
+            every=CHECKPOINT_EVERY,
+            meters={"loss": loss_meter, "ledger": ledger},
+            model=model,
+            optimizer=optimizer,
+            scheduler=scheduler,
+        )
+        _slow_down_disk(checkpoint.run_dir.path / SLOW_DISK)
+        for epoch in checkpoint.epochs(EPOCHS):
+            model.train()
+            for numbers, images, labels in shard:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(images), labels, reduction="sum")
+                (loss / shard.mean_batch).backward()
+                optimizer.step()
+                ledger.note(numbers)
+                loss_meter.add(loss, len(labels))
+                if shard.step % LOG_EVERY == 0 or shard.seen == shard.size:
+                    values = {"epoch": epoch, "step": shard.step, "loss": loss_meter.mean()}
+                    checkpoint.run_dir.log("train", values)
+                    loss_meter.reset()
+                time.sleep(_pause_s(shard.step, world.rank))
+                checkpoint.step()
+            correct = _test(model.module, test_shard, checkpoint)
+            once = ledger.all_are(epoch + 1)
+            checkpoint.run_dir.log("test", {"epoch": epoch, "correct": world.sum(correct)[0], "each_once": once})
+            scheduler.step()
+        digests = world.gather(_sha256(model.module))
+        done = {"weights_sha256": digests[0], "same_on_all": len(set(digests)) == 1}
+        checkpoint.run_dir.log("done", {**done, "each_once": ledger.all_are(EPOCHS)})
+
+
+@torch.no_grad()
+def _test(model: nn.Module, shard: Shard, checkpoint: cluster_ddp.Checkpoint) -> int:
+    """This rank's correct answers."""
+    model.eval()
+    correct = 0
+    for _, images, labels in shard:
+        correct += int((model(images).argmax(dim=1) == labels).sum())
+        time.sleep(0.02)
+        if shard.seen < shard.size:
+            checkpoint.stop_if_asked()
+    return correct
+
+
+def _whole(batch: IndexedBatch) -> IndexedBatch:
+    return batch
+
+
+def _pause_s(step: int, rank: int) -> float:
+    """Mostly short, and now and then, for one rank at a time, longer."""
+    return 0.15 if step % 7 == rank else 0.05
+
+
+def _sha256(model: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _slow_down_disk(control: Path) -> None:
+    """From now on os.fsync is as slow as the control file says."""
+    fsync = os.fsync
+
+    def patient(fd: int | HasFileno) -> None:
+        if control.exists():
+            time.sleep(float(control.read_text() or 0))
+        fsync(fd)
+
+    os.fsync = patient
+
+
+if __name__ == "__main__":
+    main()
