@@ -7,7 +7,9 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from stand_ins import APPTAINER, HOSTILE
@@ -256,3 +258,91 @@ def test_the_wheel_contains_the_templates(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(unpacked)}, capture_output=True, text=True
     )
     assert "#SBATCH --job-name=w" in done.stdout, done.stderr
+
+
+def requeues(folder: Path) -> list[str]:
+    """What scontrol was told."""
+    told = folder / "told"
+    return told.read_text().splitlines() if told.exists() else []
+
+
+def script_that_may_requeue(folder: Path, status: int, **fields: Any) -> str:
+    stand_in(folder, "scontrol", f'#!/bin/bash\necho "$*" >>"{folder}/told"\n')
+    stand_in(folder, "sleep", "#!/bin/sh\n")
+    command = ("bash", "-c", f"exit {status}")
+    return render(JobSpec(name="x", command=command, **fields), source="", run_prefix=f"{folder}/x-")
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ({}, ["requeue 71"]),
+        ({"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "3"}, ["requeue 70_3"]),
+        ({"SLURM_ARRAY_JOB_ID": "71", "SLURM_ARRAY_TASK_ID": "3"}, ["requeue 71_3"]),  # the array's last task
+        ({"SLURM_RESTART_COUNT": "1"}, ["requeue 71"]),
+        ({"SLURM_RESTART_COUNT": "2"}, []),
+    ],
+)
+def test_what_was_stopped_in_time_is_queued_again(tmp_path: Path, env: dict[str, str], told: list[str]) -> None:
+    done = run_script(script_that_may_requeue(tmp_path, 75, max_requeues=2), tmp_path, **env)
+    assert done.returncode == 75
+    assert requeues(tmp_path) == told
+    assert ("--max-requeues 2" in done.stderr) == (not told)
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 137, 143])
+def test_nothing_else_is_queued_again(tmp_path: Path, status: int) -> None:
+    done = run_script(script_that_may_requeue(tmp_path, status), tmp_path)
+    assert (done.returncode, requeues(tmp_path)) == (status, [])
+
+
+def test_a_word_counts_where_the_status_is_lost(tmp_path: Path) -> None:
+    """As under torchrun, or where srun tells the status of a sibling that it has ended."""
+    text = script_that_may_requeue(tmp_path, 75).replace("exit 75'", 'touch "$CLUSTER_DDP_STOPPED"; exit 143\'')
+    done = run_script(text, tmp_path)
+    assert (done.returncode, requeues(tmp_path)) == (143, ["requeue 71"])
+    again = run_script(script_that_may_requeue(tmp_path, 1), tmp_path)  # the word of the run before does not count
+    assert (again.returncode, requeues(tmp_path)) == (1, ["requeue 71"])
+
+
+def test_failures_are_tried_again_as_often_as_asked_and_not_without_progress(tmp_path: Path) -> None:
+    text, checkpoints = script_that_may_requeue(tmp_path, 1, requeue_on_failure=9), tmp_path / "x-71" / "checkpoints"
+    for _ in range(3):
+        run_script(text, tmp_path)
+    assert len(requeues(tmp_path)) == 3
+    assert "four times without a new checkpoint (the newest: none)" in run_script(text, tmp_path).stderr
+    checkpoints.mkdir()
+    for step in (5, 10, 15, 20, 25):
+        (checkpoints / f"step-{step:08}.pt").touch()
+        run_script(text, tmp_path)
+    assert len(requeues(tmp_path)) == 8
+    assert "failed 10 times (--requeue-on-failure 9)" in run_script(text, tmp_path).stderr
+    assert len(requeues(tmp_path)) == 8
+
+
+def test_slurm_may_refuse_to_queue_it_again(tmp_path: Path) -> None:
+    text = script_that_may_requeue(tmp_path, 75)
+    stand_in(tmp_path, "scontrol", "#!/bin/sh\nexit 1\n")
+    done = run_script(text, tmp_path)
+    assert done.returncode == 75
+    assert "Submit it with --requeue" in done.stderr
+
+
+def test_the_end_of_the_job_is_asked_for_where_slurm_does_not_say_it(tmp_path: Path) -> None:
+    text = render(JobSpec(name="x", command=("bash", "-c", "echo end=${SLURM_JOB_END_TIME-unset}")), source="")
+    for answer, end in (("2030-01-31T12:00:00", str(int(END.timestamp()))), ("N/A", "unset"), ("", "unset")):
+        stand_in(tmp_path, "squeue", f'#!/bin/sh\necho "{answer}"\n')
+        assert run_script(text, tmp_path).stdout.splitlines()[-1] == f"end={end}"
+
+
+END = datetime(2030, 1, 31, 12)
+
+
+def test_torchruns_workers_leave_a_word_for_their_status(tmp_path: Path) -> None:
+    """The stand-in runs what follows --no-python, as the agent would for a worker."""
+    spec = JobSpec(name="x", command=("bash", "-c", 'echo "$1"; exit 75', "bash", "it's $HOME"), launcher="torchrun")
+    agent = '#!/bin/bash\nwhile [[ $1 != --no-python ]]; do shift; done; shift; "$@"; exit 1\n'
+    stand_in(tmp_path, "python", agent)
+    done = run_script(render(spec, source="", run_prefix=f"{tmp_path}/x-"), tmp_path)
+    assert "it's $HOME" in done.stdout
+    assert (tmp_path / "x-71" / ".stopped").exists()
