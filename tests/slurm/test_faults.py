@@ -51,6 +51,9 @@ class Run:
         found = records(folder or self.path)
         return [{key: value for key, value in record.items() if key not in VOLATILE} for record in found]
 
+    def nodes(self) -> list[str]:
+        return json.loads((self.path / "run.json").read_text())["topology"]["nodes"]
+
     def wait_for(self, condition: Callable[[], object], timeout_s: float = 90) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -127,6 +130,7 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
     late = 'until [[ -e go ]]; do sleep 0.2; done; exec "$@"'
     jobs = {
         "limit": start(place, "--time", "1", pace_s=1.5),
+        "warned": start(place, "--time", "1", "--signal", "USR1@40", backend="submitit", pace_s=0.8),
         "killed": start(place, "--requeue-on-failure", "1", FAULTS=[{"do": "kill", "rank": 1, "step": 16}]),
         "raises": start(place, nodes=TWO_TASKS, FAULTS=[{"do": "raise", "rank": 1, "step": 3}]),
         "first hangs": start(place, nodes=TWO_TASKS, training=patient, FAULTS=[{"do": "stop", "rank": 0, "step": 3}]),
@@ -271,6 +275,15 @@ def test_the_time_limit_without_a_warning(started: Started, uninterrupted: list[
     assert run.metrics() == uninterrupted
 
 
+def test_the_time_limit_with_a_warning(started: Started, uninterrupted: list[dict]) -> None:
+    """5. USR1 comes before the limit, here soon: Slurm sends it up to a minute early. With the backend submitit."""
+    run = started["warned"]
+    said = run.completed()
+    assert re.search(r"Stopped after step \d+ \(epoch \d\): rank \d: node\d got USR1", said)
+    assert run.status().restarts >= 1
+    assert run.metrics() == uninterrupted
+
+
 def test_a_second_run_in_the_same_folder(place: Place) -> None:
     """28. It is refused, and the first is not disturbed."""
     first = start(place, nodes=ONE_TASK, pace_s=0.3)
@@ -278,7 +291,8 @@ def test_a_second_run_in_the_same_folder(place: Place) -> None:
     said = start(place, nodes=ONE_TASK, run_dir=first.path).failed()
     assert f"Using the run folder {first.path}:\n  job {first.job} (process" in said
     assert f"scancel {first.job}" in said
-    first.completed(restarts=0)
+    first.wait_for_step(max(int(path.stem[5:]) for path in first.path.glob("checkpoints/*.pt")) + 1)
+    first.slurm("scancel", first.job)
 
 
 def test_the_last_requeue_and_another_number_of_ranks(place: Place) -> None:
@@ -367,15 +381,6 @@ def test_two_jobs_that_meet_on_the_same_port(place: Place) -> None:
     assert "The sum of all ranks is 1." in first.completed()
 
 
-def test_the_time_limit_with_a_warning(place: Place, uninterrupted: list[dict]) -> None:
-    """5. USR1 comes before the limit, here soon: Slurm sends it up to a minute early. With the backend submitit."""
-    run = start(place, "--time", "1", "--signal", "USR1@40", backend="submitit", pace_s=0.8)
-    said = run.completed()
-    assert re.search(r"Stopped after step \d+ \(epoch \d\): rank \d: node\d got USR1", said)
-    assert run.status().restarts >= 1
-    assert run.metrics() == uninterrupted
-
-
 def test_preemption_while_a_save_is_under_way(place: Place, uninterrupted: list[dict]) -> None:
     """7, 8, 17. An urgent job takes the nodes while a checkpoint is being written to a slow disk."""
     run = start(place, FSYNC_S="0.5")
@@ -423,35 +428,6 @@ def test_scancel_is_final_and_a_new_job_goes_on(place: Place, uninterrupted: lis
     assert again.metrics(run.path) == uninterrupted
 
 
-def test_two_requeues_in_a_row_the_second_onto_other_nodes(place: Place, uninterrupted: list[dict]) -> None:
-    """12, 25. The node that served the rendezvous is drained in between."""
-    run = start(place)
-    for restart, step in enumerate((6, 18)):
-        run.wait_for_step(step)
-        if restart == 1:
-            run.slurm("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=test")
-        run.slurm("scontrol", "requeue", run.job)
-    try:
-        run.completed(restarts=2)
-    finally:
-        run.slurm("scontrol", "update", "NodeName=node1", "State=RESUME")
-    topology = json.loads((run.path / "run.json").read_text())["topology"]
-    assert topology["nodes"] == ["node2", "node3", "node4"]
-    assert run.metrics() == uninterrupted
-
-
-def test_a_lost_node(place: Place, uninterrupted: list[dict]) -> None:
-    """4. slurmd and the tasks of a node are killed, its network is cut: Slurm starts the job again on other nodes."""
-    run = start(place)
-    run.wait_for_step(12)
-    faults.lose_node(place.slurm.layout, "node2")
-    try:
-        run.completed(restarts=1)
-    finally:
-        faults.bring_back_node(place.slurm.layout, "node2")
-    assert run.metrics() == uninterrupted
-
-
 def test_strangers_at_the_stores_port(place: Place, uninterrupted: list[dict]) -> None:
     """20. Whatever connects to the ports of rank 0 and talks nonsense does not disturb the training."""
     run = start(place)
@@ -464,4 +440,21 @@ def test_strangers_at_the_stores_port(place: Place, uninterrupted: list[dict]) -
     talk = "".join(f"(head -c 4096 /dev/urandom >/dev/tcp/{rank_0.node}/{port}) & " for port in sorted(ports))
     subprocess.run([*into, "timeout", "5", "bash", "-c", f"{talk} wait"])
     run.completed(restarts=0)
+    assert run.metrics() == uninterrupted
+
+
+def test_two_requeues_in_a_row_the_second_by_a_lost_node(place: Place, uninterrupted: list[dict]) -> None:
+    """4, 12, 25. Queued again by hand; then a node's network is cut, its slurmd and tasks are killed: Slurm starts the
+    job again on others."""
+    run = start(place)
+    run.wait_for_step(6)
+    run.slurm("scontrol", "requeue", run.job)
+    run.wait_for_step(18)
+    lost = run.nodes()[0]  # the one where the ranks have met
+    faults.lose_node(place.slurm.layout, lost)
+    try:
+        run.completed(restarts=2)
+    finally:
+        faults.bring_back_node(place.slurm.layout, lost)
+    assert lost not in run.nodes()
     assert run.metrics() == uninterrupted
