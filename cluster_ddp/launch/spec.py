@@ -37,7 +37,10 @@ _PATTERNS: dict[str, tuple[str, str]] = {
         r"\d+(-\d+(:[1-9]\d*)?)?(,\d+(-\d+(:[1-9]\d*)?)?)*(%[1-9]\d*)?",
         "task numbers such as 0-7, 1,3,5 or 0-99%4",
     ),
-    "signal": (r"([BR]{1,2}:)?[A-Z0-9]+(@\d+)?", "such as USR1@120: the signal, seconds before the end"),
+    "signal": (
+        r"(R:)?[A-Z0-9]+(@\d+)?",
+        "such as USR1@120: the signal, seconds before the end (not B:…, which ends the batch script and so the job)",
+    ),
     "begin": (r"[\w:+/-]+", "a time such as 16:00, tomorrow, now+2hours or 2030-01-31T12:00"),
     "after": (r"\d+(_\d+)?(:\d+(_\d+)?)*|[a-z]+(:[\w:+,?]+)?", "a job id such as 12, or such as afterany:12"),
     "venv": _PATH,

@@ -67,7 +67,7 @@ class Training:
             every="never" if config.dry_run else config.checkpoint_every,
             keep=config.keep_checkpoints,
             resume=config.resume,
-            identity={"dataset": config.dataset},
+            identity={"dataset": config.dataset, "lr": config.lr, "gamma": config.gamma},
             meters={"loss": self.loss_meter},
             stop_signals=config.stop_signals,
             model=self.model,

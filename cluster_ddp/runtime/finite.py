@@ -62,5 +62,5 @@ class FiniteCheck:
                 log.warning("%s %s. This step's update is left out.", asked, found)
             return False
         last = self._world.gather(str(self._last_good() or "none yet"))[0]
-        hint = "a lower --lr, or a look at that rank's data; to leave out such updates: --on-nan continue"
+        hint = "look at that rank's data; or a lower --lr in a new run folder; or leave updates out: --on-nan continue"
         raise NonFiniteError(asked, f"{found}. The optimizer made no step; last good checkpoint: {last}.", hint)

@@ -8,6 +8,7 @@ import fcntl
 import json
 import logging
 import os
+import shlex
 import socket
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ from cluster_ddp.slurm.environment import Topology
 
 log = logging.getLogger("cluster_ddp")
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 """How long a job that was started again waits for its former self to end."""
 
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -46,7 +47,7 @@ class RunLock:
             same_job = topology.job_id is not None and owner.get("job") == topology.job_label
             if not same_job or time.monotonic() > deadline:
                 os.close(self._file)
-                raise _in_use(path.parent, owner)
+                raise _in_use(path, owner, same_job)
             if not told:
                 told = True
                 log.warning("Waiting for the former run of this job to end: %s.", _who(owner))
@@ -85,11 +86,18 @@ def _who(owner: dict[str, object]) -> str:
     return f"{job} (process {owner.get('process', '?')} on {owner.get('host', '?')}, since {owner.get('since', '?')})"
 
 
-def _in_use(folder: Path, owner: dict[str, object]) -> RunDirError:
+def _in_use(lock: Path, owner: dict[str, object], same_job: bool) -> RunDirError:
     job = owner.get("job")
     end_it = f"end it first (scancel {job})" if job else "end it first"
+    if same_job:
+        found = f"{_who(owner)}, the former run of this job, is still using it after {PATIENCE_S:g} s."
+        return RunDirError(
+            f"Using the run folder {lock.parent}:",
+            found,
+            f"where its node is gone for good: rm {shlex.quote(str(lock))}",
+        )
     return RunDirError(
-        f"Using the run folder {folder}:",
+        f"Using the run folder {lock.parent}:",
         f"{_who(owner)} is using it.",
         f"give this run a folder of its own (--run-dir PATH), or {end_it}",
     )

@@ -11,7 +11,8 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -39,7 +40,7 @@ _CLOCKS_AGREE_S = 30.0
 
 # How often the ranks exchange their flags. Each exchange costs about a millisecond; a step, once begun, is not stopped.
 EXCHANGE_EVERY_S = 1.0
-_MAX_STEPS = 1 << 20
+_MAX_STEPS = 128  # steps that suddenly take longer must not make it wait for ever
 
 
 class Stopped(SystemExit):
@@ -49,23 +50,63 @@ class Stopped(SystemExit):
         super().__init__(EXIT_STATUS)
 
 
-class StopFlag:
-    """Whether this rank was told to stop. Made on all ranks at once: they compare their clocks.
+class DeafToStopSignals:
+    """A loader's worker_init_fn: the signals that stop a training, which go to all its processes, don't end a worker.
 
     Args:
-        world: of the ranks.
+        then: another worker_init_fn to call.
+    """
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self.then = then
+
+    def __call__(self, worker: int) -> None:
+        """Called in the worker, with its number."""
+        for number in _default_numbers():
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _default_numbers())
+        if self.then is not None:
+            self.then(worker)
+
+
+@contextmanager
+def stop_signals_blocked() -> Iterator[None]:
+    """Hold them back from this thread, and from the processes that it starts, for the time of the body."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _default_numbers())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _default_numbers() -> list[signal.Signals]:
+    return [signal.Signals[f"SIG{name}"] for name in DEFAULT_SIGNALS]
+
+
+class StopFlag:
+    """Whether this rank was told to stop.
+
+    Args:
         signals: names without SIG.
-        env: such as os.environ, for the end of the job (SLURM_JOB_END_TIME).
 
     Raises:
         SpecError: a signal that there is not, or that can't be handled.
     """
 
-    def __init__(self, world: World, *, signals: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, signals: Sequence[str]) -> None:
         self._signal: int | None = None
-        self._deadline = _deadline(world, env)
+        self._deadline = float("inf")
         numbers = dict.fromkeys(map(_number, signals))
         self._before = {number: signal.signal(number, self._note) for number in numbers}
+
+    def watch_clock(self, world: World, env: Mapping[str, str]) -> None:
+        """Stop by the clock, too. A collective: the ranks compare their clocks.
+
+        Args:
+            world: of the ranks.
+            env: such as os.environ, for the end of the job (SLURM_JOB_END_TIME).
+        """
+        self._deadline = _deadline(world, env)
 
     def reason(self) -> str | None:
         """Why to stop; None to go on."""
@@ -118,7 +159,8 @@ class Exchange:
             dist.all_reduce(values, op=dist.ReduceOp.MAX)
         *found, slowest_s = values.tolist()
         # Twice as many steps at most: the first ones may have been quick by chance.
-        steps = int(self._interval * EXCHANGE_EVERY_S / max(slowest_s, 1e-9))
+        made = self._interval - max(self._steps_left, 0)
+        steps = int(made * EXCHANGE_EVERY_S / max(slowest_s, 1e-9))
         self._interval = self._steps_left = max(1, min(steps, 2 * self._interval, _MAX_STEPS))
         self._since = time.monotonic()
         return [value > 0 for value in found]
@@ -140,6 +182,7 @@ def _deadline(world: World, env: Mapping[str, str]) -> float:
     believed: then only signals count.
     """
     text = env.get("SLURM_JOB_END_TIME", "")
+    world.barrier()  # one may have waited for its file system: now they look at the same time
     clocks = world.gather((socket.gethostname(), time.time()))
     if not re.fullmatch("[0-9]{1,11}", text):
         return float("inf")

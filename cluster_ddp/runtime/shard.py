@@ -8,6 +8,7 @@ samples.) The place in an epoch is a number of samples, so that another number o
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from cluster_ddp.errors import DataError
+from cluster_ddp.runtime import preemption
 
 
 class Indices(list[int]):
@@ -88,8 +90,10 @@ class Shard:
         self._batch_samples = 0
         self._resume_at = (0, 0)
         self._steps_per_epoch = len(batches)
-        if loader_options.get("num_workers"):
+        self._has_workers = bool(loader_options.get("num_workers"))
+        if self._has_workers:
             dataset = _SeededInWorkers(dataset)
+            loader_options["worker_init_fn"] = preemption.DeafToStopSignals(loader_options.get("worker_init_fn"))
         # A generator of its own: the loader would draw from the rank's, and a resumed run once more than another.
         generator = torch.Generator().manual_seed(0)
         self._loader: DataLoader[Any] = DataLoader(
@@ -133,7 +137,9 @@ class Shard:
         (step, seen), self._resume_at = self._resume_at, (0, 0)
         self.batches.first_step, self.batches.bounds = step, self.batches.bounds_from(seen)
         self.step, self.seen = step - 1, seen
-        for (start, stop), batch in zip(self.batches.bounds, self._loader):
+        with preemption.stop_signals_blocked() if self._has_workers else contextlib.nullcontext():
+            batches = iter(self._loader)  # here workers are started
+        for (start, stop), batch in zip(self.batches.bounds, batches):
             self.step, self.seen, self._batch_samples = self.step + 1, stop, stop - start
             yield batch
 

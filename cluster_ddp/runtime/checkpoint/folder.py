@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +91,11 @@ class CheckpointFolder:
         """
         self._running = self._thread.submit(self._write, step, state, first)
 
-    def wait(self) -> None:
-        """Wait until all is written, or has failed."""
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until all is written, or has failed; whether that came within `timeout_s` seconds."""
         if self._running is not None:
-            self._running.result()
+            wait([self._running], timeout_s)
+        return not self.is_writing()
 
     def _write(self, step: int, state: Mapping[str, Any], first: Callable[[], None]) -> None:
         path = self.path / f"step-{step:08}.pt"
@@ -109,9 +111,19 @@ class CheckpointFolder:
             log.error("Saving the checkpoint %s failed: %s. Training goes on; %s.", path, words, last)
             return
         self.last_good = path
+        if run_dir := os.environ.get("CLUSTER_DDP_RUN_DIR"):  # for the batch script: --requeue-on-failure
+            with contextlib.suppress(OSError):
+                Path(run_dir, ".progress").write_text(f"{path.name}\n")
         for old in self.files()[self.keep :]:
             with contextlib.suppress(OSError):
                 old.unlink()
+
+
+def step_of(path: Path) -> int:
+    """The number of a checkpoint's step."""
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])
 
 
 def begin_with(path: Path) -> tuple[Path, str]:

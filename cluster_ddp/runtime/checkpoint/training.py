@@ -36,6 +36,9 @@ from cluster_ddp.runtime.world import World
 
 log = logging.getLogger("cluster_ddp")
 
+# How often rank 0 tells the others that it is still writing: they would take it for hanging.
+_REPORT_EVERY_S = 2.0
+
 
 class Stateful(Protocol):
     """A model, an optimizer, a scheduler, a grad scaler: whatever has a state to go on from."""
@@ -86,6 +89,7 @@ class Checkpoint:
         **parts: Stateful,
     ) -> None:
         self.world, self.shard = world, shard
+        self._stop_flag = preemption.StopFlag(stop_signals)
         self.run_dir = run_dir or RunDir(default_run_dir("training", world), world)
         self.steps = 0
         """Steps since the beginning of the training."""
@@ -105,8 +109,9 @@ class Checkpoint:
         self._saved_steps = -1
         self._resume(resume)
         self._saved_at_s = time.monotonic()
-        self._stop_flag = preemption.StopFlag(world, signals=stop_signals, env=os.environ)
-        self._exchange = preemption.Exchange(world)
+        self._steps_at_start = self.steps
+        self._stop_flag.watch_clock(world, os.environ)
+        self._exchange, self._evaluation_exchange = preemption.Exchange(world), preemption.Exchange(world)
 
     @property
     def last_good(self) -> Path | None:
@@ -115,6 +120,8 @@ class Checkpoint:
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are left of `count`, from 0; after the last one all is saved."""
+        if self.epoch >= count:
+            self.world.print(f"All {count} epochs are done already: nothing is trained.")
         while self.epoch < count:
             self.shard.set_epoch(self.epoch)
             self._restore_rng()
@@ -123,8 +130,8 @@ class Checkpoint:
             self.shard.set_epoch(self.epoch)
             self._after(epoch_ended=True)
         if self._saved_steps < self.steps and self._interval.unit != "never":
-            self._save(must=True)
-        self._folder.wait()
+            self._save_now()
+        self._wait()
         self._stop_flag.give_back()
 
     def step(self) -> None:
@@ -138,8 +145,8 @@ class Checkpoint:
 
     def stop_if_asked(self) -> None:
         """To be called now and then in a long evaluation, as often on every rank: stops as `step` does."""
-        if self._exchange.is_due():
-            (stop,) = self._exchange.any(self._stop_flag.reason() is not None)
+        if self._evaluation_exchange.is_due():
+            (stop,) = self._evaluation_exchange.any(self._stop_flag.reason() is not None)
             if stop:
                 self._stop()
 
@@ -153,22 +160,26 @@ class Checkpoint:
                 self._stop()
             save = save or over
         if save:
-            self._save(must=False)
+            self._save()
 
     def _stop(self) -> None:
         """Save, say so, and end this process with all the others'."""
         if self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)
-        self._save(must=True)
-        self._folder.wait()
+        self._save_now()
         reasons = self.world.gather(self._stop_flag.reason())
         rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason)
+        asked = f"Stopped after step {self.steps} (epoch {self.epoch + 1}): rank {rank}: {reason}."
+        last_good = self.world.gather(self.last_good)[0]
+        saved = -1 if last_good is None else folder.step_of(last_good)
+        if saved < self.steps and saved <= self._steps_at_start:
+            found = f"nothing could be saved since step {self._steps_at_start}: to start again would lead here again."
+            raise CheckpointError(asked, found, "see the errors above; is the disk full, or a quota used up?")
         if self.world.is_main:
             preemption.leave_word(os.environ)
         self.world.print(
-            f"Stopped after step {self.steps} (epoch {self.epoch + 1}): rank {rank}: {reason}. "
-            f"To go on from {self.last_good or 'the beginning'}, start it again in the same run folder: "
-            f"{self.run_dir.path}"
+            f"{asked} {'Saved' if saved == self.steps else 'NOT saved'}. "
+            f"To go on from {last_good}, start it again in the same run folder: {self.run_dir.path}"
         )
         self._stop_flag.ignore()
         self.world.barrier()  # rank 0 has saved: now the first to end may bring the others down
@@ -177,12 +188,23 @@ class Checkpoint:
     def _states(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._parts.items()}
 
-    def _save(self, *, must: bool) -> None:
+    def _save_now(self) -> None:
+        """Save, and wait until all is written. A collective."""
+        self._wait()
+        self._save()
+        self._wait()
+
+    def _wait(self) -> None:
+        """Wait until rank 0 has written all. A collective, which takes as long as it takes, without a timeout."""
+        while not self.world.gather(self._folder.wait(_REPORT_EVERY_S))[0]:
+            pass
+
+    def _save(self) -> None:
         """Copy the state, and let it be written while training goes on. A collective.
 
-        Where the save before is not written yet, this one is left out, unless it `must` be.
+        Where the save before is not written yet, this one is left out.
         """
-        ranks = self.world.gather({**self._own(), "left_out": not must and self._folder.is_writing()})
+        ranks = self.world.gather({**self._own(), "left_out": self._folder.is_writing()})
         self._saved_at_s = time.monotonic()
         if ranks[0]["left_out"]:  # rank 0 writes, and decides for all
             if self.world.is_main:
@@ -191,7 +213,6 @@ class Checkpoint:
         self._saved_steps = self.steps
         if not self.world.is_main:
             return
-        self._folder.wait()  # its memory is used again
         self.run_dir.flush()
         state = self._host_copy.of({**self._state(ranks), "parts": self._states()})
         self._folder.save(self.steps, state, first=self.run_dir.sync)
@@ -270,10 +291,12 @@ class Checkpoint:
     def _choose(self, resume: str) -> tuple[Path, str, bool] | None:
         """On rank 0: the checkpoint, its SHA-256, and whether it is this run folder's."""
         topology = self.world.topology
-        if resume == "never" and not topology.restart_count:
-            set_aside(self._folder.path)
         self._folder.remove_leftovers()
-        if newest := self._folder.newest(set_aside=True):
+        newest = self._folder.newest(set_aside=True)
+        if resume == "never" and not (newest and topology.restart_count and self._is_this_jobs(newest[0])):
+            set_aside(self._folder.path)
+            newest = None
+        if newest:
             if resume not in ("auto", "never"):
                 log.warning("There are checkpoints in %s already: %s is not used.", self._folder.path, resume)
             return (*newest, True)
@@ -283,6 +306,9 @@ class Checkpoint:
             where = f"restart {topology.restart_count} of job {topology.job_label}"
             log.warning("This is %s, and there is no checkpoint in %s yet.", where, self._folder.path)
         return None
+
+    def _is_this_jobs(self, path: Path) -> bool:
+        return bool(file.read(path)["saved_by"]["job"] == self.world.topology.job_label)
 
     def _refuse_another(self, path: Path, state: Mapping[str, Any]) -> None:
         """Raises CheckpointError unless the checkpoint is one of this training."""

@@ -306,14 +306,13 @@ def test_a_word_counts_where_the_status_is_lost(tmp_path: Path) -> None:
 
 
 def test_failures_are_tried_again_as_often_as_asked_and_not_without_progress(tmp_path: Path) -> None:
-    text, checkpoints = script_that_may_requeue(tmp_path, 1, requeue_on_failure=9), tmp_path / "x-71" / "checkpoints"
+    text = script_that_may_requeue(tmp_path, 1, requeue_on_failure=9)
     for _ in range(3):
         run_script(text, tmp_path)
     assert len(requeues(tmp_path)) == 3
     assert "four times without a new checkpoint (the newest: none)" in run_script(text, tmp_path).stderr
-    checkpoints.mkdir()
     for step in (5, 10, 15, 20, 25):
-        (checkpoints / f"step-{step:08}.pt").touch()
+        (tmp_path / "x-71" / ".progress").write_text(f"step-{step:08}.pt\n")
         run_script(text, tmp_path)
     assert len(requeues(tmp_path)) == 8
     assert "failed 10 times (--requeue-on-failure 9)" in run_script(text, tmp_path).stderr

@@ -20,7 +20,7 @@ GOOD: dict[str, Any] = {"name": "job", "command": ("python", "x.py")}
         {"partition": "gpu,gpu-long", "account": "proj/sub", "qos": "high", "constraint": "[a100|h100]&ib"},
         {"array": "0-7"},
         {"array": "1,3-9:2%4", "command": ("x", "--seed={array_task_id}")},
-        {"signal": "B:USR1@120"},
+        {"signal": "R:USR1@120"},
         {"mem": "32G", "after": "12"},
         {"after": "afterany:12:13_4,afternotok:15"},
         {"launcher": "torchrun", "requeue": False},

@@ -120,3 +120,31 @@ def test_stopped_in_an_evaluation_each_rank_keeps_its_batch_norm(tmp_path: Path)
         ends = run_ranks(train_with_batch_norm, environments, tmp_path / name)
         assert {end.exit_code for end in ends} == {75 if "STOP" in env else 0}, ends
     assert metrics(tmp_path / "stopped") == metrics(tmp_path / "whole")
+
+
+def train_with_workers() -> None:
+    """Two epochs whose data two workers load; the signal goes to them, too: Slurm or torchrun's agent may do that."""
+    with cluster_ddp.distributed(cuda=False) as world:
+        dataset = torch.utils.data.TensorDataset(torch.arange(40.0).reshape(40, 1))
+        options = {"num_workers": 2, "multiprocessing_context": os.environ["CONTEXT"]}
+        shard = world.shard(dataset, batch_size=2, shuffle_seed=1, **options)
+        model = world.wrap(torch.nn.Linear(1, 1))
+        checkpoint = cluster_ddp.Checkpoint(world, shard=shard, model=model)
+        for _ in checkpoint.epochs(2):
+            for (x,) in shard:
+                checkpoint.run_dir.log("train", {"x": x.flatten().tolist()})
+                if os.environ.get("SIGNAL") and checkpoint.steps == 4:
+                    for child in torch.multiprocessing.active_children():
+                        os.kill(child.pid or 0, int(os.environ["SIGNAL"]))
+                    os.kill(os.getpid(), int(os.environ["SIGNAL"]))
+                checkpoint.step()
+
+
+@pytest.mark.parametrize(("context", "number"), [("fork", signal.SIGTERM), ("spawn", signal.SIGUSR1)])
+def test_signals_do_not_end_the_loaders_workers(tmp_path: Path, context: str, number: int) -> None:
+    for status, env in ((75, {"SIGNAL": str(int(number))}), (0, {"SLURM_RESTART_COUNT": "1"})):
+        common = {"CLUSTER_DDP_RUN_DIR": str(tmp_path / "run"), "CONTEXT": context, **env}
+        (end,) = run_ranks(train_with_workers, [slurm_step(0, 1, job_id=JOB_ID + 2, **common)], tmp_path)
+        assert end.exit_code == status, end.output
+    seen = [x for record in metrics(tmp_path) for x in record["x"]]
+    assert sorted(seen) == sorted(2 * [float(i) for i in range(40)])

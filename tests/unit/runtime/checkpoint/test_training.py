@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
 import logging
@@ -673,3 +674,46 @@ def test_wrapping_works_where_no_gradients_are_asked_for(world: World) -> None:
     with torch.no_grad():
         wrapped = world.wrap(torch.nn.Linear(3, 2))
     assert wrapped.module.weight.grad is None
+
+
+def of_job(world: World, job_id: int, *, restart_count: int) -> World:
+    topology = dataclasses.replace(world.topology, job_id=job_id, restart_count=restart_count)
+    return dataclasses.replace(world, topology=topology)
+
+
+def test_never_holds_for_a_job_that_was_requeued_before_it_began(world: World, tmp_path: Path) -> None:
+    """What is there is not its own: it was preempted while it was starting."""
+    end_at(of_job(world, 12, restart_count=0), tmp_path, 8)
+    run = train(of_job(world, 13, restart_count=1), tmp_path, seed=1, resume="never")
+    assert run.records[0][:2] == (0, 0)
+    assert (tmp_path / "checkpoints.1" / "step-00000006.pt").exists()
+
+
+def test_a_stop_that_cannot_save_is_no_stop_in_time(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To be queued again for it would lead to the same again."""
+
+    def full(*_: Any) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def stop(checkpoint: Checkpoint) -> None:
+        if checkpoint.steps == 7:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(file, "write", full)
+        with pytest.raises(CheckpointError, match="nothing could be saved since step 0"):
+            train(world, tmp_path, seed=1, at=stop)
+    calls = iter(range(100))
+    write = file.write
+    monkeypatch.setattr(file, "write", lambda *a: write(*a) if next(calls) == 0 else full())
+    with pytest.raises(Stopped):  # there is something new
+        train(world, tmp_path, seed=1, at=stop)
+    assert saved(tmp_path) == [3]
+
+
+def test_a_training_that_is_done_says_so(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(world, tmp_path, seed=1)
+    assert train(world, tmp_path, seed=1).records == []
+    assert "All 2 epochs are done already: nothing is trained." in capsys.readouterr().out
