@@ -11,6 +11,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,8 @@ class Command:
             signal.signal(number, pass_on)
         process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL)
         for early in waiting:
+            while early != signal.SIGTERM and process.poll() is None and not _catches(process.pid, early):
+                time.sleep(0.05)  # it would die of a warning that it is about to wait for
             process.send_signal(early)
         status = process.wait()
         if status == os.EX_TEMPFAIL and (word := os.environ.get("CLUSTER_DDP_STOPPED")):
@@ -117,6 +120,15 @@ class Command:
         if status != 0:
             sys.exit(status if status > 0 else 128 - status)
         return 0
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal (proc(5), SigCgt); of one that has ended, yes."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
 
 
 def _log_to_run_folder() -> None:

@@ -1,7 +1,7 @@
 """Stopping in time: before the time limit, at preemption, at scancel.
 
-A signal's handler only sets a flag; the job's end by the clock is a second way to it, where signals don't come. About
-once a second all ranks exchange their flags, so all stop after the same step, whoever was told, and when.
+A signal's handler only sets a flag; the job's end by the clock is a second way to it, where signals don't come. All
+ranks then agree on the step to stop after (see `exchange`). Imports no torch: a training may be told while it starts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
-
-import torch
-import torch.distributed as dist
 
 from cluster_ddp.errors import SpecError, nearest
 
@@ -38,16 +35,31 @@ MARGIN_S = 60.0
 
 _CLOCKS_AGREE_S = 30.0
 
-# How often the ranks exchange their flags. Each exchange costs about a millisecond; a step, once begun, is not stopped.
-EXCHANGE_EVERY_S = 1.0
-_MAX_STEPS = 128  # steps that suddenly take longer must not make it wait for ever
-
 
 class Stopped(SystemExit):
     """Ends the process, after everything was saved, with `EXIT_STATUS`. No error: nothing is reported."""
 
     def __init__(self) -> None:
         super().__init__(EXIT_STATUS)
+
+
+_early: list[int] = []  # signals that came before there was a StopFlag
+
+
+def note_early(signals: Sequence[str]) -> None:
+    """Keep warnings that come while a training starts: it then stops after its first step, instead of dying of them.
+
+    TERM still ends the process: nothing is to be saved yet.
+
+    Args:
+        signals: names without SIG.
+
+    Raises:
+        SpecError: a signal that there is not, or that can't be handled.
+    """
+    for number in dict.fromkeys(map(_number, signals)):
+        if number != signal.SIGTERM:
+            signal.signal(number, lambda number, frame: _early.append(number))
 
 
 class DeafToStopSignals:
@@ -94,10 +106,12 @@ class StopFlag:
     """
 
     def __init__(self, signals: Sequence[str]) -> None:
-        self._signal: int | None = None
         self._deadline = float("inf")
         numbers = dict.fromkeys(map(_number, signals))
+        self._signal: int | None = None
         self._before = {number: signal.signal(number, self._note) for number in numbers}
+        self._signal = next((number for number in _early if number in numbers), self._signal)
+        _early.clear()
 
     def watch_clock(self, world: World, env: Mapping[str, str]) -> None:
         """Stop by the clock, too. A collective: the ranks compare their clocks.
@@ -133,37 +147,6 @@ class StopFlag:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
-
-
-class Exchange:
-    """How the ranks agree: every so many steps one small all-reduce, on the CPU.
-
-    The number of steps follows from how long they take, which the ranks exchange too, so that it is the same on all.
-    """
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._steps_left = self._interval = 1
-        self._since = time.monotonic()
-
-    def is_due(self) -> bool:
-        """To be called once a step, by all ranks alike: whether the flags are exchanged now."""
-        self._steps_left -= 1
-        return self._steps_left <= 0
-
-    def any(self, *flags: bool) -> list[bool]:
-        """Whether any rank has each of the flags. A collective."""
-        taken_s = time.monotonic() - self._since
-        values = torch.tensor([*map(float, flags), taken_s], dtype=torch.float64)
-        if self._world.world_size > 1:
-            dist.all_reduce(values, op=dist.ReduceOp.MAX)
-        *found, slowest_s = values.tolist()
-        # Twice as many steps at most: the first ones may have been quick by chance.
-        made = self._interval - max(self._steps_left, 0)
-        steps = int(made * EXCHANGE_EVERY_S / max(slowest_s, 1e-9))
-        self._interval = self._steps_left = max(1, min(steps, 2 * self._interval, _MAX_STEPS))
-        self._since = time.monotonic()
-        return [value > 0 for value in found]
 
 
 def leave_word(env: Mapping[str, str]) -> None:

@@ -29,6 +29,7 @@ from cluster_ddp.errors import CheckpointError, SpecError
 from cluster_ddp.runtime import preemption
 from cluster_ddp.runtime.checkpoint import file, fit, folder, rng
 from cluster_ddp.runtime.checkpoint.interval import Interval
+from cluster_ddp.runtime.exchange import Exchange
 from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.metrics import RunDir, default_run_dir, set_aside
 from cluster_ddp.runtime.shard import Shard
@@ -111,7 +112,7 @@ class Checkpoint:
         self._saved_at_s = time.monotonic()
         self._steps_at_start = self.steps
         self._stop_flag.watch_clock(world, os.environ)
-        self._exchange, self._evaluation_exchange = preemption.Exchange(world), preemption.Exchange(world)
+        self._exchange, self._evaluation_exchange = Exchange(world), Exchange(world)
 
     @property
     def last_good(self) -> Path | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import signal
 import socket
-import threading
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime import preemption
-from cluster_ddp.runtime.preemption import DEFAULT_SIGNALS, Exchange, StopFlag, Stopped, leave_word
+from cluster_ddp.runtime.preemption import DEFAULT_SIGNALS, StopFlag, Stopped, leave_word
 
 log = logging.getLogger("cluster_ddp")
 SIGNALS = [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT]
@@ -189,84 +188,6 @@ def test_clocks_do_not_matter_where_nobody_tells_the_end(said: pytest.LogCapture
     assert not said.records
 
 
-# The exchange
-
-
-class Ranks:
-    """Threads that play ranks, each with a clock of its own; all_reduce is the maximum, once all are there."""
-
-    def __init__(self, count: int, patch: pytest.MonkeyPatch) -> None:
-        self.count, self.mine = count, threading.local()
-        self.barrier, self.values = threading.Barrier(count, timeout=20), [torch.empty(0)] * count
-        patch.setattr(preemption, "time", SimpleNamespace(monotonic=lambda: self.mine.now))
-        fake = SimpleNamespace(all_reduce=self.all_reduce, ReduceOp=torch.distributed.ReduceOp)
-        patch.setattr(preemption, "dist", fake)
-
-    def all_reduce(self, values: torch.Tensor, op: object) -> None:
-        assert op == torch.distributed.ReduceOp.MAX and values.device.type == "cpu"
-        self.values[self.mine.rank] = values.clone()
-        self.barrier.wait()
-        values.copy_(torch.stack(self.values).amax(0))
-        self.barrier.wait()
-
-    def run(self, play: Any) -> list[Any]:
-        results: list[Any] = [None] * self.count
-
-        def main(rank: int) -> None:
-            self.mine.rank, self.mine.now = rank, 1000.0 * rank
-            results[rank] = play(rank)
-
-        threads = [threading.Thread(target=main, args=(rank,)) for rank in range(self.count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return results
-
-
-def test_the_exchange_is_about_once_a_second_at_the_same_steps_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of 20 milliseconds, then, from step 5000 on, of half a second on rank 1."""
-    ranks = Ranks(3, monkeypatch)
-
-    def play(rank: int) -> list[int]:
-        exchange, at = Exchange(SimpleNamespace(world_size=3)), []  # type: ignore[arg-type]
-        for step in range(1, 6001):
-            ranks.mine.now += 0.5 if rank == 1 and step > 5000 else 0.02 * (rank + 1) / 3
-            if exchange.is_due():
-                exchange.any(False)
-                at.append(step)
-        return at
-
-    at, *others = ranks.run(play)
-    assert others == [at, at]
-    gaps = [later - sooner for sooner, later in itertools.pairwise(at)]
-    assert gaps[0] <= 2 and all(after <= 2 * before for before, after in itertools.pairwise(gaps))
-    quick = [gap for step, gap in zip(at, gaps) if 2100 < step < 3900]
-    assert quick and all(45 <= gap <= 51 for gap in quick)
-    assert gaps[-1] == 2  # a second of slow steps
-
-
-def test_one_ranks_flag_is_all_ranks_and_flags_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = Ranks(3, monkeypatch)
-
-    def play(rank: int) -> list[list[bool]]:
-        exchange = Exchange(SimpleNamespace(world_size=3))  # type: ignore[arg-type]
-        found = []
-        for stop, over in [(False, False), (rank == 2, False), (False, rank == 0), (rank == 1, rank == 2)]:
-            ranks.mine.now += 1e4 * (rank == 0)  # however long the step was
-            found.append(exchange.any(stop, over))
-        return found
-
-    assert ranks.run(play) == [[[False, False], [True, False], [False, True], [True, True]]] * 3
-
-
-def test_alone_nothing_is_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preemption, "dist", None)
-    exchange = Exchange(SimpleNamespace(world_size=1))  # type: ignore[arg-type]
-    assert exchange.is_due()
-    assert exchange.any(True, False) == [True, False]
-
-
 # The word that is left
 
 
@@ -280,3 +201,23 @@ def test_leaving_word(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
     assert (tmp_path / "stopped").exists() and not said.records
     leave_word({"CLUSTER_DDP_STOPPED": str(tmp_path / "missing" / "stopped")})
     assert "Can't leave word in" in said.text and "No such file or directory" in said.text
+
+
+# While a training starts
+
+
+@pytest.mark.parametrize(("name", "status"), [("USR1", 75), ("TERM", -signal.SIGTERM)])
+def test_a_signal_while_torch_is_imported(tmp_path: Path, name: str, status: int) -> None:
+    """A warning is kept: one step is made and saved. At TERM there is nothing to save yet."""
+    code = (
+        "import os, signal, sys, cluster_ddp.runtime.preemption as p; early = p.note_early\n"
+        f"p.note_early = lambda names: (early(names), os.kill(os.getpid(), signal.SIG{name}), early(()))\n"
+        "from cluster_ddp.train import main\n"
+        "assert 'torch' not in sys.modules; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", code, "--dataset", "digits", "--run-dir", str(tmp_path / "run"), "--no-cuda"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == status, done.stderr
+    if status == 75:
+        assert f"Stopped after step 1 (epoch 1): rank 0: {socket.gethostname()} got USR1. Saved." in done.stdout
+        assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001.pt"]

@@ -26,7 +26,7 @@ from ranks import run_ranks, slurm_step
 
 import cluster_ddp
 from cluster_ddp.errors import CheckpointError, ClusterDDPError, SpecError
-from cluster_ddp.runtime import preemption
+from cluster_ddp.runtime import exchange
 from cluster_ddp.runtime.checkpoint import Checkpoint, file, folder, training
 from cluster_ddp.runtime.meter import Meter
 from cluster_ddp.runtime.metrics import RunDir
@@ -55,7 +55,7 @@ def world() -> Iterator[World]:
 @pytest.fixture(autouse=True)
 def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The ranks agree after every step, not only about once a second; signals' handlers are put back."""
-    monkeypatch.setattr(preemption, "EXCHANGE_EVERY_S", 0.0)
+    monkeypatch.setattr(exchange, "EXCHANGE_EVERY_S", 0.0)
     numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
@@ -534,7 +534,7 @@ def test_another_array_tasks_checkpoint_is_refused(world: World, tmp_path: Path)
 def resize() -> None:
     """One epoch of 100 samples; in the first run, rank 1 is told to stop at its fifth step."""
     with cluster_ddp.distributed(cuda=False) as world:
-        preemption.EXCHANGE_EVERY_S = 0.0
+        exchange.EXCHANGE_EVERY_S = 0.0
         torch.manual_seed(world.world_size)
         shard = world.shard(Noisy(100), batch_size=4, shuffle_seed=3)
         model = world.wrap(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)))
