@@ -19,7 +19,7 @@ demo: $(VENV)/.installed  ## train the MNIST CNN here; SLURM=sandbox does it on 
 	@$(BIN)/python scripts/demo.py --slurm "$(SLURM)" --mnist-from "$(MNIST_FROM)"
 
 test: $(VENV)/.installed  ## all tests, those on a real Slurm included (as root on Debian/Ubuntu)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 chaos: $(VENV)/.installed  ## train under 200 random faults on a sandbox, and compare (as root; 40 minutes)
 	$(BIN)/python scripts/chaos.py --faults $(FAULTS) --seed $(SEED)

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from chaos_training import EPOCHS, SLOW_DISK
+from chaos_training import SLOW_DISK
 
 from cluster_ddp.launch.render import render
 from cluster_ddp.launch.spec import JobSpec
@@ -38,10 +38,12 @@ class Run:
     Args:
         layout: of the sandbox.
         folder: for the run folder and the jobs' output.
+        epochs: to train.
     """
 
-    def __init__(self, layout: Layout, folder: Path) -> None:
+    def __init__(self, layout: Layout, folder: Path, epochs: int) -> None:
         self.layout, self.folder, self.run_dir = layout, folder, folder / "run"
+        self.epochs = epochs
         self.run_dir.mkdir(parents=True)
         self.slow_disk = self.run_dir / SLOW_DISK
         self.job_id = 0
@@ -70,7 +72,7 @@ class Run:
         """Submit it, again with the same run folder if it was there before."""
         spec = JobSpec(
             name="chaos",
-            command=(sys.executable, str(SCRIPT)),
+            command=(sys.executable, str(SCRIPT), str(self.epochs)),
             nodes=2,
             gpus_per_node=2,
             requeue=True,
@@ -167,7 +169,7 @@ class Run:
     def is_nearly_done(self) -> bool:
         """Whether it is in its last epochs, so that a fault may come too late to disturb it."""
         records = self.records()
-        return bool(records) and records[-1].get("epoch", EPOCHS) >= EPOCHS - LAST_EPOCHS
+        return bool(records) and records[-1].get("epoch", self.epochs) >= self.epochs - LAST_EPOCHS
 
     def where(self) -> str:
         """How far it is, in words."""

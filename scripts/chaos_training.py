@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,6 @@ from cluster_ddp.mnist import data
 from cluster_ddp.runtime.meter import Meter
 from cluster_ddp.runtime.shard import Shard
 
-EPOCHS = 30
 BATCH_SIZE = 16
 SEED = 7
 LOG_EVERY = 3  # not what checkpoints are saved at: the meter's half-full sums must survive, too
@@ -95,7 +95,7 @@ class Net(nn.Module):
         return scores
 
 
-def main() -> None:
+def main(epochs: int) -> None:
     """Train, test after every epoch, and in the end say whether the books are right."""
     with cluster_ddp.distributed(cuda=False, rendezvous_timeout_s=60, collective_timeout_s=120) as world:
         train_set, test_set = (Numbered(images) for images in data.load("digits", Path()))
@@ -117,7 +117,7 @@ def main() -> None:
             scheduler=scheduler,
         )
         _slow_down_disk(checkpoint.run_dir.path / SLOW_DISK)
-        for epoch in checkpoint.epochs(EPOCHS):
+        for epoch in checkpoint.epochs(epochs):
             model.train()
             for numbers, images, labels in shard:
                 optimizer.zero_grad()
@@ -138,7 +138,7 @@ def main() -> None:
             scheduler.step()
         digests = world.gather(_sha256(model.module))
         done = {"weights_sha256": digests[0], "same_on_all": len(set(digests)) == 1}
-        checkpoint.run_dir.log("done", {**done, "each_once": ledger.all_are(EPOCHS)})
+        checkpoint.run_dir.log("done", {**done, "each_once": ledger.all_are(epochs)})
 
 
 @torch.no_grad()
@@ -183,4 +183,4 @@ def _slow_down_disk(control: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

@@ -323,7 +323,7 @@ def test_a_signal_before_the_ranks_have_met(place: Place) -> None:
 def test_a_command_of_ones_own_is_requeued(place: Place, backend: str) -> None:
     """It gets the signal; its status 75 queues the job again, in appended logs, and its status 0 ends that."""
     script = (
-        'trap "echo saved; exit 75" USR1; echo "start ${SLURM_RESTART_COUNT:-0}"\n'
+        'trap "echo saved; exit 75" USR1; echo "begun ${SLURM_RESTART_COUNT:-0}"\n'
         "if [[ -v SLURM_RESTART_COUNT ]]; then exit 0; fi; while :; do sleep 0.2; done"
     )
     run = Run(place, place.start(*TWO_TASKS, "--backend", backend, "--", "bash", "-c", script))
