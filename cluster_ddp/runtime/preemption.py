@@ -7,7 +7,6 @@ ranks then agree on the step to stop after (see `exchange`). Imports no torch: a
 from __future__ import annotations
 
 import logging
-import re
 import signal
 import socket
 import time
@@ -15,12 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from cluster_ddp.errors import SpecError, nearest
-
-if TYPE_CHECKING:
-    from cluster_ddp.runtime.world import World
 
 log = logging.getLogger("cluster_ddp")
 
@@ -29,11 +24,6 @@ EXIT_STATUS = 75
 
 DEFAULT_SIGNALS = ("USR1", "USR2", "TERM")
 """Before the time limit (sbatch --signal), the same from submitit, preemption and scancel."""
-
-MARGIN_S = 60.0
-"""How long before the job's end it stops by the clock; a quarter of what is left at the start where that is less."""
-
-_CLOCKS_AGREE_S = 30.0
 
 
 class Stopped(SystemExit):
@@ -113,14 +103,9 @@ class StopFlag:
         self._signal = next((number for number in _early if number in numbers), self._signal)
         _early.clear()
 
-    def watch_clock(self, world: World, env: Mapping[str, str]) -> None:
-        """Stop by the clock, too. A collective: the ranks compare their clocks.
-
-        Args:
-            world: of the ranks.
-            env: such as os.environ, for the end of the job (SLURM_JOB_END_TIME).
-        """
-        self._deadline = _deadline(world, env)
+    def stop_at(self, deadline: float) -> None:
+        """Stop by the clock, too: at a time as time.monotonic() counts."""
+        self._deadline = deadline
 
     def reason(self) -> str | None:
         """Why to stop; None to go on."""
@@ -156,34 +141,6 @@ def leave_word(env: Mapping[str, str]) -> None:
             Path(path).touch()
         except OSError as error:
             log.warning("Can't leave word in %s: %s.", path, error.strerror)
-
-
-def _deadline(world: World, env: Mapping[str, str]) -> float:
-    """When to stop by the clock, as time.monotonic() counts; infinite where nobody tells when the job ends.
-
-    The end is the controller's clock's. Where the ranks' clocks differ, or say that the end is over, they are not
-    believed: then only signals count.
-    """
-    text = env.get("SLURM_JOB_END_TIME", "")
-    world.barrier()  # one may have waited for its file system: now they look at the same time
-    clocks = world.gather((socket.gethostname(), time.time()))
-    if not re.fullmatch("[0-9]{1,11}", text):
-        return float("inf")
-    (slow_host, slow), *_, (fast_host, fast) = sorted(clocks * 2, key=lambda clock: clock[1])
-    left_s = int(text) - time.time()
-    if fast - slow > _CLOCKS_AGREE_S or left_s <= 0:
-        if world.is_main:
-            log.warning(
-                "Clocks can't be right: on %s it is %s, on %s %s, and the job's end is at %s. Only signals will stop "
-                "the training before its time limit. Hint: tell your cluster's support; see there: timedatectl",
-                *(slow_host, _shown(slow), fast_host, _shown(fast), _shown(int(text))),
-            )
-        return float("inf")
-    return time.monotonic() + left_s - min(MARGIN_S, left_s / 4)
-
-
-def _shown(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def _number(name: str) -> signal.Signals:

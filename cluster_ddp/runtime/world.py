@@ -28,6 +28,7 @@ from torch.utils.data import Dataset
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime import device as devices
 from cluster_ddp.runtime import rendezvous
+from cluster_ddp.runtime.buckets import settle_buckets
 from cluster_ddp.runtime.failure import FailureReporter
 from cluster_ddp.runtime.network import interface_towards
 from cluster_ddp.runtime.output import say
@@ -121,7 +122,7 @@ class World:
         """
         device_ids = [self.device.index] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(model.to(self.device), device_ids=device_ids, gradient_as_bucket_view=True)
-        _settle_buckets(wrapped)
+        settle_buckets(wrapped)
         return wrapped
 
     def shard(
@@ -214,37 +215,6 @@ def distributed(
         raise
     reporter.store = None  # from here on, each rank's failures are its own
     _leave(failed=False)
-
-
-def _settle_buckets(model: DistributedDataParallel) -> None:
-    """One backward pass of nothing, after which DDP has its buckets in the order that they keep.
-
-    DDP sorts parameters into buckets by the order in which the first backward pass reached them, from the second pass
-    on. On more than two ranks a gradient's place in its bucket decides in which order the ranks' values are added.
-    """
-    if any(getattr(part, "sparse", False) for part in model.modules()):
-        return  # sparse gradients come from an embedding only
-    bare = model.module
-    model.module = _Nothing(bare)
-    try:
-        with torch.enable_grad():
-            model().backward()
-    finally:
-        model.module = bare
-    model.zero_grad(set_to_none=True)
-
-
-class _Nothing(torch.nn.Module):
-    """Zero, whose gradient reaches all parameters of another module, the last ones first."""
-
-    def __init__(self, other: torch.nn.Module) -> None:
-        super().__init__()
-        self.other = other
-
-    def forward(self) -> torch.Tensor:
-        """The zero."""
-        parameters = [parameter for parameter in self.other.parameters() if parameter.requires_grad]
-        return torch.stack([parameter.flatten()[:1].sum().real.float() for parameter in parameters]).sum() * 0
 
 
 def _is_exit_without_error(error: BaseException) -> bool:

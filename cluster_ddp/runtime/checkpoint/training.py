@@ -19,16 +19,14 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
-import cluster_ddp
 from cluster_ddp.errors import CheckpointError, SpecError
-from cluster_ddp.runtime import preemption
-from cluster_ddp.runtime.checkpoint import file, fit, folder, rng
+from cluster_ddp.runtime import clock, preemption
+from cluster_ddp.runtime.checkpoint import file, folder
 from cluster_ddp.runtime.checkpoint.interval import Interval
+from cluster_ddp.runtime.checkpoint.state import Stateful, TrainingState
 from cluster_ddp.runtime.exchange import Exchange
 from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.metrics import RunDir, default_run_dir, set_aside
@@ -39,16 +37,6 @@ log = logging.getLogger("cluster_ddp")
 
 # How often rank 0 tells the others that it is still writing: they would take it for hanging.
 _REPORT_EVERY_S = 2.0
-
-
-class Stateful(Protocol):
-    """A model, an optimizer, a scheduler, a grad scaler: whatever has a state to go on from."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Its state, of tensors and plain values."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Take that state on."""
 
 
 class Checkpoint:
@@ -91,28 +79,28 @@ class Checkpoint:
     ) -> None:
         self.world, self.shard = world, shard
         self._stop_flag = preemption.StopFlag(stop_signals)
-        self.run_dir = run_dir or RunDir(default_run_dir("training", world), world)
-        self.steps = 0
-        """Steps since the beginning of the training."""
-        self.epoch = 0
-        """The epoch that is under way, from 0."""
         self._interval = Interval.parse(every)
         if keep < 1:
             raise SpecError(f"Keeping {keep} checkpoints:", "there is nothing to go on from then.", "keep 1 or more")
-        self._identity, self._meters = dict(identity or {}), dict(meters or {})
-        self._parts = {name: _bare(part) for name, part in parts.items()}
-        self._host_copy = file.HostCopy()
-        if world.is_main:
-            # What can't be saved is told now, and the memory for the copies is there before the first save.
-            self._host_copy.of(self._states(), "state['parts']")
+        self.run_dir = run_dir or RunDir(default_run_dir("training", world), world)
+        self._state = TrainingState(world, shard, identity=identity or {}, meters=meters or {}, parts=parts)
         self._folder = folder.CheckpointFolder(self.run_dir.path / folder.NAME, keep=keep)
-        self._rng: dict[str, Any] | None = None
         self._saved_steps = -1
         self._resume(resume)
         self._saved_at_s = time.monotonic()
         self._steps_at_start = self.steps
-        self._stop_flag.watch_clock(world, os.environ)
+        self._stop_flag.stop_at(clock.deadline(world, os.environ))
         self._exchange, self._evaluation_exchange = Exchange(world), Exchange(world)
+
+    @property
+    def steps(self) -> int:
+        """Steps since the beginning of the training."""
+        return self._state.steps
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way, from 0."""
+        return self._state.epoch
 
     @property
     def last_good(self) -> Path | None:
@@ -125,9 +113,9 @@ class Checkpoint:
             self.world.print(f"All {count} epochs are done already: nothing is trained.")
         while self.epoch < count:
             self.shard.set_epoch(self.epoch)
-            self._restore_rng()
+            self._state.restore_rng()
             yield self.epoch
-            self.epoch += 1
+            self._state.epoch += 1
             self.shard.set_epoch(self.epoch)
             self._after(epoch_ended=True)
         if self._saved_steps < self.steps and self._interval.unit != "never":
@@ -141,7 +129,7 @@ class Checkpoint:
         Raises:
             Stopped: all is saved; the process ends with status 75.
         """
-        self.steps += 1
+        self._state.steps += 1
         self._after(epoch_ended=False)
 
     def stop_if_asked(self) -> None:
@@ -186,9 +174,6 @@ class Checkpoint:
         self.world.barrier()  # rank 0 has saved: now the first to end may bring the others down
         raise preemption.Stopped
 
-    def _states(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self._parts.items()}
-
     def _save_now(self) -> None:
         """Save, and wait until all is written. A collective."""
         self._wait()
@@ -205,7 +190,7 @@ class Checkpoint:
 
         Where the save before is not written yet, this one is left out.
         """
-        ranks = self.world.gather({**self._own(), "left_out": self._folder.is_writing()})
+        ranks = self.world.gather({**self._state.of_this_rank(), "left_out": self._folder.is_writing()})
         self._saved_at_s = time.monotonic()
         if ranks[0]["left_out"]:  # rank 0 writes, and decides for all
             if self.world.is_main:
@@ -215,49 +200,8 @@ class Checkpoint:
         if not self.world.is_main:
             return
         self.run_dir.flush()
-        state = self._host_copy.of({**self._state(ranks), "parts": self._states()})
+        state = self._state.copy(ranks, metrics_bytes=self.run_dir.metrics_bytes)
         self._folder.save(self.steps, state, first=self.run_dir.sync)
-
-    def _own(self) -> dict[str, Any]:
-        """What every rank has for itself."""
-        return {
-            "rng": rng.capture(self.world.device),
-            "buffers": {} if self.world.world_size == 1 else self._buffers(),
-            "meters": {name: _on_cpu(meter.state_dict()) for name, meter in self._meters.items()},
-        }
-
-    def _buffers(self) -> dict[str, Any]:
-        """The buffers of the modules (BatchNorm's statistics), which ranks have for themselves between two steps."""
-        buffers = {}
-        for name, part in self._parts.items():
-            if isinstance(part, torch.nn.Module):
-                saved = part.state_dict().keys()
-                buffers[name] = _on_cpu({key: value for key, value in part.named_buffers() if key in saved})
-        return buffers
-
-    def _state(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-        """What is saved, except the parts."""
-        topology, batches = self.world.topology, self.shard.batches
-        return {
-            "saved_by": {
-                "job": topology.job_label,
-                "array_task": topology.array_task_id,
-                "world_size": topology.world_size,
-                "cluster_ddp": cluster_ddp.__version__,
-                "torch": str(torch.__version__),
-                "time": time.time(),
-            },
-            "identity": self._identity,
-            "position": {
-                "steps": self.steps,
-                "epoch": self.epoch,
-                "step": self.shard.step + 1,
-                "seen": self.shard.seen,
-            },
-            "shard": {"size": batches.size, "seed": batches.seed, "global_batch": batches.global_batch},
-            "metrics_bytes": self.run_dir.metrics_bytes,
-            "ranks": ranks,
-        }
 
     # Going on
 
@@ -269,25 +213,16 @@ class Checkpoint:
         if found is None:
             return
         path, digest, is_own = found
-        state = file.read_as_chosen(path, digest)
-        self._refuse_another(path, state)
-        position, ranks = state["position"], state["ranks"]
-        rank, world_size = self.world.rank, self.world.world_size
-        for name, part in self._parts.items():
-            if len(ranks) == world_size:
-                state["parts"][name].update(ranks[rank]["buffers"].get(name, {}))
-            part.load_state_dict(state["parts"][name])
-        for name, meter in self._meters.items():
-            meter.load_state_dicts([one["meters"][name] for one in ranks[rank::world_size]])
-        self.steps = self._saved_steps = position["steps"]
-        self.epoch = position["epoch"]
-        self.shard.resume(self.epoch, step=position["step"], seen=position["seen"])
-        self._rng = (
-            {"same": ranks[rank]["rng"]} if len(ranks) == world_size else {"anew": [one["rng"] for one in ranks]}
-        )
+        saved = file.read_as_chosen(path, digest)
+        if complaint := self._state.complaint(saved):
+            hint = "give this training a folder of its own (--run-dir PATH), or start anew in this one: --resume never"
+            raise CheckpointError(f"Going on from {path}:", f"{complaint}.", hint)
+        self._state.load(saved)
+        self._saved_steps = self.steps
         if is_own:
-            self.run_dir.continue_metrics(state["metrics_bytes"])
-        self._say_so(path, state)
+            self.run_dir.continue_metrics(saved["metrics_bytes"])
+        place = f"step {self.steps}, epoch {self.epoch + 1}, {self.shard.seen} of its {self.shard.size} samples seen"
+        self.world.print("\n  ".join([f"Going on from {path}: {place}", *self._state.differences(saved)]))
 
     def _choose(self, resume: str) -> tuple[Path, str, bool] | None:
         """On rank 0: the checkpoint, its SHA-256, and whether it is this run folder's."""
@@ -298,7 +233,7 @@ class Checkpoint:
             set_aside(self._folder.path)
             newest = None
         if newest:
-            if resume not in ("auto", "never"):
+            if resume not in ("auto", "never") and not topology.restart_count:
                 log.warning("There are checkpoints in %s already: %s is not used.", self._folder.path, resume)
             return (*newest, True)
         if resume not in ("auto", "never"):
@@ -310,47 +245,3 @@ class Checkpoint:
 
     def _is_this_jobs(self, path: Path) -> bool:
         return bool(file.read(path)["saved_by"]["job"] == self.world.topology.job_label)
-
-    def _refuse_another(self, path: Path, state: Mapping[str, Any]) -> None:
-        """Raises CheckpointError unless the checkpoint is one of this training."""
-        ours = {**self._state([self._own()]), "parts": self._states()}
-        complaint = fit.complaint(state, ours)
-        if complaint:
-            raise CheckpointError(
-                f"Going on from {path}:",
-                f"{complaint}.",
-                "give this training a folder of its own (--run-dir PATH), or start anew in this one: --resume never",
-            )
-
-    def _restore_rng(self) -> None:
-        if self._rng is not None:
-            if "same" in self._rng:
-                rng.restore(self._rng["same"], self.world.device)
-            else:
-                rng.derive(self._rng["anew"], self.world.rank)
-            self._rng = None
-
-    def _say_so(self, path: Path, state: Mapping[str, Any]) -> None:
-        batches, before = self.shard.batches, state["saved_by"]["world_size"]
-        self.world.print(
-            f"Going on from {path}: step {self.steps}, epoch {self.epoch + 1}, "
-            f"{self.shard.seen} of its {self.shard.size} samples seen"
-        )
-        if before != self.world.world_size:
-            self.world.print(
-                f"  {self.world.world_size} ranks instead of {before}: same weights and place in the data, "
-                "new streams of random numbers"
-            )
-        if batches.global_batch != state["shard"]["global_batch"]:
-            self.world.print(
-                f"  a global batch of {batches.global_batch} samples instead of {state['shard']['global_batch']} "
-                "(--batch-size is per rank)"
-            )
-
-
-def _bare(part: Stateful) -> Stateful:
-    return part.module if isinstance(part, DistributedDataParallel) else part
-
-
-def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in state.items()}

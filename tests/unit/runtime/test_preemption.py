@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.runtime import preemption
+from cluster_ddp.runtime import clock, preemption
 from cluster_ddp.runtime.preemption import DEFAULT_SIGNALS, StopFlag, Stopped, leave_word
 
 log = logging.getLogger("cluster_ddp")
@@ -54,7 +54,7 @@ def a_world(*others: tuple[str, float], is_main: bool = True) -> Any:
 def flag(end: object = "", *others: tuple[str, float], signals: tuple[str, ...] = (), is_main: bool = True) -> StopFlag:
     env = {"SLURM_JOB_END_TIME": str(end)} if end != "" else {}
     stop_flag = StopFlag(signals)
-    stop_flag.watch_clock(a_world(*others, is_main=is_main), env)
+    stop_flag.stop_at(clock.deadline(a_world(*others, is_main=is_main), env))
     return stop_flag
 
 
@@ -126,8 +126,9 @@ def test_a_refused_signal_leaves_the_others_alone() -> None:
 @pytest.mark.parametrize(("left_s", "margin_s"), [(3600, 60), (240, 60), (100, 25), (8, 2)])
 def test_it_stops_in_time_before_the_jobs_end(monkeypatch: pytest.MonkeyPatch, left_s: int, margin_s: float) -> None:
     now = SimpleNamespace(wall=1.8e9, monotonic=500.0)
-    clock = SimpleNamespace(time=lambda: now.wall, monotonic=lambda: now.monotonic)
-    monkeypatch.setattr(preemption, "time", clock)
+    fake = SimpleNamespace(time=lambda: now.wall, monotonic=lambda: now.monotonic)
+    monkeypatch.setattr(preemption, "time", fake)
+    monkeypatch.setattr(clock, "time", fake)
     told = flag(int(now.wall) + left_s)
     now.monotonic += left_s - margin_s - 0.1
     assert told.reason() is None

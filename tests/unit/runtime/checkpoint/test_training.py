@@ -392,7 +392,7 @@ def test_parts_are_copied_into_one_memory_only(world: World, tmp_path: Path) -> 
     """It is pinned and as large as model and optimizer together: twice of it is too much."""
     state = torch.ones(1000)
     done = train(world, tmp_path, seed=1, epochs=1, more={"big": Odd(state)})
-    copies = [buffer for buffer in done.checkpoint._host_copy._buffers.values() if buffer.shape == state.shape]
+    copies = [buffer for buffer in done.checkpoint._state._host_copy._buffers.values() if buffer.shape == state.shape]
     assert len(copies) == 1
 
 

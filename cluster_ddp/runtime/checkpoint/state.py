@@ -1,0 +1,161 @@
+"""All that a training goes on from: the parts, the place in the data, and what every rank has for itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+import cluster_ddp
+from cluster_ddp.runtime.checkpoint import fit, rng
+from cluster_ddp.runtime.checkpoint.file import HostCopy
+from cluster_ddp.runtime.meter import PerRank
+from cluster_ddp.runtime.shard import Shard
+from cluster_ddp.runtime.world import World
+
+
+class Stateful(Protocol):
+    """A model, an optimizer, a scheduler, a grad scaler: whatever has a state to go on from."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state, of tensors and plain values."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take that state on."""
+
+
+class TrainingState:
+    """The training as it stands.
+
+    Args:
+        world: of the ranks.
+        shard: the training data.
+        identity: what must be the same for another state to fit.
+        meters: what each rank has for itself.
+        parts: everything with a state, by name.
+
+    Raises:
+        CheckpointError: some part's state can't be saved.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        shard: Shard,
+        *,
+        identity: Mapping[str, Any],
+        meters: Mapping[str, PerRank],
+        parts: Mapping[str, Stateful],
+    ) -> None:
+        self.world, self.shard = world, shard
+        self.steps = self.epoch = 0
+        self._identity, self._meters = dict(identity), dict(meters)
+        self._parts = {name: _bare(part) for name, part in parts.items()}
+        self._rng: dict[str, Any] | None = None
+        self._host_copy = HostCopy()
+        if world.is_main:
+            # What can't be saved is told now, and the memory for the copies is there before the first save.
+            self._host_copy.of(self._states(), "state['parts']")
+
+    def of_this_rank(self) -> dict[str, Any]:
+        """What every rank has for itself."""
+        return {
+            "rng": rng.capture(self.world.device),
+            "buffers": {} if self.world.world_size == 1 else self._buffers(),
+            "meters": {name: _on_cpu(meter.state_dict()) for name, meter in self._meters.items()},
+        }
+
+    def copy(self, ranks: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        """All of it in memory of its own, valid until the next copy.
+
+        Args:
+            ranks: of each rank what it has for itself.
+            more: what else is to be saved.
+        """
+        return self._host_copy.of({**self._frame(), "parts": self._states(), "ranks": ranks, **more})  # type: ignore[no-any-return]
+
+    def complaint(self, saved: Mapping[str, Any]) -> str | None:
+        """Why a saved state is not one of this training, in words; None where it is."""
+        return fit.complaint(saved, {**self._frame(), "parts": self._states(), "ranks": [self.of_this_rank()]})
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Take on a saved state that fits. The random numbers follow with `restore_rng`."""
+        position, ranks = saved["position"], saved["ranks"]
+        rank, world_size = self.world.rank, self.world.world_size
+        same_size = len(ranks) == world_size
+        for name, part in self._parts.items():
+            if same_size:
+                saved["parts"][name].update(ranks[rank]["buffers"].get(name, {}))
+            part.load_state_dict(saved["parts"][name])
+        for name, meter in self._meters.items():
+            meter.load_state_dicts([one["meters"][name] for one in ranks[rank::world_size]])
+        self.steps, self.epoch = position["steps"], position["epoch"]
+        self.shard.resume(self.epoch, step=position["step"], seen=position["seen"])
+        self._rng = {"same": ranks[rank]["rng"]} if same_size else {"anew": [one["rng"] for one in ranks]}
+
+    def restore_rng(self) -> None:
+        """Set this rank's random number generators to what was loaded, once, right before training goes on."""
+        if self._rng is not None:
+            if "same" in self._rng:
+                rng.restore(self._rng["same"], self.world.device)
+            else:
+                rng.derive(self._rng["anew"], self.world.rank)
+            self._rng = None
+
+    def differences(self, saved: Mapping[str, Any]) -> list[str]:
+        """What is not as it was, and yet may be, in words."""
+        lines = []
+        before, now = saved["saved_by"]["world_size"], self.world.world_size
+        if before != now:
+            lines.append(
+                f"{now} ranks instead of {before}: same weights and place in the data, new streams of random numbers"
+            )
+        before, now = saved["shard"]["global_batch"], self.shard.batches.global_batch
+        if before != now:
+            lines.append(f"a global batch of {now} samples instead of {before} (--batch-size is per rank)")
+        return lines
+
+    def _states(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def _buffers(self) -> dict[str, Any]:
+        """The buffers of the modules (BatchNorm's statistics), which ranks have for themselves between two steps."""
+        buffers = {}
+        for name, part in self._parts.items():
+            if isinstance(part, torch.nn.Module):
+                saved = part.state_dict().keys()
+                buffers[name] = _on_cpu({key: value for key, value in part.named_buffers() if key in saved})
+        return buffers
+
+    def _frame(self) -> dict[str, Any]:
+        """What is small: who saves it, whose it is, and the place in the data."""
+        topology, batches = self.world.topology, self.shard.batches
+        return {
+            "saved_by": {
+                "job": topology.job_label,
+                "array_task": topology.array_task_id,
+                "world_size": topology.world_size,
+                "cluster_ddp": cluster_ddp.__version__,
+                "torch": str(torch.__version__),
+                "time": time.time(),
+            },
+            "identity": self._identity,
+            "position": {
+                "steps": self.steps,
+                "epoch": self.epoch,
+                "step": self.shard.step + 1,
+                "seen": self.shard.seen,
+            },
+            "shard": {"size": batches.size, "seed": batches.seed, "global_batch": batches.global_batch},
+        }
+
+
+def _bare(part: Stateful) -> Stateful:
+    return part.module if isinstance(part, DistributedDataParallel) else part
+
+
+def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.cpu() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
