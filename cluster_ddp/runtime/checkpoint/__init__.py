@@ -1,7 +1,8 @@
 """Training that can be stopped at any moment, and goes on as if nothing had happened.
 
-training   `Checkpoint`: all that a training goes on from; when it is saved, loaded, and when the training stops
-interval   how often
+training   `Checkpoint`: when to save, to load, to stop
+state      all that a training goes on from
+interval   how often to save
 folder     the checkpoints of a run: the newest are kept, damaged ones set aside; written in the background
 file       one of them: its format, its digest
 fit        whether one is of this training
