@@ -133,7 +133,10 @@ class Checkpoint:
         self._after(epoch_ended=False)
 
     def stop_if_asked(self) -> None:
-        """To be called now and then in a long evaluation, as often on every rank: stops as `step` does."""
+        """To be called now and then in a long evaluation, as often on every rank: stops as `step` does.
+
+        The evaluation is then made again from its beginning. It is the same if it draws no random numbers.
+        """
         if self._evaluation_exchange.is_due():
             (stop,) = self._evaluation_exchange.any(self._stop_flag.reason() is not None)
             if stop:
@@ -200,7 +203,11 @@ class Checkpoint:
         if not self.world.is_main:
             return
         self.run_dir.flush()
-        state = self._state.copy(ranks, metrics_bytes=self.run_dir.metrics_bytes)
+        try:
+            state = self._state.copy(ranks, metrics_bytes=self.run_dir.metrics_bytes)
+        except CheckpointError as error:  # a part has taken something into its state since the beginning
+            log.error("%s\nTraining goes on.", error)
+            return
         self._folder.save(self.steps, state, first=self.run_dir.sync)
 
     # Going on

@@ -717,3 +717,16 @@ def test_a_training_that_is_done_says_so(world: World, tmp_path: Path, capsys: p
     train(world, tmp_path, seed=1)
     assert train(world, tmp_path, seed=1).records == []
     assert "All 2 epochs are done already: nothing is trained." in capsys.readouterr().out
+
+
+def test_a_state_that_can_no_longer_be_saved_does_not_end_the_training(
+    world: World, tmp_path: Path, said: pytest.LogCaptureFixture
+) -> None:
+    odd = Odd(1)
+
+    def spoil(checkpoint: Checkpoint) -> None:
+        odd.state = [len] if checkpoint.steps == 6 else 1
+
+    assert len(train(world, tmp_path, seed=1, at=spoil, more={"odd": odd}, every="7steps", keep=9).records) == 20
+    assert "['odd']['value'][0] is a" in said.text
+    assert saved(tmp_path) == [14, 20]
