@@ -369,7 +369,7 @@ def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path
 def test_two_jobs_that_meet_on_the_same_port(place: Place) -> None:
     """19. Their ids are so far apart that their first candidate is the same; one waits there while the other meets."""
     hello = ("python", str(ROOT / "examples" / "hello_ddp.py"))
-    where = (*TWO_TASKS, "--sbatch-options=--nodelist=node4")
+    where = ("--nodes", "2", "--gpus-per-node", "1", "--sbatch-options=--nodelist=node3,node4")
     late = 'if ((SLURM_PROCID == 1)); then until [[ -e met ]]; do sleep 0.2; done; fi; exec "$@"'
     first = Run(place, place.start(*where, "--", "bash", "-c", late, "bash", *hello))
     first.wait_for(lambda: faults.ranks(place.slurm.layout, int(first.job)))
