@@ -1,7 +1,7 @@
 """What agreeing on when to stop costs: `torchrun --nproc-per-node 2 benchmarks/stop_agreement.py [--steps 600]`.
 
 The time in `Checkpoint.step` (nothing is saved) as a share of all the time, over training steps of the MNIST CNN, and
-the longest time from a signal on one rank to the end of its last step. Prints JSON.
+the time from a signal on one rank until all is saved and the process would end. Prints JSON.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64, help="samples per rank and step")
     arguments = parser.parse_args()
     with cluster_ddp.distributed() as world:
-        folder = Path(world.gather(tempfile.mkdtemp())[0])
+        folder = Path(world.gather(tempfile.mkdtemp() if world.is_main else "")[0])
         model = world.wrap(Net())
         optimizer = torch.optim.Adadelta(model.parameters())
         images = torch.randn(arguments.batch_size, 1, 28, 28, device=world.device)
@@ -58,7 +59,6 @@ def main() -> None:
         if world.rank == world.world_size - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
         stopped_after_s = 0.0
-        checkpoint._folder.save = lambda *_, **__: None  # type: ignore[method-assign]  # how long saving takes is not asked
         try:
             while True:
                 step()
@@ -75,6 +75,8 @@ def main() -> None:
             "torch": torch.__version__,
         }
         world.print(json.dumps(result, indent=2))
+        if world.is_main:
+            shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
