@@ -123,3 +123,14 @@ def test_the_job_goes_on_without_us(tmp_path: Path) -> None:
     while not log.exists() or "done" not in log.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_what_was_stopped_in_time_is_started_again_as_often_as_it_may() -> None:
+    """As the batch script does it on a cluster: with status 75 of a task, in appended logs."""
+    job = submit("bash", "-c", 'echo "start ${SLURM_RESTART_COUNT:-0}"; exit $((RANK == 0 ? 75 : 0))', max_requeues=2)
+    with pytest.raises(JobError, match="FAILED with exit status 75"):
+        job.result(timeout_s=60)
+    assert (job.run_dir / "task-0.log").read_text() == "start 0\nstart 1\nstart 2\n"
+    job = submit("bash", "-c", "exit $((${SLURM_RESTART_COUNT:-0} ? 0 : 75))")
+    assert job.result(timeout_s=60) == 0
+    assert processes_of(job) == []
