@@ -11,7 +11,7 @@ SEED ?= 1
 MNIST_FROM ?= $(wildcard ../shared/data/mnist)
 export MNIST_FROM
 
-.PHONY: help demo test check chaos jobs sandbox venv
+.PHONY: help demo test test-unit test-slurm check chaos jobs sandbox venv
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 
@@ -19,7 +19,10 @@ demo: $(VENV)/.installed  ## train the MNIST CNN here; SLURM=sandbox does it on 
 	@$(BIN)/python scripts/demo.py --slurm "$(SLURM)" --mnist-from "$(MNIST_FROM)"
 
 test: $(VENV)/.installed  ## all tests, those on a real Slurm included (as root on Debian/Ubuntu)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line test-unit test-slurm
+
+test-unit test-slurm: test-%:  # side by side: those on Slurm mostly wait
+	$(BIN)/python -m pytest tests/$*
 
 chaos: $(VENV)/.installed  ## train under 200 random faults on a sandbox, and compare (as root; 40 minutes)
 	$(BIN)/python scripts/chaos.py --faults $(FAULTS) --seed $(SEED)

@@ -16,13 +16,6 @@ from cluster_ddp.mnist import files
 from cluster_ddp.sandbox import cluster, packages
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One sandbox for all of these: pytest-xdist keeps them in one process, and runs the unit tests in the other."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("slurm"))
-
-
 def skip(reason: str) -> None:
     """Skip with a reason; in CI that is a failure."""
     if os.environ.get("CI"):
