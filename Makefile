@@ -19,10 +19,13 @@ demo: $(VENV)/.installed  ## train the MNIST CNN here; SLURM=sandbox does it on 
 	@$(BIN)/python scripts/demo.py --slurm "$(SLURM)" --mnist-from "$(MNIST_FROM)"
 
 test: $(VENV)/.installed  ## all tests, those on a real Slurm included (as root on Debian/Ubuntu)
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line test-unit test-slurm
+	@$(MAKE) --no-print-directory --jobs=2 test-slurm test-unit  # side by side: those on Slurm mostly wait
 
-test-unit test-slurm: test-%:  # side by side: those on Slurm mostly wait
-	$(BIN)/python -m pytest tests/$*
+test-slurm:
+	$(BIN)/python -m pytest tests/slurm
+
+test-unit:  # prints all in one piece, in the end
+	@output=$$($(BIN)/python -m pytest tests/unit 2>&1); status=$$?; echo "$$output"; exit $$status
 
 chaos: $(VENV)/.installed  ## train under 200 random faults on a sandbox, and compare (as root; 40 minutes)
 	$(BIN)/python scripts/chaos.py --faults $(FAULTS) --seed $(SEED)

@@ -115,6 +115,8 @@ class Command:
                 time.sleep(0.05)  # it would die of a warning that it is about to wait for
             process.send_signal(early)
         status = process.wait()
+        for number in STOP_SIGNALS:  # srun ends the siblings of the first to end; this one's status shall stay its own
+            signal.signal(number, signal.SIG_IGN)
         if status == os.EX_TEMPFAIL and (word := os.environ.get("CLUSTER_DDP_STOPPED")):
             Path(word).touch()  # srun tells the highest status only, which may be that of a sibling that it has ended
         if status != 0:

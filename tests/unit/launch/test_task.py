@@ -6,14 +6,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster_ddp.launch.task import Command
+from cluster_ddp.launch.task import STOP_SIGNALS, Command
 
 
-def test_a_commands_status_is_the_tasks() -> None:
+@pytest.fixture
+def signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_commands_status_is_the_tasks(signals: None) -> None:
     assert Command(("true",))() == 0
     for argv, status in ((("bash", "-c", "exit 7"), 7), (("bash", "-c", "kill -9 $$"), 137)):
         with pytest.raises(SystemExit) as raised:
@@ -31,7 +40,7 @@ def test_a_command_gets_the_stop_signals(tmp_path: Path, number: signal.Signals,
     command = f"import pathlib, signal, sys, time; {handler} pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"
     code = (
         "import signal, sys; signal.signal(signal.SIGUSR2, lambda *a: None)  # submitit's handler\n"
-        f"from cluster_ddp.launch.task import Command; Command((sys.executable, '-c', {command!r}))()"
+        f"from cluster_ddp.launch.task import STOP_SIGNALS, Command; Command((sys.executable, '-c', {command!r}))()"
     )
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     deadline = time.monotonic() + 30
