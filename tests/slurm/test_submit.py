@@ -96,7 +96,7 @@ def test_from_inside_a_job_and_from_salloc_it_is_the_same_job(place: Place) -> N
     """What the tasks of three jobs see: submitted from a shell, from salloc's, from a task of another job."""
     inner = [*SUBMIT, *TWO_BY_TWO, "--no-check", "--name", "inner", "--", "env"]
     volatile = re.compile(
-        r"\w*(JOB_?ID|NODELIST|NODENAME|PORT|TIME|PID|COOKIE|ADDR|RUN_DIR|TOPOLOGY\w*|HOST|HOSTNAME|NODEID)=|_=|SHLVL="
+        r"\w*(JOB_?ID|NODELIST|NODENAME|PORT|TIME|PID|COOKIE|ADDR|RUN_DIR|STOPPED|TOPOLOGY\w*|HOST|HOSTNAME|NODEID)=|_=|SHLVL="
     )
     seen = []
     allocate = ("--nodes=1", "--ntasks=2", "--cpus-per-task=2", "--gres=gpu:1", "--job-name=outer", "--time=2")
@@ -266,6 +266,13 @@ def test_the_reference_job_trained_with_sbatch(slurm: Cluster, long_ones: dict[s
     Place(slurm, run_dir.parents[1]).completed(run_dir)
     assert records(run_dir)[-1]["kind"] == "done"
     names = {path.name for path in run_dir.iterdir()}
-    assert {"spec.json", "job.sbatch", "job.log", "task-0.log", "task-3.log", "metrics.jsonl", "run.json"} == names - {
-        f"task-{i}.log" for i in (1, 2)
-    }
+    assert {
+        ".lock",
+        "spec.json",
+        "job.sbatch",
+        "job.log",
+        "task-0.log",
+        "task-3.log",
+        "metrics.jsonl",
+        "run.json",
+    } == names - {f"task-{i}.log" for i in (1, 2)}
