@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from cluster_ddp.errors import SpecError
+from cluster_ddp.runtime.interval import Interval
+from cluster_ddp.runtime.preemption import number_of
 
 DatasetName = Literal["mnist", "digits"]
 
@@ -79,6 +81,9 @@ class TrainConfig:
         for name in ("rendezvous_timeout_s", "collective_timeout_s"):
             if not getattr(self, name) > 0:
                 raise _error(name, getattr(self, name), "a number above 0")
+        Interval.parse(self.checkpoint_every)
+        for signal in self.stop_signals:
+            number_of(signal)
 
 
 def _error(name: str, value: object, legal: str) -> SpecError:

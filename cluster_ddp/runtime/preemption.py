@@ -47,7 +47,7 @@ def note_early(signals: Sequence[str]) -> None:
     Raises:
         SpecError: a signal that there is not, or that can't be handled.
     """
-    for number in dict.fromkeys(map(_number, signals)):
+    for number in dict.fromkeys(map(number_of, signals)):
         if number != signal.SIGTERM:
             signal.signal(number, lambda number, frame: _early.append(number))
 
@@ -97,7 +97,7 @@ class StopFlag:
 
     def __init__(self, signals: Sequence[str]) -> None:
         self._deadline = float("inf")
-        numbers = dict.fromkeys(map(_number, signals))
+        numbers = dict.fromkeys(map(number_of, signals))
         self._signal: int | None = None
         self._before = {number: signal.signal(number, self._note) for number in numbers}
         self._signal = next((number for number in _early if number in numbers), self._signal)
@@ -143,7 +143,12 @@ def leave_word(env: Mapping[str, str]) -> None:
             log.warning("Can't leave word in %s: %s.", path, error.strerror)
 
 
-def _number(name: str) -> signal.Signals:
+def number_of(name: str) -> signal.Signals:
+    """The number of a signal that can stop a training.
+
+    Raises:
+        SpecError: there is no such signal, or it can't be handled.
+    """
     legal = sorted({one.name.removeprefix("SIG") for one in signal.Signals} - {"KILL", "STOP"})
     short = name.upper().removeprefix("SIG")
     if short not in legal:

@@ -2,7 +2,6 @@
 
 training   `Checkpoint`: when to save, to load, to stop
 state      all that a training goes on from
-interval   how often to save
 folder     the checkpoints of a run: the newest are kept, damaged ones set aside; written in the background
 file       one of them: its format, its digest
 fit        whether one is of this training

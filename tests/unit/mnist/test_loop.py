@@ -123,6 +123,8 @@ def test_dry_run_takes_one_step(tmp_path: Path) -> None:
         ("--lr 0", "lr must be"),
         ("--gamma 2", "gamma must be"),
         ("--seed -1", "seed must be"),
+        ("--dry-run --checkpoint-every 3h", "a whole number of epochs, steps or minutes"),
+        ("--dry-run --stop-signals USR3", "no such signal"),
     ],
 )
 def test_bad_options_are_refused_at_once(tmp_path: Path, arguments: str, mentioned: str) -> None:

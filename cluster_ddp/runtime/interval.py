@@ -1,4 +1,4 @@
-"""How often to save: "1epoch", "500steps", "10min" or "never"."""
+"""How often to save: "1epoch", "500steps", "10min" or "never". Imports no torch: options are checked with it."""
 
 from __future__ import annotations
 
