@@ -1,0 +1,70 @@
+"""What every benchmark prints: figures, and what they are compared with, as JSON. `bench.py` makes the table of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One line of the table."""
+
+    what: str
+    """What was measured, with its conditions: "training, batch 64, fp32"."""
+    values: Sequence[float]
+    """One for each run."""
+    unit: str
+    ratios: Sequence[float] = ()
+    """Against `peer`, one for each run, from values that were taken in turn."""
+    peer: str = ""
+    """What it is compared with."""
+    limit: str = ""
+    """What the machine could do at best, and how that is known."""
+    at_least: float | None = None
+    """The target: of the ratio where there is one, else of the value."""
+    at_most: float | None = None
+
+    def result(self) -> dict[str, object]:
+        """Its medians and spread, and whether the target is met."""
+        judged = statistics.median(self.ratios or self.values)
+        met = (self.at_least is None or judged >= self.at_least) and (self.at_most is None or judged <= self.at_most)
+        has_target = (self.at_least, self.at_most) != (None, None)
+        return {
+            **asdict(self),
+            "median": statistics.median(self.values),
+            "spread": [min(self.values), max(self.values)],
+            "ratio": statistics.median(self.ratios) if self.ratios else None,
+            "runs": len(self.values),
+            "met": met if has_target else None,
+        }
+
+
+def report(*figures: Figure, **more: object) -> None:
+    """Print figures, and on what they were measured, to standard output."""
+    print(json.dumps({"figures": [one.result() for one in figures], **about(), **more}, indent=2))
+
+
+def about() -> dict[str, object]:
+    """The machine, the versions, the day and the command."""
+    from importlib.metadata import version
+
+    arguments = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return {
+        "hardware": f"{len(os.sched_getaffinity(0))} cores of {_cpu()}",
+        "versions": f"Python {platform.python_version()}, torch {version('torch')}",
+        "date": date.today().isoformat(),
+        "command": " ".join(["python", f"benchmarks/{arguments[0]}", *arguments[1:]]),
+    }
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
