@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import Dataset
 
 import cluster_ddp
 from cluster_ddp.mnist import data
 from cluster_ddp.runtime.meter import Meter
+from cluster_ddp.runtime.resident import ResidentSet
 from cluster_ddp.runtime.shard import Shard
 
 BATCH_SIZE = 16
@@ -34,25 +34,6 @@ SLOW_DISK = "slow-disk"
 
 if TYPE_CHECKING:
     from _typeshed import HasFileno  # what type checkers call it; there is no such module when it runs
-
-IndexedBatch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-class Numbered(Dataset[IndexedBatch]):
-    """An image set that tells each sample's number, too."""
-
-    def __init__(self, images: data.ImageSet) -> None:
-        self.images = images
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> IndexedBatch:
-        return self.__getitems__([index])
-
-    def __getitems__(self, indices: list[int]) -> IndexedBatch:
-        """A whole batch: numbers, images, labels."""
-        return torch.tensor(indices), *self.images.__getitems__(indices)
 
 
 class Ledger:
@@ -98,9 +79,9 @@ class Net(nn.Module):
 def main(epochs: int) -> None:
     """Train, test after every epoch, and in the end say whether the books are right."""
     with cluster_ddp.distributed(cuda=False, rendezvous_timeout_s=60, collective_timeout_s=120) as world:
-        train_set, test_set = (Numbered(images) for images in data.load("digits", Path()))
-        shard = world.shard(train_set, batch_size=BATCH_SIZE, shuffle_seed=SEED, collate_fn=_whole)
-        test_shard = world.shard(test_set, batch_size=BATCH_SIZE, collate_fn=_whole)
+        train_set, test_set = (_numbered(images) for images in data.load("digits", Path()))
+        shard = world.shard(train_set, batch_size=BATCH_SIZE, shuffle_seed=SEED)
+        test_shard = world.shard(test_set, batch_size=BATCH_SIZE)
         torch.manual_seed(SEED)
         model = world.wrap(Net())
         world.seed_rank(SEED)
@@ -154,8 +135,10 @@ def _test(model: nn.Module, shard: Shard, checkpoint: cluster_ddp.Checkpoint) ->
     return correct
 
 
-def _whole(batch: IndexedBatch) -> IndexedBatch:
-    return batch
+def _numbered(images: ResidentSet) -> ResidentSet:
+    """An image set that tells each sample's number, too: batches of numbers, images, labels."""
+    numbers = torch.arange(len(images))
+    return ResidentSet(numbers, *images.tensors, transform=lambda numbers, *batch: (numbers, *images.transform(*batch)))
 
 
 def _pause_s(step: int, rank: int) -> float:

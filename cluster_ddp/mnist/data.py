@@ -1,4 +1,4 @@
-"""Images and labels as tensors: MNIST from torchvision's files, or the digits that are in the package.
+"""Images and labels as tensors: MNIST, or the digits that are in the package.
 
 The digits are the 1,797 of "Optical Recognition of Handwritten Digits" (Alpaydin, Kaynak 1998; UCI Machine
 Learning Repository, doi:10.24432/C50P49, CC BY 4.0), 8x8 pixels of 0 to 16, here scaled to 28x28 pixels of 0 to 255.
@@ -13,53 +13,38 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch.utils.data import Dataset
 
 from cluster_ddp.mnist import files
 from cluster_ddp.mnist.config import DatasetName
+from cluster_ddp.runtime.resident import ResidentSet
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 # Mean and standard deviation of the training pixels, as fractions of white.
 MNIST_STATISTICS = (0.1307, 0.3081)
 DIGITS_STATISTICS = (0.3052, 0.3251)
+
 DIGITS_TEST_EVERY = 5
 
 
-class ImageSet(Dataset[Batch]):
-    """Grey images in memory, normalised batch by batch to the same bits as torchvision's ToTensor and Normalize.
+class Normalise:
+    """Of a batch of images, to the same bits as torchvision's ToTensor and Normalize.
 
     Args:
-        images: uint8, shape (N, 28, 28).
-        labels: int64, shape (N,).
-        statistics: mean and standard deviation of the pixels as fractions of 255.
+        mean: of the pixels, as a fraction of 255.
+        std: their standard deviation, likewise.
     """
 
-    def __init__(self, images: torch.Tensor, labels: torch.Tensor, statistics: tuple[float, float]) -> None:
-        self.images, self.labels = images, labels
-        self.mean, self.std = statistics
+    def __init__(self, mean: float, std: float) -> None:
+        self.mean, self.std = mean, std
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Batch:
-        images, labels = self.__getitems__([index])
-        return images[0], labels[0]
-
-    def __getitems__(self, indices: list[int]) -> Batch:
-        """A whole batch at once, which DataLoader prefers: float32 (len, 1, 28, 28) and int64 (len,)."""
-        chosen = torch.tensor(indices)
-        images = self.images[chosen].unsqueeze(1).to(torch.float32).div_(255)
-        return images.sub_(self.mean).div_(self.std), self.labels[chosen]
+    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> Batch:
+        """From uint8 (N, 28, 28) to float32 (N, 1, 28, 28); the labels stay."""
+        return images.unsqueeze(1).to(torch.float32).div_(255).sub_(self.mean).div_(self.std), labels
 
 
-def as_batch(batch: Batch) -> Batch:
-    """The collate_fn for an `ImageSet`, whose batches are whole already."""
-    return batch
-
-
-def load(name: DatasetName, data_dir: Path, *, check_content: bool = True) -> tuple[ImageSet, ImageSet]:
-    """The training set and the test set.
+def load(name: DatasetName, data_dir: Path, *, check_content: bool = True) -> tuple[ResidentSet, ResidentSet]:
+    """The training set and the test set: images, uint8 (N, 28, 28), and labels, int64 (N,), normalised batch by batch.
 
     Args:
         name: "mnist": 60,000 and 10,000 images; "digits": 1,437 and 360.
@@ -72,16 +57,28 @@ def load(name: DatasetName, data_dir: Path, *, check_content: bool = True) -> tu
     if name == "digits":
         return _digits()
     files.check(data_dir, check_content=check_content)
-    from torchvision.datasets import MNIST  # a second to import, which digits need not spend
-
-    train, test = (MNIST(data_dir, train=train) for train in (True, False))
+    images, labels, test_images, test_labels = (files.raw_folder(data_dir) / one.name for one in files.IDX_FILES)
+    normalise = Normalise(*MNIST_STATISTICS)
     return (
-        ImageSet(train.data, train.targets, MNIST_STATISTICS),
-        ImageSet(test.data, test.targets, MNIST_STATISTICS),
+        ResidentSet(_pixels(images), _labels(labels), transform=normalise),
+        ResidentSet(_pixels(test_images), _labels(test_labels), transform=normalise),
     )
 
 
-def _digits() -> tuple[ImageSet, ImageSet]:
+def _pixels(path: Path) -> torch.Tensor:
+    return _content(path, header_bytes=16).view(-1, 28, 28)
+
+
+def _labels(path: Path) -> torch.Tensor:
+    return _content(path, header_bytes=8).to(torch.int64)
+
+
+def _content(path: Path, *, header_bytes: int) -> torch.Tensor:
+    """The bytes of an IDX file (http://yann.lecun.com/exdb/mnist) after its header, whose size says the dimensions."""
+    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8, offset=header_bytes)
+
+
+def _digits() -> tuple[ResidentSet, ResidentSet]:
     packed = resources("cluster_ddp.mnist").joinpath("digits.csv.gz").read_bytes()
     rows = csv.reader(gzip.decompress(packed).decode("ascii").splitlines())
     table = torch.tensor([[int(cell) for cell in row] for row in rows])
@@ -89,7 +86,8 @@ def _digits() -> tuple[ImageSet, ImageSet]:
     large = F.interpolate(small, size=(28, 28), mode="bilinear", align_corners=False)
     images, labels = large.squeeze(1).round().to(torch.uint8), table[:, -1]
     is_test = torch.arange(len(labels)) % DIGITS_TEST_EVERY == 0
+    normalise = Normalise(*DIGITS_STATISTICS)
     return (
-        ImageSet(images[~is_test], labels[~is_test], DIGITS_STATISTICS),
-        ImageSet(images[is_test], labels[is_test], DIGITS_STATISTICS),
+        ResidentSet(images[~is_test], labels[~is_test], transform=normalise),
+        ResidentSet(images[is_test], labels[is_test], transform=normalise),
     )

@@ -154,13 +154,8 @@ def _shards(config: TrainConfig, world: World) -> tuple[Shard, Shard]:
     check_content = world.topology.local_rank == 0
     train_set, test_set = data.load(config.dataset, config.data_dir, check_content=check_content)
     return (
-        world.shard(
-            train_set,
-            batch_size=config.batch_size,
-            shuffle_seed=config.seed,
-            collate_fn=data.as_batch,
-        ),
-        world.shard(test_set, batch_size=config.test_batch_size, collate_fn=data.as_batch),
+        world.shard(train_set, batch_size=config.batch_size, shuffle_seed=config.seed),
+        world.shard(test_set, batch_size=config.test_batch_size),
     )
 
 

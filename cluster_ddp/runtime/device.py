@@ -43,13 +43,12 @@ def choose(topology: Topology, visible_gpus: int, env: Mapping[str, str]) -> str
 
 
 def cpu_threads(topology: Topology, env: Mapping[str, str]) -> int | None:
-    """Threads for torch on the CPU: the rank's CPUs, and never more than it may run on.
+    """Threads for torch on the CPU; None where OMP_NUM_THREADS is set, which torch follows by itself."""
+    return None if env.get("OMP_NUM_THREADS") else cpus(topology)
 
-    Returns:
-        The number; None where OMP_NUM_THREADS is set, which torch follows by itself.
-    """
-    if env.get("OMP_NUM_THREADS"):
-        return None
+
+def cpus(topology: Topology) -> int:
+    """The CPUs of a rank, and never more than it may run on: 1 or more."""
     usable = len(os.sched_getaffinity(0))
     if topology.cpus_per_task is not None:
         return min(topology.cpus_per_task, usable)

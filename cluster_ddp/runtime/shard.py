@@ -8,16 +8,14 @@ samples.) The place in an epoch is a number of samples, so that another number o
 
 from __future__ import annotations
 
-import contextlib
-import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import Sampler
 
 from cluster_ddp.errors import DataError
-from cluster_ddp.runtime import preemption
+from cluster_ddp.runtime.seeds import stream_seed
 
 
 class Indices(list[int]):
@@ -55,6 +53,12 @@ class GlobalBatches(Sampler[list[int]]):
             starts.pop()
         return list(zip(starts, [*starts[1:], self.size]))
 
+    def shares(self) -> Iterator[tuple[int, int]]:
+        """Where this rank's samples are in the order, in every world_size-th place: from, to."""
+        for start, stop in self.bounds:
+            if start + self.rank < stop:  # a dataset smaller than the world leaves ranks without
+                yield start + self.rank, stop
+
     def order(self) -> torch.Tensor:
         """All sample indices in this epoch's order: int64, shape (size,)."""
         if self.seed is None:
@@ -63,12 +67,11 @@ class GlobalBatches(Sampler[list[int]]):
         return torch.randperm(self.size, generator=generator)
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = self.order()
+        order = self.order().tolist()
         epoch_seed = stream_seed(self.seed or 0, self.epoch)
-        for step, (start, stop) in enumerate(self.bounds, self.first_step):
-            share = order[start + self.rank : stop : self.world_size].tolist()
-            if share:  # a dataset smaller than the world leaves ranks without
-                yield Indices(share, stream_seed(stream_seed(epoch_seed, step), self.rank))
+        for step, (start, stop) in enumerate(self.shares(), self.first_step):
+            seed = stream_seed(stream_seed(epoch_seed, step), self.rank)
+            yield Indices(order[start : stop : self.world_size], seed)
 
     def __len__(self) -> int:
         return len(self.bounds)
@@ -79,26 +82,22 @@ class Shard:
 
     Every pass over it is one epoch of `set_epoch`; without that, the order is the same each time. While a batch is
     worked on, `step`, `seen` and `mean_batch` are that batch's.
+
+    Args:
+        batches: what is in them.
+        source: makes them, anew for each pass: a `resident.Gathered` or a `loader.Loader`.
     """
 
-    def __init__(self, dataset: Dataset[Any], batches: GlobalBatches, **loader_options: Any) -> None:
+    def __init__(self, batches: GlobalBatches, source: Iterable[Any]) -> None:
         self.batches = batches
         self.step = -1
         """The number of the batch in its epoch, from 0; -1 before the first."""
         self.seen = 0
         """Samples of the epoch that all ranks together have seen, with this batch."""
+        self._source = source
         self._batch_samples = 0
         self._resume_at = (0, 0)
         self._steps_per_epoch = len(batches)
-        self._has_workers = bool(loader_options.get("num_workers"))
-        if self._has_workers:
-            dataset = _SeededInWorkers(dataset)
-            loader_options["worker_init_fn"] = preemption.DeafToStopSignals(loader_options.get("worker_init_fn"))
-        # A generator of its own: the loader would draw from the rank's, and a resumed run once more than another.
-        generator = torch.Generator().manual_seed(0)
-        self._loader: DataLoader[Any] = DataLoader(
-            dataset, **{"batch_sampler": batches, "generator": generator, **loader_options}
-        )
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle for this epoch; where it is another one than before, from its beginning."""
@@ -137,53 +136,10 @@ class Shard:
         (step, seen), self._resume_at = self._resume_at, (0, 0)
         self.batches.first_step, self.batches.bounds = step, self.batches.bounds_from(seen)
         self.step, self.seen = step - 1, seen
-        with preemption.stop_signals_blocked() if self._has_workers else contextlib.nullcontext():
-            batches = iter(self._loader)  # here workers are started
-        for (start, stop), batch in zip(self.batches.bounds, batches):
+        for (start, stop), batch in zip(self.batches.bounds, self._source):
             self.step, self.seen, self._batch_samples = self.step + 1, stop, stop - start
             yield batch
 
     def __len__(self) -> int:
         """Steps in a whole epoch, the same on all ranks."""
         return self._steps_per_epoch
-
-
-class _SeededInWorkers(Dataset[Any]):
-    """A dataset whose random numbers, drawn in a loader's worker, depend on seed, epoch, step and rank alone.
-
-    Else they would depend on how many batches the worker has made since it was started.
-    """
-
-    def __init__(self, dataset: Dataset[Any]) -> None:
-        self.dataset = dataset
-
-    def __getitems__(self, indices: Indices) -> Any:
-        if get_worker_info() is not None:
-            seed_all(indices.seed)
-        if hasattr(self.dataset, "__getitems__"):
-            return self.dataset.__getitems__(list(indices))
-        return [self.dataset[index] for index in indices]
-
-
-def seed_all(seed: int) -> None:
-    """Seed torch (all devices), Python's random and NumPy.
-
-    Args:
-        seed: 0 … 2**63 - 1.
-    """
-    import numpy  # torch has it already
-
-    torch.manual_seed(seed)
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
-
-
-def stream_seed(seed: int, stream: int) -> int:
-    """A seed of its own for each stream (epoch, rank …) of a run: 0 … 2**63 - 1.
-
-    The mixing function of splitmix64 (Steele, Lea, Flood 2014), so that neighbouring seeds and streams share nothing.
-    """
-    x = (seed * 0x9E3779B97F4A7C15 + stream + 1) & 0xFFFFFFFFFFFFFFFF
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return (x ^ (x >> 31)) >> 1

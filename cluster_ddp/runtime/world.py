@@ -30,10 +30,13 @@ from cluster_ddp.runtime import device as devices
 from cluster_ddp.runtime import rendezvous
 from cluster_ddp.runtime.buckets import settle_buckets
 from cluster_ddp.runtime.failure import FailureReporter
+from cluster_ddp.runtime.loader import Loader
 from cluster_ddp.runtime.network import interface_towards
 from cluster_ddp.runtime.output import say
 from cluster_ddp.runtime.preemption import Stopped
-from cluster_ddp.runtime.shard import GlobalBatches, Shard, seed_all, stream_seed
+from cluster_ddp.runtime.resident import Gathered, place
+from cluster_ddp.runtime.seeds import seed_all, stream_seed
+from cluster_ddp.runtime.shard import GlobalBatches, Shard
 from cluster_ddp.slurm.environment import Topology
 
 log = logging.getLogger("cluster_ddp")
@@ -135,11 +138,14 @@ class World:
     ) -> Shard:
         """This rank's batches of a dataset: every sample on exactly one rank in each epoch.
 
+        A TensorDataset or `ResidentSet` for which there is room is kept on the device, and its batches are made there.
+        Others, and those with loader options, go through torch's DataLoader: its batches are the CPU's.
+
         Args:
             dataset: with a length and items by index.
             batch_size: samples per rank and step.
             shuffle_seed: reshuffles each epoch (`Shard.set_epoch`); None keeps the dataset's order.
-            loader_options: for torch's DataLoader (num_workers, pin_memory, collate_fn …).
+            loader_options: for torch's DataLoader (num_workers, collate_fn …); see `loader.Loader` for the defaults.
 
         Raises:
             DataError: shuffling, that is training, fewer samples than ranks.
@@ -152,7 +158,10 @@ class World:
                 f"use at most {size} GPUs",
             )
         batches = GlobalBatches(size, batch_size, rank=self.rank, world_size=self.world_size, seed=shuffle_seed)
-        return Shard(dataset, batches, **loader_options)
+        if not loader_options and (resident := place(dataset, self.device)):
+            return Shard(batches, Gathered(resident, batches))
+        cpus = devices.cpus(self.topology)
+        return Shard(batches, Loader(dataset, batches, device=self.device, cpus=cpus, **loader_options))
 
     def seed_rank(self, seed: int) -> None:
         """Give this rank random numbers of its own (torch's, Python's, NumPy's); call it after building the model."""

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from cluster_ddp.runtime.shard import seed_all, stream_seed
+from cluster_ddp.runtime.seeds import seed_all, stream_seed
 
 
 def capture(device: torch.device) -> dict[str, Any]:

@@ -7,17 +7,18 @@ import torch
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.mnist import data, files
+from cluster_ddp.runtime.resident import ResidentSet
 
 
 def test_the_embedded_digits() -> None:
     train, test = data.load("digits", Path("nowhere"))
     assert (len(train), len(test)) == (1437, 360)
-    assert train.images.shape == (1437, 28, 28)
-    assert train.images.dtype == torch.uint8
-    assert train.labels.dtype == torch.int64
-    counts = torch.cat([train.labels, test.labels]).bincount()
+    images, labels = train.tensors
+    assert images.shape == (1437, 28, 28)
+    assert (images.dtype, labels.dtype) == (torch.uint8, torch.int64)
+    counts = torch.cat([labels, test.tensors[1]]).bincount()
     assert counts.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # as UCI states for optdigits.tes
-    pixels = train.images.to(torch.float64) / 255
+    pixels = images.to(torch.float64) / 255
     assert (round(pixels.mean().item(), 4), round(pixels.std().item(), 4)) == data.DIGITS_STATISTICS
 
 
@@ -25,7 +26,8 @@ def test_batches_are_the_bits_of_torchvisions_transform() -> None:
     from torchvision.transforms import Compose, Normalize, ToTensor
 
     images = torch.arange(256 * 3, dtype=torch.int64).remainder(256).to(torch.uint8).repeat(28 * 28).reshape(-1, 28, 28)
-    image_set = data.ImageSet(images, torch.arange(len(images)), data.MNIST_STATISTICS)
+    normalise = data.Normalise(*data.MNIST_STATISTICS)
+    image_set = ResidentSet(images, torch.arange(len(images)), transform=normalise)
     mean, std = data.MNIST_STATISTICS
     transform = Compose([ToTensor(), Normalize((mean,), (std,))])
     chosen = [5, 0, 700]
@@ -34,6 +36,23 @@ def test_batches_are_the_bits_of_torchvisions_transform() -> None:
     assert labels.tolist() == chosen
     one, label = image_set[700]
     assert torch.equal(one, batch[2]) and label == 700
+
+
+def test_mnist_is_read_as_torchvision_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision.datasets import MNIST
+
+    raw = files.raw_folder(tmp_path)
+    raw.mkdir(parents=True)
+    for idx_file, count in zip(files.IDX_FILES, (5, 5, 3, 3)):
+        pixels = "images" in idx_file.name
+        header = [2051, count, 28, 28] if pixels else [2049, count]
+        content = bytes(value % 251 % (256 if pixels else 10) for value in range(count * (784 if pixels else 1)))
+        (raw / idx_file.name).write_bytes(b"".join(value.to_bytes(4, "big") for value in header) + content)
+    monkeypatch.setattr(files, "check", lambda *_, **__: None)  # there is less in them
+    for ours, train in zip(data.load("mnist", tmp_path), (True, False)):
+        theirs = MNIST(tmp_path, train=train)
+        assert torch.equal(ours.tensors[0], theirs.data)
+        assert torch.equal(ours.tensors[1], theirs.targets) and ours.tensors[1].dtype == theirs.targets.dtype
 
 
 def write_fake_mnist(folder: Path) -> None:

@@ -6,9 +6,29 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import Dataset
 
 from cluster_ddp.errors import DataError
-from cluster_ddp.runtime.shard import GlobalBatches, Shard, stream_seed
+from cluster_ddp.runtime.loader import Loader
+from cluster_ddp.runtime.resident import Gathered, ResidentSet
+from cluster_ddp.runtime.seeds import stream_seed
+from cluster_ddp.runtime.shard import GlobalBatches, Shard
+
+
+def shard_of(size: int, batches: GlobalBatches) -> Shard:
+    """Of the numbers of its samples."""
+    return Shard(batches, Loader(Numbers(size), batches, device=torch.device("cpu"), cpus=1, collate_fn=list))
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        return index
 
 
 def ranks(size: int, batch_size: int, world_size: int, seed: int | None = 3) -> list[GlobalBatches]:
@@ -56,7 +76,7 @@ def test_without_a_seed_the_order_is_the_datasets() -> None:
 
 
 def test_mean_batch_weighs_all_samples_alike() -> None:
-    shard = Shard(list(range(103)), ranks(103, 10, 4)[0])  # type: ignore[arg-type]
+    shard = shard_of(103, ranks(103, 10, 4)[0])
     total = sum(shard.mean_batch * 4 for _ in shard)
     assert total == shard.seen == 103
     assert shard.step == len(shard) - 1
@@ -65,7 +85,7 @@ def test_mean_batch_weighs_all_samples_alike() -> None:
 @given(st.integers(12, 400), st.integers(1, 6), st.integers(0, 30))
 def test_going_on_in_the_middle_of_an_epoch_is_the_rest_of_it(size: int, batch_size: int, step: int) -> None:
     def shard() -> Shard:
-        return Shard(list(range(size)), ranks(size, batch_size, 3)[1], collate_fn=list)  # type: ignore[arg-type]
+        return shard_of(size, ranks(size, batch_size, 3)[1])
 
     whole = [(one.step, one.seen, one.mean_batch, batch) for one in [shard()] for batch in one]
     done = min(step, len(whole))
@@ -77,7 +97,7 @@ def test_going_on_in_the_middle_of_an_epoch_is_the_rest_of_it(size: int, batch_s
 
 def test_another_number_of_ranks_sees_the_rest_and_nothing_twice() -> None:
     first, seen = [], 0
-    for shard in (Shard(list(range(100)), batches, collate_fn=list) for batches in ranks(100, 4, 4)):  # type: ignore[arg-type]
+    for shard in (shard_of(100, batches) for batches in ranks(100, 4, 4)):
         for batch in shard:
             first += batch
             if shard.step == 2:
@@ -85,23 +105,25 @@ def test_another_number_of_ranks_sees_the_rest_and_nothing_twice() -> None:
         seen = shard.seen
     rest = []
     for batches in ranks(100, 4, 3):
-        shard = Shard(list(range(100)), batches, collate_fn=list)  # type: ignore[arg-type]
+        shard = shard_of(100, batches)
         shard.resume(0, step=3, seen=seen)
         rest += [index for batch in shard for index in batch]
     assert sorted(first + rest) == list(range(100))
 
 
 def test_too_few_samples_for_a_new_number_of_ranks() -> None:
-    shard = Shard(list(range(100)), ranks(100, 1, 8)[0])  # type: ignore[arg-type]
+    shard = shard_of(100, ranks(100, 1, 8)[0])
     with pytest.raises(DataError, match="at most 3 GPUs"):
         shard.resume(0, step=97, seen=97)
 
 
-def test_a_shard_is_a_loader() -> None:
-    dataset = torch.utils.data.TensorDataset(torch.arange(10))
-    batches = GlobalBatches(10, 2, rank=1, world_size=2, seed=None)
-    loaded = [batch[0].tolist() for batch in Shard(dataset, batches)]
-    assert loaded == [[1, 3], [5, 7], [9]]
+@given(st.integers(1, 200), st.integers(1, 20), st.integers(1, 7), st.sampled_from([None, 5]))
+def test_gathered_batches_are_the_loaders(size: int, batch_size: int, world_size: int, seed: int | None) -> None:
+    for batches in ranks(size, batch_size, world_size, seed):
+        resident = ResidentSet(torch.arange(size), transform=lambda numbers: (numbers, 2 * numbers))
+        gathered = [[part.tolist() for part in batch] for batch in Shard(batches, Gathered(resident, batches))]
+        loaded = list(shard_of(size, batches))
+        assert gathered == [[numbers, [2 * number for number in numbers]] for numbers in loaded]
 
 
 def test_an_empty_batch_is_refused() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cluster_ddp.runtime.checkpoint import file, rng
-from cluster_ddp.runtime.shard import seed_all
+from cluster_ddp.runtime.seeds import seed_all
 
 CPU = torch.device("cpu")
 

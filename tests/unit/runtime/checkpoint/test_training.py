@@ -31,7 +31,7 @@ from cluster_ddp.runtime.checkpoint import Checkpoint, file, folder, training
 from cluster_ddp.runtime.meter import Meter
 from cluster_ddp.runtime.metrics import RunDir
 from cluster_ddp.runtime.preemption import Stopped
-from cluster_ddp.runtime.shard import seed_all
+from cluster_ddp.runtime.seeds import seed_all
 from cluster_ddp.runtime.world import World
 
 JOB_ID = 34_000 + os.getpid() % 2000

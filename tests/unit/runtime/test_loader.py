@@ -1,0 +1,70 @@
+"""How `World.shard` chooses between memory and torch's DataLoader, and the loader's defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from cluster_ddp.runtime import resident
+from cluster_ddp.runtime.loader import Loader
+from cluster_ddp.runtime.resident import Gathered, ResidentSet
+from cluster_ddp.runtime.shard import GlobalBatches
+from cluster_ddp.runtime.world import World
+from cluster_ddp.slurm.environment import Topology
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+
+
+class Derived(TensorDataset):
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)[0] + 1
+
+
+def world(device: torch.device = CPU) -> World:
+    return World(topology=Topology.from_environ({}), device=device)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "source"),
+    [
+        (TensorDataset(torch.arange(4)), {}, Gathered),
+        (ResidentSet(torch.arange(4)), {}, Gathered),
+        (Derived(torch.arange(4)), {}, Loader),  # it may do anything with them
+        (TensorDataset(torch.arange(4)), {"num_workers": 0}, Loader),
+    ],
+)
+def test_what_is_tensors_is_gathered(dataset: Dataset[Any], options: dict[str, Any], source: type) -> None:
+    shard = world().shard(dataset, batch_size=2, **options)
+    assert isinstance(shard._source, source)
+    first = 1 if isinstance(dataset, Derived) else 0
+    assert torch.cat([batch if isinstance(batch, torch.Tensor) else batch[0] for batch in shard]).tolist() == list(
+        range(first, first + 4)
+    )
+
+
+@pytest.mark.parametrize(("free", "fits"), [(64, True), (63, False)])
+def test_on_a_gpu_it_must_fit(monkeypatch: pytest.MonkeyPatch, free: int, fits: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1000))
+    monkeypatch.setattr(ResidentSet, "to", lambda self, device: self)
+    assert (resident.place(ResidentSet(torch.arange(4)), GPU) is not None) == fits
+
+
+def test_a_resident_set_that_does_not_fit_goes_through_the_loader_whole_batches_at_a_time() -> None:
+    batches = GlobalBatches(5, 2, rank=0, world_size=1, seed=None)
+    dataset = ResidentSet(torch.arange(5), transform=lambda numbers: (numbers, -numbers))
+    found = [[part.tolist() for part in batch] for batch in Loader(dataset, batches, device=CPU, cpus=1)]
+    assert found == [[[0, 1], [0, -1]], [[2, 3], [-2, -3]], [[4], [-4]]]
+
+
+@pytest.mark.parametrize(
+    ("device", "cpus", "given", "workers"),
+    [(CPU, 8, {}, 0), (GPU, 1, {}, 0), (GPU, 5, {}, 4), (GPU, 64, {}, 8), (GPU, 64, {"num_workers": 2}, 2)],
+)
+def test_workers_follow_from_the_cpus(device: torch.device, cpus: int, given: dict[str, int], workers: int) -> None:
+    batches = GlobalBatches(4, 2, rank=0, world_size=1, seed=None)
+    loader = Loader(TensorDataset(torch.arange(4)), batches, device=device, cpus=cpus, **given)._loader
+    assert (loader.num_workers, loader.persistent_workers) == (workers, workers > 0)
+    assert loader.pin_memory == (device is GPU)
