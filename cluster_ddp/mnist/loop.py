@@ -8,11 +8,11 @@ import time
 import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import StepLR
 
 from cluster_ddp.mnist import data
 from cluster_ddp.mnist.config import TrainConfig
-from cluster_ddp.mnist.model import Net
+from cluster_ddp.mnist.recipes import RECIPES
+from cluster_ddp.mnist.step import Step
 from cluster_ddp.runtime.checkpoint import Checkpoint
 from cluster_ddp.runtime.finite import FiniteCheck
 from cluster_ddp.runtime.meter import Meter
@@ -20,6 +20,8 @@ from cluster_ddp.runtime.metrics import RunDir, default_run_dir
 from cluster_ddp.runtime.progress import Progress
 from cluster_ddp.runtime.shard import Shard
 from cluster_ddp.runtime.world import World, distributed
+
+_LONG_RUN_STEPS = 1000  # trying the layouts takes the time of about twenty
 
 
 def run(config: TrainConfig) -> None:
@@ -36,10 +38,9 @@ def run(config: TrainConfig) -> None:
         collective_timeout_s=config.collective_timeout_s,
     ) as world:
         training = Training(config, world)
-        for epoch in training.checkpoint.epochs(1 if config.dry_run else config.epochs):
+        for epoch in training.checkpoint.epochs(training.epochs):
             training.train(epoch + 1)
             training.test(epoch + 1)
-            training.scheduler.step()
         training.finish()
 
 
@@ -50,15 +51,13 @@ class Training:
         self.config, self.world = config, world
         self.run_dir = RunDir(config.run_dir or default_run_dir(config.dataset, world), world)
         self.run_dir.describe(config)
-        self.train_shard, self.test_shard = _shards(config, world)
+        self.recipe = RECIPES[config.recipe]
+        self.epochs = 1 if config.dry_run else config.epochs or self.recipe.epochs
+        self.train_shard, self.test_shard = _shards(config, config.batch_size or self.recipe.batch_size, world)
         world.print(
             f"{world.world_size} ranks, {self.train_shard.size} training samples, run folder {self.run_dir.path}"
         )
-        torch.manual_seed(config.seed)
-        self.model = world.wrap(Net())
-        world.seed_rank(config.seed)
-        self.optimizer = torch.optim.Adadelta(self.model.parameters(), lr=config.lr)
-        self.scheduler = StepLR(self.optimizer, step_size=1, gamma=config.gamma)
+        self.step = Step(config, world)
         self.loss_meter = Meter(world)
         self.checkpoint = Checkpoint(
             world,
@@ -67,28 +66,29 @@ class Training:
             every="never" if config.dry_run else config.checkpoint_every,
             keep=config.keep_checkpoints,
             resume=config.resume,
-            identity={"dataset": config.dataset, "lr": config.lr, "gamma": config.gamma},
+            identity={key: getattr(config, key) or "" for key in ("dataset", "recipe", "lr", "gamma", "amp")},
             meters={"loss": self.loss_meter},
             stop_signals=config.stop_signals,
-            model=self.model,
-            optimizer=self.optimizer,
-            scheduler=self.scheduler,
+            model=self.step.model,
+            optimizer=self.step.optimizer,
+            step=self.step,
         )
-        self.finite = FiniteCheck(world, self.model, on_nan=config.on_nan, last_good=lambda: self.checkpoint.last_good)
+        self.finite = FiniteCheck(
+            world, self.step.model, on_nan=config.on_nan, last_good=lambda: self.checkpoint.last_good
+        )
+        self._tune()
 
     def train(self, epoch: int) -> None:
         """What is left of an epoch of training; logs the mean loss of all ranks since the last line."""
         shard, device = self.train_shard, self.world.device
-        self.model.train()
+        self.step.model.train()
         start_s, seen_before = time.perf_counter(), shard.seen
         with Progress(f"epoch {epoch}", total=shard.size, enabled=self.world.is_main) as progress:
             for images, labels in shard:
-                images, labels = images.to(device), labels.to(device)
-                self.optimizer.zero_grad()
-                loss = F.nll_loss(self.model(images), labels, reduction="sum")
-                (loss / shard.mean_batch).backward()
+                images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+                loss = self.step.backward(images, labels, mean_batch=shard.mean_batch)
                 if self.finite.may_update(loss, step=shard.step, epoch=epoch):
-                    self.optimizer.step()
+                    self.step.update(epoch - 1 + shard.progress)
                     self.loss_meter.add(loss, len(labels))
                 if shard.step % self.config.log_interval == 0 or shard.seen == shard.size:
                     mean_loss = self.loss_meter.mean()
@@ -100,16 +100,14 @@ class Training:
                 if self.config.dry_run:
                     break
 
-    @torch.no_grad()
     def test(self, epoch: int) -> None:
         """Loss and accuracy over the whole test set, every sample counted once, whatever the number of ranks."""
-        self.model.eval()
+        self.step.model.eval()
         shard, device = self.test_shard, self.world.device
         loss_sum = correct = torch.zeros((), device=device)
         for images, labels in shard:
-            # The bare module: ranks may have different numbers of samples here, and DDP's forward may communicate.
-            images, labels = images.to(device), labels.to(device)
-            output = self.model.module(images)
+            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+            output = self.step.output(images)
             loss_sum = loss_sum + F.nll_loss(output, labels, reduction="sum")
             correct = correct + (output.argmax(dim=1) == labels).sum()
             if shard.seen < shard.size:  # in its last batch, a small set has samples for some ranks only
@@ -130,9 +128,20 @@ class Training:
 
     def finish(self) -> None:
         """Record that it is done."""
-        self.run_dir.log("done", {"weights_sha256": _same_weights(self.world, self.model)})
+        self.run_dir.log("done", {"weights_sha256": _same_weights(self.world, self.step.model)})
         if self.config.save_model:
-            self.run_dir.save("mnist_cnn.pt", self.model.module.state_dict())
+            self.run_dir.save("mnist_cnn.pt", self.step.model.module.state_dict())
+
+    def _tune(self) -> None:
+        """In a long run, or where that is wanted, take the way that is the fastest here."""
+        steps = self.epochs * len(self.train_shard) - self.checkpoint.steps
+        wanted = self.config.tune == "always" or (self.config.tune == "auto" and steps >= _LONG_RUN_STEPS)
+        if self.config.deterministic or self.step.is_tuned or not wanted:
+            return
+        seconds = self.step.tune(self.train_shard.batch_size)
+        self.run_dir.log("tune", {"layout": self.step.layout, "seconds": seconds})
+        told = ", ".join(f"{layout} {1000 * taken:.1f} ms" for layout, taken in seconds.items())
+        self.world.print(f"Memory layout: {self.step.layout} (forward and backward: {told})")
 
     def _log_training(self, epoch: int, loss: float | None, samples_per_s: float, progress: Progress) -> None:
         shard = self.train_shard
@@ -141,7 +150,7 @@ class Training:
             "step": shard.step,
             "samples": shard.seen,
             **({} if loss is None else {"loss": loss}),
-            "lr": self.optimizer.param_groups[0]["lr"],
+            "lr": self.step.optimizer.param_groups[0]["lr"],
             "samples_per_s": round(samples_per_s, 1),
         }
         self.run_dir.log("train", values)
@@ -149,12 +158,12 @@ class Training:
         progress.update(shard.seen, f"{line}\tLoss: {'none finite' if loss is None else f'{loss:.6f}'}")
 
 
-def _shards(config: TrainConfig, world: World) -> tuple[Shard, Shard]:
+def _shards(config: TrainConfig, batch_size: int, world: World) -> tuple[Shard, Shard]:
     # One rank of each node reads all bytes for the digests; that the files are there and whole, all look.
     check_content = world.topology.local_rank == 0
     train_set, test_set = data.load(config.dataset, config.data_dir, check_content=check_content)
     return (
-        world.shard(train_set, batch_size=config.batch_size, shuffle_seed=config.seed),
+        world.shard(train_set, batch_size=batch_size, shuffle_seed=config.seed),
         world.shard(test_set, batch_size=config.test_batch_size),
     )
 

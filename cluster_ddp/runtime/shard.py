@@ -128,6 +128,16 @@ class Shard:
         return self._batch_samples / self.batches.world_size
 
     @property
+    def progress(self) -> float:
+        """The part of the epoch that was done before this batch: 0 … below 1."""
+        return (self.seen - self._batch_samples) / self.size
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of this rank in a whole batch."""
+        return self.batches.global_batch // self.batches.world_size
+
+    @property
     def size(self) -> int:
         """Samples in the whole dataset."""
         return self.batches.size

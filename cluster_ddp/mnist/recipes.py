@@ -1,0 +1,57 @@
+"""How a CNN is trained: which one, its optimizer, its learning rate, and the defaults of the options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from cluster_ddp.mnist.config import Amp, RecipeName
+from cluster_ddp.mnist.model import Net, SmallNet
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """One way to train."""
+
+    model: Callable[[], nn.Module]
+    """Makes it, with random weights."""
+    optimizer: Callable[[Iterable[nn.Parameter], float], Optimizer]
+    """Makes it, of parameters and learning rate."""
+    schedule: Callable[[float, int, float], float]
+    """The factor on the learning rate, after so many epochs of so many, with `gamma`."""
+    epochs: int
+    batch_size: int
+    """On each rank."""
+    lr: float
+    amp: Amp
+
+
+def every_epoch(done: float, epochs: int, gamma: float) -> float:
+    """torch's StepLR: a factor after each epoch."""
+    return float(gamma ** int(done))
+
+
+def one_cycle(done: float, epochs: int, gamma: float) -> float:
+    """Up from a tenth in the first fifth of the training, then down to nothing, both evenly (Smith, Topin 2018)."""
+    share, top = done / epochs, 0.2
+    return 0.1 + 0.9 * share / top if share < top else (1 - share) / (1 - top)
+
+
+def _adadelta(parameters: Iterable[nn.Parameter], lr: float) -> Optimizer:
+    return torch.optim.Adadelta(parameters, lr=lr)
+
+
+def _adam(parameters: Iterable[nn.Parameter], lr: float) -> Optimizer:
+    return torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.99), fused=True)
+
+
+RECIPES: dict[RecipeName, Recipe] = {
+    "reference": Recipe(
+        model=Net, optimizer=_adadelta, schedule=every_epoch, epochs=14, batch_size=64, lr=1.0, amp="off"
+    ),
+    "fast": Recipe(model=SmallNet, optimizer=_adam, schedule=one_cycle, epochs=2, batch_size=256, lr=0.006, amp="bf16"),
+}

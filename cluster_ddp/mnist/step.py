@@ -1,0 +1,105 @@
+"""What is done with a batch, as fast as this machine can: precision and memory layout are decided here."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from cluster_ddp.mnist.config import TrainConfig
+from cluster_ddp.mnist.recipes import RECIPES
+from cluster_ddp.runtime.tune import fastest
+from cluster_ddp.runtime.world import World
+
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+_IMAGE = (1, 28, 28)
+
+
+class Step:
+    """Model and optimizer, and the forward, backward and update of a batch.
+
+    Args:
+        config: with the recipe.
+        world: of the ranks.
+    """
+
+    def __init__(self, config: TrainConfig, world: World) -> None:
+        self.recipe = RECIPES[config.recipe]
+        self._world, self._gamma = world, config.gamma
+        self._epochs, self._lr = config.epochs or self.recipe.epochs, config.lr or self.recipe.lr
+        self._amp = (config.amp or self.recipe.amp) == "bf16"
+        if config.deterministic and world.device.type == "cuda":
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS' own condition, before its first use
+            torch.use_deterministic_algorithms(True)
+        torch.manual_seed(config.seed)
+        model = self.recipe.model()
+        if config.compile:
+            model.compile()
+        self.model = world.wrap(model)
+        for parameter in self.model.parameters():
+            parameter.register_hook(_in_order)
+        world.seed_rank(config.seed)
+        self.optimizer = self.recipe.optimizer(self.model.parameters(), self._lr)
+        self.layout = "contiguous"
+        self.is_tuned = False
+
+    def backward(self, images: torch.Tensor, labels: torch.Tensor, *, mean_batch: float) -> torch.Tensor:
+        """Make the gradients, averaged over all ranks; the loss summed over this rank's batch.
+
+        Args:
+            images: float32 (N, 1, 28, 28).
+            labels: int64 (N,).
+            mean_batch: samples per rank in this global batch.
+        """
+        self.optimizer.zero_grad()
+        loss = F.nll_loss(self._output(self.model, images), labels, reduction="sum")
+        (loss / mean_batch).backward()
+        return loss
+
+    def update(self, epochs_done: float) -> None:
+        """Let the optimizer make its step, at the learning rate that the recipe has after so many epochs."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._lr * self.recipe.schedule(epochs_done, self._epochs, self._gamma)
+        self.optimizer.step()
+
+    @torch.inference_mode()
+    def output(self, images: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities, float32 (N, 10), by this rank alone: DDP's own forward may communicate."""
+        return self._output(self.model.module, images)
+
+    def tune(self, batch_size: int) -> dict[str, float]:
+        """Try which memory layout is the fastest with such batches; the seconds of each. A collective."""
+        model = copy.deepcopy(self.model.module).train()
+        images = torch.ones(batch_size, *_IMAGE, device=self._world.device)
+        labels = torch.zeros(batch_size, dtype=torch.int64, device=self._world.device)
+
+        def step(layout: str) -> None:
+            F.nll_loss(self._output(model, images, layout), labels).backward()
+
+        self.layout, seconds = fastest(self._world, {name: functools.partial(step, name) for name in LAYOUTS})
+        self.is_tuned = True
+        return seconds
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `tune` has chosen: bits depend on it."""
+        return {"layout": self.layout, "is_tuned": self.is_tuned}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on in the same way."""
+        self.layout, self.is_tuned = state["layout"], state["is_tuned"]
+
+    def _output(self, model: torch.nn.Module, images: torch.Tensor, layout: str = "") -> torch.Tensor:
+        images = images.to(memory_format=LAYOUTS[layout or self.layout])
+        with torch.autocast(self._world.device.type, torch.bfloat16, enabled=self._amp):
+            output: torch.Tensor = model(images)
+        return output
+
+
+def _in_order(gradient: torch.Tensor) -> torch.Tensor:
+    """With the strides of DDP's buckets, which a convolution's gradient has not under channels_last."""
+    return gradient.reshape(-1).view(gradient.shape)

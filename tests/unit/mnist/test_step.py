@@ -1,0 +1,72 @@
+"""The fast paths do what the plain one does."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cluster_ddp
+from cluster_ddp.mnist import data
+from cluster_ddp.mnist.config import TrainConfig
+from cluster_ddp.mnist.step import Step
+
+STEPS = 40
+
+
+def losses(layout: str = "contiguous", **options: Any) -> torch.Tensor:
+    """The mean loss of each of the first steps on the digits, with learning rate and seed of the tests."""
+    with cluster_ddp.distributed(cuda=False) as world:
+        train_set, _ = data.load("digits", Path())
+        shard = world.shard(train_set, batch_size=32, shuffle_seed=1)
+        step = Step(TrainConfig(dataset="digits", lr=0.1, **options), world)
+        step.layout = layout
+        step.model.train()
+        found = []
+        for images, labels in shard:
+            found.append(step.backward(images, labels, mean_batch=shard.mean_batch).detach() / len(labels))
+            step.update(0)
+        return torch.stack(found[:STEPS])
+
+
+@pytest.fixture(scope="module")
+def plain() -> torch.Tensor:
+    return losses()
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "at_first", "later"),
+    [
+        ("channels_last", {}, 1e-3, 0.1),
+        ("contiguous", {"amp": "bf16"}, 0.05, 0.3),
+        ("channels_last", {"amp": "bf16"}, 0.05, 0.3),
+    ],
+)
+def test_loss_curves_match(
+    plain: torch.Tensor, layout: str, options: dict[str, Any], at_first: float, later: float
+) -> None:
+    """Tolerances: of the loss, absolute, in the first ten steps, and in those in which it falls from 2.3 to below 1."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of DDP, on strides
+        found = losses(layout, **options)
+    assert plain[-5:].mean() < 1 < plain[0]
+    differences = (found - plain).abs()
+    assert differences[:10].max() < at_first
+    assert differences.max() < later
+
+
+def test_tuning_leaves_everything_as_it_was() -> None:
+    with cluster_ddp.distributed(cuda=False) as world:
+        step = Step(TrainConfig(dataset="digits"), world)
+        before = [parameter.clone() for parameter in step.model.parameters()], torch.get_rng_state()
+        seconds = step.tune(batch_size=4)
+        assert all(torch.equal(*pair) for pair in zip(step.model.parameters(), before[0]))
+        assert all(parameter.grad is None for parameter in step.model.parameters())
+        assert torch.equal(torch.get_rng_state(), before[1])
+        assert seconds[step.layout] == min(seconds.values()) and step.is_tuned
+        other = Step(TrainConfig(dataset="digits"), world)
+        other.load_state_dict(step.state_dict())
+        assert (other.layout, other.is_tuned) == (step.layout, True)
