@@ -96,9 +96,8 @@ class TrainConfig:
             if not getattr(self, name) > 0:
                 raise _error(name, getattr(self, name), "a number above 0")
         if self.deterministic and self.tune == "always":
-            raise SpecError(
-                "Training with --deterministic --tune always:", "what is the fastest is no constant.", "one of them"
-            )
+            asked, found = "Training with --deterministic --tune always:", "what is the fastest may differ each time."
+            raise SpecError(asked, found, "give one of the two")
         Interval.parse(self.checkpoint_every)
         for signal in self.stop_signals:
             number_of(signal)

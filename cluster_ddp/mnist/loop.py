@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import time
 
@@ -11,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cluster_ddp.mnist import data
 from cluster_ddp.mnist.config import TrainConfig
-from cluster_ddp.mnist.recipes import RECIPES
+from cluster_ddp.mnist.recipes import chosen
 from cluster_ddp.mnist.step import Step
 from cluster_ddp.runtime.checkpoint import Checkpoint
 from cluster_ddp.runtime.finite import FiniteCheck
@@ -50,14 +51,14 @@ class Training:
     def __init__(self, config: TrainConfig, world: World) -> None:
         self.config, self.world = config, world
         self.run_dir = RunDir(config.run_dir or default_run_dir(config.dataset, world), world)
-        self.run_dir.describe(config)
-        self.recipe = RECIPES[config.recipe]
-        self.epochs = 1 if config.dry_run else config.epochs or self.recipe.epochs
-        self.train_shard, self.test_shard = _shards(config, config.batch_size or self.recipe.batch_size, world)
+        recipe = chosen(config)
+        self.run_dir.describe(dataclasses.replace(config, **recipe.options()))
+        self.epochs = 1 if config.dry_run else recipe.epochs
+        self.train_shard, self.test_shard = _shards(config, recipe.batch_size, world)
         world.print(
             f"{world.world_size} ranks, {self.train_shard.size} training samples, run folder {self.run_dir.path}"
         )
-        self.step = Step(config, world)
+        self.step = Step(config, recipe, world)
         self.loss_meter = Meter(world)
         self.checkpoint = Checkpoint(
             world,
@@ -66,7 +67,13 @@ class Training:
             every="never" if config.dry_run else config.checkpoint_every,
             keep=config.keep_checkpoints,
             resume=config.resume,
-            identity={key: getattr(config, key) or "" for key in ("dataset", "recipe", "lr", "gamma", "amp")},
+            identity={
+                "dataset": config.dataset,
+                "recipe": config.recipe,
+                "lr": recipe.lr,
+                "gamma": config.gamma,
+                "amp": recipe.amp,
+            },
             meters={"loss": self.loss_meter},
             stop_signals=config.stop_signals,
             model=self.step.model,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from cluster_ddp.mnist.config import Amp, RecipeName
+from cluster_ddp.mnist.config import Amp, RecipeName, TrainConfig
 from cluster_ddp.mnist.model import Net, SmallNet
 
 
@@ -28,6 +30,10 @@ class Recipe:
     """On each rank."""
     lr: float
     amp: Amp
+
+    def options(self) -> dict[str, Any]:
+        """What `TrainConfig` may change of it."""
+        return {name: getattr(self, name) for name in ("epochs", "batch_size", "lr", "amp")}
 
 
 def every_epoch(done: float, epochs: int, gamma: float) -> float:
@@ -55,3 +61,10 @@ RECIPES: dict[RecipeName, Recipe] = {
     ),
     "fast": Recipe(model=SmallNet, optimizer=_adam, schedule=one_cycle, epochs=2, batch_size=256, lr=0.006, amp="bf16"),
 }
+
+
+def chosen(config: TrainConfig) -> Recipe:
+    """The recipe that a configuration names, changed as it says."""
+    recipe = RECIPES[config.recipe]
+    given = {name: value for name in recipe.options() if (value := getattr(config, name)) is not None}
+    return dataclasses.replace(recipe, **given)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from cluster_ddp.mnist.config import TrainConfig
-from cluster_ddp.mnist.recipes import RECIPES
+from cluster_ddp.mnist.recipes import Recipe
 from cluster_ddp.runtime.tune import fastest
 from cluster_ddp.runtime.world import World
 
@@ -24,27 +24,25 @@ class Step:
     """Model and optimizer, and the forward, backward and update of a batch.
 
     Args:
-        config: with the recipe.
+        config: the options.
+        recipe: what they choose.
         world: of the ranks.
     """
 
-    def __init__(self, config: TrainConfig, world: World) -> None:
-        self.recipe = RECIPES[config.recipe]
-        self._world, self._gamma = world, config.gamma
-        self._epochs, self._lr = config.epochs or self.recipe.epochs, config.lr or self.recipe.lr
-        self._amp = (config.amp or self.recipe.amp) == "bf16"
+    def __init__(self, config: TrainConfig, recipe: Recipe, world: World) -> None:
+        self._recipe, self._world, self._gamma = recipe, world, config.gamma
         if config.deterministic and world.device.type == "cuda":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS' own condition, before its first use
             torch.use_deterministic_algorithms(True)
         torch.manual_seed(config.seed)
-        model = self.recipe.model()
+        model = recipe.model()
         if config.compile:
             model.compile()
         self.model = world.wrap(model)
         for parameter in self.model.parameters():
             parameter.register_hook(_in_order)
         world.seed_rank(config.seed)
-        self.optimizer = self.recipe.optimizer(self.model.parameters(), self._lr)
+        self.optimizer = recipe.optimizer(self.model.parameters(), recipe.lr)
         self.layout = "contiguous"
         self.is_tuned = False
 
@@ -63,8 +61,9 @@ class Step:
 
     def update(self, epochs_done: float) -> None:
         """Let the optimizer make its step, at the learning rate that the recipe has after so many epochs."""
+        recipe = self._recipe
         for group in self.optimizer.param_groups:
-            group["lr"] = self._lr * self.recipe.schedule(epochs_done, self._epochs, self._gamma)
+            group["lr"] = recipe.lr * recipe.schedule(epochs_done, recipe.epochs, self._gamma)
         self.optimizer.step()
 
     @torch.inference_mode()
@@ -95,7 +94,7 @@ class Step:
 
     def _output(self, model: torch.nn.Module, images: torch.Tensor, layout: str = "") -> torch.Tensor:
         images = images.to(memory_format=LAYOUTS[layout or self.layout])
-        with torch.autocast(self._world.device.type, torch.bfloat16, enabled=self._amp):
+        with torch.autocast(self._world.device.type, torch.bfloat16, enabled=self._recipe.amp == "bf16"):
             output: torch.Tensor = model(images)
         return output
 

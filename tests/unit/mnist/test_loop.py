@@ -36,12 +36,6 @@ def records(run_dir: Path) -> list[dict]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_model_is_the_one_of_the_example() -> None:
-    model = Net()
-    assert sum(parameter.numel() for parameter in model.parameters()) == 1_199_882
-    assert model(torch.zeros(2, 1, 28, 28)).exp().sum(dim=1).tolist() == pytest.approx([1, 1])
-
-
 def test_one_process_learns_and_leaves_its_record(tmp_path: Path) -> None:
     done = train(*["--dataset", "digits", "--epochs", "3", "--run-dir", "out/here", "--save-model"], folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -63,6 +57,31 @@ def test_one_process_learns_and_leaves_its_record(tmp_path: Path) -> None:
     Net().load_state_dict(torch.load(run_dir / "mnist_cnn.pt", weights_only=True))
     names = [".lock", "checkpoints", "metrics.jsonl", "mnist_cnn.pt", "run.json"]
     assert sorted(path.name for path in run_dir.iterdir()) == names
+
+
+def test_the_fast_recipe_and_a_layout_that_a_resumed_run_keeps(tmp_path: Path) -> None:
+    options = ["--dataset", "digits", "--recipe", "fast", "--batch-size", "32", "--tune", "always", "--run-dir", "x"]
+    outputs = []
+    for epochs in ("2", "5"):
+        done = train(*options, "--epochs", epochs, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    assert ["Memory layout: " in output for output in outputs] == [True, False]
+    found = records(tmp_path / "x")
+    (tuned,) = (record for record in found if record["kind"] == "tune")
+    assert tuned["layout"] == min(tuned["seconds"], key=tuned["seconds"].get)
+    assert [record for record in found if record["kind"] == "test"][-1]["accuracy"] > 0.9
+    config = json.loads((tmp_path / "x" / "run.json").read_text())["config"]
+    assert (config["epochs"], config["batch_size"], config["lr"], config["amp"]) == (5, 32, 0.006, "bf16")
+
+
+@pytest.mark.parametrize("options", [["--recipe", "fast"], ["--amp", "bf16"]])
+def test_a_checkpoint_of_another_recipe_is_refused(tmp_path: Path, options: list[str]) -> None:
+    common = ["--dataset", "digits", "--run-dir", "x", "--batch-size", "300", "--epochs", "1"]
+    assert train(*common, folder=tmp_path).returncode == 0
+    done = train(*common, *options, folder=tmp_path)
+    assert done.returncode == 2
+    assert f"its {options[0].removeprefix('--')} is" in done.stderr
 
 
 def train_digits() -> None:
@@ -125,6 +144,7 @@ def test_dry_run_takes_one_step(tmp_path: Path) -> None:
         ("--seed -1", "seed must be"),
         ("--dry-run --checkpoint-every 3h", "a whole number of epochs, steps or minutes"),
         ("--dry-run --stop-signals USR3", "no such signal"),
+        ("--deterministic --tune always", "what is the fastest may differ"),
     ],
 )
 def test_bad_options_are_refused_at_once(tmp_path: Path, arguments: str, mentioned: str) -> None:

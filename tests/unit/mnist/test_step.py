@@ -12,9 +12,15 @@ import torch
 import cluster_ddp
 from cluster_ddp.mnist import data
 from cluster_ddp.mnist.config import TrainConfig
+from cluster_ddp.mnist.recipes import chosen
 from cluster_ddp.mnist.step import Step
 
 STEPS = 40
+
+
+def make_step(world: cluster_ddp.World, **options: Any) -> Step:
+    config = TrainConfig(dataset="digits", **options)
+    return Step(config, chosen(config), world)
 
 
 def losses(layout: str = "contiguous", **options: Any) -> torch.Tensor:
@@ -22,7 +28,7 @@ def losses(layout: str = "contiguous", **options: Any) -> torch.Tensor:
     with cluster_ddp.distributed(cuda=False) as world:
         train_set, _ = data.load("digits", Path())
         shard = world.shard(train_set, batch_size=32, shuffle_seed=1)
-        step = Step(TrainConfig(dataset="digits", lr=0.1, **options), world)
+        step = make_step(world, lr=0.1, **options)
         step.layout = layout
         step.model.train()
         found = []
@@ -60,13 +66,13 @@ def test_loss_curves_match(
 
 def test_tuning_leaves_everything_as_it_was() -> None:
     with cluster_ddp.distributed(cuda=False) as world:
-        step = Step(TrainConfig(dataset="digits"), world)
+        step = make_step(world)
         before = [parameter.clone() for parameter in step.model.parameters()], torch.get_rng_state()
         seconds = step.tune(batch_size=4)
         assert all(torch.equal(*pair) for pair in zip(step.model.parameters(), before[0]))
         assert all(parameter.grad is None for parameter in step.model.parameters())
         assert torch.equal(torch.get_rng_state(), before[1])
         assert seconds[step.layout] == min(seconds.values()) and step.is_tuned
-        other = Step(TrainConfig(dataset="digits"), world)
+        other = make_step(world)
         other.load_state_dict(step.state_dict())
         assert (other.layout, other.is_tuned) == (step.layout, True)
