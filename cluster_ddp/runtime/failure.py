@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cluster_ddp.errors import ClusterDDPError
+from cluster_ddp.runtime import rollcall
 from cluster_ddp.runtime.output import complain
 
 if TYPE_CHECKING:
@@ -119,9 +120,9 @@ class FailureReporter:
 
     def _absent(self, store: dist.Store, name: str) -> str:
         assert self.topology is not None
-        ranks = range(self.topology.world_size)
-        absent = [rank for rank in ranks if not store.check([f"failed/{rank}"])]
-        return ", ".join(f"rank {rank} on {store.get(arrival(rank)).decode()}" for rank in absent)
+        failed = [f"failed/{rank}" for rank in range(self.topology.world_size)]
+        absent = [int(key.rpartition("/")[2]) for key in rollcall.unset(store, failed)]
+        return ", ".join(f"rank {rank} on {host}" for rank, host in zip(absent, rollcall.hosts(store, absent)))
 
     def _rank(self) -> str:
         if self.topology is not None:
@@ -136,11 +137,6 @@ class FailureReporter:
 
     def _print(self, text: str) -> None:
         complain(f"[rank {self._rank()} {socket.gethostname()}] {text}")
-
-
-def arrival(rank: int) -> str:
-    """Under which key of the store a rank has left the name of its host."""
-    return f"arrived/{rank}"
 
 
 def _is_timeout(error: BaseException) -> bool:

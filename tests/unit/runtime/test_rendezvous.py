@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
+import resource
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -17,8 +16,7 @@ import pytest
 import torch
 from ranks import run_ranks, slurm_step
 
-from cluster_ddp.runtime import rendezvous
-from cluster_ddp.runtime.rendezvous import missing_by_node
+from cluster_ddp.runtime import beacon, rendezvous
 from cluster_ddp.slurm.environment import Topology
 from cluster_ddp.slurm.port import candidates
 
@@ -163,19 +161,6 @@ def test_an_address_that_does_not_exist_is_named(tmp_path: Path, job_id: int) ->
     assert "Looking up no-such-host.invalid" in end.output
 
 
-def test_only_the_stores_own_thread_asks_no_name_servers() -> None:
-    def attempts() -> int:
-        libc = ctypes.CDLL(None)
-        libc.__res_state.restype = ctypes.POINTER(ctypes.c_int)
-        return libc.__res_state()[1]
-
-    socket.getfqdn("localhost")  # initialises this thread's resolver
-    before = attempts()
-    with ThreadPoolExecutor(1, initializer=rendezvous._ask_no_name_servers) as thread:
-        assert thread.submit(attempts).result() == 0
-    assert attempts() == before
-
-
 class LateStore:
     """A store whose wait times out just before the last rank arrives."""
 
@@ -185,40 +170,47 @@ class LateStore:
     def check(self, keys: list[str]) -> bool:
         return True
 
-    def get(self, key: str) -> bytes:
-        return b"n1"
-
 
 def test_a_rank_that_comes_at_the_last_moment_is_not_missing() -> None:
-    assert rendezvous._missing(two_nodes(), LateStore(), 1.0, 0.0) is None  # type: ignore[arg-type]
+    topology = Topology.from_environ(slurm_step(0, 6, job_id=1))
+    assert rendezvous._missing(topology, LateStore(), 1.0, 0.0) is None  # type: ignore[arg-type]
 
 
-def two_nodes(**fields: object) -> Topology:
-    return Topology(
-        launcher="slurm",
-        rank=0,
-        local_rank=0,
-        world_size=6,
-        num_nodes=3,
-        nodes=("n1", "n2", "n3.cluster"),
-        tasks_per_node=(2, 2, 2),
-        master_addr="n1",
-        port_candidates=(1,),
-        **fields,  # type: ignore[arg-type]
-    )
+@pytest.mark.parametrize(("hard", "enough"), [(2 * 3000 + 256, True), (3000, False)])
+def test_the_limit_on_open_files_is_raised_for_many_ranks(tmp_path: Path, hard: int, enough: bool) -> None:
+    environment = slurm_step(0, 3000, job_id=1, HARD_LIMIT=str(hard))
+    (end,) = run_ranks(let_files_open, [environment], tmp_path)
+    if enough:
+        assert (end.exit_code, end.output) == (0, f"{hard}\n")
+    else:
+        assert end.exit_code == 2
+        assert "may have 3000 (ulimit -Hn)" in end.output
 
 
-@pytest.mark.parametrize(
-    ("arrived", "missing"),
-    [
-        # One node is short: the missing ranks are there, however ranks are distributed.
-        ({0: "n1", 1: "n2", 3: "n1", 4: "n2"}, ["2", "5 (n3.cluster)"]),
-        # Several are short, and those that came stand in blocks.
-        ({0: "n1", 1: "n1", 2: "n2"}, ["3 (n2)", "4", "5 (n3.cluster)"]),
-        # Several are short, and ranks are dealt out some other way: the nodes, not who is where.
-        ({0: "n1", 1: "n2", 4: "n2"}, ["2", "3", "5 (on n1, n3.cluster)"]),
-        ({}, ["0", "1 (n1)", "2", "3 (n2)", "4", "5 (n3.cluster)"]),
-    ],
-)
-def test_missing_ranks_are_named_with_their_nodes(arrived: dict[int, str], missing: list[str]) -> None:
-    assert missing_by_node(two_nodes(), arrived) == missing
+def let_files_open() -> None:
+    from cluster_ddp.errors import RendezvousError
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, int(os.environ["HARD_LIMIT"])))
+    try:
+        rendezvous._let_files_open(Topology.from_environ(os.environ))
+    except RendezvousError as error:
+        print(error)
+        raise SystemExit(2) from None
+    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def test_a_slow_beacon_is_waited_for_and_not_asked_again(tmp_path: Path, job_id: int) -> None:
+    """By a rank of many, for as long as it takes to answer them all."""
+    topology = Topology.from_environ(slurm_step(1, 3000, job_id=job_id))
+    asked = []
+    with socket.create_server(("", candidates(job_id)[0])) as listener:
+
+        def answer_late() -> None:
+            asked.append(listener.accept()[0])
+            time.sleep(1.0)
+            asked[0].sendall(f"{topology.key} 12345\n".encode())
+
+        threading.Thread(target=answer_late, daemon=True).start()
+        assert beacon.find_store(topology, "127.0.0.1", time.monotonic() + 30) == (12345, "")
+    assert len(asked) == 1
+    asked[0].close()

@@ -1,0 +1,138 @@
+"""Many ranks on one machine, in a network of their own whose name servers are dead or answer.
+
+The ranks are forked from one process that has imported torch: that is what makes a thousand of them fit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+HOST = "node1"
+_ADDRESS, _NAME_SERVER = "10.213.255.1", "10.213.255.250"
+
+NameServers = Literal["dead", "working"]
+
+
+def enter_own_network(name_servers: NameServers) -> None:
+    """Join what `in_own_network` has made: an interface, /etc/hosts with `HOST` alone, and a name server.
+
+    A dead one is an address to which packets go and from which none come. A working one says at once that it knows no
+    such name.
+    """
+    for command in (
+        "link set lo up",
+        "link add hole type veth peer name nowhere",
+        "link set nowhere up",
+        f"addr add {_ADDRESS}/24 dev hole",
+        "link set hole up",
+        f"neigh replace {_NAME_SERVER} lladdr 02:00:00:00:00:09 dev hole",
+    ):
+        subprocess.run(["ip", *command.split()], check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in (
+            ("hosts", f"127.0.0.1 localhost\n{_ADDRESS} {HOST}\n"),
+            ("resolv.conf", f"nameserver {_NAME_SERVER}\n"),
+        ):
+            Path(folder, name).write_text(text)
+            subprocess.run(["mount", "--bind", f"{folder}/{name}", f"/etc/{name}"], check=True)
+    if name_servers == "working":
+        subprocess.run(["ip", "addr", "add", f"{_NAME_SERVER}/32", "dev", "lo"], check=True)
+        _serve_names()
+
+
+def in_own_network(command: list[str]) -> list[str]:
+    """The command line that runs `command` where it may call `enter_own_network`. Needs root."""
+    return ["unshare", "--net", "--mount", *command]
+
+
+def _serve_names() -> None:
+    """Answer every question with "no such name" (RFC 1035, 4.1.1), in a process that ends with this one."""
+    parent = os.getpid()
+    server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    server.bind((_NAME_SERVER, 53))
+    server.settimeout(1.0)
+    if os.fork():
+        return
+    while os.getppid() == parent:
+        with contextlib.suppress(TimeoutError):
+            question, asker = server.recvfrom(512)
+            server.sendto(question[:2] + b"\x85\x83" + question[4:6] + bytes(6) + question[12:], asker)
+    os._exit(0)
+
+
+def start_all(ranks: int, meet: Callable[[int], object], *, limit_s: int = 120) -> list[float]:
+    """Fork so many ranks, let all go at once when all are ready, and see when each is through.
+
+    Args:
+        ranks: how many.
+        meet: what each does, given its rank. What it returns is kept until all are through.
+        limit_s: seconds after which the ranks are killed.
+
+    Returns:
+        Seconds from the start of all to the end of `meet`, for each rank, in the order in which they came through.
+
+    Raises:
+        RuntimeError: not all came through.
+    """
+    gc.collect()
+    gc.freeze()  # a collection in a rank would copy every page that it shares with this process
+    (ready, say_ready), (go, let_go), (through, say_through), (leave, let_leave) = (os.pipe() for _ in range(4))
+    pids = []
+    for rank in range(ranks):
+        pid = os.fork()
+        if pid == 0:
+            os.close(let_go)
+            os.close(let_leave)
+            os.write(say_ready, b".")
+            os.read(go, 1)
+            _meet_and_stay(lambda rank=rank: meet(rank), say_through, leave)
+        pids.append(pid)
+    killer = threading.Timer(limit_s, lambda: [os.kill(pid, signal.SIGKILL) for pid in pids])
+    killer.start()
+    os.close(say_through)
+    _read(ready, ranks)
+    start = time.monotonic()
+    os.close(let_go)
+    ends = _read(through, 8 * ranks)
+    killer.cancel()
+    os.close(let_leave)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    for descriptor in (ready, say_ready, go, through, leave):
+        os.close(descriptor)
+    if len(ends) < 8 * ranks:
+        raise RuntimeError(f"{len(ends) // 8} of {ranks} ranks came through")
+    return [end - start for (end,) in struct.iter_unpack("d", ends)]
+
+
+def _meet_and_stay(meet: Callable[[], object], say_through: int, leave: int) -> None:
+    """In a rank: do it, tell when it is done, and stay, so that no rank's end costs the others time."""
+    status = 1
+    try:
+        kept = meet()
+        os.write(say_through, struct.pack("d", time.monotonic()))
+        os.close(say_through)
+        os.read(leave, 1)
+        status = 0 if kept is not None else 1
+    finally:
+        os._exit(status)
+
+
+def _read(pipe: int, size: int) -> bytes:
+    """So many bytes, or fewer if all writers have gone."""
+    data = b""
+    while len(data) < size and (more := os.read(pipe, size - len(data))):
+        data += more
+    return data
