@@ -1,6 +1,8 @@
 """Many ranks on one machine, in a network of their own whose name servers are dead or answer.
 
-The ranks are forked from one process that has imported torch: that is what makes a thousand of them fit.
+The ranks are forked from one process that has imported torch: that is what makes a thousand of them fit. Such a rank
+shares its memory with all others until it writes to it; what the kernel then has to copy would be most of the time. So
+all do everything once before they say that they are ready.
 """
 
 from __future__ import annotations
@@ -41,15 +43,22 @@ def enter_own_network(name_servers: NameServers) -> None:
     ):
         subprocess.run(["ip", *command.split()], check=True)
     with tempfile.TemporaryDirectory() as folder:
-        for name, text in (
-            ("hosts", f"127.0.0.1 localhost\n{_ADDRESS} {HOST}\n"),
-            ("resolv.conf", f"nameserver {_NAME_SERVER}\n"),
-        ):
-            Path(folder, name).write_text(text)
+        for name in ("hosts", "resolv.conf"):
+            Path(folder, name).touch()
             subprocess.run(["mount", "--bind", f"{folder}/{name}", f"/etc/{name}"], check=True)
+    Path("/etc/resolv.conf").write_text(f"nameserver {_NAME_SERVER}\n")
+    _write_hosts(both_ways=False)
     if name_servers == "working":
         subprocess.run(["ip", "addr", "add", f"{_NAME_SERVER}/32", "dev", "lo"], check=True)
         _serve_names()
+
+
+def _write_hosts(*, both_ways: bool) -> None:
+    """Names of addresses; addresses of names too, if `both_ways`, so that no look-up goes to a name server."""
+    hosts = {"127.0.0.1": "localhost", _ADDRESS: HOST}
+    lines = [f"{address} {host}\n" for address, host in hosts.items()]
+    lines += [f"::ffff:{address} {host}\n" for address, host in hosts.items() if both_ways]
+    Path("/etc/hosts").write_text("".join(lines))
 
 
 def in_own_network(command: list[str]) -> list[str]:
@@ -72,12 +81,15 @@ def _serve_names() -> None:
     os._exit(0)
 
 
-def start_all(ranks: int, meet: Callable[[int], object], *, limit_s: int = 120) -> list[float]:
+def start_all(
+    ranks: int, meet: Callable[[int], object], *, rehearse: Callable[[int], object] | None = None, limit_s: int = 120
+) -> list[float]:
     """Fork so many ranks, let all go at once when all are ready, and see when each is through.
 
     Args:
         ranks: how many.
         meet: what each does, given its rank. What it returns is kept until all are through.
+        rehearse: the same for another run, done before.
         limit_s: seconds after which the ranks are killed.
 
     Returns:
@@ -89,20 +101,23 @@ def start_all(ranks: int, meet: Callable[[int], object], *, limit_s: int = 120) 
     gc.collect()
     gc.freeze()  # a collection in a rank would copy every page that it shares with this process
     (ready, say_ready), (go, let_go), (through, say_through), (leave, let_leave) = (os.pipe() for _ in range(4))
+    _write_hosts(both_ways=True)  # a look-up that fails makes torch look up nothing more in that process
     pids = []
     for rank in range(ranks):
         pid = os.fork()
         if pid == 0:
             os.close(let_go)
             os.close(let_leave)
+            kept = rehearse(rank) if rehearse else None
             os.write(say_ready, b".")
             os.read(go, 1)
-            _meet_and_stay(lambda rank=rank: meet(rank), say_through, leave)
+            _meet_and_stay(rank, meet, say_through, leave, kept)
         pids.append(pid)
     killer = threading.Timer(limit_s, lambda: [os.kill(pid, signal.SIGKILL) for pid in pids])
     killer.start()
     os.close(say_through)
     _read(ready, ranks)
+    _write_hosts(both_ways=False)
     start = time.monotonic()
     os.close(let_go)
     ends = _read(through, 8 * ranks)
@@ -117,15 +132,17 @@ def start_all(ranks: int, meet: Callable[[int], object], *, limit_s: int = 120) 
     return [end - start for (end,) in struct.iter_unpack("d", ends)]
 
 
-def _meet_and_stay(meet: Callable[[], object], say_through: int, leave: int) -> None:
+def _meet_and_stay(
+    rank: int, meet: Callable[[int], object], say_through: int, leave: int, *until_the_end: object
+) -> None:
     """In a rank: do it, tell when it is done, and stay, so that no rank's end costs the others time."""
     status = 1
     try:
-        kept = meet()
+        until_the_end += (meet(rank),)
         os.write(say_through, struct.pack("d", time.monotonic()))
         os.close(say_through)
         os.read(leave, 1)
-        status = 0 if kept is not None else 1
+        status = 0
     finally:
         os._exit(status)
 

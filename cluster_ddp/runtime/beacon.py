@@ -10,6 +10,8 @@ socket that accepts and stays silent (on which a TCPStore client waits for ever,
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import socket
 import threading
 import time
@@ -22,6 +24,10 @@ _BACKLOG = 4096
 _FIRST_PATIENCE_S, _LAST_PATIENCE_S = 0.25, 5.0
 # What an answer of the beacon may take where many ask at once. Who gave up too early would ask again, and add to them.
 _PATIENCE_PER_RANK_S = 0.001
+_NOBODY = os.strerror(errno.ECONNREFUSED).lower()
+# Where nobody listens on a port, rank 0 is most likely not there yet: the ports after it are tried now and then only,
+# for those who wait may be many.
+_ASK_ALL_EVERY = 3
 _FIRST_PAUSE_S = 0.05
 
 
@@ -85,19 +91,22 @@ def find_store(topology: Topology, address: str, deadline: float) -> tuple[int |
     Returns:
         The store's port, None if nobody told it; and what was heard on each candidate in the end.
     """
-    grown_s = _PATIENCE_PER_RANK_S * topology.world_size
-    patience_s = _FIRST_PATIENCE_S + grown_s
+    patience_s = min(_LAST_PATIENCE_S, _FIRST_PATIENCE_S + _PATIENCE_PER_RANK_S * topology.world_size)
+    heard: dict[int, str] = {}
+    rounds = 0
     while True:
-        heard = {}
+        rounds += 1
         for port in topology.port_candidates:
             heard[port] = _ask(address, port, min(patience_s, max(0.1, deadline - time.monotonic())))
             key, _, store_port = heard[port].rpartition(" ")
             if key == topology.key and store_port.isdigit():
                 return int(store_port), ""
+            if heard[port] == _NOBODY and rounds % _ASK_ALL_EVERY:
+                break
         if time.monotonic() > deadline:
             return None, ", ".join(f"{port}: {answer or 'silence'}" for port, answer in heard.items())[:400]
         time.sleep(min(_FIRST_PAUSE_S + patience_s / 10, max(0.0, deadline - time.monotonic()) + 0.01))
-        patience_s = min(1.5 * patience_s, _LAST_PATIENCE_S + grown_s)
+        patience_s = min(1.5 * patience_s, _LAST_PATIENCE_S)
 
 
 def _ask(address: str, port: int, patience_s: float) -> str:

@@ -214,3 +214,14 @@ def test_a_slow_beacon_is_waited_for_and_not_asked_again(tmp_path: Path, job_id:
         assert beacon.find_store(topology, "127.0.0.1", time.monotonic() + 30) == (12345, "")
     assert len(asked) == 1
     asked[0].close()
+
+
+def test_where_nobody_listens_the_first_port_is_asked_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(beacon, "_ask", lambda address, port, patience_s: asked.append(port) or "connection refused")
+    topology = Topology.from_environ(slurm_step(1, 2, job_id=1))
+    port, heard = beacon.find_store(topology, "127.0.0.1", time.monotonic() + 0.5)
+    first, *others = candidates(1)
+    assert port is None
+    assert asked[:5] == [first, first, first, *others[:2]]
+    assert all(f"{other}: connection refused" in heard for other in candidates(1))

@@ -1,0 +1,48 @@
+"""Many tasks on a real Slurm: 256, on 32 nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+
+from cluster_ddp.sandbox import cluster
+from cluster_ddp.slurm.port import candidates
+
+NODES, TASKS_PER_NODE = 32, 8
+
+
+@pytest.fixture(scope="module")
+def large(machine: None) -> Iterator[Cluster]:
+    """A sandbox of its own."""
+    name = f"scale-{os.getpid()}"
+    layout = cluster.up(name, nodes=NODES, gpus_per_node=0)
+    try:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        yield Cluster(layout, {**cluster.environment(name), "PATH": path})
+    finally:
+        cluster.down(name)
+
+
+def test_every_one_of_256_tasks_knows_its_place(large: Cluster) -> None:
+    task = "echo $(hostname) $(python -m cluster_ddp.env --json)"
+    sizes = (f"--nodes={NODES}", f"--ntasks-per-node={TASKS_PER_NODE}")
+    done = large.run("srun", *sizes, "bash", "-c", task, timeout_s=240)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    by_rank = {topology["rank"]: (host, topology) for host, topology in ((h, json.loads(text)) for h, text in lines)}
+    assert sorted(by_rank) == list(range(NODES * TASKS_PER_NODE)) and len(lines) == len(by_rank)
+    nodes = large.layout.node_names
+    for rank, (host, topology) in by_rank.items():
+        node_rank, local_rank = divmod(rank, TASKS_PER_NODE)
+        assert (topology["node_rank"], topology["local_rank"]) == (node_rank, local_rank)
+        assert topology["nodes"] == nodes and nodes[node_rank] == host
+        assert topology["world_size"] == NODES * TASKS_PER_NODE
+        assert topology["tasks_per_node"] == [TASKS_PER_NODE] * NODES
+        assert topology["master_addr"] == nodes[0]
+        assert topology["port_candidates"] == list(candidates(topology["job_id"], topology["step_id"]))
