@@ -1,15 +1,16 @@
-"""Many tasks on a real Slurm: 256, on 32 nodes."""
+"""Many ranks: 256 tasks on the 32 nodes of a real Slurm, and 200 that meet where the name servers are dead."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster
+from cluster import ROOT, Cluster
 
 from cluster_ddp.sandbox import cluster
 from cluster_ddp.slurm.port import candidates
@@ -46,3 +47,13 @@ def test_every_one_of_256_tasks_knows_its_place(large: Cluster) -> None:
         assert topology["tasks_per_node"] == [TASKS_PER_NODE] * NODES
         assert topology["master_addr"] == nodes[0]
         assert topology["port_candidates"] == list(candidates(topology["job_id"], topology["step_id"]))
+
+
+def test_two_hundred_ranks_meet_with_dead_name_servers(machine: None) -> None:
+    """How long they take is the benchmark's business."""
+    script = ROOT / "benchmarks" / "rendezvous_scale.py"
+    options = ("--ranks", "200", "--rounds", "1", "--name-servers", "dead", "--alone")
+    done = subprocess.run([sys.executable, script, *options], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    (figure,) = json.loads(done.stdout)["figures"]
+    assert figure["what"] == "200 ranks meet, name servers dead"
