@@ -28,7 +28,8 @@ _NOBODY = os.strerror(errno.ECONNREFUSED).lower()
 # Where nobody listens on a port, rank 0 is most likely not there yet: the ports after it are tried now and then only,
 # for those who wait may be many.
 _ASK_ALL_EVERY = 3
-_FIRST_PAUSE_S = 0.05
+# So that those who wait for rank 0 do not ask more often all together, the more they are: 50,000 rounds a second.
+_FIRST_PAUSE_S, _PAUSE_PER_RANK_S = 0.05, 2e-5
 
 
 def bind_first_free(topology: Topology) -> socket.socket:
@@ -105,7 +106,8 @@ def find_store(topology: Topology, address: str, deadline: float) -> tuple[int |
                 break
         if time.monotonic() > deadline:
             return None, ", ".join(f"{port}: {answer or 'silence'}" for port, answer in heard.items())[:400]
-        time.sleep(min(_FIRST_PAUSE_S + patience_s / 10, max(0.0, deadline - time.monotonic()) + 0.01))
+        pause_s = _FIRST_PAUSE_S + patience_s / 10 + _PAUSE_PER_RANK_S * topology.world_size
+        time.sleep(min(pause_s, max(0.0, deadline - time.monotonic()) + 0.01))
         patience_s = min(1.5 * patience_s, _LAST_PATIENCE_S)
 
 
