@@ -1,7 +1,7 @@
 """Host names and addresses, where name servers may be slow or dead.
 
 A TCPStore looks up the names of its peers' addresses for its log, one after the other. Where no name server answers,
-the first look-up takes 10 s (seen, torch 2.10 to 2.15; after one that failed it asks no more).
+the first look-up takes 10 s (seen, torch 2.15; after one that failed, that process looks up no more).
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ def meet(topology: Topology, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> dist.St
         timeout_s: seconds to wait for the others.
 
     Raises:
-        RendezvousError: ranks are missing (it names them), rank 0 can't be found, or no candidate port is free.
+        RendezvousError: ranks are missing (it names them), rank 0 can't be found, no candidate port is free,
+            or fewer files may be open than there are ranks.
     """
     if topology.world_size == 1:
         return dist.HashStore()
@@ -67,7 +68,7 @@ def _let_files_open(topology: Topology) -> None:
         return
     limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    if topology.rank == 0 and limit < topology.world_size + _OTHER_FILES:
+    if topology.rank == 0 and not topology.launcher_store and limit < topology.world_size + _OTHER_FILES:
         raise RendezvousError(
             f"Serving the rendezvous of {topology.world_size} ranks:",
             f"each takes one open file, and this process on {socket.gethostname()} may have {limit} (ulimit -Hn).",
