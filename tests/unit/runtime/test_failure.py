@@ -1,0 +1,23 @@
+"""Naming the ranks that hang; what becomes of their job is in tests/slurm/test_faults.py."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from ranks import slurm_step
+
+from cluster_ddp.runtime import rollcall
+from cluster_ddp.runtime.failure import FailureReporter
+from cluster_ddp.slurm.environment import Topology
+
+
+def test_those_with_nothing_to_say_are_named_with_their_hosts() -> None:
+    reporter, store = FailureReporter(), dist.HashStore()
+    reporter.topology = Topology.from_environ(slurm_step(0, 2000, job_id=1))
+    for rank in range(2000):
+        store.set(rollcall.arrival(rank), f"n{rank // 8}")
+        if rank not in (7, 1999):
+            store.set(f"failed/{rank}", "")
+    assert reporter._absent(store, "") == "rank 7 on n0, rank 1999 on n249"
+    for rank in (7, 1999):
+        store.set(f"failed/{rank}", "")
+    assert reporter._absent(store, "") == ""
