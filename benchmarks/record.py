@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
+from typing import NoReturn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +53,34 @@ def report(*figures: Figure, **more: object) -> None:
     print(json.dumps({"figures": [one.result() for one in figures], **about(), **more}, indent=2))
 
 
+def unable(why: str) -> NoReturn:
+    """Print why this can't be measured here, and end."""
+    print(json.dumps({"unable": why, **about()}, indent=2))
+    sys.exit(0)
+
+
 def about() -> dict[str, object]:
     """The machine, the versions, the day and the command."""
     from importlib.metadata import version
 
-    arguments = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    arguments = [without_folder(argument) for argument in sys.argv[1:]]
     return {
         "hardware": f"{len(os.sched_getaffinity(0))} cores of {_cpu()}",
         "versions": f"Python {platform.python_version()}, torch {version('torch')}",
         "date": date.today().isoformat(),
-        "command": " ".join(["python", f"benchmarks/{arguments[0]}", *arguments[1:]]),
+        "command": " ".join([_launcher(), f"benchmarks/{Path(sys.argv[0]).name}", *arguments]),
     }
+
+
+def _launcher() -> str:
+    ranks = os.environ.get("LOCAL_WORLD_SIZE")
+    return f"torchrun --nproc-per-node {ranks}" if ranks else "python"
+
+
+def without_folder(argument: str) -> str:
+    """An argument of a command, as others may read it: where a folder is, is this machine's affair."""
+    name, equals, value = argument.rpartition("=")
+    return f"{name}{equals}…/{Path(value).name}" if value.startswith("/") else argument
 
 
 def _cpu() -> str:

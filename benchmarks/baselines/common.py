@@ -1,0 +1,108 @@
+"""What all contenders share: the model, the options, and the stopwatch around each script's own loop."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+Batch = TypeVar("Batch", bound="tuple[torch.Tensor, ...] | list[torch.Tensor]")
+
+
+class Net(nn.Module):
+    """The CNN of PyTorch's MNIST example: 1,199,882 parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, 3, 1)
+        self.conv2 = nn.Conv2d(32, 64, 3, 1)
+        self.dropout1 = nn.Dropout(0.25)
+        self.dropout2 = nn.Dropout(0.5)
+        self.fc1 = nn.Linear(9216, 128)
+        self.fc2 = nn.Linear(128, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities of the ten digits."""
+        x = F.relu(self.conv1(x))
+        x = F.relu(self.conv2(x))
+        x = F.max_pool2d(x, 2)
+        x = torch.flatten(self.dropout1(x), 1)
+        x = F.relu(self.fc1(x))
+        return F.log_softmax(self.fc2(self.dropout2(x)), dim=1)
+
+
+def parse(description: str | None, *, passes_on_to: str = "") -> argparse.Namespace:
+    """The options that all have; the number of threads is set.
+
+    Args:
+        description: for --help.
+        passes_on_to: a program that takes what follows `--`; it is in `more`.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="the root of torchvision's MNIST class")
+    parser.add_argument("--steps", type=int, default=300, help="to train, within the first epoch")
+    parser.add_argument("--warmup", type=int, default=50, help="the first of them, which are not measured")
+    parser.add_argument("--batch-size", type=int, default=64, help="samples per rank and step")
+    parser.add_argument("--threads", type=int, help="of torch (default: as torch chooses)")
+    parser.add_argument("--workers", type=int, default=0, help="processes that load data, in the baselines")
+    parser.add_argument("--log-interval", type=int, default=10, help="steps between two lines of training loss")
+    if passes_on_to:
+        parser.add_argument("more", nargs="*", help=f"after --: options of {passes_on_to}")
+    options = parser.parse_args()
+    if options.threads:
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)  # so that nobody else chooses
+        torch.set_num_threads(options.threads)
+    return options
+
+
+class Watch:
+    """Times a loop from the outside: `for batch in watch(loader)`. Two readings of the clock a step.
+
+    Args:
+        steps: after which the loop ends.
+        warmup: how many of them are not measured.
+    """
+
+    def __init__(self, *, steps: int, warmup: int) -> None:
+        self.steps, self.warmup = steps, warmup
+        self._taken_s = self._waited_s = 0.0
+        self._samples = 0
+
+    def __call__(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The first batches of those."""
+        iterator = iter(batches)
+        start_s = _now_s()
+        for step in range(self.steps):
+            if step == self.warmup:
+                start_s, self._waited_s, self._samples = _now_s(), 0.0, 0
+            asked_s = time.perf_counter()
+            batch = next(iterator, None)
+            self._waited_s += time.perf_counter() - asked_s
+            if batch is None:
+                raise SystemExit(f"the epoch has only {step} steps: --steps {step} at most")
+            self._samples += len(batch[0])
+            yield batch
+        self._taken_s = _now_s() - start_s
+
+    def report(self) -> None:
+        """Print a line of JSON: this process's samples over the total time of the measured steps, and its waiting."""
+        result = {
+            "samples_per_s": self._samples / self._taken_s,
+            "waiting_share": self._waited_s / self._taken_s,
+            "steps": self.steps - self.warmup,
+        }
+        print(json.dumps(result), flush=True)
+
+
+def _now_s() -> float:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
