@@ -1,28 +1,98 @@
-"""How long a save keeps training waiting: `python benchmarks/checkpoint_blocking.py [--mb 500] [--rounds 7]`.
+"""How long a save keeps training waiting: `python benchmarks/checkpoint_blocking.py [--mb 500] [--rounds 9]`.
 
-Compared in turn, on the same model: saving in the foreground (copy, write, SHA-256, fsync), and what `Checkpoint.step`
-takes where it saves in the background. Prints JSON, medians in seconds.
+For the reference training: what `Checkpoint.step` takes where it saves, after a real step of the optimizer. For a large
+model: the same, against saving the same state in the foreground (copy, write, SHA-256, fsync), in turn.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-import platform
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
+from record import Figure, report
+from torch.utils.data import TensorDataset
 
 import cluster_ddp
+from cluster_ddp.mnist.model import Net
 from cluster_ddp.runtime.checkpoint import file
 from cluster_ddp.runtime.metrics import RunDir
+from cluster_ddp.runtime.world import World
 
+REFERENCE_MS_AT_MOST = 5.0
+SHARE_AT_MOST = 0.05
+SAVES = 30
 LAYERS = 10
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mb", type=int, default=500, help="size of the large model")
+    parser.add_argument("--rounds", type=int, default=9, help="saves of it, of each kind")
+    parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
+    options = parser.parse_args()
+    logging.getLogger("cluster_ddp").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder, cluster_ddp.distributed(cuda=False) as world:
+        report(*reference(world, Path(folder, "small")), *large(world, Path(folder, "large"), options))
+
+
+def reference(world: World, folder: Path) -> list[Figure]:
+    """The reference training's own model and optimizer, saved after each step."""
+    model = world.wrap(Net())
+    optimizer = torch.optim.Adadelta(model.parameters())
+    shard = world.shard(TensorDataset(torch.zeros(8, 1)), batch_size=1, shuffle_seed=1)
+    checkpoint = cluster_ddp.Checkpoint(
+        world, shard=shard, run_dir=RunDir(folder, world), every="1steps", keep=1, model=model, optimizer=optimizer
+    )
+    images, labels = torch.randn(64, 1, 28, 28), torch.zeros(64, dtype=torch.int64)
+    taken_ms = []
+    for _ in range(1 + SAVES):
+        optimizer.zero_grad()
+        F.nll_loss(model(images), labels).backward()
+        optimizer.step()
+        taken_ms.append(1000 * seconds(checkpoint.step))
+        checkpoint._folder.wait()
+    first, *others = taken_ms  # before the first save, the optimizer has no state to get memory for
+    size_mb = checkpoint.last_good.stat().st_size / 1e6 if checkpoint.last_good else 0
+    what = f"the reference training's state, {size_mb:.0f} MB: blocked for"
+    return [
+        Figure(what=what, values=others, unit="ms", at_most=REFERENCE_MS_AT_MOST),
+        Figure(what="… the longest", values=[max(others)], unit="ms"),
+        Figure(what="… the first save", values=[first], unit="ms"),
+    ]
+
+
+def large(world: World, folder: Path, options: argparse.Namespace) -> list[Figure]:
+    """A model of many megabytes, against saving in the foreground."""
+    model = world.wrap(model_of(options.mb))
+    shard = world.shard(TensorDataset(torch.zeros(8, 1)), batch_size=1, shuffle_seed=1)
+    checkpoint = cluster_ddp.Checkpoint(
+        world, shard=shard, run_dir=RunDir(folder, world), every="1steps", keep=1, model=model
+    )
+    copy = file.HostCopy()
+    foreground, background = [], []
+    for _ in range(1 + options.rounds):  # the first round gets the memory from the system
+        foreground.append(seconds(lambda: file.write(folder / "foreground.pt", copy.of(model.module.state_dict()))))
+        background.append(seconds(checkpoint.step))
+        checkpoint._folder.wait()
+    in_foreground = f"{options.mb} MB: saved in the foreground"
+    return [
+        Figure(what=in_foreground, values=foreground[1:], unit="s"),
+        Figure(
+            what=f"{options.mb} MB: blocked for",
+            values=background[1:],
+            unit="s",
+            ratios=[ours / theirs for ours, theirs in zip(background[1:], foreground[1:])],
+            peer="in the foreground",
+            at_most=SHARE_AT_MOST,
+        ),
+    ]
 
 
 def model_of(mb: int) -> torch.nn.Module:
@@ -33,48 +103,9 @@ def model_of(mb: int) -> torch.nn.Module:
 
 def seconds(action: Callable[[], object]) -> float:
     """How long it takes."""
-    start = time.perf_counter()
+    start_s = time.perf_counter()
     action()
-    return time.perf_counter() - start
-
-
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mb", type=int, default=500, help="size of the model")
-    parser.add_argument("--rounds", type=int, default=7, help="saves of each kind")
-    parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
-    arguments = parser.parse_args()
-    logging.getLogger("cluster_ddp").setLevel(logging.ERROR)
-    blocking, background = [], []
-    with (
-        tempfile.TemporaryDirectory(dir=arguments.folder) as folder,
-        cluster_ddp.distributed(cuda=False) as world,
-    ):
-        model = world.wrap(model_of(arguments.mb))
-        shard = world.shard(torch.utils.data.TensorDataset(torch.zeros(8, 1)), batch_size=1, shuffle_seed=1)
-        run_dir = RunDir(Path(folder), world)
-        checkpoint = cluster_ddp.Checkpoint(world, shard=shard, run_dir=run_dir, every="1steps", keep=1, model=model)
-        copy = file.HostCopy()
-        for _ in range(1 + arguments.rounds):
-            state = {"model": model.module.state_dict()}
-            blocking.append(seconds(lambda state=state: file.write(Path(folder) / "blocking.pt", copy.of(state))))
-            background.append(seconds(checkpoint.step))
-            checkpoint._folder.wait()
-        first = background[0]  # it also gets the memory from the system
-        medians = statistics.median(blocking[1:]), statistics.median(background[1:])
-        result = {
-            "model_mb": arguments.mb,
-            "rounds": arguments.rounds,
-            "blocking_s": round(medians[0], 3),
-            "background_s": round(medians[1], 4),
-            "background_spread_s": [round(min(background[1:]), 4), round(max(background[1:]), 4)],
-            "first_background_s": round(first, 3),
-            "share": round(medians[1] / medians[0], 4),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        }
-        print(json.dumps(result, indent=2))
+    return time.perf_counter() - start_s
 
 
 if __name__ == "__main__":

@@ -20,13 +20,13 @@ from record import Figure, report
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.loop import run
 
-TARGETS = {"fast": {"at_most": 15.0}, "reference": {}}
+SECONDS_AT_MOST = {"fast": 15.0, "reference": None}
 
 
 def main() -> None:
     """Train, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", choices=TARGETS, default="fast")
+    parser.add_argument("--recipe", choices=SECONDS_AT_MOST, default="fast")
     parser.add_argument("--seeds", type=int, default=30, help="runs, each with a seed of its own")
     parser.add_argument("--amp", choices=("off", "bf16"), help="default: the recipe's")
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
@@ -35,7 +35,7 @@ def main() -> None:
     mean, spread = statistics.fmean(accuracies), statistics.pstdev(accuracies)
     runs = f"{arguments.recipe} recipe, {arguments.amp or 'its own precision'}, one process"
     report(
-        Figure(what=f"{runs}: time", values=seconds, unit="s", **TARGETS[arguments.recipe]),
+        Figure(what=f"{runs}: time", values=seconds, unit="s", at_most=SECONDS_AT_MOST[arguments.recipe]),
         Figure(what=f"{runs}: mean accuracy", values=[round(100 * mean, 3)], unit="%", at_least=99.0),
         Figure(what=f"{runs}: accuracy of each seed", values=[100 * one for one in accuracies], unit="%"),
         standard_deviation=round(100 * spread, 3),

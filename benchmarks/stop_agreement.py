@@ -1,13 +1,12 @@
-"""What agreeing on when to stop costs: `torchrun --nproc-per-node 2 benchmarks/stop_agreement.py [--steps 600]`.
+"""What agreeing on when to stop costs: `torchrun --nproc-per-node 2 benchmarks/stop_agreement.py`.
 
 The time in `Checkpoint.step` (nothing is saved) as a share of all the time, over training steps of the MNIST CNN, and
-the time from a signal on one rank until all is saved and the process would end. Prints JSON.
+the time from a signal on one rank until all is saved and the process would end.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import signal
@@ -17,66 +16,95 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from record import Figure, report
+from torch.utils.data import TensorDataset
 
 import cluster_ddp
 from cluster_ddp.mnist.model import Net
 from cluster_ddp.runtime.metrics import RunDir
 from cluster_ddp.runtime.preemption import Stopped
+from cluster_ddp.runtime.world import World
+
+PERCENT_AT_MOST = 0.5
+WARMUP = 50
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=600, help="training steps to measure")
-    parser.add_argument("--batch-size", type=int, default=64, help="samples per rank and step")
-    arguments = parser.parse_args()
+    parser.add_argument("--runs", type=int, default=3, help="for each batch size (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=200, help="training steps in each run (default: %(default)s)")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 8], help="samples per rank and step")
+    options = parser.parse_args()
     with cluster_ddp.distributed() as world:
         folder = Path(world.gather(tempfile.mkdtemp() if world.is_main else "")[0])
-        model = world.wrap(Net())
-        optimizer = torch.optim.Adadelta(model.parameters())
-        images = torch.randn(arguments.batch_size, 1, 28, 28, device=world.device)
-        labels = torch.zeros(arguments.batch_size, dtype=torch.int64, device=world.device)
-        shard = world.shard(torch.utils.data.TensorDataset(images), batch_size=1, shuffle_seed=1)
-        checkpoint = cluster_ddp.Checkpoint(
-            world, shard=shard, run_dir=RunDir(folder, world), every="never", model=model, optimizer=optimizer
+        found = [
+            figure
+            for batch_size in options.batch_sizes
+            for figure in figures(Training(world, folder / str(batch_size), batch_size), options.runs, options.steps)
+        ]
+        if world.is_main:
+            report(*found)
+            shutil.rmtree(folder)
+
+
+class Training:
+    """The reference model, trained on noise."""
+
+    def __init__(self, world: World, folder: Path, batch_size: int) -> None:
+        self.world, self.batch_size = world, batch_size
+        self.model = world.wrap(Net())
+        self.optimizer = torch.optim.Adadelta(self.model.parameters())
+        self.images = torch.randn(batch_size, 1, 28, 28, device=world.device)
+        self.labels = torch.zeros(batch_size, dtype=torch.int64, device=world.device)
+        self.checkpoint = cluster_ddp.Checkpoint(
+            world,
+            shard=world.shard(TensorDataset(torch.zeros(8, 1)), batch_size=1, shuffle_seed=1),
+            run_dir=RunDir(folder, world),
+            every="never",
+            model=self.model,
+            optimizer=self.optimizer,
         )
 
-        def step() -> float:
-            """One training step; the seconds that agreeing took in it."""
-            optimizer.zero_grad()
-            F.nll_loss(model(images), labels).backward()
-            optimizer.step()
-            start = time.perf_counter()
-            checkpoint.step()
-            return time.perf_counter() - start
+    def step(self) -> float:
+        """One training step; the seconds that agreeing took in it."""
+        self.optimizer.zero_grad()
+        F.nll_loss(self.model(self.images), self.labels).backward()
+        self.optimizer.step()
+        start_s = time.perf_counter()
+        self.checkpoint.step()
+        return time.perf_counter() - start_s
 
-        for _ in range(50):
-            step()
-        start = time.perf_counter()
-        agreeing = sum(step() for _ in range(arguments.steps))
-        taken = time.perf_counter() - start
-        signalled = time.perf_counter()
-        if world.rank == world.world_size - 1:
+    def run(self, steps: int) -> tuple[float, float]:
+        """Some steps: the milliseconds of one, and the percentage that agreeing takes, on the rank where it is most."""
+        start_s = time.perf_counter()
+        agreeing_s = sum(self.step() for _ in range(steps))
+        taken_s = time.perf_counter() - start_s
+        return 1000 * taken_s / steps, max(self.world.gather(100 * agreeing_s / taken_s))
+
+    def stopped_after_s(self) -> float:
+        """From a signal on the last rank until all is saved on all."""
+        start_s = time.perf_counter()
+        if self.world.rank == self.world.world_size - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
-        stopped_after_s = 0.0
         try:
             while True:
-                step()
+                self.step()
         except Stopped:
-            stopped_after_s = time.perf_counter() - signalled
-        shares = world.gather(agreeing / taken)
-        result = {
-            "ranks": world.world_size,
-            "device": str(world.device),
-            "steps": arguments.steps,
-            "ms_per_step": round(1000 * taken / arguments.steps, 2),
-            "share": round(max(shares), 5),
-            "stopped_after_s": round(max(world.gather(stopped_after_s)), 2),
-            "torch": torch.__version__,
-        }
-        world.print(json.dumps(result, indent=2))
-        if world.is_main:
-            shutil.rmtree(folder)
+            return max(self.world.gather(time.perf_counter() - start_s))
+
+
+def figures(training: Training, runs: int, steps: int) -> list[Figure]:
+    """What one batch size says. A collective."""
+    for _ in range(WARMUP):
+        training.step()
+    step_ms, percent = zip(*(training.run(steps) for _ in range(runs)))
+    batch = f"batch {training.batch_size}"
+    return [
+        Figure(what=f"{batch}: a step", values=step_ms, unit="ms"),
+        Figure(what=f"{batch}: agreeing", values=percent, unit="% of the time", at_most=PERCENT_AT_MOST),
+        Figure(what=f"{batch}: stopped after", values=[training.stopped_after_s()], unit="s"),
+    ]
 
 
 if __name__ == "__main__":
