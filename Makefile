@@ -7,11 +7,14 @@ SLURM ?=
 # chaos: how many faults, and which.
 FAULTS ?= 200
 SEED ?= 1
+# bench: the Python of an environment with lightning-fabric and accelerate, and a torchx, to compare with.
+PEERS ?=
+TORCHX ?=
 # A folder that may hold MNIST's files: a copy for several checkouts, beside them.
 MNIST_FROM ?= $(wildcard ../shared/data/mnist)
 export MNIST_FROM
 
-.PHONY: help demo test test-unit test-slurm check chaos jobs sandbox venv
+.PHONY: help demo test test-unit test-slurm check bench chaos jobs sandbox venv
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 
@@ -36,6 +39,9 @@ check: $(VENV)/.installed  ## lint, format, types, rendered jobs, links in the d
 	$(BIN)/mypy
 	$(BIN)/python scripts/render_jobs.py --check
 	$(BIN)/python scripts/check_links.py
+
+bench: $(VENV)/.installed  ## all benchmarks; renews benchmarks/record.json and the tables in benchmarks/README.md
+	$(BIN)/python benchmarks/bench.py --mnist-from "$(MNIST_FROM)" --peers "$(PEERS)" --torchx "$(TORCHX)"
 
 jobs: $(VENV)/.installed  ## render jobs/*.sbatch from the templates
 	$(BIN)/python scripts/render_jobs.py

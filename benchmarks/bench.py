@@ -1,0 +1,210 @@
+"""Run the benchmarks one after another: `make bench`, or `python benchmarks/bench.py [throughput …]` for some of them.
+
+What they report goes to benchmarks/record.json, and as tables to benchmarks/README.md; those that were not run keep
+their place in both. One that fails, or can't run on this machine, is told there as such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import tables
+from record import without_folder
+
+FOLDER = Path(__file__).parent
+RECORD, README = FOLDER / "record.json", FOLDER / "README.md"
+TIMEOUT_S = 1200
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Benchmark:
+    """A script that prints a report of `record`."""
+
+    script: str
+    title: str
+    about: str
+    """What is measured, in Markdown."""
+    arguments: tuple[str, ...] = ()
+    """{data_dir}, {peers} and {torchx} stand for bench.py's options; what names an empty one is left out."""
+    launcher: tuple[str, ...] = ()
+    to_come: bool = False
+    """It is not written yet."""
+
+    def command(self, options: dict[str, str]) -> list[str]:
+        """To run it, from the folder above this one."""
+        empty = [f"{{{name}}}" for name, value in options.items() if not value]
+        words = (word.format(**options) for word in self.arguments if not any(name in word for name in empty))
+        return [sys.executable, *self.launcher, f"{FOLDER.name}/{self.script}", *words]
+
+
+BENCHMARKS = (
+    Benchmark(
+        script="throughput.py",
+        title="Training samples a second",
+        about="The reference training (MNIST CNN, Adadelta, batch 64; one process, a thread on each core) against "
+        "PyTorch's MNIST example under DDP, as its documents teach it, and against its peers. The limit is how fast "
+        "these cores multiply matrices; a sample takes 71.57 million multiplications and additions, backward included.",
+        arguments=("--rounds=3", "--data-dir={data_dir}", "--python={peers}"),
+    ),
+    Benchmark(
+        script="weak_scaling.py",
+        title="Weak scaling",
+        about="Two ranks with a core and 64 samples a step each, against one rank on one core; and against two "
+        "processes that run at the same time and know nothing of each other: what is lost against those is "
+        "communication, the rest is memory and caches that cores share.",
+        arguments=("--rounds=3", "--data-dir={data_dir}"),
+    ),
+    Benchmark(
+        script="speedrun.py",
+        title="Time to an accuracy",
+        about="The fast recipe, from the start of training to 99 % of the test set; here with few seeds.",
+        arguments=("--seeds=3", "--data-dir={data_dir}"),
+        to_come=True,
+    ),
+    Benchmark(
+        script="checkpoint_blocking.py",
+        title="Saving a checkpoint",
+        about="How long `Checkpoint.step` keeps the training waiting when it saves: it returns when a copy is made. "
+        "For the reference training's state; and for a model of 500 MB, against saving it in the foreground, in turn "
+        "(copy, write, SHA-256, fsync).",
+    ),
+    Benchmark(
+        script="stop_agreement.py",
+        title="Agreeing on when to stop",
+        about="The share of training steps (MNIST CNN, two ranks, CPU, gloo) that `Checkpoint.step` takes where "
+        "nothing is saved, waiting for the other rank included; and how long after a signal on one rank all is saved.",
+        launcher=TORCHRUN,
+    ),
+    Benchmark(
+        script="submit_startup.py",
+        title="The command line of a submission",
+        about="Wall time of whole processes, run in turn.",
+        arguments=("--rounds=20", "--torchx={torchx}"),
+    ),
+    Benchmark(
+        script="startup.py",
+        title="From sbatch to the first step",
+        about="On a sandbox's Slurm (as root).",
+        to_come=True,
+    ),
+    Benchmark(
+        script="rendezvous_scale.py",
+        title="The rendezvous of many ranks",
+        about="How long many ranks take to find each other.",
+        to_come=True,
+    ),
+    Benchmark(
+        script="topology_scale.py",
+        title="The place among many ranks",
+        about="How long a rank of a large job takes to read its place from Slurm's variables.",
+        to_come=True,
+    ),
+)
+
+
+def main() -> int:
+    """Run what was asked for, write record and tables after each. Returns the exit status."""
+    options = _parse()
+    chosen = [one for one in BENCHMARKS if not options.names or Path(one.script).stem in options.names]
+    _fetch_mnist(options.data_dir, options.mnist_from)
+    record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    fillings = {"data_dir": options.data_dir, "peers": options.peers, "torchx": options.torchx}
+    for one in chosen:
+        if one.to_come and not (FOLDER / one.script).exists():
+            continue
+        start_s, others = time.monotonic(), Others()
+        record[one.script] = result = {**run(one.command(fillings)), "others_percent": others.percent()}
+        _write(record)
+        print(f"{one.title}: {verdict(result)} ({time.monotonic() - start_s:.0f} s)", flush=True)
+    return 1 if any("failed" in record.get(one.script, {}) for one in chosen) else 0
+
+
+class Others:
+    """How much of the machine others use, from here on: a loaded machine's figures mean little."""
+
+    def __init__(self) -> None:
+        self._start_s, self._used_s = time.monotonic(), self._by_others_s()
+
+    def percent(self) -> float:
+        """Of the time of all CPUs; stolen time of a virtual machine included."""
+        cpus = os.cpu_count() or 1
+        return 100 * (self._by_others_s() - self._used_s) / ((time.monotonic() - self._start_s) * cpus)
+
+    @staticmethod
+    def _by_others_s() -> float:
+        user, nice, system, _, _, irq, softirq, steal, *_ = map(int, Path("/proc/stat").read_text().split()[1:11])
+        ours = os.times()
+        ours_s = ours.user + ours.system + ours.children_user + ours.children_system
+        return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - ours_s
+
+
+def run(command: list[str]) -> dict[str, Any]:
+    """What a benchmark reports, or how it has failed."""
+    try:
+        done = subprocess.run(command, cwd=FOLDER.parent, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return _failed(command, f"not done after {TIMEOUT_S} s")
+    if done.returncode != 0:
+        print(done.stderr[-2000:], file=sys.stderr)
+        return _failed(command, f"status {done.returncode}: {(done.stderr.splitlines() or [''])[-1][:200]}")
+    try:
+        return dict(json.loads(done.stdout[done.stdout.index("{\n") :]))  # a training may have talked before
+    except ValueError:
+        return _failed(command, "it printed no JSON")
+
+
+def _failed(command: list[str], why: str) -> dict[str, Any]:
+    words = ["python", *map(without_folder, command[1:])]
+    return {"failed": why, "command": " ".join(words), "date": date.today().isoformat()}
+
+
+def verdict(result: Mapping[str, Any]) -> str:
+    """A result in a few words."""
+    if "figures" not in result:
+        return str(result.get("unable") or f"failed: {result.get('failed')}")
+    judged = [one for one in result["figures"] if one["met"] is not None]
+    missed = [one["what"] for one in judged if not one["met"]]
+    return f"{len(judged) - len(missed)} of {len(judged)} targets met{': not ' if missed else ''}{'; '.join(missed)}"
+
+
+def _write(record: Mapping[str, Any]) -> None:
+    ordered = {one.script: record[one.script] for one in BENCHMARKS if one.script in record}
+    RECORD.write_text(json.dumps(ordered, indent=1) + "\n")
+    sections = [tables.section(one.title, one.about, record[one.script]) for one in BENCHMARKS if one.script in record]
+    README.write_text(tables.replaced(README.read_text(), "\n\n".join(sections)))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [Path(one.script).stem for one in BENCHMARKS]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)} (default: all)")
+    parser.add_argument("--data-dir", default="data", help="the root of torchvision's MNIST class")
+    parser.add_argument("--mnist-from", default="", help="a folder that may hold MNIST's files")
+    parser.add_argument("--peers", default="", help="the Python of an environment with lightning-fabric and accelerate")
+    parser.add_argument("--torchx", default="", help="the torchx to compare with")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(names):
+        parser.error(f"there is no {', '.join(sorted(unknown))}: {', '.join(names)}")
+    return options
+
+
+def _fetch_mnist(data_dir: str, source: str) -> None:
+    """Bring MNIST into place, where it isn't. Without it, the benchmarks that need it fail and say so."""
+    found = ["--from", source] if source else []
+    command = [sys.executable, "scripts/download_data.py", "--data-dir", data_dir, *found]
+    subprocess.run(command, cwd=FOLDER.parent, stdout=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

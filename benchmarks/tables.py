@@ -1,0 +1,76 @@
+"""What benchmarks have reported (see `record`), as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+BEGIN = "<!-- made by bench.py: from here -->"
+END = "<!-- made by bench.py: to here -->"
+_HEAD = ("figure", "value", "from … to", "runs", "against", "ratio", "target", "met", "limit")
+
+
+def replaced(document: str, text: str) -> str:
+    """A document with another text between its two markers.
+
+    Raises:
+        ValueError: it has not both of them.
+    """
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the document lacks {BEGIN} or {END}")
+    return f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{after}"
+
+
+def section(title: str, about: str, result: Mapping[str, Any]) -> str:
+    """A benchmark's heading, what it is about, and its table, or why there is none."""
+    parts = [f"## {title}", about, _caption(result)]
+    if "figures" in result:
+        lines = [_HEAD, ("---",) * len(_HEAD), *map(_cells, result["figures"])]
+        parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
+    if result.get("left_out"):
+        parts.append(f"Left out: {'; '.join(result['left_out'])}.")
+    return "\n\n".join(parts)
+
+
+def _caption(result: Mapping[str, Any]) -> str:
+    told = [f"`{result['command']}`", *(result[key] for key in ("hardware", "versions", "date") if key in result)]
+    if "others_percent" in result:
+        told.append(f"others used {result['others_percent']:.0f} % of the CPUs meanwhile")
+    reasons = {"Not measured": result.get("unable"), "Failed": result.get("failed")}
+    return ". ".join([*(f"{word}: {why}" for word, why in reasons.items() if why), "; ".join(told)]) + "."
+
+
+def _cells(figure: Mapping[str, Any]) -> tuple[str, ...]:
+    low, high = figure["spread"]
+    return (
+        figure["what"],
+        f"{_number(figure['median'])} {figure['unit']}",
+        f"{_number(low)} … {_number(high)}" if figure["runs"] > 1 else "",
+        str(figure["runs"]),
+        figure["peer"],
+        _ratio(figure["ratios"], figure["ratio"]),
+        _target(figure),
+        {True: "yes", False: "**no**", None: ""}[figure["met"]],
+        figure["limit"],
+    )
+
+
+def _ratio(ratios: list[float], median: float | None) -> str:
+    if median is None:
+        return ""
+    spread = f" ({_number(min(ratios))} … {_number(max(ratios))})" if len(ratios) > 1 else ""
+    return f"{_number(median)}{spread}"
+
+
+def _target(figure: Mapping[str, Any]) -> str:
+    """Of the ratio where there is one, else of the value, with its unit."""
+    unit = " ×" if figure["ratios"] else f" {figure['unit']}"
+    bounds = (("at least", figure["at_least"]), ("at most", figure["at_most"]))
+    return ", ".join(f"{words} {_number(bound)}{unit}" for words, bound in bounds if bound is not None)
+
+
+def _number(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
