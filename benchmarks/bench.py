@@ -55,7 +55,7 @@ BENCHMARKS = (
         about="The reference training (MNIST CNN, Adadelta, batch 64; one process, a thread on each core) against "
         "PyTorch's MNIST example under DDP, as its documents teach it, and against its peers. The limit is how fast "
         "these cores multiply matrices; a sample takes 71.57 million multiplications and additions, backward included.",
-        arguments=("--rounds=3", "--data-dir={data_dir}", "--python={peers}"),
+        arguments=("--data-dir={data_dir}", "--python={peers}"),
     ),
     Benchmark(
         script="weak_scaling.py",
@@ -63,7 +63,7 @@ BENCHMARKS = (
         about="Two ranks with a core and 64 samples a step each, against one rank on one core; and against two "
         "processes that run at the same time and know nothing of each other: what is lost against those is "
         "communication, the rest is memory and caches that cores share.",
-        arguments=("--rounds=3", "--data-dir={data_dir}"),
+        arguments=("--data-dir={data_dir}",),
     ),
     Benchmark(
         script="speedrun.py",

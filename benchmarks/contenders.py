@@ -1,4 +1,4 @@
-"""Who trains the MNIST CNN in these benchmarks, and how they run: processes of their own on cores of their own."""
+"""Who trains the MNIST CNN in these benchmarks, and how: in processes of their own, which take turns."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 BASELINES = Path(__file__).parent / "baselines"
-TIMEOUT_S = 300
+# Of a turn. The epoch has 937 whole batches of 64: enough for 35 turns.
+WARMUP, STEPS = 5, 20
+TURNS_TO_WARM_UP = 2
+ENDS_WITHIN_S = 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,60 +39,97 @@ class Contender:
     def is_installed(self) -> bool:
         """Whether its environment has what it needs."""
         check = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({self.needs!r}) is None)"
-        return not self.needs or subprocess.run([self.python, "-c", check], timeout=TIMEOUT_S).returncode == 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """What one process has measured."""
-
-    samples_per_s: float
-    waiting_share: float
-    """Of the time, waiting for data."""
-    steps: int
+        return not self.needs or subprocess.run([self.python, "-c", check]).returncode == 0
 
 
 DOCUMENTS = Contender(name="the documents' script", script="documents.py")
 
 
-def train(contender: Contender, options: Sequence[str], *, cores: Sequence[int]) -> Run:
-    """Run one process, with a thread on each of the cores."""
-    return _result(_start(contender, options, cores, {}))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """What one process has measured in one turn."""
+
+    samples: int
+    seconds: float
+    waited_s: float
+    """Of those, for data."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Of this process alone."""
+        return self.samples / self.seconds
 
 
-def train_apart(contender: Contender, options: Sequence[str], *, cores: Sequence[int]) -> list[Run]:
-    """Run a process of its own on each of the cores, all at the same time, which know nothing of each other."""
-    return [_result(process) for process in [_start(contender, options, [core], {}) for core in cores]]
+class Team:
+    """Processes of one contender which take their turns together, and sleep while others have theirs.
+
+    All are started once; turns are short. So whatever else the machine does meanwhile hits all contenders alike, and
+    few turns of each.
+
+    Args:
+        contender: who.
+        data_dir: the root of torchvision's MNIST class.
+        cores: of each process; it has a thread on each of them.
+        is_one_training: the processes are the ranks of one training; else they know nothing of each other.
+    """
+
+    def __init__(
+        self, contender: Contender, data_dir: Path, cores: Sequence[Sequence[int]], *, is_one_training: bool = False
+    ) -> None:
+        turn = ("--paced", f"--warmup={WARMUP}", f"--steps={STEPS}")
+        script = str(BASELINES / contender.script)
+        self._command = [contender.python, script, f"--data-dir={data_dir}", *turn, *contender.options]
+        self._cores = cores
+        self._worlds = _ranks(len(cores)) if is_one_training else [{}] * len(cores)
+        self._processes: list[subprocess.Popen[str]] = []
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115  # it is gone with the team
+
+    def __enter__(self) -> Team:
+        """Start, and warm up."""
+        for cores, world in zip(self._cores, self._worlds):
+            process = subprocess.Popen(
+                ["taskset", "--cpu-list", ",".join(map(str, cores)), *self._command],
+                env={**os.environ, "OMP_NUM_THREADS": str(len(cores)), **world},
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._complaints,
+            )
+            self._processes.append(process)
+        for _ in range(TURNS_TO_WARM_UP):
+            self.turn()
+        return self
+
+    def turn(self) -> list[Block]:
+        """Let all processes train for some steps, at the same time."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        return [self._block(process) for process in self._processes]
+
+    def _block(self, process: subprocess.Popen[str]) -> Block:
+        assert process.stdout is not None
+        line = next((line for line in process.stdout if line.startswith("{")), None)
+        if line is None:
+            self._complaints.seek(0)
+            sys.exit(f"{process.args!r} ended with status {process.wait()}:\n{self._complaints.read()[-2000:]}")
+        return Block(**json.loads(line))
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(ENDS_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
-def train_together(contender: Contender, options: Sequence[str], *, cores: Sequence[int]) -> list[Run]:
-    """Run one training with a rank on each of the cores, in an environment such as torchrun makes."""
+def _ranks(count: int) -> list[dict[str, str]]:
+    """The environments of the ranks of one training, such as torchrun makes."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    count = str(len(cores))
-    world = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    processes = [
-        _start(contender, options, [core], {**world, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank, core in enumerate(cores)
-    ]
-    return [_result(process) for process in processes]
-
-
-def _start(
-    contender: Contender, options: Sequence[str], cores: Sequence[int], world: dict[str, str]
-) -> subprocess.Popen[str]:
-    pinned = ["taskset", "--cpu-list", ",".join(map(str, cores))]
-    command = [*pinned, contender.python, str(BASELINES / contender.script), *options, *contender.options]
-    env = {**os.environ, "OMP_NUM_THREADS": str(len(cores)), **world}
-    return subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-def _result(process: subprocess.Popen[str]) -> Run:
-    try:
-        output, complaints = process.communicate(timeout=TIMEOUT_S)
-    except BaseException:
-        process.kill()
-        raise
-    if process.returncode != 0:
-        sys.exit(f"{process.args!r}\nended with status {process.returncode}:\n{complaints[-2000:]}")
-    return Run(**json.loads(output.splitlines()[-1]))
+        port = str(server.getsockname()[1])
+    world = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [{**world, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]

@@ -1,9 +1,10 @@
 """How many samples a second the reference training makes: `python benchmarks/throughput.py [--python PATH]`.
 
 One process with a thread on each core; ours against PyTorch's own MNIST example under DDP, as the documents teach it,
-and against Lightning Fabric and Hugging Face Accelerate. Each is a process of its own, in turn, in rounds; a ratio is
-of two processes of the same round. How fast these cores multiply matrices is measured in each round, too: that is the
-limit. --python names the Python of an environment that has the peers; they are left out where they are missing.
+and against Lightning Fabric and Hugging Face Accelerate. Each is a process of its own; they take short turns, in
+rounds, and a ratio is of two turns of the same round. How fast these cores multiply matrices is measured in each round,
+too: that is the limit. --python names the Python of an environment that has the peers; they are left out where they are
+missing.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from contenders import DOCUMENTS, Contender, Run, train
+from contenders import DOCUMENTS, Block, Contender, Team
 from record import Figure, report
 
 # Ours: options of cluster_ddp.train, and how many times the samples of the documents' script there should be.
@@ -32,7 +34,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Of the rate of torch.mm, in percent.
 SHARE_AT_LEAST = {"bf16": 50.0}
 GEMM_SIZES = (512, 1024, 2048)
-GEMM_S = 0.25
+GEMM_S = 0.1
 
 
 def main() -> None:
@@ -43,23 +45,23 @@ def main() -> None:
     in_workers = replace(DOCUMENTS, name=f"{DOCUMENTS.name}, {len(cores)} loader processes", options=workers)
     peers = [replace(peer, python=options.python or peer.python) for peer in PEERS]
     contenders = [DOCUMENTS, *OURS, in_workers, *(peer for peer in peers if peer.is_installed())]
-    common = ["--data-dir", str(options.data_dir), "--steps", str(options.steps)]
-    runs: dict[str, list[Run]] = {one.name: [] for one in contenders}
+    blocks: dict[str, list[Block]] = {one.name: [] for one in contenders}
     rates: dict[str, list[float]] = {name: [] for name in DTYPES}
-    for _ in range(options.rounds):
-        for one in contenders:
-            runs[one.name].append(train(one, common, cores=cores))
-        for name, dtype in DTYPES.items():
-            rates[name].append(gemm_gflops(dtype))
+    with ExitStack() as stack:
+        teams = {one.name: stack.enter_context(Team(one, options.data_dir, [cores])) for one in contenders}
+        for _ in range(options.rounds):
+            for name, team in teams.items():
+                blocks[name] += team.turn()
+            for name, dtype in DTYPES.items():
+                rates[name].append(gemm_gflops(dtype))
     left_out = [f"{peer.name}: not installed" for peer in peers if not peer.is_installed()]
-    report(*figures(contenders, runs, rates), left_out=left_out)
+    report(*figures(contenders, blocks, rates), left_out=left_out)
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="the root of torchvision's MNIST class")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=150, help="of each run (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=20, help="turns of each (default: %(default)s)")
     parser.add_argument("--python", help="of the environment that has lightning-fabric and accelerate")
     return parser.parse_args()
 
@@ -84,27 +86,27 @@ def _best_s(action: Callable[[], object]) -> float:
 
 
 def figures(
-    contenders: Sequence[Contender], runs: Mapping[str, Sequence[Run]], rates: Mapping[str, Sequence[float]]
+    contenders: Sequence[Contender], blocks: Mapping[str, Sequence[Block]], rates: Mapping[str, Sequence[float]]
 ) -> list[Figure]:
     """All lines of the table.
 
     Args:
         contenders: the documents' script first.
-        runs: of each contender, by round.
+        blocks: of each contender, by round.
         rates: torch.mm's GFLOP/s by dtype, by round.
     """
     best = {dtype: max(values) for dtype, values in rates.items()}
     limits = {dtype: f"torch.mm {dtype}: {value:,.0f} GFLOP/s" for dtype, value in best.items()}
     ours = [one for one in contenders if one.script == "ours.py"]
     return [
-        *(_speed(one, runs[one.name], runs[DOCUMENTS.name]) for one in contenders),
-        *(_share(one, runs[one.name], best[one.dtype], limits[one.dtype]) for one in [DOCUMENTS, *ours]),
-        *(_waiting(one, runs[one.name], at_most=1.0 if one in ours else None) for one in [DOCUMENTS, *ours]),
+        *(_speed(one, blocks[one.name], blocks[DOCUMENTS.name]) for one in contenders),
+        *(_share(one, blocks[one.name], best[one.dtype], limits[one.dtype]) for one in [DOCUMENTS, *ours]),
+        *(_waiting(one, blocks[one.name], at_most=1.0 if one in ours else None) for one in [DOCUMENTS, *ours]),
     ]
 
 
-def _speed(one: Contender, runs: Sequence[Run], documents: Sequence[Run]) -> Figure:
-    values = [run.samples_per_s for run in runs]
+def _speed(one: Contender, blocks: Sequence[Block], documents: Sequence[Block]) -> Figure:
+    values = [block.samples_per_s for block in blocks]
     ratios = [value / base.samples_per_s for value, base in zip(values, documents)]
     if one is DOCUMENTS:
         return Figure(what=one.name, values=values, unit="samples/s")
@@ -113,14 +115,14 @@ def _speed(one: Contender, runs: Sequence[Run], documents: Sequence[Run]) -> Fig
     )
 
 
-def _share(one: Contender, runs: Sequence[Run], gflops: float, limit: str) -> Figure:
-    values = [100 * run.samples_per_s * FLOP_PER_SAMPLE / (gflops * 1e9) for run in runs]
+def _share(one: Contender, blocks: Sequence[Block], gflops: float, limit: str) -> Figure:
+    values = [100 * block.samples_per_s * FLOP_PER_SAMPLE / (gflops * 1e9) for block in blocks]
     target = SHARE_AT_LEAST.get(one.dtype)
     return Figure(what=f"{one.name}: of the cores' rate", values=values, unit="%", limit=limit, at_least=target)
 
 
-def _waiting(one: Contender, runs: Sequence[Run], *, at_most: float | None) -> Figure:
-    values = [100 * run.waiting_share for run in runs]
+def _waiting(one: Contender, blocks: Sequence[Block], *, at_most: float | None) -> Figure:
+    values = [100 * block.waited_s / block.seconds for block in blocks]
     return Figure(what=f"{one.name}: waiting for data", values=values, unit="% of the time", at_most=at_most)
 
 

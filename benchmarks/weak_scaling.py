@@ -3,7 +3,7 @@
 Two ranks of one training, each on a core of its own and with the same samples a step, against one rank on one of these
 cores: the speed of each rank, of which communication (gloo) and what cores share (memory, caches, clock) take their
 parts. Two processes at the same time that know nothing of each other lose the second part only: against them, what
-is lost is communication. All in turn, in rounds, for ours and for the documents' script.
+is lost is communication. All take short turns, in rounds, ours and the documents' script.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 
-from contenders import DOCUMENTS, Contender, Run, train, train_apart, train_together
+from contenders import DOCUMENTS, Contender, Team
 from record import Figure, report, unable
 
 # Of the speed of a rank that is alone.
@@ -36,29 +37,30 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="the root of torchvision's MNIST class")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=150, help="of each run (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=12, help="turns of each (default: %(default)s)")
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[:2]
     if len(cores) < 2:
         unable("it needs two cores")
-    contenders = (DOCUMENTS, OURS)
-    rounds = [[measure(one, options, cores) for one in contenders] for _ in range(options.rounds)]
-    report(*(figure for one, its_rounds in zip(contenders, zip(*rounds)) for figure in figures(one, its_rounds)))
+    rounds: dict[str, list[Round]] = {DOCUMENTS.name: [], OURS.name: []}
+    with ExitStack() as stack:
+        ways = {one.name: start(stack, one, options.data_dir, cores) for one in (DOCUMENTS, OURS)}
+        for _ in range(options.rounds):
+            for name, teams in ways.items():
+                speeds = {way: mean(block.samples_per_s for block in team.turn()) for way, team in teams.items()}
+                rounds[name].append(Round(**speeds))
+    report(*figures(DOCUMENTS, rounds[DOCUMENTS.name]), *figures(OURS, rounds[OURS.name]))
 
 
-def measure(one: Contender, options: argparse.Namespace, cores: Sequence[int]) -> Round:
-    """Run it in each of the three ways."""
-    common = ["--data-dir", str(options.data_dir), "--steps", str(options.steps)]
-    return Round(
-        alone=_speed([train(one, common, cores=cores[:1])]),
-        together=_speed(train_together(one, common, cores=cores)),
-        apart=_speed(train_apart(one, common, cores=cores)),
-    )
-
-
-def _speed(runs: Sequence[Run]) -> float:
-    return mean(run.samples_per_s for run in runs)
+def start(stack: ExitStack, one: Contender, data_dir: Path, cores: Sequence[int]) -> dict[str, Team]:
+    """A contender in each of the three ways."""
+    each = [[core] for core in cores]
+    teams = {
+        "alone": Team(one, data_dir, each[:1]),
+        "together": Team(one, data_dir, each, is_one_training=True),
+        "apart": Team(one, data_dir, each),
+    }
+    return {way: stack.enter_context(team) for way, team in teams.items()}
 
 
 def figures(one: Contender, rounds: Sequence[Round]) -> list[Figure]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -48,8 +49,9 @@ def parse(description: str | None, *, passes_on_to: str = "") -> argparse.Namesp
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="the root of torchvision's MNIST class")
-    parser.add_argument("--steps", type=int, default=300, help="to train, within the first epoch")
-    parser.add_argument("--warmup", type=int, default=50, help="the first of them, which are not measured")
+    parser.add_argument("--warmup", type=int, default=50, help="steps before those that are measured")
+    parser.add_argument("--steps", type=int, default=250, help="steps that are measured, within the first epoch")
+    parser.add_argument("--paced", action="store_true", help="measure anew for each line of standard input")
     parser.add_argument("--batch-size", type=int, default=64, help="samples per rank and step")
     parser.add_argument("--threads", type=int, help="of torch (default: as torch chooses)")
     parser.add_argument("--workers", type=int, default=0, help="processes that load data, in the baselines")
@@ -64,42 +66,40 @@ def parse(description: str | None, *, passes_on_to: str = "") -> argparse.Namesp
 
 
 class Watch:
-    """Times a loop from the outside: `for batch in watch(loader)`. Two readings of the clock a step.
+    """Times a loop from the outside, in blocks of steps: `for batch in watch(loader)`.
 
-    Args:
-        steps: after which the loop ends.
-        warmup: how many of them are not measured.
+    After each block it prints a line of JSON: this process's samples and seconds, and how many of those it waited for
+    data. With --paced it waits before each block until a line comes on standard input, so that processes can take
+    turns, and ends when there come no more; else it ends after one.
     """
 
-    def __init__(self, *, steps: int, warmup: int) -> None:
-        self.steps, self.warmup = steps, warmup
-        self._taken_s = self._waited_s = 0.0
-        self._samples = 0
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.steps, self.warmup, self.is_paced = options.steps, options.warmup, options.paced
 
     def __call__(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The first batches of those."""
+        """The batches of those blocks."""
         iterator = iter(batches)
-        start_s = _now_s()
-        for step in range(self.steps):
-            if step == self.warmup:
-                start_s, self._waited_s, self._samples = _now_s(), 0.0, 0
+        while not self.is_paced or sys.stdin.readline():
+            yield from self._next(iterator, self.warmup, [])
+            waits_s: list[float] = []
+            start_s, samples = _now_s(), 0
+            for batch in self._next(iterator, self.steps, waits_s):
+                samples += len(batch[0])
+                yield batch
+            result = {"samples": samples, "seconds": _now_s() - start_s, "waited_s": sum(waits_s)}
+            print(json.dumps(result), flush=True)
+            if not self.is_paced:
+                return
+
+    @staticmethod
+    def _next(iterator: Iterator[Batch], steps: int, waits_s: list[float]) -> Iterator[Batch]:
+        for _ in range(steps):
             asked_s = time.perf_counter()
             batch = next(iterator, None)
-            self._waited_s += time.perf_counter() - asked_s
+            waits_s.append(time.perf_counter() - asked_s)
             if batch is None:
-                raise SystemExit(f"the epoch has only {step} steps: --steps {step} at most")
-            self._samples += len(batch[0])
+                raise SystemExit("the epoch has fewer steps than were asked for")
             yield batch
-        self._taken_s = _now_s() - start_s
-
-    def report(self) -> None:
-        """Print a line of JSON: this process's samples over the total time of the measured steps, and its waiting."""
-        result = {
-            "samples_per_s": self._samples / self._taken_s,
-            "waiting_share": self._waited_s / self._taken_s,
-            "steps": self.steps - self.warmup,
-        }
-        print(json.dumps(result), flush=True)
 
 
 def _now_s() -> float:

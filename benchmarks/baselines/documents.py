@@ -1,8 +1,8 @@
 """MNIST under DDP as PyTorch's documents teach it: `[torchrun --nproc-per-node 2] benchmarks/baselines/documents.py`.
 
 The model and recipe of PyTorch's MNIST example, with what the DDP tutorials add: a process group from the environment,
-a DistributedSampler, the model wrapped with the defaults. Without a launcher it is a world of one. The last line is
-JSON (see `common.Watch`).
+a DistributedSampler, the model wrapped with the defaults. Without a launcher it is a world of one. It ends with
+a line of JSON (see `common.Watch`).
 """
 
 from __future__ import annotations
@@ -46,11 +46,10 @@ def main() -> None:
     optimizer = Adadelta(model.parameters(), lr=1.0)
     scheduler = StepLR(optimizer, step_size=1, gamma=0.7)
 
-    watch = Watch(steps=options.steps, warmup=options.warmup)
+    watch = Watch(options)
     sampler.set_epoch(1)
     train(options, model, device, loader, optimizer, watch)
     scheduler.step()
-    watch.report()
     dist.destroy_process_group()
 
 

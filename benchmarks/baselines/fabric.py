@@ -1,4 +1,4 @@
-"""The same training with Lightning Fabric: `python benchmarks/baselines/fabric.py`. The last line is JSON."""
+"""The same training with Lightning Fabric: `python benchmarks/baselines/fabric.py`. Prints JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main() -> None:
     model = Net()
     model, optimizer = fabric.setup(model, Adadelta(model.parameters(), lr=1.0))
 
-    watch = Watch(steps=options.steps, warmup=options.warmup)
+    watch = Watch(options)
     model.train()
     for batch_idx, (data, target) in enumerate(watch(loader)):
         optimizer.zero_grad()
@@ -34,7 +34,6 @@ def main() -> None:
         optimizer.step()
         if batch_idx % options.log_interval == 0:
             fabric.print(f"Train Epoch: 1 [{batch_idx * len(data)}/{len(dataset)}]\tLoss: {loss.item():.6f}")
-    watch.report()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""The same training with Hugging Face Accelerate: `python benchmarks/baselines/hugging_face.py`. The last line is JSON.
+"""The same training with Hugging Face Accelerate: `python benchmarks/baselines/hugging_face.py`. Prints JSON.
 
 (A file named accelerate.py would hide the library from itself.)
 """
@@ -25,7 +25,7 @@ def main() -> None:
     model = Net()
     model, optimizer, loader = accelerator.prepare(model, Adadelta(model.parameters(), lr=1.0), loader)
 
-    watch = Watch(steps=options.steps, warmup=options.warmup)
+    watch = Watch(options)
     model.train()
     for batch_idx, (data, target) in enumerate(watch(loader)):
         optimizer.zero_grad()
@@ -34,7 +34,6 @@ def main() -> None:
         optimizer.step()
         if batch_idx % options.log_interval == 0:
             accelerator.print(f"Train Epoch: 1 [{batch_idx * len(data)}/{len(dataset)}]\tLoss: {loss.item():.6f}")
-    watch.report()
     accelerator.end_training()
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/baselines/ours.py [options of this] [-- options of cluster_ddp.train]
 
-The last line is JSON (see `common.Watch`); the training ends with it, before any test.
+It ends with a line of JSON (see `common.Watch`), before any test.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from cluster_ddp.runtime.shard import Shard
 def main() -> int:
     """Put the watch around the shard, train. Returns the exit status."""
     options = parse(__doc__, passes_on_to="cluster_ddp.train")
-    watch, batches_of = Watch(steps=options.steps, warmup=options.warmup), Shard.__iter__
+    watch, batches_of = Watch(options), Shard.__iter__
 
     def watched(shard: Shard) -> Iterator[Any]:
         yield from watch(batches_of(shard))
-        watch.report()
         raise SystemExit(0)
 
     Shard.__iter__ = watched  # type: ignore[method-assign]
