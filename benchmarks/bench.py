@@ -70,7 +70,6 @@ BENCHMARKS = (
         title="Time to an accuracy",
         about="The fast recipe, from the start of training to 99 % of the test set; here with few seeds.",
         arguments=("--seeds=3", "--data-dir={data_dir}"),
-        to_come=True,
     ),
     Benchmark(
         script="checkpoint_blocking.py",

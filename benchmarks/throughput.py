@@ -22,7 +22,10 @@ from contenders import DOCUMENTS, Block, Contender, Team
 from record import Figure, report
 
 # Ours: options of cluster_ddp.train, and how many times the samples of the documents' script there should be.
-OURS = (Contender(name="cluster_ddp, fp32", script="ours.py", at_least=1.25),)
+OURS = (
+    Contender(name="cluster_ddp, fp32", script="ours.py", at_least=1.25),
+    Contender(name="cluster_ddp, bf16", script="ours.py", options=("--", "--amp", "bf16"), at_least=2.5, dtype="bf16"),
+)
 PEERS = (
     Contender(name="Lightning Fabric", script="fabric.py", needs="lightning_fabric"),
     Contender(name="Hugging Face Accelerate", script="hugging_face.py", needs="accelerate"),
