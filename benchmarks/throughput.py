@@ -64,7 +64,7 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="the root of torchvision's MNIST class")
-    parser.add_argument("--rounds", type=int, default=20, help="turns of each (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each (default: %(default)s)")
     parser.add_argument("--python", help="of the environment that has lightning-fabric and accelerate")
     return parser.parse_args()
 
