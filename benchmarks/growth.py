@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 
 
 def exponent(cost_by_ranks: Mapping[int, float]) -> float:
     """The k of cost = c * ranks**k that fits best: 0 for a cost that stays, 1 for one that grows with the ranks."""
     points = [(math.log(ranks), math.log(cost)) for ranks, cost in cost_by_ranks.items()]
-    x_mean, y_mean = (sum(values) / len(points) for values in zip(*points))
-    return sum((x - x_mean) * (y - y_mean) for x, y in points) / sum((x - x_mean) ** 2 for x, _ in points)
+    x_mean, y_mean = (statistics.fmean(values) for values in zip(*points))
+    return math.fsum((x - x_mean) * (y - y_mean) for x, y in points) / math.fsum((x - x_mean) ** 2 for x, _ in points)
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -113,7 +113,7 @@ def start_all(
             os.read(go, 1)
             _meet_and_stay(rank, meet, say_through, leave, kept)
         pids.append(pid)
-    killer = threading.Timer(limit_s, lambda: [os.kill(pid, signal.SIGKILL) for pid in pids])
+    killer = threading.Timer(limit_s, _kill, [pids])
     killer.start()
     os.close(say_through)
     _read(ready, ranks)
@@ -130,6 +130,11 @@ def start_all(
     if len(ends) < 8 * ranks:
         raise RuntimeError(f"{len(ends) // 8} of {ranks} ranks came through")
     return [end - start for (end,) in struct.iter_unpack("d", ends)]
+
+
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
 
 
 def _meet_and_stay(

@@ -83,7 +83,8 @@ def _meet_plainly(ranks: int, job_id: int) -> Callable[[int], object]:
         place = _topology(rank, ranks, job_id)
         address = (place.master_addr, place.master_port)
         store = dist.TCPStore(*address, ranks, rank == 0, timeout=timeout, multi_tenant=True)
-        dist.distributed_c10d._store_based_barrier(rank, store, "default", ranks, timeout)
+        name = dist.distributed_c10d.GroupName("default")
+        dist.distributed_c10d._store_based_barrier(rank, store, name, ranks, timeout)
         return store
 
     return meet

@@ -7,6 +7,7 @@ other of them, and names that nothing can compress. Prints JSON, and to standard
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -55,9 +56,9 @@ def main() -> None:
     works = dict[str, Callable[[int], Callable[[], object]]]()
     works["port candidates"] = lambda ranks: lambda: port.candidates(4711, ranks)
     for kind, node_list in NODE_LISTS.items():
-        works[f"hostlist, {kind}"] = lambda ranks, text=node_list: _expansion(text(ranks // TASKS_PER_NODE))
+        works[f"hostlist, {kind}"] = functools.partial(_expansion, node_list)
     for kind, node_list in NODE_LISTS.items():
-        works[f"Topology, {kind}"] = lambda ranks, text=node_list: _reading(ranks, text(ranks // TASKS_PER_NODE))
+        works[f"Topology, {kind}"] = functools.partial(_reading, node_list)
     seconds = {
         name: {ranks: [_seconds(work(ranks)) for _ in range(arguments.rounds)] for ranks in arguments.ranks}
         for name, work in works.items()
@@ -78,12 +79,13 @@ def main() -> None:
     print(table(["ms per rank", *map(str, arguments.ranks), "exponent"], rows), file=sys.stderr)
 
 
-def _expansion(text: str) -> Callable[[], object]:
+def _expansion(node_list: Callable[[int], str], ranks: int) -> Callable[[], object]:
+    text = node_list(ranks // TASKS_PER_NODE)
     return lambda: expand(text)
 
 
-def _reading(ranks: int, node_list: str) -> Callable[[], object]:
-    last = environment(ranks - 1, ranks, node_list)
+def _reading(node_list: Callable[[int], str], ranks: int) -> Callable[[], object]:
+    last = environment(ranks - 1, ranks, node_list(ranks // TASKS_PER_NODE))
     return lambda: Topology.from_environ(last)
 
 
