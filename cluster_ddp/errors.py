@@ -5,6 +5,7 @@
     ├── TopologyError      an environment that describes no consistent world of ranks
     ├── RendezvousError    ranks that could not find each other in time
     ├── DeviceError        GPUs that don't match the ranks
+    ├── ForkError          a process in a state that must not be forked
     ├── DataError          a dataset that is missing or damaged
     ├── RunDirError        a run folder that can't be written, or is in use
     ├── CheckpointError    a checkpoint that is missing, damaged, or of another training
@@ -57,6 +58,10 @@ class RendezvousError(ClusterDDPError):
 
 class DeviceError(ClusterDDPError):
     """GPUs that don't match the ranks."""
+
+
+class ForkError(ClusterDDPError):
+    """A process in a state that must not be forked."""
 
 
 class DataError(ClusterDDPError):

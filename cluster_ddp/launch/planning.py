@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from cluster_ddp.errors import SpecError, nearest
-from cluster_ddp.launch import run_folder, snapshot, task
+from cluster_ddp.launch import python_command, run_folder, snapshot, task
 from cluster_ddp.launch.render import render, render_local
 from cluster_ddp.launch.run_folder import JOB_LOG
 from cluster_ddp.launch.schedulers.local import ThisMachine
@@ -92,6 +92,8 @@ def plan(
     if function is not None and backend == "sbatch":
         found = "sbatch runs commands; a function must be pickled, which submitit does."
         raise SpecError("Submitting a function with the backend sbatch:", found, 'backend="submitit", or "local"')
+    if spec.launcher == "fork":
+        _check_forkable(spec, function)
     spec = _with_environment(spec)
     scheduler = _scheduler(spec, backend, must_run)
     runs_dir = runs_dir.expanduser().absolute()
@@ -113,6 +115,13 @@ def plan(
         take_snapshot=take_snapshot,
         script=script,
     )
+
+
+def _check_forkable(spec: JobSpec, function: Callable[..., Any] | None) -> None:
+    if function is not None:
+        found = "a function is called in tasks of its own; what forks the ranks runs Python scripts and modules."
+        raise SpecError("Submitting a function with the launcher fork:", found, 'launcher="srun"')
+    python_command.interpreter_words(spec.command)
 
 
 def _with_environment(spec: JobSpec) -> JobSpec:

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster_ddp.launch import grids
+from cluster_ddp.launch import grids, python_command
 from cluster_ddp.launch.spec import ARRAY_TASK, JobSpec, seconds
 from cluster_ddp.slurm import port
 
@@ -48,6 +48,8 @@ def render(
         command=shlex.join(runner) if runner else " ".join(_word(word, spec) for word in spec.command),
         strides=_strides(spec.grid),
         port=port,
+        interpreter_words=_interpreter_words(spec),
+        ranks='"$LOCAL_WORLD_SIZE"',
     )
 
 
@@ -72,7 +74,9 @@ def task_command(spec: JobSpec, command: tuple[str, ...]) -> tuple[str, ...]:
     """What a task of a pickled job runs: the command, inside the container and under the launcher that `spec` names."""
     if spec.container is None and spec.launcher == "srun":
         return command
-    return ("bash", "-c", _environment().get_template("task.sh.j2").render(spec=spec).strip(), "bash", *command)
+    template = _environment().get_template("task.sh.j2")
+    text = template.render(spec=spec, interpreter_words=_interpreter_words(spec), ranks=spec.gpus_per_node)
+    return ("bash", "-c", text.strip(), "bash", *command)
 
 
 def templates_folder() -> Path:
@@ -95,6 +99,10 @@ def _environment() -> Environment:
     )
     environment.filters["sh"] = shlex.quote
     return environment
+
+
+def _interpreter_words(spec: JobSpec) -> int:
+    return python_command.interpreter_words(spec.command) if spec.launcher == "fork" else 0
 
 
 def _word(argument: str, spec: JobSpec) -> str:

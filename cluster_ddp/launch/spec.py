@@ -16,7 +16,7 @@ from cluster_ddp.launch import grids
 ARRAY_TASK = "array_task_id"
 ARRAY_TASK_PLACEHOLDER = f"{{{ARRAY_TASK}}}"
 
-Launcher = Literal["srun", "torchrun"]
+Launcher = Literal["srun", "torchrun", "fork"]
 
 ALTERNATIVES = (("venv", "conda_env"), ("container", "container_image"))
 """Fields of which a job can have one."""
@@ -133,7 +133,8 @@ class JobSpec:
     requeue_on_failure: int = 0
     """How often it is queued again after a failure; never more than three times without a new checkpoint."""
     launcher: Launcher = "srun"
-    """srun: a task for each GPU. torchrun: a task for each node, whose agent starts a worker for each GPU."""
+    """srun: a task for each GPU. torchrun: a task for each node, whose agent starts a worker for each GPU. fork: a task
+    for each node, which imports torch once and becomes a rank for each GPU; for Python scripts and modules."""
     modules: tuple[str, ...] = ()
     """Environment modules to load first."""
     venv: str | None = None

@@ -84,7 +84,7 @@ def ranks(layout: Layout, job_id: int, *, step_id: int = 0) -> list[Rank]:
     """The processes of a job step's ranks that run Python by now, in the order of ranks.
 
     Known by the environment that they were started with: neither slurmstepd nor the batch script has these variables
-    and is Python.
+    and is Python. Ranks that were forked (`cluster_ddp.runtime.fork`) are known by their process's name.
     """
     wanted = {"SLURM_JOB_ID": str(job_id), "SLURM_STEP_ID": str(step_id)}
     found = []
@@ -92,8 +92,8 @@ def ranks(layout: Layout, job_id: int, *, step_id: int = 0) -> list[Rank]:
         for pid in processes_on(layout, node):
             environment = _environment(pid)
             is_task = wanted.items() <= environment.items() and _program(pid).startswith("python")
-            if is_task and environment.get("SLURM_PROCID", "").isdigit():
-                found.append(Rank(int(environment["SLURM_PROCID"]), node, pid))
+            if is_task and (rank := _forked_rank(pid) or environment.get("SLURM_PROCID", "")).isdigit():
+                found.append(Rank(int(rank), node, pid))
     return sorted(found)
 
 
@@ -149,6 +149,15 @@ def _program(pid: int) -> str:
         return Path(f"/proc/{pid}/exe").readlink().name
     except OSError:
         return ""
+
+
+def _forked_rank(pid: int) -> str | None:
+    """The rank of a process that was forked; something else for the one that has forked it; None for others."""
+    try:
+        forks = b"cluster_ddp.runtime.fork" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/comm").read_text().strip().removeprefix("rank ") if forks else None
+    except OSError:
+        return "gone"
 
 
 def _socket_in(namespace: Path) -> socket.socket:

@@ -30,6 +30,11 @@ CPUS_PER_TASK = ("SLURM_CPUS_PER_TASK",)
 GPUS_ON_NODE = ("SLURM_GPUS_ON_NODE",)  # of the step, also where each task sees just one of them
 DISTRIBUTION = ("SLURM_DISTRIBUTION",)
 END_TIME = ("SLURM_JOB_END_TIME",)  # from 23.02 on
+NTASKS_PER_NODE = ("SLURM_NTASKS_PER_NODE",)  # set only where that option was given
+RANKS_ON_NODE = ("SLURM_GTIDS",)  # such as "2,3"
+TASK_PID = ("SLURM_TASK_PID",)
+CPUS_ON_NODE = ("SLURM_CPUS_ON_NODE",)  # of the step
+SAID_CPUS_PER_TASK = ("CLUSTER_DDP_CPUS_PER_TASK",)  # ours: the job's SLURM_CPUS_PER_TASK, empty where it had none
 
 # Step ids from here on are Slurm's names for steps that srun did not make (batch, extern, interactive …).
 _SPECIAL_STEP_IDS = 0xFFFFFF00

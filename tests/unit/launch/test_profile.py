@@ -187,7 +187,7 @@ def test_a_byte_order_mark_and_other_line_ends_are_read(site: Site) -> None:
         ('time = "soon"', "time must be one of 30 (minutes)", "change time"),
         ('qos = ""', "qos must be a name that sacctmgr show qos shows. It is ''.", "change qos"),
         ('qos = "a\\n#SBATCH --nodes=9"', "qos must be", "change qos"),
-        ('launcher = "mpirun"', "launcher must be one of srun, torchrun. It is 'mpirun'.", "change launcher"),
+        ('launcher = "mpirun"', "launcher must be one of srun, torchrun, fork. It is 'mpirun'.", "change launcher"),
         ('modules = ["cuda; rm"]', "modules must be names that module avail shows", "change modules"),
         ('container_overlays = ["a\\nb"]', "container_overlays must be a path", "change container_overlays"),
         ('sbatch_options = ["--nodes=2"]', "sbatch_options must be an option for which", "change sbatch_options"),

@@ -100,6 +100,35 @@ def test_torchrun_has_a_task_per_node() -> None:
     assert {"--ntasks-per-node=1", "--gres=gpu:4", "--cpus-per-task=12"} <= set(directives(render(spec, source="")))
 
 
+def test_what_forks_its_ranks_has_a_task_per_node_with_the_cpus_of_all(tmp_path: Path) -> None:
+    """The job is the one that srun's launcher asks for; the step has one task on each node."""
+    command = ("env", "A=it's", "python", "-u", "train.py", "--lr", "two words")
+    spec = JobSpec(name="x", command=command, nodes=2, gpus_per_node=4, cpus_per_task=3, launcher="fork")
+    text = render(spec, source="", run_prefix=f"{tmp_path}/x-")
+    assert {"--ntasks-per-node=4", "--gres=gpu:4", "--cpus-per-task=3"} <= set(directives(text))
+    stand_in(tmp_path, "python", '#!/bin/bash\necho "$A" "$CLUSTER_DDP_CPUS_PER_TASK"; printf "%s\\n" "$@"\n')
+    job = {"SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NUM_NODES": "2"}  # as sbatch's options have changed it
+    for env, cpus, said in (({"SLURM_CPUS_PER_TASK": "3"}, 6, "3"), ({}, 2, "")):
+        assert run_script(text, tmp_path, "more", **job, **env).stdout.splitlines() == [
+            "srun option --ntasks=2",
+            "srun option --ntasks-per-node=1",
+            f"srun option --cpus-per-task={cpus}",
+            "srun option --kill-on-bad-exit=1",
+            f"it's {said}",
+            *("-u", "-m", "cluster_ddp.runtime.fork", "--ranks=2", f"--log-dir={tmp_path}/x-71"),
+            *("--", "train.py", "--lr", "two words", "more"),
+        ]
+
+
+def test_what_forks_its_ranks_in_a_container_is_told_of_its_place(tmp_path: Path) -> None:
+    stand_in(tmp_path, "apptainer", APPTAINER)
+    stand_in(tmp_path, "python", '#!/bin/bash\nenv; echo "$*"\n')
+    spec = JobSpec(name="x", command=("python", "a.py"), gpus_per_node=2, launcher="fork", container="/i.sif")
+    lines = run_script(render(spec, source=""), tmp_path, SLURM_JOB_NUM_NODES="2").stdout.splitlines()
+    assert {"WORLD_SIZE=4", "NODE_RANK=0", "MASTER_ADDR=localhost", "CLUSTER_DDP_CPUS_PER_TASK="} <= set(lines)
+    assert lines[-1] == "-m cluster_ddp.runtime.fork --ranks=2 -- a.py"
+
+
 def test_the_tasks_write_into_the_run_folder(tmp_path: Path) -> None:
     runs = tmp_path / "it's $(touch pwned) runs"
     text = render(JobSpec(name="x", command=("printenv", "CLUSTER_DDP_RUN_DIR")), source="", run_prefix=f"{runs}/x-")
@@ -174,6 +203,15 @@ def test_a_pickled_command_has_the_same_container_and_launcher() -> None:
     assert (bash, option, rest) == ("bash", "-c", ["bash", "a", "b c"])
     assert "torch.distributed.run" in text
     assert "/i.sif" in text
+
+
+def test_a_pickled_command_that_is_forked() -> None:
+    spec = JobSpec(
+        name="x", command=("python", "-u", "{seed}"), gpus_per_node=3, grid={"seed": ("1",)}, launcher="fork"
+    )
+    bash, option, text, *rest = task_command(spec, ("printf", "%s;", "1"))
+    done = subprocess.run([bash, option, text, *rest], capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
+    assert done.stdout == "-m;cluster_ddp.runtime.fork;--ranks=3;--;1;"
 
 
 def test_foreign_scripts_get_torchruns_variables(tmp_path: Path) -> None:

@@ -49,6 +49,16 @@ def processes_of(job: Job) -> list[str]:
     return found
 
 
+def test_the_ranks_can_be_forked() -> None:
+    show = "import os; from cluster_ddp import Topology; place = Topology.from_environ(os.environ)\n"
+    show += "print(place.launcher, place.rank, place.local_rank, place.world_size, place.job_id, os.environ['RANK'])\n"
+    Path("show.py").write_text(show)
+    job = submit("env", "A=1", sys.executable, "show.py", launcher="fork")
+    assert job.result(timeout_s=60) == 0
+    lines = [(job.run_dir / f"task-{rank}.log").read_text() for rank in (0, 1)]
+    assert lines == [f"submitit-local {rank} {rank} 2 {job.id} {rank}\n" for rank in (0, 1)]
+
+
 def test_a_command_runs_once_per_gpu() -> None:
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"]
     names += ["CLUSTER_DDP_RUN_DIR", "CUDA_VISIBLE_DEVICES"]

@@ -1,0 +1,52 @@
+"""Where in a command Python's own words end and the script's begin: `--launcher fork` puts itself there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster_ddp.errors import SpecError
+
+_PYTHON = re.compile(r"python[\d.]*")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+_NO_SCRIPT = set("cmihV")  # options, alone or in a group of letters, after which Python runs something else
+
+
+def interpreter_words(command: Sequence[str]) -> int:
+    """How many words of a command are its interpreter's: of `env A=1 python -u train.py --lr 1` four.
+
+    Raises:
+        SpecError: it isn't a script or module that Python runs.
+    """
+    words = list(command)
+    at = _program(words)
+    if at == len(words) or not _PYTHON.fullmatch(Path(words[at]).name):
+        raise _error(words, "its program is no Python interpreter")
+    at += 1
+    while at < len(words) and words[at].startswith("-"):
+        word = words[at]
+        if word == "-m" and at + 1 < len(words):
+            return at
+        if word == "-" or (not word.startswith(_WITH_VALUE) and _NO_SCRIPT & set(word)):
+            raise _error(words, f"with {word} Python runs no script of its own, or it is to stand alone (-m)")
+        at += 2 if word in _WITH_VALUE else 1
+    if at >= len(words):
+        raise _error(words, "it names no script and no module")
+    return at
+
+
+def _program(words: Sequence[str]) -> int:
+    """The place of the program, after `env` and the variables that it sets."""
+    if not words or Path(words[0]).name != "env":
+        return 0
+    return next((at for at, word in enumerate(words) if at and not _ASSIGNMENT.fullmatch(word)), len(words))
+
+
+def _error(words: Sequence[str], found: str) -> SpecError:
+    return SpecError(
+        f"Running {' '.join(words[:4])!r} with --launcher fork:",
+        f"{found}; one process of each node imports torch and becomes its ranks, which run a Python script or module.",
+        "--launcher srun starts any command for each rank; or -- python SCRIPT.py …",
+    )

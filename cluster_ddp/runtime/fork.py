@@ -1,0 +1,129 @@
+"""`python -m cluster_ddp.runtime.fork --ranks N -- script.py …`: one process imports torch, then becomes N ranks.
+
+srun --ntasks-per-node=1 python -m cluster_ddp.runtime.fork --ranks 8 -- train.py --epochs 3     on every node
+python -m cluster_ddp.runtime.fork --ranks 2 -- -m package.module --epochs 3                     on this machine
+
+Importing torch costs a second of CPU time and more; ranks that share few CPUs wait for all their imports. Here they are
+done once. Each rank has the environment that srun would have given it, and runs the script as `python script.py` would;
+`agent` watches it. `--launcher fork` of `python -m cluster_ddp.submit` uses it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster_ddp.errors import exit_on_error
+from cluster_ddp.runtime import affinity, preload
+from cluster_ddp.runtime.agent import SIGNALS, WARNINGS, Agent
+from cluster_ddp.runtime.target import Target
+from cluster_ddp.slurm.ranks import NodeRanks
+
+PROGRAM = "python -m cluster_ddp.runtime.fork"
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # prctl(2)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Fork the ranks, watch them, and exit with the status that `Agent.watch` tells. In a rank, run its script."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    at = words.index("--") if "--" in words else len(words)
+    arguments = _parser().parse_args(words[:at])
+    with exit_on_error(PROGRAM):
+        target = Target.parse(words[at + 1 :])
+        node = NodeRanks.from_environ(os.environ, arguments.ranks)
+        node.environ(0, os.getpid())  # its errors are to be told once
+        _keep(*WARNINGS)
+        target.prepare()
+        preload.load()
+    terminated = signal.getsignal(signal.SIGTERM)
+    _keep(*SIGNALS)
+    early = _ignored_by_ranks()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    pids: dict[int, int] = {}
+    for local_rank in range(arguments.ranks):
+        parent, pid = os.getpid(), os.fork()
+        if pid == 0:
+            _die_with(parent)
+            signal.signal(signal.SIGTERM, terminated)
+            _become(node, local_rank, arguments.log_dir)
+            return target.run()
+        pids[pid] = node.rank(local_rank)
+    _keep(*WARNINGS)
+    status = Agent(pids, os.environ, early).watch()
+    os._exit(status)  # nothing is left to tidy up, and torch would take its time for it
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        usage="%(prog)s --ranks N [--log-dir PATH] -- SCRIPT | -m MODULE [ARGUMENTS …]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--ranks", type=_count, required=True, metavar="N", help="ranks on each node")
+    parser.add_argument("--log-dir", type=Path, metavar="PATH", help="append each rank's output to PATH/task-RANK.log")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more")
+    return int(text)
+
+
+def _keep(*numbers: signal.Signals) -> None:
+    """Let signals wait until the agent takes them. With a handler, so that others see in /proc that they are caught."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
+        signal.signal(number, lambda number, frame: None)
+
+
+def _ignored_by_ranks() -> list[int]:
+    """Let the ranks begin with warnings ignored: Slurm may send them to all processes, and the agent passes them on.
+
+    In this process they go on waiting, for it has blocked them. What has come by now is returned.
+    """
+    came = []
+    while received := signal.sigtimedwait(WARNINGS, 0):
+        came.append(received.si_signo)
+    for number in WARNINGS:
+        signal.signal(number, signal.SIG_IGN)
+    return came
+
+
+def _die_with(parent: int) -> None:
+    """Let the kernel kill this process when the one that forked it dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _become(node: NodeRanks, local_rank: int, log_dir: Path | None) -> None:
+    """From here on this process is a rank: with its environment, log, CPUs, signals and random numbers."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank {node.rank(local_rank)}".encode())  # what ps and top show
+    for name, value in node.environ(local_rank, os.getpid()).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    if log_dir is not None:
+        log = os.open(log_dir / f"task-{node.rank(local_rank)}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        os.close(log)
+    cpus = affinity.share(os.sched_getaffinity(0), local_rank, node.ranks, os.environ)
+    os.sched_setaffinity(0, cpus)
+    preload.freshen(len(cpus))
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+if __name__ == "__main__":
+    main()

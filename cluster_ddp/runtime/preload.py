@@ -1,0 +1,104 @@
+"""What ranks import, imported once, before they are forked; and the state that must not be forked."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cluster_ddp.errors import ForkError
+
+MODULES = (
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch.utils.data",
+    "torch._dynamo",  # the first use of an optimizer imports it
+    "cluster_ddp.runtime.checkpoint",
+    "cluster_ddp.runtime.finite",
+    "cluster_ddp.runtime.progress",
+    "cluster_ddp.runtime.world",
+    "importlib.resources.readers",
+    "tyro",
+    "typeguard",
+)
+"""What a rank of a training imports in any case, or `cluster_ddp.train` does; what isn't installed is left out."""
+
+# numpy's OpenBLAS starts its threads when it is loaded; the first of these that is set says how many.
+_BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+_BLAS_SET_THREADS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
+
+
+def load() -> None:
+    """Import `MODULES`.
+
+    Raises:
+        ForkError: one of them has started threads or initialised CUDA, which a forked process could not use.
+    """
+    with _without_blas_threads():
+        for name in MODULES:
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # what is there now stays in memory that the ranks share
+    _check()
+
+
+def freshen(cpus: int) -> None:
+    """In a rank, make the modules as those of a process that was started on `cpus` CPUs: threads and random numbers.
+
+    Python's own random numbers are seeded anew by os.fork.
+    """
+    import torch
+
+    atexit.register(gc.unfreeze)  # so that the end of the interpreter finds all that it wants to tidy up
+    torch.default_generator.seed()  # of the CPU; those of GPUs start with the same seed in every process
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if not os.environ.get("OMP_NUM_THREADS") and torch.get_num_threads() != cpus:
+        torch.set_num_threads(cpus)
+    said = next((value for name in _BLAS_THREADS if (value := os.environ.get(name, "")).isdigit()), None)
+    _set_blas_threads(int(said or cpus))
+
+
+@contextmanager
+def _without_blas_threads() -> Iterator[None]:
+    name = _BLAS_THREADS[0]
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
+def _set_blas_threads(count: int) -> None:
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    for path in {line.split(maxsplit=5)[5] for line in maps if "openblas" in line}:
+        library = ctypes.CDLL(path)
+        for name in _BLAS_SET_THREADS:
+            if hasattr(library, name):
+                getattr(library, name)(count)
+                break
+
+
+def _check() -> None:
+    import torch
+
+    asked, elsewhere = "Forking the ranks:", "a task for each rank needs no forking: --launcher srun"
+    if torch.cuda.is_initialized():
+        raise ForkError(asked, "CUDA is initialised already, and a forked process can't use it.", elsewhere)
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:
+        found = f"importing torch has started {threads - 1} threads, which forked processes would not have."
+        raise ForkError(asked, found, elsewhere)

@@ -1,0 +1,326 @@
+"""One process that becomes the ranks. Where torch is not what is tested, nothing is imported before forking."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from cluster_ddp.runtime import affinity
+from cluster_ddp.runtime.agent import outcome
+from cluster_ddp.runtime.fork import PROGRAM
+
+WITHOUT_TORCH = (
+    "import os, sys; from cluster_ddp.runtime import agent, fork, preload; preload.MODULES = ();"
+    "preload._check = lambda: None; preload.freshen = lambda cpus: None; agent.PATIENCE_S = 1.0;"
+    "sys.path[0] = os.getcwd(); fork.main()"
+)
+STAND_IN = (sys.executable, "-c", WITHOUT_TORCH)
+REAL = (sys.executable, "-m", PROGRAM.split()[-1])
+PLACE = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith(("SLURM", "SUBMITIT", "CLUSTER_DDP")) and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+}
+
+
+def started(
+    folder: Path, script: str, *arguments: str, ranks: int = 2, program: tuple[str, ...] = STAND_IN, **env: str
+) -> subprocess.Popen[str]:
+    (folder / "script.py").write_text(script)
+    return subprocess.Popen(
+        [*program, "--ranks", str(ranks), "--", "script.py", *arguments],
+        cwd=folder,
+        env={**PLACE, "PYTHONUNBUFFERED": "1", **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(folder: Path, script: str, *arguments: str, **options) -> tuple[int, str, str]:
+    process = started(folder, script, *arguments, **options)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def wait_for(folder: Path, *names: str) -> None:
+    deadline = time.monotonic() + 30
+    while not all((folder / name).exists() for name in names):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+SAY = "import os; rank = os.environ['RANK']\n"
+READY = SAY + "def ready(): open(f'ready{rank}', 'w').close()\n"
+
+
+def test_a_script_is_run_as_python_runs_it(tmp_path: Path) -> None:
+    """The same words from a rank and from a process of its own."""
+    script = (
+        "import json, signal, sys, threading\nclass Here: pass\n"
+        "import pickle; assert type(pickle.loads(pickle.dumps(Here()))) is Here\n"
+        "names = {name: str(value) for name, value in globals().items() if name.startswith('__')}\n"
+        "del names['__loader__']; names.pop('__annotations__', 0)\n"
+        "signals = [str(signal.getsignal(one)) for one in (2, 15, 17)]\n"
+        "print(json.dumps([sys.argv, sys.path, names, sorted(signal.pthread_sigmask(0, [])), signals]))\n"
+    )
+    status, out, err = run(tmp_path, script, "a", "b c", ranks=1, program=REAL)
+    assert (status, err) == (0, "")
+    alone = subprocess.run(
+        [sys.executable, "script.py", "a", "b c"], cwd=tmp_path, env=PLACE, capture_output=True, text=True
+    )
+    assert json.loads(out) == json.loads(alone.stdout)
+
+
+def test_a_module_is_run_as_python_runs_it(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "other.py").write_text("WORD = 'imported'\n")
+    show = "import sys; from .other import WORD\n"
+    show += "print(WORD, __name__, __package__, __spec__.name, sys.argv, sys.path[0])\n"
+    (package / "module.py").write_text(show)
+    (package / "__main__.py").write_text(show)
+    for name in ("package.module", "package"):
+        words = ["-m", name, "x"]
+        alone, forked = (
+            subprocess.run([*program, *words], cwd=tmp_path, env=PLACE, capture_output=True, text=True)
+            for program in ((sys.executable,), (*STAND_IN, "--ranks", "1", "--"))
+        )
+        assert (forked.stdout, forked.stderr) == (alone.stdout, "")
+
+
+def test_workers_of_a_loader_know_what_main_holds(tmp_path: Path) -> None:
+    script = (
+        "import os, torch, numpy\nfrom torch.utils.data import DataLoader\n"
+        "class Squares:\n    def __len__(self): return 4\n    def __getitem__(self, i): return i * i\n"
+        "if __name__ == '__main__':\n"
+        "    for context in ('fork', 'spawn'):\n"
+        "        loader = DataLoader(Squares(), num_workers=1, multiprocessing_context=context)\n"
+        "        print(sum(int(one) for one in loader), flush=True)\n"
+        "    draws = [torch.rand(1).item(), numpy.random.rand(), __import__('random').random()]\n"
+        "    print('drawn', os.environ['RANK'], *draws, flush=True)\n"
+    )
+    status, out, err = run(tmp_path, script, program=REAL)
+    assert (status, err) == (0, "")
+    drawn = [line.split()[2:] for line in out.splitlines() if line.startswith("drawn")]
+    assert out.splitlines().count("14") == 4
+    assert all(one != other for one, other in zip(*drawn))
+
+
+def test_each_rank_has_its_log_and_the_parents_buffer_is_not_theirs(tmp_path: Path) -> None:
+    before = STAND_IN[2].replace("fork.main", "print('parent', end=''); fork.main")
+    program = (sys.executable, "-c", before)
+    (tmp_path / "task-1.log").write_text("before\n")
+    script = SAY + "import atexit; atexit.register(print, 'bye'); print('rank', rank, end=' ')"
+    (tmp_path / "script.py").write_text(script)
+    words = [*program, "--ranks", "2", "--log-dir", ".", "--", "script.py"]
+    done = subprocess.run(words, cwd=tmp_path, env=PLACE, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "parent", "")
+    logs = [(tmp_path / f"task-{rank}.log").read_text() for rank in (0, 1)]
+    assert logs == ["rank 0 bye\n", "before\nrank 1 bye\n"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "said"),
+    [
+        ("", 0, ""),
+        ("sys.exit(3)", 3, "rank 1 ended with status 3."),
+        ("sys.exit('no reason')", 1, "no reason\n"),
+        ("os._exit(9)", 9, "status 9"),
+        ("1 / 0", 1, "ZeroDivisionError"),
+        ("os.kill(os.getpid(), 9)", 137, "rank 1 was ended by SIGKILL."),
+        ("os.kill(os.getpid(), 11)", 139, "SIGSEGV"),
+        ("sys.exit(75)", 75, ""),
+    ],
+)
+def test_the_status_is_that_of_the_rank_that_failed(tmp_path: Path, ending: str, status: int, said: str) -> None:
+    script = f"{SAY}import sys\nif rank == '1':\n    {ending or 'pass'}\n"
+    found, _, err = run(tmp_path, script, CLUSTER_DDP_STOPPED=str(tmp_path / "stopped"))
+    assert found == status
+    assert said in err
+    assert (tmp_path / "stopped").exists() == (status == 75)
+
+
+def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:
+    script = "def inner():\n    raise ValueError('this one')\ninner()\n"
+    _, _, err = run(tmp_path, script, ranks=1)
+    alone = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, env=PLACE, capture_output=True, text=True)
+    assert err.startswith(alone.stderr)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status"),
+    [([], 0), ([1, 143], 1), ([143, 75], 75), ([75, 143, 1], 75), ([1, 75], 1), ([143, 137], 137), ([143, 143], 143)],
+)
+def test_which_status_counts(statuses: list[int], status: int) -> None:
+    assert outcome(statuses) == status
+
+
+def test_the_death_of_a_rank_ends_the_others_also_those_that_will_not(tmp_path: Path) -> None:
+    script = (
+        f"{READY}import signal, sys, time\n"
+        "if rank == '0':\n    while not all(map(os.path.exists, ('ready1', 'ready2'))): time.sleep(0.02)\n"
+        "    sys.exit(5)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0) if rank == '1' else print('deaf'))\n"
+        "ready()\nwhile True: time.sleep(0.1)\n"
+    )
+    begun = time.monotonic()
+    status, out, err = run(tmp_path, script, ranks=3)
+    assert (status, out) == (5, "deaf\n")
+    assert "ranks [2] did not end within 1 s: killing them." in err
+    assert time.monotonic() - begun < 20
+
+
+def test_those_that_save_get_time_for_it(tmp_path: Path) -> None:
+    """Rank 0 has stopped in time, rank 1 does so a little later, and nobody tells it to end."""
+    script = f"{SAY}import sys, time\nif rank == '1': time.sleep(0.4); print('saved')\nsys.exit(75)\n"
+    assert run(tmp_path, script)[:2] == (75, "saved\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM])
+def test_signals_reach_all_ranks(tmp_path: Path, number: signal.Signals) -> None:
+    script = (
+        f"{READY}import signal, sys, time\n"
+        f"signal.signal({int(number)}, lambda *_: sys.exit(75))\nready()\nwhile True: time.sleep(0.1)\n"
+    )
+    process = started(tmp_path, script)
+    wait_for(tmp_path, "ready0", "ready1")
+    process.send_signal(number)
+    assert process.wait(timeout=30) == 75
+
+
+def test_a_warning_waits_until_a_rank_can_take_it(tmp_path: Path) -> None:
+    """Also one that Slurm sends to all processes of the step."""
+    script = (
+        f"{READY}import signal, sys, time\nready()\n"
+        "while not os.path.exists('go'): time.sleep(0.02)\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))\nwhile True: time.sleep(0.1)\n"
+    )
+    process = started(tmp_path, script)
+    wait_for(tmp_path, "ready0", "ready1")
+    for pid in (process.pid, *children(process.pid)):
+        os.kill(pid, signal.SIGUSR1)
+    time.sleep(0.3)
+    assert process.poll() is None
+    (tmp_path / "go").touch()
+    assert process.wait(timeout=30) == 75
+
+
+def test_a_warning_before_the_ranks_are_there(tmp_path: Path) -> None:
+    slow = STAND_IN[2].replace("preload.MODULES = ();", "").replace("preload._check", "preload.load")
+    slow = slow.replace("lambda: None", "lambda: __import__('time').sleep(1)", 1)
+    script = f"{SAY}import signal, sys, time\nsignal.signal(10, lambda *_: sys.exit(75))\nwhile True: time.sleep(0.1)\n"
+    process = started(tmp_path, script, program=(sys.executable, "-c", slow))
+    while not signal_is_caught(process.pid, signal.SIGUSR1):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(timeout=30) == 75
+
+
+def signal_is_caught(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
+def children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_the_ranks_die_with_their_parent(tmp_path: Path) -> None:
+    process = started(tmp_path, f"{READY}import time\nready()\ntime.sleep(600)\n")
+    wait_for(tmp_path, "ready0", "ready1")
+    ranks = children(process.pid)
+    assert len(ranks) == 2
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while any(is_alive(pid) for pid in ranks):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "said"),
+    [
+        (("--ranks", "2", "--", "missing.py"), {}, "there is no such file in"),
+        (("--ranks", "2", "--"), {}, "neither a script nor -m and a module"),
+        (("--ranks", "2"), {}, "neither a script nor -m and a module"),
+        (("--ranks", "0", "--", "x.py"), {}, "no whole number of 1 or more"),
+        (("--ranks", "2", "--", "script.py"), {"WORLD_SIZE": "3"}, "WORLD_SIZE=3"),
+    ],
+)
+def test_what_cannot_be_forked_is_told_once(
+    tmp_path: Path, words: tuple[str, ...], env: Mapping[str, str], said: str
+) -> None:
+    (tmp_path / "script.py").touch()
+    done = subprocess.run([*STAND_IN, *words], cwd=tmp_path, env={**PLACE, **env}, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count(said) == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "found"),
+    [
+        ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "started 1 threads"),
+        ("import torch; torch.cuda.is_initialized = lambda: True", "CUDA is initialised already"),
+    ],
+)
+def test_a_state_that_must_not_be_forked(tmp_path: Path, module: str, found: str) -> None:
+    (tmp_path / "stateful.py").write_text(module)
+    code = "import sys; sys.path.insert(0, ''); from cluster_ddp.runtime import fork, preload;"
+    program = (sys.executable, "-c", f"{code} preload.MODULES += ('stateful',); fork.main()")
+    status, out, err = run(tmp_path, "print('ran')", program=program)
+    assert (status, out) == (2, "")
+    assert found in err
+    assert "--launcher srun" in err
+
+
+@pytest.mark.parametrize(
+    ("cpus", "ranks", "env", "shares"),
+    [
+        ({0, 1, 2, 3}, 2, {}, [{0, 1}, {2, 3}]),
+        ({0, 1, 2, 3}, 3, {}, [{0}, {1}, {2, 3}]),
+        ({0, 1}, 4, {}, [{0, 1}] * 4),
+        ({0, 1, 2, 3}, 2, {"SLURM_CPUS_ON_NODE": "4"}, [{0, 1}, {2, 3}]),
+        ({0, 1, 2, 3}, 2, {"SLURM_CPUS_ON_NODE": "2"}, [{0, 1, 2, 3}] * 2),
+    ],
+)
+def test_cpus_are_shared_out(
+    monkeypatch: pytest.MonkeyPatch, cpus: set[int], ranks: int, env: dict[str, str], shares: list[set[int]]
+) -> None:
+    monkeypatch.setattr(affinity, "_place", lambda cpu: (0, cpu, cpu))
+    assert [affinity.share(cpus, rank, ranks, env) for rank in range(ranks)] == shares
+
+
+def test_the_threads_of_a_core_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(affinity, "_place", lambda cpu: (0, cpu % 2, cpu))  # CPUs 0 and 2 are of the same core
+    assert [affinity.share({0, 1, 2, 3}, rank, 2, {}) for rank in (0, 1)] == [{0, 2}, {1, 3}]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_a_rank_runs_on_its_cpus_with_threads_for_them(tmp_path: Path) -> None:
+    show = "import os, torch, numpy; print(sorted(os.sched_getaffinity(0)), torch.get_num_threads(), flush=True)\n"
+    status, out, err = run(tmp_path, show, program=("env", "--unset=OMP_NUM_THREADS", *REAL))
+    assert (status, err) == (0, "")
+    count = len(os.sched_getaffinity(0))
+    lines = [line.rsplit(maxsplit=1) for line in out.splitlines()]
+    taken = [json.loads(cpus) for cpus, _ in lines]
+    assert sorted(cpu for share in taken for cpu in share) == sorted(os.sched_getaffinity(0))
+    assert sum(int(threads) for _, threads in lines) == count
