@@ -13,7 +13,7 @@ from cluster_ddp.launch.feasibility import asked_partitions, holding
 from cluster_ddp.launch.spec import JobSpec, seconds
 from cluster_ddp.slurm.partitions import NodeGroup
 
-CODES = ("several-nodes", "one-gpu-per-node", "no-requeue", "node-local-path")
+CODES = ("several-nodes", "one-gpu-per-node", "no-requeue", "node-local-path", "fork-of-one")
 """What `advise` may say."""
 
 LONG_S = 4 * 3600
@@ -55,6 +55,7 @@ def advise(
         **_spread(spec, groups),
         "no-requeue": _no_requeue(spec, requeue_default),
         "node-local-path": _node_local_text(local),
+        "fork-of-one": _fork_of_one(spec),
     }
     return [Advice(code, text) for code, text in texts.items() if text]
 
@@ -117,6 +118,12 @@ def _no_requeue(spec: JobSpec, requeue_default: bool | None) -> str:
         return ""
     reason = f"A job of up to {spec.time} that is preempted or loses a node is not started again"
     return f"{reason}; with --requeue Slurm does that, and a script that saves checkpoints goes on from the last."
+
+
+def _fork_of_one(spec: JobSpec) -> str:
+    if spec.launcher != "fork" or spec.gpus_per_node > 1:
+        return ""
+    return "With one rank on each node, --launcher fork saves no import of torch; the default, srun, runs any command."
 
 
 def _paths(command: Sequence[str]) -> list[str]:

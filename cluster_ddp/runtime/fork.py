@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             return target.run()
         pids[pid] = node.rank(local_rank)
     _keep(*WARNINGS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the ranks, too: they decide
     status = Agent(pids, os.environ, early).watch()
     os._exit(status)  # nothing is left to tidy up, and torch would take its time for it
 

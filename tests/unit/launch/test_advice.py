@@ -115,7 +115,7 @@ def test_a_path_that_every_node_has_for_itself(arguments: list[str], folders: li
 
 def test_every_code_can_be_had_and_is_a_whole_sentence() -> None:
     local = spec(nodes=8, time="1-0", requeue=False, command=("/tmp/x",))
-    advice = [*advise(local, SITE), *advise(spec(nodes=2), SITE)]
+    advice = [*advise(local, SITE), *advise(spec(nodes=2), SITE), *advise(spec(launcher="fork"), SITE)]
     assert sorted(one.code for one in advice) == sorted(CODES)
     for one in advice:
         assert one.text.endswith(".")

@@ -1,0 +1,85 @@
+"""`--launcher fork`: ranks that are forked have what srun gives its tasks, and train the same."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+from cluster import ROOT, Cluster, Place, output, records
+
+from cluster_ddp.slurm import commands
+
+TWO_BY_TWO = ("--nodes", "2", "--gpus-per-node", "2", "--name", "same", "--sbatch-options=--nodelist=node1,node2")
+SHOW = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv, sys.path]))\n"
+PACED = str(ROOT / "tests" / "slurm" / "paced_training.py")
+# Of the job, the step or the process itself; and what bash and the two sruns leave.
+VOLATILE = re.compile(
+    r"SLURM_JOB_?ID|\w*_PORT|SLURM_TASK_PID|\w*_TIME|CLUSTER_DDP_(RUN_DIR|STOPPED)|_|SHLVL|SUBMITIT_\w+"
+)
+
+
+@pytest.fixture
+def place(slurm: Cluster, tmp_path: Path) -> Place:
+    folder = tmp_path / "it's a fork"
+    folder.mkdir()
+    return Place(slurm, folder)
+
+
+@pytest.mark.parametrize("options", [("--backend", "sbatch", "--cpus-per-task", "2"), ("--backend", "submitit")])
+def test_ranks_have_sruns_environment_line_for_line(place: Place, options: tuple[str, ...]) -> None:
+    (place.folder / "show.py").write_text(SHOW)
+    command = (*options, "--", "env", "A=it's", "python", "-u", "show.py", "a", "b c")
+    runs = {name: place.start(*TWO_BY_TWO, "--launcher", name, *command) for name in ("srun", "fork")}
+    for run_dir in runs.values():
+        place.completed(run_dir)
+    for rank in range(4):
+        srun, fork = (json.loads((run_dir / f"task-{rank}.log").read_text()) for run_dir in runs.values())
+        assert fork[1:] == srun[1:]
+        ours, theirs = ({key: env[key] for key in env if not VOLATILE.fullmatch(key)} for env in (fork[0], srun[0]))
+        assert ours == theirs
+        assert ours["SLURM_PROCID"] == ours["RANK"] == str(rank)
+        assert fork[0].keys() == srun[0].keys()
+
+
+def test_the_same_training_stopped_and_queued_again(place: Place) -> None:
+    """USR1 reaches all ranks, all is saved, status 75 queues the job again; the weights are srun's, bit for bit."""
+    training = ("--dataset", "digits", "--epochs", "2", "--batch-size", "24", "--checkpoint-every", "4steps")
+    alone = place.start(*TWO_BY_TWO, "--backend", "sbatch", "--", "python", PACED, *training)
+    place.completed(alone)
+    forked = (*TWO_BY_TWO, "--launcher", "fork", "--", "env", "PACE_S=0.15", "python", PACED, *training)
+    run_dir = place.start(*forked)
+    deadline = time.monotonic() + 60
+    while not list(run_dir.glob("checkpoints/step-*.pt")):
+        assert time.monotonic() < deadline, output(run_dir)
+        time.sleep(0.1)
+    job = run_dir.name.rpartition("-")[2]
+    commands.run(["scancel", "--signal=USR1", job], env=place.slurm.env)
+    said = place.completed(run_dir)
+    assert "got USR1" in said
+    assert "Stopped in time: queueing job" in said
+    assert "Going on from" in said
+    (status,) = commands.job_statuses(job, env=place.slurm.env)
+    assert status.restarts == 1
+    assert records(run_dir)[-1]["weights_sha256"] == records(alone)[-1]["weights_sha256"]
+    assert {path.name for path in run_dir.glob("*.log")} == {"job.log", *(f"task-{rank}.log" for rank in range(4))}
+
+
+def test_in_a_step_of_ones_own(place: Place) -> None:
+    """Without our templates: srun with one task on each node."""
+    hello, fork = f"{ROOT}/examples/hello_ddp.py", "python -m cluster_ddp.runtime.fork --ranks 2"
+    script = f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --gres=gpu:2\nsrun {fork} -- {hello}\n"
+    said = place.slurm.submit(script, place.folder).succeed()
+    assert re.findall(r"rank (\d) of 4 on node\d", said) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("backend", ["submitit", "sbatch"])
+def test_a_failing_rank_ends_the_job_with_its_status(place: Place, backend: str) -> None:
+    script = "import os, sys, time\nif os.environ['RANK'] == '3': sys.exit(7)\ntime.sleep(600)\n"
+    (place.folder / "fails.py").write_text(script)
+    run_dir = place.start(*TWO_BY_TWO, "--launcher", "fork", "--backend", backend, "--", "python", "fails.py")
+    status = place.end_of(run_dir)
+    assert status.state == "FAILED"
+    assert "rank 3 ended with status 7." in output(run_dir)
