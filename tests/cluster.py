@@ -8,14 +8,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cluster_ddp.launch.render import render
+from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.commands import JobStatus
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "scripts"))
+from render_jobs import JOBS  # noqa: E402
+
 SUBMIT = (sys.executable, "-m", "cluster_ddp.submit")
 
 
@@ -63,6 +68,8 @@ class Cluster:
 
     layout: Layout
     env: Mapping[str, str]
+    launcher: str = "srun"
+    """What the jobs of test_jobs.py and test_faults.py are started with (pytest --launcher)."""
 
     @property
     def name(self) -> str:
@@ -71,6 +78,21 @@ class Cluster:
     def run(self, *argv: str, cwd: Path = ROOT, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         """Run a command on the login node."""
         return subprocess.run(argv, env=dict(self.env), cwd=cwd, capture_output=True, text=True, timeout=timeout_s)
+
+    def wrapped(self, lines: str, *command: str) -> tuple[str, ...]:
+        """A Python script of which each rank runs after some lines of bash."""
+        if self.launcher == "fork":  # which runs no shells
+            return (command[0], str(ROOT / "tests" / "slurm" / "after.py"), lines, *command[1:])
+        return ("unshare", "--mount", "bash", "-c", f'{lines}\nexec "$@"', "bash", *command)
+
+    def script(self, spec: JobSpec) -> str:
+        """The batch script of a job, with this session's launcher."""
+        return render(replace(spec, launcher=self.launcher), source="")  # type: ignore[arg-type]  # pytest has checked it
+
+    def job(self, name: str) -> str | Path:
+        """jobs/NAME.sbatch; with another launcher than srun, what it would be with that."""
+        path = ROOT / "jobs" / f"{name}.sbatch"
+        return path if self.launcher == "srun" else self.script(next(spec for spec in JOBS if spec.name == name))
 
     def submit(self, script: str | Path, folder: Path, *arguments: str, options: tuple[str, ...] = ()) -> Job:
         """Submit a script (its text, or a file of the checkout) from the checkout; its output goes into `folder`."""
@@ -96,8 +118,9 @@ class Place:
     folder: Path
 
     def submit(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        launcher = () if "--launcher" in arguments else ("--launcher", self.slurm.launcher)
         return subprocess.run(
-            [*SUBMIT, *arguments],
+            [*SUBMIT, *launcher, *arguments],
             cwd=self.folder,
             env={**self.slurm.env, **(env or {})},
             capture_output=True,

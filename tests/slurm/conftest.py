@@ -16,6 +16,12 @@ from cluster_ddp.mnist import files
 from cluster_ddp.sandbox import cluster, packages
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`pytest tests/slurm/test_faults.py tests/slurm/test_jobs.py --launcher fork`"""
+    words = "what test_faults.py and test_jobs.py start their jobs with"
+    parser.addoption("--launcher", choices=("srun", "fork"), default="srun", help=words)
+
+
 def skip(reason: str) -> None:
     """Skip with a reason; in CI that is a failure."""
     if os.environ.get("CI"):
@@ -34,7 +40,7 @@ def machine() -> None:
 
 
 @pytest.fixture(scope="session")
-def slurm(machine: None) -> Iterator[Cluster]:
+def slurm(machine: None, pytestconfig: pytest.Config) -> Iterator[Cluster]:
     """Four nodes with two GPUs each."""
     name = f"test-{os.getpid()}"
     try:
@@ -44,7 +50,8 @@ def slurm(machine: None) -> Iterator[Cluster]:
     try:
         # The environment of these tests first on the PATH, as in a shell where it is activated.
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        yield Cluster(layout, {**cluster.environment(name), "PATH": path})
+        launcher = pytestconfig.getoption("--launcher")
+        yield Cluster(layout, {**cluster.environment(name), "PATH": path}, launcher)
     finally:
         cluster.down(name)
 

@@ -123,11 +123,11 @@ def uninterrupted(place: Place) -> list[dict]:
 def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_factory: pytest.TempPathFactory) -> Started:
     """The jobs whose faults are their own, all at once: they wait for each other's nodes, and the tests for them."""
     folder = tmp_path_factory.mktemp("own faults")
-    full = f'mkdir -p "{folder}/full" && mount -t tmpfs -o size=20m none "{folder}/full" && exec "$@"'
-    elsewhere = f'((SLURM_NODEID == 0)) || mount -t tmpfs none "{mnist}"; exec "$@"'
+    full = f'mkdir -p "{folder}/full" && mount -t tmpfs -o size=20m none "{folder}/full"'
+    elsewhere = f'((SLURM_NODEID == 0)) || mount -t tmpfs none "{mnist}"'
     patient = (*TRAINING, "--collective-timeout-s", "10")
     data = ("--dataset", "mnist", "--dry-run")
-    late = 'until [[ -e go ]]; do sleep 0.2; done; exec "$@"'
+    late, wrapped = "until [[ -e go ]]; do sleep 0.2; done", place.slurm.wrapped
     jobs = {
         "limit": start(place, "--time", "1", pace_s=1.5),
         "warned": start(place, "--time", "2", "--signal", "USR1@60", backend="submitit", pace_s=2.5),
@@ -135,18 +135,18 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
         "raises": start(place, nodes=TWO_TASKS, FAULTS=[{"do": "raise", "rank": 1, "step": 3}]),
         "first hangs": start(place, nodes=TWO_TASKS, training=patient, FAULTS=[{"do": "stop", "rank": 0, "step": 3}]),
         "other hangs": start(place, training=patient, FAULTS=[{"do": "stop", "rank": 2, "step": 3}]),
-        "full disk": start(place, nodes=ONE_TASK, command=in_mounts(full), run_dir=folder / "full", pace_s=0),
+        "full disk": start(place, nodes=ONE_TASK, command=wrapped(full, *PACED), run_dir=folder / "full", pace_s=0),
         "unwritable": start(place, nodes=ONE_TASK, run_dir=Path("/sys/nowhere")),
         "truncated data": start(
             place,
             nodes=ONE_TASK,
-            command=("bash", "-c", late, "bash", *PACED),
+            command=wrapped(late, *PACED),
             training=(*data, "--data-dir", str(damaged_copy(mnist, folder / "mnist"))),
         ),
         "data on one node": start(
             place,
             nodes=("--nodes", "2", "--gpus-per-node", "1"),
-            command=in_mounts(elsewhere),
+            command=wrapped(elsewhere, *PACED),
             training=(*data, "--data-dir", str(mnist)),
         ),
         "nan": start(place, nodes=TWO_TASKS, pace_s=0.2, FAULTS=[{"do": "nan", "rank": 1, "step": 9}]),
@@ -157,15 +157,10 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
             FAULTS=[{"do": "nan", "rank": 1, "step": 9}],
         ),
         "clocks": start(place, nodes=("--nodes", "2", "--gpus-per-node", "1"), CLOCK_S={"node1": 3600, "node3": 3600}),
-        "no stdout": start(place, nodes=ONE_TASK, command=("bash", "-c", 'exec "$@" >/dev/full', "bash", *PACED)),
+        "no stdout": start(place, nodes=ONE_TASK, command=wrapped("exec >/dev/full", *PACED)),
     }
     (place.folder / "go").touch()
     return jobs
-
-
-def in_mounts(commands: str) -> tuple[str, ...]:
-    """The training in mounts of its own, made by `commands`."""
-    return ("unshare", "--mount", "bash", "-c", commands, "bash", *PACED)
 
 
 def damaged_copy(mnist: Path, folder: Path) -> Path:
@@ -310,8 +305,8 @@ def test_the_last_requeue_and_another_number_of_ranks(place: Place) -> None:
 
 def test_a_signal_before_the_ranks_have_met(place: Place) -> None:
     """29. Nothing is to be saved yet: the job ends at once."""
-    wait = 'if ((SLURM_PROCID == 1)); then sleep 600; fi; exec "$@"'
-    run = start(place, nodes=TWO_TASKS, command=("bash", "-c", wait, "bash", *PACED))
+    wait = "if ((SLURM_PROCID == 1)); then sleep 600; fi"
+    run = start(place, nodes=TWO_TASKS, command=place.slurm.wrapped(wait, *PACED))
     run.wait_for(lambda: faults.ranks(place.slurm.layout, int(run.job)))
     begun = time.monotonic()
     run.slurm("scancel", "--signal=TERM", run.job)
@@ -322,15 +317,27 @@ def test_a_signal_before_the_ranks_have_met(place: Place) -> None:
 @pytest.mark.parametrize("backend", ["sbatch", "submitit"])
 def test_a_command_of_ones_own_is_requeued(place: Place, backend: str) -> None:
     """It gets the signal; its status 75 queues the job again, in appended logs, and its status 0 ends that."""
-    script = (
-        'trap "echo saved; exit 75" USR1; echo "begun ${SLURM_RESTART_COUNT:-0}"\n'
-        "if [[ -v SLURM_RESTART_COUNT ]]; then exit 0; fi; while :; do sleep 0.2; done"
-    )
-    run = Run(place, place.start(*TWO_TASKS, "--backend", backend, "--", "bash", "-c", script))
+    command = ("bash", "-c", BASH) if place.slurm.launcher == "srun" else ("python", "own.py")
+    (place.folder / "own.py").write_text(PYTHON)
+    run = Run(place, place.start(*TWO_TASKS, "--backend", backend, "--", *command))
     run.wait_for(lambda: output(run.path).count("begun 0") == 2)
     run.slurm("scancel", "--signal=USR1", run.job)
     said = run.completed(restarts=1)
     assert (said.count("begun 0"), said.count("saved"), said.count("begun 1")) == (2, 2, 2)
+
+
+BASH = """trap 'echo saved; exit 75' USR1; echo "begun ${SLURM_RESTART_COUNT:-0}"
+if [[ -v SLURM_RESTART_COUNT ]]; then exit 0; fi; while :; do sleep 0.2; done"""
+PYTHON = """import os, signal, sys, time
+def save(number, frame):
+    signal.signal(number, signal.SIG_IGN)  # Slurm may send it to all processes, so that it comes twice
+    print("saved")
+    sys.exit(75)
+signal.signal(signal.SIGUSR1, save)
+print("begun", os.environ.get("SLURM_RESTART_COUNT", 0))
+while "SLURM_RESTART_COUNT" not in os.environ:
+    time.sleep(0.2)
+"""
 
 
 def test_torchrun_passes_the_signal_on(place: Place) -> None:
@@ -348,11 +355,9 @@ def test_torchrun_passes_the_signal_on(place: Place) -> None:
 def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path) -> None:
     """jobs/mnist_array.sbatch as users submit it: the one that is warned stops, saves and goes on."""
     arguments = ("--dataset", "digits", "--epochs", "8", "--run-dir", f"{tmp_path}/{{}}")
-    script = (
-        (ROOT / "jobs" / "mnist_array.sbatch")
-        .read_text()
-        .replace('exec "$@"\'', 'exec "${@/{\\}/$SLURM_ARRAY_TASK_ID}"\'')
-    )
+    rendered = slurm.job("mnist_array")
+    text = rendered if isinstance(rendered, str) else rendered.read_text()
+    script = text.replace('exec "$@"\'', 'exec "${@/{\\}/$SLURM_ARRAY_TASK_ID}"\'')
     options = ("--array=0-1", "--ntasks-per-node=1", "--gres=gpu:1")
     job = slurm.submit(script, tmp_path, *arguments, options=options)
     deadline = time.monotonic() + 90
@@ -370,11 +375,11 @@ def test_two_jobs_that_meet_on_the_same_port(place: Place) -> None:
     """19. Their ids are so far apart that their first candidate is the same; one waits there while the other meets."""
     hello = ("python", str(ROOT / "examples" / "hello_ddp.py"))
     where = ("--nodes", "2", "--gpus-per-node", "1", "--sbatch-options=--nodelist=node3,node4")
-    late = 'if ((SLURM_PROCID == 1)); then until [[ -e met ]]; do sleep 0.2; done; fi; exec "$@"'
-    first = Run(place, place.start(*where, "--", "bash", "-c", late, "bash", *hello))
+    late = "if ((SLURM_PROCID == 1)); then until [[ -e met ]]; do sleep 0.2; done; fi"
+    first = Run(place, place.start(*where, "--", *place.slurm.wrapped(late, *hello)))
     first.wait_for(lambda: faults.ranks(place.slurm.layout, int(first.job)))
     other_id = int(first.job) + PORT_COUNT
-    again = ("env", "-u", "MASTER_PORT", f"SLURM_JOB_ID={other_id}", *hello)
+    again = ("env", "MASTER_PORT=", f"SLURM_JOB_ID={other_id}", *hello)
     second = Run(place, place.start(*where, "--", *again))
     assert "The sum of all ranks is 1." in second.completed()
     (place.folder / "met").touch()

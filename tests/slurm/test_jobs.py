@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from cluster import ROOT, Cluster, Job, records
 
-from cluster_ddp.launch.render import render
 from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.sandbox.layout import STATE_ROOT
 from cluster_ddp.slurm.port import candidates, master_port
@@ -42,13 +41,13 @@ def started(slurm: Cluster, mnist: Path, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("jobs")
     training_dir = folder / "training"
     training = slurm.submit(
-        Path("jobs/mnist_2node.sbatch"),
+        slurm.job("mnist_2node"),
         folder,
         *("--epochs", "2", "--data-dir", str(mnist), "--run-dir", str(training_dir)),
     )
     # Two ranks on two nodes, one GPU each: two array tasks share every node, and two have the same master node.
     array = slurm.submit(
-        Path("jobs/mnist_array.sbatch"),
+        slurm.job("mnist_array"),
         folder,
         *("--dry-run", "--data-dir", str(mnist)),
         options=("--nodes=2", "--ntasks-per-node=1", "--gres=gpu:1", f"--chdir={folder}"),
@@ -68,7 +67,7 @@ def test_sbatch_accepts_the_rendered_jobs(slurm: Cluster, script: Path) -> None:
 
 
 def test_hello(slurm: Cluster, tmp_path: Path) -> None:
-    output = slurm.submit(Path("jobs/hello_ddp.sbatch"), tmp_path).succeed()
+    output = slurm.submit(slurm.job("hello_ddp"), tmp_path).succeed()
     assert re.findall(r"rank (\d) of 4 on node\d, cpu", output) == ["0", "1", "2", "3"]
     assert "The sum of all ranks is 6." in output
     assert "Slurm gave 2 GPUs on this node, but torch" in output
@@ -78,7 +77,7 @@ def test_hello(slurm: Cluster, tmp_path: Path) -> None:
 def test_a_taken_first_port_does_not_cost_the_job(slurm: Cluster, tmp_path: Path, listen: str) -> None:
     setup = (THIEF.format(listen=listen), "sleep 2")
     spec = JobSpec(name="thief", command=HELLO, nodes=2, gpus_per_node=1, setup=setup)
-    output = slurm.submit(render(spec, source=""), tmp_path).succeed()
+    output = slurm.submit(slurm.script(spec), tmp_path).succeed()
     assert "holding 1" in output
     assert "The sum of all ranks is 1." in output
 
@@ -92,10 +91,10 @@ def test_a_taken_port_without_our_template(slurm: Cluster, tmp_path: Path) -> No
 
 def test_a_rank_that_never_starts_is_named(slurm: Cluster, tmp_path: Path) -> None:
     """Rank 3 sleeps ten minutes; the others end within their timeout, and the step with them."""
-    train = "python -m cluster_ddp.train --dataset digits --rendezvous-timeout-s 15"
-    command = ("bash", "-c", f"if ((SLURM_PROCID == 3)); then sleep 600; else exec {train}; fi")
+    train = ("python", "-m", "cluster_ddp.train", "--dataset", "digits", "--rendezvous-timeout-s", "15")
+    command = slurm.wrapped("if ((SLURM_PROCID == 3)); then sleep 600; fi", *train)
     spec = JobSpec(name="missing", command=command, nodes=2, gpus_per_node=2)
-    _, output = slurm.submit(render(spec, source=""), tmp_path).fail(timeout_s=90)
+    _, output = slurm.submit(slurm.script(spec), tmp_path).fail(timeout_s=90)
     assert re.search(r"3 of 4 ranks arrived; missing: rank 3 \(node\d\)\.", output)
 
 
@@ -108,14 +107,11 @@ def test_dead_name_servers_do_not_hold_up_the_ranks(slurm: Cluster, tmp_path: Pa
     (tmp_path / "resolv.conf").write_text(f"nameserver {subnet}.250\n")
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n" + "".join(f"{subnet}.1{i} node{i}\n" for i in range(1, 5)))
     binds = [f"mount --bind {tmp_path}/{name} /etc/{name}" for name in ("hosts", "resolv.conf")]
-    train = "python -m cluster_ddp.train --dataset digits --dry-run --rendezvous-timeout-s 8"
-    task = tmp_path / "task.sh"
-    task.write_text(
-        f"ip neigh replace {subnet}.250 lladdr 02:00:00:00:00:09 dev eth0\n"
-        f"{' && '.join(binds)} && exec {train} --run-dir {tmp_path}/run\n"
-    )
-    spec = JobSpec(name="deaf", command=("unshare", "--mount", "bash", str(task)), nodes=2, gpus_per_node=1)
-    output = slurm.submit(render(spec, source=""), tmp_path).succeed()
+    lines = f"ip neigh replace {subnet}.250 lladdr 02:00:00:00:00:09 dev eth0\n{' && '.join(binds)}"
+    options = ("--dataset", "digits", "--dry-run", "--rendezvous-timeout-s", "8", "--run-dir", f"{tmp_path}/run")
+    command = slurm.wrapped(lines, "python", "-m", "cluster_ddp.train", *options)
+    spec = JobSpec(name="deaf", command=command, nodes=2, gpus_per_node=1)
+    output = slurm.submit(slurm.script(spec), tmp_path).succeed()
     assert "2 ranks, 1437 training samples" in output
 
 
@@ -128,7 +124,7 @@ def test_one_ranks_exception_ends_the_step_and_is_printed_once(slurm: Cluster, t
         "    world.barrier(); time.sleep(600)\n"
     )
     spec = JobSpec(name="fails", command=("python", str(script)), nodes=2, gpus_per_node=2)
-    _, output = slurm.submit(render(spec, source=""), tmp_path).fail(timeout_s=60)
+    _, output = slurm.submit(slurm.script(spec), tmp_path).fail(timeout_s=60)
     assert output.count("Traceback (most recent call last)") == 1
     assert re.search(r"^\[rank 3 node\d\] Traceback", output, re.MULTILINE)
     assert "ValueError: the one that matters" in output
@@ -137,7 +133,7 @@ def test_one_ranks_exception_ends_the_step_and_is_printed_once(slurm: Cluster, t
 
 def test_a_script_that_knows_only_torchruns_variables(slurm: Cluster, tmp_path: Path) -> None:
     spec = JobSpec(name="plain", command=("python", "examples/plain_ddp.py"), nodes=2, gpus_per_node=2)
-    output = slurm.submit(render(spec, source=""), tmp_path).succeed()
+    output = slurm.submit(slurm.script(spec), tmp_path).succeed()
     assert sorted(re.findall(r"rank (\d) of 4: loss", output)) == ["0", "1", "2", "3"]
 
 
