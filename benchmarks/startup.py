@@ -1,0 +1,98 @@
+"""From srun to the first optimizer step, with each launcher: `python benchmarks/startup.py [--rounds 5]`, as root.
+
+A sandbox of its own plays two nodes. In each round, one after the other, each launcher starts the MNIST training on all
+ranks; what is measured ends when rank 0 has recorded the mean loss of the first step, which needs all ranks. Prints
+JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from record import Figure, report
+
+from cluster_ddp.launch.render import render
+from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.sandbox import cluster
+
+LAUNCHERS = ("srun", "torchrun", "fork")
+AT_MOST_S, AT_LEAST_TIMES = 4.0, 3.0
+
+
+def main() -> int:
+    """Measure, print. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="times that each is started (default: %(default)s)")
+    parser.add_argument("--nodes", type=int, default=2, help="nodes of the sandbox (default: %(default)s)")
+    parser.add_argument("--ranks", type=int, default=8, help="ranks on each node (default: %(default)s)")
+    parser.add_argument("--launchers", nargs="+", default=LAUNCHERS, help="which (default: all)")
+    arguments = parser.parse_args()
+    name = f"fork-{os.getpid()}"
+    cluster.up(name, nodes=arguments.nodes, gpus_per_node=arguments.ranks)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            rounds = [
+                {launcher: seconds(launcher, arguments, name, Path(folder)) for launcher in arguments.launchers}
+                for _ in range(arguments.rounds)
+            ]
+    finally:
+        cluster.down(name)
+    report(*(figure(launcher, rounds, arguments) for launcher in arguments.launchers))
+    return 0
+
+
+def seconds(launcher: str, arguments: argparse.Namespace, sandbox: str, folder: Path) -> float:
+    """The time of one start.
+
+    Raises:
+        subprocess.CalledProcessError: the job failed; its output is shown.
+    """
+    options = ("--dataset", "digits", "--batch-size", "4", "--dry-run", "--no-cuda")
+    spec = JobSpec(
+        name=launcher,
+        command=("env", "OMP_NUM_THREADS=1", sys.executable, "-m", "cluster_ddp.train", *options),
+        nodes=arguments.nodes,
+        gpus_per_node=arguments.ranks,
+        time="5",
+        launcher=launcher,  # type: ignore[arg-type]  # checked there
+    )
+    noted = 'status=0\ndate +%s.%N >"$CLUSTER_DDP_RUN_DIR/begun"\n'
+    script = render(spec, source="", run_prefix=f"{folder}/{launcher}-").replace("status=0\n", noted)
+
+    env = {
+        **cluster.environment(sandbox),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+    command = ["sbatch", "--parsable", "--wait", f"--output={folder}/%x-%j.log"]
+    done = subprocess.run(command, input=script, env=env, cwd=folder, capture_output=True, text=True)
+    run_dir = folder / f"{launcher}-{done.stdout.strip().split(';')[0]}"
+    if done.returncode != 0:
+        print(done.stderr, *(log.read_text() for log in folder.rglob("*.log")), sep="\n", file=sys.stderr)
+    done.check_returncode()
+    records = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return next(record["time"] for record in records if record["kind"] == "train") - float(
+        (run_dir / "begun").read_text()
+    )
+
+
+def figure(launcher: str, rounds: list[dict[str, float]], arguments: argparse.Namespace) -> Figure:
+    """The line of one launcher, compared with srun."""
+    what = f"srun to first step, {arguments.nodes} x {arguments.ranks} ranks, --launcher {launcher}"
+    line = Figure(what=what, values=[one[launcher] for one in rounds], unit="s")
+    if launcher == "srun" or "srun" not in rounds[0]:
+        return line
+    ratios = [one["srun"] / one[launcher] for one in rounds]
+    target = AT_LEAST_TIMES if launcher == "fork" else None
+    return dataclasses.replace(line, ratios=ratios, peer="how many times as fast as srun", at_least=target)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
