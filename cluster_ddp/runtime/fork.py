@@ -5,7 +5,8 @@ python -m cluster_ddp.runtime.fork --ranks 2 -- -m package.module --epochs 3    
 
 Importing torch costs a second of CPU time and more; ranks that share few CPUs wait for all their imports. Here they are
 done once. Each rank has the environment that srun would have given it, and runs the script as `python script.py` would;
-`agent` watches it. `--launcher fork` of `python -m cluster_ddp.submit` uses it.
+`agent` watches it. `--launcher fork` of `python -m cluster_ddp.submit` uses it. More modules to import once are named
+in CLUSTER_DDP_PRELOAD.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         node.environ(0, os.getpid())  # its errors are to be told once
         _keep(*WARNINGS)
         target.prepare()
-        preload.load()
+        preload.load(os.environ.get(preload.VARIABLE, "").split())
     terminated = signal.getsignal(signal.SIGTERM)
     _keep(*SIGNALS)
     early = _ignored_by_ranks()

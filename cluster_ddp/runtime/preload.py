@@ -9,7 +9,7 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,16 +32,20 @@ MODULES = (
 )
 """What a rank of a training imports in any case, or `cluster_ddp.train` does; what isn't installed is left out."""
 
+VARIABLE = "CLUSTER_DDP_PRELOAD"
+"""Holds the names of more modules to import, separated by blanks, such as "torchvision transformers"."""
+
 # numpy's OpenBLAS starts its threads when it is loaded; the first of these that is set says how many.
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 _BLAS_SET_THREADS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 
-def load() -> None:
-    """Import `MODULES`.
+def load(more: Sequence[str] = ()) -> None:
+    """Import `MODULES` and, after them, `more`, which must be there.
 
     Raises:
-        ForkError: one of them has started threads or initialised CUDA, which a forked process could not use.
+        ForkError: one of `more` can't be imported; or one has started threads or initialised CUDA, which a forked
+            process could not use.
     """
     gc.disable()  # a tenth of the time would go into looking for garbage
     with _kept_environ():
@@ -49,6 +53,8 @@ def load() -> None:
         for name in MODULES:
             with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(name)
+        for name in more:
+            _import(name)
     gc.freeze()  # what is there now stays in memory that the ranks share
     gc.enable()
     _check()
@@ -69,6 +75,14 @@ def freshen(cpus: int) -> None:
         torch.set_num_threads(cpus)
     said = next((value for name in _BLAS_THREADS if (value := os.environ.get(name, "")).isdigit()), None)
     _set_blas_threads(int(said or cpus))
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        found = f"{type(error).__name__}: {error}"
+        raise ForkError(f"Importing {name} before the ranks are forked:", found, f"change {VARIABLE}") from error
 
 
 @contextmanager

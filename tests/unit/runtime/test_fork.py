@@ -150,6 +150,15 @@ def test_the_status_is_that_of_the_rank_that_failed(tmp_path: Path, ending: str,
     assert (tmp_path / "stopped").exists() == (status == 75)
 
 
+def test_more_modules_can_be_imported_once(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import os; print('imported by', 'RANK' in os.environ)\n")
+    status, out, _ = run(tmp_path, "import slow\n", CLUSTER_DDP_PRELOAD="json slow")
+    assert (status, out) == (0, "imported by False\n")
+    status, out, err = run(tmp_path, "print('ran')", CLUSTER_DDP_PRELOAD="nowhere")
+    assert (status, out) == (2, "")
+    assert "ModuleNotFoundError: No module named 'nowhere'" in err
+
+
 def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:
     script = "def inner():\n    raise ValueError('this one')\ninner()\n"
     _, _, err = run(tmp_path, script, ranks=1)
@@ -217,7 +226,7 @@ def test_a_warning_waits_until_a_rank_can_take_it(tmp_path: Path) -> None:
 
 def test_a_warning_before_the_ranks_are_there(tmp_path: Path) -> None:
     slow = STAND_IN[2].replace("preload.MODULES = ();", "").replace("preload._check", "preload.load")
-    slow = slow.replace("lambda: None", "lambda: __import__('time').sleep(1)", 1)
+    slow = slow.replace("lambda: None", "lambda more: __import__('time').sleep(1)", 1)
     script = f"{SAY}import signal, sys, time\nsignal.signal(10, lambda *_: sys.exit(75))\nwhile True: time.sleep(0.1)\n"
     process = started(tmp_path, script, program=(sys.executable, "-c", slow))
     while not signal_is_caught(process.pid, signal.SIGUSR1):
