@@ -47,8 +47,8 @@ def test_ranks_have_sruns_environment_line_for_line(place: Place, options: tuple
 def test_the_same_training_stopped_and_queued_again(place: Place) -> None:
     """USR1 reaches all ranks, all is saved, status 75 queues the job again; the weights are srun's, bit for bit."""
     training = ("--dataset", "digits", "--epochs", "2", "--batch-size", "24", "--checkpoint-every", "4steps")
-    alone = place.start(*TWO_BY_TWO, "--backend", "sbatch", "--", "python", PACED, *training)
-    place.completed(alone)
+    elsewhere = (*TWO_BY_TWO[:-1], "--sbatch-options=--nodelist=node3,node4")
+    alone = place.start(*elsewhere, "--launcher", "srun", "--", "python", PACED, *training)
     forked = (*TWO_BY_TWO, "--launcher", "fork", "--", "env", "PACE_S=0.15", "python", PACED, *training)
     run_dir = place.start(*forked)
     deadline = time.monotonic() + 60
@@ -63,6 +63,7 @@ def test_the_same_training_stopped_and_queued_again(place: Place) -> None:
     assert "Going on from" in said
     (status,) = commands.job_statuses(job, env=place.slurm.env)
     assert status.restarts == 1
+    place.completed(alone)
     assert records(run_dir)[-1]["weights_sha256"] == records(alone)[-1]["weights_sha256"]
     assert {path.name for path in run_dir.glob("*.log")} == {"job.log", *(f"task-{rank}.log" for rank in range(4))}
 
