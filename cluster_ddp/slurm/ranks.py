@@ -5,6 +5,7 @@ For equal nodes and block distribution, which the templates ask for. What each v
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -102,6 +103,7 @@ class NodeRanks:
             variables.TASKS_PER_NODE: f"{self.ranks}(x{self.num_nodes})" if self.num_nodes > 1 else self.ranks,
             variables.NTASKS_PER_NODE: self.ranks,
             variables.CPUS_PER_TASK: self._cpus_per_task(),
+            variables.TRES_PER_TASK: self._tres_per_task(),
             variables.SAID_CPUS_PER_TASK: None,
             variables.DISTRIBUTION: self._distribution(),
             variables.RANKS_ON_NODE: ",".join(map(str, range(first, first + self.ranks))),
@@ -116,6 +118,13 @@ class NodeRanks:
         if variables.SAID_CPUS_PER_TASK[0] in self.env:
             return v.integer(*variables.SAID_CPUS_PER_TASK)
         return max(1, (v.integer(*variables.CPUS_PER_TASK) or 1) // self.ranks)
+
+    def _tres_per_task(self) -> str | None:
+        cpus, kept = self._cpus_per_task(), []
+        for one in (Variables(self.env).text(*variables.TRES_PER_TASK) or "").split(","):
+            match = re.fullmatch(r"(cpu[=:])\d+", one)
+            kept += [one] if match is None else [f"{match[1]}{cpus}"] if cpus else []
+        return ",".join(kept) or None
 
     def _distribution(self) -> str | None:
         """srun's own choice is "cyclic" for one task on each node, and "block" for more (srun(1))."""

@@ -27,6 +27,7 @@ ARRAY_JOB_ID = ("SLURM_ARRAY_JOB_ID",)
 ARRAY_TASK_ID = ("SLURM_ARRAY_TASK_ID",)
 RESTART_COUNT = ("SLURM_RESTART_COUNT",)  # unset before the first restart, up to 26.05
 CPUS_PER_TASK = ("SLURM_CPUS_PER_TASK",)
+TRES_PER_TASK = ("SLURM_TRES_PER_TASK",)  # from 23.11 on; repeats the CPUs per task: "cpu=2", in 23.11 "cpu:2"
 GPUS_ON_NODE = ("SLURM_GPUS_ON_NODE",)  # of the step, also where each task sees just one of them
 DISTRIBUTION = ("SLURM_DISTRIBUTION",)
 END_TIME = ("SLURM_JOB_END_TIME",)  # from 23.02 on

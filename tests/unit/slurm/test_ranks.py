@@ -70,6 +70,21 @@ def test_the_cpus_per_task_are_those_that_the_job_asked_for() -> None:
     assert not {name, "SLURM_CPUS_PER_TASK"} & environ({**NODE_1, name: ""}, 0, 3).keys()
 
 
+@pytest.mark.parametrize(
+    ("said", "tres", "expected"),
+    [
+        ("2", "cpu=6", "cpu=2"),
+        ("2", "cpu:6,gres/gpu=1", "cpu:2,gres/gpu=1"),
+        ("", "cpu=3", None),
+        ("", "cpu=3,gres/gpu=1", "gres/gpu=1"),
+    ],
+)
+def test_the_cpus_per_task_are_repeated_elsewhere(said: str, tres: str, expected: str | None) -> None:
+    """By Slurm 23.11 and later."""
+    env = {**NODE_1, "CLUSTER_DDP_CPUS_PER_TASK": said, "SLURM_TRES_PER_TASK": tres}
+    assert environ(env, 0, 3).get("SLURM_TRES_PER_TASK") == expected
+
+
 def test_what_srun_has_not_set_stays_unset() -> None:
     env = {name: value for name, value in NODE_1.items() if name not in ("SLURM_NTASKS_PER_NODE", "SLURM_GTIDS")}
     assert not {"SLURM_NTASKS_PER_NODE", "SLURM_GTIDS"} & environ(env, 0, 3).keys()
