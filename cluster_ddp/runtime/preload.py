@@ -47,7 +47,7 @@ def load(more: Sequence[str] = ()) -> None:
         ForkError: one of `more` can't be imported; or one has started threads or initialised CUDA, which a forked
             process could not use.
     """
-    gc.disable()  # a tenth of the time would go into looking for garbage
+    gc.disable()  # a sixth of the time would go into looking for garbage
     with _kept_environ():
         os.environ[_BLAS_THREADS[0]] = "1"
         for name in MODULES:
