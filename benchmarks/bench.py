@@ -38,8 +38,6 @@ class Benchmark:
     arguments: tuple[str, ...] = ()
     """{data_dir}, {peers} and {torchx} stand for bench.py's options; what names an empty one is left out."""
     launcher: tuple[str, ...] = ()
-    to_come: bool = False
-    """It is not written yet."""
 
     def command(self, options: dict[str, str]) -> list[str]:
         """To run it, from the folder above this one."""
@@ -93,21 +91,23 @@ BENCHMARKS = (
     ),
     Benchmark(
         script="startup.py",
-        title="From sbatch to the first step",
-        about="On a sandbox's Slurm (as root).",
-        to_come=True,
+        title="From srun to the first step",
+        about="The MNIST training on 16 ranks, 8 on each of two nodes of a sandbox that share this machine's cores, "
+        "from srun until rank 0 has recorded the mean loss of the first step (as root).",
+        arguments=("--rounds=2",),
     ),
     Benchmark(
         script="rendezvous_scale.py",
         title="The rendezvous of many ranks",
-        about="How long many ranks take to find each other.",
-        to_come=True,
+        about='From "all are started and ready" to "all know that all are there", where name servers are dead (as '
+        "root); [docs/scale.md](../docs/scale.md) has more of it, and a peer.",
+        arguments=("--alone", "--name-servers=dead", "--ranks", "16", "250", "1000"),
     ),
     Benchmark(
         script="topology_scale.py",
         title="The place among many ranks",
         about="How long a rank of a large job takes to read its place from Slurm's variables.",
-        to_come=True,
+        arguments=("--ranks", "8", "1024", "100000"),
     ),
 )
 
@@ -120,8 +120,6 @@ def main() -> int:
     record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     fillings = {"data_dir": options.data_dir, "peers": options.peers, "torchx": options.torchx}
     for one in chosen:
-        if one.to_come and not (FOLDER / one.script).exists():
-            continue
         start_s, others = time.monotonic(), Others()
         record[one.script] = result = {**run(one.command(fillings)), "others_percent": others.percent()}
         _write(record)

@@ -23,7 +23,7 @@ from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.sandbox import cluster
 
 LAUNCHERS = ("srun", "torchrun", "fork")
-AT_LEAST_TIMES = 3.0
+AT_LEAST_TIMES, AT_MOST_S = 3.0, 4.0
 
 
 def main() -> int:
@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=8, help="ranks on each node (default: %(default)s)")
     parser.add_argument("--launchers", nargs="+", default=LAUNCHERS, help="which (default: all)")
     arguments = parser.parse_args()
-    name = f"fork-{os.getpid()}"
+    name = f"startup-{os.getpid()}"
     cluster.up(name, nodes=arguments.nodes, gpus_per_node=arguments.ranks)
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -44,7 +44,11 @@ def main() -> int:
             ]
     finally:
         cluster.down(name)
-    report(*(figure(launcher, rounds, arguments) for launcher in arguments.launchers))
+    figures = [figure(launcher, rounds, arguments) for launcher in arguments.launchers]
+    if "fork" in arguments.launchers:
+        values = [one["fork"] for one in rounds]
+        figures.append(Figure(what="--launcher fork, in seconds", values=values, unit="s", at_most=AT_MOST_S))
+    report(*figures)
     return 0
 
 
@@ -78,9 +82,8 @@ def seconds(launcher: str, arguments: argparse.Namespace, sandbox: str, folder: 
         print(done.stderr, *(log.read_text() for log in folder.rglob("*.log")), sep="\n", file=sys.stderr)
     done.check_returncode()
     records = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return next(record["time"] for record in records if record["kind"] == "train") - float(
-        (run_dir / "begun").read_text()
-    )
+    first_step: float = next(record["time"] for record in records if record["kind"] == "train")
+    return first_step - float((run_dir / "begun").read_text())
 
 
 def figure(launcher: str, rounds: list[dict[str, float]], arguments: argparse.Namespace) -> Figure:
