@@ -47,8 +47,6 @@ class TrainConfig:
     tune: Literal["auto", "always", "never"] = "auto"
     """Time the memory layouts (contiguous, channels_last) at the start and take the faster; auto: in runs of 1,000
     steps or more. Bits depend on it; a resumed run keeps it."""
-    compile: bool = False
-    """Compile the model (torch.compile); worth it in long runs, if at all."""
     deterministic: bool = False
     """The same bits in every run on the same machines: no tuning, and deterministic algorithms on GPUs."""
     seed: int = 1

@@ -35,10 +35,7 @@ class Step:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS' own condition, before its first use
             torch.use_deterministic_algorithms(True)
         torch.manual_seed(config.seed)
-        model = recipe.model()
-        if config.compile:
-            model.compile()
-        self.model = world.wrap(model)
+        self.model = world.wrap(recipe.model())
         for parameter in self.model.parameters():
             parameter.register_hook(_in_order)
         world.seed_rank(config.seed)
