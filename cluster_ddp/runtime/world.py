@@ -31,6 +31,7 @@ from cluster_ddp.runtime import rendezvous
 from cluster_ddp.runtime.buckets import settle_buckets
 from cluster_ddp.runtime.failure import FailureReporter
 from cluster_ddp.runtime.loader import Loader
+from cluster_ddp.runtime.memory import keep_freed
 from cluster_ddp.runtime.network import interface_towards
 from cluster_ddp.runtime.output import say
 from cluster_ddp.runtime.preemption import Stopped
@@ -272,6 +273,8 @@ def _set_up_device(topology: Topology, cuda: bool) -> torch.device:
     device = torch.device(devices.choose(topology, visible, os.environ))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    elif (threads := devices.cpu_threads(topology, os.environ)) is not None:
-        torch.set_num_threads(threads)
+    else:
+        keep_freed()
+        if (threads := devices.cpu_threads(topology, os.environ)) is not None:
+            torch.set_num_threads(threads)
     return device
