@@ -13,6 +13,8 @@ TORCHX ?=
 # A folder that may hold MNIST's files: a copy for several checkouts, beside them.
 MNIST_FROM ?= $(wildcard ../shared/data/mnist)
 export MNIST_FROM
+# Hundreds of processes import this package: Python may keep it compiled, whatever the shell says.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help demo test test-unit test-slurm check bench chaos jobs sandbox venv
 help:  ## this list

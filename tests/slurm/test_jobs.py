@@ -131,12 +131,6 @@ def test_one_ranks_exception_ends_the_step_and_is_printed_once(slurm: Cluster, t
     assert "Connection closed by peer" not in output
 
 
-def test_a_script_that_knows_only_torchruns_variables(slurm: Cluster, tmp_path: Path) -> None:
-    spec = JobSpec(name="plain", command=("python", "examples/plain_ddp.py"), nodes=2, gpus_per_node=2)
-    output = slurm.submit(slurm.script(spec), tmp_path).succeed()
-    assert sorted(re.findall(r"rank (\d) of 4: loss", output)) == ["0", "1", "2", "3"]
-
-
 def test_two_steps_at_once_in_one_job(slurm: Cluster, tmp_path: Path) -> None:
     step = f"srun --overlap --ntasks=2 {{}} {' '.join(HELLO)} &"
     script = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2\n"
