@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 
 from cluster_ddp.mnist.config import Amp, RecipeName, TrainConfig
 from cluster_ddp.mnist.model import Net, SmallNet
+
+Layout = Literal["contiguous", "channels_last"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +32,8 @@ class Recipe:
     """On each rank."""
     lr: float
     amp: Amp
+    layout: Layout
+    """Of the images in memory, where nothing is tried out."""
 
     def options(self) -> dict[str, Any]:
         """What `TrainConfig` may change of it."""
@@ -57,9 +61,25 @@ def _adam(parameters: Iterable[nn.Parameter], lr: float) -> Optimizer:
 
 RECIPES: dict[RecipeName, Recipe] = {
     "reference": Recipe(
-        model=Net, optimizer=_adadelta, schedule=every_epoch, epochs=14, batch_size=64, lr=1.0, amp="off"
+        model=Net,
+        optimizer=_adadelta,
+        schedule=every_epoch,
+        epochs=14,
+        batch_size=64,
+        lr=1.0,
+        amp="off",
+        layout="contiguous",
     ),
-    "fast": Recipe(model=SmallNet, optimizer=_adam, schedule=one_cycle, epochs=2, batch_size=256, lr=0.006, amp="bf16"),
+    "fast": Recipe(
+        model=SmallNet,
+        optimizer=_adam,
+        schedule=one_cycle,
+        epochs=2,
+        batch_size=256,
+        lr=0.006,
+        amp="bf16",
+        layout="channels_last",
+    ),
 }
 
 

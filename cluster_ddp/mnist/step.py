@@ -40,7 +40,7 @@ class Step:
             parameter.register_hook(_in_order)
         world.seed_rank(config.seed)
         self.optimizer = recipe.optimizer(self.model.parameters(), recipe.lr)
-        self.layout = "contiguous"
+        self.layout: str = recipe.layout
         self.is_tuned = False
 
     def backward(self, images: torch.Tensor, labels: torch.Tensor, *, mean_batch: float) -> torch.Tensor:
