@@ -12,9 +12,3 @@ def exponent(cost_by_ranks: Mapping[int, float]) -> float:
     points = [(math.log(ranks), math.log(cost)) for ranks, cost in cost_by_ranks.items()]
     x_mean, y_mean = (statistics.fmean(values) for values in zip(*points))
     return math.fsum((x - x_mean) * (y - y_mean) for x, y in points) / math.fsum((x - x_mean) ** 2 for x, _ in points)
-
-
-def table(heads: list[str], rows: list[list[str]]) -> str:
-    """A table in Markdown."""
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -19,9 +19,10 @@ from itertools import count
 from typing import Any, get_args
 
 import many_ranks
-from growth import exponent, table
+from growth import exponent
 from many_ranks import NameServers
 from record import Figure, report
+from tables import table
 
 TARGET_RANKS, TARGET_S = 1000, 1.5
 _TIMEOUT_S = 110.0

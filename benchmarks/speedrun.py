@@ -52,7 +52,6 @@ def _run(arguments: argparse.Namespace, seed: int) -> tuple[float, float]:
             data_dir=arguments.data_dir,
             run_dir=Path(folder),
             log_interval=100,
-            cuda=True,
         )
         start = time.perf_counter()
         run(config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 BEGIN = "<!-- made by bench.py: from here -->"
@@ -23,12 +23,17 @@ def replaced(document: str, text: str) -> str:
     return f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{after}"
 
 
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
 def section(title: str, about: str, result: Mapping[str, Any]) -> str:
     """A benchmark's heading, what it is about, and its table, or why there is none."""
     parts = [f"## {title}", about, _caption(result)]
     if "figures" in result:
-        lines = [_HEAD, ("---",) * len(_HEAD), *map(_cells, result["figures"])]
-        parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
+        parts.append(table(_HEAD, [_cells(figure) for figure in result["figures"]]))
     if result.get("left_out"):
         parts.append(f"Left out: {'; '.join(result['left_out'])}.")
     return "\n\n".join(parts)

@@ -12,8 +12,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from growth import exponent, table
+from growth import exponent
 from record import Figure, report
+from tables import table
 
 from cluster_ddp.slurm import port
 from cluster_ddp.slurm.environment import Topology

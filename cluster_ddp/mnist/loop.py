@@ -145,7 +145,7 @@ class Training:
         wanted = self.config.tune == "always" or (self.config.tune == "auto" and steps >= _LONG_RUN_STEPS)
         if self.config.deterministic or self.step.is_tuned or not wanted:
             return
-        seconds = self.step.tune(self.train_shard.batch_size)
+        seconds = self.step.tune()
         self.run_dir.log("tune", {"layout": self.step.layout, "seconds": seconds})
         told = ", ".join(f"{layout} {1000 * taken:.1f} ms" for layout, taken in seconds.items())
         self.world.print(f"Memory layout: {self.step.layout} (forward and backward: {told})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from cluster_ddp.mnist.config import Amp, RecipeName, TrainConfig
 from cluster_ddp.mnist.model import Net, SmallNet
 
-Layout = Literal["contiguous", "channels_last"]
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,8 +32,8 @@ class Recipe:
     """On each rank."""
     lr: float
     amp: Amp
-    layout: Layout
-    """Of the images in memory, where nothing is tried out."""
+    layout: str
+    """Of the images in memory, where nothing is tried out: one of `LAYOUTS`."""
 
     def options(self) -> dict[str, Any]:
         """What `TrainConfig` may change of it."""

@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from cluster_ddp.mnist.config import TrainConfig
-from cluster_ddp.mnist.recipes import Recipe
+from cluster_ddp.mnist.recipes import LAYOUTS, Recipe
 from cluster_ddp.runtime.tune import fastest
 from cluster_ddp.runtime.world import World
 
-LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 _IMAGE = (1, 28, 28)
 
 
@@ -40,7 +39,7 @@ class Step:
             parameter.register_hook(_in_order)
         world.seed_rank(config.seed)
         self.optimizer = recipe.optimizer(self.model.parameters(), recipe.lr)
-        self.layout: str = recipe.layout
+        self.layout = recipe.layout
         self.is_tuned = False
 
     def backward(self, images: torch.Tensor, labels: torch.Tensor, *, mean_batch: float) -> torch.Tensor:
@@ -52,7 +51,7 @@ class Step:
             mean_batch: samples per rank in this global batch.
         """
         self.optimizer.zero_grad()
-        loss = F.nll_loss(self._output(self.model, images), labels, reduction="sum")
+        loss = F.nll_loss(self._output(self.model, images, self.layout), labels, reduction="sum")
         (loss / mean_batch).backward()
         return loss
 
@@ -66,10 +65,11 @@ class Step:
     @torch.inference_mode()
     def output(self, images: torch.Tensor) -> torch.Tensor:
         """Log-probabilities, float32 (N, 10), by this rank alone: DDP's own forward may communicate."""
-        return self._output(self.model.module, images)
+        return self._output(self.model.module, images, self.layout)
 
-    def tune(self, batch_size: int) -> dict[str, float]:
-        """Try which memory layout is the fastest with such batches; the seconds of each. A collective."""
+    def tune(self) -> dict[str, float]:
+        """Try which memory layout is the fastest with the recipe's batches; the seconds of each. A collective."""
+        batch_size = self._recipe.batch_size
         model = copy.deepcopy(self.model.module).train()
         images = torch.ones(batch_size, *_IMAGE, device=self._world.device)
         labels = torch.zeros(batch_size, dtype=torch.int64, device=self._world.device)
@@ -89,8 +89,8 @@ class Step:
         """Go on in the same way."""
         self.layout, self.is_tuned = state["layout"], state["is_tuned"]
 
-    def _output(self, model: torch.nn.Module, images: torch.Tensor, layout: str = "") -> torch.Tensor:
-        images = images.to(memory_format=LAYOUTS[layout or self.layout])
+    def _output(self, model: torch.nn.Module, images: torch.Tensor, layout: str) -> torch.Tensor:
+        images = images.to(memory_format=LAYOUTS[layout])
         with torch.autocast(self._world.device.type, torch.bfloat16, enabled=self._recipe.amp == "bf16"):
             output: torch.Tensor = model(images)
         return output

@@ -133,11 +133,6 @@ class Shard:
         return (self.seen - self._batch_samples) / self.size
 
     @property
-    def batch_size(self) -> int:
-        """Samples of this rank in a whole batch."""
-        return self.batches.global_batch // self.batches.world_size
-
-    @property
     def size(self) -> int:
         """Samples in the whole dataset."""
         return self.batches.size

@@ -274,7 +274,7 @@ def _set_up_device(topology: Topology, cuda: bool) -> torch.device:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
-        keep_freed()
+        keep_freed(os.environ)
         if (threads := devices.cpu_threads(topology, os.environ)) is not None:
             torch.set_num_threads(threads)
     return device

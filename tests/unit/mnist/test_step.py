@@ -66,9 +66,9 @@ def test_loss_curves_match(
 
 def test_tuning_leaves_everything_as_it_was() -> None:
     with cluster_ddp.distributed(cuda=False) as world:
-        step = make_step(world)
+        step = make_step(world, batch_size=4)
         before = [parameter.clone() for parameter in step.model.parameters()], torch.get_rng_state()
-        seconds = step.tune(batch_size=4)
+        seconds = step.tune()
         assert all(torch.equal(*pair) for pair in zip(step.model.parameters(), before[0]))
         assert all(parameter.grad is None for parameter in step.model.parameters())
         assert torch.equal(torch.get_rng_state(), before[1])

@@ -8,9 +8,9 @@ import sys
 import pytest
 
 STEPS = """
-import resource, sys, torch
+import os, resource, sys, torch
 from cluster_ddp.runtime.memory import keep_freed
-if sys.argv[1] == "keep": keep_freed()
+if sys.argv[1] == "keep": keep_freed(os.environ)
 def step():
     blocks = [torch.ones(12 << 20) for _ in range(2)]  # 48 MiB each: over what malloc keeps by itself
 for _ in range(5): step()
