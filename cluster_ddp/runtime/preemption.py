@@ -49,7 +49,11 @@ def note_early(signals: Sequence[str]) -> None:
     """
     for number in dict.fromkeys(map(number_of, signals)):
         if number != signal.SIGTERM:
-            signal.signal(number, lambda number, frame: _early.append(number))
+            signal.signal(number, _note_early)
+
+
+def _note_early(number: int, frame: FrameType | None) -> None:
+    _early.append(number)
 
 
 class DeafToStopSignals:
@@ -125,9 +129,14 @@ class StopFlag:
             signal.signal(number, signal.SIG_IGN)
 
     def give_back(self) -> None:
-        """Let the signals do what they did before."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        """Let the signals do what they did before; but warnings of which the process would die are ignored.
+
+        The training has ended: whoever warns it has nothing left to save, and Python, which forgets handlers while it
+        ends, would die of a warning that comes just then.
+        """
+        for number, before in self._before.items():
+            is_deadly_warning = number != signal.SIGTERM and before in (None, signal.SIG_DFL, _note_early)
+            signal.signal(number, signal.SIG_IGN if is_deadly_warning else before or signal.SIG_DFL)
         self._before = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:

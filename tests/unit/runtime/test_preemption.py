@@ -88,9 +88,31 @@ def test_handlers_are_given_back() -> None:
 
 
 def test_a_signal_named_twice_is_given_back_too() -> None:
-    before = signal.getsignal(signal.SIGUSR1)
+    def own(number: int, frame: object) -> None:
+        """The script's."""
+
+    signal.signal(signal.SIGUSR1, own)
     flag(signals=("USR1", "SIGUSR1")).give_back()
-    assert signal.getsignal(signal.SIGUSR1) is before
+    assert signal.getsignal(signal.SIGUSR1) is own
+
+
+@pytest.mark.parametrize("early", ["preemption.note_early(('USR1',))", ""])
+def test_a_warning_after_the_training_does_not_end_the_process(early: str) -> None:
+    """Not while Python ends, either, when it has forgotten all handlers."""
+    script = f"""
+import os, signal
+from cluster_ddp.runtime import preemption
+class Late:
+    def __del__(self, kill=os.kill, pid=os.getpid()):
+        kill(pid, 10)
+        print("survived")
+late = Late()
+{early}
+preemption.StopFlag(preemption.DEFAULT_SIGNALS).give_back()
+os.kill(os.getpid(), signal.SIGUSR1)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "survived\n"), ended.stderr
 
 
 @pytest.mark.parametrize(
