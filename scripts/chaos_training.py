@@ -21,9 +21,9 @@ from torch import nn
 
 import cluster_ddp
 from cluster_ddp.mnist import data
+from cluster_ddp.runtime.data.resident import ResidentSet
+from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.meter import Meter
-from cluster_ddp.runtime.resident import ResidentSet
-from cluster_ddp.runtime.shard import Shard
 
 BATCH_SIZE = 16
 SEED = 7

@@ -15,7 +15,7 @@ from typing import Any
 from common import Watch, parse
 
 from cluster_ddp import train
-from cluster_ddp.runtime.shard import Shard
+from cluster_ddp.runtime.data.shard import Shard
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from cluster_ddp.mnist import files
 from cluster_ddp.mnist.config import DatasetName
-from cluster_ddp.runtime.resident import ResidentSet
+from cluster_ddp.runtime.data.resident import ResidentSet
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

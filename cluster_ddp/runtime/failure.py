@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cluster_ddp.errors import ClusterDDPError
-from cluster_ddp.runtime import rollcall
 from cluster_ddp.runtime.output import complain
+from cluster_ddp.runtime.rendezvous import rollcall
 
 if TYPE_CHECKING:
     import torch.distributed as dist

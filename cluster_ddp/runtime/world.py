@@ -29,15 +29,15 @@ from cluster_ddp.errors import DataError
 from cluster_ddp.runtime import device as devices
 from cluster_ddp.runtime import rendezvous
 from cluster_ddp.runtime.buckets import settle_buckets
+from cluster_ddp.runtime.data.loader import Loader
+from cluster_ddp.runtime.data.resident import Gathered, place
+from cluster_ddp.runtime.data.shard import GlobalBatches, Shard
 from cluster_ddp.runtime.failure import FailureReporter
-from cluster_ddp.runtime.loader import Loader
 from cluster_ddp.runtime.memory import keep_freed
 from cluster_ddp.runtime.network import interface_towards
 from cluster_ddp.runtime.output import say
 from cluster_ddp.runtime.preemption import Stopped
-from cluster_ddp.runtime.resident import Gathered, place
 from cluster_ddp.runtime.seeds import seed_all, stream_seed
-from cluster_ddp.runtime.shard import GlobalBatches, Shard
 from cluster_ddp.slurm.environment import Topology
 
 log = logging.getLogger("cluster_ddp")

@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 import cluster_ddp
 from cluster_ddp.runtime.checkpoint import fit, rng
 from cluster_ddp.runtime.checkpoint.file import HostCopy
+from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.meter import PerRank
-from cluster_ddp.runtime.shard import Shard
 from cluster_ddp.runtime.world import World
 
 

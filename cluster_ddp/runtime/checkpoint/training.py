@@ -26,11 +26,11 @@ from cluster_ddp.errors import CheckpointError, SpecError
 from cluster_ddp.runtime import clock, preemption
 from cluster_ddp.runtime.checkpoint import file, folder
 from cluster_ddp.runtime.checkpoint.state import Stateful, TrainingState
+from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.exchange import Exchange
 from cluster_ddp.runtime.interval import Interval
 from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.metrics import RunDir, default_run_dir, set_aside
-from cluster_ddp.runtime.shard import Shard
 from cluster_ddp.runtime.world import World
 
 log = logging.getLogger("cluster_ddp")

@@ -7,7 +7,7 @@ import torch
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.mnist import data, files
-from cluster_ddp.runtime.resident import ResidentSet
+from cluster_ddp.runtime.data.resident import ResidentSet
 
 
 def test_the_embedded_digits() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch.distributed as dist
 from ranks import slurm_step
 
-from cluster_ddp.runtime import rollcall
 from cluster_ddp.runtime.failure import FailureReporter
+from cluster_ddp.runtime.rendezvous import rollcall
 from cluster_ddp.slurm.environment import Topology
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cluster_ddp.errors import RendezvousError
-from cluster_ddp.runtime import names
+from cluster_ddp.runtime.rendezvous import names
 
 
 def attempts() -> int:
@@ -54,7 +54,7 @@ def test_a_look_up_is_timed_from_its_start(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_addresses_are_found_without_the_codec_for_international_names() -> None:
     code = (
-        "import sys, time; from cluster_ddp.runtime.names import resolve;"
+        "import sys, time; from cluster_ddp.runtime.rendezvous.names import resolve;"
         "print(resolve('localhost', time.monotonic()), 'encodings.idna' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

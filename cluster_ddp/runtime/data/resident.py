@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from cluster_ddp.runtime.shard import GlobalBatches
+from cluster_ddp.runtime.data.shard import GlobalBatches
 
 Batch = tuple[torch.Tensor, ...]
 

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import exit_on_error
-from cluster_ddp.runtime import affinity, preload
-from cluster_ddp.runtime.agent import SIGNALS, WARNINGS, Agent
-from cluster_ddp.runtime.target import Target
+from cluster_ddp.runtime.fork import affinity, preload
+from cluster_ddp.runtime.fork.agent import SIGNALS, WARNINGS, Agent
+from cluster_ddp.runtime.fork.target import Target
 from cluster_ddp.slurm.ranks import NodeRanks
 
 PROGRAM = "python -m cluster_ddp.runtime.fork"

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.runtime import affinity
-from cluster_ddp.runtime.agent import outcome
-from cluster_ddp.runtime.fork import PROGRAM
+from cluster_ddp.runtime.fork import affinity
+from cluster_ddp.runtime.fork.__main__ import PROGRAM
+from cluster_ddp.runtime.fork.agent import outcome
 
 WITHOUT_TORCH = (
-    "import os, sys; from cluster_ddp.runtime import agent, fork, preload; preload.MODULES = ();"
+    "import os, sys; from cluster_ddp.runtime.fork import __main__ as fork, agent, preload; preload.MODULES = ();"
     "preload._check = lambda: None; preload.freshen = lambda cpus: None; agent.PATIENCE_S = 1.0;"
     "sys.path[0] = os.getcwd(); fork.main()"
 )
@@ -293,7 +293,7 @@ def test_what_cannot_be_forked_is_told_once(
 )
 def test_a_state_that_must_not_be_forked(tmp_path: Path, module: str, found: str) -> None:
     (tmp_path / "stateful.py").write_text(module)
-    code = "import sys; sys.path.insert(0, ''); from cluster_ddp.runtime import fork, preload;"
+    code = "import sys; sys.path.insert(0, ''); from cluster_ddp.runtime.fork import __main__ as fork, preload;"
     program = (sys.executable, "-c", f"{code} preload.MODULES += ('stateful',); fork.main()")
     status, out, err = run(tmp_path, "print('ran')", program=program)
     assert (status, out) == (2, "")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from cluster_ddp.runtime import resident
-from cluster_ddp.runtime.loader import Loader
-from cluster_ddp.runtime.resident import Gathered, ResidentSet
-from cluster_ddp.runtime.shard import GlobalBatches
+from cluster_ddp.runtime.data import resident
+from cluster_ddp.runtime.data.loader import Loader
+from cluster_ddp.runtime.data.resident import Gathered, ResidentSet
+from cluster_ddp.runtime.data.shard import GlobalBatches
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.environment import Topology
 

@@ -16,7 +16,8 @@ import pytest
 import torch
 from ranks import run_ranks, slurm_step
 
-from cluster_ddp.runtime import beacon, rendezvous
+from cluster_ddp.runtime import rendezvous
+from cluster_ddp.runtime.rendezvous import beacon, store
 from cluster_ddp.slurm.environment import Topology
 from cluster_ddp.slurm.port import candidates
 
@@ -173,7 +174,7 @@ class LateStore:
 
 def test_a_rank_that_comes_at_the_last_moment_is_not_missing() -> None:
     topology = Topology.from_environ(slurm_step(0, 6, job_id=1))
-    assert rendezvous._missing(topology, LateStore(), 1.0, 0.0) is None  # type: ignore[arg-type]
+    assert store._missing(topology, LateStore(), 1.0, 0.0) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("hard", "enough"), [(2 * 3000 + 256, True), (3000, False)])
@@ -192,7 +193,7 @@ def let_files_open() -> None:
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (1024, int(os.environ["HARD_LIMIT"])))
     try:
-        rendezvous._let_files_open(Topology.from_environ(os.environ))
+        store._let_files_open(Topology.from_environ(os.environ))
     except RendezvousError as error:
         print(error)
         raise SystemExit(2) from None

@@ -1,4 +1,4 @@
-"""How the ranks of one run find each other, and nobody else's.
+"""A store for one run: rank 0 serves it, the others join, and all know that all are there.
 
 Rank 0 serves a TCPStore on any free port; its `beacon` tells the others which. The key of the run carries job, array
 task, step and restart count, so that a requeued job never meets its own ghost.
@@ -17,8 +17,8 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from cluster_ddp.errors import RendezvousError
-from cluster_ddp.runtime import beacon, rollcall
-from cluster_ddp.runtime.names import ReverseLookup, resolve, without_name_servers
+from cluster_ddp.runtime.rendezvous import beacon, rollcall
+from cluster_ddp.runtime.rendezvous.names import ReverseLookup, resolve, without_name_servers
 from cluster_ddp.slurm.environment import Topology
 
 DEFAULT_TIMEOUT_S = 300.0

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch.distributed as dist
 
-from cluster_ddp.runtime import rollcall
+from cluster_ddp.runtime.rendezvous import rollcall
 from cluster_ddp.slurm.environment import Topology
 
 
