@@ -60,6 +60,9 @@ class Training:
         )
         self.step = Step(config, recipe, world)
         self.loss_meter = Meter(world)
+        self.finite = FiniteCheck(
+            world, self.step.model, on_nan=config.on_nan, last_good=lambda: self.checkpoint.last_good
+        )
         self.checkpoint = Checkpoint(
             world,
             shard=self.train_shard,
@@ -76,12 +79,10 @@ class Training:
             },
             meters={"loss": self.loss_meter},
             stop_signals=config.stop_signals,
+            before_save=self.finite.look,
             model=self.step.model,
             optimizer=self.step.optimizer,
             step=self.step,
-        )
-        self.finite = FiniteCheck(
-            world, self.step.model, on_nan=config.on_nan, last_good=lambda: self.checkpoint.last_good
         )
         self._tune()
 
@@ -98,6 +99,7 @@ class Training:
                     self.step.update(epoch - 1 + shard.progress)
                     self.loss_meter.add(loss, len(labels))
                 if shard.step % self.config.log_interval == 0 or shard.seen == shard.size:
+                    self.finite.look()
                     mean_loss = self.loss_meter.mean()
                     now_s = time.perf_counter()
                     self._log_training(epoch, mean_loss, (shard.seen - seen_before) / (now_s - start_s), progress)

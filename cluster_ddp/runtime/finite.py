@@ -1,4 +1,4 @@
-"""Stop before a loss that is no number ruins the weights."""
+"""Stop before a loss that is no number ruins the weights, or at least before they are saved."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import math
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +25,11 @@ class FiniteCheck:
 
     So all ranks see the same, without a collective of its own; where something is wrong, they exchange their losses.
 
+    On a CPU each step is judged before its update. A GPU would have to be waited for: there the verdicts stay on the
+    device until `look`, which is to be called where it is waited for anyway, and before each save. Updates made since
+    the first bad step are lost with the training then; no checkpoint has them. To leave updates out, each step is
+    judged at once.
+
     Args:
         world: of the ranks.
         model: whose gradients to look at.
@@ -36,9 +42,11 @@ class FiniteCheck:
     ) -> None:
         self._world, self._on_nan, self._last_good = world, on_nan, last_good
         self._parameters = list(model.parameters())
+        self._at_once = world.device.type == "cpu" or on_nan == "continue"
+        self._verdicts: list[_Verdict] = []  # of the steps since the last look
 
     def may_update(self, loss: torch.Tensor, *, step: int, epoch: int) -> bool:
-        """Whether the optimizer may make its step; call it after backward().
+        """Whether the optimizer may make its step, as far as is known; call it after backward().
 
         Args:
             loss: this rank's, one element.
@@ -49,18 +57,41 @@ class FiniteCheck:
             NonFiniteError: some gradient is infinite or no number; with the rank that it comes from.
         """
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        if bool(torch.nn.utils.get_total_norm(gradients, norm_type=math.inf).isfinite()):
+        is_finite = torch.nn.utils.get_total_norm(gradients, norm_type=math.inf).isfinite()
+        self._verdicts.append(_Verdict(is_finite, loss.detach(), f"Training, step {step} of epoch {epoch}:"))
+        return self.look() if self._at_once else True
+
+    def look(self) -> bool:
+        """Whether all steps since the last look were finite. On a GPU it waits for the device.
+
+        Raises:
+            NonFiniteError: some step was not, and `on_nan` is "stop".
+        """
+        verdicts, self._verdicts = self._verdicts, []
+        if not verdicts or bool(torch.stack([verdict.is_finite for verdict in verdicts]).all()):
             return True
-        losses = self._world.gather((float(loss.detach()), socket.gethostname()))
+        self._report(next(verdict for verdict in verdicts if not verdict.is_finite))
+        return False
+
+    def _report(self, first: _Verdict) -> None:
+        losses = self._world.gather((float(first.loss), socket.gethostname()))
         wrong = [
             f"rank {rank} on {host}: loss {loss}" for rank, (loss, host) in enumerate(losses) if not math.isfinite(loss)
         ]
         found = "; ".join(wrong) or "the loss is finite on all ranks, but gradients are not"
-        asked = f"Training, step {step} of epoch {epoch}:"
         if self._on_nan == "continue":
             if self._world.is_main:
-                log.warning("%s %s. This step's update is left out.", asked, found)
-            return False
+                log.warning("%s %s. This step's update is left out.", first.asked, found)
+            return
         last = self._world.gather(str(self._last_good() or "none yet"))[0]
         hint = "look at that rank's data; or a lower --lr in a new run folder; or leave updates out: --on-nan continue"
-        raise NonFiniteError(asked, f"{found}. The optimizer made no step; last good checkpoint: {last}.", hint)
+        raise NonFiniteError(first.asked, f"{found}. Nothing of it is saved; last good checkpoint: {last}.", hint)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """Of one step; its tensors are on the device."""
+
+    is_finite: torch.Tensor
+    loss: torch.Tensor
+    asked: str

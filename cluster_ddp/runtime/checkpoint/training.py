@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -54,6 +54,7 @@ class Checkpoint:
         identity: what must be the same for a checkpoint to fit, such as the dataset's name.
         meters: what each rank has for itself, such as a `Meter`.
         stop_signals: names of the signals to stop at.
+        before_save: called before each save, on every rank; what it raises ends the training, and nothing is saved.
         parts: everything with a state, by name. Of a DDP model, the module's state is saved.
 
     Raises:
@@ -75,9 +76,10 @@ class Checkpoint:
         identity: Mapping[str, str | int | float] | None = None,
         meters: Mapping[str, PerRank] | None = None,
         stop_signals: Sequence[str] = preemption.DEFAULT_SIGNALS,
+        before_save: Callable[[], object] = lambda: None,
         **parts: Stateful,
     ) -> None:
-        self.world, self.shard = world, shard
+        self.world, self.shard, self._before_save = world, shard, before_save
         self._stop_flag = preemption.StopFlag(stop_signals)
         self._interval = Interval.parse(every)
         if keep < 1:
@@ -193,6 +195,7 @@ class Checkpoint:
 
         Where the save before is not written yet, this one is left out.
         """
+        self._before_save()
         ranks = self.world.gather({**self._state.of_this_rank(), "left_out": self._folder.is_writing()})
         self._saved_at_s = time.monotonic()
         if ranks[0]["left_out"]:  # rank 0 writes, and decides for all

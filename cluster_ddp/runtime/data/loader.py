@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from cluster_ddp.runtime import preemption
 from cluster_ddp.runtime.data.resident import ResidentSet
-from cluster_ddp.runtime.seeds import seed_all
 from cluster_ddp.runtime.data.shard import GlobalBatches, Indices
+from cluster_ddp.runtime.seeds import seed_all
 
 _MAX_WORKERS = 8  # a default that keeps a GPU busy; more may be asked for
 

@@ -129,6 +129,41 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path: Path) -
     assert digests["a"] == digests["b"] != digests["c"]
 
 
+READS = """
+from pathlib import Path
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from cluster_ddp.mnist.config import TrainConfig
+from cluster_ddp.mnist.loop import Training
+from cluster_ddp.runtime.world import distributed
+
+class Reads(TorchDispatchMode):
+    count = 0
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*arguments, **(options or {}))
+
+with distributed(cuda=False) as world:
+    for folder in ("cpu", "gpu"):
+        config = TrainConfig(dataset="digits", run_dir=Path(folder), log_interval=1000)
+        training = Training(config, world)
+        training.finite._at_once = folder == "cpu"
+        for epoch in training.checkpoint.epochs(1):
+            with Reads() as reads:
+                training.train(1)
+        print("counted", len(training.train_shard), reads.count)
+"""
+
+
+def test_a_gpu_is_not_waited_for_between_two_lines_of_the_log(tmp_path: Path) -> None:
+    """Reading a number of a tensor is what waits for a GPU; here it is counted on the CPU, as if it were one."""
+    env, words = dict(os.environ) | {"OMP_NUM_THREADS": "1"}, [sys.executable, "-c", READS]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    (steps, cpu), (_, gpu) = (map(int, line.split()[1:]) for line in done.stdout.splitlines() if "counted" in line)
+    assert cpu >= steps == 23
+    assert gpu < 10  # for two lines of the log
+
+
 def test_dry_run_takes_one_step(tmp_path: Path) -> None:
     assert train(*["--dataset", "digits", "--dry-run", "--run-dir", "x"], folder=tmp_path).returncode == 0
     assert [record["kind"] for record in records(tmp_path / "x")] == ["train", "test", "done"]

@@ -27,13 +27,14 @@ def check(
     on_nan: OnNan = "stop",
     last_good: Path | None = None,
     collectives: list[Any] | None = None,
+    device: str = "cpu",
 ) -> FiniteCheck:
     def gather(mine: Any) -> list[Any]:
         if collectives is not None:
             collectives.append(mine)
         return [mine]
 
-    world: Any = SimpleNamespace(gather=gather, is_main=True)
+    world: Any = SimpleNamespace(gather=gather, is_main=True, device=torch.device(device))
     return FiniteCheck(world, model, on_nan=on_nan, last_good=lambda: last_good)
 
 
@@ -125,7 +126,7 @@ def test_nan_on_one_of_two_ranks_is_named_on_both(tmp_path: Path) -> None:
     assert weights[2] == weights[3] != weights[4] != weights[5]
     assert all(number == number for step in weights for number in step[0])
     assert stopped[:2] == [True, True] and len(stopped) == 3
-    named = f"rank 1 on {socket.gethostname()}: loss nan. The optimizer made no step; last good checkpoint: good.pt."
+    named = f"rank 1 on {socket.gethostname()}: loss nan. Nothing of it is saved; last good checkpoint: good.pt."
     assert named in stopped[2] and "rank 0 on" not in stopped[2]
     assert len(last_weights) == 3
     warning = (
@@ -144,3 +145,17 @@ def test_it_says_on_rank_0_only_that_it_goes_on(monkeypatch: pytest.MonkeyPatch)
     looking._world.is_main = False  # type: ignore[misc]
     assert not looking.may_update(torch.tensor(0.0), step=4, epoch=1)
     assert len(warned) == 1
+
+
+def test_on_a_gpu_steps_are_judged_when_it_is_waited_for() -> None:
+    """The tensors are on the CPU here; that nothing waits for the device is in tests/unit/mnist/test_loop.py."""
+    model = torch.nn.Linear(3, 2)
+    looking = check(model, device="cuda")
+    for step, factor in enumerate((1.0, float("nan"), float("inf"))):
+        model.zero_grad()
+        assert looking.may_update(backward(model, factor), step=step, epoch=1)
+    with pytest.raises(NonFiniteError, match=r"(?s)step 1 of epoch 1.*loss nan.*Nothing of it is saved") as error:
+        looking.look()
+    assert "loss inf" not in str(error.value)  # the first bad step is named, not the last
+    assert looking.look()  # of none
+    assert not check(model, device="cuda", on_nan="continue").may_update(torch.tensor(0.0), step=0, epoch=1)

@@ -11,8 +11,8 @@ from torch.utils.data import Dataset
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime.data.loader import Loader
 from cluster_ddp.runtime.data.resident import Gathered, ResidentSet
-from cluster_ddp.runtime.seeds import stream_seed
 from cluster_ddp.runtime.data.shard import GlobalBatches, Shard
+from cluster_ddp.runtime.seeds import stream_seed
 
 
 def shard_of(size: int, batches: GlobalBatches) -> Shard:
