@@ -3,12 +3,14 @@
 Two ranks of one training, each on a core of its own and with the same samples a step, against one rank on one of these
 cores: the speed of each rank, of which communication (gloo) and what cores share (memory, caches, clock) take their
 parts. Two processes at the same time that know nothing of each other lose the second part only: against them, what
-is lost is communication. All take short turns, in rounds, ours and the documents' script.
+is lost is communication. Two ranks that meet in each step but exchange no gradients show how much of that is waiting
+for whichever rank is the slower one just then. All take short turns, in rounds, ours and the documents' script.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -31,6 +33,8 @@ class Round:
     alone: float
     together: float
     apart: float
+    waiting: float = math.nan
+    """Only where the contender can leave the gradients out."""
 
 
 def main() -> None:
@@ -53,26 +57,31 @@ def main() -> None:
 
 
 def start(stack: ExitStack, one: Contender, data_dir: Path, cores: Sequence[int]) -> dict[str, Team]:
-    """A contender in each of the three ways."""
+    """A contender in each way of `Round`."""
     each = [[core] for core in cores]
     teams = {
         "alone": Team(one, data_dir, each[:1]),
         "together": Team(one, data_dir, each, is_one_training=True),
         "apart": Team(one, data_dir, each),
     }
+    if one is OURS:
+        teams["waiting"] = Team(replace(one, options=("--only-wait",)), data_dir, each, is_one_training=True)
     return {way: stack.enter_context(team) for way, team in teams.items()}
 
 
 def figures(one: Contender, rounds: Sequence[Round]) -> list[Figure]:
     """What a contender's rounds say."""
-    apart = median(a.apart / a.alone for a in rounds)
+    apart, waiting = median(a.apart / a.alone for a in rounds), median(a.waiting / a.alone for a in rounds)
+    limits = [f"two processes apart: {apart:.3f}"]
+    if not math.isnan(waiting):
+        limits.append(f"ranks that only wait for each other: {waiting:.3f}")
     together = Figure(
         what=f"{one.name}: each of two ranks",
         values=[a.together for a in rounds],
         unit="samples/s",
         ratios=[a.together / a.alone for a in rounds],
         peer="one rank alone",
-        limit=f"two processes apart: {apart:.3f}",
+        limit="; ".join(limits),
         at_least=one.at_least,
     )
     return [

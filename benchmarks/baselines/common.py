@@ -40,13 +40,8 @@ class Net(nn.Module):
         return F.log_softmax(self.fc2(self.dropout2(x)), dim=1)
 
 
-def parse(description: str | None, *, passes_on_to: str = "") -> argparse.Namespace:
-    """The options that all have; the number of threads is set.
-
-    Args:
-        description: for --help.
-        passes_on_to: a program that takes what follows `--`; it is in `more`.
-    """
+def add_options(description: str | None) -> argparse.ArgumentParser:
+    """A parser of the options that all have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="the root of torchvision's MNIST class")
     parser.add_argument("--warmup", type=int, default=50, help="steps before those that are measured")
@@ -56,8 +51,11 @@ def parse(description: str | None, *, passes_on_to: str = "") -> argparse.Namesp
     parser.add_argument("--threads", type=int, help="of torch (default: as torch chooses)")
     parser.add_argument("--workers", type=int, default=0, help="processes that load data, in the baselines")
     parser.add_argument("--log-interval", type=int, default=10, help="steps between two lines of training loss")
-    if passes_on_to:
-        parser.add_argument("more", nargs="*", help=f"after --: options of {passes_on_to}")
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The options of the command line; the number of threads is set."""
     options = parser.parse_args()
     if options.threads:
         os.environ["OMP_NUM_THREADS"] = str(options.threads)  # so that nobody else chooses

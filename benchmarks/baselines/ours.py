@@ -12,15 +12,24 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
-from common import Watch, parse
+import torch
+import torch.distributed as dist
+from common import Watch, add_options, parsed
+from torch.nn.parallel import DistributedDataParallel
 
 from cluster_ddp import train
 from cluster_ddp.runtime.data.shard import Shard
+from cluster_ddp.runtime.world import World
 
 
 def main() -> int:
     """Put the watch around the shard, train. Returns the exit status."""
-    options = parse(__doc__, passes_on_to="cluster_ddp.train")
+    parser = add_options(__doc__)
+    parser.add_argument("--only-wait", action="store_true", help="ranks wait for each other, but exchange no gradients")
+    parser.add_argument("more", nargs="*", help="after --: options of cluster_ddp.train")
+    options = parsed(parser)
+    if options.only_wait:
+        _exchange_no_gradients()
     watch, batches_of = Watch(options), Shard.__iter__
 
     def watched(shard: Shard) -> Iterator[Any]:
@@ -36,6 +45,22 @@ def main() -> int:
             "--run-dir": run_dir,
         }
         return train.main([*(str(word) for pair in named.items() for word in pair), *options.more])
+
+
+def _exchange_no_gradients() -> None:
+    """Let the ranks meet once in each step, with four bytes: it spoils the training, and shows what waiting costs."""
+    wrap = World.wrap
+
+    def met(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        meeting = dist.all_reduce(torch.zeros(1 if bucket.is_last() else 0), async_op=True)
+        return meeting.get_future().then(lambda _: bucket.buffer())
+
+    def wrapped(self: World, model: torch.nn.Module) -> DistributedDataParallel:
+        ddp = wrap(self, model)
+        ddp.register_comm_hook(None, lambda _, bucket: met(bucket))
+        return ddp
+
+    World.wrap = wrapped  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
