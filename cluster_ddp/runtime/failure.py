@@ -31,8 +31,8 @@ _KEY = "first_failure"
 # Errors before the ranks have met are often every rank's; the first of each node tells them. The others wait this long;
 # by then srun (--kill-on-bad-exit) has ended them, unless the first rank of the node never ran.
 _SILENCE_S = 4.0
-# Rank 0 serves the store: it stays this long after its own failure, so that the others can ask who failed.
-_LAST_WORDS_S = 1.0
+# Rank 0 serves the store: after its own failure it stays until all others have asked who failed, or this long.
+_LAST_WORDS_S = 5.0
 # How long a rank that waited too long listens who else did; those that hang don't.
 _ROLL_CALL_S = 3.0
 # How long the store may take to answer: its server may be the one that hangs.
@@ -81,7 +81,9 @@ class FailureReporter:
                 time.sleep(_SILENCE_S)
             self.report(error)
         if self.store is not None and self._rank() == "0":
-            time.sleep(_LAST_WORDS_S)
+            deadline = time.monotonic() + _LAST_WORDS_S
+            while time.monotonic() < deadline and self._ask_store(self._absent, ""):
+                time.sleep(0.1)
 
     def _ask_store(self, question: Callable[[dist.Store, str], str], name: str) -> str | None:
         """What the store answers; None where it doesn't in time. Without a store, or when it has gone, our own name."""
@@ -102,8 +104,9 @@ class FailureReporter:
         return None if asking.is_alive() else answers[-1]
 
     def _first_failure(self, store: dist.Store, name: str) -> str:
-        store.set(f"failed/{self._rank()}", "")
-        return str(store.compare_set(_KEY, "", name), "utf-8")
+        first = str(store.compare_set(_KEY, "", name), "utf-8")
+        store.set(f"failed/{self._rank()}", "")  # rank 0 may go now, as far as this one is concerned
+        return first
 
     def _who_hangs(self, store_answers: bool) -> ClusterDDPError:
         """The ranks that have not failed by now, too, while this one waited for them."""

@@ -129,8 +129,8 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
     data = ("--dataset", "mnist", "--dry-run")
     late, wrapped = "until [[ -e go ]]; do sleep 0.2; done", place.slurm.wrapped
     jobs = {
-        "limit": start(place, "--time", "1", pace_s=1.5),
-        "warned": start(place, "--time", "2", "--signal", "USR1@60", backend="submitit", pace_s=2.5),
+        "limit": start(place, "--time", "1", pace_s=1.2),
+        "warned": start(place, "--time", "2", "--signal", "USR1@60", backend="submitit", pace_s=1.8),
         "killed": start(place, "--requeue-on-failure", "1", FAULTS=[{"do": "kill", "rank": 1, "step": 16}]),
         "raises": start(place, nodes=TWO_TASKS, FAULTS=[{"do": "raise", "rank": 1, "step": 3}]),
         "first hangs": start(place, nodes=TWO_TASKS, training=patient, FAULTS=[{"do": "stop", "rank": 0, "step": 3}]),

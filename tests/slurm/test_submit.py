@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -56,8 +57,7 @@ def test_the_first_one_starts_the_long_ones(long_ones: dict[str, Path]) -> None:
     assert set(long_ones) == {"submitit", "sbatch"}
 
 
-@pytest.mark.parametrize("backend", ["submitit", "sbatch"])
-@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+@pytest.mark.parametrize(("backend", "launcher"), [("submitit", "srun"), ("sbatch", "torchrun")])
 def test_a_script_that_knows_only_torchruns_variables(place: Place, backend: str, launcher: str) -> None:
     script = str(ROOT / "examples" / "plain_ddp.py")
     run_dir = place.start(*TWO_BY_TWO, "--backend", backend, "--launcher", launcher, "--", "python", script)
@@ -152,12 +152,13 @@ def test_an_interrupted_watch_leaves_the_job_running(place: Place) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where the tests run in background
     )
     assert process.stdout is not None
     for line in process.stdout:
         if "RUNNING" in line:
             break
-    process.send_signal(2)
+    process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
     job_id = re.search(r"job (\d+) goes on\. To end it: scancel \1", said)[1]
