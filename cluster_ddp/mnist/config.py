@@ -49,6 +49,8 @@ class TrainConfig:
     steps or more. Bits depend on it; a resumed run keeps it."""
     deterministic: bool = False
     """The same bits in every run on the same machines: no tuning, and deterministic algorithms on GPUs."""
+    cuda_graph: bool = False
+    """On GPUs: launch each step's forward and backward as one CUDA graph, and its update as another."""
     seed: int = 1
     """Of the initial weights, the shuffling and the dropout."""
     log_interval: int = 10

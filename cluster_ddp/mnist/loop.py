@@ -76,6 +76,7 @@ class Training:
                 "lr": recipe.lr,
                 "gamma": config.gamma,
                 "amp": recipe.amp,
+                **({"cuda_graph": "yes"} if config.cuda_graph else {}),
             },
             meters={"loss": self.loss_meter},
             stop_signals=config.stop_signals,
@@ -159,7 +160,7 @@ class Training:
             "step": shard.step,
             "samples": shard.seen,
             **({} if loss is None else {"loss": loss}),
-            "lr": self.step.optimizer.param_groups[0]["lr"],
+            "lr": float(self.step.optimizer.param_groups[0]["lr"]),
             "samples_per_s": round(samples_per_s, 1),
         }
         self.run_dir.log("train", values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.recipes import LAYOUTS, Recipe
+from cluster_ddp.runtime import graph
 from cluster_ddp.runtime.tune import fastest
 from cluster_ddp.runtime.world import World
 
@@ -30,6 +31,8 @@ class Step:
 
     def __init__(self, config: TrainConfig, recipe: Recipe, world: World) -> None:
         self._recipe, self._world, self._gamma = recipe, world, config.gamma
+        if config.cuda_graph:
+            graph.prepare(world.device)
         if config.deterministic and world.device.type == "cuda":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS' own condition, before its first use
             torch.use_deterministic_algorithms(True)
@@ -41,6 +44,13 @@ class Step:
         self.optimizer = recipe.optimizer(self.model.parameters(), recipe.lr)
         self.layout = recipe.layout
         self.is_tuned = False
+        # The tensors that a step reads and writes besides: a graph keeps using the same ones.
+        self._mean_batch, self._loss = torch.ones((), device=world.device), torch.zeros((), device=world.device)
+        self._lr: torch.Tensor | None = None
+        self._make_gradients: Callable[[torch.Tensor, torch.Tensor], None] = self._gradients
+        self._apply_gradients: Callable[[], None] = self._apply
+        if config.cuda_graph:
+            self._use_graphs()
 
     def backward(self, images: torch.Tensor, labels: torch.Tensor, *, mean_batch: float) -> torch.Tensor:
         """Make the gradients, averaged over all ranks; the loss summed over this rank's batch.
@@ -50,17 +60,33 @@ class Step:
             labels: int64 (N,).
             mean_batch: samples per rank in this global batch.
         """
-        self.optimizer.zero_grad()
-        loss = F.nll_loss(self._output(self.model, images, self.layout), labels, reduction="sum")
-        (loss / mean_batch).backward()
-        return loss
+        self._mean_batch.fill_(mean_batch)
+        self._make_gradients(images, labels)
+        return self._loss.clone()
 
     def update(self, epochs_done: float) -> None:
         """Let the optimizer make its step, at the learning rate that the recipe has after so many epochs."""
         recipe = self._recipe
+        lr = recipe.lr * recipe.schedule(epochs_done, recipe.epochs, self._gamma)
         for group in self.optimizer.param_groups:
-            group["lr"] = recipe.lr * recipe.schedule(epochs_done, recipe.epochs, self._gamma)
+            group["lr"] = lr if self._lr is None else self._lr.fill_(lr)
+        self._apply_gradients()
+
+    def _gradients(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss = F.nll_loss(self._output(self.model, images, self.layout), labels, reduction="sum")
+        (loss / self._mean_batch).backward()
+        self._loss.copy_(loss.detach())
+
+    def _apply(self) -> None:
         self.optimizer.step()
+
+    def _use_graphs(self) -> None:
+        """From now on launch each half of the step as one CUDA graph."""
+        self._lr = torch.tensor(self._recipe.lr, device=self._world.device)
+        for group in self.optimizer.param_groups:
+            group["capturable"] = self._world.device.type == "cuda"
+        self._make_gradients, self._apply_gradients = graph.Graphed(self._gradients), graph.Graphed(self._apply)
 
     @torch.inference_mode()
     def output(self, images: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,12 @@ import pytest
 import torch
 
 import cluster_ddp
+from cluster_ddp.errors import DeviceError
 from cluster_ddp.mnist import data
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.recipes import chosen
 from cluster_ddp.mnist.step import Step
-
-STEPS = 40
+from cluster_ddp.runtime import graph
 
 
 def make_step(world: cluster_ddp.World, **options: Any) -> Step:
@@ -23,19 +25,21 @@ def make_step(world: cluster_ddp.World, **options: Any) -> Step:
     return Step(config, chosen(config), world)
 
 
-def losses(layout: str = "contiguous", **options: Any) -> torch.Tensor:
-    """The mean loss of each of the first steps on the digits, with learning rate and seed of the tests."""
+def losses(layout: str = "contiguous", *, lr: float = 0.1, graphs: bool = False, **options: Any) -> torch.Tensor:
+    """The mean loss of each of the steps of an epoch on the digits, the last one smaller."""
     with cluster_ddp.distributed(cuda=False) as world:
         train_set, _ = data.load("digits", Path())
         shard = world.shard(train_set, batch_size=32, shuffle_seed=1)
-        step = make_step(world, lr=0.1, **options)
+        step = make_step(world, lr=lr, **options)
+        if graphs:
+            step._use_graphs()
         step.layout = layout
         step.model.train()
         found = []
         for images, labels in shard:
             found.append(step.backward(images, labels, mean_batch=shard.mean_batch).detach() / len(labels))
             step.update(0)
-        return torch.stack(found[:STEPS])
+        return torch.stack(found)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +66,25 @@ def test_loss_curves_match(
     differences = (found - plain).abs()
     assert differences[:10].max() < at_first
     assert differences.max() < later
+
+
+def test_a_graphed_step_is_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for what only a GPU can: a replay runs the function again, on the inputs that stay in place."""
+    captures: list[tuple[torch.Tensor, ...]] = []
+
+    def captured(function: Callable[..., None], inputs: tuple[torch.Tensor, ...]) -> Callable[[], None]:
+        captures.append(inputs)
+        return functools.partial(function, *inputs)
+
+    monkeypatch.setattr(graph, "captured", captured)
+    assert torch.equal(losses(lr=0.5, graphs=True), losses(lr=0.5))  # 0.5 is the same number in float32
+    assert [len(inputs) for inputs in captures] == [2, 0]
+
+
+def test_a_graph_without_a_gpu_is_refused() -> None:
+    refused = pytest.raises(DeviceError, match="this rank computes on cpu")
+    with cluster_ddp.distributed(cuda=False) as world, refused:
+        make_step(world, cuda_graph=True)
 
 
 def test_tuning_leaves_everything_as_it_was() -> None:
