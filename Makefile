@@ -23,14 +23,18 @@ help:  ## this list
 demo: $(VENV)/.installed  ## train the MNIST CNN here; SLURM=sandbox does it on a Slurm of its own
 	@$(BIN)/python scripts/demo.py --slurm "$(SLURM)" --mnist-from "$(MNIST_FROM)"
 
+# Half of the time of the tests, most of it waiting; the others run beside them.
+LONG_TESTS := $(addprefix tests/slurm/,test_errors.py test_faults.py test_fork.py test_jobs.py)
+
 test: $(VENV)/.installed  ## all tests, those on a real Slurm included (as root on Debian/Ubuntu)
-	@$(MAKE) --no-print-directory --jobs=2 test-slurm test-unit  # side by side: those on Slurm mostly wait
+	@$(MAKE) --no-print-directory --jobs=2 test-long test-others
 
-test-slurm:
-	$(BIN)/python -m pytest tests/slurm
+test-long:
+	$(BIN)/python -m pytest $(LONG_TESTS)
 
-test-unit:  # prints all in one piece, in the end
-	@output=$$($(BIN)/python -m pytest tests/unit 2>&1); status=$$?; echo "$$output"; exit $$status
+test-others:  # prints all in one piece, in the end
+	@output=$$($(BIN)/python -m pytest tests/unit tests/slurm $(LONG_TESTS:%=--ignore=%) 2>&1); status=$$?; \
+	  echo "$$output"; exit $$status
 
 chaos: $(VENV)/.installed  ## train under 200 random faults on a sandbox, and compare (as root; 40 minutes)
 	$(BIN)/python scripts/chaos.py --faults $(FAULTS) --seed $(SEED)
