@@ -16,14 +16,14 @@ export MNIST_FROM
 # Hundreds of processes import this package: Python may keep it compiled, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test test-unit test-slurm check bench chaos jobs sandbox venv
+.PHONY: help demo test test-long test-others check bench chaos jobs sandbox venv
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 
 demo: $(VENV)/.installed  ## train the MNIST CNN here; SLURM=sandbox does it on a Slurm of its own
 	@$(BIN)/python scripts/demo.py --slurm "$(SLURM)" --mnist-from "$(MNIST_FROM)"
 
-# Half of the time of the tests, most of it waiting; the others run beside them.
+# They take half of the time, much of it waiting: the others run beside them.
 LONG_TESTS := $(addprefix tests/slurm/,test_errors.py test_faults.py test_fork.py test_jobs.py)
 
 test: $(VENV)/.installed  ## all tests, those on a real Slurm included (as root on Debian/Ubuntu)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
+import pytest
 import torch.distributed as dist
 from ranks import slurm_step
 
@@ -21,3 +25,17 @@ def test_those_with_nothing_to_say_are_named_with_their_hosts() -> None:
     for rank in (7, 1999):
         store.set(f"failed/{rank}", "")
     assert reporter._absent(store, "") == ""
+
+
+def test_rank_0_stays_until_the_others_know_who_failed(capfd: pytest.CaptureFixture[str]) -> None:
+    reporter, store = FailureReporter(), dist.HashStore()
+    reporter.topology, reporter.store = Topology.from_environ(slurm_step(0, 2, job_id=1)), store
+    for rank in range(2):
+        store.set(rollcall.arrival(rank), "n0")
+    other = threading.Timer(0.5, store.set, ("failed/1", ""))
+    other.start()
+    begun, error = time.monotonic(), ValueError("the one that matters")
+    reporter._excepthook(ValueError, error, error.__traceback__)
+    assert 0.4 < time.monotonic() - begun < 4
+    other.join()
+    assert "ValueError: the one that matters" in capfd.readouterr().err
