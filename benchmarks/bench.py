@@ -60,7 +60,8 @@ BENCHMARKS = (
         title="Weak scaling",
         about="Two ranks with a core and 64 samples a step each, against one rank on one core; and against two "
         "processes that run at the same time and know nothing of each other: what is lost against those is "
-        "communication, the rest is memory and caches that cores share.",
+        "communication, the rest is memory and caches that cores share. Ranks that only wait for each other meet in "
+        "each step without exchanging gradients.",
         arguments=("--data-dir={data_dir}",),
     ),
     Benchmark(
