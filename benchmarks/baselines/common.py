@@ -40,7 +40,7 @@ class Net(nn.Module):
         return F.log_softmax(self.fc2(self.dropout2(x)), dim=1)
 
 
-def add_options(description: str | None) -> argparse.ArgumentParser:
+def make_parser(description: str | None) -> argparse.ArgumentParser:
     """A parser of the options that all have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="the root of torchvision's MNIST class")

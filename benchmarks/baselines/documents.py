@@ -13,7 +13,7 @@ import os
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from common import Net, Watch, add_options, parsed
+from common import Net, Watch, make_parser, parsed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adadelta, Optimizer
@@ -27,7 +27,7 @@ ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.
 
 def main() -> None:
     """One epoch at most: the watch ends it."""
-    options = parsed(add_options(__doc__))
+    options = parsed(make_parser(__doc__))
     if "RANK" not in os.environ:
         os.environ.update(ALONE)
     cuda = torch.cuda.is_available()

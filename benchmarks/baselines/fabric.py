@@ -5,7 +5,7 @@ from __future__ import annotations
 import lightning_fabric
 import torch
 import torch.nn.functional as F
-from common import Net, Watch, add_options, parsed
+from common import Net, Watch, make_parser, parsed
 from torch.optim import Adadelta
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
@@ -13,7 +13,7 @@ from torchvision import datasets, transforms
 
 def main() -> None:
     """One epoch at most: the watch ends it."""
-    options = parsed(add_options(__doc__))
+    options = parsed(make_parser(__doc__))
     fabric = lightning_fabric.Fabric(accelerator="auto", strategy="ddp", devices=1)
     fabric.launch()
     fabric.seed_everything(1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from common import Net, Watch, add_options, parsed
+from common import Net, Watch, make_parser, parsed
 from torch.optim import Adadelta
 from torch.utils.data import DataLoader
 from torchvision import datasets, transforms
@@ -16,7 +16,7 @@ from torchvision import datasets, transforms
 
 def main() -> None:
     """One epoch at most: the watch ends it."""
-    options = parsed(add_options(__doc__))
+    options = parsed(make_parser(__doc__))
     accelerator = Accelerator()
     set_seed(1)
     transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])

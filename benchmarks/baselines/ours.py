@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from common import Watch, add_options, parsed
+from common import Watch, make_parser, parsed
 from torch.nn.parallel import DistributedDataParallel
 
 from cluster_ddp import train
@@ -24,7 +24,7 @@ from cluster_ddp.runtime.world import World
 
 def main() -> int:
     """Put the watch around the shard, train. Returns the exit status."""
-    parser = add_options(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--only-wait", action="store_true", help="ranks wait for each other, but exchange no gradients")
     parser.add_argument("more", nargs="*", help="after --: options of cluster_ddp.train")
     options = parsed(parser)
