@@ -48,7 +48,7 @@ class Step:
         self._mean_batch, self._loss = torch.ones((), device=world.device), torch.zeros((), device=world.device)
         self._lr: torch.Tensor | None = None
         self._make_gradients: Callable[[torch.Tensor, torch.Tensor], None] = self._gradients
-        self._apply_gradients: Callable[[], None] = self._apply
+        self._apply_gradients: Callable[[], object] = self.optimizer.step
         if config.cuda_graph:
             self._use_graphs()
 
@@ -78,15 +78,12 @@ class Step:
         (loss / self._mean_batch).backward()
         self._loss.copy_(loss.detach())
 
-    def _apply(self) -> None:
-        self.optimizer.step()
-
     def _use_graphs(self) -> None:
         """From now on launch each half of the step as one CUDA graph."""
         self._lr = torch.tensor(self._recipe.lr, device=self._world.device)
         for group in self.optimizer.param_groups:
             group["capturable"] = self._world.device.type == "cuda"
-        self._make_gradients, self._apply_gradients = graph.Graphed(self._gradients), graph.Graphed(self._apply)
+        self._make_gradients, self._apply_gradients = graph.Graphed(self._gradients), graph.Graphed(self.optimizer.step)
 
     @torch.inference_mode()
     def output(self, images: torch.Tensor) -> torch.Tensor:

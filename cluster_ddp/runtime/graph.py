@@ -28,7 +28,7 @@ def prepare(device: torch.device) -> None:
 
 
 class Graphed:
-    """A function of tensors that returns nothing: it changes tensors that stay where they are in memory.
+    """A function of tensors, for what it does to tensors that stay where they are in memory; it returns nothing.
 
     The first calls run it as it is, since libraries set themselves up in them; then it is captured, for inputs of the
     shapes that come just then, and from there on replayed for inputs of these shapes. Random numbers go on as they
@@ -38,7 +38,7 @@ class Graphed:
         function: what to capture. It must not wait for the device.
     """
 
-    def __init__(self, function: Callable[..., None]) -> None:
+    def __init__(self, function: Callable[..., object]) -> None:
         self._function, self._warm_ups = function, _WARM_UPS
         self._inputs: tuple[torch.Tensor, ...] = ()
         self._replay: Callable[[], None] | None = None
@@ -47,18 +47,20 @@ class Graphed:
         """Run it, on the current stream."""
         if self._replay is None and self._warm_ups > 0:
             self._warm_ups -= 1
-            return self._function(*inputs)
+            self._function(*inputs)
+            return
         if self._replay is None:
             self._inputs = tuple(tensor.clone() for tensor in inputs)
             self._replay = captured(self._function, self._inputs)
         if any(mine.shape != given.shape for mine, given in zip(self._inputs, inputs)):
-            return self._function(*inputs)  # the last batch of an epoch
+            self._function(*inputs)  # the last batch of an epoch
+            return
         for mine, given in zip(self._inputs, inputs):
             mine.copy_(given)
-        return self._replay()
+        self._replay()
 
 
-def captured(function: Callable[..., None], inputs: tuple[torch.Tensor, ...]) -> Callable[[], None]:
+def captured(function: Callable[..., object], inputs: tuple[torch.Tensor, ...]) -> Callable[[], None]:
     """What launches all that the function would, without having run it."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
