@@ -21,6 +21,7 @@ from torch.utils.data import TensorDataset
 import cluster_ddp
 from cluster_ddp.mnist.model import Net
 from cluster_ddp.runtime.checkpoint import file
+from cluster_ddp.runtime.checkpoint.host_copy import HostCopy
 from cluster_ddp.runtime.metrics import RunDir
 from cluster_ddp.runtime.world import World
 
@@ -75,7 +76,7 @@ def large(world: World, folder: Path, options: argparse.Namespace) -> list[Figur
     checkpoint = cluster_ddp.Checkpoint(
         world, shard=shard, run_dir=RunDir(folder, world), every="1steps", keep=1, model=model
     )
-    copy = file.HostCopy()
+    copy = HostCopy(world.device)
     foreground, background = [], []
     for _ in range(1 + options.rounds):  # the first round gets the memory from the system
         foreground.append(seconds(lambda: file.write(folder / "foreground.pt", copy.of(model.module.state_dict()))))

@@ -72,7 +72,7 @@ def _meet(ranks: int, job_id: int) -> Callable[[int], object]:
     """What a rank of a job does."""
     from cluster_ddp.runtime import rendezvous
 
-    return lambda rank: rendezvous.meet(_topology(rank, ranks, job_id), timeout_s=_TIMEOUT_S)
+    return lambda rank: rendezvous.meet(_topology(rank, ranks, job_id), "cpu", timeout_s=_TIMEOUT_S)
 
 
 def _meet_plainly(ranks: int, job_id: int) -> Callable[[int], object]:

@@ -35,6 +35,7 @@ def run(config: TrainConfig) -> None:
     """
     with distributed(
         cuda=config.cuda,
+        deterministic=config.deterministic,
         rendezvous_timeout_s=config.rendezvous_timeout_s,
         collective_timeout_s=config.collective_timeout_s,
     ) as world:
@@ -95,7 +96,7 @@ class Training:
         with Progress(f"epoch {epoch}", total=shard.size, enabled=self.world.is_main) as progress:
             for images, labels in shard:
                 images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-                loss = self.step.backward(images, labels, mean_batch=shard.mean_batch)
+                loss = self.step.backward(images, labels, shard)
                 if self.finite.may_update(loss, step=shard.step, epoch=epoch):
                     self.step.update(epoch - 1 + shard.progress)
                     self.loss_meter.add(loss, len(labels))
@@ -181,6 +182,7 @@ def _shards(config: TrainConfig, batch_size: int, world: World) -> tuple[Shard, 
 def _same_weights(world: World, model: DistributedDataParallel) -> str:
     """The SHA-256 of the weights, which must be the same on all ranks."""
     digest = hashlib.sha256()
+    world.synchronize()
     for tensor in model.module.state_dict().values():
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     digests = world.gather(digest.hexdigest())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +12,8 @@ import torch.nn.functional as F
 
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.recipes import LAYOUTS, Recipe
-from cluster_ddp.runtime import graph
+from cluster_ddp.runtime.data.shard import Shard
+from cluster_ddp.runtime.gpu import graphs
 from cluster_ddp.runtime.tune import fastest
 from cluster_ddp.runtime.world import World
 
@@ -32,10 +32,11 @@ class Step:
     def __init__(self, config: TrainConfig, recipe: Recipe, world: World) -> None:
         self._recipe, self._world, self._gamma = recipe, world, config.gamma
         if config.cuda_graph:
-            graph.prepare(world.device)
-        if config.deterministic and world.device.type == "cuda":
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS' own condition, before its first use
-            torch.use_deterministic_algorithms(True)
+            graphs.prepare(world.device)
+        if recipe.amp == "off":
+            # torch's default for convolutions is TF32 (10 bits of mantissa); for matrix products it is float32 already.
+            # Not with the newer fp32_precision: after it, reading this flag, as torch's own code does, is an error.
+            torch.backends.cudnn.allow_tf32 = False
         torch.manual_seed(config.seed)
         self.model = world.wrap(recipe.model())
         for parameter in self.model.parameters():
@@ -47,21 +48,24 @@ class Step:
         # The tensors that a step reads and writes besides: a graph keeps using the same ones.
         self._mean_batch, self._loss = torch.ones((), device=world.device), torch.zeros((), device=world.device)
         self._lr: torch.Tensor | None = None
-        self._make_gradients: Callable[[torch.Tensor, torch.Tensor], None] = self._gradients
+        self._graphed_gradients: graphs.Graphed | None = None
         self._apply_gradients: Callable[[], object] = self.optimizer.step
         if config.cuda_graph:
             self._use_graphs()
 
-    def backward(self, images: torch.Tensor, labels: torch.Tensor, *, mean_batch: float) -> torch.Tensor:
+    def backward(self, images: torch.Tensor, labels: torch.Tensor, shard: Shard) -> torch.Tensor:
         """Make the gradients, averaged over all ranks; the loss summed over this rank's batch.
 
         Args:
             images: float32 (N, 1, 28, 28).
             labels: int64 (N,).
-            mean_batch: samples per rank in this global batch.
+            shard: that the batch is of.
         """
-        self._mean_batch.fill_(mean_batch)
-        self._make_gradients(images, labels)
+        self._mean_batch.fill_(shard.mean_batch)
+        if self._graphed_gradients is None:
+            self._gradients(images, labels)
+        else:
+            self._graphed_gradients(images, labels, full_batch=shard.is_full_batch)
         return self._loss.clone()
 
     def update(self, epochs_done: float) -> None:
@@ -83,7 +87,8 @@ class Step:
         self._lr = torch.tensor(self._recipe.lr, device=self._world.device)
         for group in self.optimizer.param_groups:
             group["capturable"] = self._world.device.type == "cuda"
-        self._make_gradients, self._apply_gradients = graph.Graphed(self._gradients), graph.Graphed(self.optimizer.step)
+        self._graphed_gradients = graphs.Graphed(self._gradients)
+        self._apply_gradients = graphs.Graphed(self.optimizer.step)
 
     @torch.inference_mode()
     def output(self, images: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,8 @@ def settle_buckets(model: DistributedDataParallel) -> None:
     model.module = _Nothing(bare)
     try:
         with torch.enable_grad():
-            model().backward()
+            # An input, since with device_ids, as on GPUs, DDP moves the first of its inputs to the device.
+            model(torch.zeros(())).backward()
     finally:
         model.module = bare
     model.zero_grad(set_to_none=True)
@@ -31,7 +32,7 @@ class _Nothing(torch.nn.Module):
         super().__init__()
         self.other = other
 
-    def forward(self) -> torch.Tensor:
+    def forward(self, _: torch.Tensor) -> torch.Tensor:
         """The zero."""
         parameters = [parameter for parameter in self.other.parameters() if parameter.requires_grad]
         return torch.stack([parameter.flatten()[:1].sum().real.float() for parameter in parameters]).sum() * 0

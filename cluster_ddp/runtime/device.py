@@ -5,8 +5,60 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+import torch
+
 from cluster_ddp.errors import DeviceError
+from cluster_ddp.runtime.gpu import affinity, visible
+from cluster_ddp.runtime.memory import keep_freed
 from cluster_ddp.slurm.environment import Topology
+
+DUMMY_GPUS = "CLUSTER_DDP_DUMMY_GPUS"
+"""Set where the GPUs that Slurm gives are none, as in the sandbox: ranks then compute on the CPU."""
+
+# cuBLAS' own condition for the same bits in every run; read when it is first used.
+_CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def set_up(topology: Topology, *, cuda: bool, deterministic: bool) -> torch.device:
+    """Make this process ready for its device, before it is used and before the ranks' communicator is made.
+
+    Args:
+        topology: the rank's place.
+        cuda: use a GPU where there is one.
+        deterministic: see `distributed`.
+
+    Raises:
+        DeviceError: GPUs don't match the ranks, or Slurm gave some and torch sees none.
+    """
+    if deterministic:
+        os.environ.setdefault(*_CUBLAS_WORKSPACE)
+        torch.use_deterministic_algorithms(True)
+    device = torch.device(_choose_visible(topology) if cuda else "cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        if topology.cpus_per_task is not None:
+            affinity.bind(device, topology.cpus_per_task, told=topology.rank == 0)
+    else:
+        keep_freed(os.environ)
+        if (threads := cpu_threads(topology, os.environ)) is not None:
+            torch.set_num_threads(threads)
+    return device
+
+
+def _choose_visible(topology: Topology) -> str:
+    if torch.version.hip is not None:
+        os.environ.update(visible.counted_once(os.environ))
+    if instance := visible.own(os.environ, topology.local_rank):
+        os.environ.update(instance)
+    count = torch.cuda.device_count()
+    if count == 0 and topology.gpus_on_node and not os.environ.get(DUMMY_GPUS):
+        raise DeviceError(
+            f"Computing on one of the {topology.gpus_on_node} GPUs that Slurm gave on this node:",
+            f"torch {torch.__version__} sees none ({_shown(os.environ)}).",
+            "is it a build for this driver? Compare: nvidia-smi; python -m torch.utils.collect_env. "
+            "To compute on the CPU all the same: --no-cuda, or distributed(cuda=False)",
+        )
+    return "cuda:0" if instance and count else choose(topology, count, os.environ)
 
 
 def choose(topology: Topology, visible_gpus: int, env: Mapping[str, str]) -> str:
@@ -33,13 +85,17 @@ def choose(topology: Topology, visible_gpus: int, env: Mapping[str, str]) -> str
         return "cuda:0"
     if topology.local_rank < visible_gpus:
         return f"cuda:{topology.local_rank}"
-    names = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_LOCALID")
-    shown = ", ".join(f"{name}={env.get(name, 'unset')}" for name in names)
     raise DeviceError(
         f"Giving local rank {topology.local_rank} a GPU of its own:",
-        f"{visible_gpus} visible to this process ({shown}).",
+        f"{visible_gpus} visible to this process ({_shown(env)}).",
         "ask for as many GPUs as tasks on each node: --ntasks-per-node=N --gres=gpu:N",
     )
+
+
+def _shown(env: Mapping[str, str]) -> str:
+    names = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_LOCALID")
+    set_too = [name for name in visible.NAMES[1:] if name in env]
+    return ", ".join(f"{name}={env.get(name, 'unset')}" for name in (*names, *set_too))
 
 
 def cpu_threads(topology: Topology, env: Mapping[str, str]) -> int | None:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cluster_ddp.errors import ClusterDDPError
+from cluster_ddp.runtime.gpu.wait import DeviceTimeoutError
 from cluster_ddp.runtime.output import complain
 from cluster_ddp.runtime.rendezvous import rollcall
 
@@ -64,7 +65,7 @@ class FailureReporter:
         name = f"rank {self._rank()} on {socket.gethostname()}"
         first = self._ask_store(self._first_failure, name)
         if first not in (name, None):
-            self._print(f"stopped: {first} failed (see its error).")
+            self._print_stopped_by(first)
             if _is_timeout(error):
                 time.sleep(_ROLL_CALL_S + 1.0)  # ending now would make Slurm wake up the one that hangs
         elif _is_timeout(error):
@@ -74,16 +75,37 @@ class FailureReporter:
         else:
             self._print("".join(traceback.format_exception(error)).rstrip())
 
+    def somebody_failed(self) -> bool:
+        """Whether a rank has reported a failure, or the store has gone, and rank 0 with it."""
+        assert self.store is not None
+        try:
+            return self.store.check([_KEY])
+        except Exception:
+            return True
+
+    def report_peer(self) -> None:
+        """Print who failed, where that is another rank, and this one ends without an exception of its own."""
+        name = f"rank {self._rank()} on {socket.gethostname()}"
+        first = self._ask_store(self._first_failure, name)
+        if first in (name, None):
+            self._print("stopped: rank 0, which serves the ranks' store, is gone.")
+        else:
+            self._print_stopped_by(first)
+
+    def linger(self) -> None:
+        """On rank 0, which serves the store: wait until all others have asked who failed, or for some seconds."""
+        if self.store is not None and self._rank() == "0":
+            deadline = time.monotonic() + _LAST_WORDS_S
+            while time.monotonic() < deadline and self._ask_store(self._absent, ""):
+                time.sleep(0.1)
+
     def _excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if error is not self._reported:
             local_rank = self.topology.local_rank if self.topology else self._local_rank()
             if self.store is None and local_rank != 0 and isinstance(error, ClusterDDPError):
                 time.sleep(_SILENCE_S)
             self.report(error)
-        if self.store is not None and self._rank() == "0":
-            deadline = time.monotonic() + _LAST_WORDS_S
-            while time.monotonic() < deadline and self._ask_store(self._absent, ""):
-                time.sleep(0.1)
+        self.linger()
 
     def _ask_store(self, question: Callable[[dist.Store, str], str], name: str) -> str | None:
         """What the store answers; None where it doesn't in time. Without a store, or when it has gone, our own name."""
@@ -138,11 +160,15 @@ class FailureReporter:
             return int(os.environ.get("SLURM_LOCALID") or os.environ.get("LOCAL_RANK") or 0)
         return 0
 
+    def _print_stopped_by(self, other: str | None) -> None:
+        self._print(f"stopped: {other} failed (see its error).")
+
     def _print(self, text: str) -> None:
         complain(f"[rank {self._rank()} {socket.gethostname()}] {text}")
 
 
 def _is_timeout(error: BaseException) -> bool:
-    """Whether a collective took too long (the words of gloo and of NCCL's watchdog)."""
+    """Whether a collective took too long (the words of gloo and of NCCL's watchdog; on a GPU, our own wait's)."""
     words = str(error).lower()
-    return isinstance(error, RuntimeError) and ("timed out waiting" in words or "watchdog" in words)
+    timed_out = "timed out waiting" in words or "watchdog" in words
+    return isinstance(error, DeviceTimeoutError) or (isinstance(error, RuntimeError) and timed_out)

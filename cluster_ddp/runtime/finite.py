@@ -68,6 +68,7 @@ class FiniteCheck:
             NonFiniteError: some step was not, and `on_nan` is "stop".
         """
         verdicts, self._verdicts = self._verdicts, []
+        self._world.synchronize()
         if not verdicts or bool(torch.stack([verdict.is_finite for verdict in verdicts]).all()):
             return True
         self._report(next(verdict for verdict in verdicts if not verdict.is_finite))
@@ -83,7 +84,7 @@ class FiniteCheck:
             if self._world.is_main:
                 log.warning("%s %s. This step's update is left out.", first.asked, found)
             return
-        last = self._world.gather(str(self._last_good() or "none yet"))[0]
+        last = self._world.broadcast(str(self._last_good() or "none yet"))
         hint = "look at that rank's data; or a lower --lr in a new run folder; or leave updates out: --on-nan continue"
         raise NonFiniteError(first.asked, f"{found}. Nothing of it is saved; last good checkpoint: {last}.", hint)
 

@@ -119,6 +119,10 @@ class StopFlag:
             return "the job's time is nearly up"
         return None
 
+    def is_set(self) -> bool:
+        """Whether to stop."""
+        return self.reason() is not None
+
     def ignore(self) -> None:
         """From now on let the signals do nothing, to the very end of the process.
 

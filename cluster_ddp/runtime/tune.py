@@ -27,21 +27,16 @@ def fastest(world: World, ways: Mapping[str, Callable[[], object]]) -> tuple[str
         for way in ways.values():
             for _ in range(_WARM_UP):
                 way()
-        rounds = [{name: _seconds(way, world.device) for name, way in ways.items()} for _ in range(_ROUNDS)]
+        rounds = [{name: _seconds(way, world) for name, way in ways.items()} for _ in range(_ROUNDS)]
     mine = {name: statistics.median(one[name] for one in rounds) for name in ways}
     ranks = world.gather(mine)
     slowest = {name: max(rank[name] for rank in ranks) for name in ways}
     return min(slowest, key=slowest.__getitem__), slowest
 
 
-def _seconds(way: Callable[[], object], device: torch.device) -> float:
-    _wait(device)
+def _seconds(way: Callable[[], object], world: World) -> float:
+    world.synchronize()
     start = time.perf_counter()
     way()
-    _wait(device)
+    world.synchronize()
     return time.perf_counter() - start
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -13,11 +13,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -27,15 +26,16 @@ from torch.utils.data import Dataset
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime import device as devices
-from cluster_ddp.runtime import rendezvous
+from cluster_ddp.runtime import hard_exit, process_group, rendezvous
 from cluster_ddp.runtime.buckets import settle_buckets
 from cluster_ddp.runtime.data.loader import Loader
 from cluster_ddp.runtime.data.resident import Gathered, place
 from cluster_ddp.runtime.data.shard import GlobalBatches, Shard
 from cluster_ddp.runtime.failure import FailureReporter
-from cluster_ddp.runtime.memory import keep_freed
+from cluster_ddp.runtime.gpu import graphs, wait
 from cluster_ddp.runtime.network import interface_towards
 from cluster_ddp.runtime.output import say
+from cluster_ddp.runtime.peers import PeerWatch
 from cluster_ddp.runtime.preemption import Stopped
 from cluster_ddp.runtime.seeds import seed_all, stream_seed
 from cluster_ddp.slurm.environment import Topology
@@ -45,10 +45,7 @@ log = logging.getLogger("cluster_ddp")
 T = TypeVar("T")
 
 DEFAULT_COLLECTIVE_TIMEOUT_S = 600.0
-
-# gloo's threads let go of the last tensors a little after a collective has ended. Where that falls into the end of the
-# interpreter, Python aborts the process ("terminate called without an active exception", torch 2.10 to 2.15).
-_GLOO_SETTLES_S = 0.1
+_NEVER = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +56,10 @@ class World:
     """This rank's place."""
     device: torch.device
     """What this rank computes on."""
+    collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S
+    """Seconds that a rank may let the others wait."""
+    peer_failed: Callable[[], bool] = field(default=lambda: False, repr=False)
+    """Whether another rank is known to have failed."""
 
     @property
     def rank(self) -> int:
@@ -81,11 +82,21 @@ class World:
             say(text)
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
-        if self.device.type == "cuda":
-            dist.barrier(device_ids=[self.device.index])
-        else:
-            dist.barrier()
+        """Wait until all ranks are here, and their devices have done what they were given."""
+        self.synchronize()
+        process_group.barrier()
+
+    def synchronize(self) -> None:
+        """Wait until this rank's device has done all that it was given; on a CPU nothing is waited for.
+
+        Use it before what would block until then (`tensor.item()`, `tensor.cpu()`): it lets signals through, and ends
+        with an error where other ranks have failed or hang.
+
+        Raises:
+            DeviceTimeoutError: after `collective_timeout_s` seconds.
+            PeerFailedError: another rank failed.
+        """
+        wait.for_device(self.device, timeout_s=self.collective_timeout_s, peer_failed=self.peer_failed)
 
     def sum(self, *values: float | torch.Tensor) -> list[float]:
         """The sums of some values over all ranks, the same on every rank. A collective: all ranks must call it.
@@ -96,9 +107,11 @@ class World:
         Returns:
             As many sums, exact as float64.
         """
+        self.synchronize()  # a number's way to the device would block until then
         mine = [torch.as_tensor(value, dtype=torch.float64).reshape(()) for value in values]
         total = torch.stack([value.to(self.device) for value in mine])
         dist.all_reduce(total)
+        self.synchronize()
         return [float(value) for value in total.tolist()]
 
     def mean(self, total: float | torch.Tensor, count: float | torch.Tensor) -> float:
@@ -118,14 +131,34 @@ class World:
         dist.all_gather_object(values, value)
         return values  # type: ignore[return-value]  # all are filled now
 
+    def gather_to_main(self, value: T) -> list[T] | None:
+        """Every rank's value in the order of ranks, on rank 0; None on the others. A collective; values are pickled.
+
+        Rank 0 takes as much memory for each rank as the largest value has.
+        """
+        values: list[T | None] | None = [None] * self.world_size if self.is_main else None
+        dist.gather_object(value, values)
+        return values  # type: ignore[return-value]  # all are filled now
+
+    def broadcast(self, value: T) -> T:
+        """Rank 0's value, on every rank. A collective; it is pickled."""
+        values = [value]
+        dist.broadcast_object_list(values)
+        return values[0]
+
     def wrap(self, model: torch.nn.Module) -> DistributedDataParallel:
         """The model under DDP, on this rank's device.
 
-        Gradients are views into the communication buckets, which saves a copy of them. The buckets' final layout is
-        settled here, not in the first step, so that a training that is resumed adds up gradients in the same order.
+        Gradients are views into the communication buckets: no memory is taken for them twice. (`zero_grad()`, which
+        sets them to None, lets each step copy them there; that was 3 % faster than adding them to zeros.) The buckets'
+        final layout is settled here, not in the first step, so that a training that is resumed adds up gradients in the
+        same order.
         """
         device_ids = [self.device.index] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(model.to(self.device), device_ids=device_ids, gradient_as_bucket_view=True)
+        # In every hundredth step DDP would take its times, for which it waits for the device, and which no graph
+        # captures.
+        wrapped._set_ddp_runtime_logging_sample_rate(_NEVER)
         settle_buckets(wrapped)
         return wrapped
 
@@ -173,6 +206,7 @@ class World:
 def distributed(
     *,
     cuda: bool = True,
+    deterministic: bool = False,
     rendezvous_timeout_s: float = rendezvous.DEFAULT_TIMEOUT_S,
     collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S,
 ) -> Iterator[World]:
@@ -183,60 +217,56 @@ def distributed(
 
     Args:
         cuda: use GPUs where there are some.
+        deterministic: the same bits in every run on the same machines: torch's deterministic algorithms, decided before
+            the communicator is made, which NCCL's choice of algorithm depends on.
         rendezvous_timeout_s: seconds to wait for all ranks.
         collective_timeout_s: seconds that a rank may let the others wait later on; then they name it and end.
 
     Raises:
         TopologyError: the environment contradicts itself.
         RendezvousError: not all ranks came.
-        DeviceError: GPUs don't match the ranks.
+        DeviceError: GPUs don't match the ranks, or torch sees none of those that Slurm gave; or some ranks have GPUs
+        and
+            others none.
     """
     reporter = FailureReporter()
     reporter.install()
     reporter.topology = topology = Topology.from_environ(os.environ)
     _set_up_logging(topology)
-    device = _set_up_device(topology, cuda)
-    store = rendezvous.meet(topology, timeout_s=rendezvous_timeout_s)
+    device = devices.set_up(topology, cuda=cuda, deterministic=deterministic)
+    store = rendezvous.meet(topology, device.type, timeout_s=rendezvous_timeout_s)
     reporter.store, reporter.collective_timeout_s = store, collective_timeout_s
     _set_up_interface(topology)
-    dist.init_process_group(
-        backend="cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=dist.PrefixStore("process_group", store),
-        rank=topology.rank,
-        world_size=topology.world_size,
-        timeout=timedelta(seconds=collective_timeout_s),
-        device_id=device if device.type == "cuda" else None,
-    )
+    has_joined = threading.Event()  # NCCL waits for all ranks, without a time limit
+    peers = PeerWatch(reporter, lambda: not has_joined.is_set() or graphs.is_busy(device), topology.world_size)
+    if device.type == "cuda" and topology.world_size > 1:
+        peers.start()
+    process_group.join(topology, device, store, timeout_s=collective_timeout_s)
+    has_joined.set()
     reporter.install()  # again: init_process_group has put a hook of its own before it
-    world = World(topology=topology, device=device)
+    world = World(
+        topology=topology, device=device, collective_timeout_s=collective_timeout_s, peer_failed=peers.has_failed
+    )
     try:
         yield world
         world.barrier()  # rank 0 serves the store: it must not leave while others still ask it
-        time.sleep(_GLOO_SETTLES_S)
     except Stopped:  # by all ranks together, each with its affairs in order
         reporter.store = None
-        time.sleep(_GLOO_SETTLES_S)
-        _leave(failed=False)
+        peers.stop()
+        process_group.leave(device)
         raise
     except BaseException as error:
-        if not _is_exit_without_error(error):
+        peers.stop()
+        is_failure = not isinstance(error, SystemExit) or bool(error.code)
+        if is_failure:
             reporter.report(error)
-        _leave(failed=True)
+        if not process_group.abort(device):
+            reporter.linger()
+            hard_exit.now(error.code if isinstance(error, SystemExit) and type(error.code) is int else int(is_failure))
         raise
+    peers.stop()
     reporter.store = None  # from here on, each rank's failures are its own
-    _leave(failed=False)
-
-
-def _is_exit_without_error(error: BaseException) -> bool:
-    return isinstance(error, SystemExit) and not error.code
-
-
-def _leave(*, failed: bool) -> None:
-    if failed and dist.get_backend() != "gloo":
-        # Ending NCCL the orderly way waits for collectives that a failed rank will never join.
-        dist.distributed_c10d._abort_process_group()
-    else:
-        dist.destroy_process_group()
+    process_group.leave(device)
 
 
 def _set_up_interface(topology: Topology) -> None:
@@ -260,21 +290,3 @@ def _set_up_logging(topology: Topology) -> None:
     log.propagate = False
     if log.level == logging.NOTSET:
         log.setLevel(logging.INFO)
-
-
-def _set_up_device(topology: Topology, cuda: bool) -> torch.device:
-    visible = torch.cuda.device_count() if cuda else 0
-    if cuda and visible == 0 and topology.gpus_on_node and topology.local_rank == 0 and topology.node_rank in (0, None):
-        log.warning(
-            "Slurm gave %d GPUs on this node, but torch %s sees none: computing on the CPU.",
-            topology.gpus_on_node,
-            torch.__version__,
-        )
-    device = torch.device(devices.choose(topology, visible, os.environ))
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    else:
-        keep_freed(os.environ)
-        if (threads := devices.cpu_threads(topology, os.environ)) is not None:
-            torch.set_num_threads(threads)
-    return device

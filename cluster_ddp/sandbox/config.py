@@ -59,10 +59,11 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 Priorit
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE DefaultTime=60 PriorityTier=10 PreemptMode=OFF State=UP
 """
 
-# The nodes share one machine's cores, whatever CPUs they claim.
+# The nodes share one machine's cores, whatever CPUs they claim; and their GPUs are none, so that ranks use the CPU.
 _TASK_PROLOG = """\
 #!/bin/sh
 echo "export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}"
+echo "export CLUSTER_DDP_DUMMY_GPUS=1"
 """
 
 

@@ -9,23 +9,19 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
-from cluster_ddp.errors import CheckpointError
 from cluster_ddp.files import atomic_write
 
 _MARK = b"\ncluster_ddp sha256 "
 _TRAILER_BYTES = len(_MARK) + 64 + 1
 _BLOCK_BYTES = 1 << 20
-# How long a rank waits for a file that rank 0 has read: network file systems show it to other nodes late.
+# How long a node waits for a file that rank 0 has read.
 _VISIBLE_WITHIN_S = 60.0
-_PLAIN = (type(None), bool, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-_INT_BITS = 2039  # more, torch's weights_only does not read
 
 
 class DamagedError(Exception):
@@ -81,12 +77,15 @@ def digest(path: Path) -> str:
 def read(path: Path) -> dict[str, Any]:
     """The state in a file whose digest is known to be right, all tensors on the CPU.
 
+    They are the file's own bytes, mapped into memory, and read when they are used: take copies of what is to stay. The
+    file may be removed by then, and a network file system has no bytes for it any more (SIGBUS).
+
     Raises:
         DamagedError: it holds something other than tensors and plain values, or no checkpoint.
         OSError: the file can't be read.
     """
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError:
         raise
     except Exception as error:  # whatever a broken or malicious pickle leads to
@@ -97,73 +96,24 @@ def read(path: Path) -> dict[str, Any]:
     return state
 
 
-def read_as_chosen(path: Path, chosen: str) -> dict[str, Any]:
-    """The state that rank 0 has chosen by its SHA-256, once this node sees it, too.
+def not_as_chosen(path: Path, chosen: str) -> str | None:
+    """Why this node does not see the file that rank 0 has chosen by its SHA-256; None once it does.
 
-    Raises:
-        CheckpointError: it doesn't within a minute, or it can't be loaded.
+    Waits a minute for it, since network file systems show a file to other nodes late.
     """
     deadline = time.monotonic() + _VISIBLE_WITHIN_S
     while True:
         try:
             if (found := digest(path)) == chosen:
-                return read(path)
+                return None
             complaint = f"here its SHA-256 is {found[:12]}…, on rank 0 {chosen[:12]}…"
         except OSError as error:
             complaint = f"here it can't be read: {error.strerror}"
         except DamagedError as error:
             complaint = str(error)
-            if complaint.startswith("torch.load"):
-                break
         if time.monotonic() > deadline:
-            break
+            return complaint
         time.sleep(0.5)
-    hint = "is the run folder on a file system that all nodes share?"
-    raise CheckpointError(f"Going on from {path}, as rank 0 does:", f"{complaint}.", hint)
-
-
-class HostCopy:
-    """Copies states into memory of its own, which it uses again for the next copy."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, torch.Tensor] = {}
-
-    def of(self, value: Any, name: str = "state") -> Any:
-        """A copy that changes no more, with all tensors on the CPU; valid until the next call.
-
-        Raises:
-            CheckpointError: something in it is neither a tensor nor a plain value; it says where.
-        """
-        if isinstance(value, torch.Tensor):
-            return self._tensor(value.detach(), name)
-        if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
-            value = value.item()  # a NumPy number, such as a scheduler's learning rate
-        if (type(value) in _PLAIN and value != b"") or (type(value) is int and value.bit_length() <= _INT_BITS):
-            return value
-        if isinstance(value, Mapping):
-            copied = {self.of(key, name): self.of(item, f"{name}[{key!r}]") for key, item in value.items()}
-            if not isinstance(value, OrderedDict):
-                return copied
-            ordered = OrderedDict(copied)
-            ordered.__dict__.update(self.of(vars(value), name))  # a module's state_dict has _metadata
-            return ordered
-        if isinstance(value, (list, tuple)):
-            items = [self.of(item, f"{name}[{i}]") for i, item in enumerate(value)]
-            return items if isinstance(value, list) else tuple(items)
-        raise CheckpointError(
-            "Saving a checkpoint:",
-            f"{name} is a {type(value).__name__} that torch.load does not read with weights_only.",
-            "let state_dict() hold tensors, numbers, texts, lists and dictionaries only",
-        )
-
-    def _tensor(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        if tensor.layout != torch.strided:
-            return tensor.cpu().clone()
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
-            self._buffers[name] = buffer
-        return buffer.copy_(tensor)
 
 
 class _Hashing:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cluster_ddp
 from cluster_ddp.runtime.checkpoint import fit, rng
-from cluster_ddp.runtime.checkpoint.file import HostCopy
+from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, with_tensors
 from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.world import World
@@ -55,41 +56,62 @@ class TrainingState:
         self._identity, self._meters = dict(identity), dict(meters)
         self._parts = {name: _bare(part) for name, part in parts.items()}
         self._rng: dict[str, Any] | None = None
-        self._host_copy = HostCopy()
-        if world.is_main:
-            # What can't be saved is told now, and the memory for the copies is there before the first save.
-            self._host_copy.of(self._states(), "state['parts']")
+        self._host_copy = HostCopy(world.device)
+        self.reserve()  # what can't be saved is told now
 
-    def of_this_rank(self) -> dict[str, Any]:
-        """What every rank has for itself."""
-        return {
-            "rng": rng.capture(self.world.device),
-            "buffers": {} if self.world.world_size == 1 else self._buffers(),
-            "meters": {name: _on_cpu(meter.state_dict()) for name, meter in self._meters.items()},
-        }
+    def reserve(self) -> None:
+        """Get the memory for copies of the state as it is now, so that no save has to."""
+        if self.world.is_main:
+            self._host_copy.reserve(self._states(), "state['parts']")
+
+    def gather(self) -> list[dict[str, Any]] | None:
+        """What each rank has for itself, in the order of ranks, on rank 0. A collective."""
+        return self.world.gather_to_main(
+            {"rng": rng.capture(self.world.device), "buffers": self._own_buffers(), "meters": self._of_meters()}
+        )
 
     def copy(self, ranks: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         """All of it in memory of its own, valid until the next copy.
 
         Args:
-            ranks: of each rank what it has for itself.
+            ranks: of each rank what it has for itself, as gathered: nobody else has these objects.
             more: what else is to be saved.
         """
-        return self._host_copy.of({**self._frame(), "parts": self._states(), "ranks": ranks, **more})  # type: ignore[no-any-return]
+        whole = {
+            **self._frame(),
+            **more,
+            "parts": self._host_copy.of(self._states(), "state['parts']"),
+            "ranks": with_tensors(ranks, "state['ranks']", lambda tensor: tensor),
+        }
+        self.world.synchronize()
+        return whole
 
     def complaint(self, saved: Mapping[str, Any]) -> str | None:
         """Why a saved state is not one of this training, in words; None where it is."""
-        return fit.complaint(saved, {**self._frame(), "parts": self._states(), "ranks": [self.of_this_rank()]})
+        return fit.complaint(
+            saved, {**self._frame(), "parts": self._states(), "ranks": [{"meters": self._of_meters()}]}
+        )
 
-    def load(self, saved: dict[str, Any]) -> None:
-        """Take on a saved state that fits. The random numbers follow with `restore_rng`."""
-        position, ranks = saved["position"], saved["ranks"]
+    def load(self, read: Callable[[], dict[str, Any]]) -> None:
+        """Take on a saved state that fits, part by part. The random numbers follow with `restore_rng`.
+
+        Args:
+            read: the saved state, mapped anew by each call; with its end the memory that it took is free again.
+        """
+        saved = read()
+        position, ranks = saved["position"], with_tensors(saved["ranks"], "ranks", torch.Tensor.clone)
         rank, world_size = self.world.rank, self.world.world_size
         same_size = len(ranks) == world_size
         for name, part in self._parts.items():
+            saved = read()
+            state = saved["parts"][name]
             if same_size:
-                saved["parts"][name].update(ranks[rank]["buffers"].get(name, {}))
-            part.load_state_dict(saved["parts"][name])
+                state.update(ranks[rank]["buffers"].get(name, {}))
+            copies_itself = _parameters_and_buffers(part)
+            for key, value in state.items():
+                if key not in copies_itself:
+                    state[key] = with_tensors(value, key, torch.Tensor.clone)
+            part.load_state_dict(state)
         for name, meter in self._meters.items():
             meter.load_state_dicts([one["meters"][name] for one in ranks[rank::world_size]])
         self.steps, self.epoch = position["steps"], position["epoch"]
@@ -121,7 +143,22 @@ class TrainingState:
     def _states(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._parts.items()}
 
-    def _buffers(self) -> dict[str, Any]:
+    def _of_meters(self) -> dict[str, Any]:
+        return {name: _on_cpu(meter.state_dict()) for name, meter in self._meters.items()}
+
+    def _own_buffers(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Those of this rank's buffers that are not as rank 0's, which are saved with the module. A collective."""
+        buffers = self._buffers()
+        if self.world.world_size == 1 or not any(buffers.values()):
+            return {}
+        digests = {name: {key: _digest(value) for key, value in of_part.items()} for name, of_part in buffers.items()}
+        of_main = self.world.broadcast(digests)
+        return {
+            name: {key: value for key, value in of_part.items() if digests[name][key] != of_main[name].get(key)}
+            for name, of_part in buffers.items()
+        }
+
+    def _buffers(self) -> dict[str, dict[str, torch.Tensor]]:
         """The buffers of the modules (BatchNorm's statistics), which ranks have for themselves between two steps."""
         buffers = {}
         for name, part in self._parts.items():
@@ -155,6 +192,17 @@ class TrainingState:
 
 def _bare(part: Stateful) -> Stateful:
     return part.module if isinstance(part, DistributedDataParallel) else part
+
+
+def _parameters_and_buffers(part: Stateful) -> set[str]:
+    """What a module copies from the state that it is given; other parts may keep the tensors themselves."""
+    if not isinstance(part, torch.nn.Module):
+        return set()
+    return {name for named in (part.named_parameters(), part.named_buffers()) for name, _ in named}
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
 
 
 def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:

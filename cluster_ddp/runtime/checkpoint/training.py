@@ -14,17 +14,19 @@ bits on the CPU as without the stop, where the number of ranks is the same.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from cluster_ddp.errors import CheckpointError, SpecError
-from cluster_ddp.runtime import clock, preemption
+from cluster_ddp.runtime import clock, hard_exit, preemption
 from cluster_ddp.runtime.checkpoint import file, folder
+from cluster_ddp.runtime.checkpoint.file import DamagedError
 from cluster_ddp.runtime.checkpoint.state import Stateful, TrainingState
 from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.exchange import Exchange
@@ -87,6 +89,7 @@ class Checkpoint:
         self.run_dir = run_dir or RunDir(default_run_dir("training", world), world)
         self._state = TrainingState(world, shard, identity=identity or {}, meters=meters or {}, parts=parts)
         self._folder = folder.CheckpointFolder(self.run_dir.path / folder.NAME, keep=keep)
+        hard_exit.before(self._folder.wait)
         self._saved_steps = -1
         self._resume(resume)
         self._saved_at_s = time.monotonic()
@@ -120,6 +123,8 @@ class Checkpoint:
             self._state.epoch += 1
             self.shard.set_epoch(self.epoch)
             self._after(epoch_ended=True)
+        self._exchange.finish()
+        self._evaluation_exchange.finish()
         if self._saved_steps < self.steps and self._interval.unit != "never":
             self._save_now()
         self._wait()
@@ -132,6 +137,8 @@ class Checkpoint:
             Stopped: all is saved; the process ends with status 75.
         """
         self._state.steps += 1
+        if self.steps == self._steps_at_start + 1:
+            self._state.reserve()  # now the optimizer has its state, too
         self._after(epoch_ended=False)
 
     def stop_if_asked(self) -> None:
@@ -140,31 +147,37 @@ class Checkpoint:
         The evaluation is then made again from its beginning. It is the same if it draws no random numbers.
         """
         if self._evaluation_exchange.is_due():
-            (stop,) = self._evaluation_exchange.any(self._stop_flag.reason() is not None)
+            (stop,) = self._evaluation_exchange.collect(self._stop_flag.is_set())
             if stop:
                 self._stop()
+            self._evaluation_exchange.begin(self._stop_flag.is_set())
 
     def _after(self, *, epoch_ended: bool) -> None:
         """What is to be done after a step, or an epoch."""
         save = self._interval.is_due(self.steps, self.epoch, epoch_ended=epoch_ended)
-        if epoch_ended or self._exchange.is_due():
-            minutes_over = self.world.is_main and self._interval.is_over(time.monotonic() - self._saved_at_s)
-            stop, over = self._exchange.any(self._stop_flag.reason() is not None, minutes_over)
-            if stop:
-                self._stop()
-            save = save or over
-        if save:
+        if not (epoch_ended or self._exchange.is_due()):
+            if save:
+                self._save()
+            return
+        stop, minutes_are_over = self._exchange.collect(*self._flags())
+        if stop:
+            self._stop()
+        if save or minutes_are_over:
             self._save()
+        self._exchange.begin(*self._flags())
+
+    def _flags(self) -> tuple[bool, bool]:
+        """Whether to stop, and, by rank 0's clock, whether a save is due that is made every so many minutes."""
+        minutes_are_over = self.world.is_main and self._interval.is_over(time.monotonic() - self._saved_at_s)
+        return self._stop_flag.is_set(), minutes_are_over
 
     def _stop(self) -> None:
         """Save, say so, and end this process with all the others'."""
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
         self._save_now()
         reasons = self.world.gather(self._stop_flag.reason())
         rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason)
         asked = f"Stopped after step {self.steps} (epoch {self.epoch + 1}): rank {rank}: {reason}."
-        last_good = self.world.gather(self.last_good)[0]
+        last_good = self.world.broadcast(self.last_good)
         saved = -1 if last_good is None else folder.step_of(last_good)
         if saved < self.steps and saved <= self._steps_at_start:
             found = f"nothing could be saved since step {self._steps_at_start}: to start again would lead here again."
@@ -187,7 +200,7 @@ class Checkpoint:
 
     def _wait(self) -> None:
         """Wait until rank 0 has written all. A collective, which takes as long as it takes, without a timeout."""
-        while not self.world.gather(self._folder.wait(_REPORT_EVERY_S))[0]:
+        while not self.world.broadcast(self._folder.wait(_REPORT_EVERY_S)):
             pass
 
     def _save(self) -> None:
@@ -196,14 +209,15 @@ class Checkpoint:
         Where the save before is not written yet, this one is left out.
         """
         self._before_save()
-        ranks = self.world.gather({**self._state.of_this_rank(), "left_out": self._folder.is_writing()})
+        self.world.synchronize()
         self._saved_at_s = time.monotonic()
-        if ranks[0]["left_out"]:  # rank 0 writes, and decides for all
+        if self.world.broadcast(self._folder.is_writing()):
             if self.world.is_main:
                 log.warning("The checkpoint before step %d is still being written; this one is left out.", self.steps)
             return
         self._saved_steps = self.steps
-        if not self.world.is_main:
+        ranks = self._state.gather()
+        if ranks is None:  # rank 0 writes
             return
         self.run_dir.flush()
         try:
@@ -217,22 +231,34 @@ class Checkpoint:
 
     def _resume(self, resume: str) -> None:
         """Load what there is to go on from. Rank 0 decides what; so all ranks go on from the same."""
-        found = self.world.gather(self._choose(resume) if self.world.is_main else None)[0]
+        found = self.world.broadcast(self._choose(resume) if self.world.is_main else None)
         if found is None or not found[2]:
             self.run_dir.begin_metrics()
         if found is None:
             return
         path, digest, is_own = found
-        saved = file.read_as_chosen(path, digest)
+        self._see(path, digest)
+        saved = _read(path)
         if complaint := self._state.complaint(saved):
             hint = "give this training a folder of its own (--run-dir PATH), or start anew in this one: --resume never"
             raise CheckpointError(f"Going on from {path}:", f"{complaint}.", hint)
-        self._state.load(saved)
+        metrics_bytes, differences = saved["metrics_bytes"], self._state.differences(saved)
+        del saved  # and what it takes of memory
+        self._state.load(functools.partial(_read, path))
         self._saved_steps = self.steps
         if is_own:
-            self.run_dir.continue_metrics(saved["metrics_bytes"])
+            self.run_dir.continue_metrics(metrics_bytes)
         place = f"step {self.steps}, epoch {self.epoch + 1}, {self.shard.seen} of its {self.shard.size} samples seen"
-        self.world.print("\n  ".join([f"Going on from {path}: {place}", *self._state.differences(saved)]))
+        self.world.print("\n  ".join([f"Going on from {path}: {place}", *differences]))
+
+    def _see(self, path: Path, digest: str) -> None:
+        """Let one rank of each node read all of the file that rank 0 has chosen. A collective."""
+        is_reader = self.world.topology.local_rank == 0 and not self.world.is_main
+        complaint = file.not_as_chosen(path, digest) if is_reader else None
+        ranks = self.world.gather(complaint and f"on {socket.gethostname()}: {complaint}")
+        if found := next(filter(None, ranks), None):
+            hint = "is the run folder on a file system that all nodes share?"
+            raise CheckpointError(f"Going on from {path}, as rank 0 does:", f"{found}.", hint)
 
     def _choose(self, resume: str) -> tuple[Path, str, bool] | None:
         """On rank 0: the checkpoint, its SHA-256, and whether it is this run folder's."""
@@ -255,3 +281,12 @@ class Checkpoint:
 
     def _is_this_jobs(self, path: Path) -> bool:
         return bool(file.read(path)["saved_by"]["job"] == self.world.topology.job_label)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What is in a checkpoint whose digest is right, mapped into memory."""
+    try:
+        return file.read(path)
+    except DamagedError as error:
+        hint = "was it written by another program? Name a checkpoint of this training, or start anew: --resume never"
+        raise CheckpointError(f"Going on from {path}:", f"{error}.", hint) from error

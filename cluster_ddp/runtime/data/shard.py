@@ -81,7 +81,7 @@ class Shard:
     """Iterates over this rank's batches; made by `World.shard`.
 
     Every pass over it is one epoch of `set_epoch`; without that, the order is the same each time. While a batch is
-    worked on, `step`, `seen` and `mean_batch` are that batch's.
+    worked on, `step`, `seen`, `mean_batch` and `is_full_batch` are that batch's.
 
     Args:
         batches: what is in them.
@@ -121,6 +121,11 @@ class Shard:
             raise DataError(f"Going on with {world_size} ranks:", found, f"use at most {left} GPUs to the epoch's end")
         self.batches.epoch, self._resume_at = epoch, (step, seen)
         self.step, self.seen = step - 1, seen
+
+    @property
+    def is_full_batch(self) -> bool:
+        """Whether every rank has `batch_size` samples in this batch; all ranks say the same."""
+        return self._batch_samples == self.batches.global_batch
 
     @property
     def mean_batch(self) -> float:

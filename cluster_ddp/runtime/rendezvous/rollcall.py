@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 # The store's server reads a request anew with each 4 KiB of it that come (torch 2.15), so that the time for one over
 # all ranks would grow with their square; over 131,072 keys it refuses.
 _KEYS_AT_ONCE = 1024
+_NAMED_AT_MOST = 8
 
 
 def arrival(rank: int) -> str:
-    """Under which key of the store a rank has left the name of its host."""
+    """Under which key of the store a rank has left the name of its host, and what it computes on ("node1 cuda")."""
     return f"arrived/{rank}"
 
 
@@ -40,8 +41,29 @@ def unset(store: dist.Store, keys: Sequence[str]) -> list[str]:
 
 def hosts(store: dist.Store, ranks: Sequence[int]) -> list[str]:
     """The names of the hosts of ranks that have arrived."""
+    return [host for host, _ in arrivals(store, ranks)]
+
+
+def arrivals(store: dist.Store, ranks: Sequence[int]) -> list[tuple[str, str]]:
+    """Of ranks that have arrived: the name of the host, and the kind of device."""
     values = [value for batch in batches([*map(arrival, ranks)]) for value in store.multi_get(list(batch))]
-    return [value.decode() for value in values]
+    parts = [value.decode().partition(" ") for value in values]
+    return [(host, device_type) for host, _, device_type in parts]
+
+
+def odd_devices(arrived: Sequence[tuple[str, str]]) -> str | None:
+    """Which ranks compute on something else than most, in words; None where all are alike.
+
+    Args:
+        arrived: of all ranks, in their order: the name of the host, and the kind of device.
+    """
+    kinds = Counter(device_type for _, device_type in arrived)
+    if len(kinds) < 2:
+        return None
+    most, count = max(kinds.items(), key=lambda kind: (kind[1], kind[0]))
+    odd = [f"rank {rank} on {host}: {kind}" for rank, (host, kind) in enumerate(arrived) if kind != most]
+    more = f", and {len(odd) - _NAMED_AT_MOST} more" if len(odd) > _NAMED_AT_MOST else ""
+    return f"{'; '.join(odd[:_NAMED_AT_MOST])}{more}. The other {count}: {most}."
 
 
 def missing_by_node(topology: Topology, arrived: dict[int, str]) -> list[str]:

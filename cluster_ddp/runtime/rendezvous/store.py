@@ -3,7 +3,8 @@
 Rank 0 serves a TCPStore on any free port; its `beacon` tells the others which. The key of the run carries job, array
 task, step and restart count, so that a requeued job never meets its own ghost.
 
-Then every rank writes its host name into the store; rank 0 waits for all of them and writes the verdict.
+Then every rank writes its host name and its kind of device into the store; rank 0 waits for all of them and writes the
+verdict: ranks on CPUs and ranks on GPUs would wait for each other in different collectives.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from cluster_ddp.errors import RendezvousError
+from cluster_ddp.errors import DeviceError, RendezvousError
 from cluster_ddp.runtime.rendezvous import beacon, rollcall
 from cluster_ddp.runtime.rendezvous.names import ReverseLookup, resolve, without_name_servers
 from cluster_ddp.slurm.environment import Topology
@@ -29,17 +30,20 @@ _LOOKUP_PATIENCE_S = 0.3
 # What a rank may have open besides its connections to the others: libraries, data, logs.
 _OTHER_FILES = 256
 _PROCEED = "proceed"
+_ODD_DEVICES = "devices: "  # begins a verdict
 _LOOPBACK = "127.0.0.1"
 
 
-def meet(topology: Topology, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> dist.Store:
+def meet(topology: Topology, device_type: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> dist.Store:
     """Wait until all ranks of the run are there; returns a store that only they share.
 
     Args:
         topology: this process's place.
+        device_type: what it computes on: "cpu" or "cuda".
         timeout_s: seconds to wait for the others.
 
     Raises:
+        DeviceError: not all ranks compute on the same kind of device.
         RendezvousError: ranks are missing (it names them), rank 0 can't be found, no candidate port is free,
             or fewer files may be open than there are ranks.
     """
@@ -49,12 +53,12 @@ def meet(topology: Topology, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> dist.St
     _let_files_open(topology)
     address = resolve(topology.master_addr, deadline)
     if topology.rank == 0 and not topology.launcher_store:
-        return _serve(topology, timeout_s, deadline)
+        return _serve(topology, device_type, timeout_s, deadline)
     lookup = ReverseLookup(address)
     port = topology.master_port if topology.launcher_store else _find(topology, address, timeout_s, deadline)
     with _names_in_time(lookup, _LOOKUP_PATIENCE_S):
         store = _tcp_store(address, port, timeout_s, is_master=False)
-    return _gather(topology, store, timeout_s, deadline)
+    return _gather(topology, store, device_type, timeout_s, deadline)
 
 
 def _let_files_open(topology: Topology) -> None:
@@ -76,7 +80,7 @@ def _let_files_open(topology: Topology) -> None:
         )
 
 
-def _serve(topology: Topology, timeout_s: float, deadline: float) -> dist.Store:
+def _serve(topology: Topology, device_type: str, timeout_s: float, deadline: float) -> dist.Store:
     """Rank 0's part: the store, and the beacon until all have met."""
     lookup = ReverseLookup(_LOOPBACK)
     with contextlib.closing(beacon.bind_first_free(topology)) as listener:
@@ -84,7 +88,7 @@ def _serve(topology: Topology, timeout_s: float, deadline: float) -> dist.Store:
         with _names_in_time(lookup, _LOOKUP_PATIENCE_S / topology.world_size):
             store = _tcp_store(_LOOPBACK, 0, timeout_s, is_master=True)
         with beacon.answering(listener, topology.key, store.port):
-            return _gather(topology, store, timeout_s, deadline)
+            return _gather(topology, store, device_type, timeout_s, deadline)
 
 
 def _find(topology: Topology, address: str, timeout_s: float, deadline: float) -> int:
@@ -105,7 +109,9 @@ def _tcp_store(address: str, port: int, timeout_s: float, *, is_master: bool) ->
     return dist.TCPStore(address, port, is_master=is_master, timeout=timeout, wait_for_workers=False)
 
 
-def _gather(topology: Topology, tcp_store: dist.TCPStore, timeout_s: float, deadline: float) -> dist.Store:
+def _gather(
+    topology: Topology, tcp_store: dist.TCPStore, device_type: str, timeout_s: float, deadline: float
+) -> dist.Store:
     """Note our arrival, and wait for the verdict of rank 0 on everybody's."""
     store = dist.PrefixStore(topology.key, tcp_store)
     if store.add(f"claim/{topology.rank}", 1) > 1:
@@ -114,42 +120,53 @@ def _gather(topology: Topology, tcp_store: dist.TCPStore, timeout_s: float, dead
             f"another process is rank {topology.rank} there already.",
             "is a second run using the same MASTER_ADDR and MASTER_PORT, or does every task have the same RANK?",
         )
-    store.set(rollcall.arrival(topology.rank), socket.gethostname())
+    store.set(rollcall.arrival(topology.rank), f"{socket.gethostname()} {device_type}")
     if topology.rank == 0:
-        error = _missing(topology, store, timeout_s, deadline)
-        store.set("verdict", _PROCEED if error is None else error.found)
-        if error is not None:
+        verdict = _verdict(topology, store, deadline)
+        store.set("verdict", verdict)
+        if verdict != _PROCEED:
             time.sleep(1.0)  # the others read the verdict from this process
-            raise error
-        return store
-    try:
-        remaining_s = max(0.0, deadline - time.monotonic()) + _VERDICT_GRACE_S
-        store.wait(["verdict"], timedelta(seconds=remaining_s))
-        verdict = store.get("verdict").decode()
-    except dist.DistError as error:
-        found = f"rank 0 on {topology.master_addr} was met, and then gave no word."
-        raise _timeout_error(topology, timeout_s, found) from error
+    else:
+        try:
+            remaining_s = max(0.0, deadline - time.monotonic()) + _VERDICT_GRACE_S
+            store.wait(["verdict"], timedelta(seconds=remaining_s))
+            verdict = store.get("verdict").decode()
+        except dist.DistError as error:
+            found = f"rank 0 on {topology.master_addr} was reached, and then sent no result."
+            raise _timeout_error(topology, timeout_s, found) from error
+    if verdict.startswith(_ODD_DEVICES):
+        raise _device_error(topology, verdict.removeprefix(_ODD_DEVICES))
     if verdict != _PROCEED:
         raise _timeout_error(topology, timeout_s, verdict)
     return store
 
 
-def _missing(topology: Topology, store: dist.Store, timeout_s: float, deadline: float) -> RendezvousError | None:
-    """Wait for all ranks; the error that names those that did not come."""
+def _verdict(topology: Topology, store: dist.Store, deadline: float) -> str:
+    """Wait for all ranks: whether they may proceed, or which did not come, or which have other devices."""
     everyone = [rollcall.arrival(rank) for rank in range(topology.world_size)]
+    absent: set[str] = set()
     try:
         for batch in rollcall.batches(everyone):
             store.wait(list(batch), timedelta(seconds=max(0.01, deadline - time.monotonic())))
-        return None
     except dist.DistError:
-        absent = set(rollcall.unset(store, everyone))
-    if not absent:  # the last came just now
-        return None
+        absent = set(rollcall.unset(store, everyone))  # none, if the last came just now
     present = [rank for rank, key in enumerate(everyone) if key not in absent]
-    arrived = dict(zip(present, rollcall.hosts(store, present)))
-    names = ", ".join(rollcall.missing_by_node(topology, arrived))
-    found = f"{len(arrived)} of {topology.world_size} ranks arrived; missing: rank {names}."
-    return _timeout_error(topology, timeout_s, found)
+    arrived = rollcall.arrivals(store, present)
+    if absent:
+        hosts = {rank: host for rank, (host, _) in zip(present, arrived)}
+        names = ", ".join(rollcall.missing_by_node(topology, hosts))
+        return f"{len(arrived)} of {topology.world_size} ranks arrived; missing: rank {names}."
+    odd = rollcall.odd_devices(arrived)
+    return _PROCEED if odd is None else f"{_ODD_DEVICES}{odd}"
+
+
+def _device_error(topology: Topology, found: str) -> DeviceError:
+    return DeviceError(
+        f"Training on {topology.world_size} ranks together:",
+        found,
+        "look at that node's GPUs: nvidia-smi, sinfo -N -o '%N %G %E'; leave it out: --exclude=NODE; "
+        "or compute on CPUs everywhere: --no-cuda",
+    )
 
 
 def _timeout_error(topology: Topology, timeout_s: float, found: str) -> RendezvousError:

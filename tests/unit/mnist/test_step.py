@@ -17,7 +17,7 @@ from cluster_ddp.mnist import data
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.recipes import chosen
 from cluster_ddp.mnist.step import Step
-from cluster_ddp.runtime import graph
+from cluster_ddp.runtime.gpu import graphs
 
 
 def make_step(world: cluster_ddp.World, **options: Any) -> Step:
@@ -25,19 +25,19 @@ def make_step(world: cluster_ddp.World, **options: Any) -> Step:
     return Step(config, chosen(config), world)
 
 
-def losses(layout: str = "contiguous", *, lr: float = 0.1, graphs: bool = False, **options: Any) -> torch.Tensor:
+def losses(layout: str = "contiguous", *, lr: float = 0.1, graphed: bool = False, **options: Any) -> torch.Tensor:
     """The mean loss of each of the steps of an epoch on the digits, the last one smaller."""
     with cluster_ddp.distributed(cuda=False) as world:
         train_set, _ = data.load("digits", Path())
         shard = world.shard(train_set, batch_size=32, shuffle_seed=1)
         step = make_step(world, lr=lr, **options)
-        if graphs:
+        if graphed:
             step._use_graphs()
         step.layout = layout
         step.model.train()
         found = []
         for images, labels in shard:
-            found.append(step.backward(images, labels, mean_batch=shard.mean_batch).detach() / len(labels))
+            found.append(step.backward(images, labels, shard).detach() / len(labels))
             step.update(0)
         return torch.stack(found)
 
@@ -76,8 +76,8 @@ def test_a_graphed_step_is_the_same_step(monkeypatch: pytest.MonkeyPatch) -> Non
         captures.append(inputs)
         return functools.partial(function, *inputs)
 
-    monkeypatch.setattr(graph, "captured", captured)
-    assert torch.equal(losses(lr=0.5, graphs=True), losses(lr=0.5))  # 0.5 is the same number in float32
+    monkeypatch.setattr(graphs, "captured", captured)
+    assert torch.equal(losses(lr=0.5, graphed=True), losses(lr=0.5))  # 0.5 is the same number in float32
     assert [len(inputs) for inputs in captures] == [2, 0]
 
 

@@ -34,7 +34,13 @@ def check(
             collectives.append(mine)
         return [mine]
 
-    world: Any = SimpleNamespace(gather=gather, is_main=True, device=torch.device(device))
+    world: Any = SimpleNamespace(
+        gather=gather,
+        broadcast=lambda mine: gather(mine)[0],
+        synchronize=lambda: None,
+        is_main=True,
+        device=torch.device(device),
+    )
     return FiniteCheck(world, model, on_nan=on_nan, last_good=lambda: last_good)
 
 

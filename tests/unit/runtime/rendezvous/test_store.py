@@ -16,8 +16,9 @@ import pytest
 import torch
 from ranks import run_ranks, slurm_step
 
+from cluster_ddp.errors import DeviceError
 from cluster_ddp.runtime import rendezvous
-from cluster_ddp.runtime.rendezvous import beacon, store
+from cluster_ddp.runtime.rendezvous import beacon, rollcall, store
 from cluster_ddp.slurm.environment import Topology
 from cluster_ddp.slurm.port import candidates
 
@@ -29,7 +30,7 @@ def meet_and_greet() -> None:
     """Meet, and write what everybody says into the store."""
     topology = Topology.from_environ(os.environ)
     start = time.monotonic()
-    store = rendezvous.meet(topology, timeout_s=float(os.environ.get("TIMEOUT_S", "30")))
+    store = rendezvous.meet(topology, "cpu", timeout_s=float(os.environ.get("TIMEOUT_S", "30")))
     took = time.monotonic() - start
     store.set(f"greeting/{topology.rank}", f"{topology.job_id}.{topology.rank}")
     greetings = [store.get(f"greeting/{rank}").decode() for rank in range(topology.world_size)]
@@ -44,10 +45,46 @@ def fail_to_meet() -> None:
     from cluster_ddp.errors import RendezvousError
 
     try:
-        rendezvous.meet(Topology.from_environ(os.environ), timeout_s=TIMEOUT_S)
+        rendezvous.meet(Topology.from_environ(os.environ), "cpu", timeout_s=TIMEOUT_S)
     except RendezvousError as error:
         print(error)
         raise SystemExit(2) from None
+
+
+def meet_with_other_devices() -> None:
+    """Rank 2's GPUs are not visible; the others have one each."""
+    topology = Topology.from_environ(os.environ)
+    start = time.monotonic()
+    try:
+        rendezvous.meet(topology, "cpu" if topology.rank == 2 else "cuda", timeout_s=60)
+    except DeviceError as error:
+        print(error, f"\nafter {time.monotonic() - start:.0f} s")
+        raise SystemExit(2) from None
+
+
+def test_a_rank_without_a_gpu_is_refused_by_all_with_its_node(tmp_path: Path, job_id: int) -> None:
+    """Else it computes on its CPU, and the others wait for it in NCCL, for ten minutes or for ever."""
+    start = time.monotonic()
+    ends = run_ranks(meet_with_other_devices, [slurm_step(rank, 4, job_id=job_id) for rank in range(4)], tmp_path)
+    assert [end.exit_code for end in ends] == [2, 2, 2, 2], ends
+    assert time.monotonic() - start < 30
+    for end in ends:
+        assert f"rank 2 on {socket.gethostname()}: cpu. The other 3: cuda." in end.output
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        (["cpu"] * 4, None),
+        (["cuda"], None),
+        (["cuda", "cpu", "cuda"], "rank 1 on n1: cpu. The other 2: cuda."),
+        (["cpu", "cuda"], "rank 0 on n0: cpu. The other 1: cuda."),
+        (["cuda"] * 20 + ["cpu"] * 10, "and 2 more. The other 20: cuda."),
+    ],
+)
+def test_odd_devices(kinds: list[str], words: str | None) -> None:
+    found = rollcall.odd_devices([(f"n{rank}", kind) for rank, kind in enumerate(kinds)])
+    assert found is None if words is None else words in str(found)
 
 
 @pytest.fixture
@@ -165,6 +202,9 @@ def test_an_address_that_does_not_exist_is_named(tmp_path: Path, job_id: int) ->
 class LateStore:
     """A store whose wait times out just before the last rank arrives."""
 
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [b"n0 cpu" for _ in keys]
+
     def wait(self, keys: list[str], timeout: object) -> None:
         raise torch.distributed.DistStoreError
 
@@ -174,7 +214,7 @@ class LateStore:
 
 def test_a_rank_that_comes_at_the_last_moment_is_not_missing() -> None:
     topology = Topology.from_environ(slurm_step(0, 6, job_id=1))
-    assert store._missing(topology, LateStore(), 1.0, 0.0) is None  # type: ignore[arg-type]
+    assert store._verdict(topology, LateStore(), 0.0) == "proceed"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("hard", "enough"), [(2 * 3000 + 256, True), (3000, False)])

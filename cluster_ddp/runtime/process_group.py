@@ -1,0 +1,88 @@
+"""torch's process group: gloo on CPUs; on GPUs NCCL for what is on the device, and gloo for the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from cluster_ddp.runtime.gpu import graphs
+from cluster_ddp.slurm.environment import Topology
+
+# gloo's threads let go of the last tensors a little after a collective has ended. Where that falls into the end of the
+# interpreter, Python aborts the process ("terminate called without an active exception", torch 2.10 to 2.15).
+_GLOO_SETTLES_S = 0.1
+# What NCCL may take to end after a failure. It takes for ever while a CUDA graph is alive (see `graphs.reset_all`).
+_ABORT_S = 5.0
+
+
+def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout_s: float) -> None:
+    """Make the default process group.
+
+    Args:
+        topology: this rank's place.
+        device: what it computes on.
+        store: that all ranks share.
+        timeout_s: seconds that a rank waits for the others in a collective.
+    """
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        # torch 2.15's own choice for "nccl" waits for the device in DDP's hook of each bucket (pytorch#192281):
+        # backward and communication don't overlap. Older ones don't know the variable.
+        os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
+    dist.init_process_group(
+        backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        store=dist.PrefixStore("process_group", store),
+        rank=topology.rank,
+        world_size=topology.world_size,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=device if on_gpu else None,
+    )
+    if on_gpu:
+        # NCCL's clock starts when a collective is launched, before we wait for it, and its watchdog ends the process
+        # without a word of who hangs: that is for the case that nobody waits.
+        assert dist.group.WORLD is not None
+        dist.group.WORLD._get_backend(device)._set_default_timeout(timedelta(seconds=2 * timeout_s))
+
+
+def barrier() -> None:
+    """Wait until all ranks are here, on the CPU: over gloo, whatever they compute on.
+
+    gloo's wait ends in time, with an error; NCCL's would block in the device.
+    """
+    dist.all_reduce(torch.zeros(1))
+
+
+def leave(device: torch.device) -> None:
+    """End it together with all other ranks. The device must have done its work."""
+    time.sleep(_GLOO_SETTLES_S)
+    if device.type == "cuda":
+        graphs.reset_all()
+    dist.destroy_process_group()
+
+
+def abort(device: torch.device) -> bool:
+    """End it alone, after a failure.
+
+    Returns:
+        Whether it has ended. If not, NCCL waits for what will never come, and so would Python at the process' end.
+    """
+    if device.type != "cuda":
+        dist.destroy_process_group()
+        return True
+    aborting = threading.Thread(target=_abort, daemon=True)
+    aborting.start()
+    aborting.join(_ABORT_S)
+    return not aborting.is_alive()
+
+
+def _abort() -> None:
+    # The orderly way waits for collectives that a failed rank will never join. After an error of the device (an assert
+    # in a kernel, say) every call to it fails again: that was told already.
+    with contextlib.suppress(Exception):
+        dist.distributed_c10d._abort_process_group()

@@ -1,0 +1,141 @@
+"""A rank whose collectives will never end, and one that hangs itself; with real stores and processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from ranks import run_ranks, slurm_step
+
+import cluster_ddp
+from cluster_ddp.runtime import hard_exit, peers
+from cluster_ddp.runtime import world as world_module
+from cluster_ddp.runtime.failure import FailureReporter
+from cluster_ddp.runtime.gpu import graphs
+from cluster_ddp.runtime.peers import PeerWatch
+from cluster_ddp.slurm.environment import Topology
+
+JOB_ID = 46_000 + os.getpid() % 2000
+HOST = os.uname().nodename
+
+
+class Started(PeerWatch):
+    """One that watches on CPUs, too."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.start()
+
+
+def as_on_a_gpu() -> None:
+    """Ranks on the CPU are watched as on a GPU whose kernels wait."""
+    peers._EVERY_S, peers._GRACE_S = 0.2, 1.0
+    graphs.is_busy = lambda device: True  # type: ignore[assignment]
+    world_module.PeerWatch = Started  # type: ignore[misc]
+
+
+def blocked_in_a_kernel() -> None:
+    as_on_a_gpu()
+    with cluster_ddp.distributed(cuda=False) as world:
+        world.barrier()
+        if world.rank == 1:
+            raise ValueError("this is the one that matters")
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        threading.Event().wait(60)  # as deaf as in C++, where Python's handlers don't run
+
+
+def test_a_rank_that_waits_in_a_kernel_ends_seconds_after_anothers_failure(tmp_path: Path) -> None:
+    start = time.monotonic()
+    ends = run_ranks(blocked_in_a_kernel, [slurm_step(rank, 3, job_id=JOB_ID) for rank in range(3)], tmp_path)
+    assert time.monotonic() - start < 40
+    assert [end.exit_code for end in ends] == [1, 1, 1], ends
+    assert "ValueError: this is the one that matters" in ends[1].output
+    for rank in (0, 2):
+        assert ends[rank].output == f"[rank {rank} {HOST}] stopped: rank 1 on {HOST} failed (see its error).\n"
+
+
+def rank_0_is_killed() -> None:
+    as_on_a_gpu()
+    with cluster_ddp.distributed(cuda=False) as world:
+        world.barrier()
+        if world.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait(60)
+
+
+def test_with_rank_0_the_store_goes_and_that_is_seen(tmp_path: Path) -> None:
+    ends = run_ranks(rank_0_is_killed, [slurm_step(rank, 2, job_id=JOB_ID + 1) for rank in range(2)], tmp_path)
+    assert [end.exit_code for end in ends] == [-signal.SIGKILL, 1], ends
+    assert ends[1].output.endswith(f"[rank 1 {HOST}] stopped: rank 0, which serves the ranks' store, is gone.\n")
+
+
+def test_a_rank_whose_device_is_idle_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the one that the others wait for: it must not look as if it had answered."""
+    monkeypatch.setattr(peers, "_EVERY_S", 0.05)
+    monkeypatch.setattr(peers, "_GRACE_S", 0.05)
+    monkeypatch.setattr(hard_exit, "now", lambda status: pytest.fail("ended"))
+    reporter, store = FailureReporter(), dist.HashStore()
+    reporter.topology, reporter.store = Topology.from_environ(slurm_step(1, 2, job_id=1)), store
+    watch = PeerWatch(reporter, lambda: False, 2)
+    watch.start()
+    assert not watch.has_failed()
+    store.set("first_failure", "rank 0 on n0")
+    deadline = time.monotonic() + 20
+    while not watch.has_failed() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert watch.has_failed()
+    time.sleep(0.3)
+    assert not store.check(["failed/1"])
+    watch.stop()
+    watch._thread.join(20)
+    assert not watch._thread.is_alive()
+
+
+class Kept:
+    """Something that must not be lost."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def keep(self) -> None:
+        time.sleep(0.5)
+        self.path.touch()
+
+
+def abort_hangs() -> None:
+    """The group can't be ended, as with a CUDA graph alive: the process ends all the same, with what must be kept."""
+    world_module.process_group.abort = lambda device: False  # type: ignore[assignment]
+    kept = Kept(Path(os.environ["KEPT"]))
+    hard_exit.before(kept.keep)
+    with cluster_ddp.distributed(cuda=False) as world:
+        world.barrier()
+        if world.rank == 1:
+            raise (SystemExit(7) if "STATUS" in os.environ else ValueError("once"))
+        threading.Event().wait(3)
+        sys.exit(0)
+
+
+@pytest.mark.parametrize(("env", "status"), [({}, 1), ({"STATUS": "7"}, 7)])
+def test_where_nccl_cannot_be_ended_the_process_is(tmp_path: Path, env: dict[str, str], status: int) -> None:
+    steps = [
+        slurm_step(rank, 2, job_id=JOB_ID + 2 + status, KEPT=str(tmp_path / f"kept{rank}"), **env) for rank in range(2)
+    ]
+    ends = run_ranks(abort_hangs, steps, tmp_path)
+    assert ends[1].exit_code == status, ends
+    assert (tmp_path / "kept1").exists()
+    assert ends[1].output.count("ValueError: once") == (0 if env else 1)
+
+
+def test_only_what_is_still_there_is_kept(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "kept")
+    hard_exit.before(kept.keep)
+    del kept
+    hard_exit._keep()
+    assert not (tmp_path / "kept").exists()

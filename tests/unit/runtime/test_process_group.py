@@ -1,0 +1,106 @@
+"""Joining and leaving the process group on a GPU, with stand-ins for the device, its graphs and NCCL's calls."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import slurm_step
+
+from cluster_ddp.runtime import process_group
+from cluster_ddp.runtime.gpu import graphs
+from cluster_ddp.slurm.environment import Topology
+
+GPU = torch.device("cuda", 0)
+
+
+class Calls(list[str]):
+    """What was called, in order."""
+
+
+class Backend:
+    """Stands in for NCCL's."""
+
+    timeout: timedelta | None = None
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self.timeout = timeout
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
+    calls = Calls()
+    monkeypatch.setattr(process_group, "_ABORT_S", 0.2)
+    monkeypatch.setattr(graphs, "reset_all", lambda: calls.append("graphs reset"))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append("destroyed"))
+    yield calls
+
+
+def test_on_a_gpu_nccl_waits_twice_as_long_as_we_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its watchdog ends the process without naming who hangs; and its variable is there before torch reads it."""
+    backend, seen = Backend(), {}
+
+    def init_process_group(**options: Any) -> None:
+        seen.update(options, variable=os.environ["TORCH_DIST_USE_NCCL2"])
+
+    group = SimpleNamespace(WORLD=SimpleNamespace(_get_backend={GPU: backend}.__getitem__))
+    monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
+    monkeypatch.setattr(dist, "init_process_group", init_process_group)
+    monkeypatch.setattr(dist, "group", group)
+    topology = Topology.from_environ(slurm_step(1, 2, job_id=1))
+    process_group.join(topology, GPU, dist.HashStore(), timeout_s=30)
+    assert (seen["timeout"], backend.timeout) == (timedelta(seconds=30), timedelta(seconds=60))
+    assert (seen["backend"], seen["device_id"], seen["variable"]) == ("cpu:gloo,cuda:nccl", GPU, "0")
+
+
+def test_a_users_own_choice_of_nccl_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "1")
+    monkeypatch.setattr(dist, "init_process_group", lambda **_: None)
+    monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=SimpleNamespace(_get_backend=lambda _: Backend())))
+    process_group.join(Topology.from_environ(slurm_step(0, 2, job_id=1)), GPU, dist.HashStore(), timeout_s=30)
+    assert os.environ["TORCH_DIST_USE_NCCL2"] == "1"
+
+
+def test_graphs_are_gone_before_the_communicator_is(calls: Calls) -> None:
+    process_group.leave(GPU)
+    assert calls == ["graphs reset", "destroyed"]
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("CUDA error: device-side assert triggered")])
+def test_an_abort_that_ends_or_fails_is_over(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """After an error of the device, every call to it fails again: it was told already."""
+
+    def abort() -> None:
+        calls.append("aborted")
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", abort)
+    assert process_group.abort(GPU)
+    assert calls == ["aborted"]
+
+
+def test_an_abort_that_never_ends_is_given_up(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ncclCommAbort, as long as a graph is alive."""
+    release = threading.Event()
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", release.wait)
+    start = time.monotonic()
+    assert not process_group.abort(GPU)
+    assert time.monotonic() - start < 5
+    release.set()
+
+
+def test_on_a_cpu_the_group_is_destroyed_either_way(calls: Calls) -> None:
+    process_group.leave(torch.device("cpu"))
+    assert process_group.abort(torch.device("cpu"))
+    assert calls == ["destroyed", "destroyed"]
