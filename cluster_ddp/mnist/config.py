@@ -42,15 +42,19 @@ class TrainConfig:
     gamma: float = 0.7
     """Factor on the reference recipe's learning rate after each epoch."""
     amp: Amp | None = None
-    """Precision of convolutions and matrix products: off (float32) or bf16; weights are float32. Default: the recipe's,
-    off or bf16."""
+    """Precision of convolutions and matrix products: off (float32, on GPUs not TF32) or bf16; weights are float32.
+    Default: the recipe's, off or bf16."""
     tune: Literal["auto", "always", "never"] = "auto"
     """Time the memory layouts (contiguous, channels_last) at the start and take the faster; auto: in runs of 1,000
     steps or more. Bits depend on it; a resumed run keeps it."""
     deterministic: bool = False
-    """The same bits in every run on the same machines: no tuning, and deterministic algorithms on GPUs."""
+    """The same bits in every run on the same machines with the same ranks: no tuning, deterministic algorithms. Other
+    nodes
+    or another number of ranks may add up in another order."""
     cuda_graph: bool = False
     """On GPUs: launch each step's forward and backward as one CUDA graph, and its update as another."""
+    resident_share: float = 0.1
+    """How much of a GPU's free memory the images may take; where they need more, a DataLoader makes the batches."""
     seed: int = 1
     """Of the initial weights, the shuffling and the dropout."""
     log_interval: int = 10
@@ -92,6 +96,8 @@ class TrainConfig:
             raise _error("lr", self.lr, "a number above 0")
         if not 0 < self.gamma <= 1:
             raise _error("gamma", self.gamma, "a number above 0, and at most 1")
+        if not 0 <= self.resident_share <= 1:
+            raise _error("resident_share", self.resident_share, "a number from 0 to 1")
         for name in ("rendezvous_timeout_s", "collective_timeout_s"):
             if not getattr(self, name) > 0:
                 raise _error(name, getattr(self, name), "a number above 0")

@@ -174,8 +174,8 @@ def _shards(config: TrainConfig, batch_size: int, world: World) -> tuple[Shard, 
     check_content = world.topology.local_rank == 0
     train_set, test_set = data.load(config.dataset, config.data_dir, check_content=check_content)
     return (
-        world.shard(train_set, batch_size=batch_size, shuffle_seed=config.seed),
-        world.shard(test_set, batch_size=config.test_batch_size),
+        world.shard(train_set, batch_size=batch_size, shuffle_seed=config.seed, resident_share=config.resident_share),
+        world.shard(test_set, batch_size=config.test_batch_size, resident_share=config.resident_share),
     )
 
 

@@ -29,7 +29,7 @@ from cluster_ddp.runtime import device as devices
 from cluster_ddp.runtime import hard_exit, process_group, rendezvous
 from cluster_ddp.runtime.buckets import settle_buckets
 from cluster_ddp.runtime.data.loader import Loader
-from cluster_ddp.runtime.data.resident import Gathered, place
+from cluster_ddp.runtime.data.resident import RESIDENT_SHARE, Gathered, place
 from cluster_ddp.runtime.data.shard import GlobalBatches, Shard
 from cluster_ddp.runtime.failure import FailureReporter
 from cluster_ddp.runtime.gpu import graphs, wait
@@ -168,6 +168,7 @@ class World:
         *,
         batch_size: int,
         shuffle_seed: int | None = None,
+        resident_share: float = RESIDENT_SHARE,
         **loader_options: Any,
     ) -> Shard:
         """This rank's batches of a dataset: every sample on exactly one rank in each epoch.
@@ -179,6 +180,7 @@ class World:
             dataset: with a length and items by index.
             batch_size: samples per rank and step.
             shuffle_seed: reshuffles each epoch (`Shard.set_epoch`); None keeps the dataset's order.
+            resident_share: how much of a GPU's free memory a dataset kept on it may take; 0 keeps none there.
             loader_options: for torch's DataLoader (num_workers, collate_fn …); see `loader.Loader` for the defaults.
 
         Raises:
@@ -192,7 +194,7 @@ class World:
                 f"use at most {size} GPUs",
             )
         batches = GlobalBatches(size, batch_size, rank=self.rank, world_size=self.world_size, seed=shuffle_seed)
-        if not loader_options and (resident := place(dataset, self.device)):
+        if not loader_options and (resident := place(dataset, self.device, share=resident_share, told=self.is_main)):
             return Shard(batches, Gathered(resident, batches))
         cpus = devices.cpus(self.topology)
         return Shard(batches, Loader(dataset, batches, device=self.device, cpus=cpus, **loader_options))
@@ -260,7 +262,9 @@ def distributed(
         is_failure = not isinstance(error, SystemExit) or bool(error.code)
         if is_failure:
             reporter.report(error)
-        if not process_group.abort(device):
+        # After an error of the device (an assert in a kernel, say), every call to it fails again or hangs: none is
+        # made.
+        if isinstance(error, torch.AcceleratorError) or not process_group.abort(device):
             reporter.linger()
             hard_exit.now(error.code if isinstance(error, SystemExit) and type(error.code) is int else int(is_failure))
         raise

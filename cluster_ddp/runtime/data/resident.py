@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,10 +11,12 @@ from torch.utils.data import Dataset, TensorDataset
 
 from cluster_ddp.runtime.data.shard import GlobalBatches
 
+log = logging.getLogger("cluster_ddp")
+
 Batch = tuple[torch.Tensor, ...]
 
-# Of a GPU's free memory; the rest is the model's.
-_SHARE_OF_FREE_MEMORY = 0.5
+RESIDENT_SHARE = 0.1
+"""Of a GPU's free memory. The rest is for gradients' buckets, the optimizer and activations, which come later."""
 
 
 def _as_they_are(*parts: torch.Tensor) -> Batch:
@@ -69,12 +72,25 @@ class Gathered:
             yield self.dataset.batch(order[start : stop : self.batches.world_size])
 
 
-def place(dataset: Dataset[Any], device: torch.device) -> ResidentSet | None:
-    """The dataset on the device, if it is one of tensors and there is room for it; else None."""
+def place(dataset: Dataset[Any], device: torch.device, *, share: float, told: bool) -> ResidentSet | None:
+    """The dataset on the device, if it is one of tensors and there is room for it; else None.
+
+    Args:
+        dataset: any.
+        device: this rank's.
+        share: of a GPU's free memory, how much it may take.
+        told: whether to say that there is no room.
+    """
     if type(dataset) is TensorDataset:  # a class derived from it may do more
         dataset = ResidentSet(*dataset.tensors)
     if not isinstance(dataset, ResidentSet):
         return None
-    if device.type == "cuda" and dataset.nbytes > _SHARE_OF_FREE_MEMORY * torch.cuda.mem_get_info(device)[0]:
+    if device.type == "cuda" and dataset.nbytes > share * (free := torch.cuda.mem_get_info(device)[0]):
+        if told:
+            log.info(
+                "The dataset stays in the host's memory: %.2f GB are more than %g of the %.2f GB that are free on %s "
+                "(resident_share=%g). A DataLoader makes its batches.",
+                *(dataset.nbytes / 1e9, share, free / 1e9, device, share),
+            )
         return None
     return dataset.to(device)

@@ -37,6 +37,7 @@ VARIABLE = "CLUSTER_DDP_PRELOAD"
 
 # numpy's OpenBLAS starts its threads when it is loaded; the first of these that is set says how many.
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+_DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd")
 _BLAS_SET_THREADS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 
@@ -50,6 +51,8 @@ def load(more: Sequence[str] = ()) -> None:
     gc.disable()  # a sixth of the time would go into looking for garbage
     with _kept_environ():
         os.environ[_BLAS_THREADS[0]] = "1"
+        # A module may ask torch.cuda.is_available(): by default that starts CUDA, which no forked process can use then.
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         for name in MODULES:
             with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(name)
@@ -113,9 +116,23 @@ def _check() -> None:
     import torch
 
     asked, elsewhere = "Forking the ranks:", "a task for each rank needs no forking: --launcher srun"
-    if torch.cuda.is_initialized():
-        raise ForkError(asked, "CUDA is initialised already, and a forked process can't use it.", elsewhere)
+    if torch.cuda.is_initialized() or (device := _open_driver(Path("/proc/self/fd"))):
+        seen = "" if torch.cuda.is_initialized() else f" ({device} is open)"
+        found = f"a module has initialised the GPU's driver{seen}, and a forked process can't use it."
+        raise ForkError(asked, found, f"leave that module out of {VARIABLE}; or {elsewhere}")
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
         found = f"importing torch has started {threads - 1} threads, which forked processes would not have."
         raise ForkError(asked, found, elsewhere)
+
+
+def _open_driver(descriptors: Path) -> str | None:
+    """The device file that a process has open once it has initialised CUDA or HIP, whoever in it did so; None if not.
+
+    NVML, which only asks for the number of GPUs, opens others (/dev/nvidiactl, /dev/nvidia0).
+    """
+    for descriptor in descriptors.iterdir():
+        with contextlib.suppress(OSError):  # the folder's own, gone by now
+            if (target := str(descriptor.readlink())) in _DRIVERS:
+                return target
+    return None

@@ -174,12 +174,30 @@ def test_a_container_gets_its_rank_by_the_environment(tmp_path: Path) -> None:
         container_overlays=("/o.sqsh",),
     )
     stand_in(tmp_path, "apptainer", APPTAINER)
-    lines = run_script(render(spec, source=""), tmp_path, CUDA_VISIBLE_DEVICES="0,1").stdout.splitlines()
+    env = {
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_SOCKET_IFNAME": "=ib0 x",
+        "GLOO_SOCKET_IFNAME": "e",
+    }
+    lines = run_script(render(spec, source=""), tmp_path, **env).stdout.splitlines()
+    assert {f"{name}={value}" for name, value in env.items()} <= set(lines)
     assert {"option --nv", "  /data sets:/data", "  /o.sqsh:ro", f"image {image}"} <= set(lines)
     assert {"RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=4", "MASTER_ADDR=localhost", "CUDA_VISIBLE_DEVICES=0,1"} <= set(lines)
     assert "SLURM_JOB_ID=71" in lines
     assert not [line for line in lines if line.startswith(("SLURM_PROCID", "SLURM_NTASKS"))]
     assert not (tmp_path / "pwned").exists()
+
+
+def test_a_container_on_amd_gpus_gets_them(tmp_path: Path) -> None:
+    stand_in(tmp_path, "apptainer", APPTAINER)
+    (tmp_path / "kfd").touch()
+    text = render(JobSpec(name="x", command=("env",), container="/x.sif"), source="").replace(
+        "/dev/kfd", f"{tmp_path}/kfd"
+    )
+    lines = run_script(text, tmp_path, ROCR_VISIBLE_DEVICES="2,3").stdout.splitlines()
+    assert "option --rocm" in lines and "option --nv" not in lines
+    assert "ROCR_VISIBLE_DEVICES=2,3" in lines
 
 
 def test_without_a_container_runtime_the_job_says_so(tmp_path: Path) -> None:

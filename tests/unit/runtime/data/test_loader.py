@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from cluster_ddp.runtime.data import resident
 from cluster_ddp.runtime.data.loader import Loader
 from cluster_ddp.runtime.data.resident import Gathered, ResidentSet
 from cluster_ddp.runtime.data.shard import GlobalBatches
@@ -45,11 +45,25 @@ def test_what_is_tensors_is_gathered(dataset: Dataset[Any], options: dict[str, A
     )
 
 
-@pytest.mark.parametrize(("free", "fits"), [(64, True), (63, False)])
-def test_on_a_gpu_it_must_fit(monkeypatch: pytest.MonkeyPatch, free: int, fits: bool) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 1000))
+@pytest.mark.parametrize(
+    ("free", "options", "fits"),
+    [
+        (320, {}, True),  # a tenth; what the model needs comes later
+        (319, {}, False),
+        (64, {"resident_share": 0.5}, True),
+        (10**9, {"resident_share": 0}, False),
+    ],
+)
+def test_on_a_gpu_it_must_fit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, free: int, options: dict[str, float], fits: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**9))
     monkeypatch.setattr(ResidentSet, "to", lambda self, device: self)
-    assert (resident.place(ResidentSet(torch.arange(4)), GPU) is not None) == fits
+    monkeypatch.setattr(logging.getLogger("cluster_ddp"), "handlers", [caplog.handler])
+    monkeypatch.setattr(logging.getLogger("cluster_ddp"), "level", logging.INFO)
+    shard = world(GPU).shard(ResidentSet(torch.arange(4)), batch_size=2, **options)
+    assert isinstance(shard._source, Gathered) == fits
+    assert ("stays in the host's memory" in caplog.text) != fits
 
 
 def test_a_resident_set_that_does_not_fit_goes_through_the_loader_whole_batches_at_a_time() -> None:

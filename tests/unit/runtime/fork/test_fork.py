@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.runtime.fork import affinity
+from cluster_ddp.runtime.fork import affinity, preload
 from cluster_ddp.runtime.fork.__main__ import PROGRAM
 from cluster_ddp.runtime.fork.agent import outcome
 
@@ -288,7 +288,12 @@ def test_what_cannot_be_forked_is_told_once(
     ("module", "found"),
     [
         ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "started 1 threads"),
-        ("import torch; torch.cuda.is_initialized = lambda: True", "CUDA is initialised already"),
+        ("import torch; torch.cuda.is_initialized = lambda: True", "has initialised the GPU's driver, and"),
+        (  # as a library does that calls CUDA past torch
+            "import os; from cluster_ddp.runtime.fork import preload; device = open('device', 'w');"
+            "preload._DRIVERS = (os.path.realpath('device'),)",
+            "has initialised the GPU's driver (",
+        ),
     ],
 )
 def test_a_state_that_must_not_be_forked(tmp_path: Path, module: str, found: str) -> None:
@@ -299,6 +304,30 @@ def test_a_state_that_must_not_be_forked(tmp_path: Path, module: str, found: str
     assert (status, out) == (2, "")
     assert found in err
     assert "--launcher srun" in err
+
+
+@pytest.mark.parametrize(
+    ("opened", "found"),
+    [
+        (["/dev/null", "/dev/nvidiactl", "/dev/nvidia0"], None),  # NVML asks how many GPUs there are
+        (["/dev/nvidiactl", "/dev/nvidia-uvm"], "/dev/nvidia-uvm"),
+        (["socket:[17]", "/dev/kfd"], "/dev/kfd"),
+    ],
+)
+def test_an_open_driver_is_seen(tmp_path: Path, opened: list[str], found: str | None) -> None:
+    for number, target in enumerate(opened):
+        (tmp_path / str(number)).symlink_to(target)
+    assert preload._open_driver(tmp_path) == found
+
+
+def test_a_module_that_asks_for_gpus_does_not_start_cuda(tmp_path: Path) -> None:
+    """torch.cuda.is_available() would, in the parent, and no forked rank could use a GPU then; the ranks' own may."""
+    asking = "import os; asked = os.environ['PYTORCH_NVML_BASED_CUDA_CHECK']"
+    (tmp_path / "asking.py").write_text(asking)
+    code = "import sys; sys.path.insert(0, ''); from cluster_ddp.runtime.fork import __main__ as fork, preload;"
+    program = (sys.executable, "-c", f"{code} preload.MODULES += ('asking',); fork.main()")
+    script = "import asking, os; print(asking.asked, os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK'))"
+    assert run(tmp_path, script, program=program)[:2] == (0, "1 None\n1 None\n")
 
 
 @pytest.mark.parametrize(
