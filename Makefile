@@ -16,9 +16,9 @@ export MNIST_FROM
 # Hundreds of processes import this package: Python may keep it compiled, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test test-long test-others check bench chaos jobs sandbox venv
+.PHONY: help demo test test-long test-others test-gpu test-gpu-pair test-gpu-nodes check bench chaos jobs sandbox venv
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 23
 
 demo: $(VENV)/.installed  ## train the MNIST CNN here; SLURM=sandbox does it on a Slurm of its own
 	@$(BIN)/python scripts/demo.py --slurm "$(SLURM)" --mnist-from "$(MNIST_FROM)"
@@ -35,6 +35,22 @@ test-long:
 test-others:  # prints all in one piece, in the end
 	@output=$$($(BIN)/python -m pytest tests/unit tests/slurm $(LONG_TESTS:%=--ignore=%) 2>&1); status=$$?; \
 	  echo "$$output"; exit $$status
+
+# They need torch and numpy only. A machine with GPUs may have no way to install more: a Python that has them is taken.
+GPU_PYTHON = $$($(PYTHON) -c 'import torch, numpy' 2>/dev/null && echo $(PYTHON) || echo $(BIN)/python)
+define gpu-tests
+@$(PYTHON) -c 'import torch, numpy' 2>/dev/null || $(MAKE) --no-print-directory venv
+@$(GPU_PYTHON) tests/gpu/run.py
+endef
+
+test-gpu:  ## tests that need one GPU (without: says that nothing was tested)
+	$(gpu-tests) gpu
+
+test-gpu-pair:  ## tests of two ranks on one GPU (NCCL 2.30)
+	$(gpu-tests) gpu_pair
+
+test-gpu-nodes:  ## tests of 2 nodes with 8 GPUs each, in a Slurm allocation
+	$(gpu-tests) gpu_nodes
 
 chaos: $(VENV)/.installed  ## train under 200 random faults on a sandbox, and compare (as root; 40 minutes)
 	$(BIN)/python scripts/chaos.py --faults $(FAULTS) --seed $(SEED)

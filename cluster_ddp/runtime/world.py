@@ -227,25 +227,17 @@ def distributed(
     Raises:
         TopologyError: the environment contradicts itself.
         RendezvousError: not all ranks came.
-        DeviceError: GPUs don't match the ranks, or torch sees none of those that Slurm gave; or some ranks have GPUs
-        and
-            others none.
+        DeviceError: GPUs don't match the ranks, torch sees none of those that Slurm gave, or some ranks have none.
     """
     reporter = FailureReporter()
     reporter.install()
     reporter.topology = topology = Topology.from_environ(os.environ)
     _set_up_logging(topology)
     device = devices.set_up(topology, cuda=cuda, deterministic=deterministic)
-    store = rendezvous.meet(topology, device.type, timeout_s=rendezvous_timeout_s)
-    reporter.store, reporter.collective_timeout_s = store, collective_timeout_s
+    reporter.store = rendezvous.meet(topology, device.type, timeout_s=rendezvous_timeout_s)
+    reporter.collective_timeout_s = collective_timeout_s
     _set_up_interface(topology)
-    has_joined = threading.Event()  # NCCL waits for all ranks, without a time limit
-    peers = PeerWatch(reporter, lambda: not has_joined.is_set() or graphs.is_busy(device), topology.world_size)
-    if device.type == "cuda" and topology.world_size > 1:
-        peers.start()
-    process_group.join(topology, device, store, timeout_s=collective_timeout_s)
-    has_joined.set()
-    reporter.install()  # again: init_process_group has put a hook of its own before it
+    peers = _join(topology, device, reporter)
     world = World(
         topology=topology, device=device, collective_timeout_s=collective_timeout_s, peer_failed=peers.has_failed
     )
@@ -253,24 +245,44 @@ def distributed(
         yield world
         world.barrier()  # rank 0 serves the store: it must not leave while others still ask it
     except Stopped:  # by all ranks together, each with its affairs in order
-        reporter.store = None
-        peers.stop()
-        process_group.leave(device)
+        _leave(device, reporter, peers)
         raise
     except BaseException as error:
         peers.stop()
-        is_failure = not isinstance(error, SystemExit) or bool(error.code)
-        if is_failure:
-            reporter.report(error)
-        # After an error of the device (an assert in a kernel, say), every call to it fails again or hangs: none is
-        # made.
-        if isinstance(error, torch.AcceleratorError) or not process_group.abort(device):
-            reporter.linger()
-            hard_exit.now(error.code if isinstance(error, SystemExit) and type(error.code) is int else int(is_failure))
+        _leave_alone(device, reporter, error)
         raise
+    _leave(device, reporter, peers)
+
+
+def _join(topology: Topology, device: torch.device, reporter: FailureReporter) -> PeerWatch:
+    """Make the process group, under the eyes of a watch: NCCL waits for all ranks, without a time limit."""
+    assert reporter.store is not None
+    has_joined = threading.Event()
+    peers = PeerWatch(reporter, lambda: not has_joined.is_set() or graphs.is_busy(device), topology.world_size)
+    if device.type == "cuda" and topology.world_size > 1:
+        peers.start()
+    process_group.join(topology, device, reporter.store, timeout_s=reporter.collective_timeout_s)
+    has_joined.set()
+    reporter.install()  # again: init_process_group has put a hook of its own before it
+    return peers
+
+
+def _leave(device: torch.device, reporter: FailureReporter, peers: PeerWatch) -> None:
+    """Leave with all others."""
     peers.stop()
     reporter.store = None  # from here on, each rank's failures are its own
     process_group.leave(device)
+
+
+def _leave_alone(device: torch.device, reporter: FailureReporter, error: BaseException) -> None:
+    """Leave after an exception, or end the process where that would take for ever."""
+    is_failure = not isinstance(error, SystemExit) or bool(error.code)
+    if is_failure:
+        reporter.report(error)
+    # After an error of the device (an assert in a kernel, say) every call to it fails again, or hangs: none is made.
+    if isinstance(error, torch.AcceleratorError) or not process_group.abort(device):
+        reporter.linger()
+        hard_exit.now(error.code if isinstance(error, SystemExit) and type(error.code) is int else int(is_failure))
 
 
 def _set_up_interface(topology: Topology) -> None:

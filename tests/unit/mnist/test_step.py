@@ -81,6 +81,15 @@ def test_a_graphed_step_is_the_same_step(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [len(inputs) for inputs in captures] == [2, 0]
 
 
+@pytest.mark.parametrize(("amp", "tf32"), [("off", False), ("bf16", True)])
+def test_off_means_float32_on_gpus_too(monkeypatch: pytest.MonkeyPatch, amp: str, tf32: bool) -> None:
+    """By default, convolutions have ten bits of mantissa there."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    with cluster_ddp.distributed(cuda=False) as world:
+        make_step(world, amp=amp)
+    assert torch.backends.cudnn.allow_tf32 == tf32
+
+
 def test_a_graph_without_a_gpu_is_refused() -> None:
     refused = pytest.raises(DeviceError, match="this rank computes on cpu")
     with cluster_ddp.distributed(cuda=False) as world, refused:
