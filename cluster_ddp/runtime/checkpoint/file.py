@@ -6,7 +6,9 @@ compares the digest, and never runs code that a file might bring along (CVE-2025
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import mmap
 import re
 import time
 from collections.abc import Mapping
@@ -94,6 +96,16 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or not {"position", "parts", "ranks"} <= state.keys():
         raise DamagedError("it is no checkpoint of cluster_ddp")
     return state
+
+
+def taken(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor that `read` has given, and of no other: the memory that the file's bytes took is let go."""
+    copy = tensor.clone()
+    start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    nbytes = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+    if nbytes > 0:  # pages that are this tensor's alone; where they are read again, it is from the file
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(nbytes), mmap.MADV_DONTNEED)
+    return copy
 
 
 def not_as_chosen(path: Path, chosen: str) -> str | None:

@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import cluster_ddp
-from cluster_ddp.runtime.checkpoint import fit, rng
+from cluster_ddp.runtime.checkpoint import file, fit, rng
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, with_tensors
 from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.meter import PerRank
@@ -99,18 +99,18 @@ class TrainingState:
             read: the saved state, mapped anew by each call; with its end the memory that it took is free again.
         """
         saved = read()
-        position, ranks = saved["position"], with_tensors(saved["ranks"], "ranks", torch.Tensor.clone)
+        position, ranks = saved["position"], with_tensors(saved["ranks"], "ranks", file.taken)
         rank, world_size = self.world.rank, self.world.world_size
         same_size = len(ranks) == world_size
         for name, part in self._parts.items():
             saved = read()
             state = saved["parts"][name]
-            if same_size:
-                state.update(ranks[rank]["buffers"].get(name, {}))
             copies_itself = _parameters_and_buffers(part)
             for key, value in state.items():
                 if key not in copies_itself:
-                    state[key] = with_tensors(value, key, torch.Tensor.clone)
+                    state[key] = with_tensors(value, key, file.taken)
+            if same_size:
+                state.update(ranks[rank]["buffers"].get(name, {}))
             part.load_state_dict(state)
         for name, meter in self._meters.items():
             meter.load_state_dicts([one["meters"][name] for one in ranks[rank::world_size]])

@@ -18,7 +18,7 @@ import cluster_ddp
 from cluster_ddp.runtime import hard_exit, peers
 from cluster_ddp.runtime import world as world_module
 from cluster_ddp.runtime.failure import FailureReporter
-from cluster_ddp.runtime.gpu import graphs
+from cluster_ddp.runtime.gpu import graphs, wait
 from cluster_ddp.runtime.peers import PeerWatch
 from cluster_ddp.slurm.environment import Topology
 
@@ -96,6 +96,35 @@ def test_a_rank_whose_device_is_idle_is_not_ended(monkeypatch: pytest.MonkeyPatc
     watch.stop()
     watch._thread.join(20)
     assert not watch._thread.is_alive()
+
+
+def waiting_for_its_device() -> None:
+    """Rank 0 as where it waits for a GPU; rank 1 hangs, or raises."""
+    as_on_a_gpu()
+    graphs.is_busy = lambda device: os.environ["SLURM_PROCID"] == "0"  # type: ignore[assignment]
+    with cluster_ddp.distributed(cuda=False, collective_timeout_s=float(os.environ["TIMEOUT_S"])) as world:
+        world.barrier()
+        if world.rank == 0:
+            wait._poll(lambda: False, world.collective_timeout_s, world.peer_failed)
+        if "RAISES" in os.environ:
+            raise ValueError("this is the one that matters")
+        threading.Event().wait(12)
+        os._exit(9)
+
+
+def test_a_device_that_waits_for_a_rank_that_hangs_names_it(tmp_path: Path) -> None:
+    steps = [slurm_step(rank, 2, job_id=JOB_ID + 20, TIMEOUT_S="1") for rank in range(2)]
+    first, _ = run_ranks(waiting_for_its_device, steps, tmp_path)
+    assert first.exit_code == 1
+    assert first.output.startswith(f"[rank 0 {HOST}] error: Waiting 1 s for the other ranks:\n  rank 1 on {HOST} ")
+
+
+def test_a_rank_that_waits_for_its_device_sees_anothers_failure(tmp_path: Path) -> None:
+    steps = [slurm_step(rank, 2, job_id=JOB_ID + 21, TIMEOUT_S="60", RAISES="1") for rank in range(2)]
+    start = time.monotonic()
+    first, _ = run_ranks(waiting_for_its_device, steps, tmp_path)
+    assert first.exit_code == 1 and time.monotonic() - start < 30
+    assert first.output == f"[rank 0 {HOST}] stopped: rank 1 on {HOST} failed (see its error).\n"
 
 
 class Kept:
