@@ -36,6 +36,9 @@ _SILENCE_S = 4.0
 _LAST_WORDS_S = 5.0
 # How long a rank that waited too long listens who else did; those that hang don't.
 _ROLL_CALL_S = 3.0
+# What gloo says of a collective that took too long, and of the next one after another has, such as the exchange of stop
+# flags that runs beside the steps; and NCCL's watchdog.
+_TIMEOUT_WORDS = ("timed out waiting", "application timeout caused pair closure", "watchdog")
 # How long the store may take to answer: its server may be the one that hangs.
 _STORE_PATIENCE_S = 5.0
 
@@ -168,7 +171,7 @@ class FailureReporter:
 
 
 def _is_timeout(error: BaseException) -> bool:
-    """Whether a collective took too long (the words of gloo and of NCCL's watchdog; on a GPU, our own wait's)."""
+    """Whether a collective took too long, or our own wait for a GPU."""
     words = str(error).lower()
-    timed_out = "timed out waiting" in words or "watchdog" in words
+    timed_out = any(part in words for part in _TIMEOUT_WORDS)
     return isinstance(error, DeviceTimeoutError) or (isinstance(error, RuntimeError) and timed_out)

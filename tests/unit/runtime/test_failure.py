@@ -9,7 +9,9 @@ import pytest
 import torch.distributed as dist
 from ranks import slurm_step
 
+from cluster_ddp.runtime import failure
 from cluster_ddp.runtime.failure import FailureReporter
+from cluster_ddp.runtime.gpu.wait import DeviceTimeoutError, PeerFailedError
 from cluster_ddp.runtime.rendezvous import rollcall
 from cluster_ddp.slurm.environment import Topology
 
@@ -39,3 +41,20 @@ def test_rank_0_stays_until_the_others_know_who_failed(capfd: pytest.CaptureFixt
     assert 0.4 < time.monotonic() - begun < 4
     other.join()
     assert "ValueError: the one that matters" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "is_timeout"),
+    [
+        (RuntimeError("[unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete"), True),
+        # of a collective that comes after another has waited too long (seen with torch 2.15)
+        (RuntimeError("Application timeout caused pair closure"), True),
+        (RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:49432"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (DeviceTimeoutError("waited 3 s for the device"), True),
+        (PeerFailedError("another rank failed"), False),
+        (ValueError("Timed out waiting for my coffee"), False),
+    ],
+)
+def test_what_counts_as_having_waited_too_long(error: Exception, is_timeout: bool) -> None:
+    assert failure._is_timeout(error) == is_timeout
