@@ -9,8 +9,28 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
+from collections.abc import MutableMapping
+
+from cluster_ddp.slurm.environment import Topology
 
 _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
+
+
+def choose_interface(topology: Topology, env: MutableMapping[str, str]) -> None:
+    """Let gloo use the interface that leads to the other ranks, unless GLOO_SOCKET_IFNAME says which.
+
+    Args:
+        topology: this rank's place.
+        env: such as os.environ; GLOO_SOCKET_IFNAME is set there.
+    """
+    if topology.world_size == 1 or "GLOO_SOCKET_IFNAME" in env:
+        return
+    interface = interface_towards(topology.master_addr)
+    if interface == "lo" and topology.num_nodes != 1:
+        # Rank 0's own name may mean 127.0.1.1 there (Debian): the way to another node is the right one.
+        interface = next(filter(None, map(interface_towards, topology.nodes[1:])), None)
+    if interface:
+        env["GLOO_SOCKET_IFNAME"] = interface
 
 
 def interface_towards(host: str) -> str | None:

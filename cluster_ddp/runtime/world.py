@@ -33,7 +33,7 @@ from cluster_ddp.runtime.data.resident import RESIDENT_SHARE, Gathered, place
 from cluster_ddp.runtime.data.shard import GlobalBatches, Shard
 from cluster_ddp.runtime.failure import FailureReporter
 from cluster_ddp.runtime.gpu import graphs, wait
-from cluster_ddp.runtime.network import interface_towards
+from cluster_ddp.runtime.network import choose_interface
 from cluster_ddp.runtime.output import say
 from cluster_ddp.runtime.peers import PeerWatch
 from cluster_ddp.runtime.preemption import Stopped
@@ -214,8 +214,7 @@ def distributed(
 ) -> Iterator[World]:
     """Join the world of ranks that the environment describes, and leave it in the end.
 
-    An exception of the body is printed at once, with rank and host, and goes on; the ranks that it brings down point
-    to it.
+    An exception of the body is printed at once, with rank and host; the ranks that it brings down point to it.
 
     Args:
         cuda: use GPUs where there are some.
@@ -236,11 +235,10 @@ def distributed(
     device = devices.set_up(topology, cuda=cuda, deterministic=deterministic)
     reporter.store = rendezvous.meet(topology, device.type, timeout_s=rendezvous_timeout_s)
     reporter.collective_timeout_s = collective_timeout_s
-    _set_up_interface(topology)
+    choose_interface(topology, os.environ)
     peers = _join(topology, device, reporter)
-    world = World(
-        topology=topology, device=device, collective_timeout_s=collective_timeout_s, peer_failed=peers.has_failed
-    )
+    timeout_s, peer_failed = collective_timeout_s, peers.has_failed
+    world = World(topology=topology, device=device, collective_timeout_s=timeout_s, peer_failed=peer_failed)
     try:
         yield world
         world.barrier()  # rank 0 serves the store: it must not leave while others still ask it
@@ -283,17 +281,6 @@ def _leave_alone(device: torch.device, reporter: FailureReporter, error: BaseExc
     if isinstance(error, torch.AcceleratorError) or not process_group.abort(device):
         reporter.linger()
         hard_exit.now(error.code if isinstance(error, SystemExit) and type(error.code) is int else int(is_failure))
-
-
-def _set_up_interface(topology: Topology) -> None:
-    if topology.world_size == 1 or "GLOO_SOCKET_IFNAME" in os.environ:
-        return
-    interface = interface_towards(topology.master_addr)
-    if interface == "lo" and topology.num_nodes != 1:
-        # Rank 0's own name may mean 127.0.1.1 there (Debian): the way to another node is the right one.
-        interface = next(filter(None, map(interface_towards, topology.nodes[1:])), None)
-    if interface:
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
 
 
 def _set_up_logging(topology: Topology) -> None:
