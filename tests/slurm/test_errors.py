@@ -21,6 +21,9 @@ SECTIONS = {
     "the job's address in a step elsewhere": (
         "MASTER_ADDR=$SLURMD_NODENAME srun --nodes=1 --ntasks=2 --relative=1 python -m cluster_ddp.env"
     ),
+    "GPUs that torch does not see": (
+        "srun env -u CLUSTER_DDP_DUMMY_GPUS python -m cluster_ddp.train --dataset digits --dry-run"
+    ),
     "no error": "srun env -u SLURM_LOCALID -u SLURM_NODEID python -m cluster_ddp.env",
 }
 EXPECTED = {
@@ -32,6 +35,7 @@ EXPECTED = {
     "no address": ["MASTER_ADDR unset, SLURM_STEP_NODELIST unset", "Hint: export MASTER_ADDR"],
     "more tasks than GPUs": ["SLURM_GPUS_ON_NODE=2", "more tasks than GPUs", "--ntasks-per-node=2 --gres=gpu:2"],
     "fewer tasks than GPUs": ["SLURM_GPUS_ON_NODE=2", "fewer tasks than GPUs", "--ntasks-per-node=2 --gres=gpu:2"],
+    "GPUs that torch does not see": ["one of the 2 GPUs that Slurm gave", "torch 2.", "sees none (CUDA_", "--no-cuda"],
     "the job's address in a step elsewhere": ["MASTER_ADDR=node", "rank 0 of this step runs on node"],
 }
 

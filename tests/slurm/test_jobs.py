@@ -70,7 +70,6 @@ def test_hello(slurm: Cluster, tmp_path: Path) -> None:
     output = slurm.submit(slurm.job("hello_ddp"), tmp_path).succeed()
     assert re.findall(r"rank (\d) of 4 on node\d, cpu", output) == ["0", "1", "2", "3"]
     assert "The sum of all ranks is 6." in output
-    assert "Slurm gave 2 GPUs on this node, but torch" in output
 
 
 @pytest.mark.parametrize("listen", ["thief.listen()", ""], ids=["listening", "bound only"])
