@@ -23,6 +23,9 @@ from record import without_folder
 
 FOLDER = Path(__file__).parent
 RECORD, README = FOLDER / "record.json", FOLDER / "README.md"
+GPU_FIGURES = FOLDER / "gpu-figures.json"
+"""What `make test-gpu`, `test-gpu-pair` and `test-gpu-nodes` leave, a report for each group."""
+GPU_GROUPS = {"gpu": "One GPU", "gpu_pair": "Two ranks on one GPU", "gpu_nodes": "GPUs of several nodes"}
 TIMEOUT_S = 1200
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
@@ -180,7 +183,15 @@ def _write(record: Mapping[str, Any]) -> None:
     ordered = {one.script: record[one.script] for one in BENCHMARKS if one.script in record}
     RECORD.write_text(json.dumps(ordered, indent=1) + "\n")
     sections = [tables.section(one.title, one.about, record[one.script]) for one in BENCHMARKS if one.script in record]
+    sections += _gpu_sections()
     README.write_text(tables.replaced(README.read_text(), "\n\n".join(sections)))
+
+
+def _gpu_sections() -> list[str]:
+    """The GPU tests' figures, where they have left some."""
+    reports: dict[str, Any] = json.loads(GPU_FIGURES.read_text()) if GPU_FIGURES.exists() else {}
+    about = "What the tests for GPUs measured on the way."
+    return [tables.section(title, about, reports[group]) for group, title in GPU_GROUPS.items() if group in reports]
 
 
 def _parse() -> argparse.Namespace:

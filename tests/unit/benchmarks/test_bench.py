@@ -65,6 +65,17 @@ def test_those_that_were_not_run_keep_their_place(tmp_path: Path, monkeypatch: p
     assert "About b.\n\nNot measured: no GPU. `b`." in readme.read_text()
 
 
+def test_what_the_gpu_tests_leave_becomes_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "GPU_FIGURES", tmp_path / "gpu-figures.json")
+    assert bench._gpu_sections() == []
+    figure = Figure(what="a copy of 2 GB", values=[0.3], unit="s").result()
+    report = {"figures": [figure], "hardware": "a GPU", "versions": "torch 2", "date": "2026-11-21", "command": "x"}
+    bench.GPU_FIGURES.write_text(json.dumps({"gpu_pair": report, "gpu": report}))
+    one, pair = bench._gpu_sections()
+    assert one.startswith("## One GPU\n") and pair.startswith("## Two ranks on one GPU\n")
+    assert "`x`; a GPU; torch 2; 2026-11-21." in one and "| a copy of 2 GB | 0.3 s |" in one
+
+
 def test_every_benchmark_of_the_table_is_there() -> None:
     assert all((bench.FOLDER / one.script).exists() for one in bench.BENCHMARKS)
 

@@ -1,0 +1,69 @@
+"""The tests that wait for a GPU can run: rehearsed on the CPU, the quickest of them. See tests/gpu/run.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GPU_TESTS = ROOT / "tests" / "gpu"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(GPU_TESTS / "run.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, timeout=240)
+
+
+@pytest.mark.parametrize("group", ["gpu", "gpu_pair"])
+def test_without_a_gpu_it_says_loudly_that_nothing_was_tested(group: str, tmp_path: Path) -> None:
+    done = run(group, "--figures", str(tmp_path / "figures.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "!! NOTHING WAS TESTED." in done.stdout
+    assert "Why:         torch sees no GPU" in done.stdout
+    assert "--rehearse" in done.stdout
+    assert re.fullmatch(r"0 passed, 0 failed, [1-9]\d* skipped", done.stdout.splitlines()[-1])
+    assert not (tmp_path / "figures.json").exists()
+
+
+def test_one_process_is_rehearsed(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    only = ("--only", "a_copy", "--only", "a_warning_stops_it-graph", "--only", "out_of_memory_is_reported_once-eager")
+    done = run("gpu", "--rehearse", *only, "--figures", str(figures))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SKIPPED: only on a GPU: pinned memory" in done.stdout
+    assert done.stdout.splitlines()[-1] == "3 passed, 0 failed, 0 skipped"
+    assert json.loads(figures.read_text())["gpu"]["is_rehearsal"]
+
+
+def test_two_ranks_are_rehearsed() -> None:
+    done = run("gpu_pair", "--rehearse", "--only", "an_exception_ends_all-graph", "--only", "without_gpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "2 passed, 0 failed, 0 skipped"
+
+
+def test_a_failure_is_told_and_counts() -> None:
+    """An unknown name is an error; a test whose time is over fails."""
+    assert "no test has ['nonsense']" in run("gpu", "--rehearse", "--only", "nonsense").stderr
+    done = run("gpu", "--rehearse", "--only", "a_copy", "--limit-s", "0")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == "0 passed, 1 failed, 0 skipped"
+
+
+def test_overlap_is_the_time_that_both_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(GPU_TESTS))
+    import overlap
+
+    kernels = [("ncclDevKernel_AllReduce", 10, 10), ("conv", 5, 7), ("conv", 11, 2), ("conv", 19, 5), ("conv", 30, 1)]
+    events = [{"cat": "kernel", "name": name, "ts": start, "dur": length} for name, start, length in kernels]
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"traceEvents": [*events, {"cat": "gpu_user_annotation", "name": "nccl:all_reduce"}]}))
+    nccl, others = overlap.kernels(trace)
+    assert (overlap.length(nccl), overlap.length(others)) == (10, 14)
+    assert overlap.shared(nccl, others) == 4  # 10 to 13, and 19 to 20
