@@ -86,6 +86,12 @@ class FailureReporter:
         except Exception:
             return True
 
+    def answer(self) -> None:
+        """Tell the others that this rank does not hang."""
+        assert self.store is not None
+        with contextlib.suppress(Exception):  # it has gone with rank 0
+            self.store.set(f"failed/{self._rank()}", "")
+
     def report_peer(self) -> None:
         """Print who failed, where that is another rank, and this one ends without an exception of its own."""
         name = f"rank {self._rank()} on {socket.gethostname()}"
@@ -130,7 +136,7 @@ class FailureReporter:
 
     def _first_failure(self, store: dist.Store, name: str) -> str:
         first = str(store.compare_set(_KEY, "", name), "utf-8")
-        store.set(f"failed/{self._rank()}", "")  # rank 0 may go now, as far as this one is concerned
+        self.answer()  # rank 0 may go now, as far as this one is concerned
         return first
 
     def _who_hangs(self, store_answers: bool) -> ClusterDDPError:

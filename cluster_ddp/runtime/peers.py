@@ -26,9 +26,8 @@ class PeerWatch:
 
     Args:
         reporter: of this rank's failures, which has the store.
-        is_busy: whether this rank's device has work to do. One that has waits for others; one that has not, and does
-        not
-            end either, is what they wait for.
+        is_busy: whether this rank's device has work to do. One that has waits for others. One that has not, and does
+            not end either, is what they wait for.
         world_size: number of ranks.
     """
 
@@ -51,10 +50,12 @@ class PeerWatch:
         return self._failed.is_set()
 
     def _watch(self) -> None:
-        while not self._stopped.wait(self._every_s):
-            if self._reporter.somebody_failed():
-                break
+        while not self._reporter.somebody_failed():
+            if self._stopped.wait(self._every_s):
+                return
         self._failed.set()
+        if self._is_busy():
+            self._reporter.answer()  # now, before somebody who waited in vain counts those that don't
         if self._stopped.wait(_GRACE_S):
             return
         if not self._is_busy():

@@ -76,26 +76,40 @@ def test_with_rank_0_the_store_goes_and_that_is_seen(tmp_path: Path) -> None:
     assert ends[1].output.endswith(f"[rank 1 {HOST}] stopped: rank 0, which serves the ranks' store, is gone.\n")
 
 
-def test_a_rank_whose_device_is_idle_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be the one that the others wait for: it must not look as if it had answered."""
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_only_a_rank_whose_device_is_busy_answers_and_is_ended(monkeypatch: pytest.MonkeyPatch, is_busy: bool) -> None:
+    """One whose device is idle may be what the others wait for: it must not look as if it had answered."""
+    ended: list[int] = []
     monkeypatch.setattr(peers, "_EVERY_S", 0.05)
-    monkeypatch.setattr(peers, "_GRACE_S", 0.05)
-    monkeypatch.setattr(hard_exit, "now", lambda status: pytest.fail("ended"))
+    monkeypatch.setattr(peers, "_GRACE_S", 0.3)
+    monkeypatch.setattr(hard_exit, "now", ended.append)
     reporter, store = FailureReporter(), dist.HashStore()
     reporter.topology, reporter.store = Topology.from_environ(slurm_step(1, 2, job_id=1)), store
-    watch = PeerWatch(reporter, lambda: False, 2)
+    watch = PeerWatch(reporter, lambda: is_busy, 2)
     watch.start()
     assert not watch.has_failed()
     store.set("first_failure", "rank 0 on n0")
     deadline = time.monotonic() + 20
     while not watch.has_failed() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert watch.has_failed()
-    time.sleep(0.3)
-    assert not store.check(["failed/1"])
+    assert watch.has_failed() and not ended
+    time.sleep(0.1)
+    assert store.check(["failed/1"]) == is_busy
+    time.sleep(0.6)
+    assert ended == ([1] if is_busy else [])
     watch.stop()
     watch._thread.join(20)
     assert not watch._thread.is_alive()
+
+
+def test_a_watch_that_is_stopped_has_seen_nothing() -> None:
+    reporter = FailureReporter()
+    reporter.topology, reporter.store = Topology.from_environ(slurm_step(1, 2, job_id=1)), dist.HashStore()
+    watch = PeerWatch(reporter, lambda: True, 2)
+    watch.start()
+    watch.stop()
+    watch._thread.join(20)
+    assert not watch._thread.is_alive() and not watch.has_failed()
 
 
 def waiting_for_its_device() -> None:
