@@ -27,7 +27,7 @@ DIGITS_TEST_EVERY = 5
 
 
 class Normalise:
-    """Of a batch of images, to the same bits as torchvision's ToTensor and Normalize.
+    """Of a batch of images; on the CPU to the same bits as torchvision's ToTensor and Normalize.
 
     Args:
         mean: of the pixels, as a fraction of 255.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import multiprocessing.util
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +17,23 @@ from cluster_ddp.runtime.data.shard import GlobalBatches, Indices
 from cluster_ddp.runtime.seeds import seed_all
 
 _MAX_WORKERS = 8  # a default that keeps a GPU busy; more may be asked for
+
+_iterators: weakref.WeakSet[Any] = weakref.WeakSet()  # torch's, which have the workers
+
+
+@functools.cache
+def _kill_workers_at_exit() -> None:
+    """Let the process end. At its exit torch leaves workers to multiprocessing, which sends TERM and waits for ever.
+
+    These don't die of TERM: a warning of Slurm's must not end them (`preemption`). They have nothing to lose by then.
+    """
+    multiprocessing.util.Finalize(None, _kill_workers, exitpriority=10)
+
+
+def _kill_workers() -> None:
+    for iterator in list(_iterators):
+        for worker in iterator._workers:
+            worker.kill()
 
 
 class Loader:
@@ -46,8 +65,13 @@ class Loader:
         self._loader: DataLoader[Any] = DataLoader(dataset, **{"batch_sampler": batches, **options})
 
     def __iter__(self) -> Iterator[Any]:
-        with preemption.stop_signals_blocked() if self._loader.num_workers else contextlib.nullcontext():
-            return iter(self._loader)  # here workers are started
+        if not self._loader.num_workers:
+            return iter(self._loader)
+        with preemption.stop_signals_blocked():
+            iterator = iter(self._loader)  # here workers are started
+        _iterators.add(iterator)
+        _kill_workers_at_exit()
+        return iterator
 
 
 class _SeededInWorkers(Dataset[Any]):

@@ -1,0 +1,19 @@
+"""The group `gpu_pair`: two ranks on one GPU. `make test-gpu-pair`, or `python tests/gpu/run.py gpu_pair`.
+
+NCCL 2.30 lets two ranks share a GPU. With an older one two GPUs are needed.
+"""
+
+from __future__ import annotations
+
+import several
+from table import Test, both, each
+
+TESTS: dict[str, Test] = {
+    **each("weights_are_equal", several.weights_are_equal, "recipe", ("reference", "fast")),
+    **each("last_batches_may_be_mixed", several.last_batches_may_be_mixed, "rest", several.RESTS),
+    **both("a_warning_stops_all", several.a_warning_stops_all),
+    **both("an_exception_ends_all", several.an_exception_ends_all),
+    **both("a_kill_ends_all", several.a_kill_ends_all),
+    **both("one_that_hangs_is_named", several.one_that_hangs_is_named),
+    "a_rank_without_gpu_is_refused": several.a_rank_without_gpu_is_refused,
+}

@@ -1,0 +1,106 @@
+"""What several ranks must do, wherever they are: the tests that `pair` and `nodes` share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lab import KILL_WAIT_S, Lab, Run, difference
+
+_TIMEOUT_S = 10.0  # how long a rank may let the others wait, where one is to hang
+# Of samples in the last global batch of nine: one, which joins the batch before; half; all but one.
+RESTS = ("one", "half", "all but one")
+_BATCH = 8
+_GLOBAL_BATCH = 64  # 23 steps an epoch, the last one smaller: graphs are captured in the first
+
+
+def weights_are_equal(lab: Lab, *, recipe: str) -> None:
+    """On all ranks, as the training itself finds in the end; with graphs as without."""
+    batch_size = _GLOBAL_BATCH // lab.world_size
+    config = {"recipe": recipe, "batch_size": batch_size, "epochs": 4, "deterministic": True, "cuda_graph": True}
+    graphed, eager = lab.trained(**config), lab.trained(options={"capture": False}, **config)
+    assert graphed.weights == eager.weights, difference(graphed, eager)
+    assert graphed.losses[-1] < graphed.losses[0] / 2, graphed.losses
+    if lab.on_gpu("NCCL, and its collectives in CUDA graphs"):
+        ranks = f"{lab.world_size} ranks{' on one GPU' if lab.shares_gpu else ''}, {recipe}, batch {batch_size}"
+        lab.figure(f"{ranks}, eager", eager.samples_per_s, unit="samples/s")
+        ratio = graphed.samples_per_s / eager.samples_per_s
+        lab.figure(f"{ranks}, --cuda-graph", graphed.samples_per_s, unit="samples/s", ratios=[ratio], peer="eager")
+
+
+def last_batches_may_be_mixed(lab: Lab, *, rest: str) -> None:
+    """Ranks whose last batches have different sizes replay the same steps, and launch the same ones."""
+    global_batch = _BATCH * lab.world_size
+    left = {"one": 1, "half": global_batch // 2 - 1, "all but one": global_batch - 1}[rest]
+    config = {"batch_size": _BATCH, "epochs": 3, "deterministic": True, "lr": 0.1, "cuda_graph": True}
+    cut = {"samples": 8 * global_batch + left}
+    graphed, eager = lab.trained(options=cut, **config), lab.trained(options={**cut, "capture": False}, **config)
+    assert graphed.weights == eager.weights, difference(graphed, eager)
+
+
+def a_warning_stops_all(lab: Lab, *, cuda_graph: bool) -> None:
+    """USR1 on the last rank: all save and end with status 75."""
+    run = _with_fault(lab, "USR1", cuda_graph=cuda_graph)
+    assert set(run.statuses) == {75}, f"exit statuses {run.statuses}:\n{run.text}"
+    assert list((run.folder / "checkpoints").glob("step-*.pt")), run.text
+    _figure(lab, run, "USR1 on one to the end of all", cuda_graph)
+
+
+def an_exception_ends_all(lab: Lab, *, cuda_graph: bool) -> None:
+    """Of the last rank: it is told once, the others point to it, and all are gone before Slurm would kill them."""
+    run = _with_fault(lab, "raise", cuda_graph=cuda_graph)
+    _all_failed(run)
+    assert run.text.count("RuntimeError: injected by the test") == 1, run.text
+    assert run.text.count("Traceback (most recent call last)") == 1, run.text
+    assert f"stopped: rank {lab.last_rank} on " in run.text or lab.srun is not None, run.text
+    assert run.after_fault_s < KILL_WAIT_S, f"gone after {run.after_fault_s:.1f} s:\n{run.text}"
+    _figure(lab, run, "an exception on one to the end of all", cuda_graph)
+
+
+def a_kill_ends_all(lab: Lab, *, cuda_graph: bool) -> None:
+    """kill -9 on the last rank, which can say nothing."""
+    run = _with_fault(lab, "KILL", cuda_graph=cuda_graph)
+    _all_failed(run)
+    assert run.after_fault_s < KILL_WAIT_S, f"gone after {run.after_fault_s:.1f} s:\n{run.text}"
+    _figure(lab, run, "kill -9 on one to the end of all", cuda_graph)
+
+
+def one_that_hangs_is_named(lab: Lab, *, cuda_graph: bool) -> None:
+    """SIGSTOP on the last rank: after the time limit the others name it and end."""
+    config = {"cuda_graph": cuda_graph, "collective_timeout_s": _TIMEOUT_S}
+    run = _with_fault(lab, "STOP", hangs=(lab.last_rank,), timeout_s=180, **config)
+    others = run.statuses if lab.srun is not None else run.statuses[: lab.last_rank]
+    assert all(status not in (0, 75, None) for status in others), f"exit statuses {run.statuses}:\n{run.text}"
+    named = [line for line in run.text.splitlines() if "did not answer" in line]
+    assert len(named) >= 1 and f"rank {lab.last_rank} on " in named[0], run.text
+    assert "rank 0 on " not in named[0], run.text
+    if lab.srun is None:  # Slurm kills the one that is stopped after KillWait only
+        assert run.after_fault_s < _TIMEOUT_S + KILL_WAIT_S, f"gone after {run.after_fault_s:.1f} s"
+
+
+def a_rank_without_gpu_is_refused(lab: Lab) -> None:
+    """The last one sees none: an error with its number and its node, instead of a wait."""
+    run = lab.train(options={"hide_gpu": lab.last_rank}, epochs=1, rendezvous_timeout_s=60)
+    assert 0 not in run.statuses, f"exit statuses {run.statuses}:\n{run.text}"
+    assert "Traceback" not in run.text, run.text
+    if lab.srun is not None:  # there that rank knows what Slurm gave, and need not meet the others
+        assert f"[rank {lab.last_rank} " in run.text and "sees none" in run.text, run.text
+    else:
+        refused = f"Training on {lab.world_size} ranks together:"
+        assert refused in run.text and f"rank {lab.last_rank} on " in run.text and ": cpu" in run.text, run.text
+    lab.on_gpu("ranks that have one")
+
+
+def _with_fault(lab: Lab, fault: str, **more: Any) -> Run:
+    """A training in whose second epoch something happens to the last rank."""
+    config = {"epochs": 200, "batch_size": _GLOBAL_BATCH // lab.world_size, **more}
+    return lab.train(options={"fault": {"rank": lab.last_rank, "step": 30, "do": fault}}, **config)
+
+
+def _all_failed(run: Run) -> None:
+    assert all(status not in (0, 75, None) for status in run.statuses), f"exit statuses {run.statuses}:\n{run.text}"
+
+
+def _figure(lab: Lab, run: Run, what: str, cuda_graph: bool) -> None:
+    graph = ", --cuda-graph" if cuda_graph else ""
+    if not lab.rehearse:
+        lab.figure(f"{lab.world_size} ranks{graph}: from {what}", run.after_fault_s, unit="s")
