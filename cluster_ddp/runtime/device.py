@@ -35,7 +35,7 @@ def set_up(topology: Topology, *, cuda: bool, deterministic: bool) -> torch.devi
         torch.use_deterministic_algorithms(True)
     device = torch.device(_choose_visible(topology) if cuda else "cpu")
     if device.type == "cuda":
-        torch.cuda.set_device(device)
+        _start(device)
         if topology.cpus_per_task is not None:
             affinity.bind(device, topology.cpus_per_task, told=topology.rank == 0)
     else:
@@ -43,6 +43,18 @@ def set_up(topology: Topology, *, cuda: bool, deterministic: bool) -> torch.devi
         if (threads := cpu_threads(topology, os.environ)) is not None:
             torch.set_num_threads(threads)
     return device
+
+
+def _start(device: torch.device) -> None:
+    """Make it the current device, which starts CUDA. (NVML counts GPUs for a driver that is too old, too.)"""
+    try:
+        torch.cuda.set_device(device)
+    except RuntimeError as error:
+        raise DeviceError(
+            f"Starting {device} with torch {torch.__version__}:",
+            f"{str(error).splitlines()[0]} ({_shown(os.environ)})",
+            "is the driver too old for this torch, or the GPU in use or sick? Look there: nvidia-smi",
+        ) from error
 
 
 def _choose_visible(topology: Topology) -> str:

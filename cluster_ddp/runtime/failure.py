@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cluster_ddp.errors import ClusterDDPError
-from cluster_ddp.runtime.gpu.wait import DeviceTimeoutError
+from cluster_ddp.runtime.gpu.wait import DeviceTimeoutError, PeerFailedError
 from cluster_ddp.runtime.output import complain
 from cluster_ddp.runtime.rendezvous import rollcall
 
@@ -69,8 +69,10 @@ class FailureReporter:
         first = self._ask_store(self._first_failure, name)
         if first not in (name, None):
             self._print_stopped_by(first)
-            if _is_timeout(error):
-                time.sleep(_ROLL_CALL_S + 1.0)  # ending now would make Slurm wake up the one that hangs
+            if _is_timeout(error) or isinstance(error, PeerFailedError):
+                time.sleep(
+                    _ROLL_CALL_S + 1.0
+                )  # ending now, Slurm would end those that look who hangs, or wake that one up
         elif _is_timeout(error):
             self._print(f"error: {self._who_hangs(first is not None)}")
         elif isinstance(error, ClusterDDPError):

@@ -32,9 +32,13 @@ def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout
     """
     on_gpu = device.type == "cuda"
     if on_gpu:
-        # torch 2.15's own choice for "nccl" waits for the device in DDP's hook of each bucket (pytorch#192281):
-        # backward and communication don't overlap. Older ones don't know the variable.
+        # torch 2.15's own choice for "nccl" (pytorch#192281) lets the compute stream wait for each bucket's all-reduce
+        # at once: backward and communication don't overlap. Older ones don't know the variable.
         os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
+        # After an error of the device the watchdog would end the process within 0.1 s, in the middle of our words and
+        # of a checkpoint that is being written. Its time limit stays.
+        os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
+        os.environ.setdefault("TORCH_NCCL_TEARDOWN_ON_TIMEOUT", "1")
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
         store=dist.PrefixStore("process_group", store),
@@ -75,14 +79,13 @@ def abort(device: torch.device) -> bool:
     if device.type != "cuda":
         dist.destroy_process_group()
         return True
-    aborting = threading.Thread(target=_abort, daemon=True)
-    aborting.start()
-    aborting.join(_ABORT_S)
-    return not aborting.is_alive()
+    has_ended = threading.Event()
 
+    def end() -> None:
+        with contextlib.suppress(Exception):  # what went wrong was told already
+            # The orderly way waits for collectives that a failed rank will never join.
+            dist.distributed_c10d._abort_process_group()
+            has_ended.set()
 
-def _abort() -> None:
-    # The orderly way waits for collectives that a failed rank will never join. After an error of the device (an assert
-    # in a kernel, say) every call to it fails again: that was told already.
-    with contextlib.suppress(Exception):
-        dist.distributed_c10d._abort_process_group()
+    threading.Thread(target=end, daemon=True).start()
+    return has_ended.wait(_ABORT_S)

@@ -259,7 +259,11 @@ def _join(topology: Topology, device: torch.device, reporter: FailureReporter) -
     peers = PeerWatch(reporter, lambda: not has_joined.is_set() or graphs.is_busy(device), topology.world_size)
     if device.type == "cuda" and topology.world_size > 1:
         peers.start()
-    process_group.join(topology, device, reporter.store, timeout_s=reporter.collective_timeout_s)
+    try:
+        process_group.join(topology, device, reporter.store, timeout_s=reporter.collective_timeout_s)
+    except BaseException:
+        peers.stop()
+        raise
     has_joined.set()
     reporter.install()  # again: init_process_group has put a hook of its own before it
     return peers
@@ -277,8 +281,7 @@ def _leave_alone(device: torch.device, reporter: FailureReporter, error: BaseExc
     is_failure = not isinstance(error, SystemExit) or bool(error.code)
     if is_failure:
         reporter.report(error)
-    # After an error of the device (an assert in a kernel, say) every call to it fails again, or hangs: none is made.
-    if isinstance(error, torch.AcceleratorError) or not process_group.abort(device):
+    if wait.is_broken(device) or not process_group.abort(device):
         reporter.linger()
         hard_exit.now(error.code if isinstance(error, SystemExit) and type(error.code) is int else int(is_failure))
 

@@ -13,7 +13,6 @@ TESTS: dict[str, Test] = {
     **each("last_batches_may_be_mixed", several.last_batches_may_be_mixed, "rest", several.RESTS),
     **both("a_warning_stops_all", several.a_warning_stops_all),
     **both("an_exception_ends_all", several.an_exception_ends_all),
-    **both("a_kill_ends_all", several.a_kill_ends_all),
     **both("one_that_hangs_is_named", several.one_that_hangs_is_named),
     "a_rank_without_gpu_is_refused": several.a_rank_without_gpu_is_refused,
 }

@@ -57,10 +57,10 @@ def an_exception_ends_all(lab: Lab, *, cuda_graph: bool) -> None:
 
 
 def a_kill_ends_all(lab: Lab, *, cuda_graph: bool) -> None:
-    """kill -9 on the last rank, which can say nothing."""
+    """kill -9 on the last rank, which can say nothing: srun ends the others, that wait in kernels, after KillWait."""
     run = _with_fault(lab, "KILL", cuda_graph=cuda_graph)
     _all_failed(run)
-    assert run.after_fault_s < KILL_WAIT_S, f"gone after {run.after_fault_s:.1f} s:\n{run.text}"
+    assert run.after_fault_s < KILL_WAIT_S + 20, f"gone after {run.after_fault_s:.1f} s:\n{run.text}"
     _figure(lab, run, "kill -9 on one to the end of all", cuda_graph)
 
 

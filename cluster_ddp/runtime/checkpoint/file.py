@@ -101,8 +101,11 @@ def read(path: Path) -> dict[str, Any]:
 def taken(tensor: torch.Tensor) -> torch.Tensor:
     """A copy of a tensor that `read` has given, and of no other: the memory that the file's bytes took is let go."""
     copy = tensor.clone()
-    start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    nbytes = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+    if tensor.layout != torch.strided:
+        return copy
+    memory = tensor.untyped_storage()  # of an expanded tensor, less than its own size
+    start = -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    nbytes = (memory.data_ptr() + memory.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE - start
     if nbytes > 0:  # pages that are this tensor's alone; where they are read again, it is from the file
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(nbytes), mmap.MADV_DONTNEED)
     return copy

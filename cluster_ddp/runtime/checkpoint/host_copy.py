@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import mmap
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,9 +37,8 @@ class HostCopy:
     def __init__(self, device: torch.device) -> None:
         self._pinned = device.type == "cuda"
         self._memory = mmap.mmap(-1, _PAGE)
-        if self._pinned:
-            self._pinned = _register(self._memory)
         self._used = 0
+        self._unpin: Callable[[], object] = lambda: None
 
     def reserve(self, value: Any, name: str = "state") -> None:
         """Get the memory for a copy of such a value, if it isn't there yet.
@@ -53,12 +55,13 @@ class HostCopy:
 
         with_tensors(value, name, count)
         if total > len(self._memory):
-            if self._pinned:
-                _unregister(self._memory)
+            self._unpin()
             self._memory = mmap.mmap(-1, total)
             torch.frombuffer(self._memory, dtype=torch.uint8)[::_PAGE] = 0  # the system hands it out now, not in a save
+            self._pinned = self._pinned and _register(self._memory)
             if self._pinned:
-                self._pinned = _register(self._memory)
+                self._unpin = weakref.finalize(self, _unregister, self._memory)
+                self._unpin.atexit = False  # at the process' end it could wait for kernels, and the memory goes anyhow
 
     def of(self, value: Any, name: str = "state") -> Any:
         """A copy that changes no more, with all tensors on the CPU; valid until the next call.
@@ -85,11 +88,20 @@ def _register(memory: mmap.mmap) -> bool:
     """Pin memory that is there, no more and no less (cudaHostRegister); whether that was possible."""
     status = int(torch.cuda.cudart().cudaHostRegister(_address(memory), len(memory), 0))
     if status:
+        _forget_error()
         log.warning(
             "%.1f GB for checkpoints can't be pinned (CUDA error %d): saves keep the training waiting for longer.",
             *(len(memory) / 1e9, status),
         )
     return status == 0
+
+
+def _forget_error() -> None:
+    """Take CUDA's (or HIP's) note of the last error away: torch would find it after the next kernel, and blame that."""
+    names = {"libcudart": "cudaGetLastError", "libamdhip64": "hipGetLastError"}
+    for path in {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}:
+        if function := names.get(Path(path).name.partition(".")[0]):
+            getattr(ctypes.CDLL(path), function)()
 
 
 def _unregister(memory: mmap.mmap) -> None:

@@ -42,6 +42,16 @@ def for_device(device: torch.device, *, timeout_s: float, peer_failed: Callable[
         _poll(event.query, timeout_s, peer_failed)
 
 
+def is_broken(device: torch.device) -> bool:
+    """Whether every call to a device fails, as after an assert in a kernel. A CPU is never broken."""
+    if device.type == "cuda":
+        try:
+            torch.cuda.current_stream(device).query()
+        except RuntimeError:
+            return True
+    return False
+
+
 def _poll(is_done: Callable[[], bool], timeout_s: float, peer_failed: Callable[[], bool]) -> None:
     deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
     while not is_done():

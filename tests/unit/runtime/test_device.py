@@ -94,6 +94,23 @@ def test_gpus_that_slurm_gave_and_torch_does_not_see_are_an_error(
     assert device.set_up(given, cuda=True, deterministic=False) == torch.device("cpu")
 
 
+def test_a_driver_that_is_too_old_is_told_with_the_gpu(
+    process: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML counts its GPUs all the same."""
+
+    def fail(device: torch.device) -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020).\nPlease update it")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", fail)
+    with pytest.raises(
+        DeviceError, match=r"(?s)Starting cuda:1 .*too old \(found version 12020\).*nvidia-smi"
+    ) as caught:
+        device.set_up(topology(), cuda=True, deterministic=False)
+    assert "Please update" not in str(caught.value)
+
+
 def test_mig_instances_are_one_for_each_rank(process: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", visible_as_cuda_has_it(process))
     process["CUDA_VISIBLE_DEVICES"] = "MIG-aa,MIG-bb"

@@ -15,8 +15,10 @@ import torch
 import torch.distributed as dist
 from ranks import slurm_step
 
+import cluster_ddp
 from cluster_ddp.runtime import process_group
-from cluster_ddp.runtime.gpu import graphs
+from cluster_ddp.runtime.gpu import graphs, wait
+from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.environment import Topology
 
 GPU = torch.device("cuda", 0)
@@ -52,17 +54,18 @@ def test_on_a_gpu_nccl_waits_twice_as_long_as_we_do(monkeypatch: pytest.MonkeyPa
         seen.update(options, variable=os.environ["TORCH_DIST_USE_NCCL2"])
 
     group = SimpleNamespace(WORLD=SimpleNamespace(_get_backend={GPU: backend}.__getitem__))
-    monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
+    monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(dist, "init_process_group", init_process_group)
     monkeypatch.setattr(dist, "group", group)
     topology = Topology.from_environ(slurm_step(1, 2, job_id=1))
     process_group.join(topology, GPU, dist.HashStore(), timeout_s=30)
     assert (seen["timeout"], backend.timeout) == (timedelta(seconds=30), timedelta(seconds=60))
+    assert os.environ["TORCH_NCCL_RETHROW_CUDA_ERRORS"] == "0"
     assert (seen["backend"], seen["device_id"], seen["variable"]) == ("cpu:gloo,cuda:nccl", GPU, "0")
 
 
 def test_a_users_own_choice_of_nccl_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "1")
+    monkeypatch.setattr(os, "environ", {"TORCH_DIST_USE_NCCL2": "1"})
     monkeypatch.setattr(dist, "init_process_group", lambda **_: None)
     monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=SimpleNamespace(_get_backend=lambda _: Backend())))
     process_group.join(Topology.from_environ(slurm_step(0, 2, job_id=1)), GPU, dist.HashStore(), timeout_s=30)
@@ -75,10 +78,10 @@ def test_graphs_are_gone_before_the_communicator_is(calls: Calls) -> None:
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("CUDA error: device-side assert triggered")])
-def test_an_abort_that_ends_or_fails_is_over(
+def test_an_abort_that_fails_is_not_over(
     calls: Calls, monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
-    """After an error of the device, every call to it fails again: it was told already."""
+    """Python's own way out would go through CUDA's and NCCL's destructors."""
 
     def abort() -> None:
         calls.append("aborted")
@@ -86,7 +89,7 @@ def test_an_abort_that_ends_or_fails_is_over(
             raise error
 
     monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", abort)
-    assert process_group.abort(GPU)
+    assert process_group.abort(GPU) == (error is None)
     assert calls == ["aborted"]
 
 
@@ -104,3 +107,33 @@ def test_on_a_cpu_the_group_is_destroyed_either_way(calls: Calls) -> None:
     process_group.leave(torch.device("cpu"))
     assert process_group.abort(torch.device("cpu"))
     assert calls == ["destroyed", "destroyed"]
+
+
+def test_the_barrier_is_on_the_cpu_whatever_the_ranks_compute_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own would be NCCL's where the group has a device, and block in it."""
+    devices: list[torch.device] = []
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor: devices.append(tensor.device))
+    monkeypatch.setattr(dist, "barrier", lambda *_, **__: pytest.fail("torch's own"))
+    monkeypatch.setattr(wait, "for_device", lambda device, **_: devices.append(device))
+    World(topology=Topology.from_environ({}), device=GPU).barrier()
+    assert devices == [GPU, torch.device("cpu")]
+
+
+def test_what_must_be_decided_before_the_communicator_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch looks at determinism once, while it makes NCCL's (NCCL_ALGO=^NVLS)."""
+    seen: list[tuple[bool, bool]] = []
+    join = process_group.join
+
+    def joined(*arguments: Any, **options: Any) -> None:
+        seen.append((torch.are_deterministic_algorithms_enabled(), "CUBLAS_WORKSPACE_CONFIG" in os.environ))
+        join(*arguments, **options)
+
+    monkeypatch.setattr(process_group, "join", joined)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    try:
+        with cluster_ddp.distributed(cuda=False, deterministic=True):
+            pass
+    finally:
+        torch.use_deterministic_algorithms(False)
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    assert seen == [(True, True)]

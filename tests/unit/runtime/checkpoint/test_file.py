@@ -11,6 +11,7 @@ import pickle
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -289,3 +290,32 @@ def test_a_file_that_comes_late_is_waited_for(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(file.time, "sleep", lambda _: next(steps)())
     assert file.not_as_chosen(path, digest) is None
     assert file.read(path) == FRAME
+
+
+# Taking tensors out of a mapped file
+
+
+def test_what_is_taken_out_is_the_files_own_and_no_other_memory_is_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An expanded tensor is larger than what it has in memory; a sparse one has no address."""
+    tensors = {
+        "large": torch.rand(300, 300),
+        "expanded": torch.full((1,), 3.0).expand(3_000_000),
+        "part": torch.rand(90_000)[::3],
+        "sparse": torch.eye(3).to_sparse(),
+        "empty": torch.empty(0, 4),
+    }
+    path = tmp_path / "x.pt"
+    file.write(path, {**FRAME, "parts": tensors})
+    let_go: list[tuple[int, int]] = []
+    libc = SimpleNamespace(madvise=lambda start, nbytes, advice: let_go.append((start.value, nbytes.value)))
+    monkeypatch.setattr(file.ctypes, "CDLL", lambda _: libc)
+    read = file.read(path)["parts"]
+    taken = {name: file.taken(tensor) for name, tensor in read.items()}
+    monkeypatch.undo()
+    assert all(torch.equal(taken[name].to_dense(), tensors[name].to_dense()) for name in tensors)
+    mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(path) in line]
+    ranges = [tuple(int(bound, 16) for bound in line[0].split("-")) for line in mapped]
+    assert len(let_go) == 2  # of the large one, and of all that the part's storage has
+    assert all(any(first <= start and start + nbytes <= last for first, last in ranges) for start, nbytes in let_go)

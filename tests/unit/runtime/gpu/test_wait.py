@@ -62,6 +62,19 @@ def test_another_ranks_failure_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
         wait.for_device(GPU, timeout_s=20, peer_failed=failed.is_set)
 
 
+@pytest.mark.parametrize("error", [None, RuntimeError("CUDA error: device-side assert triggered")])
+def test_a_device_on_which_every_call_fails_is_broken(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> None:
+    class Stream:
+        def query(self) -> bool:
+            if error is not None:
+                raise error
+            return False
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    assert wait.is_broken(GPU) == (error is not None)
+    assert not wait.is_broken(torch.device("cpu"))
+
+
 def test_handlers_of_signals_run_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Event, "questions_left", 10**9)
 
