@@ -70,9 +70,8 @@ class FailureReporter:
         if first not in (name, None):
             self._print_stopped_by(first)
             if _is_timeout(error) or isinstance(error, PeerFailedError):
-                time.sleep(
-                    _ROLL_CALL_S + 1.0
-                )  # ending now, Slurm would end those that look who hangs, or wake that one up
+                # Ending now would make Slurm wake up the one that hangs, or end those that look who it is.
+                time.sleep(_ROLL_CALL_S + 1.0)
         elif _is_timeout(error):
             self._print(f"error: {self._who_hangs(first is not None)}")
         elif isinstance(error, ClusterDDPError):
