@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import multiprocessing.util
-import weakref
 from collections.abc import Iterator
-from typing import Any
+from multiprocessing.process import BaseProcess
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
@@ -18,7 +18,7 @@ from cluster_ddp.runtime.seeds import seed_all
 
 _MAX_WORKERS = 8  # a default that keeps a GPU busy; more may be asked for
 
-_iterators: weakref.WeakSet[Any] = weakref.WeakSet()  # torch's, which have the workers
+_workers: set[BaseProcess] = set()  # those that may be alive; torch gives up one that takes 5 s to end
 
 
 @functools.cache
@@ -31,9 +31,8 @@ def _kill_workers_at_exit() -> None:
 
 
 def _kill_workers() -> None:
-    for iterator in list(_iterators):
-        for worker in iterator._workers:
-            worker.kill()
+    for worker in _workers:
+        worker.kill()
 
 
 class Loader:
@@ -68,10 +67,11 @@ class Loader:
         if not self._loader.num_workers:
             return iter(self._loader)
         with preemption.stop_signals_blocked():
-            iterator = iter(self._loader)  # here workers are started
-        _iterators.add(iterator)
+            iterator: Any = iter(self._loader)  # here workers are started
+        _workers.difference_update([worker for worker in _workers if not worker.is_alive()])
+        _workers.update(iterator._workers)
         _kill_workers_at_exit()
-        return iterator
+        return cast(Iterator[Any], iterator)
 
 
 class _SeededInWorkers(Dataset[Any]):

@@ -49,3 +49,34 @@ def test_it_ends(tmp_path: Path, ending: str, status: int, workers: int, persist
     assert done.returncode == status, done.stderr
     assert done.stdout == ("left 8\n" if status == 0 else "")
     assert done.stderr.count("ValueError: the one that matters") == (1 if ending == "raises" else 0)
+
+
+GIVEN_UP = """
+import time
+import torch
+from torch.utils.data import Dataset
+import cluster_ddp
+
+class Slow(Dataset):
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        time.sleep(600 * index)
+        return torch.tensor([float(index)])
+
+with cluster_ddp.distributed(cuda=False) as world:
+    shard = world.shard(Slow(), batch_size=1, num_workers=1, persistent_workers=False)
+    for batch in shard:
+        break
+del shard, batch
+print("given up", flush=True)
+"""
+
+
+def test_a_worker_that_torch_gave_up_is_ended_too(tmp_path: Path) -> None:
+    """It is busy for longer than the 5 s that torch waits for it, and ignores the TERM after that."""
+    script = tmp_path / "script.py"
+    script.write_text(GIVEN_UP)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CLUSTER_DDP_"))}
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "given up\n"), done.stderr
