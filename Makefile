@@ -39,7 +39,7 @@ test-others:  # prints all in one piece, in the end
 # They need torch and numpy only. A machine with GPUs may have no way to install more: a Python that has them is taken.
 GPU_PYTHON = $$($(PYTHON) -c 'import torch, numpy' 2>/dev/null && echo $(PYTHON) || echo $(BIN)/python)
 define gpu-tests
-@$(PYTHON) -c 'import torch, numpy' 2>/dev/null || $(MAKE) --no-print-directory venv
+@$(PYTHON) -c 'import torch, numpy' 2>/dev/null || $(MAKE) --no-print-directory --silent venv
 @$(GPU_PYTHON) tests/gpu/run.py
 endef
 

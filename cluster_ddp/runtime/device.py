@@ -24,7 +24,7 @@ def set_up(topology: Topology, *, cuda: bool, deterministic: bool) -> torch.devi
 
     Args:
         topology: the rank's place.
-        cuda: use a GPU where there is one.
+        cuda: use a GPU if this process sees one.
         deterministic: see `distributed`.
 
     Raises:

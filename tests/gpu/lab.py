@@ -29,7 +29,7 @@ class Run:
     """One training that has ended, well or not."""
 
     folder: Path
-    """The run folder."""
+    """The run directory."""
     ended: Ended
     script_result: Mapping[str, Any]
     """What the script of rank 0 has written in the end; empty where it did not come so far."""
@@ -140,7 +140,7 @@ class Lab:
         """Train the digits.
 
         Args:
-            folder: the run folder; default: a new one.
+            folder: the run directory; default: a new one.
             options: of scripts/train.py.
             hangs: ranks that won't end by themselves.
             launcher: replaces the command up to the script, such as the fork launcher.

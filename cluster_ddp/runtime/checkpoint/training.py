@@ -257,7 +257,7 @@ class Checkpoint:
         complaint = file.not_as_chosen(path, digest) if is_reader else None
         ranks = self.world.gather(complaint and f"on {socket.gethostname()}: {complaint}")
         if found := next(filter(None, ranks), None):
-            hint = "is the run folder on a file system that all nodes share?"
+            hint = "is the run directory on a file system that all nodes share?"
             raise CheckpointError(f"Going on from {path}, as rank 0 does:", f"{found}.", hint)
 
     def _choose(self, resume: str) -> tuple[Path, str, bool] | None:

@@ -17,8 +17,8 @@ _PCI = Path("/sys/bus/pci/devices")
 def bind(device: torch.device, cpus_per_task: int, *, told: bool) -> None:
     """Let this process run on those of its CPUs that are near its GPU, if they are as many as it was to have.
 
-    Where Slurm has bound the task to CPUs of another socket (its default deals tasks out to the sockets in turn,
-    whatever GPUs they have), nothing is changed, and that is said.
+    Slurm may have bound the task to CPUs of another socket: its default alternates between sockets, whatever GPUs the
+    tasks have. Then nothing is changed, and that is said.
 
     Args:
         device: the rank's GPU.
