@@ -68,16 +68,16 @@ class FailureReporter:
         name = f"rank {self._rank()} on {socket.gethostname()}"
         first = self._ask_store(self._first_failure, name)
         if first not in (name, None):
-            self._print_stopped_by(first)
+            self.say(_stopped_by(first))
             if _is_timeout(error) or isinstance(error, PeerFailedError):
                 # Ending now would make Slurm wake up the one that hangs, or end those that look who it is.
                 time.sleep(_ROLL_CALL_S + 1.0)
         elif _is_timeout(error):
-            self._print(f"error: {self._who_hangs(first is not None)}")
+            self.say(f"error: {self._who_hangs(first is not None)}")
         elif isinstance(error, ClusterDDPError):
-            self._print(f"error: {error}")
+            self.say(f"error: {error}")
         else:
-            self._print("".join(traceback.format_exception(error)).rstrip())
+            self.say("".join(traceback.format_exception(error)).rstrip())
 
     def somebody_failed(self) -> bool:
         """Whether a rank has reported a failure, or the store has gone, and rank 0 with it."""
@@ -87,20 +87,17 @@ class FailureReporter:
         except Exception:
             return True
 
-    def answer(self) -> None:
-        """Tell the others that this rank does not hang."""
-        assert self.store is not None
-        with contextlib.suppress(Exception):  # it has gone with rank 0
-            self.store.set(f"failed/{self._rank()}", "")
-
-    def report_peer(self) -> None:
-        """Print who failed, where that is another rank, and this one ends without an exception of its own."""
+    def answer(self) -> str:
+        """Who failed, in words, where that is another rank; from now on the others know that this one does not hang."""
         name = f"rank {self._rank()} on {socket.gethostname()}"
         first = self._ask_store(self._first_failure, name)
         if first in (name, None):
-            self._print("stopped: rank 0, which serves the ranks' store, is gone.")
-        else:
-            self._print_stopped_by(first)
+            return "stopped: rank 0, which serves the ranks' store, is gone."
+        return _stopped_by(first)
+
+    def say(self, words: str) -> None:
+        """Print words, with this rank and its host."""
+        complain(f"[rank {self._rank()} {socket.gethostname()}] {words}")
 
     def linger(self) -> None:
         """On rank 0, which serves the store: wait until all others have asked who failed, or for some seconds."""
@@ -137,7 +134,7 @@ class FailureReporter:
 
     def _first_failure(self, store: dist.Store, name: str) -> str:
         first = str(store.compare_set(_KEY, "", name), "utf-8")
-        self.answer()  # rank 0 may go now, as far as this one is concerned
+        store.set(f"failed/{self._rank()}", "")  # rank 0 may go now, as far as this one is concerned
         return first
 
     def _who_hangs(self, store_answers: bool) -> ClusterDDPError:
@@ -170,11 +167,9 @@ class FailureReporter:
             return int(os.environ.get("SLURM_LOCALID") or os.environ.get("LOCAL_RANK") or 0)
         return 0
 
-    def _print_stopped_by(self, other: str | None) -> None:
-        self._print(f"stopped: {other} failed (see its error).")
 
-    def _print(self, text: str) -> None:
-        complain(f"[rank {self._rank()} {socket.gethostname()}] {text}")
+def _stopped_by(other: str | None) -> str:
+    return f"stopped: {other} failed (see its error)."
 
 
 def _is_timeout(error: BaseException) -> bool:

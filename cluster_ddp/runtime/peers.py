@@ -54,14 +54,14 @@ class PeerWatch:
             if self._stopped.wait(self._every_s):
                 return
         self._failed.set()
-        if self._is_busy():
-            self._reporter.answer()  # now, before somebody who waited in vain counts those that don't
+        # Now, before somebody who waited in vain counts those that don't answer, and before rank 0 has gone.
+        words = self._reporter.answer() if self._is_busy() else None
         if self._stopped.wait(_GRACE_S):
             return
         if not self._is_busy():
             # It may still be at work, or hang: it must not look as if it had answered.
             self._stopped.wait()
             return
-        self._reporter.report_peer()
+        self._reporter.say(words or self._reporter.answer())
         self._reporter.linger()
         hard_exit.now(_EXIT_STATUS)

@@ -99,7 +99,8 @@ def _register(memory: mmap.mmap) -> bool:
 def _forget_error() -> None:
     """Take CUDA's (or HIP's) note of the last error away: torch would find it after the next kernel, and blame that."""
     names = {"libcudart": "cudaGetLastError", "libamdhip64": "hipGetLastError"}
-    for path in {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    for path in {line.split(maxsplit=5)[5] for line in lines if ".so" in line}:
         if function := names.get(Path(path).name.partition(".")[0]):
             getattr(ctypes.CDLL(path), function)()
 
