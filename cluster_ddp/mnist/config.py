@@ -49,8 +49,7 @@ class TrainConfig:
     steps or more. Bits depend on it; a resumed run keeps it."""
     deterministic: bool = False
     """The same bits in every run on the same machines with the same ranks: no tuning, deterministic algorithms. Other
-    nodes
-    or another number of ranks may add up in another order."""
+    nodes or another number of ranks may add up in another order."""
     cuda_graph: bool = False
     """On GPUs: launch each step's forward and backward as one CUDA graph, and its update as another."""
     resident_share: float = 0.1

@@ -62,7 +62,7 @@ class Run:
 
     @property
     def weights(self) -> str:
-        """The SHA-256 of the weights, of which the training itself made sure that all ranks have the same."""
+        """The SHA-256 of the weights. The training has compared it over all ranks."""
         return str(self.records("done")[-1]["weights_sha256"])
 
     @property

@@ -155,16 +155,16 @@ class Checkpoint:
     def _after(self, *, epoch_ended: bool) -> None:
         """What is to be done after a step, or an epoch."""
         save = self._interval.is_due(self.steps, self.epoch, epoch_ended=epoch_ended)
-        if not (epoch_ended or self._exchange.is_due()):
-            if save:
-                self._save()
-            return
-        stop, minutes_are_over = self._exchange.collect(*self._flags())
-        if stop:
-            self._stop()
-        if save or minutes_are_over:
+        is_exchange = epoch_ended or self._exchange.is_due()
+        if is_exchange:
+            stop, minutes_are_over = self._exchange.collect(*self._flags())
+            if stop:
+                self._stop()
+            save = save or minutes_are_over
+        if save:
             self._save()
-        self._exchange.begin(*self._flags())
+        if is_exchange:
+            self._exchange.begin(*self._flags())  # after the save, which begins the minutes anew
 
     def _flags(self) -> tuple[bool, bool]:
         """Whether to stop, and, by rank 0's clock, whether a save is due that is made every so many minutes."""
