@@ -10,7 +10,7 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -56,36 +56,18 @@ def _note_early(number: int, frame: FrameType | None) -> None:
     _early.append(number)
 
 
-class DeafToStopSignals:
-    """A loader's worker_init_fn: the signals that stop a training, which go to all its processes, don't end a worker.
-
-    Args:
-        then: another worker_init_fn to call.
-    """
-
-    def __init__(self, then: Callable[[int], None] | None) -> None:
-        self.then = then
-
-    def __call__(self, worker: int) -> None:
-        """Called in the worker, with its number."""
-        for number in _default_numbers():
-            signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _default_numbers())
-        if self.then is not None:
-            self.then(worker)
-
-
 @contextmanager
 def stop_signals_blocked() -> Iterator[None]:
     """Hold them back from this thread, and from the processes that it starts, for the time of the body."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _default_numbers())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, default_numbers())
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _default_numbers() -> list[signal.Signals]:
+def default_numbers() -> list[signal.Signals]:
+    """The numbers of `DEFAULT_SIGNALS`."""
     return [signal.Signals[f"SIG{name}"] for name in DEFAULT_SIGNALS]
 
 

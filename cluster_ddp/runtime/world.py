@@ -31,6 +31,7 @@ from cluster_ddp.runtime.buckets import settle_buckets
 from cluster_ddp.runtime.data.loader import Loader
 from cluster_ddp.runtime.data.resident import RESIDENT_SHARE, Gathered, place
 from cluster_ddp.runtime.data.shard import GlobalBatches, Shard
+from cluster_ddp.runtime.data.workers import keep_through_stops
 from cluster_ddp.runtime.failure import FailureReporter
 from cluster_ddp.runtime.gpu import graphs, wait
 from cluster_ddp.runtime.network import choose_interface
@@ -232,6 +233,7 @@ def distributed(
     reporter.install()
     reporter.topology = topology = Topology.from_environ(os.environ)
     _set_up_logging(topology)
+    keep_through_stops()
     device = devices.set_up(topology, cuda=cuda, deterministic=deterministic)
     reporter.store = rendezvous.meet(topology, device.type, timeout_s=rendezvous_timeout_s)
     reporter.collective_timeout_s = collective_timeout_s

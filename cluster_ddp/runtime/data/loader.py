@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import multiprocessing.util
 from collections.abc import Iterator
-from multiprocessing.process import BaseProcess
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from cluster_ddp.runtime import preemption
 from cluster_ddp.runtime.data.resident import ResidentSet
 from cluster_ddp.runtime.data.shard import GlobalBatches, Indices
 from cluster_ddp.runtime.seeds import seed_all
 
 _MAX_WORKERS = 8  # a default that keeps a GPU busy; more may be asked for
-
-_workers: set[BaseProcess] = set()  # those that may be alive; torch gives up one that takes 5 s to end
-
-
-@functools.cache
-def _kill_workers_at_exit() -> None:
-    """Let the process end. At its exit torch leaves workers to multiprocessing, which sends TERM and waits for ever.
-
-    These don't die of TERM: a warning of Slurm's must not end them (`preemption`). They have nothing to lose by then.
-    """
-    multiprocessing.util.Finalize(None, _kill_workers, exitpriority=10)
-
-
-def _kill_workers() -> None:
-    for worker in _workers:
-        worker.kill()
 
 
 class Loader:
@@ -57,21 +37,13 @@ class Loader:
             options.setdefault("collate_fn", _whole)
         if workers:
             options.setdefault("persistent_workers", True)
-            options["worker_init_fn"] = preemption.DeafToStopSignals(options.get("worker_init_fn"))
             dataset = _SeededInWorkers(dataset)
         # A generator of its own: the loader would draw from the rank's, and a resumed run once more than another.
         options.setdefault("generator", torch.Generator().manual_seed(0))
         self._loader: DataLoader[Any] = DataLoader(dataset, **{"batch_sampler": batches, **options})
 
     def __iter__(self) -> Iterator[Any]:
-        if not self._loader.num_workers:
-            return iter(self._loader)
-        with preemption.stop_signals_blocked():
-            iterator: Any = iter(self._loader)  # here workers are started
-        _workers.difference_update([worker for worker in _workers if not worker.is_alive()])
-        _workers.update(iterator._workers)
-        _kill_workers_at_exit()
-        return cast(Iterator[Any], iterator)
+        return iter(self._loader)
 
 
 class _SeededInWorkers(Dataset[Any]):

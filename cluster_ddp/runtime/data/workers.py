@@ -1,0 +1,73 @@
+"""A DataLoader's workers: they outlive the signals that stop a training, and never outlive the training.
+
+slurmstepd sends such a signal to all processes of a step. A worker that dies of it takes the training with it, before
+anything is saved: torch raises an error where one ends. This holds for every DataLoader of a script, so torch's own
+class is changed (read in torch 2.10 to 2.15).
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import signal
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from cluster_ddp.runtime import preemption
+
+_iterators: weakref.WeakSet[Any] = weakref.WeakSet()  # those that have workers
+
+
+class IgnoreStopSignals:
+    """A worker_init_fn: the signals that stop a training don't end the worker.
+
+    Args:
+        then: another worker_init_fn to call.
+    """
+
+    def __init__(self, then: Callable[[int], None] | None) -> None:
+        self.then = then
+
+    def __call__(self, worker: int) -> None:
+        """Called in the worker, with its number."""
+        numbers = preemption.default_numbers()
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+        if self.then is not None:
+            self.then(worker)
+
+
+@functools.cache
+def keep_through_stops() -> None:
+    """From now on, let the workers of every DataLoader ignore the stop signals, and end with this process."""
+    get_iterator = DataLoader._get_iterator
+
+    @functools.wraps(get_iterator)
+    def protected(loader: DataLoader[Any]) -> Any:
+        if not loader.num_workers:
+            return get_iterator(loader)
+        if not isinstance(loader.worker_init_fn, IgnoreStopSignals):
+            loader.worker_init_fn = IgnoreStopSignals(loader.worker_init_fn)
+        with preemption.stop_signals_blocked():  # until the worker ignores them
+            iterator: Any = get_iterator(loader)
+        for worker in iterator._workers:
+            # torch and multiprocessing end one that is busy with TERM, which it ignores, and wait for its end.
+            worker._popen.terminate = worker._popen.kill
+        _iterators.add(iterator)
+        return iterator
+
+    DataLoader._get_iterator = protected  # type: ignore[assignment, method-assign]
+    atexit.register(_end_workers)
+
+
+def _end_workers() -> None:
+    """End the workers of loaders that live to the end of the interpreter, as torch ends those of others.
+
+    Later on torch leaves them to multiprocessing, and takes their end for an error.
+    """
+    for iterator in list(_iterators):
+        iterator._shutdown_workers()
