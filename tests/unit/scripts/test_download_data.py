@@ -7,15 +7,24 @@ import gzip
 import hashlib
 import http.server
 import importlib.util
+import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
+from torchvision.datasets import MNIST
+from torchvision.transforms import Compose, Normalize, ToTensor
 
+from cluster_ddp.mnist import data
 from cluster_ddp.mnist.files import IdxFile, raw_folder
+from cluster_ddp.runtime.world import World
+from cluster_ddp.slurm.environment import Topology
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "download_data.py"
 CONTENTS = {f"file-{i}": bytes([i]) * 5000 for i in range(4)}
@@ -144,8 +153,26 @@ def test_digits_need_no_download(script, capsys) -> None:
 
 
 def test_the_script_runs_as_a_script() -> None:
-    import subprocess
-
     done = subprocess.run([sys.executable, str(SCRIPT), "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     assert "--from FOLDER" in done.stdout
+
+
+def test_torchvision_reads_what_it_brings_and_the_resident_path_has_the_same_pixels(tmp_path: Path) -> None:
+    """The real MNIST, from the folder that MNIST_FROM names: every test image as torchvision's transforms have it."""
+    source = os.environ.get("MNIST_FROM", "")
+    if not source and not os.environ.get("CI"):
+        pytest.skip("MNIST_FROM names no folder with MNIST's files")
+    subprocess.run([sys.executable, str(SCRIPT), "--data-dir", str(tmp_path), "--from", source], check=True)
+    train, test = data.load("mnist", tmp_path)
+    theirs = MNIST(tmp_path, download=False)
+    assert torch.equal(train.tensors[0], theirs.data)
+    assert torch.equal(train.tensors[1], theirs.targets)
+
+    mean, std = data.MNIST_STATISTICS
+    transform = Compose([ToTensor(), Normalize(mean, std)])
+    loader = DataLoader(MNIST(tmp_path, train=False, download=False, transform=transform), batch_size=64)
+    world = World(topology=Topology.from_environ({}), device=torch.device("cpu"))
+    batches = list(zip(world.shard(test, batch_size=64), loader, strict=True))
+    assert len(batches) == 157
+    assert all(torch.equal(ours[0], images) and torch.equal(ours[1], labels) for ours, (images, labels) in batches)

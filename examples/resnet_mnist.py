@@ -1,0 +1,44 @@
+"""A model and a dataset of torchvision's, saved and resumed: ResNet-18 on MNIST.
+
+python scripts/download_data.py
+python -m cluster_ddp.submit --nodes 2 --gpus-per-node 2 -- python examples/resnet_mnist.py data
+"""
+
+import sys
+
+import torch
+import torch.nn.functional as F
+from torchvision.datasets import MNIST
+from torchvision.models import resnet18
+from torchvision.transforms import Compose, Grayscale, Normalize, ToTensor
+
+import cluster_ddp
+
+
+def main(data_dir: str) -> None:
+    """Train for two epochs, then test."""
+    transform = Compose([Grayscale(3), ToTensor(), Normalize(0.1307, 0.3081)])
+    with cluster_ddp.distributed() as world:
+        shard = world.shard(MNIST(data_dir, transform=transform), batch_size=64, shuffle_seed=1)
+        test_shard = world.shard(MNIST(data_dir, train=False, transform=transform), batch_size=64)
+        model = world.wrap(resnet18(num_classes=10))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        checkpoint = cluster_ddp.Checkpoint(world, shard=shard, model=model, optimizer=optimizer)
+        for _ in checkpoint.epochs(2):
+            for images, labels in shard:
+                optimizer.zero_grad()
+                F.cross_entropy(model(images.to(world.device)), labels.to(world.device)).backward()
+                optimizer.step()
+                checkpoint.step()
+
+        model.eval()
+        correct = seen = 0
+        with torch.no_grad():
+            for images, labels in test_shard:
+                correct += int((model(images.to(world.device)).argmax(1).cpu() == labels).sum())
+                seen += len(labels)
+        world.print(f"accuracy {world.mean(correct, seen):.4f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
