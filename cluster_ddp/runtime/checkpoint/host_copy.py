@@ -7,7 +7,7 @@ import ctypes
 import logging
 import mmap
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,8 @@ def with_tensors(value: Any, name: str, tensor: Callable[[torch.Tensor], torch.T
             with_tensors(key, name, tensor): with_tensors(item, f"{name}[{key!r}]", tensor)
             for key, item in value.items()
         }
+        if isinstance(value, Counter):  # MultiStepLR's milestones; of dictionaries, torch.load takes these three kinds
+            return Counter(copied)
         if not isinstance(value, OrderedDict):
             return copied
         ordered = OrderedDict(copied)

@@ -8,7 +8,7 @@ import importlib
 import io
 import os
 import pickle
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,7 +68,12 @@ def test_a_nested_state_comes_back_bit_for_bit(tmp_path: Path) -> None:
         "strided": torch.arange(12).reshape(3, 4).t()[1:],
         "expanded": torch.ones(1, 2).expand(3, 2),
         "plain": (None, True, -(2**70), 0.1, float("-inf"), 1 + 2j, "ü\n", b"\0", torch.bfloat16, torch.Size([2])),
-        "nested": [{"a": (1, [2, {"b": ()}])}, OrderedDict(x=1), {1: "int", (2, 3): "tuple", None: "none"}],
+        "nested": [
+            {"a": (1, [2, {"b": ()}])},
+            OrderedDict(x=1),
+            Counter(aab=2),
+            {1: "int", (2, 3): "tuple", None: "none"},
+        ],
     }
     assert same(file.read(_path(tmp_path, state)), {**FRAME, **state})
     assert hasattr(file.read(tmp_path / "x.pt")["model"], "_metadata")

@@ -1,0 +1,50 @@
+"""A world of one for trainings in this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import cluster_ddp
+from cluster_ddp.runtime import exchange
+from cluster_ddp.runtime.world import World
+
+log = logging.getLogger("cluster_ddp")
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    """A world of one; what making it changes in this process is put back."""
+    before, hook, threads = (log.handlers[:], log.propagate, log.level), sys.excepthook, torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("SLURM_", "CLUSTER_DDP_", "RANK", "WORLD_"))]:
+            patch.delenv(name)
+        with cluster_ddp.distributed(cuda=False) as one:
+            yield one
+    log.handlers[:], log.propagate, log.level = before
+    sys.excepthook = hook
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The ranks agree after every step, not only about once a second; signals' handlers are put back."""
+    monkeypatch.setattr(exchange, "EXCHANGE_EVERY_S", 0.0)
+    numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture, world: World) -> Iterator[pytest.LogCaptureFixture]:
+    log.addHandler(caplog.handler)
+    yield caplog
+    log.removeHandler(caplog.handler)
