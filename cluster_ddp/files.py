@@ -1,4 +1,4 @@
-"""Writing files that are whole or not there at all."""
+"""Files and folders of a run directory: their owner's alone unless they are shared, and whole or not there at all."""
 
 from __future__ import annotations
 
@@ -9,10 +9,59 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+SHARE = "CLUSTER_DDP_SHARE"
+"""Variable of a job: with 1, its group may read the run directory."""
+
+
+def make_dir(path: Path, *, shared: bool | None = None) -> None:
+    """Make a folder of mode 0700, or 0750 where it is shared; the folders above it as the umask says.
+
+    Args:
+        path: of the folder.
+        shared: whether the group may read it; default: as `SHARE` in the environment says.
+
+    Raises:
+        OSError: it is there already, or can't be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700)
+    if _is_shared(shared):
+        path.chmod(path.stat().st_mode & 0o7777 | 0o050)  # keeps the set-group-ID bit that it may have inherited
+
+
+def open_own(path: Path, flags: int, *, shared: bool | None = None) -> int:
+    """Open a file, never through a symbolic link; one that is made has mode 0600, or 0640 where it is shared.
+
+    Args:
+        path: of the file.
+        flags: as of os.open.
+        shared: whether the group may read it; default: as `SHARE` in the environment says.
+
+    Returns:
+        A descriptor that child processes do not inherit.
+
+    Raises:
+        OSError: it is a symbolic link, or can't be opened.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP and path.is_symlink():
+            raise OSError(errno.ELOOP, "It is a symbolic link", str(path)) from error
+        raise
+    mode = os.fstat(descriptor).st_mode & 0o7777
+    if flags & os.O_CREAT and _is_shared(shared) and not mode & 0o040:
+        os.fchmod(descriptor, mode | 0o040)
+    return descriptor
+
+
+def _is_shared(shared: bool | None) -> bool:
+    return os.environ.get(SHARE) == "1" if shared is None else shared
+
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that appears under its name only when the body has ended well.
+def atomic_write(path: Path, *, shared: bool | None = None) -> Iterator[BinaryIO]:
+    """Open a file that appears under its name only when the body has ended well. Its mode is that of `open_own`.
 
     Written under a unique temporary name in the same folder, fsynced, then renamed, and the folder fsynced; an error in
     the body leaves nothing. A killed process may leave `.<name>.<hex>.tmp`, which is harmless.
@@ -22,7 +71,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
-        with open(temporary, "xb") as file:
+        with open(open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, shared=shared), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
