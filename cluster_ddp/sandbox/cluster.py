@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,8 @@ from cluster_ddp.sandbox import config, network, packages
 from cluster_ddp.sandbox.layout import CONTROLLER, STATE_ROOT, Layout, check_name
 from cluster_ddp.slurm import commands
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 180.0  # for what hangs only: what ends is noticed at once
+_STEP_TIMEOUT_S = 20
 SLURMCTLD_PORT = 6817  # slurm.conf(5): the default
 
 
@@ -30,7 +31,7 @@ class Daemon(NamedTuple):
 
 
 def up(name: str, *, nodes: int, gpus_per_node: int) -> Layout:
-    """Start a sandbox and wait until every node is idle.
+    """Start a sandbox and wait until a step has run on every node, and all are idle.
 
     Args:
         name: of the sandbox.
@@ -50,7 +51,7 @@ def up(name: str, *, nodes: int, gpus_per_node: int) -> Layout:
             config.write(layout)
             network.build(layout)
             daemons = _start_daemons(layout)
-            _wait_for(lambda: controller_listens(layout), layout, daemons)
+            wait_until_usable(layout, layout.node_names, daemons)
             _wait_for(lambda: _all_idle(layout), layout, daemons)
         except BaseException:
             _remove(name)
@@ -219,13 +220,39 @@ def _start(layout: Layout, host: str, command: list[str], log: str) -> Daemon:
     return Daemon(log, process)
 
 
-def controller_listens(layout: Layout) -> bool:
+def wait_until_usable(layout: Layout, nodes: Sequence[str], daemons: Sequence[Daemon]) -> None:
+    """Wait until a step has run on every one of `nodes`.
+
+    A node that slurmctld calls idle may still refuse a launch, with "Communication connection failure" (seen with
+    22.05 just after its slurmd was started).
+
+    Args:
+        layout: of the sandbox.
+        nodes: their names.
+        daemons: what was started for it.
+
+    Raises:
+        SandboxError: one of `daemons` has ended, or it takes longer than `START_TIMEOUT_S`.
+    """
+    _wait_for(lambda: _controller_listens(layout), layout, daemons)
+    _wait_for(lambda: _takes_steps(layout, nodes), layout, daemons)
+
+
+def _controller_listens(layout: Layout) -> bool:
     """Whether it can be asked; sinfo would insist for ten seconds."""
     try:
         socket.create_connection((layout.controller_address, SLURMCTLD_PORT), timeout=0.5).close()
     except OSError:
         return False
     return True
+
+
+def _takes_steps(layout: Layout, nodes: Sequence[str]) -> bool:
+    """Whether a step of one task on every one of these nodes ends well. It fits beside jobs that leave a CPU free."""
+    where = (f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", "--ntasks-per-node=1", "--mem=1", "--time=1")
+    step = ["timeout", str(_STEP_TIMEOUT_S), "srun", f"--immediate={_STEP_TIMEOUT_S // 2}", *where, "true"]
+    with open(layout.folder / "log" / "srun.out", "wb") as output:
+        return subprocess.run(step, env=environment(layout.name), stdout=output, stderr=output).returncode == 0
 
 
 def _all_idle(layout: Layout) -> bool:
@@ -236,7 +263,7 @@ def _all_idle(layout: Layout) -> bool:
     return len(states) == layout.nodes and set(states.values()) == {"idle"}
 
 
-def _wait_for(condition: Callable[[], bool], layout: Layout, daemons: list[Daemon]) -> None:
+def _wait_for(condition: Callable[[], bool], layout: Layout, daemons: Sequence[Daemon]) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while not condition():
         dead = [daemon.name for daemon in daemons if daemon.process.poll() is not None]

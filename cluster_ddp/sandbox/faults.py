@@ -22,7 +22,6 @@ from cluster_ddp.errors import SandboxError
 from cluster_ddp.sandbox import cluster, network
 from cluster_ddp.sandbox.layout import CONTROLLER, Layout
 
-CONTROLLER_TIMEOUT_S = 30.0
 _CLONE_NEWNET = 0x40000000  # sched.h; os.setns is there from Python 3.12 on
 
 
@@ -51,33 +50,36 @@ def lose_node(layout: Layout, node: str) -> None:
 
 
 def bring_back_node(layout: Layout, node: str) -> None:
-    """A lost node starts again: its link comes up, and a new slurmd, which knows nothing of its former tasks."""
+    """A lost node starts again: its link comes up, and a new slurmd, which knows nothing of its former tasks.
+
+    Returns when a step has run there.
+
+    Raises:
+        SandboxError: no step runs there.
+    """
     network.ip("link", "set", layout.link(node), "up")
-    cluster.start_node(layout, node)
+    cluster.wait_until_usable(layout, [node], [cluster.start_node(layout, node)])
 
 
 def restart_controller(layout: Layout, *, after_s: float) -> None:
-    """slurmctld gets SIGKILL and, `after_s` seconds later, is started again; returns when it answers.
+    """slurmctld gets SIGKILL and, `after_s` seconds later, is started again; returns when steps run on all nodes.
 
     It saves its state some seconds after a change (up to 5 s with Slurm 22.05): what is younger may be forgotten.
 
     Raises:
-        SandboxError: there is none, or the new one does not answer.
+        SandboxError: there is none, or no step runs under the new one.
     """
     # Debian's program is slurmctld-wlm; its helper slurmscriptd is the same program and ends with it.
     pids = [pid for pid in processes_on(layout, CONTROLLER) if _program(pid).startswith("slurmctld")]
-    asked = f"Starting the controller of the sandbox {layout.name!r} again:"
     if not pids:
-        raise SandboxError(asked, "it is not running.", f"python -m cluster_ddp.sandbox down --name {layout.name}")
+        raise SandboxError(
+            f"Starting the controller of the sandbox {layout.name!r} again:",
+            "it is not running.",
+            f"python -m cluster_ddp.sandbox down --name {layout.name}",
+        )
     send(pids, signal.SIGKILL)
     time.sleep(after_s)
-    cluster.start_controller(layout)
-    deadline = time.monotonic() + CONTROLLER_TIMEOUT_S
-    while not cluster.controller_listens(layout):
-        if time.monotonic() > deadline:
-            found = f"no answer within {CONTROLLER_TIMEOUT_S:g} s."
-            raise SandboxError(asked, found, f"see {layout.folder}/log/slurmctld.log")
-        time.sleep(0.1)
+    cluster.wait_until_usable(layout, layout.node_names, [cluster.start_controller(layout)])
 
 
 def ranks(layout: Layout, job_id: int, *, step_id: int = 0) -> list[Rank]:

@@ -16,7 +16,7 @@ import pytest
 from cluster import Cluster
 
 from cluster_ddp.errors import SandboxError
-from cluster_ddp.sandbox import cluster, network, packages
+from cluster_ddp.sandbox import cluster, faults, network, packages
 from cluster_ddp.sandbox.layout import STATE_ROOT
 from cluster_ddp.slurm import commands
 
@@ -74,6 +74,20 @@ def test_a_second_sandbox_beside_the_first(slurm: Cluster) -> None:
     finally:
         assert door("down", "--name", NAME).returncode == 0
     assert "was not there" in door("down", "--name", NAME).stdout
+
+
+def test_a_node_that_came_back_takes_a_step_at_once(
+    slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its slurmd is slow to start, as on a busy machine."""
+    slow = tmp_path / "slurmd"
+    slow.write_text(f'#!/bin/sh\nsleep 5\nexec {shutil.which("slurmd")} "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    faults.lose_node(slurm.layout, "node2")
+    faults.bring_back_node(slurm.layout, "node2")
+    done = slurm.run("srun", "--nodelist=node2,node3", "hostname")
+    assert (done.returncode, sorted(done.stdout.split())) == (0, ["node2", "node3"]), done.stderr
 
 
 def test_down_after_a_crash_with_a_job_running() -> None:
