@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from slowness import scaled
 
 from cluster_ddp.launch.render import render
 from cluster_ddp.launch.spec import JobSpec
@@ -21,6 +23,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "scripts"))
 from render_jobs import JOBS  # noqa: E402
 
+TIMEOUT_S = 600.0
+"""For what hangs only: a job may wait for others' nodes. (A full run of all tests on Slurm takes about ten minutes.)"""
 SUBMIT = (sys.executable, "-m", "cluster_ddp.submit")
 
 
@@ -29,11 +33,11 @@ class Job:
     """A submitted job, or a whole array."""
 
     job_id: int
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)
 
-    def wait(self, timeout_s: float = 120) -> list[JobStatus]:
+    def wait(self, timeout_s: float = TIMEOUT_S) -> list[JobStatus]:
         """Its status (an array's: one per task) once nothing more happens to it."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + scaled(timeout_s)
         while True:
             statuses = commands.job_statuses(self.job_id, env=self.env)
             if all(status.ended for status in statuses):
@@ -43,14 +47,14 @@ class Job:
                 raise AssertionError(f"no end within {timeout_s} s: {statuses}\n{self._outputs(statuses)}")
             time.sleep(0.3)
 
-    def succeed(self, timeout_s: float = 120) -> str:
+    def succeed(self, timeout_s: float = TIMEOUT_S) -> str:
         """Wait; all must have completed. What they printed, an array's tasks one after the other."""
         statuses = self.wait(timeout_s)
         output = self._outputs(statuses)
         assert {status.state for status in statuses} == {"COMPLETED"}, f"{statuses}\n{output}"
         return output
 
-    def fail(self, timeout_s: float = 120) -> tuple[JobStatus, str]:
+    def fail(self, timeout_s: float = TIMEOUT_S) -> tuple[JobStatus, str]:
         """Wait; it must have failed. Its status and what it printed."""
         (status,) = self.wait(timeout_s)
         output = self._outputs([status])
@@ -67,7 +71,7 @@ class Cluster:
     """The sandbox of this test session."""
 
     layout: Layout
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)
     launcher: str = "srun"
     """What the jobs of test_jobs.py and test_faults.py are started with (pytest --launcher)."""
 
@@ -75,9 +79,11 @@ class Cluster:
     def name(self) -> str:
         return self.layout.name
 
-    def run(self, *argv: str, cwd: Path = ROOT, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    def run(self, *argv: str, cwd: Path = ROOT, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
         """Run a command on the login node."""
-        return subprocess.run(argv, env=dict(self.env), cwd=cwd, capture_output=True, text=True, timeout=timeout_s)
+        return subprocess.run(
+            argv, env=dict(self.env), cwd=cwd, capture_output=True, text=True, timeout=scaled(timeout_s)
+        )
 
     def wrapped(self, lines: str, *command: str) -> tuple[str, ...]:
         """A Python script of which each rank runs after some lines of bash."""
@@ -125,7 +131,7 @@ class Place:
             env={**self.slurm.env, **(env or {})},
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=scaled(TIMEOUT_S),
         )
 
     def start(self, *arguments: str) -> Path:
@@ -134,9 +140,9 @@ class Place:
         assert done.returncode == 0, done.stderr
         return self.folder / re.search(r"Run folders?: (\S+)", done.stdout)[1]
 
-    def end_of(self, run_dir: Path, timeout_s: float = 150) -> commands.JobStatus:
+    def end_of(self, run_dir: Path, timeout_s: float = TIMEOUT_S) -> commands.JobStatus:
         label = json.loads((run_dir / "spec.json").read_text())["job"]
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + scaled(timeout_s)
         while True:
             (status,) = commands.job_statuses(label, env=self.slurm.env)
             if status.ended:
@@ -152,6 +158,12 @@ class Place:
 
     def files(self) -> list[str]:
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
+
+
+def differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, tuple[str | None, str | None]]:
+    """Where two environments differ: all that a test may print of them."""
+    names = sorted({**ours, **theirs})
+    return {name: (ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)}
 
 
 def output(run_dir: Path) -> str:

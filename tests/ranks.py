@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slowness import scaled
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "cluster_ddp.mnist.loop"])
 
@@ -28,7 +30,7 @@ def run_ranks(
     function: Callable[[], None],
     environments: list[Mapping[str, str]],
     folder: Path,
-    timeout_s: float = 60,
+    timeout_s: float = 120,
 ) -> list[Outcome]:
     """Run `function` once per environment, all at once; their ends in the order of the environments."""
     logs = [folder / f"rank{i}.log" for i in range(len(environments))]
@@ -38,7 +40,7 @@ def run_ranks(
     for process in processes:
         process.start()
     for process in processes:
-        process.join(timeout_s)
+        process.join(scaled(timeout_s))
     killed = [process.is_alive() for process in processes]
     for process in processes:
         if process.is_alive():

@@ -43,7 +43,7 @@ def fork(start: int) -> int:
 def wait_for_a_save() -> None:
     """Until a temporary file is there that was not before, and a random moment longer."""
     before = set(FOLDER.glob("checkpoints/.step-*.tmp"))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not set(FOLDER.glob("checkpoints/.step-*.tmp")) - before:
         assert time.monotonic() < deadline, "no save came"
         time.sleep(0.002)

@@ -8,13 +8,14 @@ import subprocess
 import sys
 
 from cluster import ROOT
+from slowness import scaled
 
 
 def test_a_few_random_faults_cost_nothing(machine: None) -> None:
     """Weights, metrics and the ledger of samples are those of a training that had none; nothing is left behind."""
     options = ("--faults", "3", "--epochs", "6", "--seed", "3", "--name", f"chaos-{os.getpid()}")
     command = (sys.executable, "scripts/chaos.py", *options)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=scaled(1200))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["violation"] is None and summary["faults"] >= 3

@@ -75,7 +75,7 @@ def test_sallocs_shell_is_told_to_use_srun(slurm: Cluster) -> None:
 
 def test_training_without_srun_ends_at_once(slurm: Cluster, tmp_path: Path) -> None:
     script = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2\npython -m cluster_ddp.train --dataset digits\n"
-    status, output = slurm.submit(script, tmp_path).fail(timeout_s=60)
+    status, output = slurm.submit(script, tmp_path).fail()
     assert status.exit_code == 2
     assert "Hint: start it with srun" in output
 

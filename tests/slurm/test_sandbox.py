@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
+from slowness import scaled
 
 from cluster_ddp.errors import SandboxError
 from cluster_ddp.sandbox import cluster, faults, network, packages
@@ -50,7 +51,7 @@ def _nothing_is_left(slurm: Cluster) -> Iterator[None]:
 
 def door(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "cluster_ddp.sandbox", *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "cluster_ddp.sandbox", *arguments], capture_output=True, text=True, timeout=scaled(300)
     )
 
 
@@ -95,9 +96,9 @@ def test_down_after_a_crash_with_a_job_running() -> None:
     cluster.up(NAME, nodes=1, gpus_per_node=1)
     try:
         env = cluster.environment(NAME)
-        commands.run(["sbatch", "--output=/dev/null", "--wrap", "trap '' TERM; sleep 600"], env=env)
-        deadline = time.monotonic() + 20
-        while not any(command(pid).startswith("sleep 600") for pid in network.processes(NAME)):
+        commands.run(["sbatch", "--output=/dev/null", "--wrap", "trap '' TERM; sleep 86400"], env=env)
+        deadline = time.monotonic() + scaled(120)
+        while not any(command(pid).startswith("sleep 86400") for pid in network.processes(NAME)):
             assert time.monotonic() < deadline, "the job did not start"
             time.sleep(0.1)
         for pid in network.processes(NAME):

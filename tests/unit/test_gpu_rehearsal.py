@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from slowness import scaled
 
 ROOT = Path(__file__).parents[2]
 GPU_TESTS = ROOT / "tests" / "gpu"
@@ -18,7 +19,7 @@ GPU_TESTS = ROOT / "tests" / "gpu"
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(GPU_TESTS / "run.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, timeout=240)
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, timeout=scaled(240))
 
 
 @pytest.mark.parametrize("group", ["gpu", "gpu_pair"])

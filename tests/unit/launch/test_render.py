@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slowness import scaled
 from stand_ins import APPTAINER, HOSTILE
 
 from cluster_ddp.launch.render import render, task_command
@@ -39,7 +40,7 @@ def run_script(text: str, folder: Path, *arguments: str, **env: str) -> subproce
         env={"PATH": f"{tools}:{os.environ['PATH']}", "SLURMD_NODENAME": "localhost", **job, **env},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from slowness import scaled
 
 from cluster_ddp.launch.task import STOP_SIGNALS, Command
 
@@ -43,9 +44,9 @@ def test_a_command_gets_the_stop_signals(tmp_path: Path, number: signal.Signals,
         f"from cluster_ddp.launch.task import STOP_SIGNALS, Command; Command((sys.executable, '-c', {command!r}))()"
     )
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + scaled(30)
     while not ready.exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(number)
-    assert process.wait(timeout=30) == status
+    assert process.wait(timeout=scaled(30)) == status

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from slowness import scaled
 
 from cluster_ddp.errors import JobError
 from cluster_ddp.launch import planning, submission
@@ -54,7 +55,7 @@ def test_the_ranks_can_be_forked() -> None:
     show += "print(place.launcher, place.rank, place.local_rank, place.world_size, place.job_id, os.environ['RANK'])\n"
     Path("show.py").write_text(show)
     job = submit("env", "A=1", sys.executable, "show.py", launcher="fork")
-    assert job.result(timeout_s=60) == 0
+    assert job.result(timeout_s=scaled(60)) == 0
     lines = [(job.run_dir / f"task-{rank}.log").read_text() for rank in (0, 1)]
     assert lines == [f"submitit-local {rank} {rank} 2 {job.id} {rank}\n" for rank in (0, 1)]
 
@@ -63,7 +64,7 @@ def test_a_command_runs_once_per_gpu() -> None:
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"]
     names += ["CLUSTER_DDP_RUN_DIR", "CUDA_VISIBLE_DEVICES"]
     job = submit("bash", "-c", "echo " + " ".join(f"${name}" for name in names))
-    assert job.result(timeout_s=60) == 0
+    assert job.result(timeout_s=scaled(60)) == 0
     assert job.state() == "COMPLETED"
     lines = [(job.run_dir / f"task-{rank}.log").read_text() for rank in (0, 1)]
     assert lines == [f"{rank} {rank} 2 2 127.0.0.1 {job.run_dir} 0,1\n" for rank in (0, 1)]
@@ -75,19 +76,19 @@ def test_a_command_runs_once_per_gpu() -> None:
 def test_the_first_failure_is_the_jobs_end_and_status() -> None:
     job = submit("bash", "-c", "if ((RANK == 1)); then echo broken; exit 7; fi; sleep 600")
     with pytest.raises(JobError, match=r"(?s)FAILED with exit status 7\.\n.*broken"):
-        job.result(timeout_s=60)
+        job.result(timeout_s=scaled(60))
     assert processes_of(job) == []
 
 
 def test_cancel_ends_all_processes() -> None:
     job = submit("bash", "-c", "trap '' TERM; echo started; while true; do sleep 1; done")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + scaled(30)
     while job.logs().count("started") < 2:
         assert time.monotonic() < deadline, job.logs()
         time.sleep(0.1)
     job.cancel()
-    assert job.wait(timeout_s=60).state == "CANCELLED"
-    deadline = time.monotonic() + 10
+    assert job.wait(timeout_s=scaled(60)).state == "CANCELLED"
+    deadline = time.monotonic() + scaled(10)
     while processes_of(job):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -95,12 +96,12 @@ def test_cancel_ends_all_processes() -> None:
 
 def test_the_time_limit_holds() -> None:
     job = submit("sleep", "600", time="0:02")
-    assert job.wait(timeout_s=60).state == "TIMEOUT"
+    assert job.wait(timeout_s=scaled(60)).state == "TIMEOUT"
 
 
 def test_a_broken_setup_is_in_the_log() -> None:
     job = submit("true", setup=("echo in vain >&2; false",))
-    assert job.wait(timeout_s=60).state == "FAILED"
+    assert job.wait(timeout_s=scaled(60)).state == "FAILED"
     assert "in vain" in job.logs()
 
 
@@ -109,7 +110,7 @@ def test_a_function_returns_its_result_on_rank_0() -> None:
         return int(os.environ["RANK"]) + 16
 
     job = submit(function=function)
-    assert job.result(timeout_s=60) == 16
+    assert job.result(timeout_s=scaled(60)) == 16
 
 
 def test_a_functions_exception_is_in_the_error() -> None:
@@ -117,7 +118,7 @@ def test_a_functions_exception_is_in_the_error() -> None:
         raise ValueError("the one that matters")
 
     with pytest.raises(JobError, match="ValueError: the one that matters"):
-        submit(function=fails).result(timeout_s=60)
+        submit(function=fails).result(timeout_s=scaled(60))
 
 
 def test_the_job_goes_on_without_us(tmp_path: Path) -> None:
@@ -127,9 +128,9 @@ def test_the_job_goes_on_without_us(tmp_path: Path) -> None:
         "spec = JobSpec(name='here', command=('bash', '-c', 'sleep 1; echo done'))\n"
         "print(submission.submit(planning.plan(spec))[0].run_dir)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=scaled(60))
     log = Path(done.stdout.strip()) / "task-0.log"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + scaled(30)
     while not log.exists() or "done" not in log.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -139,8 +140,8 @@ def test_what_was_stopped_in_time_is_started_again_as_often_as_it_may() -> None:
     """As the batch script does it on a cluster: with status 75 of a task, in appended logs."""
     job = submit("bash", "-c", 'echo "start ${SLURM_RESTART_COUNT:-0}"; exit $((RANK == 0 ? 75 : 0))', max_requeues=2)
     with pytest.raises(JobError, match="FAILED with exit status 75"):
-        job.result(timeout_s=60)
+        job.result(timeout_s=scaled(60))
     assert (job.run_dir / "task-0.log").read_text() == "start 0\nstart 1\nstart 2\n"
     job = submit("bash", "-c", "exit $((${SLURM_RESTART_COUNT:-0} ? 0 : 75))")
-    assert job.result(timeout_s=60) == 0
+    assert job.result(timeout_s=scaled(60)) == 0
     assert processes_of(job) == []

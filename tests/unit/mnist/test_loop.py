@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import run_ranks, slurm_step
+from slowness import scaled
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.mnist import loop
@@ -28,7 +29,7 @@ def train(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProc
         env=clean | {"OMP_NUM_THREADS": "1"} | env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=scaled(120),
     )
 
 

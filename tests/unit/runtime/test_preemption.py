@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from slowness import scaled
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime import clock, preemption
@@ -111,7 +112,7 @@ late = Late()
 preemption.StopFlag(preemption.DEFAULT_SIGNALS).give_back()
 os.kill(os.getpid(), signal.SIGUSR1)
 """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=scaled(60))
     assert (ended.returncode, ended.stdout) == (0, "survived\n"), ended.stderr
 
 
@@ -239,7 +240,7 @@ def test_a_signal_while_torch_is_imported(tmp_path: Path, name: str, status: int
         "assert 'torch' not in sys.modules; sys.exit(main())"
     )
     command = [sys.executable, "-c", code, "--dataset", "digits", "--run-dir", str(tmp_path / "run"), "--no-cuda"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=scaled(120))
     assert done.returncode == status, done.stderr
     if status == 75:
         assert f"Stopped after step 1 (epoch 1): rank 0: {socket.gethostname()} got USR1. Saved." in done.stdout

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from ranks import run_ranks, slurm_step
+from slowness import scaled
 
 import cluster_ddp
 from cluster_ddp.runtime.network import interface_towards
@@ -81,7 +82,7 @@ def test_one_ranks_exception_is_printed_once_with_rank_and_host(tmp_path: Path) 
     environments = [slurm_step(rank, 3, job_id=JOB_ID + 1) for rank in range(3)]
     ends = run_ranks(rank_1_raises, environments, tmp_path, timeout_s=45)
     assert [end.exit_code for end in ends] == [1, 1, 1], ends
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < scaled(30)
     everything = "".join(end.output for end in ends)
     assert everything.count("Traceback") == 1
     host = os.uname().nodename
@@ -144,7 +145,9 @@ def test_the_same_script_as_one_process_and_under_torchrun(tmp_path: Path, modul
         """)
     )
     env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    done = subprocess.run([sys.executable, *module, str(script)], env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, *module, str(script)], env=env, capture_output=True, text=True, timeout=scaled(120)
+    )
     said = re.findall(r"^(?:torchrun|single|manual|slurm) \d$", done.stdout, re.MULTILINE)
     assert said == (["torchrun 2"] if module else ["single 1"]), done.stderr
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from ranks import run_ranks, slurm_step
+from slowness import scaled
 
 import cluster_ddp
 from cluster_ddp.runtime.checkpoint import file
@@ -108,6 +109,8 @@ def test_loading_takes_little_more_memory_than_what_is_loaded(tmp_path: Path) ->
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CLUSTER_DDP_"))}
     command: list[Any] = [sys.executable, "-c", PEAK, tmp_path / "run", "300"]
-    subprocess.run(command, env={**env, "OMP_NUM_THREADS": "1"}, check=True, timeout=200)
-    done = subprocess.run(command, env={**env, "OMP_NUM_THREADS": "1"}, check=True, timeout=200, stdout=subprocess.PIPE)
+    subprocess.run(command, env={**env, "OMP_NUM_THREADS": "1"}, check=True, timeout=scaled(200))
+    done = subprocess.run(
+        command, env={**env, "OMP_NUM_THREADS": "1"}, check=True, timeout=scaled(200), stdout=subprocess.PIPE
+    )
     assert 0.3 < float(done.stdout.splitlines()[-1]) < 1.1

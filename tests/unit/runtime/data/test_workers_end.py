@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
-
-from tests.ranks import slurm_step
+from ranks import slurm_step
+from slowness import scaled
 
 FORKS_RANKS = Path(__file__).with_name("forked_cases.py")
 RANKS = 2
@@ -113,7 +113,7 @@ def test_every_form_ends_as_it_should(tmp_path: Path, form: str) -> None:
         env={**env, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         stdout=subprocess.PIPE,
         text=True,
-        timeout=500,
+        timeout=scaled(400),
         check=True,
     )
     found = json.loads(done.stdout)
@@ -172,5 +172,5 @@ def test_a_worker_that_is_busy_for_long_is_ended_too(tmp_path: Path, then: str) 
     script = tmp_path / "script.py"
     script.write_text(GIVEN_UP.format(then=then))
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CLUSTER_DDP_"))}
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=scaled(60))
     assert (done.returncode, done.stdout, done.stderr) == (0, "given up\n", "")

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from slowness import scaled
 
 from cluster_ddp.runtime.fork import affinity, preload
 from cluster_ddp.runtime.fork.__main__ import PROGRAM
@@ -47,12 +48,12 @@ def started(
 
 def run(folder: Path, script: str, *arguments: str, **options) -> tuple[int, str, str]:
     process = started(folder, script, *arguments, **options)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=scaled(60))
     return process.returncode, out, err
 
 
 def wait_for(folder: Path, *names: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + scaled(30)
     while not all((folder / name).exists() for name in names):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -186,7 +187,7 @@ def test_the_death_of_a_rank_ends_the_others_also_those_that_will_not(tmp_path: 
     status, out, err = run(tmp_path, script, ranks=3)
     assert (status, out) == (5, "deaf\n")
     assert "ranks [2] did not end within 1 s: killing them." in err
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < scaled(20)
 
 
 def test_those_that_save_get_time_for_it(tmp_path: Path) -> None:
@@ -204,7 +205,7 @@ def test_signals_reach_all_ranks(tmp_path: Path, number: signal.Signals) -> None
     process = started(tmp_path, script)
     wait_for(tmp_path, "ready0", "ready1")
     process.send_signal(number)
-    assert process.wait(timeout=30) == 75
+    assert process.wait(timeout=scaled(30)) == 75
 
 
 def test_a_warning_waits_until_a_rank_can_take_it(tmp_path: Path) -> None:
@@ -221,7 +222,7 @@ def test_a_warning_waits_until_a_rank_can_take_it(tmp_path: Path) -> None:
     time.sleep(0.3)
     assert process.poll() is None
     (tmp_path / "go").touch()
-    assert process.wait(timeout=30) == 75
+    assert process.wait(timeout=scaled(30)) == 75
 
 
 def test_a_warning_before_the_ranks_are_there(tmp_path: Path) -> None:
@@ -232,7 +233,7 @@ def test_a_warning_before_the_ranks_are_there(tmp_path: Path) -> None:
     while not signal_is_caught(process.pid, signal.SIGUSR1):
         time.sleep(0.01)
     process.send_signal(signal.SIGUSR1)
-    assert process.wait(timeout=30) == 75
+    assert process.wait(timeout=scaled(30)) == 75
 
 
 def signal_is_caught(pid: int, number: int) -> bool:
@@ -251,7 +252,7 @@ def test_the_ranks_die_with_their_parent(tmp_path: Path) -> None:
     assert len(ranks) == 2
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + scaled(10)
     while any(is_alive(pid) for pid in ranks):
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -1,0 +1,34 @@
+"""Time limits of tests are for hangs only: all are multiplied by how slow this machine is now."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import time
+
+NOMINAL_S = 2.0
+"""What `import torch` takes on an idle core of a machine from 2022."""
+VARIABLE = "TESTS_SLOWNESS"
+"""So that processes of tests need not measure again."""
+
+
+def scaled(seconds: float) -> float:
+    """A time limit in seconds, longer on a machine that is slow or busy."""
+    return seconds * slowness()
+
+
+@functools.cache
+def slowness() -> float:
+    """How many times longer than `NOMINAL_S` the import of torch takes, at least 1; measured once in a session."""
+    if VARIABLE not in os.environ:
+        taken_s = min(_import_s(), _import_s())  # the first may find nothing compiled, and no file in memory
+        os.environ[VARIABLE] = str(max(1.0, taken_s / NOMINAL_S))
+    return float(os.environ[VARIABLE])
+
+
+def _import_s() -> float:
+    begun = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    return time.monotonic() - begun
