@@ -23,7 +23,7 @@ from cluster_ddp.runtime.rendezvous.names import ReverseLookup, resolve, without
 from cluster_ddp.slurm.environment import Topology
 
 DEFAULT_TIMEOUT_S = 300.0
-# A follower waits this much longer than rank 0, whose verdict names the missing ranks.
+# Rank 0's verdict, which names the missing ranks, comes at most its whole timeout after it was reached, and this.
 _VERDICT_GRACE_S = 5.0
 # What the look-ups of all peers together may take in one process; where they take longer, no name server is asked.
 _LOOKUP_PATIENCE_S = 0.3
@@ -128,8 +128,8 @@ def _gather(
             time.sleep(1.0)  # the others read the verdict from this process
     else:
         try:
-            remaining_s = max(0.0, deadline - time.monotonic()) + _VERDICT_GRACE_S
-            store.wait(["verdict"], timedelta(seconds=remaining_s))
+            # Not until our own deadline: rank 0 may have started long after us. If it dies, the wait ends at once.
+            store.wait(["verdict"], timedelta(seconds=timeout_s + _VERDICT_GRACE_S))
             verdict = store.get("verdict").decode()
         except dist.DistError as error:
             found = f"rank 0 on {topology.master_addr} was reached, and then sent no result."

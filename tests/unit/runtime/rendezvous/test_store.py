@@ -179,6 +179,22 @@ def test_a_missing_rank_is_named_by_all_the_others(tmp_path: Path, job_id: int) 
         assert "2 of 3 ranks arrived; missing: rank 1 (localhost)." in end.output
 
 
+def fail_to_meet_a_late_rank_0() -> None:
+    """Rank 0 starts so late that the others' own time is over before its verdict."""
+    store._VERDICT_GRACE_S = 1.0
+    if os.environ["SLURM_PROCID"] == "0":
+        time.sleep(2 * store._VERDICT_GRACE_S)
+    fail_to_meet()
+
+
+def test_a_missing_rank_is_named_where_rank_0_came_late(tmp_path: Path, job_id: int) -> None:
+    environments = [slurm_step(rank, 3, job_id=job_id) for rank in (0, 2)]
+    ends = run_ranks(fail_to_meet_a_late_rank_0, environments, tmp_path, timeout_s=2 * TIMEOUT_S + 20)
+    for end in ends:
+        assert end.exit_code == 2, end.output
+        assert "2 of 3 ranks arrived; missing: rank 1 (localhost)." in end.output
+
+
 def test_a_rank_that_is_there_twice_is_refused(tmp_path: Path, job_id: int) -> None:
     environments = [slurm_step(rank, 3, job_id=job_id) for rank in (0, 1, 1)]
     ends = run_ranks(fail_to_meet, environments, tmp_path, timeout_s=TIMEOUT_S + 20)
