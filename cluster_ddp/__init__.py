@@ -8,11 +8,13 @@
 
     job = cluster_ddp.submit(cluster_ddp.JobSpec(name="fit", nodes=2, gpus_per_node=4), train)
 
-Importing the package is cheap; torch is imported when `distributed` or `World` is first used.
+Importing the package is cheap; torch is imported when `distributed` or `World` is first used. In a job that
+`cluster_ddp.submit` made, warnings before the time limit (USR1, USR2) are noted from the import on.
 """
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,6 +37,13 @@ _HOMES = {
     "distributed": "cluster_ddp.runtime.world",
     "submit": "cluster_ddp.submit",
 }
+
+# Our batch scripts start Python with the warnings ignored: it would die of one that comes before it has a handler.
+# Elsewhere hardly anybody ignores them, and an import installs no handler.
+if signal.SIG_IGN in (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGUSR2)):
+    from cluster_ddp.runtime import preemption
+
+    preemption.note_early(preemption.WARNINGS, instead_of=(signal.SIG_IGN,))
 
 
 def __getattr__(name: str) -> Any:

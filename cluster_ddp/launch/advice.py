@@ -13,11 +13,15 @@ from cluster_ddp.launch.feasibility import asked_partitions, holding
 from cluster_ddp.launch.spec import JobSpec, seconds
 from cluster_ddp.slurm.partitions import NodeGroup
 
-CODES = ("several-nodes", "one-gpu-per-node", "no-requeue", "node-local-path", "fork-of-one")
+CODES = ("several-nodes", "one-gpu-per-node", "no-requeue", "node-local-path", "fork-of-one", "early-signal")
 """What `advise` may say."""
 
 LONG_S = 4 * 3600
 """A job that may run longer than this is worth starting again."""
+
+# sbatch(1), --signal: how long before the limit by default, and how much earlier it may be. Limits are whole minutes.
+_SIGNAL_S = 60
+_SIGNAL_EARLY_S = 60
 
 _NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm")
 
@@ -56,6 +60,7 @@ def advise(
         "no-requeue": _no_requeue(spec, requeue_default),
         "node-local-path": _node_local_text(local),
         "fork-of-one": _fork_of_one(spec),
+        "early-signal": _early_signal(spec),
     }
     return [Advice(code, text) for code, text in texts.items() if text]
 
@@ -124,6 +129,19 @@ def _fork_of_one(spec: JobSpec) -> str:
     if spec.launcher != "fork" or spec.gpus_per_node > 1:
         return ""
     return "With one rank on each node, --launcher fork saves no import of torch; the default, srun, runs any command."
+
+
+def _early_signal(spec: JobSpec) -> str:
+    """Where the warning may come as soon as the job starts."""
+    limit_s = seconds(spec.time) if spec.time is not None else None
+    if spec.signal is None or limit_s is None:
+        return ""
+    before_s = int(spec.signal.partition("@")[2] or _SIGNAL_S)
+    limit_s = -(-limit_s // 60) * 60
+    if limit_s > before_s + _SIGNAL_EARLY_S:
+        return ""
+    reason = f"The limit is {limit_s} s, and Slurm may send --signal {spec.signal} {_SIGNAL_EARLY_S} s early"
+    return f"{reason}: as soon as the job starts. Each start would then make one step; use a larger --time."
 
 
 def _paths(command: Sequence[str]) -> list[str]:

@@ -14,6 +14,11 @@ _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _NO_SCRIPT = set("cmihV")  # options, alone or in a group of letters, after which Python runs something else
 
 
+def is_python(command: Sequence[str]) -> bool:
+    """Whether a command's program is a Python interpreter."""
+    return any(_PYTHON.fullmatch(Path(word).name) for word in list(command)[_program(command) :][:1])
+
+
 def interpreter_words(command: Sequence[str]) -> int:
     """How many words of a command are its interpreter's: of `env A=1 python -u train.py --lr 1` four.
 
@@ -22,7 +27,7 @@ def interpreter_words(command: Sequence[str]) -> int:
     """
     words = list(command)
     at = _program(words)
-    if at == len(words) or not _PYTHON.fullmatch(Path(words[at]).name):
+    if not is_python(words):
         raise _error(words, "its program is no Python interpreter")
     at += 1
     while at < len(words) and words[at].startswith("-"):

@@ -50,6 +50,7 @@ def render(
         port=port,
         interpreter_words=_interpreter_words(spec),
         ranks='"$LOCAL_WORLD_SIZE"',
+        is_python=python_command.is_python(spec.command),
     )
 
 
@@ -75,7 +76,12 @@ def task_command(spec: JobSpec, command: tuple[str, ...]) -> tuple[str, ...]:
     if spec.container is None and spec.launcher == "srun":
         return command
     template = _environment().get_template("task.sh.j2")
-    text = template.render(spec=spec, interpreter_words=_interpreter_words(spec), ranks=spec.gpus_per_node)
+    text = template.render(
+        spec=spec,
+        interpreter_words=_interpreter_words(spec),
+        ranks=spec.gpus_per_node,
+        is_python=python_command.is_python(spec.command),
+    )
     return ("bash", "-c", text.strip(), "bash", *command)
 
 

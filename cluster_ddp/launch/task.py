@@ -6,25 +6,30 @@ the function gets the signal, and the task ends with status 75 once all is saved
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from cluster_ddp.errors import JobError
+from cluster_ddp.launch import python_command
 
 WARNING_S = 90
 """How long before the time limit tasks on this machine are warned (submitit's own default)."""
 
-STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+"""What leaves a command time to stop."""
+
+STOP_SIGNALS = (*WARNINGS, signal.SIGTERM)
 """What a command gets passed on."""
+
+_POLL_S = 0.2
 
 
 def runner(folder_pattern: str) -> tuple[str, ...]:
@@ -97,23 +102,22 @@ class Command:
     argv: tuple[str, ...]
 
     def __call__(self) -> int:
-        """Run it, pass `STOP_SIGNALS` on to it, and exit with its status unless that is 0."""
-        waiting: list[int] = []  # signals that came before the process was there
-        process: subprocess.Popen[bytes] | None = None
+        """Run it, pass `STOP_SIGNALS` on to it, and exit with its status unless that is 0.
 
-        def pass_on(number: int, frame: FrameType | None) -> None:
-            if process is None:
-                waiting.append(number)
-            else:
-                process.send_signal(number)
-
+        A warning waits until the command has a handler for it. Slurm may signal all processes of a step, so Python
+        begins with warnings ignored; it would die of an early one. (A shell could never trap them then.)
+        """
+        waiting: list[int] = []
         for number in STOP_SIGNALS:
-            signal.signal(number, pass_on)
-        process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL)
-        for early in waiting:
-            while early != signal.SIGTERM and process.poll() is None and not _catches(process.pid, early):
-                time.sleep(0.05)  # it would die of a warning that it is about to wait for
-            process.send_signal(early)
+            signal.signal(number, lambda number, frame: waiting.append(number))
+        ignore = _ignore_warnings if python_command.is_python(self.argv) else None
+        process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, preexec_fn=ignore)
+        while process.poll() is None:
+            for early in [number for number in waiting if number == signal.SIGTERM or _catches(process.pid, number)]:
+                waiting.remove(early)
+                process.send_signal(early)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_POLL_S)
         status = process.wait()
         for number in STOP_SIGNALS:  # srun ends the siblings of the first to end; this one's status shall stay its own
             signal.signal(number, signal.SIG_IGN)
@@ -122,6 +126,11 @@ class Command:
         if status != 0:
             sys.exit(status if status > 0 else 128 - status)
         return 0
+
+
+def _ignore_warnings() -> None:
+    for number in WARNINGS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _catches(pid: int, number: int) -> bool:

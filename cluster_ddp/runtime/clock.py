@@ -13,7 +13,7 @@ from cluster_ddp.runtime.world import World
 log = logging.getLogger("cluster_ddp")
 
 MARGIN_S = 60.0
-"""How long before the job's end it stops by the clock; a quarter of what is left at the start where that is less."""
+"""How long before the job's end it stops by the clock; a quarter of the job's time limit where that is less."""
 
 _CLOCKS_AGREE_S = 30.0
 
@@ -21,7 +21,8 @@ _CLOCKS_AGREE_S = 30.0
 def deadline(world: World, env: Mapping[str, str]) -> float:
     """When to stop by the clock, as time.monotonic() counts; infinite where nobody tells when the job ends.
 
-    A collective: the ranks compare their clocks. `env` is such as os.environ; it has SLURM_JOB_END_TIME.
+    A collective: the ranks compare their clocks. `env` is such as os.environ; it has SLURM_JOB_END_TIME, and the time
+    limit follows from SLURM_JOB_START_TIME; where that is missing, what is left now counts as the limit.
 
     The end is the controller's clock's. Where the ranks' clocks differ, or say that the end is over, they are not
     believed: then only signals count.
@@ -41,7 +42,9 @@ def deadline(world: World, env: Mapping[str, str]) -> float:
                 *(slow_host, _shown(slow), fast_host, _shown(fast), _shown(int(text))),
             )
         return float("inf")
-    return time.monotonic() + left_s - min(MARGIN_S, left_s / 4)
+    start = env.get("SLURM_JOB_START_TIME", "")
+    limit_s = int(text) - int(start) if re.fullmatch("[0-9]{1,11}", start) else left_s
+    return time.monotonic() + left_s - min(MARGIN_S, max(limit_s, left_s) / 4)
 
 
 def _shown(seconds: float) -> str:

@@ -15,6 +15,9 @@ class WithWorld:
 
     def __call__(self, **values: str) -> Any:
         """Call it in every rank; `values` are an array task's of its grid. Errors as of `distributed`."""
+        from cluster_ddp.runtime import preemption
+
+        preemption.note_early(preemption.WARNINGS)  # submitit would requeue the job at once
         from cluster_ddp.runtime.world import distributed  # torch, in the job only
 
         with distributed() as world:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ EXIT_STATUS = 75
 DEFAULT_SIGNALS = ("USR1", "USR2", "TERM")
 """Before the time limit (sbatch --signal), the same from submitit, preemption and scancel."""
 
+WARNINGS = ("USR1", "USR2")
+"""Those of them that leave time, and that a process need not die of."""
+
 
 class Stopped(SystemExit):
     """Ends the process, after everything was saved, with `EXIT_STATUS`. No error: nothing is reported."""
@@ -36,19 +40,21 @@ class Stopped(SystemExit):
 _early: list[int] = []  # signals that came before there was a StopFlag
 
 
-def note_early(signals: Sequence[str]) -> None:
+def note_early(signals: Sequence[str], *, instead_of: Sequence[object] | None = None) -> None:
     """Keep warnings that come while a training starts: it then stops after its first step, instead of dying of them.
 
-    TERM still ends the process: nothing is to be saved yet.
+    TERM still ends the process: nothing is to be saved yet. Only the main thread can do this; others do nothing.
 
     Args:
         signals: names without SIG.
+        instead_of: the handlers that are replaced, such as signal.SIG_DFL; None for whatever is there.
 
     Raises:
         SpecError: a signal that there is not, or that can't be handled.
     """
     for number in dict.fromkeys(map(number_of, signals)):
-        if number != signal.SIGTERM:
+        replaced = instead_of is None or signal.getsignal(number) in instead_of
+        if number != signal.SIGTERM and replaced and threading.current_thread() is threading.main_thread():
             signal.signal(number, _note_early)
 
 

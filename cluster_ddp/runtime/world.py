@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from torch.utils.data import Dataset
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime import device as devices
-from cluster_ddp.runtime import hard_exit, process_group, rendezvous
+from cluster_ddp.runtime import hard_exit, preemption, process_group, rendezvous
 from cluster_ddp.runtime.buckets import settle_buckets
 from cluster_ddp.runtime.data.loader import Loader
 from cluster_ddp.runtime.data.resident import RESIDENT_SHARE, Gathered, place
@@ -215,7 +216,8 @@ def distributed(
 ) -> Iterator[World]:
     """Join the world of ranks that the environment describes, and leave it in the end.
 
-    An exception of the body is printed at once, with rank and host; the ranks that it brings down point to it.
+    An exception of the body is printed at once, with rank and host; the ranks that it brings down point to it. From
+    here on a warning (USR1, USR2) does not end the process: it is noted for `Checkpoint`.
 
     Args:
         cuda: use GPUs where there are some.
@@ -229,6 +231,7 @@ def distributed(
         RendezvousError: not all ranks came.
         DeviceError: GPUs don't match the ranks, torch sees none of those that Slurm gave, or some ranks have none.
     """
+    preemption.note_early(preemption.WARNINGS, instead_of=(signal.SIG_DFL, signal.SIG_IGN))
     reporter = FailureReporter()
     reporter.install()
     reporter.topology = topology = Topology.from_environ(os.environ)

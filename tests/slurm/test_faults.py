@@ -316,6 +316,46 @@ def test_a_signal_before_the_ranks_have_met(place: Place) -> None:
 
 
 @pytest.mark.parametrize("backend", ["sbatch", "submitit"])
+def test_a_warning_before_there_is_a_checkpointer(place: Place, backend: str) -> None:
+    """29. USR1 while a script of one's own has imported nothing yet, and while it reads its data."""
+    (place.folder / "early.py").write_text(EARLY)
+    run = Run(place, place.start(*TWO_TASKS, "--backend", backend, "--", "python", "early.py"))
+    for phase in ("begun", "imported"):
+        run.wait_for(lambda phase=phase: len(list(run.path.glob(f"{phase}-*"))) == 2)
+        run.slurm("scancel", "--signal=USR1", run.job)
+        time.sleep(2)  # it does not die of it
+        (run.path / f"after {phase}").touch()
+    said = run.completed(restarts=1)
+    assert re.search(r"Stopped after step 1 \(epoch 1\): rank \d: node\d got USR1. Saved", said)
+    assert "Going on from" in said
+
+
+EARLY = """import os, pathlib, time
+def phase(name):
+    folder = pathlib.Path(os.environ["CLUSTER_DDP_RUN_DIR"])
+    (folder / f"{name}-{os.getpid()}").touch()
+    while not (folder / f"after {name}").exists():
+        time.sleep(0.1)
+phase("begun")
+import cluster_ddp
+phase("imported")
+import torch
+with cluster_ddp.distributed() as world:
+    data = torch.utils.data.TensorDataset(torch.ones(64, 1))
+    model = world.wrap(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    shard = world.shard(data, batch_size=8, shuffle_seed=0)
+    checkpoint = cluster_ddp.Checkpoint(world, shard=shard, model=model, optimizer=optimizer)
+    for epoch in checkpoint.epochs(1):
+        for (numbers,) in shard:
+            optimizer.zero_grad()
+            model(numbers).sum().backward()
+            optimizer.step()
+            checkpoint.step()
+"""
+
+
+@pytest.mark.parametrize("backend", ["sbatch", "submitit"])
 def test_a_command_of_ones_own_is_requeued(place: Place, backend: str) -> None:
     """It gets the signal; its status 75 queues the job again, in appended logs, and its status 0 ends that."""
     command = ("bash", "-c", BASH) if place.slurm.launcher == "srun" else ("python", "own.py")

@@ -113,9 +113,29 @@ def test_a_path_that_every_node_has_for_itself(arguments: list[str], folders: li
     assert all(one.text.startswith(named or "") for one in advice)
 
 
+@pytest.mark.parametrize(
+    ("time", "signal", "advised"),
+    [
+        ("1:30", "USR1@120", True),
+        ("1:30", "R:USR1@60", True),
+        ("3", "USR1@120", True),
+        ("3:01", "USR1@120", False),  # Slurm makes it four minutes
+        ("2", "USR1", True),
+        ("3", "USR1", False),
+        ("1", None, False),
+        ("UNLIMITED", "USR1@9999", False),
+        (None, "USR1@9999", False),
+    ],
+)
+def test_a_warning_that_comes_when_the_job_starts(time: str | None, signal: str | None, advised: bool) -> None:
+    advice = advise(spec(time=time, signal=signal), SITE)
+    assert [one.code for one in advice] == (["early-signal"] if advised else [])
+
+
 def test_every_code_can_be_had_and_is_a_whole_sentence() -> None:
     local = spec(nodes=8, time="1-0", requeue=False, command=("/tmp/x",))
-    advice = [*advise(local, SITE), *advise(spec(nodes=2), SITE), *advise(spec(launcher="fork"), SITE)]
+    early = spec(launcher="fork", time="1", signal="USR1@60")
+    advice = [*advise(local, SITE), *advise(spec(nodes=2), SITE), *advise(early, SITE)]
     assert sorted(one.code for one in advice) == sorted(CODES)
     for one in advice:
         assert one.text.endswith(".")

@@ -367,11 +367,60 @@ def test_slurm_may_refuse_to_queue_it_again(tmp_path: Path) -> None:
     assert "Submit it with --requeue" in done.stderr
 
 
+WARN_ITSELF = (
+    "import os, signal; os.kill(os.getpid(), signal.SIGUSR1); os.kill(os.getpid(), signal.SIGUSR2); print('lives')"
+)
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_python_does_not_die_of_a_warning_before_it_has_a_handler(tmp_path: Path, launcher: str) -> None:
+    stand_in(tmp_path, "python", AGENT)
+    spec = JobSpec(name="x", command=("env", "A=1", "python", "-c", WARN_ITSELF), launcher=launcher)
+    done = run_script(render(spec, source=""), tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "lives"), done.stderr
+
+
+# As torchrun's agent: its workers start with the signals' defaults.
+AGENT = f"""#!/bin/bash
+if [[ $2 != torch.* ]]; then exec {sys.executable} "$@"; fi
+while [[ $1 != --no-python ]]; do shift; done
+exec env --default-signal "${{@:2}}"
+"""
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_shell_can_trap_the_warnings(tmp_path: Path, launcher: str) -> None:
+    """It could not, if it began with them ignored."""
+    stand_in(tmp_path, "python", AGENT)
+    spec = JobSpec(name="x", command=("bash", "-c", "trap 'exit 7' USR1; kill -USR1 $$; exit 1"), launcher=launcher)
+    assert run_script(render(spec, source=""), tmp_path).returncode == 7
+
+
+def test_python_in_a_container_does_not_die_of_a_warning_either(tmp_path: Path) -> None:
+    """Apptainer installs handlers: what it starts has the signals' defaults."""
+    stand_in(
+        tmp_path, "apptainer", '#!/bin/bash\nwhile [[ $1 != /i.sif ]]; do shift; done; env --default-signal "${@:2}"'
+    )
+    spec = JobSpec(name="x", command=("python3", "-c", WARN_ITSELF), container="/i.sif")
+    done = run_script(render(spec, source=""), tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "lives"), done.stderr
+
+
 def test_the_end_of_the_job_is_asked_for_where_slurm_does_not_say_it(tmp_path: Path) -> None:
-    text = render(JobSpec(name="x", command=("bash", "-c", "echo end=${SLURM_JOB_END_TIME-unset}")), source="")
-    for answer, end in (("2030-01-31T12:00:00", str(int(END.timestamp()))), ("N/A", "unset"), ("", "unset")):
+    text = render(
+        JobSpec(name="x", command=("bash", "-c", "echo ${SLURM_JOB_START_TIME-unset} ${SLURM_JOB_END_TIME-unset}")),
+        source="",
+    )
+    known = f"{int(END.timestamp()) - 3600} {int(END.timestamp())}"
+    unset = "unset unset"
+    for answer, times in (
+        ("2030-01-31T11:00:00 2030-01-31T12:00:00", known),
+        ("2030-01-31T11:00:00 N/A", unset),
+        ("N/A N/A", unset),
+        ("", unset),
+    ):
         stand_in(tmp_path, "squeue", f'#!/bin/sh\necho "{answer}"\n')
-        assert run_script(text, tmp_path).stdout.splitlines()[-1] == f"end={end}"
+        assert run_script(text, tmp_path).stdout.splitlines()[-1] == times
 
 
 END = datetime(2030, 1, 31, 12)

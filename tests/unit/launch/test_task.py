@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from slowness import scaled
 
-from cluster_ddp.launch.task import STOP_SIGNALS, Command
+from cluster_ddp.launch.task import STOP_SIGNALS, WARNINGS, Command
 
 
 @pytest.fixture
@@ -50,3 +51,30 @@ def test_a_command_gets_the_stop_signals(tmp_path: Path, number: signal.Signals,
         time.sleep(0.02)
     process.send_signal(number)
     assert process.wait(timeout=scaled(30)) == status
+
+
+@pytest.mark.parametrize("number", WARNINGS)
+def test_a_warning_waits_for_a_command_that_has_no_handler_yet(tmp_path: Path, number: signal.Signals) -> None:
+    """Slurm sends it to all processes, the command's Python too: neither dies of it, and the handler gets it later."""
+    ready = tmp_path / "ready"
+    command = (
+        "import pathlib, signal, sys, time\n"
+        f"ready = pathlib.Path({str(ready)!r}); ready.touch()\n"
+        "while ready.exists(): time.sleep(0.02)\n"
+        f"signal.signal({number.value}, lambda *a: sys.exit(75)); time.sleep(60)"
+    )
+    code = f"import sys; from cluster_ddp.launch.task import Command; Command((sys.executable, '-c', {command!r}))()"
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    deadline = time.monotonic() + scaled(60)
+    while not ready.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(process.pid, number)
+    ready.unlink()
+    assert process.wait(timeout=scaled(60)) == 75
+
+
+def test_a_shell_can_trap_the_warnings(signals: None) -> None:
+    with pytest.raises(SystemExit) as raised:
+        Command(("bash", "-c", "trap 'exit 75' USR1; kill -USR1 $$; exit 1"))()
+    assert raised.value.code == 75

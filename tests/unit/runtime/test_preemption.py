@@ -52,8 +52,15 @@ def a_world(*others: tuple[str, float], is_main: bool = True) -> Any:
     return SimpleNamespace(gather=gather, barrier=lambda: None, is_main=is_main, world_size=1 + len(others))
 
 
-def flag(end: object = "", *others: tuple[str, float], signals: tuple[str, ...] = (), is_main: bool = True) -> StopFlag:
-    env = {"SLURM_JOB_END_TIME": str(end)} if end != "" else {}
+def flag(
+    end: object = "",
+    *others: tuple[str, float],
+    signals: tuple[str, ...] = (),
+    is_main: bool = True,
+    start: object = "",
+) -> StopFlag:
+    times = {"SLURM_JOB_START_TIME": str(start), "SLURM_JOB_END_TIME": str(end)}
+    env = {name: text for name, text in times.items() if text}
     stop_flag = StopFlag(signals)
     stop_flag.stop_at(clock.deadline(a_world(*others, is_main=is_main), env))
     return stop_flag
@@ -146,13 +153,27 @@ def test_a_refused_signal_leaves_the_others_alone() -> None:
 # The end of the job
 
 
-@pytest.mark.parametrize(("left_s", "margin_s"), [(3600, 60), (240, 60), (100, 25), (8, 2)])
-def test_it_stops_in_time_before_the_jobs_end(monkeypatch: pytest.MonkeyPatch, left_s: int, margin_s: float) -> None:
+@pytest.mark.parametrize(
+    ("passed_s", "left_s", "margin_s"),
+    [
+        (0, 3600, 60),
+        (0, 240, 60),
+        (0, 100, 25),
+        (0, 8, 2),
+        (3500, 100, 60),  # it was slow to begin: a save takes as long as it does in any long job
+        (60, 60, 30),
+        (None, 100, 25),
+    ],
+)
+def test_it_stops_in_time_before_the_jobs_end(
+    monkeypatch: pytest.MonkeyPatch, passed_s: int | None, left_s: int, margin_s: float
+) -> None:
     now = SimpleNamespace(wall=1.8e9, monotonic=500.0)
     fake = SimpleNamespace(time=lambda: now.wall, monotonic=lambda: now.monotonic)
     monkeypatch.setattr(preemption, "time", fake)
     monkeypatch.setattr(clock, "time", fake)
-    told = flag(int(now.wall) + left_s)
+    start = "" if passed_s is None else int(now.wall) - passed_s
+    told = flag(int(now.wall) + left_s, start=start)
     now.monotonic += left_s - margin_s - 0.1
     assert told.reason() is None
     now.wall -= 1e6  # somebody sets the clock: what counts is what has passed
@@ -230,12 +251,56 @@ def test_leaving_word(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
 # While a training starts
 
 
+NOTED = """
+import os, signal, sys, threading
+def own(number, frame): print("own")
+{before}
+{do}
+assert "torch" not in sys.modules
+from cluster_ddp.runtime.preemption import StopFlag
+os.kill(os.getpid(), signal.SIGUSR1)
+print(StopFlag(["USR1"]).reason() is not None)
+"""
+IGNORED = "signal.signal(signal.SIGUSR1, signal.SIG_IGN)"
+
+
+@pytest.mark.parametrize(
+    ("before", "do", "status", "said"),
+    [
+        (IGNORED, "import cluster_ddp", 0, "True"),
+        (IGNORED, "t = threading.Thread(target=__import__, args=['cluster_ddp']); t.start(); t.join()", 0, "False"),
+        (IGNORED + "; signal.signal(signal.SIGUSR2, signal.SIG_IGN); signal.signal(signal.SIGUSR1, own)",
+         "import cluster_ddp", 0, "own\nFalse"),
+        ("", "import cluster_ddp", -signal.SIGUSR1, ""),
+    ],
+)  # fmt: skip
+def test_an_import_notes_warnings_that_our_batch_script_has_ignored(
+    before: str, do: str, status: int, said: str
+) -> None:
+    """Elsewhere, in a thread, and where the script has a handler of its own, it leaves them as they are."""
+    code = NOTED.format(before=before, do=do)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (status, said), done.stderr
+
+
+def test_a_training_notes_warnings_from_distributed_on() -> None:
+    code = (
+        "import cluster_ddp, os, signal\n"
+        "with cluster_ddp.distributed(cuda=False):\n"
+        "    os.kill(os.getpid(), signal.SIGUSR1); os.kill(os.getpid(), signal.SIGUSR2)\n"
+        "    from cluster_ddp.runtime.preemption import StopFlag; print(StopFlag(['USR1', 'USR2']).reason())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == f"{socket.gethostname()} got USR1\n", done.stderr
+
+
 @pytest.mark.parametrize(("name", "status"), [("USR1", 75), ("TERM", -signal.SIGTERM)])
 def test_a_signal_while_torch_is_imported(tmp_path: Path, name: str, status: int) -> None:
     """A warning is kept: one step is made and saved. At TERM there is nothing to save yet."""
     code = (
         "import os, signal, sys, cluster_ddp.runtime.preemption as p; early = p.note_early\n"
-        f"p.note_early = lambda names: (early(names), os.kill(os.getpid(), signal.SIG{name}), early(()))\n"
+        f"def once(names): p.note_early = early; early(names); os.kill(os.getpid(), signal.SIG{name}); early(())\n"
+        "p.note_early = once\n"
         "from cluster_ddp.train import main\n"
         "assert 'torch' not in sys.modules; sys.exit(main())"
     )
