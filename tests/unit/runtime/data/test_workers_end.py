@@ -108,7 +108,7 @@ def test_every_form_ends_as_it_should(tmp_path: Path, form: str) -> None:
     cases = [case(tmp_path, number, form, *values) for number, values in enumerate(forms)]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CLUSTER_DDP_"))}
     done = subprocess.run(
-        [sys.executable, FORKS_RANKS],
+        [sys.executable, FORKS_RANKS, str(scaled(60))],
         input=json.dumps([asdict(one) for one in cases]),
         env={**env, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         stdout=subprocess.PIPE,
