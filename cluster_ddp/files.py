@@ -23,8 +23,7 @@ def make_dir(path: Path, *, shared: bool | None = None) -> None:
     Raises:
         OSError: it is there already, or can't be made.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.mkdir(mode=0o700)
+    path.mkdir(mode=0o700, parents=True)
     if _is_shared(shared):
         path.chmod(path.stat().st_mode & 0o7777 | 0o050)  # keeps the set-group-ID bit that it may have inherited
 
@@ -53,6 +52,20 @@ def open_own(path: Path, flags: int, *, shared: bool | None = None) -> int:
     if flags & os.O_CREAT and _is_shared(shared) and not mode & 0o040:
         os.fchmod(descriptor, mode | 0o040)
     return descriptor
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still the one at its path: others may have removed or replaced it.
+
+    Raises:
+        OSError: the path can't be looked at.
+    """
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
+        return False
 
 
 def _is_shared(shared: bool | None) -> bool:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
-import itertools
 import json
-import logging
 import os
 import platform
 import subprocess
@@ -20,11 +17,11 @@ import torch
 
 import cluster_ddp
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.files import atomic_write, sync_folder
+from cluster_ddp.files import atomic_write, make_dir
+from cluster_ddp.runtime import last_writes
 from cluster_ddp.runtime.lock import RunLock
+from cluster_ddp.runtime.metrics_file import MetricsFile
 from cluster_ddp.runtime.world import World
-
-log = logging.getLogger("cluster_ddp")
 
 
 def default_run_dir(name: str, world: World) -> Path:
@@ -51,15 +48,10 @@ class RunDir:
 
     def __init__(self, path: Path, world: World) -> None:
         self.path, self.world = path, world
-        self._metrics = path / "metrics.jsonl"
-        self._file: int | None = None
-        self._size = 0
-        self._unwritten = b""
-        self._failed = False
         if not world.is_main:
             return
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            self._make()
             self._lock = RunLock(path / ".lock", world.topology)
         except OSError as error:
             raise RunDirError(
@@ -67,6 +59,8 @@ class RunDir:
                 f"{error.strerror or error}.",
                 "choose a folder you may write to: --run-dir PATH",
             ) from error
+        self._metrics = MetricsFile(path / "metrics.jsonl")
+        last_writes.expect(self._metrics)
 
     def describe(self, config: Any) -> None:
         """Write run.json: configuration (a dataclass), topology, versions, command and git commit."""
@@ -92,67 +86,42 @@ class RunDir:
     def log(self, kind: str, values: Mapping[str, Any]) -> None:
         """Append a record with its kind ("train", "test", "done") and time (seconds of UNIX time) to metrics.jsonl.
 
-        What a full disk does not take is kept, and written with the next record.
+        It is written in the background; what a full disk does not take is kept, and written with a later record.
         """
-        if not self.world.is_main:
-            return
-        record = {"kind": kind, "time": round(time.time(), 3), **values}
-        self._unwritten += json.dumps(record).encode() + b"\n"
-        self.flush()
-
-    def flush(self) -> None:
-        """Write what could not be written before."""
-        if not self.world.is_main:
-            return
-        try:
-            if self._file is None:
-                set_aside(self._metrics)
-                self._file = self._open()
-            while self._unwritten:
-                written = os.pwrite(self._file, self._unwritten, self._size)
-                self._size, self._unwritten = self._size + written, self._unwritten[written:]
-            self._failed = False
-        except OSError as error:
-            if not self._failed:
-                log.error("Writing to %s failed: %s. Training goes on; tried again.", self._metrics, error.strerror)
-            self._failed = True
+        if self.world.is_main:
+            record = {"kind": kind, "time": round(time.time(), 3), **values}
+            self._metrics.append(json.dumps(record).encode() + b"\n")
 
     def begin_metrics(self) -> None:
         """Set aside what an earlier run has left in metrics.jsonl, now, before a checkpoint refers to it."""
-        self.flush()
+        if self.world.is_main:
+            self._metrics.begin_write()
 
     @property
     def metrics_bytes(self) -> int:
-        """The size of metrics.jsonl with all records so far."""
-        return self._size + len(self._unwritten)
+        """On rank 0: the size of metrics.jsonl with all records so far."""
+        return self._metrics.size
 
     def continue_metrics(self, size: int) -> None:
-        """Go on after the first `size` bytes of metrics.jsonl: what follows them will be recorded anew.
+        """Continue after the first `size` bytes of metrics.jsonl: what follows them will be recorded anew.
 
         Raises:
             OSError: the file can't be written.
         """
-        if not self.world.is_main:
-            return
-        self._file = self._open()
-        found = os.fstat(self._file).st_size
-        if found < size:
-            log.warning("%s has lost the last %d bytes before the checkpoint.", self._metrics, size - found)
-            size = os.pread(self._file, found, 0).rfind(b"\n") + 1  # whole lines
-        self._size = size
-        os.ftruncate(self._file, self._size)
+        if self.world.is_main:
+            self._metrics.continue_at(size)
 
     def sync(self) -> None:
-        """Let what was recorded outlive the machine.
+        """Let what was recorded outlive the machine, and mend what others have removed: the folder, lock or metrics.
 
         Raises:
             OSError: the disk is full, say.
+            RunDirError: the lock's file was removed, and another job has taken the folder.
         """
-        if self._failed:
-            raise OSError(errno.ENOSPC, f"{self._metrics.name} takes no more records")
-        if self._file is not None:
-            os.fsync(self._file)
-            sync_folder(self.path)
+        if self.world.is_main:
+            self._make()
+            self._lock.keep()
+            self._metrics.sync()
 
     def save(self, name: str, state: Mapping[str, Any]) -> None:
         """Write a state dictionary with torch.save."""
@@ -160,19 +129,9 @@ class RunDir:
             with atomic_write(self.path / name) as file:
                 torch.save(dict(state), file)
 
-    def _open(self) -> int:
-        return os.open(self._metrics, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-
-
-def set_aside(path: Path) -> None:
-    """Rename a file or folder of an earlier run, if there is one, to name.1, name.2 … before its extension."""
-    if not path.exists() or (path.is_file() and path.stat().st_size == 0):
-        return
-    numbers = itertools.count(1)
-    others = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in numbers)
-    other = next(other for other in others if not other.exists())
-    log.info("%s is an earlier run's: it is now %s.", path, other.name)
-    path.rename(other)
+    def _make(self) -> None:
+        if not self.path.is_dir():
+            make_dir(self.path)
 
 
 def _git_commit() -> str | None:

@@ -33,6 +33,8 @@ WARNINGS = ("USR1", "USR2")
 class Stopped(SystemExit):
     """Ends the process, after everything was saved, with `EXIT_STATUS`. No error: nothing is reported."""
 
+    code: int
+
     def __init__(self) -> None:
         super().__init__(EXIT_STATUS)
 

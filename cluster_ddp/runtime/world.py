@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime import device as devices
-from cluster_ddp.runtime import hard_exit, preemption, process_group, rendezvous
+from cluster_ddp.runtime import hard_exit, last_writes, preemption, process_group, rendezvous
 from cluster_ddp.runtime.buckets import settle_buckets
 from cluster_ddp.runtime.data.loader import Loader
 from cluster_ddp.runtime.data.resident import RESIDENT_SHARE, Gathered, place
@@ -246,9 +246,12 @@ def distributed(
     world = World(topology=topology, device=device, collective_timeout_s=timeout_s, peer_failed=peer_failed)
     try:
         yield world
+        last_writes.settle(world)
         world.barrier()  # rank 0 serves the store: it must not leave while others still ask it
-    except Stopped:  # by all ranks together, each with its affairs in order
+    except Stopped as stopped:  # by all ranks together, each with its affairs in order
         _leave(device, reporter, peers)
+        if last_writes.are_stuck():
+            hard_exit.now(stopped.code)
         raise
     except BaseException as error:
         peers.stop()
@@ -286,7 +289,7 @@ def _leave_alone(device: torch.device, reporter: FailureReporter, error: BaseExc
     is_failure = not isinstance(error, SystemExit) or bool(error.code)
     if is_failure:
         reporter.report(error)
-    if wait.is_broken(device) or not process_group.abort(device):
+    if wait.is_broken(device) or last_writes.are_stuck() or not process_group.abort(device):
         reporter.linger()
         hard_exit.now(error.code if isinstance(error, SystemExit) and type(error.code) is int else int(is_failure))
 

@@ -10,12 +10,12 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.errors import CheckpointError
-from cluster_ddp.files import sync_folder
+from cluster_ddp.errors import CheckpointError, RunDirError
+from cluster_ddp.files import atomic_write, make_dir, sync_folder
+from cluster_ddp.runtime.background import BackgroundWriter
 from cluster_ddp.runtime.checkpoint import file
 from cluster_ddp.runtime.checkpoint.file import DamagedError
 
@@ -39,8 +39,9 @@ class CheckpointFolder:
         self.path, self.keep = path, keep
         self.last_good: Path | None = None
         """The newest one that is known to be whole."""
-        self._thread = ThreadPoolExecutor(1, "checkpoint")  # Python waits for it in the end
-        self._running: Future[None] | None = None
+        self.writer = BackgroundWriter("checkpoint")
+        self._failure = ""
+        self._again: Callable[[], None] | None = None
 
     def files(self) -> list[Path]:
         """The checkpoints, newest first; also of a folder that is not there."""
@@ -77,43 +78,69 @@ class CheckpointFolder:
         for path in self.path.glob(".step-*.tmp"):
             path.unlink(missing_ok=True)
 
-    def is_writing(self) -> bool:
-        """Whether the last save is still under way."""
-        return self._running is not None and not self._running.done()
-
     def save(self, step: int, state: Mapping[str, Any], *, first: Callable[[], None]) -> None:
         """Write a checkpoint in the background, after the one before; a failure is a warning.
 
         Args:
             step: its number.
             state: not changed until it is written.
-            first: what must be on disk before it is.
+            first: what must be on disk before it is. Where it raises a RunDirError, so does `writer`.
         """
-        self._running = self._thread.submit(self._write, step, state, first)
+        path = self.path / f"step-{step:08}.pt"
+        self._again = lambda: self.writer.begin(path, lambda: self._write(path, state, first))
+        self._again()
+
+    def note_failure(self, words: str) -> None:
+        """Remember that there is something that could not be saved; None of what failed before is tried again."""
+        self._failure, self._again = words, None
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all is written, or has failed; whether that came within `timeout_s` seconds."""
-        if self._running is not None:
-            wait([self._running], timeout_s)
-        return not self.is_writing()
+        return self.writer.wait(timeout_s)
 
-    def _write(self, step: int, state: Mapping[str, Any], first: Callable[[], None]) -> None:
-        path = self.path / f"step-{step:08}.pt"
+    def finish(self, timeout_s: float) -> str | None:
+        """Try again what was not saved at last.
+
+        Args:
+            timeout_s: seconds to wait for it.
+
+        Returns:
+            What is not on disk by then, in words; None if all is.
+
+        Raises:
+            CheckpointError: to try again is of no use.
+        """
+        if self._failure and not self.writer.is_busy():
+            if self._again is None:
+                raise CheckpointError("Saving the end of the training:", self._failure, "see the errors above")
+            self._again()
+        if not self.writer.wait(timeout_s):
+            return f"still being written: {self.writer.at_work()}"
+        return self._failure or None
+
+    def is_stuck(self) -> bool:
+        """Whether a save takes so long that it is given up."""
+        return self.writer.is_stuck()
+
+    def _write(self, path: Path, state: Mapping[str, Any], first: Callable[[], None]) -> None:
         try:
-            if not self.path.is_dir():
-                self.path.mkdir(parents=True)
-                sync_folder(self.path.parent)
             first()
+            if not self.path.is_dir():
+                make_dir(self.path)
+                sync_folder(self.path.parent)
             file.write(path, state)
+        except RunDirError:
+            raise
         except Exception as error:  # whatever it is, training is worth more than one checkpoint
             words = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             last = f"the last good one is {self.last_good}" if self.last_good else "there is none yet"
+            self._failure = f"{path} is not saved: {words}; {last}"
             log.error("Saving the checkpoint %s failed: %s. Training goes on; %s.", path, words, last)
             return
-        self.last_good = path
+        self.last_good, self._failure = path, ""
         if run_dir := os.environ.get("CLUSTER_DDP_RUN_DIR"):  # for the batch script: --requeue-on-failure
-            with contextlib.suppress(OSError):
-                Path(run_dir, ".progress").write_text(f"{path.name}\n")
+            with contextlib.suppress(OSError), atomic_write(Path(run_dir, ".progress")) as progress:
+                progress.write(f"{path.name}\n".encode())
         for old in self.files()[self.keep :]:
             with contextlib.suppress(OSError):
                 old.unlink()

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import CheckpointError, SpecError
-from cluster_ddp.runtime import clock, hard_exit, preemption
+from cluster_ddp.runtime import clock, hard_exit, last_writes, preemption
 from cluster_ddp.runtime.checkpoint import file, folder
 from cluster_ddp.runtime.checkpoint.file import DamagedError
 from cluster_ddp.runtime.checkpoint.state import Stateful, TrainingState
@@ -32,7 +32,8 @@ from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.exchange import Exchange
 from cluster_ddp.runtime.interval import Interval
 from cluster_ddp.runtime.meter import PerRank
-from cluster_ddp.runtime.metrics import RunDir, default_run_dir, set_aside
+from cluster_ddp.runtime.metrics import RunDir, default_run_dir
+from cluster_ddp.runtime.metrics_file import set_aside
 from cluster_ddp.runtime.world import World
 
 log = logging.getLogger("cluster_ddp")
@@ -90,6 +91,7 @@ class Checkpoint:
         self._state = TrainingState(world, shard, identity=identity or {}, meters=meters or {}, parts=parts)
         self._folder = folder.CheckpointFolder(self.run_dir.path / folder.NAME, keep=keep)
         hard_exit.before(self._folder.wait)
+        last_writes.expect(self._folder)
         self._saved_steps = -1
         self._resume(resume)
         self._saved_at_s = time.monotonic()
@@ -199,9 +201,9 @@ class Checkpoint:
         self._wait()
 
     def _wait(self) -> None:
-        """Wait until rank 0 has written all. A collective, which takes as long as it takes, without a timeout."""
-        while not self.world.broadcast(self._folder.wait(_REPORT_EVERY_S)):
-            pass
+        """Wait until rank 0 has written all, or gives it up. A collective, which takes as long as it takes."""
+        while not self.world.broadcast(self._folder.wait(_REPORT_EVERY_S) or self._folder.is_stuck()):
+            self._folder.writer.tell_if_slow()
 
     def _save(self) -> None:
         """Copy the state, and let it be written while training goes on. A collective.
@@ -211,19 +213,21 @@ class Checkpoint:
         self._before_save()
         self.world.synchronize()
         self._saved_at_s = time.monotonic()
-        if self.world.broadcast(self._folder.is_writing()):
+        writer = self._folder.writer
+        if self.world.broadcast(writer.is_busy()):
             if self.world.is_main:
-                log.warning("The checkpoint before step %d is still being written; this one is left out.", self.steps)
+                words = "The checkpoint before step %d is still being written; this one is left out. (%s)"
+                log.warning(words, self.steps, writer.at_work())
             return
         self._saved_steps = self.steps
         ranks = self._state.gather()
         if ranks is None:  # rank 0 writes
             return
-        self.run_dir.flush()
         try:
             state = self._state.copy(ranks, metrics_bytes=self.run_dir.metrics_bytes)
         except CheckpointError as error:  # a part has taken something into its state since the beginning
             log.error("%s\nTraining goes on.", error)
+            self._folder.note_failure(str(error))
             return
         self._folder.save(self.steps, state, first=self.run_dir.sync)
 

@@ -15,7 +15,9 @@ import pytest
 import torch
 
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.runtime.metrics import RunDir, default_run_dir, set_aside
+from cluster_ddp.runtime import last_writes
+from cluster_ddp.runtime.metrics import RunDir, default_run_dir
+from cluster_ddp.runtime.metrics_file import set_aside
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.environment import Topology
 
@@ -46,11 +48,24 @@ def steps(folder: Path, name: str = "metrics.jsonl") -> list[int]:
 def record(run_dir: RunDir, *numbers: int) -> None:
     for number in numbers:
         run_dir.log("train", {"step": number})
+    written(run_dir)
+
+
+def written(run_dir: RunDir) -> str | None:
+    """Wait until all is written, or has failed; what is not on disk then."""
+    return run_dir._metrics.finish(60)
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No world of another test waits for these files."""
+    monkeypatch.setattr(last_writes, "_files", [])
 
 
 def test_records_are_lines_with_kind_and_time(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "new" / "run", a_world())
     run_dir.log("train", {"step": 1, "loss": 0.5, "text": "ü\n"})
+    written(run_dir)
     (line,) = (run_dir.path / "metrics.jsonl").read_text().splitlines()
     found = json.loads(line)
     assert found.pop("time") > 1.7e9
@@ -64,7 +79,7 @@ def test_only_rank_0_touches_the_folder(tmp_path: Path) -> None:
     run_dir.describe(None)
     run_dir.save("x.pt", {})
     run_dir.sync()
-    assert run_dir.metrics_bytes == 0 and not (tmp_path / "run").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_after_a_checkpoint_records_are_made_anew(tmp_path: Path) -> None:
@@ -187,7 +202,7 @@ def test_setting_aside_takes_the_next_free_number(tmp_path: Path, said: pytest.L
         folder.mkdir()
         set_aside(folder)
     assert sorted(p.name for p in tmp_path.glob("checkpoints*")) == ["checkpoints.1", "checkpoints.2"]
-    assert "is an earlier run's: it is now checkpoints.2." in said.text
+    assert "was there already: it is now checkpoints.2." in said.text
 
 
 def test_a_folder_that_cannot_be_written_is_told_in_words(tmp_path: Path) -> None:

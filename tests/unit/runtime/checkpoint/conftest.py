@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import cluster_ddp
-from cluster_ddp.runtime import exchange
+from cluster_ddp.runtime import exchange, last_writes
 from cluster_ddp.runtime.world import World
 
 log = logging.getLogger("cluster_ddp")
@@ -36,6 +36,7 @@ def world() -> Iterator[World]:
 def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The ranks agree after every step, not only about once a second; signals' handlers are put back."""
     monkeypatch.setattr(exchange, "EXCHANGE_EVERY_S", 0.0)
+    monkeypatch.setattr(last_writes, "_files", [])  # which the world of all tests would wait for
     numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in numbers}
     yield

@@ -109,7 +109,7 @@ def killed_at(point: int, folder: CheckpointFolder, step: int) -> bool:
         try:
             with pytest.MonkeyPatch.context() as patch:
                 Points(lambda _: os.kill(os.getpid(), signal.SIGKILL), point).install(patch)
-                folder._write(step, state(step), nothing)
+                folder._write(folder.path / f"step-{step:08}.pt", state(step), nothing)
         finally:
             os._exit(0)
     status = os.waitpid(child, 0)[1]
@@ -301,14 +301,14 @@ def test_metrics_that_cannot_be_synced_cost_one_checkpoint(tmp_path: Path, said:
 
 def test_it_writes_in_the_background(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, keep=2)
-    assert not folder.is_writing()
+    assert not folder.writer.is_busy()
     folder.wait()
     go_on = threading.Event()
     folder.save(1, state(1), first=lambda: go_on.wait(20) and None)
-    assert folder.is_writing() and names(folder) == []
+    assert folder.writer.is_busy() and names(folder) == []
     go_on.set()
     folder.wait()
-    assert not folder.is_writing() and names(folder) == ["step-00000001.pt"]
+    assert not folder.writer.is_busy() and names(folder) == ["step-00000001.pt"]
 
 
 # --resume PATH

@@ -135,6 +135,7 @@ def at_step(step: int, do: At) -> At:
 
 def kill(checkpoint: Checkpoint) -> None:
     checkpoint._folder.wait()
+    checkpoint.run_dir._metrics.finish(60)  # a thread of a process that was killed writes no more
     raise Killed
 
 

@@ -1,0 +1,82 @@
+"""Writing files beside the training: what blocks must not stop it, and is named."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+log = logging.getLogger("cluster_ddp")
+
+PATIENCE_S = 600.0
+"""How long a training that has ended, or was stopped, waits for its files; what is not written by then is lost."""
+# When a write is first said to block; each time after that, twice as late.
+_SLOW_S = 10.0
+
+
+class BackgroundWriter:
+    """A thread that makes one write after another, and knows since when it has been at the present one.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._thread = ThreadPoolExecutor(1, name)  # Python waits for it in the end
+        self._last: Future[None] | None = None
+        self._path, self._since = Path(), 0.0
+        self._told_s = _SLOW_S
+
+    def begin(self, path: Path, write: Callable[[], None]) -> None:
+        """Call a function in the thread, after those before.
+
+        Args:
+            path: what it writes.
+            write: the function.
+        """
+        self._last = self._thread.submit(self._run, path, write)
+
+    def is_busy(self) -> bool:
+        """Whether there is something to be written still. What the last write has raised is raised here."""
+        if self._is_running():
+            return True
+        if self._last is not None:
+            self._last.result()
+        return False
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until all is written; whether that came within `timeout_s` seconds. Raises as `is_busy` does."""
+        if self._last is not None:
+            wait([self._last], timeout_s)
+        return not self.is_busy()
+
+    def is_stuck(self) -> bool:
+        """Whether a write takes so long that it is given up."""
+        return self._is_running() and self._busy_s() > PATIENCE_S
+
+    def at_work(self) -> str:
+        """What is being written, and since when, in words."""
+        return f"{self._path}, for {self._busy_s():.0f} s"
+
+    def tell_if_slow(self) -> None:
+        """Say what blocks, if it does; not more often than is useful."""
+        if self._is_running() and self._busy_s() > self._told_s:
+            self._told_s = 2 * self._busy_s()
+            log.warning("Still being written: %s. Does its file system hang?", self.at_work())
+
+    def _is_running(self) -> bool:
+        return self._last is not None and not self._last.done()
+
+    def _busy_s(self) -> float:
+        return time.monotonic() - self._since
+
+    def _run(self, path: Path, write: Callable[[], None]) -> None:
+        self._path, self._since = path, time.monotonic()
+        try:
+            write()
+        finally:
+            if self._told_s > _SLOW_S:
+                log.warning("Writing %s took %.0f s.", path, self._busy_s())
+            self._told_s = _SLOW_S
