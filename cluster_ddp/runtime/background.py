@@ -38,16 +38,18 @@ class BackgroundWriter:
         """
         self._last = self._thread.submit(self._run, path, write)
 
-    def is_busy(self) -> bool:
-        """Whether there is something to be written still. What the last write has raised is raised here."""
-        if self._is_running():
-            return True
-        if self._last is not None:
+    def check(self) -> None:
+        """Raise what the last write has raised, if it has ended."""
+        if self._last is not None and self._last.done():
             self._last.result()
-        return False
+
+    def is_busy(self) -> bool:
+        """Whether there is something to be written still. Raises as `check` does."""
+        self.check()
+        return self._is_running()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all is written; whether that came within `timeout_s` seconds. Raises as `is_busy` does."""
+        """Wait until all is written; whether that came within `timeout_s` seconds. Raises as `check` does."""
         if self._last is not None:
             wait([self._last], timeout_s)
         return not self.is_busy()

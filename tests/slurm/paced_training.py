@@ -4,6 +4,7 @@ PACE_S     seconds that each step takes longer
 FAULTS     JSON: [{"do": "kill", "rank": 1, "step": 30}, …], each done at that step of the job's first run only;
            "do" is kill, stop, raise or nan
 CLOCK_S    JSON: {"node2": 3600}: how far that node's clock is ahead
+PATIENCE_S seconds that the last writes are tried for in the end, instead of ten minutes
 FSYNC_S    seconds that fsync takes longer, as on a file system that is slow
 """
 
@@ -19,6 +20,7 @@ import time
 import torch
 
 from cluster_ddp.mnist import loop
+from cluster_ddp.runtime import background
 from cluster_ddp.runtime.checkpoint import Checkpoint
 from cluster_ddp.train import main
 
@@ -58,6 +60,7 @@ def slow_fsync(descriptor: int) -> None:
     fsync(descriptor)
 
 
+background.PATIENCE_S = float(os.environ.get("PATIENCE_S", background.PATIENCE_S))
 Checkpoint.step = paced_step  # type: ignore[method-assign]
 loop.F.nll_loss = poisoned_loss
 os.fsync = slow_fsync  # type: ignore[assignment]

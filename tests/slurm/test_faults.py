@@ -5,6 +5,7 @@ Where a training is said to go on, its metrics and its weights are, bit for bit,
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -136,7 +137,21 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
         "raises": start(place, nodes=TWO_TASKS, FAULTS=[{"do": "raise", "rank": 1, "step": 3}]),
         "first hangs": start(place, nodes=TWO_TASKS, training=patient, FAULTS=[{"do": "stop", "rank": 0, "step": 3}]),
         "other hangs": start(place, training=patient, FAULTS=[{"do": "stop", "rank": 2, "step": 3}]),
-        "full disk": start(place, nodes=ONE_TASK, command=wrapped(full, *PACED), run_dir=folder / "full", pace_s=0),
+        "full disk": start(
+            place,
+            nodes=ONE_TASK,
+            command=wrapped(full, *PACED),
+            run_dir=folder / "full",
+            pace_s=0,
+            PATIENCE_S="5",
+        ),
+        "room in the end": start(
+            place,
+            nodes=ONE_TASK,
+            command=wrapped(f"{full}\n{ROOM_IN_THE_END.format(folder=folder)}", *PACED),
+            run_dir=folder / "full",
+            pace_s=0,
+        ),
         "unwritable": start(place, nodes=ONE_TASK, run_dir=Path("/sys/nowhere")),
         "truncated data": start(
             place,
@@ -162,6 +177,10 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
     }
     (place.folder / "go").touch()
     return jobs
+
+
+ROOM_IN_THE_END = """(until grep -qs "Trying again, for" "$CLUSTER_DDP_RUN_DIR"/*.log; do sleep 0.2; done
+mount -o remount,size=200m "{folder}/full") &"""
 
 
 def damaged_copy(mnist: Path, folder: Path) -> Path:
@@ -199,10 +218,16 @@ def test_a_hanging_rank_is_named(started: Started, name: str, rank: int) -> None
 
 
 def test_a_full_disk(started: Started) -> None:
-    """15. The second checkpoint does not fit into the file system: each failure is told, training goes on."""
-    said = started["full disk"].completed()
-    assert said.count("No space left on device. Training goes on; the last good one is") >= 2
-    assert said.count("Test set:") == 2
+    """15. The second checkpoint does not fit into the file system: each failure is told, training goes on.
+
+    What is not saved in the end is tried again; it is an error if it is lost.
+    """
+    for said in (lost := started["full disk"].failed(), saved := started["room in the end"].completed()):
+        assert said.count("No space left on device. Training goes on; the last good one is") >= 2
+        assert said.count("Test set:") == 2
+        assert re.search(r"The training has ended, but: \S*/step-00000040.pt is not saved: No space left on", said)
+    assert re.search(r"error: Writing what is left at the end.*\n.*/step-00000040.pt is not saved: No space", lost)
+    assert "error:" not in saved
 
 
 def test_a_run_folder_that_cannot_be_written(started: Started) -> None:
@@ -443,6 +468,35 @@ def test_preemption_while_a_save_is_under_way(place: Place, uninterrupted: list[
     assert run.metrics() == uninterrupted
 
 
+def test_a_file_system_that_hangs(place: Place, uninterrupted: list[dict], tmp_path: Path) -> None:
+    """17. Longer than ranks wait for each other: training does not wait for it, and what hangs is named."""
+    image, mounted = tmp_path / "image", tmp_path / "hangs"
+    mounted.mkdir()
+    with open(image, "wb") as file:
+        file.truncate(200 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    mount = f'if ((SLURM_PROCID == 0)); then mount -o loop "{image}" "{mounted}"; fi'
+    training = (*TRAINING, "--collective-timeout-s", "10")
+    run = start(place, training=training, command=place.slurm.wrapped(mount, *PACED), run_dir=mounted, pace_s=0.3)
+    run.wait_for(lambda: len(faults.ranks(place.slurm.layout, int(run.job))) == 3)
+    seen = Path(f"/proc/{faults.ranks(place.slurm.layout, int(run.job))[0].pid}/root{mounted}")
+    run.wait_for(lambda: list(seen.glob("checkpoints/step-*.pt")))
+    folder = os.open(seen, os.O_RDONLY)  # keeps it mounted
+    try:
+        fcntl.ioctl(folder, FREEZE, 0)
+        try:
+            time.sleep(30)
+        finally:
+            fcntl.ioctl(folder, THAW, 0)
+        said = run.completed(restarts=0)
+        assert "this one is left out" in said
+        assert re.search(rf"Still being written: {mounted}/\S+, for \d+ s\. Does its file system hang\?", said)
+        assert run.metrics(Path(f"/proc/self/fd/{folder}")) == uninterrupted
+    finally:
+        os.close(folder)
+
+
+FREEZE, THAW = 0xC0045877, 0xC0045878  # FIFREEZE and FITHAW of linux/fs.h
 URGENT = "#!/bin/bash\n#SBATCH --partition=urgent --nodes=4 --exclusive --time=1\nsleep 1\n"
 
 

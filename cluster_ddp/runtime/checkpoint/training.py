@@ -170,6 +170,7 @@ class Checkpoint:
 
     def _flags(self) -> tuple[bool, bool]:
         """Whether to stop, and, by rank 0's clock, whether a save is due that is made every so many minutes."""
+        self._folder.writer.check()  # raises where another job has taken the run directory
         minutes_are_over = self.world.is_main and self._interval.is_over(time.monotonic() - self._saved_at_s)
         return self._stop_flag.is_set(), minutes_are_over
 

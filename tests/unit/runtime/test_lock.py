@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import textwrap
@@ -65,7 +66,8 @@ def holder(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None
-        assert process.stdout.readline() == f"{process.pid}\n"
+        if process.stdout.readline() != f"{process.pid}\n":
+            raise subprocess.CalledProcessError(process.wait(), command)
         return process
 
     yield start
@@ -141,6 +143,57 @@ def test_another_task_of_the_array_is_another_job(tmp_path: Path, holder: Start)
     with pytest.raises(RunDirError):
         RunLock(tmp_path / ".lock", job(12, array_job_id=12, array_task_id=3))
     assert time.monotonic() - start < scaled(5)
+
+
+def unlink(path: Path) -> None:
+    path.unlink()
+
+
+def replace(path: Path) -> None:
+    path.unlink()
+    path.touch()
+
+
+@pytest.mark.parametrize("do", [unlink, replace])
+def test_a_lock_that_others_remove_is_taken_again(
+    tmp_path: Path, holder: Start, said: pytest.LogCaptureFixture, do: Callable[[Path], None]
+) -> None:
+    held = RunLock(tmp_path / ".lock", job(12))
+    held.keep()
+    assert not said.records
+    do(tmp_path / ".lock")
+    held.keep()
+    assert f"{tmp_path}/.lock was removed or replaced while this run held it; it is locked again." in said.text
+    with pytest.raises(subprocess.CalledProcessError):
+        holder(13)
+    assert json.loads((tmp_path / ".lock").read_text())["job"] == "12"
+
+
+def test_a_lock_that_others_have_taken_ends_this_run(tmp_path: Path, holder: Start) -> None:
+    held = RunLock(tmp_path / ".lock", job(12))
+    (tmp_path / ".lock").unlink()
+    process = holder(13)
+    with pytest.raises(RunDirError) as error:
+        held.keep()
+    assert f"job 13 (process {process.pid} on {socket.gethostname()}, since 2" in error.value.found
+    assert "This run ends" in error.value.found and "--run-dir" in error.value.hint
+
+
+@pytest.mark.parametrize("share", ["0", "1"])
+def test_only_its_owner_can_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: str) -> None:
+    """Who may read a file may lock it; one of an earlier version could be read by all."""
+    monkeypatch.setenv("CLUSTER_DDP_SHARE", share)
+    for before in (None, 0o644):
+        if before:
+            (tmp_path / ".lock").chmod(before)
+        RunLock(tmp_path / ".lock", job(12))
+        assert stat.S_IMODE((tmp_path / ".lock").stat().st_mode) == 0o600
+    (tmp_path / ".lock").unlink()
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / ".lock").symlink_to("precious")
+    with pytest.raises(OSError, match="It is a symbolic link"):
+        RunLock(tmp_path / ".lock", job(12))
+    assert (tmp_path / "precious").read_text() == "mine"
 
 
 @pytest.mark.parametrize("left", [b"", b"\xff\xfe", b"[1]", b'{"job": "12"', b'{"job": 3}\n' + b"x" * 5000])

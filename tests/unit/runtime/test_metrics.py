@@ -7,7 +7,11 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Iterator
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ import pytest
 import torch
 
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.runtime import last_writes
+from cluster_ddp.runtime import background, last_writes, metrics_file
 from cluster_ddp.runtime.metrics import RunDir, default_run_dir
 from cluster_ddp.runtime.metrics_file import set_aside
 from cluster_ddp.runtime.world import World
@@ -172,6 +176,108 @@ def test_records_before_a_checkpoint_survive_a_disk_that_was_full_then(
     except OSError:
         return
     assert (tmp_path / "metrics.jsonl").stat().st_size == size
+
+
+def test_what_blocks_is_named_and_stops_no_training(
+    tmp_path: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file system that hangs: the record is made, and the next ones."""
+    run_dir = RunDir(tmp_path, a_world())
+    has_returned, pwrite = threading.Event(), os.pwrite
+
+    def blocked(*arguments: Any) -> int:
+        assert has_returned.wait(60)
+        return pwrite(*arguments)
+
+    monkeypatch.setattr(background, "_SLOW_S", 0.0)
+    run_dir._metrics._writer._told_s = 0.0
+    monkeypatch.setattr(os, "pwrite", blocked)
+    run_dir.log("train", {"step": 1})
+    while run_dir._metrics._writer._path != tmp_path / "metrics.jsonl":  # until it has begun
+        time.sleep(0.01)
+    time.sleep(0.01)
+    for step in range(2, 100):
+        run_dir.log("train", {"step": step})
+    assert said.text.count(f"Still being written: {tmp_path}/metrics.jsonl, for 0 s. Does its file system hang?") >= 1
+    assert run_dir._metrics.finish(0.1) == f"still being written: {tmp_path}/metrics.jsonl, for 0 s"
+    size = run_dir.metrics_bytes
+    has_returned.set()
+    assert written(run_dir) is None
+    assert steps(tmp_path) == list(range(1, 100))
+    assert size == (tmp_path / "metrics.jsonl").stat().st_size
+
+
+def test_records_that_wait_for_ever_end_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = RunDir(tmp_path, a_world())
+    FullDisk(0, monkeypatch)
+    monkeypatch.setattr(metrics_file, "_MAX_WAITING_BYTES", 1000)
+    with pytest.raises(RunDirError, match=r"(?s)metrics.jsonl:\n.* bytes wait to be written: No space left on device"):
+        for _ in range(100):
+            record(run_dir, 1)
+
+
+# What others do to the files of a run
+
+
+def unlink(path: Path) -> None:
+    path.unlink()
+
+
+def replace(path: Path) -> None:
+    path.unlink()
+    path.write_text("theirs\n")
+
+
+def link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("missing")
+
+
+def remove_all(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+@pytest.mark.parametrize("do", [unlink, replace, link, remove_all])
+def test_metrics_that_others_remove_are_made_again(
+    tmp_path: Path, said: pytest.LogCaptureFixture, do: Callable[[Path], None]
+) -> None:
+    run_dir = RunDir(tmp_path / "run", a_world())
+    record(run_dir, 1, 2)
+    path = run_dir.path / "metrics.jsonl"
+    do(path)
+    run_dir.log("train", {"step": 3})
+    run_dir.sync()
+    assert f"{path} was removed or replaced while this run wrote to it; it is made again." in said.text
+    record(run_dir, 4)
+    assert steps(run_dir.path) == [1, 2, 3, 4]
+    assert run_dir.metrics_bytes == path.stat().st_size
+    if do is replace:
+        assert (run_dir.path / "metrics.1.jsonl").read_text() == "theirs\n"
+    said.clear()
+    run_dir.sync()
+    assert not said.records
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(run_dir.path.stat().st_mode) == 0o700
+
+
+def test_metrics_that_cannot_be_made_again_cost_one_checkpoint(
+    tmp_path: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS, what another node removed can't be read; a checkpoint must not count records that are lost."""
+    run_dir = RunDir(tmp_path, a_world())
+    record(run_dir, 1, 2)
+    (tmp_path / "metrics.jsonl").unlink()
+
+    def stale(*_: Any) -> bytes:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", stale)
+        with pytest.raises(OSError, match="the records before are lost: Stale file handle"):
+            run_dir.sync()
+    record(run_dir, 3)
+    run_dir.sync()
+    assert steps(tmp_path) == [3]
+    assert run_dir.metrics_bytes == (tmp_path / "metrics.jsonl").stat().st_size
 
 
 def test_an_earlier_runs_records_are_set_aside_with_the_first_of_this(tmp_path: Path) -> None:

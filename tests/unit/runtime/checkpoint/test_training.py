@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import fcntl
 import hashlib
 import json
 import logging
@@ -24,7 +25,7 @@ import torch
 from ranks import run_ranks, slurm_step
 
 import cluster_ddp
-from cluster_ddp.errors import CheckpointError, ClusterDDPError, SpecError
+from cluster_ddp.errors import CheckpointError, ClusterDDPError, RunDirError, SpecError
 from cluster_ddp.runtime import exchange
 from cluster_ddp.runtime.buckets import settle_buckets
 from cluster_ddp.runtime.checkpoint import Checkpoint, file, folder, training
@@ -700,6 +701,39 @@ def test_a_stop_that_cannot_save_is_no_stop_in_time(
     monkeypatch.setattr(file, "write", lambda *a: write(*a) if next(calls) == 0 else full())
     with pytest.raises(Stopped):  # there is something new
         train(world, tmp_path, seed=1, at=stop)
+    assert saved(tmp_path) == [3]
+
+
+def hold(path: Path) -> int:
+    """Another process takes a lock, until it is killed."""
+    reader, writer = os.pipe()
+    if child := os.fork():
+        assert os.read(reader, 1) == b"x"
+        return child
+    try:
+        fcntl.lockf(os.open(path, os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)
+        os.write(writer, b"x")
+        time.sleep(120)
+    finally:
+        os._exit(0)
+
+
+def test_another_training_in_the_run_directory_ends_this_one(world: World, tmp_path: Path) -> None:
+    """Its lock's file was removed, so that another could take it: this one saves nothing more there."""
+    others: list[int] = []
+
+    def lose_lock(checkpoint: Checkpoint) -> None:
+        if checkpoint.steps == 4:
+            (tmp_path / ".lock").unlink()
+            others.append(hold(tmp_path / ".lock"))
+
+    try:
+        with pytest.raises(RunDirError, match=r"(?s)\.lock was removed or replaced, and .* is using the run directory"):
+            train(world, tmp_path, seed=1, at=lose_lock)
+    finally:
+        for other in others:
+            os.kill(other, signal.SIGKILL)
+            os.waitpid(other, 0)
     assert saved(tmp_path) == [3]
 
 
