@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
+
+T = TypeVar("T")
 
 SHARE = "CLUSTER_DDP_SHARE"
 """Variable of a job: with 1, its group may read the run directory."""
@@ -43,7 +45,7 @@ def open_own(path: Path, flags: int, *, shared: bool | None = None) -> int:
         OSError: it is a symbolic link, or can't be opened.
     """
     try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = with_reserve(lambda: os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     except OSError as error:
         if error.errno == errno.ELOOP and path.is_symlink():
             raise OSError(errno.ELOOP, "It is a symbolic link", str(path)) from error
@@ -101,7 +103,7 @@ def sync_folder(folder: Path) -> None:
     Raises:
         OSError: the folder is gone, or its disk fails.
     """
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = with_reserve(lambda: os.open(folder, os.O_RDONLY | os.O_CLOEXEC))
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -109,3 +111,29 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+_RESERVED = 4
+_reserve: list[int] = []
+
+
+def reserve_descriptors() -> None:
+    """Hold some descriptors, so that files can be saved where connections have taken all others."""
+    with suppress(OSError):
+        while len(_reserve) < _RESERVED:
+            _reserve.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+
+def with_reserve(function: Callable[[], T]) -> T:
+    """Call a function that needs a descriptor; where there is none, give up one of those that are held for it.
+
+    Raises:
+        OSError: what the function raises.
+    """
+    try:
+        return function()
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE) or not _reserve:
+            raise
+    os.close(_reserve.pop())
+    return function()

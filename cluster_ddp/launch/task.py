@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import JobError
+from cluster_ddp.files import open_own
 from cluster_ddp.launch import python_command
 
 WARNING_S = 90
@@ -122,7 +123,8 @@ class Command:
         for number in STOP_SIGNALS:  # srun ends the siblings of the first to end; this one's status shall stay its own
             signal.signal(number, signal.SIG_IGN)
         if status == os.EX_TEMPFAIL and (word := os.environ.get("CLUSTER_DDP_STOPPED")):
-            Path(word).touch()  # srun tells the highest status only, which may be that of a sibling that it has ended
+            # srun tells the highest status only, which may be that of a sibling that it has ended
+            os.close(open_own(Path(word), os.O_WRONLY | os.O_CREAT))
         if status != 0:
             sys.exit(status if status > 0 else 128 - status)
         return 0
@@ -146,7 +148,7 @@ def _log_to_run_folder() -> None:
     """On this machine, submitit gives a log a name of its own: go on in the one that tasks have under Slurm."""
     folder = Path(os.environ["CLUSTER_DDP_RUN_DIR"])
     job, rank = os.environ["SUBMITIT_LOCAL_JOB_ID"], os.environ["SUBMITIT_LOCAL_GLOBALID"]
-    with open(folder / f"task-{rank}.log", "ab", buffering=0) as log:
+    with open(open_own(folder / f"task-{rank}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0) as log:
         for descriptor, ending in ((1, "out"), (2, "err")):
             submitits = folder / f"{job}_{rank}_log.{ending}"
             if submitits.exists():

@@ -17,7 +17,7 @@ import torch
 
 import cluster_ddp
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.files import atomic_write, make_dir
+from cluster_ddp.files import atomic_write, make_dir, reserve_descriptors
 from cluster_ddp.runtime import last_writes
 from cluster_ddp.runtime.lock import RunLock
 from cluster_ddp.runtime.metrics_file import MetricsFile
@@ -61,6 +61,7 @@ class RunDir:
             ) from error
         self._metrics = MetricsFile(path / "metrics.jsonl")
         last_writes.expect(self._metrics)
+        reserve_descriptors()
 
     def describe(self, config: Any) -> None:
         """Write run.json: configuration (a dataclass), topology, versions, command and git commit."""

@@ -7,6 +7,7 @@ ranks then agree on the step to stop after (see `exchange`). Imports no torch: a
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import threading
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from cluster_ddp.errors import SpecError, nearest
+from cluster_ddp.files import open_own
 
 log = logging.getLogger("cluster_ddp")
 
@@ -141,7 +143,7 @@ def leave_word(env: Mapping[str, str]) -> None:
     """Tell the batch script that the job was stopped in time: not every launcher passes an exit status on."""
     if path := env.get("CLUSTER_DDP_STOPPED"):
         try:
-            Path(path).touch()
+            os.close(open_own(Path(path), os.O_WRONLY | os.O_CREAT))
         except OSError as error:
             log.warning("Can't leave word in %s: %s.", path, error.strerror)
 

@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime import device as devices
-from cluster_ddp.runtime import hard_exit, last_writes, preemption, process_group, rendezvous
+from cluster_ddp.runtime import hard_exit, last_writes, open_files, preemption, process_group, rendezvous
 from cluster_ddp.runtime.buckets import settle_buckets
 from cluster_ddp.runtime.data.loader import Loader
 from cluster_ddp.runtime.data.resident import RESIDENT_SHARE, Gathered, place
@@ -237,6 +237,7 @@ def distributed(
     reporter.topology = topology = Topology.from_environ(os.environ)
     _set_up_logging(topology)
     keep_through_stops()
+    open_files.raise_limit()
     device = devices.set_up(topology, cuda=cuda, deterministic=deterministic)
     reporter.store = rendezvous.meet(topology, device.type, timeout_s=rendezvous_timeout_s)
     reporter.collective_timeout_s = collective_timeout_s

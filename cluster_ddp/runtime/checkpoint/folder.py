@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import CheckpointError, RunDirError
-from cluster_ddp.files import atomic_write, make_dir, sync_folder
+from cluster_ddp.files import atomic_write, make_dir, reserve_descriptors, sync_folder, with_reserve
 from cluster_ddp.runtime.background import BackgroundWriter
 from cluster_ddp.runtime.checkpoint import file
 from cluster_ddp.runtime.checkpoint.file import DamagedError
@@ -45,7 +45,8 @@ class CheckpointFolder:
 
     def files(self) -> list[Path]:
         """The checkpoints, newest first; also of a folder that is not there."""
-        steps = {int(match[1]): path for path in self.path.glob("*.pt") if (match := _NAME.fullmatch(path.name))}
+        found = with_reserve(lambda: list(self.path.glob("*.pt")))
+        steps = {int(match[1]): path for path in found if (match := _NAME.fullmatch(path.name))}
         return [steps[step] for step in sorted(steps, reverse=True)]
 
     def newest(self, *, set_aside: bool) -> tuple[Path, str] | None:
@@ -141,9 +142,10 @@ class CheckpointFolder:
         if run_dir := os.environ.get("CLUSTER_DDP_RUN_DIR"):  # for the batch script: --requeue-on-failure
             with contextlib.suppress(OSError), atomic_write(Path(run_dir, ".progress")) as progress:
                 progress.write(f"{path.name}\n".encode())
-        for old in self.files()[self.keep :]:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            for old in self.files()[self.keep :]:
                 old.unlink()
+        reserve_descriptors()
 
 
 def step_of(path: Path) -> int:

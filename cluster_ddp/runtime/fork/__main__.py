@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import exit_on_error
+from cluster_ddp.files import open_own
 from cluster_ddp.runtime.fork import affinity, preload
 from cluster_ddp.runtime.fork.agent import SIGNALS, WARNINGS, Agent
 from cluster_ddp.runtime.fork.target import Target
@@ -116,7 +117,7 @@ def _become(node: NodeRanks, local_rank: int, log_dir: Path | None) -> None:
         else:
             os.environ[name] = value
     if log_dir is not None:
-        log = os.open(log_dir / f"task-{node.rank(local_rank)}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        log = open_own(log_dir / f"task-{node.rank(local_rank)}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         for stream in (1, 2):
             os.dup2(log, stream)
         os.close(log)
