@@ -36,6 +36,8 @@ class BackgroundWriter:
             path: what it writes.
             write: the function.
         """
+        if not self._is_running():
+            self._path, self._since = path, time.monotonic()
         self._last = self._thread.submit(self._run, path, write)
 
     def check(self) -> None:

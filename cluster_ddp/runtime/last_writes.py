@@ -52,7 +52,7 @@ def settle(world: World) -> None:
     while world.broadcast(missing := _missing() if world.is_main else ""):
         if world.is_main:
             now = time.monotonic()
-            if now > deadline:
+            if now > deadline or are_stuck():
                 raise _lost(missing)
             if now > tell_at:
                 tell_at = now + _TELL_EVERY_S
