@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import exit_on_error
+from cluster_ddp.launch.run_folder import resume_command
 from cluster_ddp.launch.standing import Standing, standings
+from cluster_ddp.slurm.commands import FINAL_STATES
 
 PROGRAM = "python -m cluster_ddp.status"
 _HEADINGS = ("JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "EPOCH", "ACCURACY", "SAMPLES/S", "")
@@ -34,6 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+    failed = [one for one in found if one.run_dir and one.state in {*FINAL_STATES, "unknown"} - {"COMPLETED"}]
+    if failed:
+        others = ", and others alike" if len(failed) > 1 else ""
+        print(f"To resume job {failed[-1].job}{others}: {resume_command(failed[-1].run_dir or Path())}")
     return 0
 
 

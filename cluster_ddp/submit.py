@@ -4,6 +4,7 @@
 --nodes 2 --gpus-per-node 4 -- python my_train.py           any command; each GPU gets a task that runs it
 --array seed=0..3 lr=0.1,1.0 -- python t.py --lr {lr} …     an array over all combinations
 --dry-run … --test-only … --watch …                         only show it; ask when it would start; follow it
+--resume 12                                                 the same again, in the run directory of job 12
 
 From Python, `cluster_ddp.submit(spec, function_or_command)` does the same.
 """
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.launch import command_line, grids, options, planning, preflight, submission
 from cluster_ddp.launch.job import Job
+from cluster_ddp.launch.resume import find
 from cluster_ddp.launch.spec import ARRAY_TASK, JobSpec
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ def submit(
     *,
     backend: str = "submitit",
     runs_dir: str | os.PathLike[str] = "runs",
+    run_dir: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | None = None,
     snapshot: bool = False,
     check: bool = True,
 ) -> Job | list[Job]:
@@ -48,6 +52,8 @@ def submit(
             as keywords (texts); or a command, an argument each. None for the spec's own command.
         backend: submitit (Slurm where there is one, else this machine), sbatch (Slurm, commands only) or local.
         runs_dir: folder of the run folders.
+        run_dir: the new run directory; default: <name>-<job id> in `runs_dir`.
+        resume: a job that has ended (12, or 12_3 for an array's task), or its run directory: the new job resumes there.
         snapshot: run a copy of the code as it is now.
         check: look first whether the job can run, and ask the cluster; doubts become Python warnings.
 
@@ -55,7 +61,7 @@ def submit(
         The job; for an array the list of its tasks.
 
     Raises:
-        SpecError: it can't be asked for, or the cluster or the backend can't meet it.
+        SpecError: it can't be asked for, or the cluster or the backend can't meet it; the job to resume has not ended.
         RunDirError: the run folder can't be written.
         SlurmError: Slurm refused, in its words. Nothing is left behind in any of these cases.
     """
@@ -66,7 +72,15 @@ def submit(
         function = WithWorld(function_or_command)
     elif function_or_command is not None:
         spec = dataclasses.replace(spec, command=options.as_words(function_or_command))
-    plan = planning.plan(spec, function=function, backend=backend, runs_dir=Path(runs_dir), take_snapshot=snapshot)
+    plan = planning.plan(
+        spec,
+        function=function,
+        backend=backend,
+        runs_dir=Path(runs_dir),
+        run_dir=None if run_dir is None else Path(run_dir),
+        earlier=None if resume is None else find(resume, Path(runs_dir)),
+        take_snapshot=snapshot,
+    )
     if check:
         for advice in preflight.check(plan, ask_cluster=True):
             warnings.warn(f"{advice.text} ({advice.code})", stacklevel=2)

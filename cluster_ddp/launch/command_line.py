@@ -6,12 +6,12 @@ import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.launch import grids, options, planning, preflight, profile, submission
+from cluster_ddp.launch import grids, options, planning, preflight, profile, resume, submission
 from cluster_ddp.launch.job import Job
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.schedulers.slurm import Slurm, test_only
@@ -49,7 +49,11 @@ def run(argv: Sequence[str], *, program: str, description: str, reference: Refer
     parser = options.parser(program, description, with_texts="-h" in own or "--help" in own)
     parsed, rest = parser.parse_known_args(own)
     given = {key: value for key, value in vars(parsed).items() if value is not None}
-    settings = profile.load(parsed.profile, folder=Path.cwd(), env=os.environ)
+    settings, here = profile.load(parsed.profile, folder=Path.cwd(), env=os.environ), Path.cwd()
+    earlier = None
+    if parsed.resume is not None:
+        earlier = resume.find(parsed.resume, Path({"runs_dir": "runs", **settings.values, **given}["runs_dir"]))
+        settings = _settings_of(earlier, settings, parsed.profile)
     values = _values(settings, given)
     if parsed.show_config:
         _show_config(values, settings, given)
@@ -57,28 +61,74 @@ def run(argv: Sequence[str], *, program: str, description: str, reference: Refer
     advice = options.tasks_advice(vars(parsed), values.get("nodes", 1), values.get("gpus_per_node", 1))
     if command is not None:
         options.refuse(rest, parser, program)
-    name = reference.name if command is None else options.job_name(command)
-    words = reference.command(rest, values) if command is None else command
+        work = _Work(options.job_name(command), command)
+    elif earlier is None:
+        work = _Work(reference.name, reference.command(rest, values), of_reference=rest)
+    else:
+        work = _again(earlier, reference, rest, values, lambda rest: options.refuse(rest, parser, program))
     job = {key: value for key, value in values.items() if key not in profile.SUBMISSION_KEYS}
     plan = planning.plan(
-        JobSpec(**{"name": name, **job, "command": tuple(words)}),
+        JobSpec(**{"name": work.name, **job, "command": tuple(work.command)}),
+        function=work.function,
         backend=values.get("backend", "submitit"),
         runs_dir=Path(values.get("runs_dir", "runs")),
+        run_dir=parsed.run_dir and Path(parsed.run_dir),
+        earlier=earlier,
+        code=work.code,
         take_snapshot=parsed.snapshot,
         source=f"Submitted by: {program} {shlex.join(argv)}",
         must_run=not parsed.dry_run,
     )
     if not parsed.no_check:
         advice += preflight.check(plan, ask_cluster=not parsed.dry_run)
-        if command is None and not parsed.dry_run:
-            reference.check(rest, values)
+        if work.of_reference is not None and not parsed.dry_run:
+            reference.check(work.of_reference, values)
     for one in advice:
         if one.code not in values.get("accept", ()):
             print(f"warning: {one.text} (silence: --accept {one.code})", file=sys.stderr)
     if parsed.dry_run:
         print(plan, end="")
         return 0
-    return _test_only(plan) if parsed.test_only else _submit(plan, parsed.watch)
+    return _test_only(plan) if parsed.test_only else _submit(plan, parsed.watch, here)
+
+
+class _Work(NamedTuple):
+    """What is to be run."""
+
+    name: str
+    command: Sequence[str]
+    of_reference: list[str] | None = None
+    """The options of the reference job, if it is that."""
+    function: resume.Pickled | None = None
+    code: str | None = None
+
+
+def _again(
+    earlier: resume.Earlier,
+    reference: Reference,
+    rest: list[str],
+    values: Mapping[str, Any],
+    refuse: Callable[[list[str]], None],
+) -> _Work:
+    """What an earlier job ran, in its folder and copy of the code; the reference job with more options on top."""
+    spec = earlier.enter()
+    if list(spec.command[1:3]) == reference.command([], values)[1:3]:
+        rest = [*spec.command[3:], *rest]
+        return _Work(spec.name, reference.command(rest, values), of_reference=rest, code=earlier.code)
+    refuse(rest)
+    return _Work(spec.name, spec.command, function=earlier.function(), code=earlier.code)
+
+
+def _settings_of(earlier: resume.Earlier, files: profile.Settings, name: str | None) -> profile.Settings:
+    """An earlier job's settings, instead of the files' as they are now; but on top those of a profile that is named."""
+    if earlier.spec is None:
+        return files
+    keys = [key for key in profile.legal_keys() if key not in profile.SUBMISSION_KEYS and key != "array"]
+    before = {key: getattr(earlier.spec, key) for key in keys} | {"backend": earlier.backend}
+    before = {key: value for key, value in before.items() if value is not None}
+    now = {key: value for key, value in files.values.items() if name is not None or key == "accept"}
+    origins = dict.fromkeys(before, f"job {earlier.job}") | {key: files.origins[key] for key in now}
+    return profile.Settings(values=profile.overlay(before, now), origins=origins)
 
 
 def _values(settings: profile.Settings, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,9 +158,9 @@ def _test_only(plan: Plan) -> int:
     return 0
 
 
-def _submit(plan: Plan, watch: bool) -> int:
+def _submit(plan: Plan, watch: bool, here: Path) -> int:
     jobs = submission.submit(plan)
-    print(_announcement(plan, jobs), flush=True)
+    print(_announcement(plan, jobs, here), flush=True)
     if not watch:
         return 0
     from cluster_ddp.launch.watch import follow
@@ -124,8 +174,8 @@ def _submit(plan: Plan, watch: bool) -> int:
         return 130
 
 
-def _announcement(plan: Plan, jobs: list[Job]) -> str:
-    spec, label, folder = plan.spec, jobs[0].id.partition("_")[0], os.path.relpath(jobs[0].run_dir)
+def _announcement(plan: Plan, jobs: list[Job], here: Path) -> str:
+    spec, label, folder = plan.spec, jobs[0].id.partition("_")[0], os.path.relpath(jobs[0].run_dir, here)
     size = f"{spec.nodes} node{'s' * (spec.nodes > 1)} x {spec.gpus_per_node} GPU{'s' * (spec.gpus_per_node > 1)}"
     if spec.array is not None:
         folders = f"{folder} … {jobs[-1].run_dir.name}"

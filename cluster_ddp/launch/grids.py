@@ -14,7 +14,10 @@ from cluster_ddp.errors import SpecError
 Grid = Mapping[str, tuple[str, ...]]
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+MAX_TASKS = 4_000_000
+"""No cluster takes more, or higher numbers: MaxArraySize is at most 4,000,001 (slurm.conf(5), 26.05)."""
+
+_RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})")
 
 
 def parse(words: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], str | None]:
@@ -47,12 +50,26 @@ def parse(words: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], str | None]
 
 def tasks(array: str) -> list[int]:
     """The task numbers of sbatch's --array: "1,3-9:2%4" is 1, 3, 5, 7, 9."""
-    numbers: set[int] = set()
+    return sorted({number for part in _ranges(array) for number in part})
+
+
+def count(array: str) -> int:
+    """How many task numbers that names, each as often as it is named, without making a list of them."""
+    return sum(map(len, _ranges(array)))
+
+
+def last(array: str) -> int:
+    """The highest task number of one that is not empty."""
+    return max(part[-1] for part in _ranges(array) if part)
+
+
+def _ranges(array: str) -> list[range]:
+    ranges = []
     for part in array.partition("%")[0].split(","):
         first, _, rest = part.partition("-")
-        last, _, step = rest.partition(":")
-        numbers.update(range(int(first), int(last or first) + 1, int(step or 1)))
-    return sorted(numbers)
+        end, _, step = rest.partition(":")
+        ranges.append(range(int(first), int(end or first) + 1, int(step or 1)))
+    return ranges
 
 
 def size(grid: Grid) -> int:
@@ -88,6 +105,8 @@ def _values(word: str, part: str) -> list[str]:
     first, last = int(match[1]), int(match[2])
     if last < first:
         raise _error(word, f"the range {part} is empty")
+    if last - first >= MAX_TASKS:
+        raise _error(word, f"no Slurm has arrays of more than {MAX_TASKS:,} tasks")
     return [str(value) for value in range(first, last + 1)]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+RUN_DIR = "CLUSTER_DDP_RUN_DIR"
+
 # Variables of a job, a step or a rank. sbatch and srun read many of them as options (sbatch(1), INPUT ENVIRONMENT
 # VARIABLES), and a rank would believe the others.
 _PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_", "PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_", "SUBMITIT_")
@@ -11,6 +13,7 @@ _NAMES = frozenset(
     [
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
         *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "CLUSTER_DDP_RUN_DIR"),
+        "CLUSTER_DDP_RESUME",
     ]
 )
 _KEPT = frozenset(["SLURM_CONF", "SLURM_JWT"])
@@ -25,9 +28,9 @@ def clean(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def ignored_options(env: Mapping[str, str]) -> dict[str, str]:
-    """The options for sbatch that the user's own environment holds and `clean` takes away."""
+    """The options for sbatch, and the run directory, that the user's own environment holds and `clean` takes away."""
     in_a_job = "SLURM_JOB_ID" in env
-    return {name: value for name, value in env.items() if name.startswith("SBATCH_") and not in_a_job}
+    return {name: value for name, value in env.items() if name.startswith(("SBATCH_", RUN_DIR)) and not in_a_job}
 
 
 def _is_foreign(name: str, in_a_job: bool) -> bool:

@@ -78,6 +78,7 @@ class Job:
 
         Raises:
             JobError: it failed; what it said last is in the error.
+            RunDirError: others may have written the file that it left, which would run as you when it is loaded.
             SlurmError: as of `status`.
         """
         status = self.wait(timeout_s)

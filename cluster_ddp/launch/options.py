@@ -73,6 +73,10 @@ def parser(program: str, description: str, *, with_texts: bool) -> argparse.Argu
     how = top.add_argument_group("submitting it")
     how.add_argument("--backend", metavar="NAME", help="submitit (default), sbatch, or local: on this machine")
     how.add_argument("--runs-dir", metavar="PATH", help="folder of the run folders (default: runs)")
+    where = how.add_mutually_exclusive_group()
+    where.add_argument("--run-dir", metavar="PATH", help="the new run directory (default: RUNS_DIR/<name>-<job id>)")
+    resume = "submit a job again that has ended, in its run directory, with what is given here changed"
+    where.add_argument("--resume", metavar="JOB|RUN_DIR", help=resume)
     how.add_argument("--profile", metavar="NAME", help="use the profile [NAME] of cluster.toml")
     how.add_argument("--accept", action="extend", nargs="+", metavar="CODE", help="silence these warnings")
     for flag, text in (

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from cluster_ddp.errors import SlurmError, SpecError
-from cluster_ddp.launch import advice, feasibility, hygiene
+from cluster_ddp.launch import advice, feasibility, grids, hygiene, secrets
 from cluster_ddp.launch.advice import Advice
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.schedulers.slurm import Slurm
@@ -33,7 +33,7 @@ def check(plan: Plan, *, ask_cluster: bool) -> list[Advice]:
     Raises:
         SpecError: it can't work.
     """
-    warnings = _environment(plan.spec)
+    warnings = _environment(plan.spec) + secrets.advise(plan.spec)
     if plan.function is None:
         warnings += _command(plan.spec)
     groups: list[partitions.NodeGroup] = []
@@ -42,17 +42,39 @@ def check(plan: Plan, *, ask_cluster: bool) -> list[Advice]:
     if ask_cluster and on_slurm:
         try:
             groups = partitions.read(cluster=_cluster(plan.spec))
-            requeue_default = "JobRequeue              = 1" in commands.run(["scontrol", "show", "config"])
+            config = commands.run(["scontrol", "show", "config"])
+            requeue_default = "JobRequeue              = 1" in config
+            _check_array_size(plan.spec, config)
             warnings += [Advice("cluster", text) for text in feasibility.check(plan.spec, groups)]
         except SlurmError as error:
             warnings.append(Advice("cluster", f"Whether the cluster can run this was not asked: {error.found}"))
+    warnings += _resumed(plan)
     for name, value in hygiene.ignored_options(os.environ).items():
-        text = f"{name}={value} in your environment is not used; say it with an option, or in cluster.toml."
+        say = (
+            "--run-dir for a new run directory, --resume for an earlier one" if name == hygiene.RUN_DIR else "an option"
+        )
+        text = f"{name}={value} in your environment is not used; say it with {say}, or in cluster.toml."
         warnings.append(Advice("environment", text))
     if on_slurm:
-        folders = [plan.runs_dir, Path.cwd()]
+        folders = [plan.run_dir or plan.runs_dir, Path.cwd()]
         warnings += advice.advise(plan.spec, groups, folders=folders, requeue_default=requeue_default)
     return warnings
+
+
+def _check_array_size(spec: JobSpec, config: str) -> None:
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", config, re.MULTILINE)
+    if spec.array is None or match is None or grids.last(spec.array) < int(match[1]):
+        return
+    found = f"the highest number that this cluster takes is {int(match[1]) - 1} (MaxArraySize = {match[1]})."
+    raise SpecError(f"An array {spec.array}:", found, "submit several smaller arrays")
+
+
+def _resumed(plan: Plan) -> list[Advice]:
+    """What is likely not meant where a run is resumed."""
+    if plan.earlier is None or any(plan.earlier.run_dir.glob("checkpoints/*.pt")):
+        return []
+    text = f"There is no checkpoint in {plan.earlier.run_dir}: cluster_ddp's training begins anew there."
+    return [Advice("no-checkpoint", text)]
 
 
 def _cluster(spec: JobSpec) -> str | None:

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster_ddp.launch import grids, python_command
+from cluster_ddp.launch import grids, python_command, run_folder
 from cluster_ddp.launch.spec import ARRAY_TASK, JobSpec, seconds
 from cluster_ddp.slurm import port
 
@@ -23,6 +23,7 @@ def render(
     *,
     source: str,
     run_prefix: str | None = None,
+    run_dir: Path | None = None,
     runner: tuple[str, ...] | None = None,
     code: str | None = None,
 ) -> str:
@@ -32,6 +33,7 @@ def render(
         spec: the job.
         source: what made the script and how to submit it, for its header; one or more lines.
         run_prefix: path of the run folder up to the job's id; None for a script that writes where it is submitted.
+        run_dir: the run directory, where it does not follow from the job's id.
         runner: what each task runs instead of the command, which a pickle holds that it loads.
         code: the snapshot to run in, relative to the run folder.
 
@@ -43,6 +45,8 @@ def render(
         spec=spec,
         source=source.splitlines(),
         run_prefix=run_prefix,
+        run_dir=run_dir and str(run_dir),
+        resume=run_folder.RESUME,
         code=code,
         pickled=runner is not None,
         command=shlex.join(runner) if runner else " ".join(_word(word, spec) for word in spec.command),
@@ -64,6 +68,7 @@ def render_local(spec: JobSpec, *, source: str, runner: tuple[str, ...], code: s
             spec=spec,
             source=source.splitlines(),
             run_prefix="",
+            resume=run_folder.RESUME,
             code=code,
             command=shlex.join(runner),
             time_limit_s=time_limit_s or _FOR_EVER_S,

@@ -13,17 +13,18 @@ An array has such a folder for the whole (script, snapshot) and one for each tas
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
+import shlex
 import shutil
+import stat
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.files import atomic_write
+from cluster_ddp.files import make_dir, open_own
 from cluster_ddp.launch.spec import JobSpec
 
 SPEC_FILE = "spec.json"
@@ -33,13 +34,26 @@ OUTCOME_FILE = "ended.json"
 """How a job on this machine ended; of others Slurm remembers it."""
 
 
+RESUME = "python -m cluster_ddp.submit --resume"
+"""Followed by a run directory, what resumes it."""
+
+
+def resume_command(run_dir: Path) -> str:
+    """What resumes a run, as a line for a shell."""
+    return f"{RESUME} {shlex.quote(str(run_dir))}"
+
+
 def prefix(runs_dir: Path, spec: JobSpec) -> str:
     """The path of the job's run folders up to the job's id."""
     return f"{runs_dir}/{spec.name}-"
 
 
-def prepare(runs_dir: Path) -> Path | None:
+def prepare(runs_dir: Path, run_dir: Path | None = None) -> Path | None:
     """Make the folder of all runs, and see that it can be written.
+
+    Args:
+        runs_dir: the folder.
+        run_dir: the run directory, where it was chosen.
 
     Returns:
         The topmost folder that had to be made for it; None if all were there.
@@ -47,8 +61,9 @@ def prepare(runs_dir: Path) -> Path | None:
     Raises:
         RunDirError: it can't be made or written, or has a name that Slurm would change.
     """
-    if any(not character.isprintable() or character in "%\\" for character in str(runs_dir)):
-        raise _error(runs_dir, "Slurm takes '%' and '\\' in a path for its own, and it can hold no control characters")
+    if any(not character.isprintable() or character in "%\\" for character in str(run_dir or runs_dir)):
+        found = "Slurm takes '%' and '\\' in a path for its own, and it can hold no control characters"
+        raise _error(run_dir or runs_dir, found)
     missing = [folder for folder in (runs_dir, *runs_dir.parents) if not folder.exists()]
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
@@ -59,17 +74,14 @@ def prepare(runs_dir: Path) -> Path | None:
     return missing[-1] if missing else None
 
 
-def create(path: Path, files: Mapping[str, bytes]) -> None:
-    """Make a run folder and write its first files.
+def create(path: Path, *, shared: bool) -> None:
+    """Make a run directory, which only its owner may enter, or read its group where it is shared.
 
     Raises:
-        RunDirError: it is there already, or can't be written.
+        RunDirError: it is there already, or can't be made.
     """
     try:
-        path.mkdir()
-        for name, content in files.items():
-            with atomic_write(path / name) as file:
-                file.write(content)
+        make_dir(path, shared=shared)
     except FileExistsError as error:
         found = "it is there already: a job of another cluster, or of an earlier time, had the same name and id."
         raise RunDirError(f"Making the run folder {path}:", found, "choose another --name or --runs-dir") from error
@@ -77,28 +89,49 @@ def create(path: Path, files: Mapping[str, bytes]) -> None:
         raise _error(path, error.strerror or str(error)) from error
 
 
+def fill(path: Path, files: Mapping[str, bytes], *, shared: bool) -> None:
+    """Write a job's files. They are not fsynced: an array has thousands, and the job is released after them.
+
+    Raises:
+        RunDirError: one is there already, or can't be written.
+    """
+    try:
+        for name, content in files.items():
+            with open(open_own(path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, shared=shared), "wb") as file:
+                file.write(content)
+    except OSError as error:
+        raise _error(path, error.strerror or str(error)) from error
+
+
 def description(
-    spec: JobSpec, *, label: str, backend: str, cluster: str | None, command: Sequence[str], values: Mapping[str, str]
+    spec: Mapping[str, Any],
+    *,
+    label: str,
+    backend: str,
+    cluster: str | None,
+    code: str | None,
+    values: Mapping[str, str],
 ) -> bytes:
     """The content of spec.json.
 
     Args:
-        spec: of the whole submission.
+        spec: the fields of this job's specification; an array's task is a job of its own here.
         label: the job as squeue shows it, 12 or 12_3.
         backend: what submitted it.
         cluster: which cluster has it, where there are several.
-        command: what this job or array task runs; empty for a function.
+        code: the snapshot that it runs in, relative to the run directory.
         values: this array task's values of the grid.
     """
     record = {
         "job": label,
         "backend": backend,
         "cluster": cluster,
-        "command": list(command),
+        "code": code,
+        "command": list(spec["command"]),
         "values": dict(values),
         "submitted": time.time(),
         "folder": str(Path.cwd()),
-        "spec": dataclasses.asdict(spec),
+        "spec": dict(spec),
     }
     return json.dumps(record, indent=2).encode() + b"\n"
 
@@ -122,6 +155,29 @@ def read(path: Path) -> dict[str, Any]:
         raise RunDirError(
             f"Looking at the run folder {path}:", found, "name a folder that a submission has made"
         ) from error
+
+
+def refuse_others(path: Path) -> None:
+    """See that nobody else can have written a file whose content will be run.
+
+    Raises:
+        RunDirError: it is missing, another user's, or others may write it or its folder.
+    """
+    asked = f"Using {path}:"
+    try:
+        file, folder = path.lstat(), path.parent.stat()
+    except OSError as error:
+        raise RunDirError(asked, f"{error.strerror}.", "is this the run directory of a job of yours?") from error
+    owners = {one.st_uid for one in (file, folder)} - {os.geteuid()}
+    if owners or not stat.S_ISREG(file.st_mode):
+        found = f"it belongs to user {owners.pop()}" if owners else "it is no plain file"
+        raise RunDirError(asked, f"{found}; what is in it would run as you.", "use what you have submitted yourself")
+    others = stat.S_IWGRP | stat.S_IWOTH
+    can_enter = folder.st_mode & (stat.S_IXGRP | stat.S_IXOTH)
+    if folder.st_mode & others or (can_enter and file.st_mode & others):
+        found = "others may write it; what is in it would run as you."
+        hint = f"see that it is as you left it, then: chmod -R go-w {shlex.quote(str(path.parent))}"
+        raise RunDirError(asked, found, hint)
 
 
 def point_latest(path: Path) -> None:

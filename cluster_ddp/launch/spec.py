@@ -34,7 +34,7 @@ _PATTERNS: dict[str, tuple[str, str]] = {
     "qos": (r"[\w.+@-]+", "a name that sacctmgr show qos shows"),
     "constraint": (r"[\w.+@=:&|!*,()\[\]-]+", "features that sinfo -o %f shows, such as a100&nvlink"),
     "array": (
-        r"\d+(-\d+(:[1-9]\d*)?)?(,\d+(-\d+(:[1-9]\d*)?)?)*(%[1-9]\d*)?",
+        r"{0}(,{0})*(%[1-9]\d{{0,17}})?".format(r"\d{1,18}(-\d{1,18}(:[1-9]\d{0,17})?)?"),
         "task numbers such as 0-7, 1,3,5 or 0-99%4",
     ),
     "signal": (
@@ -59,7 +59,8 @@ _WORD_PATTERNS: dict[str, tuple[str, str]] = {
     "setup": (r"[^\x00]*", "lines of bash"),
 }  # fmt: skip
 
-# Options of sbatch that other fields, the template or the submission set.
+# Options of sbatch that other fields, the template or the submission set; and those with which sbatch does not only submit
+# a job and tell its id: --wait, --help, --usage, --version, --quiet.
 _OURS = frozenset(
     [
         *(
@@ -76,7 +77,7 @@ _OURS = frozenset(
         ),
         *("gpus-per-task", "gres", "hold", "job-name", "mem", "no-requeue", "nodes", "ntasks", "ntasks-per-core"),
         *("ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket", "open-mode", "output", "parsable", "partition"),
-        *("qos", "requeue", "signal", "test-only", "time", "wrap"),
+        *("qos", "requeue", "signal", "test-only", "time", "wrap", "wait", "help", "usage", "version", "quiet"),
     ]
 )
 
@@ -151,6 +152,8 @@ class JobSpec:
     """Folders that the container sees besides the working and the run folder: PATH or SOURCE:DESTINATION."""
     container_overlays: tuple[str, ...] = ()
     """Overlays of an Apptainer container, used read-only."""
+    share: bool = False
+    """Let your group read the run directory. Without, only you can."""
     sbatch_options: tuple[str, ...] = ()
     """More options for sbatch, such as --reservation=course."""
 
@@ -170,8 +173,9 @@ class JobSpec:
             self._check_text(spec_field.name)
         if self.launcher not in get_args(Launcher):
             raise _error("launcher", self.launcher, f"one of {', '.join(get_args(Launcher))}")
-        if self.requeue is not None and type(self.requeue) is not bool:
-            raise _error("requeue", self.requeue, "true or false")
+        for name, legal in (("requeue", (bool, type(None))), ("share", (bool,))):
+            if type(getattr(self, name)) not in legal:
+                raise _error(name, getattr(self, name), "true or false")
         if self.time is not None:
             object.__setattr__(self, "time", normalized_time(self.time))
         if self.command[:1] == ("",) or any("\0" in argument for argument in self.command):
@@ -213,7 +217,7 @@ class JobSpec:
 
     def _check_array(self) -> None:
         names = grids.placeholders(self.command)
-        if self.array is not None and not grids.tasks(self.array):
+        if self.array is not None and grids.count(self.array) == 0:
             raise _error("array", self.array, "task numbers such as 0-7, not an empty range")
         if self.grid:
             tasks = f"0-{grids.size(self.grid) - 1}"
@@ -227,6 +231,8 @@ class JobSpec:
             for name in names - {*self.grid, ARRAY_TASK}:
                 guess = nearest(name, self.grid)
                 raise _error("command", f"{{{name}}}", f"without placeholders that the grid does not have.{guess}")
+        if self.array is not None and max(grids.count(self.array), grids.last(self.array)) > grids.MAX_TASKS:
+            raise _error("array", self.array, f"of at most {grids.MAX_TASKS:,} tasks, as on every Slurm")
         if self.array is None and ARRAY_TASK in names:
             raise _error("command", self.command, f"without {ARRAY_TASK_PLACEHOLDER} unless array is set")
 

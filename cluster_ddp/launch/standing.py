@@ -42,6 +42,8 @@ class Standing:
     """On the test set, after the last epoch: 0 to 1."""
     samples_per_s: float | None = None
     """Training samples per second, over all ranks, by the last line of training."""
+    run_dir: Path | None = None
+    """Its run directory."""
 
 
 def standings(runs_dir: Path, asked: Sequence[str]) -> list[Standing]:
@@ -100,8 +102,8 @@ def _standing(folder: Path, record: Mapping[str, Any], known: dict[str, dict[str
     done = figures.pop("done", False)
     if status is None:
         state = "COMPLETED" if done else "unknown"
-        return Standing(job=record["job"], name=record["spec"]["name"], state=state, **figures)
-    return Standing(job=record["job"], name=record["spec"]["name"], **_of(status), **figures)
+        return Standing(job=record["job"], name=record["spec"]["name"], state=state, run_dir=folder, **figures)
+    return Standing(job=record["job"], name=record["spec"]["name"], run_dir=folder, **_of(status), **figures)
 
 
 def _of(status: JobStatus) -> dict[str, Any]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import SlurmError
-from cluster_ddp.launch import grids, run_folder, snapshot, task
+from cluster_ddp.launch import grids, resume, run_folder, snapshot, task
+from cluster_ddp.launch.interruptions import Interruptions
 from cluster_ddp.launch.job import Job
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.render import task_command
@@ -22,46 +21,41 @@ from cluster_ddp.launch.spec import ARRAY_TASK
 def submit(plan: Plan) -> list[Job]:
     """Submit what was planned: all of it or nothing.
 
-    The job first waits, so that its run folder is there, under the job's id, before anything of it starts.
+    The job first waits, so that its run folder is there, under the job's id, before anything of it starts. INT, HUP and
+    TERM take it back before they do what they do.
 
     Returns:
         The job; of an array its tasks, in the order of their numbers.
 
     Raises:
         RunDirError: the run folders can't be written; nothing is submitted then.
+        SpecError: the run that is to be resumed has not ended.
         SlurmError: Slurm refused, in its words; nothing is left behind then.
     """
-    made = run_folder.prepare(plan.runs_dir)
-    folders: list[Path] = []
-    held = None
-    try:
-        with _late_interrupt():
-            held = plan.scheduler.hold(plan.script, plan.options)
-        jobs = _make_folders(plan, held, folders)
-        plan.scheduler.release(held, jobs[0].run_dir, plan.spec.begin or "now")
-    except BaseException:  # an interruption, too
-        run_folder.remove(folders, made)
-        if held is not None:
-            _take_back(plan, held)
-        raise
-    run_folder.point_latest(folders[0])
+    if plan.earlier is not None:
+        plan.earlier.refuse_unended()
+    with Interruptions() as interruptions:
+        made = run_folder.prepare(plan.run_dir.parent if plan.run_dir else plan.runs_dir, plan.run_dir)
+        folders: list[Path] = []
+        held = aside = None
+        try:
+            with interruptions.late():  # without the job's id, nobody could take it back
+                held = plan.scheduler.hold(plan.script, plan.options)
+            with interruptions.late():
+                aside = resume.set_aside(plan.earlier) if plan.earlier else None
+            jobs = _make_folders(plan, held, folders)
+            plan.scheduler.release(held, jobs[0].run_dir, plan.spec.begin or "now")
+        except BaseException:
+            with interruptions.late():
+                run_folder.remove(folders, made)
+                if aside is not None:
+                    resume.put_back(aside)
+                if held is not None:
+                    _take_back(plan, held)
+            raise
+    if plan.run_dir is None:
+        run_folder.point_latest(folders[0])
     return jobs
-
-
-@contextmanager
-def _late_interrupt() -> Iterator[None]:
-    """Let Ctrl-C wait for the end of the body: without the job's id, nobody could take the job back."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Ctrl-C is the main thread's
-        return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
-    if came:
-        raise KeyboardInterrupt
 
 
 def _take_back(plan: Plan, held: Held) -> None:
@@ -74,56 +68,70 @@ def _take_back(plan: Plan, held: Held) -> None:
 
 def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Job]:
     """Make and fill the run folders; each is noted in `folders` before it is made."""
-    spec, prefix = plan.spec, run_folder.prefix(plan.runs_dir, plan.spec)
+    spec = plan.spec
+    whole = plan.run_dir or Path(run_folder.prefix(plan.runs_dir, spec) + held.label)
+    described = dataclasses.asdict(spec)
     script = {plan.scheduler.script_name: plan.script.encode()}
     if spec.array is None:
-        _make_folder(plan, held, held.label, {}, script, folders)
+        _make_folder(plan, whole, {**_files(plan, held, held.label, described, {}), **script}, folders)
+        made = {held.label: whole}
     else:
-        _make_folder(plan, held, held.label, None, script, folders)
-        for number in grids.tasks(spec.array):
-            values = grids.configuration(spec.grid, number) if spec.grid else {}
-            _make_folder(plan, held, f"{held.label}_{number}", {**values, ARRAY_TASK: str(number)}, {}, folders)
+        files = {run_folder.SPEC_FILE: _description(plan, held, held.label, described, {})}
+        _make_folder(plan, whole, {**files, **script}, folders)
+        made = {f"{held.label}_{number}": Path(f"{whole}_{number}") for number in grids.tasks(spec.array)}
+        described |= {"array": None, "grid": {}}  # a task resumes as a job of its own; the grid is in the array's
+        for label, path in made.items():
+            number = label.rpartition("_")[2]
+            values = grids.configuration(spec.grid, int(number)) if spec.grid else {}
+            files = _files(plan, held, label, described, {**values, ARRAY_TASK: number})
+            _make_folder(plan, path, files, folders)
     if plan.take_snapshot:
-        snapshot.take(Path.cwd(), folders[0])
+        snapshot.take(Path.cwd(), whole)
     return [
         Job(
-            id=str(folder).removeprefix(prefix),
-            run_dir=folder,
+            id=label,
+            run_dir=path,
             tasks=spec.nodes * (1 if spec.launcher == "torchrun" else spec.gpus_per_node),
             cluster=held.cluster,
             is_function=plan.function is not None,
             scheduler=plan.scheduler,
         )
-        for folder in (folders if spec.array is None else folders[1:])
+        for label, path in made.items()
     ]
 
 
-def _make_folder(
-    plan: Plan,
-    held: Held,
-    label: str,
-    values: dict[str, str] | None,
-    files: dict[str, bytes],
-    folders: list[Path],
-) -> None:
-    """One run folder: of a job, of an array's task with its `values`, or (None) of a whole array."""
-    command = tuple(grids.fill_in(word, values or {}) for word in plan.spec.command) if plan.function is None else ()
-    described = run_folder.description(
-        plan.spec,
+def _make_folder(plan: Plan, path: Path, files: Mapping[str, bytes], folders: list[Path]) -> None:
+    if plan.earlier is None:
+        if not path.exists():
+            folders.append(path)
+        run_folder.create(path, shared=plan.spec.share)
+    run_folder.fill(path, files, shared=plan.spec.share)
+
+
+def _files(
+    plan: Plan, held: Held, label: str, described: dict[str, Any], values: Mapping[str, str]
+) -> dict[str, bytes]:
+    """What is in the run folder of a job, or of an array's task with its values of the grid."""
+    command = tuple(grids.fill_in(word, values) for word in plan.spec.command)
+    files = {run_folder.SPEC_FILE: _description(plan, held, label, {**described, "command": command}, values)}
+    if plan.backend == "sbatch":
+        return files
+    if isinstance(plan.function, resume.Pickled):
+        pickled = plan.function.content
+    elif plan.function is None:
+        pickled = task.pickled(task.Command(task_command(plan.spec, command)))
+    else:
+        work: Callable[[], Any] = functools.partial(plan.function, **{key: values[key] for key in plan.spec.grid})
+        pickled = task.pickled(work)
+    return {**files, task.pickle_name(label): pickled}
+
+
+def _description(plan: Plan, held: Held, label: str, described: Mapping[str, Any], values: Mapping[str, str]) -> bytes:
+    return run_folder.description(
+        described,
         label=label,
         backend=plan.backend,
         cluster=held.cluster,
-        command=command,
-        values={key: value for key, value in (values or {}).items() if key != ARRAY_TASK},
+        code=f"../{plan.spec.name}-{held.label}/{plan.code}" if plan.code and ARRAY_TASK in values else plan.code,
+        values={key: value for key, value in values.items() if key != ARRAY_TASK},
     )
-    files = {run_folder.SPEC_FILE: described, **files}
-    if values is not None and plan.backend != "sbatch":
-        if plan.function is None:
-            work: Callable[[], Any] = task.Command(task_command(plan.spec, command))
-        else:
-            work = functools.partial(plan.function, **{key: values[key] for key in plan.spec.grid})
-        files[task.pickle_name(label)] = task.pickled(work)
-    path = Path(run_folder.prefix(plan.runs_dir, plan.spec) + label)
-    if not path.exists():
-        folders.append(path)
-    run_folder.create(path, files)

@@ -94,6 +94,8 @@ def main() -> int:
     outcome: dict[str, Any] = {"state": supervisor.state, "exit_code": supervisor.exit_code}
     with atomic_write(folder / run_folder.OUTCOME_FILE) as file:
         file.write(json.dumps(outcome).encode() + b"\n")
+    if supervisor.state != "COMPLETED":
+        print(f"To resume: {run_folder.resume_command(folder)}", flush=True)
     if supervisor.state != "COMPLETED" and os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)  # what a task that had to be killed has left behind, and this process
     return supervisor.exit_code

@@ -19,7 +19,7 @@ from typing import Any
 
 from cluster_ddp.errors import JobError
 from cluster_ddp.files import open_own
-from cluster_ddp.launch import python_command
+from cluster_ddp.launch import python_command, run_folder
 
 WARNING_S = 90
 """How long before the time limit tasks on this machine are warned (submitit's own default)."""
@@ -66,10 +66,12 @@ def result(folder: Path, label: str, tasks: int) -> Any:
 
     Raises:
         JobError: it raised on some rank (the traceback of the first is in the error), or rank 0 left nothing.
+        RunDirError: others may have written one.
     """
     asked = f"The result of job {label}:"
     left = [path for rank in range(tasks) if (path := folder / f"{label}_{rank}_result.pkl").exists()]
     for path in sorted(left, key=lambda path: path.stat().st_mtime):
+        run_folder.refuse_others(path)
         outcome, value = pickle.loads(path.read_bytes())
         if outcome == "error":
             rank = path.name.split("_")[-2]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import SlurmError
+from cluster_ddp.launch import run_folder
 from cluster_ddp.launch.job import Job, poll_intervals_s
 from cluster_ddp.slurm.commands import JobStatus
 
@@ -89,12 +90,16 @@ class _Following:
         """Say which tasks of an array failed. Returns the exit status."""
         if not self.statuses:
             return 1
-        if self.is_array:
-            for status in self.statuses:
-                if status.state != "COMPLETED":
-                    self.show(f"job {self.label}_{status.array_task}: {status.state}, {_exit(status)}")
-        elif self.statuses[0].state != "COMPLETED":
+        failed = [status for status in self.statuses if status.state != "COMPLETED"]
+        run_dirs = {job.id: job.run_dir for job in self.jobs}
+        for status in failed if self.is_array else ():
+            label = f"{self.label}_{status.array_task}"
+            self.show(f"job {label}: {status.state}, {_exit(status)}")
+            if label in run_dirs:  # several that never started are one record
+                self.show(f"  To resume: {run_folder.resume_command(run_dirs[label])}")
+        if failed and not self.is_array:
             self.show(f"Its logs: {self.jobs[0].run_dir}")
+            self.show(f"To resume: {run_folder.resume_command(self.jobs[0].run_dir)}")
         return max(_exit_status(status) for status in self.statuses)
 
     def _describe(self, status: JobStatus) -> str:

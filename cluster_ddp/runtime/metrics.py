@@ -46,20 +46,20 @@ class RunDir:
         RunDirError: rank 0 can't write there, or another job is using it.
     """
 
-    def __init__(self, path: Path, world: World) -> None:
-        self.path, self.world = path, world
+    def __init__(self, path: str | os.PathLike[str], world: World) -> None:
+        self.path, self.world = Path(path), world
         if not world.is_main:
             return
         try:
             self._make()
-            self._lock = RunLock(path / ".lock", world.topology)
+            self._lock = RunLock(self.path / ".lock", world.topology)
         except OSError as error:
             raise RunDirError(
-                f"Writing to the run folder {path}:",
+                f"Writing to the run directory {self.path}:",
                 f"{error.strerror or error}.",
-                "choose a folder you may write to: --run-dir PATH",
+                "choose a directory that you may write to: --run-dir PATH",
             ) from error
-        self._metrics = MetricsFile(path / "metrics.jsonl")
+        self._metrics = MetricsFile(self.path / "metrics.jsonl")
         last_writes.expect(self._metrics)
         reserve_descriptors()
 

@@ -5,9 +5,11 @@ Argument lists, never a shell; a time limit on each; what the command printed to
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -58,7 +60,7 @@ def run(
     *,
     env: Mapping[str, str] | None = None,
     text: str | None = None,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float | None = None,
     words_on_stderr: bool = False,
 ) -> str:
     """Run a Slurm command to its end and return what it printed to stdout.
@@ -67,13 +69,13 @@ def run(
         argv: the command and its arguments.
         env: its environment; ours by default.
         text: what it reads from stdin; nothing by default.
-        timeout_s: seconds after which it is ended.
+        timeout_s: seconds after which it is ended; default: `TIMEOUT_S`.
         words_on_stderr: return what it printed to stderr instead, where some commands answer.
 
     Raises:
         SlurmError: it isn't installed, failed, or took longer than `timeout_s`.
     """
-    asked = f"Running {' '.join(argv)}:"
+    asked, timeout_s = f"Running {' '.join(argv)}:", timeout_s or TIMEOUT_S
     try:
         done = subprocess.run(
             argv,
@@ -167,6 +169,34 @@ def submit(
         found = f"instead of a job id it answered {' '.join(answer)!r}."
         raise SlurmError("Running sbatch --parsable:", found, "is sbatch another program here? See: type -a sbatch")
     return Submitted(job_id=int(match[1]), cluster=match[2])
+
+
+def cancel_by_comment(comment: str, *, env: Mapping[str, str] | None = None, timeout_s: float | None = None) -> bool:
+    """Cancel the job that sbatch may have submitted although it gave no answer in time.
+
+    Args:
+        comment: that only this job has.
+        env: the environment of squeue and scancel.
+        timeout_s: how long to look: the controller may be as slow with the job as with its answer.
+
+    Returns:
+        Whether it was found.
+
+    Raises:
+        SlurmError: it was found, and can't be cancelled.
+    """
+    deadline = time.monotonic() + (timeout_s or TIMEOUT_S)
+    while time.monotonic() < deadline:
+        listing = ["squeue", "--noheader", "--array", "--states=all", "--format=%F %k"]
+        with contextlib.suppress(SlurmError):
+            ids = {line.split()[0] for line in run(listing, env=env).splitlines() if line.split()[1:] == [comment]}
+            if ids:
+                break
+        time.sleep(1)
+    else:
+        return False
+    run(["scancel", *ids], env=env)
+    return True
 
 
 def job_statuses(

@@ -39,7 +39,7 @@ def rows(capsys: pytest.CaptureFixture[str], *argv: str) -> list[list[str]]:
     assert status.main(argv) == 0
     heading, *lines = capsys.readouterr().out.splitlines()
     assert heading.split() == ["JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "EPOCH", "ACCURACY", "SAMPLES/S"]
-    return [line.split() for line in lines]
+    return [line.split() for line in lines if not line.startswith("To resume job ")]
 
 
 def slurm_says(fake_slurm: FakeSlurm, *records: str) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster_ddp.errors import SlurmError
 from cluster_ddp.launch import hygiene
 from cluster_ddp.launch.schedulers import Held
 from cluster_ddp.slurm import commands
@@ -14,6 +17,8 @@ from cluster_ddp.slurm.commands import JobStatus
 # The job waits with a start time that is far off, not with --hold: what is held, sbatch takes without looking whether
 # any node can run it (seen, 22.05).
 WAIT = "--begin=now+1hour"
+
+_OWN_COMMENT = re.compile(r"^#SBATCH --com", re.MULTILINE)  # which sbatch takes for --comment
 
 
 class Slurm:
@@ -25,9 +30,16 @@ class Slurm:
         """Submit a job that does not start yet.
 
         Raises:
-            SlurmError: sbatch refused, in its words.
+            SlurmError: sbatch refused, in its words; or it did not answer in time, and the job is cancelled.
         """
-        answer = commands.submit(text=script, options=[WAIT, *options], env=hygiene.clean(os.environ))
+        mark, env = f"cluster_ddp-{os.urandom(8).hex()}", hygiene.clean(os.environ)
+        comment = [] if _OWN_COMMENT.search(script) else [f"--comment={mark}"]
+        try:
+            answer = commands.submit(text=script, options=[WAIT, *comment, *options], env=env)
+        except SlurmError as error:
+            if comment and isinstance(error.__cause__, subprocess.TimeoutExpired):
+                raise _without_answer(mark, error) from error
+            raise
         return Held(label=str(answer.job_id), cluster=answer.cluster)
 
     def release(self, held: Held, folder: Path, begin: str) -> None:
@@ -62,6 +74,14 @@ class Slurm:
             SlurmError: neither knows it, or the controller doesn't answer.
         """
         return commands.job_statuses(label, cluster=cluster)
+
+
+def _without_answer(mark: str, error: SlurmError) -> SlurmError:
+    """Cancel the job that sbatch may have submitted before it was ended."""
+    if commands.cancel_by_comment(mark):
+        return SlurmError(error.asked, f"{error.found} The job that it had submitted is cancelled.", error.hint)
+    found = f"{error.found} No job came of it within the same time; one that still comes would start in an hour."
+    return SlurmError(error.asked, found, f"look for it later: squeue --me --format='%i %k' | grep {mark}")
 
 
 def test_only(script: str, options: Sequence[str]) -> str:

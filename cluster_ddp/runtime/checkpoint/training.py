@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import shlex
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,7 +49,8 @@ class Checkpoint:
     Args:
         world: of the ranks.
         shard: the training data; its place in the epoch and its shuffling are part of the state.
-        run_dir: where checkpoints are, under checkpoints/, and metrics.jsonl; default: the submission's run folder.
+        run_dir: where checkpoints are, under checkpoints/, and metrics.jsonl: a path, or a `RunDir`; default: the
+            submission's run folder.
         every: how often to save: "1epoch", "500steps", "10min", or "never" but when stopped.
         keep: how many of the newest checkpoints stay.
         resume: "auto": from this run folder's newest checkpoint; "never": from the beginning, whatever an earlier job
@@ -72,10 +74,10 @@ class Checkpoint:
         world: World,
         *,
         shard: Shard,
-        run_dir: RunDir | None = None,
+        run_dir: RunDir | str | os.PathLike[str] | None = None,
         every: str = "1epoch",
         keep: int = 3,
-        resume: str = "auto",
+        resume: str | os.PathLike[str] = "auto",
         identity: Mapping[str, str | int | float] | None = None,
         meters: Mapping[str, PerRank] | None = None,
         stop_signals: Sequence[str] = preemption.DEFAULT_SIGNALS,
@@ -87,7 +89,9 @@ class Checkpoint:
         self._interval = Interval.parse(every)
         if keep < 1:
             raise SpecError(f"Keeping {keep} checkpoints:", "there is nothing to go on from then.", "keep 1 or more")
-        self.run_dir = run_dir or RunDir(default_run_dir("training", world), world)
+        self.run_dir = (
+            run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir or default_run_dir("training", world), world)
+        )
         self._state = TrainingState(world, shard, identity=identity or {}, meters=meters or {}, parts=parts)
         self._folder = folder.CheckpointFolder(self.run_dir.path / folder.NAME, keep=keep)
         hard_exit.before(self._folder.wait)
@@ -187,9 +191,12 @@ class Checkpoint:
             raise CheckpointError(asked, found, "see the errors above; is the disk full, or a quota used up?")
         if self.world.is_main:
             preemption.leave_word(os.environ)
+        again = os.environ.get("CLUSTER_DDP_RESUME")
+        if again is None:
+            again = f"the same command with CLUSTER_DDP_RUN_DIR={shlex.quote(str(self.run_dir.path))}"
         self.world.print(
-            f"{asked} {'Saved' if saved == self.steps else 'NOT saved'}. "
-            f"To go on from {last_good}, start it again in the same run folder: {self.run_dir.path}"
+            f"{asked} {'Saved' if saved == self.steps else 'NOT saved'}. To resume from {last_good}, unless the job "
+            f"is queued again: {again}"
         )
         self._stop_flag.ignore()
         self.world.barrier()  # rank 0 has saved: now the first to end may bring the others down
@@ -234,7 +241,7 @@ class Checkpoint:
 
     # Going on
 
-    def _resume(self, resume: str) -> None:
+    def _resume(self, resume: str | os.PathLike[str]) -> None:
         """Load what there is to go on from. Rank 0 decides what; so all ranks go on from the same."""
         found = self.world.broadcast(self._choose(resume) if self.world.is_main else None)
         if found is None or not found[2]:
@@ -265,7 +272,7 @@ class Checkpoint:
             hint = "is the run directory on a file system that all nodes share?"
             raise CheckpointError(f"Going on from {path}, as rank 0 does:", f"{found}.", hint)
 
-    def _choose(self, resume: str) -> tuple[Path, str, bool] | None:
+    def _choose(self, resume: str | os.PathLike[str]) -> tuple[Path, str, bool] | None:
         """On rank 0: the checkpoint, its SHA-256, and whether it is this run folder's."""
         topology = self.world.topology
         self._folder.remove_leftovers()

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +20,11 @@ from cluster_ddp.errors import RunDirError, SlurmError, SpecError
 from cluster_ddp.launch import planning, submission
 from cluster_ddp.launch.job import Job
 from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.slurm import commands
 
 __all__ = ["fake_slurm"]
 
+ROOT = Path(__file__).parents[3]
 SPEC = JobSpec(name="fit", command=("echo", "it's $(touch pwned)"), nodes=2, gpus_per_node=2)
 
 
@@ -43,7 +49,9 @@ def test_a_job_waits_until_its_folder_is_there(fake_slurm: FakeSlurm, in_a_folde
     fake_slurm.command("scontrol", 'ls runs/fit-12 >"$0.seen"')
     (job,) = submit(backend="sbatch")
     runs = in_a_folder / "runs"
-    assert fake_slurm.calls("sbatch") == [["--parsable", "--begin=now+1hour", f"--output={runs}/fit-%j/job.log"]]
+    (call,) = fake_slurm.calls("sbatch")
+    assert re.fullmatch(r"--comment=cluster_ddp-[0-9a-f]{16}", call.pop(2))
+    assert call == ["--parsable", "--begin=now+1hour", f"--output={runs}/fit-%j/job.log"]
     assert fake_slurm.calls("scontrol") == [["update", "JobId=12", "StartTime=now"]]
     assert (fake_slurm.folder / "scontrol.seen").read_text() == "job.sbatch\nspec.json\n"
     assert (runs / "fit-12" / "job.sbatch").read_text() == fake_slurm.stdin("sbatch")
@@ -96,7 +104,7 @@ def test_an_array_is_one_call_and_a_folder_for_each_task(
     spec = JobSpec(name="fit", command=("t", "--seed={seed}", "{lr}"), grid=grid)
     jobs = submit(spec, backend=backend)
     assert len(fake_slurm.calls("sbatch")) == len(fake_slurm.calls("scontrol")) == 1
-    assert fake_slurm.calls("sbatch")[0][2].endswith("/fit-%A_%a/job.log")
+    assert fake_slurm.calls("sbatch")[0][3].endswith("/fit-%A_%a/job.log")
     assert [job.id for job in jobs] == ["12_0", "12_1", "12_2", "12_3"]
     described = [json.loads((job.run_dir / "spec.json").read_text()) for job in jobs]
     assert [one["command"] for one in described] == [["t", f"--seed={s}", lr] for s in "56" for lr in ("0.1", "1.0")]
@@ -183,13 +191,88 @@ def test_what_can_not_be_taken_back_either_is_told(fake_slurm: FakeSlurm, in_a_f
         submit()
 
 
-def test_ctrl_c_during_sbatch_takes_the_job_back(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
-    """sbatch has the job's id, but has not told it yet."""
-    fake_slurm.command("sbatch", f"kill -INT {os.getpid()}; sleep 0.2; echo 12")
-    with pytest.raises(KeyboardInterrupt):
-        submit(backend="sbatch")
+@pytest.mark.parametrize("name", ["INT", "HUP", "TERM"])
+@pytest.mark.parametrize("during", ["sbatch", "scontrol"])
+def test_a_signal_takes_the_job_back_and_then_ends_the_process(
+    fake_slurm: FakeSlurm, in_a_folder: Path, name: str, during: str
+) -> None:
+    """During sbatch, Slurm has the job, but has not told its id yet. More signals do not disturb the taking back."""
+    answer = "echo 12" if during == "sbatch" else "true"
+    fake_slurm.command(during, f"kill -{name} $PPID; sleep 0.2; {answer}")
+    fake_slurm.command("scancel", "kill -HUP $PPID; kill -TERM $PPID; sleep 0.2")
+    code = "from cluster_ddp.launch import *; from cluster_ddp.launch import planning, submission, spec\n"
+    code += "submission.submit(planning.plan(spec.JobSpec(name='fit', command=('t',)), backend='sbatch'))"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
+    assert done.returncode == -signal.Signals[f"SIG{name}"]
     assert fake_slurm.calls("scancel") == [["12"]]
     assert files(in_a_folder) == []
+
+
+def test_nohup_and_a_handler_of_ones_own_stay_what_they_are(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    came: list[int] = []
+    before = (
+        signal.signal(signal.SIGHUP, signal.SIG_IGN),
+        signal.signal(signal.SIGTERM, lambda n, frame: came.append(n)),
+    )
+    try:
+        fake_slurm.command("sbatch", f"kill -HUP {os.getpid()}; sleep 0.2; echo 12")
+        assert len(submit(backend="sbatch")) == 1
+        fake_slurm.command("sbatch", f"kill -TERM {os.getpid()}; sleep 0.2; echo 13")
+        with pytest.raises(KeyboardInterrupt):
+            submit(backend="sbatch")
+    finally:
+        for number, handler in zip((signal.SIGHUP, signal.SIGTERM), before):
+            signal.signal(number, handler)
+    assert came == [signal.SIGTERM]
+    assert fake_slurm.calls("scancel") == [["13"]]
+
+
+def test_sbatch_that_does_not_answer_leaves_no_job(
+    fake_slurm: FakeSlurm, in_a_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "TIMEOUT_S", 5.0)
+    fake_slurm.command("sbatch", 'printf "%s\n" "$@" | sed -n s/--comment=//p >"$0.mark"; exec sleep 100')
+    fake_slurm.command("squeue", f'echo "7 else"; echo "12 $(cat "{fake_slurm.folder}/sbatch.mark")"')
+    with pytest.raises(SlurmError, match=r"no answer within 5 s\. The job that it had submitted is cancelled\."):
+        submit(backend="sbatch")
+    assert fake_slurm.calls("scancel") == [["12"]]
+    fake_slurm.command("squeue", "true")
+    with pytest.raises(SlurmError, match=r"No job came of it.*\n  Hint: look for it later: squeue --me"):
+        submit(backend="sbatch")
+    assert files(in_a_folder) == []
+
+
+def test_a_comment_of_ones_own_stays(fake_slurm: FakeSlurm) -> None:
+    submit(JobSpec(name="fit", command=("t",), sbatch_options=("--comment=mine",)), backend="sbatch")
+    assert not any("--comment" in word for word in fake_slurm.calls("sbatch")[0])
+    assert "#SBATCH --comment=mine" in fake_slurm.stdin("sbatch")
+
+
+@pytest.mark.parametrize(("share", "modes"), [(False, (0o700, 0o600)), (True, (0o750, 0o640))])
+@pytest.mark.parametrize("chosen", [None, Path("my/run")])
+def test_run_directories_are_for_their_owner_unless_shared(
+    fake_slurm: FakeSlurm, share: bool, modes: tuple[int, int], chosen: Path | None
+) -> None:
+    before = os.umask(0o002)
+    try:
+        (job,) = submit(JobSpec(name="fit", command=("t",), share=share), run_dir=chosen)
+    finally:
+        os.umask(before)
+    assert job.run_dir.name == ("run" if chosen else "fit-12")
+    paths = (job.run_dir, job.run_dir / "spec.json")
+    assert tuple(path.stat().st_mode & 0o777 for path in paths) == modes
+    assert ("export CLUSTER_DDP_SHARE=1" in fake_slurm.stdin("sbatch")) is share
+
+
+def test_a_chosen_run_directory_is_a_new_one_and_for_one_job(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    (in_a_folder / "here").mkdir()
+    with pytest.raises(RunDirError, match=r"there already.*\n  Hint: .* --resume"):
+        submit(run_dir=Path("here"))
+    with pytest.raises(SpecError, match="each of the 2 tasks"):
+        submit(JobSpec(name="fit", command=("t",), array="0-1"), run_dir=Path("there"))
+    with pytest.raises(RunDirError, match="Slurm takes"):
+        submit(run_dir=Path("100%j"))
+    assert fake_slurm.calls("sbatch") == []
 
 
 def test_a_run_folder_of_an_earlier_job_is_left_alone(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
@@ -246,6 +329,13 @@ def test_a_plan_changes_nothing(fake_slurm: FakeSlurm, in_a_folder: Path) -> Non
         (JobSpec(name="x", command=("t",), container_image="a"), {}, "Pyxis puts the whole task"),
         (JobSpec(name="x"), {}, "there is nothing to run"),
         (JobSpec(name="x"), {"backend": "sbatch", "function": print}, "a function must be pickled"),
+        (JobSpec(name="x", command=("t",)), {"function": print}, "a job runs one of the two"),
+        (JobSpec(name="x", container="x.sif"), {"function": print}, "loaded by the Python that submits it"),
+        (JobSpec(name="x", container_image="x"), {"function": print}, "loaded by the Python that submits it"),
+        (JobSpec(name="x", venv="/else/where"), {"function": print}, "loaded by the Python that submits it"),
+        (JobSpec(name="x", conda_env="else"), {"function": print}, "loaded by the Python that submits it"),
+        (JobSpec(name="x", launcher="torchrun"), {"function": print}, "in a task for each GPU"),
+        (JobSpec(name="x", launcher="fork"), {"function": print}, "in a task for each GPU"),
     ],
 )
 def test_what_a_backend_can_not_do(fake_slurm: FakeSlurm, spec: JobSpec, options: dict[str, Any], found: str) -> None:

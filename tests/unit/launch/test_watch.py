@@ -118,4 +118,5 @@ def test_an_array_is_counted(tmp_path: Path) -> None:
         "array 12: 2 PENDING, 1 RUNNING",
         "array 12: 2 COMPLETED, 1 FAILED",
         "job 12_1: FAILED, exit status 2",
+        f"  To resume: python -m cluster_ddp.submit --resume {tmp_path}",
     ]

@@ -221,7 +221,8 @@ def test_a_stop_in_an_evaluation_does_that_epoch_no_second_time(
     assert (tmp_path / "word").exists()
     out = capsys.readouterr().out
     assert "Stopped after step 10 (epoch 1): rank 0: " in out and "got USR1" in out
-    assert f"To go on from {tmp_path}/checkpoints/step-00000010.pt" in out
+    assert f"To resume from {tmp_path}/checkpoints/step-00000010.pt" in out
+    assert f"CLUSTER_DDP_RUN_DIR={tmp_path}" in out
     second = train(world, tmp_path, seed=99)
     assert f"Going on from {tmp_path}/checkpoints/step-00000010.pt: step 10, epoch 1, 40 of its 40 samples seen" in (
         capsys.readouterr().out
@@ -754,3 +755,14 @@ def test_a_state_that_can_no_longer_be_saved_does_not_end_the_training(
     assert len(train(world, tmp_path, seed=1, at=spoil, more={"odd": odd}, every="7steps", keep=9).records) == 20
     assert "['odd']['value'][0] is a" in said.text
     assert saved(tmp_path) == [14, 20]
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_run_directory_is_a_path_or_its_text(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoint = Checkpoint(world, shard=world.shard(Noisy(4), batch_size=2), run_dir=kind("runs/x"), every="1steps")
+    for _ in checkpoint.epochs(1):
+        checkpoint.step()
+    assert (tmp_path / "runs/x/checkpoints/step-00000001.pt").exists()

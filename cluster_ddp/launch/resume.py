@@ -1,0 +1,217 @@
+"""Resuming a run: a new job in the run directory of an earlier one, which has ended.
+
+What the earlier job has left of its own (spec.json, script, logs, pickles) moves to job-<its id>/ in the run directory.
+What the training has left (checkpoints, metrics.jsonl, files of its own) stays where it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster_ddp.errors import RunDirError, SlurmError, SpecError
+from cluster_ddp.files import make_dir
+from cluster_ddp.launch import run_folder, task
+from cluster_ddp.launch.schedulers import Scheduler
+from cluster_ddp.launch.schedulers.local import ThisMachine
+from cluster_ddp.launch.schedulers.slurm import Slurm
+from cluster_ddp.launch.spec import JobSpec
+
+_SCRIPTS_AND_LOGS = ("spec.json", "job.sbatch", "job.sh", "job.log", "task-*.log", "failures.log", "ended.json")
+_OF_A_JOB = (*_SCRIPTS_AND_LOGS, "*_submitted.pkl", "*_result.pkl")
+_TRAININGS_OWN = ("auto", "never")
+
+
+@dataclass(frozen=True, slots=True)
+class Pickled:
+    """The function of an earlier job, as it was pickled then."""
+
+    content: bytes
+
+    def __call__(self, **values: str) -> Any:
+        """The job calls what is in the pickle, never this."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return "the earlier job's function"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Earlier:
+    """A run directory, and the last job in it."""
+
+    run_dir: Path
+    """Absolute."""
+    job: str = ""
+    """The job as squeue shows it; empty where no submission has made the run directory."""
+    cluster: str | None = None
+    """Which cluster had it, where there are several."""
+    backend: str = "submitit"
+    """What submitted it."""
+    folder: Path | None = None
+    """Where it was submitted."""
+    code: str | None = None
+    """The working folder in its copy of the code, relative to the run directory; None without --snapshot."""
+    spec: JobSpec | None = None
+    """What was asked for; an array's task is a job of its own."""
+
+    def enter(self) -> JobSpec:
+        """Go to the folder in which it was submitted, where its command's paths hold. Returns what was asked for.
+
+        Raises:
+            RunDirError: no submission is known, or the folder is gone.
+        """
+        asked, again = f"Resuming {self.run_dir}:", run_folder.resume_command(self.run_dir)
+        if self.spec is None or self.folder is None:
+            found = f"no submission has made it: there is no {run_folder.SPEC_FILE} in it."
+            raise RunDirError(asked, found, f"say what to run: {again} -- COMMAND")
+        try:
+            os.chdir(self.folder)
+        except OSError as error:
+            found = f"it was submitted in {self.folder}, which can't be entered: {error.strerror}."
+            raise RunDirError(asked, found, f"say what to run, where you are: {again} -- COMMAND") from error
+        return self.spec
+
+    def function(self) -> Pickled | None:
+        """What it called in each task, where that was a function.
+
+        Raises:
+            RunDirError: the pickle is missing, or others could have changed it.
+        """
+        if self.spec is None or self.spec.command:
+            return None
+        path = self.run_dir / task.pickle_name(self.job)
+        run_folder.refuse_others(path)
+        return Pickled(path.read_bytes())
+
+    def refuse_unended(self) -> None:
+        """See that the job has ended.
+
+        Raises:
+            SpecError: it has not; two jobs must not run in one run directory.
+            SlurmError: Slurm does not answer.
+        """
+        if not self.job:
+            return
+        on_slurm = "_" in self.job or (self.run_dir / Slurm.script_name).exists()
+        scheduler: Scheduler = Slurm() if on_slurm else ThisMachine()
+        try:
+            status = scheduler.statuses(self.job, self.cluster, self.run_dir)[0]
+        except SlurmError as error:
+            if "Invalid job id" not in error.found:
+                raise
+            return  # forgotten, so it has ended
+        if not status.ended:
+            end_it = f"{'scancel' if on_slurm else 'kill'} {self.job}"
+            found = f"job {self.job} is {status.state} in it: one run directory is for one job at a time."
+            raise SpecError(f"Resuming {self.run_dir}:", found, f"wait for its end, or end it first: {end_it}")
+
+
+def find(asked: str | os.PathLike[str], runs_dir: Path) -> Earlier:
+    """The run that is to be resumed.
+
+    Args:
+        asked: its run directory, or the id of a job that has run in it: 12, or 12_3 for an array's task.
+        runs_dir: folder of the run directories, where an id is looked for.
+
+    Raises:
+        RunDirError: there is none, or others could have changed what it says.
+        SpecError: an array, whose tasks resume one by one; or an option of the training.
+    """
+    path = Path(asked).expanduser()
+    if not path.is_dir():
+        path = _of_job(os.fspath(asked), runs_dir)
+    path = path.resolve()
+    if not (path / run_folder.SPEC_FILE).exists():
+        return Earlier(run_dir=path)
+    record = run_folder.read(path)
+    run_folder.refuse_others(path / run_folder.SPEC_FILE)  # the job would run as us what it says
+    if record["spec"].get("array") is not None:
+        found = f"it is the directory of a whole array, job {record['job']}; its tasks resume one by one."
+        raise SpecError(f"Resuming {path}:", found, run_folder.resume_command(path.with_name(f"{path.name}_0")))
+    return Earlier(
+        run_dir=path,
+        job=record["job"],
+        cluster=record.get("cluster"),
+        backend=record.get("backend", "submitit"),
+        folder=Path(record["folder"]) if "folder" in record else None,
+        code=record.get("code"),
+        spec=_spec(path, record["spec"]),
+    )
+
+
+def set_aside(earlier: Earlier) -> Path | None:
+    """Move what the earlier job has left of its own to job-<its id>/.
+
+    Returns:
+        The folder; None where there was no job.
+
+    Raises:
+        RunDirError: it can't be made; or it is there: the run is being resumed by somebody else.
+    """
+    if not earlier.job:
+        return None
+    aside = earlier.run_dir / f"job-{earlier.job}"
+    try:
+        make_dir(aside, shared=earlier.spec is not None and earlier.spec.share)
+        _move(earlier.run_dir, aside)
+    except OSError as error:
+        found = f"{aside} can't be made: {error.strerror}."
+        raise RunDirError(f"Resuming {earlier.run_dir}:", found, "has another submission just resumed it?") from error
+    return aside
+
+
+def put_back(aside: Path) -> None:
+    """Undo `set_aside`; what the new job has there by now is removed."""
+    for path in _files(aside.parent):
+        path.unlink()
+    _move(aside, aside.parent)
+    aside.rmdir()
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for pattern in _OF_A_JOB for path in folder.glob(pattern)]
+
+
+def _move(source: Path, target: Path) -> None:
+    for path in _files(source):
+        path.rename(target / path.name)
+
+
+def _of_job(label: str, runs_dir: Path) -> Path:
+    """The run directory that a job has run in, now or before others."""
+    for record in runs_dir.glob(f"*/{run_folder.SPEC_FILE}"):
+        if not record.parent.is_symlink() and _label(record.parent) == label:
+            return record.parent
+    for aside in runs_dir.glob(f"*/job-{label}" if label.replace("_", "").isdigit() else ""):
+        return aside.parent
+    if label in _TRAININGS_OWN:
+        hint = f"that is the training's option: -- python -m cluster_ddp.train --resume {label}"
+    else:
+        hint = "name the run directory itself, or the folder that it is in: --runs-dir PATH"
+    raise RunDirError(f"Resuming {label}:", f"there is no such folder, and no job {label} in {runs_dir}.", hint)
+
+
+def _label(path: Path) -> str:
+    try:
+        return str(run_folder.read(path)["job"])
+    except RunDirError:
+        return ""  # another's, or damaged
+
+
+def _spec(path: Path, record: dict[str, Any]) -> JobSpec:
+    """The specification in a spec.json. What an earlier job waited for is over."""
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+    values |= {"grid": {}, "after": None, "begin": None}
+    known = {field.name for field in dataclasses.fields(JobSpec)}
+    try:
+        if unknown := sorted(set(values) - known):
+            raise ValueError(f"this version does not know {', '.join(unknown)}")
+        return JobSpec(**values)
+    except (ValueError, TypeError, SpecError) as error:
+        found = f"its {run_folder.SPEC_FILE} is of no use: {getattr(error, 'found', error)}"
+        hint = f"say what to run: {run_folder.resume_command(path)} -- COMMAND"
+        raise RunDirError(f"Resuming {path}:", found, hint) from error
