@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,7 @@ def _of_job(label: str, runs_dir: Path) -> Path:
     for record in runs_dir.glob(f"*/{run_folder.SPEC_FILE}"):
         if not record.parent.is_symlink() and _label(record.parent) == label:
             return record.parent
-    for aside in runs_dir.glob(f"*/job-{label}" if label.replace("_", "").isdigit() else ""):
+    if re.fullmatch(r"[\d_]+", label) and (aside := next(runs_dir.glob(f"*/job-{label}"), None)):
         return aside.parent
     if label in _TRAININGS_OWN:
         hint = f"that is the training's option: -- python -m cluster_ddp.train --resume {label}"

@@ -59,8 +59,8 @@ _WORD_PATTERNS: dict[str, tuple[str, str]] = {
     "setup": (r"[^\x00]*", "lines of bash"),
 }  # fmt: skip
 
-# Options of sbatch that other fields, the template or the submission set; and those with which sbatch does not only submit
-# a job and tell its id: --wait, --help, --usage, --version, --quiet.
+# Options of sbatch that other fields, the template or the submission set; and those with which sbatch does more or less
+# than submit a job and tell its id: --wait, --help, --usage, --version, --quiet.
 _OURS = frozenset(
     [
         *(

@@ -95,7 +95,10 @@ class Task:
 
             os.environ.update(Topology.from_environ(os.environ).exports())
             _log_to_run_folder()
-        return self.function()
+        try:
+            return self.function()
+        finally:
+            os.umask(os.umask(0o777) | 0o022)  # submitit writes the result now: others must not be able to change it
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,14 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--snapshot",), "not a git repository"),
     (("--backend", "local", "--nodes", "2"), "it asks for 2 nodes, and this is one"),
     (("--backend", "local", "--test-only", "--", "true"), "there is none here"),
+    (("--sbatch-options=--wait", "--", "true"), "sbatch_options must be"),
+    (("--array", "0-99999999", "--", "true"), "of at most 4,000,000 tasks"),
+    (("--resume", "12"), "no job 12 in runs"),
+    (("--resume", "never"), "-- python -m cluster_ddp.train --resume never"),
+    (("--resume", "."), "no submission has made it"),
+    (("--resume", ".", "--run-dir", "x"), "not allowed with argument"),
+    (("--resume", ".", "--snapshot", "--", "true"), "leave the snapshot out"),
+    (("--run-dir", ".", "--", "true"), "resume what is in it: --resume"),
 ]
 
 
@@ -183,6 +191,51 @@ def test_a_module_that_is_not_there(capsys, monkeypatch, tmp_path: Path) -> None
     status, _, err = run(capsys, "--modules", "cuda/99", "--", "true")
     assert status == 2
     assert "Unable to locate a modulefile for 'cuda/99'" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (("--setup", "export WANDB_API_KEY=0123456789abcdef", "--", "true"), "WANDB_API_KEY in --setup"),
+        (("--", "true", "--hf-token", "hf_abcdefghijklmnopqrst"), "hf-token in the command, hf_… in the command"),
+        (("--", "env", "PASSWORD=correct-horse", "true"), "PASSWORD in the command"),
+        (("--array", "key=sk-0123456789abcdefghij,b", "--", "true", "{key}"), "sk-… in the command"),
+    ],
+)
+def test_what_looks_like_a_secret_is_told_of_but_not_told(capsys, argv: tuple[str, ...], name: str) -> None:
+    _, _, err = run(capsys, "--dry-run", *argv)
+    assert f"What looks like a secret is in it: {name}. " in err
+    assert "(silence: --accept secret)" in err
+    assert not any(secret in err for secret in ("0123456789", "abcdefghij", "horse"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--max-tokens", "100000000"),
+        ("--tokenizer=bert-base-uncased",),
+        ("--pad_token", "[PAD]"),
+        ("sh", "-c", "HF_TOKEN=$(cat ~/.token) exec train"),
+    ],
+)
+def test_what_is_no_secret(capsys, words: tuple[str, ...]) -> None:
+    _, _, err = run(capsys, "--dry-run", "--", "true", *words)
+    assert "looks like a secret" not in err
+
+
+def test_the_clusters_limit_on_arrays(capsys, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.command("sinfo", "true")
+    fake_slurm.command("scontrol", "echo 'MaxArraySize            = 1001'")
+    status, _, err = run(capsys, "--array", "0-1001", "--", "true")
+    assert status == 2
+    assert "the highest number that this cluster takes is 1000 (MaxArraySize = 1001)" in err
+    assert fake_slurm.calls("sbatch") == []
+
+
+def test_an_exported_run_directory_is_told_of(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("CLUSTER_DDP_RUN_DIR", "runs/mine")
+    _, _, err = run(capsys, "--dry-run", "--", "true")
+    assert "CLUSTER_DDP_RUN_DIR=runs/mine in your environment is not used; say it with --run-dir" in err
 
 
 def test_a_conda_environment_is_looked_up(capsys, fake_slurm: FakeSlurm) -> None:

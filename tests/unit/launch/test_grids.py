@@ -53,5 +53,11 @@ def test_the_tasks_of_an_array(array: str, tasks: list[int]) -> None:
     assert grids.tasks(array) == tasks
 
 
+def test_a_range_longer_than_any_array_is_refused_before_it_is_made() -> None:
+    with pytest.raises(SpecError, match="no Slurm has arrays of more than 4,000,000 tasks"):
+        grids.parse(["seed=0..99999999999"])
+    assert (grids.count("0-3999999"), grids.last("5,0-3999999:2")) == (4_000_000, 3_999_998)
+
+
 def test_braces_around_anything_else_stay() -> None:
     assert grids.fill_in('{"a": {lr}} {x}', {"lr": "0.1"}) == '{"a": 0.1} {x}'

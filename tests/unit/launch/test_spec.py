@@ -27,7 +27,15 @@ GOOD: dict[str, Any] = {"name": "job", "command": ("python", "x.py")}
         {"launcher": "fork"},
         {"container": "/a b/it's.sif", "container_binds": ("/data:/mnt/data",), "container_overlays": ("/o.sqsh",)},
         {"container_image": "nvcr.io#nvidia/pytorch:25.10-py3"},
-        {"sbatch_options": ("--reservation=course", "--exclusive", "--mail-type=END,FAIL")},
+        {
+            "sbatch_options": (
+                "--reservation=course",
+                "--exclusive",
+                "--wait-all-nodes=1",
+                "--export-file=/my/env",
+                "--mail-type=END,FAIL",
+            )
+        },
         {"command": ()},
         {"venv": "/a b/'c'/venv"},
         {"modules": ("cuda/12.8", "gcc/13")},
@@ -94,6 +102,15 @@ def test_what_has_a_field_is_no_option(value: str) -> None:
         ("modules", ("--force",)),
         ("container_binds", ("/data",)),
         ("sbatch_options", 5),
+        *(
+            ("sbatch_options", (f"--{name}",))
+            for name in ("wait", "wai", "quiet", "help", "usage", "version", "parsable")
+        ),
+        ("array", "0-99999999"),
+        ("array", "99999999"),
+        ("array", "0-9,0-99999999999999999999"),
+        ("array", "0-9%" + 5000 * "9"),
+        ("share", None),
         ("sbatch_options", ("--part=x",)),
         ("time", 30),
         ("command", ("a\0b",)),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from slowness import scaled
 
-from cluster_ddp.errors import JobError
-from cluster_ddp.launch import planning, submission
+import cluster_ddp.submit as door
+from cluster_ddp.errors import JobError, RunDirError
+from cluster_ddp.launch import planning, resume, submission
 from cluster_ddp.launch.job import Job
 from cluster_ddp.launch.spec import JobSpec
 
@@ -29,6 +32,49 @@ def without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tools))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_a_result_that_others_could_have_written_is_not_loaded() -> None:
+    job = submit(function=os.getcwd, share=True)
+    assert job.result(timeout_s=60) == str(Path.cwd())
+    (result, *_) = sorted(job.run_dir.glob("*_0_result.pkl"))
+    result.chmod(0o660)
+    with pytest.raises(RunDirError, match="others may write it"):
+        job.result(timeout_s=60)
+    result.chmod(0o600)
+    assert job.result(timeout_s=60) == str(Path.cwd())
+    if os.geteuid() == 0:
+        os.chown(result, 12345, -1)
+        with pytest.raises(RunDirError, match="it belongs to user 12345"):
+            job.result(timeout_s=60)
+
+
+def test_a_function_resumes_from_its_pickle() -> None:
+    def train() -> str:
+        mark = Path(os.environ["CLUSTER_DDP_RUN_DIR"], "mark")
+        if not mark.exists():
+            mark.touch()
+            raise ValueError("not yet")
+        return "done"
+
+    job = submit(function=train)
+    with pytest.raises(JobError, match="not yet"):
+        job.result(timeout_s=60)
+    assert door.main(["--resume", job.id, "--no-check", "--watch"]) == 0
+    label = json.loads((job.run_dir / "spec.json").read_text())["job"]
+    assert replace(job, id=label).result() == "done"
+    assert (
+        door.main(["--resume", job.id, "--no-check", "--watch", "--gpus-per-node", "1"]) == 0
+    )  # by its first job, too
+
+
+def test_a_specification_of_another_users_does_not_run() -> None:
+    job = submit("false")
+    assert job.wait(timeout_s=60).state == "FAILED"
+    (job.run_dir / "spec.json").chmod(0o666)
+    job.run_dir.chmod(0o755)
+    with pytest.raises(RunDirError, match="others may write it"):
+        resume.find(job.run_dir, Path("runs"))
 
 
 def submit(*command: str, function=None, **fields) -> Job:

@@ -1,0 +1,71 @@
+"""A submission that is broken off leaves nothing in a real Slurm, and nothing on disk."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from cluster import SUBMIT, Cluster, Place
+
+import cluster_ddp
+from cluster_ddp.errors import SlurmError
+from cluster_ddp.slurm import commands
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGTERM"])
+def test_a_signal_while_an_array_is_submitted(slurm: Cluster, tmp_path: Path, name: str) -> None:
+    array = ("--no-check", "--name", f"broken{name}", "--array", "0-999", "--", "true")
+    process = subprocess.Popen(
+        [*SUBMIT, *array],
+        cwd=tmp_path,
+        env=dict(slurm.env),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    while not list(tmp_path.glob("runs/*_5")):  # Slurm has the array, and five of its thousand folders are there
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(signal.Signals[name])
+    assert process.wait(timeout=120) != 0
+    assert commands.run(["squeue", "--noheader", f"--name=broken{name}"], env=slurm.env) == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_sbatch_that_answers_too_late(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = shutil.which("sbatch", path=slurm.env["PATH"])
+    (tmp_path / "sbatch").write_text(f'#!/bin/bash\n"{real}" "$@" >{tmp_path}/id\nexec sleep 1000\n')
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
+    monkeypatch.setenv("PATH", f"{tmp_path}:{slurm.env['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(commands, "TIMEOUT_S", 20.0)
+    with pytest.raises(SlurmError, match=r"The job that it had submitted is cancelled\."):
+        cluster_ddp.submit(cluster_ddp.JobSpec(name="late", array="0-2"), ["true"], check=False)
+    statuses = commands.job_statuses((tmp_path / "id").read_text().strip(), env=slurm.env)
+    assert {status.state for status in statuses} == {"CANCELLED"}
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_secret_can_come_from_a_file(slurm: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "secrets").write_bytes(b"MY_TOKEN=it's a secret\0")
+    place = Place(slurm, tmp_path)
+    options = (f"--sbatch-options=--export-file={tmp_path}/secrets", "--no-check", "--watch")
+    done = place.submit(*options, "--", "bash", "-c", 'echo "got $MY_TOKEN"')
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "got it's a secret" in done.stdout
+    kept = [path for path in tmp_path.rglob("*") if path.name in ("spec.json", "job.sbatch")]
+    assert len(kept) == 2
+    assert not any("it's a secret" in path.read_text() for path in kept)
+
+
+@pytest.mark.parametrize(("options", "modes"), [((), (0o700, 0o600)), (("--share",), (0o750, 0o640))])
+def test_who_may_read_a_run(slurm: Cluster, tmp_path: Path, options: tuple[str, ...], modes: tuple[int, int]) -> None:
+    train = ("--nodes", "2", "--dataset", "digits", "--dry-run", "--no-cuda")
+    done = Place(slurm, tmp_path).submit("--no-check", *options, "--watch", *train)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run_dir = (tmp_path / "runs" / "latest").resolve()
+    assert run_dir.stat().st_mode & 0o777 == modes[0]
+    assert {(run_dir / name).stat().st_mode & 0o777 for name in ("spec.json", "job.sbatch", "run.json")} == {modes[1]}
