@@ -233,8 +233,8 @@ def test_a_full_disk(started: Started) -> None:
 def test_a_run_folder_that_cannot_be_written(started: Started) -> None:
     """16."""
     said = started["unwritable"].failed()
-    assert "Writing to the run folder /sys/nowhere" in said
-    assert "Hint: choose a folder you may write to: --run-dir PATH" in said
+    assert "Writing to the run directory /sys/nowhere" in said
+    assert "Hint: choose a directory that you may write to: --run-dir PATH" in said
 
 
 def test_data_that_was_cut_short_after_submission(started: Started) -> None:

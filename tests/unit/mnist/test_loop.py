@@ -208,7 +208,7 @@ def test_a_run_folder_that_cannot_be_written_is_a_short_block(tmp_path: Path) ->
     (tmp_path / "taken").write_text("")
     done = train("--dataset", "digits", "--run-dir", "taken/x", folder=tmp_path)
     assert done.returncode == 2
-    assert "Writing to the run folder taken/x" in done.stderr
+    assert "Writing to the run directory taken/x" in done.stderr
     assert "Traceback" not in done.stderr
 
 
