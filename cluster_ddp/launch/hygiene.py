@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cluster_ddp.slurm.variables import SECRET
+
 RUN_DIR = "CLUSTER_DDP_RUN_DIR"
 
 # Variables of a job, a step or a rank. sbatch and srun read many of them as options (sbatch(1), INPUT ENVIRONMENT
@@ -12,7 +14,7 @@ _PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_", "PMI_", "PMIX_"
 _NAMES = frozenset(
     [
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
-        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "CLUSTER_DDP_RUN_DIR"),
+        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", RUN_DIR, SECRET),
         "CLUSTER_DDP_RESUME",
     ]
 )

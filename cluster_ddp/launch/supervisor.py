@@ -22,6 +22,7 @@ from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE, Controller, LocalJob
 
 from cluster_ddp.files import atomic_write
 from cluster_ddp.launch import run_folder, task
+from cluster_ddp.slurm import variables
 
 EXIT_STOPPED = os.EX_TEMPFAIL
 _POLL_S = 0.05
@@ -36,6 +37,11 @@ class Supervisor(Controller):
         self.state, self.exit_code = "COMPLETED", 0
         self.restarts, self.max_requeues = 0, max_requeues
         signal.signal(signal.SIGTERM, self._cancel)
+
+    def start_tasks(self) -> None:
+        """Start them with a secret that no others have had."""
+        os.environ[variables.SECRET] = os.urandom(32).hex()
+        super().start_tasks()
 
     def wait(self, freq: int = 24) -> Sequence[int | None]:
         """Wait for the end of all tasks, of the first that fails, of the time limit, or for a cancellation.

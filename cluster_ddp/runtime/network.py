@@ -25,7 +25,8 @@ def choose_interface(topology: Topology, env: MutableMapping[str, str]) -> None:
     """
     if topology.world_size == 1 or "GLOO_SOCKET_IFNAME" in env:
         return
-    interface = interface_towards(topology.master_addr)
+    # All ranks on this machine: nobody else is to reach their connections.
+    interface = "lo" if topology.num_nodes == 1 else interface_towards(topology.master_addr)
     if interface == "lo" and topology.num_nodes != 1:
         # Rank 0's own name may mean 127.0.1.1 there (Debian): the way to another node is the right one.
         interface = next(filter(None, map(interface_towards, topology.nodes[1:])), None)

@@ -27,7 +27,7 @@ from torch.utils.data import Dataset
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime import device as devices
-from cluster_ddp.runtime import hard_exit, last_writes, open_files, preemption, process_group, rendezvous
+from cluster_ddp.runtime import hard_exit, last_writes, messages, open_files, preemption, process_group, rendezvous
 from cluster_ddp.runtime.buckets import settle_buckets
 from cluster_ddp.runtime.data.loader import Loader
 from cluster_ddp.runtime.data.resident import RESIDENT_SHARE, Gathered, place
@@ -39,6 +39,7 @@ from cluster_ddp.runtime.network import choose_interface
 from cluster_ddp.runtime.output import say
 from cluster_ddp.runtime.peers import PeerWatch
 from cluster_ddp.runtime.preemption import Stopped
+from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.runtime.seeds import seed_all, stream_seed
 from cluster_ddp.slurm.environment import Topology
 
@@ -62,6 +63,8 @@ class World:
     """Seconds that a rank may let the others wait."""
     peer_failed: Callable[[], bool] = field(default=lambda: False, repr=False)
     """Whether another rank is known to have failed."""
+    key: RunKey = field(default_factory=RunKey.of_one_process, repr=False)
+    """What only the ranks of this run have."""
 
     @property
     def rank(self) -> int:
@@ -128,25 +131,19 @@ class World:
         return all_total / all_count
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value in the order of ranks, on every rank. A collective; values are pickled."""
-        values: list[T | None] = [None] * self.world_size
-        dist.all_gather_object(values, value)
-        return values  # type: ignore[return-value]  # all are filled now
+        """Every rank's value in the order of ranks, on every rank. A collective.
+
+        Objects that are no plain data or tensors are pickled. That takes a secret of the ranks (see `messages`).
+        """
+        return messages.all_gather(value, self.key)
 
     def gather_to_main(self, value: T) -> list[T] | None:
-        """Every rank's value in the order of ranks, on rank 0; None on the others. A collective; values are pickled.
-
-        Rank 0 takes as much memory for each rank as the largest value has.
-        """
-        values: list[T | None] | None = [None] * self.world_size if self.is_main else None
-        dist.gather_object(value, values)
-        return values  # type: ignore[return-value]  # all are filled now
+        """The same on rank 0 only, which takes as much memory for each rank as the largest value has; else None."""
+        return messages.gather(value, self.key)
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's value, on every rank. A collective; it is pickled."""
-        values = [value]
-        dist.broadcast_object_list(values)
-        return values[0]
+        """Rank 0's value, on every rank. A collective; the value as of `gather`."""
+        return messages.broadcast(value, self.key)  # type: ignore[no-any-return]  # of the type that rank 0 gave
 
     def wrap(self, model: torch.nn.Module) -> DistributedDataParallel:
         """The model under DDP, on this rank's device.
@@ -239,12 +236,13 @@ def distributed(
     keep_through_stops()
     open_files.raise_limit()
     device = devices.set_up(topology, cuda=cuda, deterministic=deterministic)
-    reporter.store = rendezvous.meet(topology, device.type, timeout_s=rendezvous_timeout_s)
+    key = RunKey.of(topology, os.environ) if topology.world_size > 1 else RunKey.of_one_process()
+    reporter.store = rendezvous.meet(topology, device.type, key, timeout_s=rendezvous_timeout_s)
     reporter.collective_timeout_s = collective_timeout_s
     choose_interface(topology, os.environ)
     peers = _join(topology, device, reporter)
-    timeout_s, peer_failed = collective_timeout_s, peers.has_failed
-    world = World(topology=topology, device=device, collective_timeout_s=timeout_s, peer_failed=peer_failed)
+    timeout_s, failed = collective_timeout_s, peers.has_failed
+    world = World(topology=topology, device=device, collective_timeout_s=timeout_s, peer_failed=failed, key=key)
     try:
         yield world
         last_writes.settle(world)

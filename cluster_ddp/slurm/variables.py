@@ -36,6 +36,7 @@ RANKS_ON_NODE = ("SLURM_GTIDS",)  # such as "2,3"
 TASK_PID = ("SLURM_TASK_PID",)
 CPUS_ON_NODE = ("SLURM_CPUS_ON_NODE",)  # of the step
 SAID_CPUS_PER_TASK = ("CLUSTER_DDP_CPUS_PER_TASK",)  # ours: the job's SLURM_CPUS_PER_TASK, empty where it had none
+SECRET = "CLUSTER_DDP_SECRET"  # ours: what only the ranks of this start of the job share; never printed or written
 
 # Step ids from here on are Slurm's names for steps that srun did not make (batch, extern, interactive …).
 _SPECIAL_STEP_IDS = 0xFFFFFF00

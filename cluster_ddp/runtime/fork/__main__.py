@@ -24,6 +24,7 @@ from cluster_ddp.files import open_own
 from cluster_ddp.runtime.fork import affinity, preload
 from cluster_ddp.runtime.fork.agent import SIGNALS, WARNINGS, Agent
 from cluster_ddp.runtime.fork.target import Target
+from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.ranks import NodeRanks
 
 PROGRAM = "python -m cluster_ddp.runtime.fork"
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         target = Target.parse(words[at + 1 :])
         node = NodeRanks.from_environ(os.environ, arguments.ranks)
         node.environ(0, os.getpid())  # its errors are to be told once
+        if node.num_nodes == 1:
+            os.environ.setdefault(variables.SECRET, os.urandom(32).hex())
         _keep(*WARNINGS)
         target.prepare()
         preload.load(os.environ.get(preload.VARIABLE, "").split())

@@ -1,7 +1,8 @@
 """A store for one run: rank 0 serves it, the others join, and all know that all are there.
 
-Rank 0 serves a TCPStore on any free port; its `beacon` tells the others which. The key of the run carries job, array
-task, step and restart count, so that a requeued job never meets its own ghost.
+Rank 0 serves a TCPStore on any free port; its `beacon` tells the others which, and nobody else. The key of the run is
+made of the job's secret, job, array task, step and restart count, so that a requeued job never meets its own ghost. A
+TCPStore itself knows no passwords: who finds its port can ask it for all keys (see docs/security.md).
 
 Then every rank writes its host name and its kind of device into the store; rank 0 waits for all of them and writes the
 verdict: ranks on CPUs and ranks on GPUs would wait for each other in different collectives.
@@ -10,6 +11,8 @@ verdict: ranks on CPUs and ranks on GPUs would wait for each other in different 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import resource
 import socket
 import time
@@ -20,7 +23,11 @@ import torch.distributed as dist
 from cluster_ddp.errors import DeviceError, RendezvousError
 from cluster_ddp.runtime.rendezvous import beacon, rollcall
 from cluster_ddp.runtime.rendezvous.names import ReverseLookup, resolve, without_name_servers
+from cluster_ddp.runtime.rendezvous.secret import RunKey
+from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.environment import Topology
+
+log = logging.getLogger("cluster_ddp")
 
 DEFAULT_TIMEOUT_S = 300.0
 # Rank 0's verdict, which names the missing ranks, comes at most its whole timeout after it was reached, and this.
@@ -31,15 +38,17 @@ _LOOKUP_PATIENCE_S = 0.3
 _OTHER_FILES = 256
 _PROCEED = "proceed"
 _ODD_DEVICES = "devices: "  # begins a verdict
-_LOOPBACK = "127.0.0.1"
 
 
-def meet(topology: Topology, device_type: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> dist.Store:
+def meet(
+    topology: Topology, device_type: str, key: RunKey | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> dist.Store:
     """Wait until all ranks of the run are there; returns a store that only they share.
 
     Args:
         topology: this process's place.
         device_type: what it computes on: "cpu" or "cuda".
+        key: of the run; default: made of this process's environment.
         timeout_s: seconds to wait for the others.
 
     Raises:
@@ -50,15 +59,17 @@ def meet(topology: Topology, device_type: str, *, timeout_s: float = DEFAULT_TIM
     if topology.world_size == 1:
         return dist.HashStore()
     deadline = time.monotonic() + timeout_s
+    key = key or RunKey.of(topology, os.environ)
     _let_files_open(topology)
-    address = resolve(topology.master_addr, deadline)
+    is_local = topology.num_nodes == 1 and not topology.launcher_store
+    address = beacon.LOOPBACK if is_local else resolve(topology.master_addr, deadline)
     if topology.rank == 0 and not topology.launcher_store:
-        return _serve(topology, device_type, timeout_s, deadline)
+        return _serve(topology, key, device_type, timeout_s, deadline)
     lookup = ReverseLookup(address)
-    port = topology.master_port if topology.launcher_store else _find(topology, address, timeout_s, deadline)
+    port = topology.master_port if topology.launcher_store else _find(topology, key, address, timeout_s, deadline)
     with _names_in_time(lookup, _LOOKUP_PATIENCE_S):
-        store = _tcp_store(address, port, timeout_s, is_master=False)
-    return _gather(topology, store, device_type, timeout_s, deadline)
+        store = _tcp_store(address, port, timeout_s)
+    return _gather(topology, key, store, device_type, timeout_s, deadline)
 
 
 def _let_files_open(topology: Topology) -> None:
@@ -80,19 +91,26 @@ def _let_files_open(topology: Topology) -> None:
         )
 
 
-def _serve(topology: Topology, device_type: str, timeout_s: float, deadline: float) -> dist.Store:
+def _serve(topology: Topology, key: RunKey, device_type: str, timeout_s: float, deadline: float) -> dist.Store:
     """Rank 0's part: the store, and the beacon until all have met."""
-    lookup = ReverseLookup(_LOOPBACK)
+    lookup = ReverseLookup(beacon.LOOPBACK)
+    if topology.num_nodes != 1 and not key.is_secret:
+        log.warning(
+            "These ranks share no secret: whoever reaches %s can join them. Hint: in the batch script, before srun: "
+            "export %s=$(openssl rand -hex 32)",
+            *(socket.gethostname(), variables.SECRET),
+        )
     with contextlib.closing(beacon.bind_first_free(topology)) as listener:
         # The store looks up all clients, one after the other.
         with _names_in_time(lookup, _LOOKUP_PATIENCE_S / topology.world_size):
-            store = _tcp_store(_LOOPBACK, 0, timeout_s, is_master=True)
-        with beacon.answering(listener, topology.key, store.port):
-            return _gather(topology, store, device_type, timeout_s, deadline)
+            own = beacon.listen(topology, 0)
+            store = _tcp_store(beacon.LOOPBACK, own.getsockname()[1], timeout_s, listener=own)
+        with beacon.answering(listener, key, store.port, topology.world_size):
+            return _gather(topology, key, store, device_type, timeout_s, deadline)
 
 
-def _find(topology: Topology, address: str, timeout_s: float, deadline: float) -> int:
-    port, heard = beacon.find_store(topology, address, deadline)
+def _find(topology: Topology, key: RunKey, address: str, timeout_s: float, deadline: float) -> int:
+    port, heard = beacon.find_store(topology, key, address, deadline)
     if port is None:
         found = f"rank {topology.rank} did not find rank 0 on {topology.master_addr} ({heard})."
         raise _timeout_error(topology, timeout_s, found)
@@ -104,16 +122,24 @@ def _names_in_time(lookup: ReverseLookup, patience_s: float) -> contextlib.Abstr
     return contextlib.nullcontext() if lookup.ends_within(patience_s) else without_name_servers()
 
 
-def _tcp_store(address: str, port: int, timeout_s: float, *, is_master: bool) -> dist.TCPStore:
-    timeout = timedelta(seconds=timeout_s)
-    return dist.TCPStore(address, port, is_master=is_master, timeout=timeout, wait_for_workers=False)
+def _tcp_store(address: str, port: int, timeout_s: float, *, listener: socket.socket | None = None) -> dist.TCPStore:
+    """A client of the store at an address; where we have its listener, the server, too, which then owns that."""
+    descriptor = None if listener is None else listener.detach()
+    return dist.TCPStore(
+        address,
+        port,
+        is_master=descriptor is not None,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=descriptor,
+    )
 
 
 def _gather(
-    topology: Topology, tcp_store: dist.TCPStore, device_type: str, timeout_s: float, deadline: float
+    topology: Topology, key: RunKey, tcp_store: dist.TCPStore, device_type: str, timeout_s: float, deadline: float
 ) -> dist.Store:
     """Note our arrival, and wait for the verdict of rank 0 on everybody's."""
-    store = dist.PrefixStore(topology.key, tcp_store)
+    store = dist.PrefixStore(key.mac("store").decode(), tcp_store)
     if store.add(f"claim/{topology.rank}", 1) > 1:
         raise RendezvousError(
             f"Joining the run at {topology.master_addr} as rank {topology.rank}:",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import resource
@@ -20,6 +21,7 @@ from slowness import scaled
 from cluster_ddp.errors import DeviceError
 from cluster_ddp.runtime import rendezvous
 from cluster_ddp.runtime.rendezvous import beacon, rollcall, store
+from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.slurm.environment import Topology
 from cluster_ddp.slurm.port import candidates
 
@@ -211,7 +213,8 @@ def test_without_rank_0_the_others_say_so(tmp_path: Path, job_id: int) -> None:
 
 
 def test_an_address_that_does_not_exist_is_named(tmp_path: Path, job_id: int) -> None:
-    (end,) = run_ranks(fail_to_meet, [slurm_step(0, 2, job_id=job_id, MASTER_ADDR="no-such-host.invalid")], tmp_path)
+    place = {"nodelist": "a,b", "SLURM_STEP_NUM_NODES": "2", "MASTER_ADDR": "no-such-host.invalid"}
+    (end,) = run_ranks(fail_to_meet, [slurm_step(0, 2, job_id=job_id, **place)], tmp_path)
     assert end.exit_code == 2, end.output
     assert "Looking up no-such-host.invalid" in end.output
 
@@ -257,29 +260,44 @@ def let_files_open() -> None:
     print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def test_a_slow_beacon_is_waited_for_and_not_asked_again(tmp_path: Path, job_id: int) -> None:
+def test_a_slow_beacon_is_waited_for_and_not_asked_again(job_id: int) -> None:
     """By a rank of many, for as long as it takes to answer them all."""
     topology = Topology.from_environ(slurm_step(1, 3000, job_id=job_id))
-    asked = []
-    with socket.create_server(("", candidates(job_id)[0])) as listener:
+    key, asked = RunKey.of(topology, {}), []
+    with socket.create_server(("", candidates(job_id)[0])) as listener, contextlib.ExitStack() as stack:
 
         def answer_late() -> None:
             asked.append(listener.accept()[0])
             time.sleep(1.0)
-            asked[0].sendall(f"{topology.key} 12345\n".encode())
+            nonce = asked[0].recv(64).strip()
+            asked[0].sendall(b"cluster_ddp 00 " + key.mac("rank 0", nonce, b"00") + b"\n")
+            asked[0].recv(100)
+            asked[0].sendall(b"12345 " + key.mac("port", b"12345", nonce, b"00") + b"\n")
 
-        threading.Thread(target=answer_late, daemon=True).start()
-        assert beacon.find_store(topology, "127.0.0.1", time.monotonic() + 30) == (12345, "")
+        thread = threading.Thread(target=answer_late, daemon=True)
+        thread.start()
+        stack.callback(thread.join)
+        assert beacon.find_store(topology, key, "127.0.0.1", time.monotonic() + 30) == (12345, "")
     assert len(asked) == 1
     asked[0].close()
 
 
 def test_where_nobody_listens_the_first_port_is_asked_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(beacon, "_ask", lambda address, port, patience_s: asked.append(port) or "connection refused")
+    monkeypatch.setattr(beacon, "_ask", lambda address, port, *_: asked.append(port) or "connection refused")
     topology = Topology.from_environ(slurm_step(1, 2, job_id=1))
-    port, heard = beacon.find_store(topology, "127.0.0.1", time.monotonic() + 0.5)
+    port, heard = beacon.find_store(topology, RunKey.of(topology, {}), "127.0.0.1", time.monotonic() + 0.5)
     first, *others = candidates(1)
     assert port is None
     assert asked[:5] == [first, first, first, *others[:2]]
     assert all(f"{other}: connection refused" in heard for other in candidates(1))
+
+
+@pytest.mark.parametrize(("nodes", "is_local"), [(1, True), (2, False)])
+def test_what_ranks_of_one_node_serve_is_for_that_node_only(job_id: int, nodes: int, is_local: bool) -> None:
+    topology = Topology.from_environ(
+        slurm_step(0, 2, job_id=job_id, nodelist="a,b"[: 2 * nodes - 1], SLURM_STEP_NUM_NODES=str(nodes))
+    )
+    with contextlib.closing(beacon.bind_first_free(topology)) as listener, socket.socket() as other:
+        # To 127.0.0.2 connects who would come over the network, too: what listens on 127.0.0.1 is not there.
+        assert (other.connect_ex(("127.0.0.2", listener.getsockname()[1])) != 0) == is_local

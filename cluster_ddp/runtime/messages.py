@@ -1,0 +1,170 @@
+"""Values as bytes, on their way between ranks: plain data as JSON and raw tensors, other objects pickled and sealed.
+
+Unpickling runs whatever the bytes say. So nothing is unpickled that was not sealed with the key of this run: gloo's
+connections have no authentication of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path, PosixPath
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cluster_ddp.errors import ClusterDDPError
+from cluster_ddp.runtime.rendezvous.secret import RunKey
+from cluster_ddp.slurm import variables
+
+_PLAIN, _PICKLED = b"plain\n", b"pickled\n"
+_PURPOSE = "pickle"
+_COLLECTIONS: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
+_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+
+
+class _NotPlainError(Exception):
+    pass
+
+
+def pack(value: Any, key: RunKey) -> bytes:
+    """A value as bytes.
+
+    Args:
+        value: plain (None, bool, int, float, str, bytes, Path, tensors, and lists, tuples, dicts and sets of these)
+            or anything that can be pickled.
+        key: of the run.
+
+    Raises:
+        ClusterDDPError: it must be pickled, and the ranks share no secret.
+    """
+    blobs: list[bytes] = []
+    try:
+        head = json.dumps(_to_json(value, blobs)).encode()
+    except (_NotPlainError, RecursionError, ValueError):  # too deep; an integer of thousands of digits
+        if not key.is_secret:
+            raise _no_secret(f"Sending a value of type {type(value).__name__} to other ranks:") from None
+        body = pickle.dumps(value)
+        return _PICKLED + key.mac(_PURPOSE, body) + b"\n" + body
+    return _PLAIN + head + b"\n" + b"".join(blobs)
+
+
+def unpack(data: bytes, key: RunKey) -> Any:
+    """The value of bytes that a rank has packed.
+
+    Raises:
+        ClusterDDPError: they are pickled, and no rank of this run has done so.
+    """
+    kind, _, rest = data.partition(b"\n")
+    head, _, body = rest.partition(b"\n")
+    if kind + b"\n" == _PLAIN:
+        return _from_json(json.loads(head), _Reader(body))
+    if not key.is_secret:
+        raise _no_secret("Taking an object from another rank:")
+    if not key.proves(head, _PURPOSE, body):
+        found = "it is pickled, and no rank of this run has sealed it: somebody else has joined the ranks' connections."
+        raise ClusterDDPError("Taking an object from another rank:", found, "tell your cluster's support")
+    return pickle.loads(body)
+
+
+def _no_secret(asked: str) -> ClusterDDPError:
+    found = "it has to be pickled, and these ranks share no secret: whoever reaches their ports could run code in them."
+    hint = f"send plain data or tensors; or, before the ranks start: export {variables.SECRET}=$(openssl rand -hex 32)"
+    return ClusterDDPError(asked, found, hint)
+
+
+def all_gather(value: Any, key: RunKey) -> list[Any]:
+    """Every rank's value in the order of ranks, on every rank. A collective."""
+    mine, sizes = _padded(pack(value, key))
+    ranks = [torch.empty_like(mine) for _ in sizes]
+    dist.all_gather(ranks, mine)
+    return [unpack(_bytes(one, size), key) for one, size in zip(ranks, sizes)]
+
+
+def gather(value: Any, key: RunKey) -> list[Any] | None:
+    """Every rank's value in the order of ranks, on rank 0; None on the others. A collective."""
+    mine, sizes = _padded(pack(value, key))
+    ranks = [torch.empty_like(mine) for _ in sizes] if dist.get_rank() == 0 else None
+    dist.gather(mine, ranks)
+    return None if ranks is None else [unpack(_bytes(one, size), key) for one, size in zip(ranks, sizes)]
+
+
+def broadcast(value: Any, key: RunKey) -> Any:
+    """Rank 0's value, on every rank. A collective."""
+    is_main = dist.get_rank() == 0
+    data = pack(value, key) if is_main else b""
+    size = torch.tensor(len(data))
+    dist.broadcast(size, 0)
+    message = _tensor(data, int(size))
+    dist.broadcast(message, 0)
+    return unpack(data if is_main else _bytes(message, len(message)), key)
+
+
+def _padded(data: bytes) -> tuple[torch.Tensor, list[int]]:
+    """The bytes with zeros after them, as long as the longest rank's; and all ranks' sizes."""
+    sizes = [torch.empty((), dtype=torch.int64) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, torch.tensor(len(data)))
+    numbers = [int(size) for size in sizes]
+    return _tensor(data, max(numbers)), numbers
+
+
+def _tensor(data: bytes, size: int) -> torch.Tensor:
+    tensor = torch.zeros(size, dtype=torch.uint8)
+    if data:
+        tensor[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return tensor
+
+
+def _bytes(tensor: torch.Tensor, size: int) -> bytes:
+    return tensor[:size].numpy().tobytes()
+
+
+def _to_json(value: Any, blobs: list[bytes]) -> Any:
+    """What JSON has, too, as it is; the rest as [kind, …], the bytes of tensors and the like apart."""
+    kind = type(value)
+    if kind in (type(None), bool, int, float, str):
+        return value
+    if kind in _COLLECTIONS.values():
+        return [kind.__name__, *(_to_json(one, blobs) for one in value)]
+    if kind is dict:
+        return ["dict", *([_to_json(name, blobs), _to_json(one, blobs)] for name, one in value.items())]
+    if kind is PosixPath:
+        return ["path", str(value)]
+    if kind is bytes:
+        blobs.append(value)
+        return ["bytes", len(value)]
+    if kind is torch.Tensor and value.layout == torch.strided and not value.is_quantized:
+        numbers = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        blobs.append(numbers.reshape(-1).view(torch.uint8).numpy().tobytes())
+        return ["tensor", len(blobs[-1]), str(value.dtype), list(value.shape), str(value.device), value.requires_grad]
+    raise _NotPlainError
+
+
+def _from_json(value: Any, blobs: _Reader) -> Any:
+    if not isinstance(value, list):
+        return value
+    kind, *rest = value
+    if kind in _COLLECTIONS:
+        return _COLLECTIONS[kind](_from_json(one, blobs) for one in rest)
+    if kind == "dict":
+        return {_from_json(name, blobs): _from_json(one, blobs) for name, one in rest}
+    if kind == "path":
+        return Path(rest[0])
+    if kind == "bytes":
+        return bytes(blobs.take(rest[0]))
+    assert kind == "tensor"
+    size, dtype, shape, device, requires_grad = rest
+    data = torch.frombuffer(blobs.take(size), dtype=_DTYPES[dtype]) if size else torch.empty(0, dtype=_DTYPES[dtype])
+    return data.reshape(shape).to(device).requires_grad_(requires_grad)
+
+
+class _Reader:
+    """Bytes, piece by piece."""
+
+    def __init__(self, data: bytes) -> None:
+        self._rest = memoryview(data)
+
+    def take(self, count: int) -> bytearray:
+        piece, self._rest = self._rest[:count], self._rest[count:]
+        return bytearray(piece)

@@ -1,0 +1,147 @@
+"""Values on their way between ranks."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks, slurm_step
+
+import cluster_ddp
+from cluster_ddp.errors import ClusterDDPError
+from cluster_ddp.runtime import messages
+from cluster_ddp.runtime.checkpoint import rng
+from cluster_ddp.runtime.rendezvous.secret import RunKey
+
+NO_SECRET, OURS, OTHERS = RunKey(b"", "run"), RunKey(b"ours", "run"), RunKey(b"others", "run")
+JOB_ID = 700_000 + os.getpid() % 20_000
+
+
+class Malicious:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        -(2**70),
+        0.1,
+        float("-inf"),
+        "a\nb\udc80é",
+        b"\x00\n\xff",
+        Path("/a b\n"),
+        (),
+        [1, (2, [b"", {"x": None}])],
+        {1: "int", "1": "str", (1, 2): {}, None: [], 1.5: b"x"},
+        ["list", "tuple", "bytes"],
+        {frozenset({1}), "x"},
+    ],
+    ids=repr,
+)
+def test_plain_data_needs_no_pickle(value: object) -> None:
+    data = messages.pack(value, NO_SECRET)
+    assert data.startswith(b"plain\n")
+    back = messages.unpack(data, NO_SECRET)
+    assert (back, repr(back)) == (value, repr(value))  # 1 and True are equal, and so are 1 and 1.0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float8_e4m3fn", "int64", "uint8", "complex64"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_tensors_need_no_pickle(dtype: str, shape: tuple[int, ...]) -> None:
+    tensor = torch.arange(6).to(getattr(torch, dtype))[: int(torch.Size(shape).numel())].reshape(shape)
+    back, flag = messages.unpack(messages.pack((tensor, torch.tensor([True, False])), NO_SECRET), NO_SECRET)
+    assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
+    assert back.double().equal(tensor.double()) if not tensor.is_complex() else back.equal(tensor)
+    assert flag.tolist() == [True, False]
+
+
+def test_of_a_tensor_its_view_and_its_gradient_flag_arrive() -> None:
+    whole = torch.arange(12.0).reshape(3, 4)
+    for tensor in (whole.t()[1:], (whole * 1j).conj(), torch.ones(2, requires_grad=True)):
+        back = messages.unpack(messages.pack(tensor, NO_SECRET), NO_SECRET)
+        assert back.equal(tensor) and back.requires_grad == tensor.requires_grad
+
+
+def test_what_a_checkpoint_gathers_is_plain() -> None:
+    state = rng.capture(torch.device("cpu"))
+    back = messages.unpack(messages.pack(state, NO_SECRET), NO_SECRET)
+    rng.restore(back, torch.device("cpu"))
+    assert back["python"] == state["python"] and back["torch"].equal(state["torch"])
+
+
+@pytest.mark.parametrize("value", [Fraction(1, 3), Counter("aab"), [torch.nn.Parameter(torch.ones(()))]])
+def test_other_objects_are_pickled_where_there_is_a_secret(value: object) -> None:
+    back = messages.unpack(messages.pack(value, OURS), OURS)
+    assert type(back) is type(value) and back == value
+    with pytest.raises(ClusterDDPError, match="these ranks share no secret"):
+        messages.pack(value, NO_SECRET)
+
+
+@pytest.mark.parametrize("key", [OURS, NO_SECRET])
+def test_what_no_rank_has_sealed_is_not_unpickled(tmp_path: Path, key: RunKey) -> None:
+    path = tmp_path / "was here"
+    body = pickle.dumps(Malicious(path))
+    pickle.loads(body)
+    path.unlink()  # so it would have worked
+    for data in (
+        b"pickled\n\n" + body,
+        b"pickled\n" + NO_SECRET.mac("pickle", body) + b"\n" + body,
+        b"pickled\n" + OURS.mac("rank 0", body) + b"\n" + body,
+        messages.pack(Malicious(path), OTHERS),
+    ):
+        with pytest.raises(ClusterDDPError):
+            messages.unpack(data, key)
+    assert not path.exists()
+
+
+def gather_and_broadcast() -> None:
+    with cluster_ddp.distributed() as world:
+        mine = {"rank": world.rank, "tensor": torch.full((world.rank,), 7), "path": Path("a" * world.rank)}
+        if os.environ.get("CLUSTER_DDP_SECRET"):
+            mine["object"] = Fraction(world.rank, 3)
+        for everyone in (world.gather(mine), world.gather_to_main(mine)):
+            print(everyone)
+        print(world.broadcast(mine if world.is_main else None), world.broadcast("" if world.is_main else "no"))
+
+
+@pytest.mark.parametrize("secret", [{}, {"CLUSTER_DDP_SECRET": "5a" * 32}], ids=["none", "secret"])
+def test_ranks_exchange_values_of_any_size(tmp_path: Path, secret: dict[str, str]) -> None:
+    environments = [slurm_step(rank, 3, job_id=JOB_ID + len(secret), **secret) for rank in range(3)]
+    ends = run_ranks(gather_and_broadcast, environments, tmp_path)
+    assert [end.exit_code for end in ends] == [0, 0, 0], ends
+    first, second, third = (end.output.splitlines() for end in ends)
+    for rank in range(3):
+        assert f"'rank': {rank}, 'tensor': tensor({[7] * rank}" in first[0]
+        assert f"PosixPath('{'a' * rank or '.'}')" in first[0]
+    assert ("Fraction(2, 3)" in first[0]) == bool(secret)
+    assert second[0] == third[0] == first[0] == first[1]
+    assert second[1] == third[1] == "None"
+    assert first[2] == second[2] == third[2]
+
+
+def send_an_object() -> None:
+    with cluster_ddp.distributed() as world:
+        world.gather(Fraction(1, 2))
+
+
+def test_without_a_secret_an_object_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    ends = run_ranks(send_an_object, [slurm_step(rank, 2, job_id=JOB_ID + 5) for rank in range(2)], tmp_path)
+    assert all(end.exit_code == 1 for end in ends), ends
+    assert any("Sending a value of type Fraction" in end.output for end in ends)
+    assert any("export CLUSTER_DDP_SECRET=$(openssl rand -hex 32)" in end.output for end in ends)
+    (alone,) = run_ranks(send_an_object, [slurm_step(0, 1, job_id=JOB_ID + 6)], tmp_path)
+    assert alone.exit_code == 0, alone.output
