@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def _measure_in_own_network(name_servers: NameServers) -> dict[int, dict[str, li
 
 def _measure(arguments: argparse.Namespace) -> dict[int, dict[str, list[float]]]:
     many_ranks.enter_own_network(arguments.inside)
+    os.environ["CLUSTER_DDP_SECRET"] = os.urandom(32).hex()
     who = {"ours": _meet} if arguments.alone else {"ours": _meet, "peer": _meet_plainly}
     jobs = count(1)
     seconds: dict[int, dict[str, list[float]]] = {ranks: {name: [] for name in who} for ranks in arguments.ranks}
@@ -95,7 +97,9 @@ def _topology(rank: int, ranks: int, job_id: int) -> Any:
     from cluster_ddp.slurm.environment import Topology
 
     step = {"SLURM_JOB_ID": job_id, "SLURM_STEP_ID": 0, "SLURM_PROCID": rank, "SLURM_LOCALID": rank}
-    size = {"SLURM_STEP_NUM_TASKS": ranks, "SLURM_STEP_NODELIST": many_ranks.HOST, "SLURM_STEP_TASKS_PER_NODE": ranks}
+    # Two nodes in name: the ranks of one would meet on its loopback, and ask no name server.
+    nodes = {"SLURM_STEP_NODELIST": f"{many_ranks.HOST},elsewhere", "SLURM_STEP_TASKS_PER_NODE": f"{ranks - 1},1"}
+    size = {"SLURM_STEP_NUM_TASKS": ranks, **nodes}
     return Topology.from_environ({name: str(value) for name, value in {**step, **size}.items()})
 
 

@@ -98,7 +98,8 @@ def test_from_inside_a_job_and_from_salloc_it_is_the_same_job(place: Place) -> N
     tell = 'env -0 >"$CLUSTER_DDP_RUN_DIR/env-$SLURM_PROCID"'
     inner = [*SUBMIT, *TWO_BY_TWO, "--no-check", "--name", "inner", "--", "bash", "-c", tell]
     volatile = re.compile(
-        r"\w*(JOB_?ID|NODELIST|NODENAME|PORT|TIME|PID|COOKIE|ADDR|RUN_DIR|STOPPED|TOPOLOGY\w*|HOST|HOSTNAME|NODEID)|_|SHLVL"
+        r"\w*(JOB_?ID|NODELIST|NODENAME|PORT|TIME|PID|COOKIE|ADDR|RUN_DIR|RESUME|STOPPED|SECRET|TOPOLOGY\w*|HOST|HOSTNAME|NODEID)"
+        r"|_|SHLVL"
     )
     seen = []
     allocate = ("--nodes=1", "--ntasks=2", "--cpus-per-task=2", "--gres=gpu:1", "--job-name=outer", "--time=2")
@@ -126,11 +127,12 @@ def test_in_a_container_that_strips_slurms_variables(place: Place, backend: str,
     (place.folder / "my image.sif").touch()
     path = {"PATH": f"{tools}:{place.slurm.env['PATH']}"}
     options = (*TWO_BY_TWO, "--backend", backend, "--launcher", launcher, "--container", "my image.sif", "--watch")
-    show = "env | grep -E '^(CONTAINED|SLURM_PROCID|SLURM_JOB_ID)='; exec \"$@\""
+    show = "env | grep -E '^(CONTAINED|SLURM_PROCID|SLURM_JOB_ID)='; echo secret ${#CLUSTER_DDP_SECRET}; exec \"$@\""
     done = place.submit(*options, "--", "bash", "-c", show, "bash", *HELLO, env=path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "The sum of all ranks is 6." in done.stdout
     assert "CONTAINED=yes" in done.stdout
+    assert "secret 64" in done.stdout
     assert "SLURM_PROCID" not in done.stdout
     assert "SLURM_JOB_ID" in done.stdout
 

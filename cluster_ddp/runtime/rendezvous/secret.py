@@ -38,7 +38,7 @@ class RunKey:
         return RunKey(os.urandom(32), "")
 
     def mac(self, purpose: str, *parts: bytes) -> bytes:
-        """The HMAC-SHA256 of some bytes for a purpose, in hexadecimal digits. No part may contain a line break."""
+        """The HMAC-SHA256 of some bytes for a purpose, in hexadecimal digits. No part but the last has a line break."""
         return hmac.digest(self._key, b"\n".join([purpose.encode(), *parts]), "sha256").hex().encode()
 
     def proves(self, mac: bytes, purpose: str, *parts: bytes) -> bool:

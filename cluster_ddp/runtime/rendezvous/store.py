@@ -61,6 +61,12 @@ def meet(
     deadline = time.monotonic() + timeout_s
     key = key or RunKey.of(topology, os.environ)
     _let_files_open(topology)
+    if topology.rank == 0 and topology.num_nodes != 1 and not key.is_secret:
+        log.warning(
+            "These ranks share no secret: whoever reaches %s over the network can join them. Hint: in the batch "
+            "script, before srun: export %s=$(openssl rand -hex 32)",
+            *(socket.gethostname(), variables.SECRET),
+        )
     is_local = topology.num_nodes == 1 and not topology.launcher_store
     address = beacon.LOOPBACK if is_local else resolve(topology.master_addr, deadline)
     if topology.rank == 0 and not topology.launcher_store:
@@ -94,12 +100,6 @@ def _let_files_open(topology: Topology) -> None:
 def _serve(topology: Topology, key: RunKey, device_type: str, timeout_s: float, deadline: float) -> dist.Store:
     """Rank 0's part: the store, and the beacon until all have met."""
     lookup = ReverseLookup(beacon.LOOPBACK)
-    if topology.num_nodes != 1 and not key.is_secret:
-        log.warning(
-            "These ranks share no secret: whoever reaches %s can join them. Hint: in the batch script, before srun: "
-            "export %s=$(openssl rand -hex 32)",
-            *(socket.gethostname(), variables.SECRET),
-        )
     with contextlib.closing(beacon.bind_first_free(topology)) as listener:
         # The store looks up all clients, one after the other.
         with _names_in_time(lookup, _LOOKUP_PATIENCE_S / topology.world_size):

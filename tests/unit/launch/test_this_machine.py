@@ -191,3 +191,18 @@ def test_what_was_stopped_in_time_is_started_again_as_often_as_it_may() -> None:
     job = submit("bash", "-c", "exit $((${SLURM_RESTART_COUNT:-0} ? 0 : 75))")
     assert job.result(timeout_s=scaled(60)) == 0
     assert processes_of(job) == []
+
+
+def test_each_start_has_a_secret_that_only_its_ranks_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the batch script makes it on a cluster."""
+    note = (
+        'echo "$CLUSTER_DDP_SECRET" >"$1/$RANK.${SLURM_RESTART_COUNT:-0}"; exit $((${SLURM_RESTART_COUNT:-0} ? 0 : 75))'
+    )
+    monkeypatch.setenv("CLUSTER_DDP_SECRET", "of the job that submits this one")
+    job = submit("bash", "-c", note, "bash", str(tmp_path), setup=('echo "inherited: ${CLUSTER_DDP_SECRET-nothing}"',))
+    assert job.result(timeout_s=60) == 0
+    assert "inherited: nothing\n" in (job.run_dir / "job.log").read_text()
+    first, second = ([(tmp_path / f"{rank}.{start}").read_text().strip() for rank in (0, 1)] for start in (0, 1))
+    assert len(first[0]) == 64 and first[0] == first[1] and second[0] == second[1] != first[0]
+    for path in job.run_dir.iterdir():
+        assert not any(secret.encode() in path.read_bytes() for secret in (*first, *second)), path

@@ -63,6 +63,14 @@ SAY = "import os; rank = os.environ['RANK']\n"
 READY = SAY + "def ready(): open(f'ready{rank}', 'w').close()\n"
 
 
+@pytest.mark.parametrize(("env", "length"), [({}, 64), ({"CLUSTER_DDP_SECRET": "ours"}, 4)], ids=["made", "given"])
+def test_the_ranks_of_one_machine_share_a_secret(tmp_path: Path, env: dict[str, str], length: int) -> None:
+    status, out, err = run(tmp_path, "import os; print(os.environ['CLUSTER_DDP_SECRET'])", **env)
+    assert status == 0, err
+    first, second = out.split()
+    assert first == second and len(first) == length
+
+
 def test_a_script_is_run_as_python_runs_it(tmp_path: Path) -> None:
     """The same words from a rank and from a process of its own."""
     script = (
