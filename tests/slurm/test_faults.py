@@ -410,6 +410,36 @@ while "SLURM_RESTART_COUNT" not in os.environ:
 """
 
 
+def test_the_controller_is_away_when_a_job_is_to_be_queued_again(place: Place) -> None:
+    """31. The batch script asks until slurmctld is back."""
+    run = Run(place, place.start(*ONE_TASK, "--time", "10", "--", "bash", "-c", STOPS_LATER))
+    run.wait_for(lambda: "begun 0" in output(run.path))
+    time.sleep(6)  # killed, slurmctld forgets its last seconds, and with them that the job has started
+    (run.path / "stop").touch()
+    faults.restart_controller(place.slurm.layout, after_s=45)
+    said = run.completed(restarts=1)
+    assert "Slurm said: " in said and "begun 1" in said
+
+
+STOPS_LATER = """echo "begun ${SLURM_RESTART_COUNT:-0}"; ((${SLURM_RESTART_COUNT:-0} == 0)) || exit 0
+until [[ -e $CLUSTER_DDP_RUN_DIR/stop ]]; do sleep 0.1; done; sleep 2; exit 75"""
+
+
+def test_slurm_may_refuse_to_queue_a_job_again(place: Place) -> None:
+    """27. Its words are in the error."""
+    said = Run(place, place.start(*ONE_TASK, "--no-requeue", "--", "bash", "-c", "exit 75")).failed()
+    assert "Slurm said: Requested operation is presently disabled" in said
+
+
+def test_a_stale_stop_marker_queues_nothing_again(place: Place) -> None:
+    """A rank of an earlier start may leave it late. A command that says 0 though it was stopped is not done."""
+    late = 'for i in {0..9}; do touch "$CLUSTER_DDP_RUN_DIR/.stopped" "${CLUSTER_DDP_STOPPED%-*}-$((i + 1))"; done'
+    stale = Run(place, place.start(*ONE_TASK, "--", "bash", "-c", late))
+    hidden = Run(place, place.start(*ONE_TASK, "--", "bash", "-c", 'touch "$CLUSTER_DDP_STOPPED"'))
+    stale.completed(restarts=0)
+    assert "but the command ended with status 0" in hidden.failed()
+
+
 def test_torchrun_passes_the_signal_on(place: Place) -> None:
     command = ("python", "-m", "cluster_ddp.train")
     training = (*TRAINING, "--epochs", "6")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -31,6 +32,8 @@ def run_script(text: str, folder: Path, *arguments: str, **env: str) -> subproce
         'SLURM_PROCID=0 SLURM_LOCALID=0 exec "$@"\n'
     )
     srun.chmod(0o755)
+    if not (tools / "scontrol").exists():
+        stand_in(folder, "scontrol", f"#!/bin/sh\necho {DISABLED} >&2; exit 1\n")
     script = folder / "job.sbatch"
     script.write_text(text)
     job = {"SLURM_JOB_ID": "71", "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
@@ -308,7 +311,7 @@ def requeues(folder: Path) -> list[str]:
 
 def script_that_may_requeue(folder: Path, status: int, **fields: Any) -> str:
     stand_in(folder, "scontrol", f'#!/bin/bash\necho "$*" >>"{folder}/told"\n')
-    stand_in(folder, "sleep", "#!/bin/sh\n")
+    stand_in(folder, "sleep", '#!/bin/sh\n[ "$1" != 60 ] || kill -KILL $PPID\n')  # as Slurm ends it
     command = ("bash", "-c", f"exit {status}")
     return render(JobSpec(name="x", command=command, **fields), source="", run_prefix=f"{folder}/x-")
 
@@ -319,13 +322,14 @@ def script_that_may_requeue(folder: Path, status: int, **fields: Any) -> str:
         ({}, ["requeue 71"]),
         ({"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "3"}, ["requeue 70_3"]),
         ({"SLURM_ARRAY_JOB_ID": "71", "SLURM_ARRAY_TASK_ID": "3"}, ["requeue 71_3"]),  # the array's last task
+        ({"SLURM_RESTART_COUNT": "0"}, ["requeue 71"]),  # the first start from Slurm 26.11 on
         ({"SLURM_RESTART_COUNT": "1"}, ["requeue 71"]),
         ({"SLURM_RESTART_COUNT": "2"}, []),
     ],
 )
 def test_what_was_stopped_in_time_is_queued_again(tmp_path: Path, env: dict[str, str], told: list[str]) -> None:
     done = run_script(script_that_may_requeue(tmp_path, 75, max_requeues=2), tmp_path, **env)
-    assert done.returncode == 75
+    assert done.returncode == (-signal.SIGKILL if told else 75)
     assert requeues(tmp_path) == told
     assert ("--max-requeues 2" in done.stderr) == (not told)
 
@@ -339,10 +343,29 @@ def test_nothing_else_is_queued_again(tmp_path: Path, status: int) -> None:
 def test_a_word_counts_where_the_status_is_lost(tmp_path: Path) -> None:
     """As under torchrun, or where srun tells the status of a sibling that it has ended."""
     text = script_that_may_requeue(tmp_path, 75).replace("exit 75'", 'touch "$CLUSTER_DDP_STOPPED"; exit 143\'')
+    run_script(text, tmp_path)
+    assert requeues(tmp_path) == ["requeue 71"]
+
+
+@pytest.mark.parametrize(("restart", "status"), [("0", 0), ("0", 1), ("1", 0), ("1", 1)])
+def test_a_word_of_an_earlier_start_does_not_count(tmp_path: Path, restart: str, status: int) -> None:
+    """Nor one that it leaves only now, on a node that Slurm has lost."""
+    folder = tmp_path / "x-71"
+    folder.mkdir()
+    text = script_that_may_requeue(tmp_path, status).replace(
+        "bash -c 'exit", f"bash -c 'touch {folder}/.stopped-7; exit"
+    )
+    for late in ("0", "1", "2"):
+        (folder / f".stopped-{late}").touch()
+    done = run_script(text, tmp_path, SLURM_RESTART_COUNT=restart)
+    assert (done.returncode, requeues(tmp_path)) == (status, [])
+
+
+def test_a_command_that_hides_that_it_was_stopped_is_not_done(tmp_path: Path) -> None:
+    text = script_that_may_requeue(tmp_path, 75).replace("exit 75'", 'touch "$CLUSTER_DDP_STOPPED"; exit 0\'')
     done = run_script(text, tmp_path)
-    assert (done.returncode, requeues(tmp_path)) == (143, ["requeue 71"])
-    again = run_script(script_that_may_requeue(tmp_path, 1), tmp_path)  # the word of the run before does not count
-    assert (again.returncode, requeues(tmp_path)) == (1, ["requeue 71"])
+    assert (done.returncode, requeues(tmp_path)) == (75, [])
+    assert "stopped in time, but the command ended with status 0" in done.stderr
 
 
 def test_failures_are_tried_again_as_often_as_asked_and_not_without_progress(tmp_path: Path) -> None:
@@ -359,12 +382,36 @@ def test_failures_are_tried_again_as_often_as_asked_and_not_without_progress(tmp
     assert len(requeues(tmp_path)) == 8
 
 
+def test_failures_that_cannot_be_counted_are_at_most_the_restarts(tmp_path: Path) -> None:
+    text = script_that_may_requeue(tmp_path, 1, requeue_on_failure=2)
+    (tmp_path / "x-71" / "failures.log").mkdir(parents=True)
+    for restarts, told in (("0", 1), ("1", 2), ("2", 2)):
+        run_script(text, tmp_path, SLURM_RESTART_COUNT=restarts)
+        assert len(requeues(tmp_path)) == told
+
+
+DISABLED = "Requested operation is presently disabled for job 71"
+
+
 def test_slurm_may_refuse_to_queue_it_again(tmp_path: Path) -> None:
     text = script_that_may_requeue(tmp_path, 75)
-    stand_in(tmp_path, "scontrol", "#!/bin/sh\nexit 1\n")
+    stand_in(tmp_path, "scontrol", f"#!/bin/sh\necho {DISABLED} >&2; exit 1\n")
     done = run_script(text, tmp_path)
     assert done.returncode == 75
-    assert "Submit it with --requeue" in done.stderr
+    assert f"  Slurm said: {DISABLED}\n  Hint: may the job be requeued? Submit it with --requeue." in done.stderr
+
+
+@pytest.mark.parametrize("setup", ["", "exec >/dev/full 2>&1"])
+def test_it_is_queued_again_when_the_controller_is_back(tmp_path: Path, setup: str) -> None:
+    """Also where no line can be written."""
+    away = (
+        f'#!/bin/bash\n[[ $(wc -l <"{tmp_path}/told") -ge 5 ]] || {{ echo Unexpected message received >&2; exit 1; }}\n'
+    )
+    text = script_that_may_requeue(tmp_path, 75, setup=(setup,))
+    stand_in(tmp_path, "scontrol", away.replace("[[", f'echo "$*" >>"{tmp_path}/told"; [[', 1))
+    done = run_script(text, tmp_path)
+    assert (done.returncode, len(requeues(tmp_path))) == (-signal.SIGKILL, 5)
+    assert done.stderr.count("Slurm said: Unexpected message received. Asking again") == (not setup)
 
 
 WARN_ITSELF = (
@@ -433,4 +480,4 @@ def test_torchruns_workers_leave_a_word_for_their_status(tmp_path: Path) -> None
     stand_in(tmp_path, "python", agent)
     done = run_script(render(spec, source="", run_prefix=f"{tmp_path}/x-"), tmp_path)
     assert "it's $HOME" in done.stdout
-    assert (tmp_path / "x-71" / ".stopped").exists()
+    assert (tmp_path / "x-71" / ".stopped-0").exists()
