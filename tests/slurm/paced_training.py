@@ -25,7 +25,7 @@ from cluster_ddp.runtime.checkpoint import Checkpoint
 from cluster_ddp.train import main
 
 PACE_S = float(os.environ.get("PACE_S", "0"))
-FAULTS = json.loads(os.environ.get("FAULTS", "[]")) if "SLURM_RESTART_COUNT" not in os.environ else []
+FAULTS = json.loads(os.environ.get("FAULTS", "[]")) if os.environ.get("SLURM_RESTART_COUNT", "0") == "0" else []
 FSYNC_S = float(os.environ.get("FSYNC_S", "0"))
 CLOCK_S = json.loads(os.environ.get("CLOCK_S", "{}")).get(socket.gethostname(), 0)
 

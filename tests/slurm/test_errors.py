@@ -45,8 +45,8 @@ def sections(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     lines = [f'echo "== {name}"\n{command} || echo "status $?"' for name, command in SECTIONS.items()]
     # More CPUs than tasks, so that a step may ask for more tasks than there are GPUs.
     head = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2 --gres=gpu:2 --cpus-per-task=2\n"
-    # 22.05 would take the job's CPUs per task for each of the four tasks.
-    head += "unset SLURM_CPUS_PER_TASK\n"
+    # srun would take the job's CPUs per task for each of the four tasks; from 23.11 on it has them from both.
+    head += "unset SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK\n"
     script = head + "\n".join(lines) + "\n"
     output = slurm.submit(script, tmp_path_factory.mktemp("errors")).succeed()
     parts = re.split(r"^== (.*)$", output, flags=re.MULTILINE)

@@ -397,15 +397,16 @@ def test_a_command_of_ones_own_is_requeued(place: Place, backend: str) -> None:
 BASH = """trap 'trap "" TERM USR1; echo saved; touch "$CLUSTER_DDP_RUN_DIR/saved-$SLURM_PROCID"
   until [[ -e $CLUSTER_DDP_RUN_DIR/saved-0 && -e $CLUSTER_DDP_RUN_DIR/saved-1 ]]; do sleep 0.1; done
   exit 75' USR1; echo "begun ${SLURM_RESTART_COUNT:-0}"
-if [[ -v SLURM_RESTART_COUNT ]]; then exit 0; fi; while :; do sleep 0.2; done"""
+if ((${SLURM_RESTART_COUNT:-0})); then exit 0; fi; while :; do sleep 0.2; done"""
 PYTHON = """import os, signal, sys, time
 def save(number, frame):
     signal.signal(number, signal.SIG_IGN)  # Slurm may send it to all processes, so that it comes twice
     print("saved")
     sys.exit(75)
 signal.signal(signal.SIGUSR1, save)
-print("begun", os.environ.get("SLURM_RESTART_COUNT", 0))
-while "SLURM_RESTART_COUNT" not in os.environ:
+restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+print("begun", restarts)
+while not restarts:
     time.sleep(0.2)
 """
 

@@ -98,8 +98,8 @@ def test_from_inside_a_job_and_from_salloc_it_is_the_same_job(place: Place) -> N
     tell = 'env -0 >"$CLUSTER_DDP_RUN_DIR/env-$SLURM_PROCID"'
     inner = [*SUBMIT, *TWO_BY_TWO, "--no-check", "--name", "inner", "--", "bash", "-c", tell]
     volatile = re.compile(
-        r"\w*(JOB_?ID|NODELIST|NODENAME|PORT|TIME|PID|COOKIE|ADDR|RUN_DIR|RESUME|STOPPED|SECRET|TOPOLOGY\w*|HOST|HOSTNAME|NODEID)"
-        r"|_|SHLVL"
+        r"\w*(JOB_?ID|JOB_SLUID|NODELIST|NODENAME|PORT|TIME|PID|COOKIE|ADDR|RUN_DIR|RESUME|STOPPED|SECRET|TOPOLOGY\w*)"
+        r"|\w*(HOST|HOSTNAME|NODEID)|_|SHLVL"
     )
     seen = []
     allocate = ("--nodes=1", "--ntasks=2", "--cpus-per-task=2", "--gres=gpu:1", "--job-name=outer", "--time=2")

@@ -109,9 +109,11 @@ def test_what_forks_its_ranks_has_a_task_per_node_with_the_cpus_of_all(tmp_path:
     spec = JobSpec(name="x", command=command, nodes=2, gpus_per_node=4, cpus_per_task=3, launcher="fork")
     text = render(spec, source="", run_prefix=f"{tmp_path}/x-")
     assert {"--ntasks-per-node=4", "--gres=gpu:4", "--cpus-per-task=3"} <= set(directives(text))
-    stand_in(tmp_path, "python", '#!/bin/bash\necho "$A" "$CLUSTER_DDP_CPUS_PER_TASK"; printf "%s\\n" "$@"\n')
+    script = "[[ -v SLURM_CPUS_PER_TASK || -v SLURM_TRES_PER_TASK ]] && exit 1  # the job's, not the step's\n"
+    script += 'echo "$A" "$CLUSTER_DDP_CPUS_PER_TASK"; printf "%s\\n" "$@"\n'
+    stand_in(tmp_path, "python", f"#!/bin/bash\n{script}")
     job = {"SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NUM_NODES": "2"}  # as sbatch's options have changed it
-    for env, cpus, said in (({"SLURM_CPUS_PER_TASK": "3"}, 6, "3"), ({}, 2, "")):
+    for env, cpus, said in (({"SLURM_CPUS_PER_TASK": "3", "SLURM_TRES_PER_TASK": "cpu=3"}, 6, "3"), ({}, 2, "")):
         assert run_script(text, tmp_path, "more", **job, **env).stdout.splitlines() == [
             "srun option --ntasks=2",
             "srun option --ntasks-per-node=1",
