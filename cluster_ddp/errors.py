@@ -108,6 +108,11 @@ def nearest(word: str, legal: Iterable[str]) -> str:
     return f" Did you mean {matches[0]}?" if matches else ""
 
 
+def printable(text: str) -> str:
+    """Text from elsewhere, as a terminal may have it: control characters would move its cursor or change its title."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
 @contextmanager
 def exit_on_error(program: str) -> Iterator[None]:
     """Print a `ClusterDDPError` of the body as one block on stderr and exit with status 2."""

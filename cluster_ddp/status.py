@@ -10,12 +10,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster_ddp.errors import exit_on_error
+from cluster_ddp.errors import exit_on_error, printable
 from cluster_ddp.launch.run_folder import resume_command
 from cluster_ddp.launch.standing import Standing, standings
 from cluster_ddp.slurm.commands import FINAL_STATES
 
 PROGRAM = "python -m cluster_ddp.status"
+# A longer name, say, is cut.
+_WIDEST = 120
 _HEADINGS = ("JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "EPOCH", "ACCURACY", "SAMPLES/S", "")
 
 
@@ -32,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not found:
         print(f"No submitted jobs in {arguments.runs_dir}. Submit one: python -m cluster_ddp.submit")
         return 0
-    rows = [_HEADINGS, *map(_row, found)]
+    rows = [_HEADINGS, *(tuple(printable(cell)[:_WIDEST] for cell in _row(one)) for one in found)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())

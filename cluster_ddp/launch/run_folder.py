@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -144,13 +145,13 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         record = json.loads((path / SPEC_FILE).read_text())
-        return {
-            **record,
-            "job": str(record["job"]),
-            "spec": dict(record["spec"]),
-            "submitted": float(record["submitted"]),
-        }
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        label, cluster, spec = str(record["job"]), record.get("cluster"), dict(record["spec"])
+        if not (re.fullmatch(r"\d{1,12}(_\d{1,12})?", label) and isinstance(spec["name"], str)):
+            raise ValueError("it has no job id or no name")
+        if not (cluster is None or isinstance(cluster, str)):
+            raise ValueError("its cluster is no name")
+        return {**record, "job": label, "cluster": cluster, "spec": spec, "submitted": float(record["submitted"])}
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         found = f"{SPEC_FILE} can't be read: {error}."
         raise RunDirError(
             f"Looking at the run folder {path}:", found, "name a folder that a submission has made"

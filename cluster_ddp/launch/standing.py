@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
 from cluster_ddp.launch import run_folder
-from cluster_ddp.launch.schedulers import Scheduler
 from cluster_ddp.launch.schedulers.local import ThisMachine
 from cluster_ddp.launch.schedulers.slurm import Slurm
-from cluster_ddp.slurm.commands import JobStatus
+from cluster_ddp.slurm import queue
+from cluster_ddp.slurm.commands import JobStatus, remembered_jobs
+
+# Run directories with what their spec.json says.
+_Records = dict[Path, dict[str, Any]]
+# By cluster and job id: the job, or its array tasks by name.
+_Known = dict[tuple[str | None, str], dict[str, JobStatus]]
 
 _METRICS = "metrics.jsonl"
 # Enough of its end for the last line of each kind.
@@ -29,7 +35,7 @@ class Standing:
     name: str
     """The job's."""
     state: str
-    """As squeue has it; "unknown" once Slurm has forgotten the job."""
+    """As squeue has it; "unknown" where Slurm has forgotten the job, or does not answer."""
     reason: str | None = None
     """Why it waits."""
     elapsed: str | None = None
@@ -59,25 +65,31 @@ def standings(runs_dir: Path, asked: Sequence[str]) -> list[Standing]:
     Raises:
         JobError: neither a run folder nor Slurm knows one of them.
     """
-    known: dict[str, dict[str, JobStatus]] = {}
+    folders_in = functools.cache(_folders)
+    chosen = [_chosen(word, runs_dir, folders_in) for word in asked or [""]]
+    known = _known([record for _, folders in chosen for path, record in folders.items() if _is_slurms(path, record)])
     found: dict[str, Standing] = {}
-    for word in asked or [""]:
-        is_folder = bool(word) and Path(word, run_folder.SPEC_FILE).exists()
-        label = run_folder.read(Path(word))["job"] if is_folder else word
-        folders = _folders(Path(word).resolve().parent if is_folder else runs_dir)
-        chosen = {path: record for path, record in folders.items() if not label or _is_meant(label, record)}
-        standing = [_standing(path, record, known) for path, record in chosen.items()]
+    for label, folders in chosen:
+        standing = [_standing(path, record, known) for path, record in folders.items()]
         if label and not standing:
             standing = _without_folder(label, runs_dir)
         found |= {one.job: one for one in standing}
     return list(found.values())
 
 
-def _folders(runs_dir: Path) -> dict[Path, dict[str, Any]]:
+def _chosen(word: str, runs_dir: Path, folders_in: Callable[[Path], _Records]) -> tuple[str, _Records]:
+    """The job id that a word means, and its run directories; all of `runs_dir` where the word is empty."""
+    is_folder = bool(word) and Path(word, run_folder.SPEC_FILE).exists()
+    label = run_folder.read(Path(word))["job"] if is_folder else word
+    folders = folders_in(Path(word).resolve().parent if is_folder else runs_dir)
+    return label, {path: record for path, record in folders.items() if not label or _is_meant(label, record)}
+
+
+def _folders(runs_dir: Path) -> _Records:
     """The run folders with what their spec.json says, in the order of submission; whole arrays' are left out."""
     folders = {}
     for path in runs_dir.glob(f"*/{run_folder.SPEC_FILE}"):
-        if path.parent.is_symlink():
+        if path.parent.is_symlink() or not path.is_file():
             continue
         try:
             record = run_folder.read(path.parent)
@@ -93,10 +105,10 @@ def _numbers(label: str) -> list[int]:
 
 
 def _is_meant(label: str, record: Mapping[str, Any]) -> bool:
-    return label in (record["job"], record["job"].partition("_")[0])
+    return label in (record["job"], _job(record))
 
 
-def _standing(folder: Path, record: Mapping[str, Any], known: dict[str, dict[str, JobStatus]]) -> Standing:
+def _standing(folder: Path, record: Mapping[str, Any], known: _Known) -> Standing:
     figures = _figures(folder / _METRICS)
     status = _status(folder, record, known)
     done = figures.pop("done", False)
@@ -115,19 +127,39 @@ def _of(status: JobStatus) -> dict[str, Any]:
     }
 
 
-def _status(folder: Path, record: Mapping[str, Any], known: dict[str, dict[str, JobStatus]]) -> JobStatus | None:
-    """Slurm's word; asked once for a whole array. None if nobody knows the job any more."""
-    label = record["job"].partition("_")[0]
-    scheduler: Scheduler = (
-        Slurm() if folder.joinpath(Slurm.script_name).exists() or "_" in record["job"] else ThisMachine()
-    )
-    if label not in known:
+def _is_slurms(folder: Path, record: Mapping[str, Any]) -> bool:
+    return "_" in record["job"] or folder.joinpath(Slurm.script_name).exists()
+
+
+def _known(records: Iterable[Mapping[str, Any]]) -> _Known:
+    """What Slurm says of jobs, in two questions for all of a cluster's: who is in the queue, who is remembered."""
+    jobs: dict[str | None, set[str]] = {}
+    for record in records:
+        jobs.setdefault(record["cluster"], set()).add(_job(record))
+    known: _Known = {}
+    for cluster, asked in jobs.items():
         try:
-            statuses = scheduler.statuses(label, record.get("cluster"), folder)
+            found = queue.all_jobs(cluster=cluster)
         except SlurmError:
-            statuses = []
-        known[label] = {status.array_task or "": status for status in statuses}
-    tasks = known[label]
+            found = {}
+        found |= remembered_jobs(sorted(asked - found.keys()), cluster=cluster)
+        known |= {(cluster, job): {one.array_task or "": one for one in found[job]} for job in asked & found.keys()}
+    return known
+
+
+def _job(record: Mapping[str, Any]) -> str:
+    """The job's id; of an array's task the array's."""
+    return str(record["job"].partition("_")[0])
+
+
+def _status(folder: Path, record: Mapping[str, Any], known: _Known) -> JobStatus | None:
+    """None if nobody knows the job any more."""
+    if not _is_slurms(folder, record):
+        try:
+            return ThisMachine().statuses(record["job"], None, folder)[0]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # a damaged ended.json
+    tasks = known.get((record["cluster"], _job(record)), {})
     task = record["job"].partition("_")[2]
     # Those that wait are one record, under a name such as "3-7%4".
     return tasks.get(task) or next((one for name, one in tasks.items() if not name.isdigit()), None)
@@ -153,19 +185,26 @@ def _figures(path: Path) -> dict[str, Any]:
     for line in _tail(path):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # the first line of the tail may be cut, the last half written
         if not isinstance(record, dict):
             continue
-        if record.get("kind") == "train":
-            figures |= {"epoch": record.get("epoch"), "samples_per_s": record.get("samples_per_s")}
-        elif record.get("kind") == "test":
-            figures |= {"epoch": record.get("epoch"), "accuracy": record.get("accuracy")}
+        name = {"train": "samples_per_s", "test": "accuracy"}.get(str(record.get("kind")))
+        if name is not None:
+            epoch = _number(record.get("epoch"))
+            figures |= {"epoch": None if epoch is None else int(epoch), name: _number(record.get(name))}
         figures["done"] = record.get("kind") == "done"
     return figures
 
 
+def _number(value: object) -> float | None:
+    """A figure that a table has room for; None for anything else, such as NaN."""
+    return value if isinstance(value, (int, float)) and abs(value) < 1e12 else None
+
+
 def _tail(path: Path) -> list[bytes]:
+    if not path.is_file():
+        return []
     try:
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))

@@ -17,6 +17,8 @@ from typing import NamedTuple
 from cluster_ddp.errors import SlurmError
 
 TIMEOUT_S = 60.0
+# So many job ids fit into one argument of a command.
+_LABELS_AT_ONCE = 1000
 
 # Job states after which nothing more happens to a job (squeue(1), JOB STATE CODES).
 FINAL_STATES = frozenset(
@@ -213,48 +215,65 @@ def job_statuses(
         SlurmError: the controller doesn't know the job (any more) or doesn't answer.
     """
     command = ["scontrol", *on(cluster), "--oneliner", "show", "job", str(label)]
+    job = str(label).partition("_")[0]
     try:
-        records = run(command, env=env).splitlines()
+        text = run(command, env=env)
     except SlurmError as error:
-        remembered = _from_accounting(str(label), cluster, env) if "Invalid job id" in error.found else []
-        if not remembered:
-            raise
-        return remembered
-    return [_status(record) for record in records if record.strip()]
+        if "Invalid job id" in error.found and (remembered := remembered_jobs([str(label)], cluster=cluster, env=env)):
+            return remembered[job]
+        raise
+    return [_status(record) for record in _records(text, job)]
 
 
-def _from_accounting(label: str, cluster: str | None, env: Mapping[str, str] | None) -> list[JobStatus]:
-    """What sacct remembers of a job that the controller has forgotten; nothing where there is no accounting."""
+def _records(text: str, job: str) -> list[str]:
+    """What `scontrol --oneliner show job` prints of a job, or of each task of an array.
+
+    A comment, a name or a command may hold line breaks (22.05 to 26.11), and words that look like a record.
+    """
+    begins: dict[str, int] = {}
+    start = rf"^JobId=({job}|\d+(?= (?:Array|Het)JobId={job} )) "
+    for match in re.finditer(start, text, flags=re.MULTILINE):
+        begins.setdefault(match[1], match.start())
+    ends = [*begins.values(), len(text)][1:]
+    return [text[begin:end] for begin, end in zip(begins.values(), ends)]
+
+
+def remembered_jobs(
+    labels: Sequence[str], *, cluster: str | None = None, env: Mapping[str, str] | None = None
+) -> dict[str, list[JobStatus]]:
+    """What sacct remembers of jobs that the controller has forgotten, by job id; nothing where there is no accounting.
+
+    Args:
+        labels: as squeue shows them.
+        cluster: where they are, if not on the default one.
+        env: the environment of sacct.
+    """
     columns = "JobIDRaw,JobID,State,ExitCode,Elapsed"
-    command = [
-        "sacct",
-        *on(cluster),
-        "--allocations",
-        "--parsable2",
-        "--noheader",
-        f"--format={columns}",
-        f"--jobs={label}",
-    ]
-    try:
-        lines = run(command, env=env).splitlines()
-    except SlurmError:
-        return []
-    statuses = []
-    for raw_id, shown_id, state, exit_status, elapsed in (line.split("|") for line in lines if line.count("|") == 4):
-        exit_code, _, signal = exit_status.partition(":")
-        statuses.append(
-            JobStatus(
-                job_id=int(raw_id),
-                state=state.split()[0],  # "CANCELLED by 1000"
-                reason="None",
-                exit_code=int(exit_code),
-                signal=int(signal or 0),
-                stdout="",
-                array_task=shown_id.partition("_")[2] or None,
-                elapsed=elapsed,
-            )
-        )
-    return statuses
+    command = ["sacct", *on(cluster), "--allocations", "--parsable2", "--noheader", f"--format={columns}"]
+    jobs: dict[str, list[JobStatus]] = {}
+    for start in range(0, len(labels), _LABELS_AT_ONCE):
+        wanted = ",".join(labels[start : start + _LABELS_AT_ONCE])
+        try:
+            lines = run([*command, f"--jobs={wanted}"], env=env).splitlines()
+        except SlurmError:
+            break
+        for fields in (line.split("|") for line in lines if line.count("|") == 4):
+            jobs.setdefault(fields[1].partition("_")[0], []).append(_remembered(*fields))
+    return jobs
+
+
+def _remembered(raw_id: str, shown_id: str, state: str, exit_status: str, elapsed: str) -> JobStatus:
+    exit_code, _, signal = exit_status.partition(":")
+    return JobStatus(
+        job_id=int(raw_id),
+        state=state.split()[0],  # "CANCELLED by 1000"
+        reason="None",
+        exit_code=int(exit_code),
+        signal=int(signal or 0),
+        stdout="",
+        array_task=shown_id.partition("_")[2] or None,
+        elapsed=elapsed,
+    )
 
 
 def on(cluster: str | None) -> list[str]:
@@ -263,8 +282,11 @@ def on(cluster: str | None) -> list[str]:
 
 
 def _status(record: str) -> JobStatus:
-    # Values may hold blanks, so a value ends where the next " Key=" begins.
-    fields = dict(re.findall(r"(?:^|\s)([A-Za-z:/]+)=(.*?)(?=\s+[A-Za-z:/]+=|\s*$)", record))
+    # The name is the user's, and comes before what is Slurm's; the comment and the command come after it, but before
+    # StdOut. Such words may hold " Key=" and line breaks. A value holds blanks: it ends where the next " Key=" begins.
+    slurms = re.sub(r"\sJobName=.*?(?=\sUserId=)", "", record, count=1, flags=re.DOTALL)
+    pairs = re.findall(r"(?:^|\s)([A-Za-z:/]+)=(.*?)(?=\s+[A-Za-z:/]+=|\s*$)", slurms, flags=re.DOTALL)
+    fields = {**dict(reversed(pairs)), "StdOut": dict(pairs).get("StdOut", "")}
     exit_code, _, signal = fields.get("ExitCode", "0:0").partition(":")
     return JobStatus(
         job_id=int(fields["JobId"]),
@@ -272,7 +294,7 @@ def _status(record: str) -> JobStatus:
         reason=fields.get("Reason", "None"),
         exit_code=int(exit_code),
         signal=int(signal or 0),
-        stdout=fields.get("StdOut", ""),
+        stdout=fields["StdOut"],
         array_task=fields.get("ArrayTaskId"),
         restarts=int(fields.get("Restarts", "0")),
         elapsed=fields.get("RunTime", ""),

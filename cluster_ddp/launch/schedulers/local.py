@@ -58,7 +58,7 @@ class ThisMachine:
         state, exit_code = "RUNNING", 0
         try:
             outcome = json.loads((folder / OUTCOME_FILE).read_text())
-            state, exit_code = outcome["state"], outcome["exit_code"]
+            state, exit_code = str(outcome["state"]), int(outcome["exit_code"])
         except FileNotFoundError:
             if not running:
                 state, exit_code = "FAILED", 1  # before its tasks were started, or killed

@@ -68,3 +68,16 @@ def test_job_statuses_are_read_from_scontrol(fake) -> None:
         2,
         9,
     )
+
+
+def test_words_of_users_are_no_records_and_no_states(fake) -> None:
+    """As 22.05 shows a job whose comment and name were given with line breaks, and 26.05 its command."""
+    record = (
+        "JobId=7 JobName=n JobState=TIMEOUT\nReason=x UserId=u(1) JobState=RUNNING Reason=None ExitCode=0:0 "
+        "SubmitLine=sbatch --wrap a\nJobId=8 JobState=FAILED\nJobId=7 JobState=FAILED\nJobId=nine b "
+        "WorkDir=/tmp Comment=c JobState=FAILED\n\n"
+        "StdOut=/evil ExitCode=9:0 StdErr=/tmp/x StdIn=/dev/null StdOut=/tmp/a  b.out Power="
+    )
+    fake("scontrol", f"/bin/cat <<'X'\n{record}\nX")
+    (status,) = commands.job_statuses(7)
+    assert (status.state, status.reason, status.exit_code, status.stdout) == ("RUNNING", "None", 0, "/tmp/a  b.out")
