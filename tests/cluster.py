@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn
 
+import pytest
 from slowness import scaled
 
 from cluster_ddp.launch.render import render
@@ -26,6 +29,13 @@ from render_jobs import JOBS  # noqa: E402
 TIMEOUT_S = 600.0
 """For what hangs only: a job may wait for others' nodes. (A full run of all tests on Slurm takes about ten minutes.)"""
 SUBMIT = (sys.executable, "-m", "cluster_ddp.submit")
+
+
+def skip(reason: str) -> NoReturn:
+    """Skip with a reason; in CI that is a failure."""
+    if os.environ.get("CI"):
+        pytest.fail(f"in CI no Slurm test may skip: {reason}")
+    pytest.skip(f"SLURM TEST SKIPPED: {reason}")
 
 
 @dataclass(frozen=True)

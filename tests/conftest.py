@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|_(URL|PROXY)$", re.IGNORECASE)
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|_URL$", re.IGNORECASE)
 
 for _name in list(os.environ):
     if _SECRET.search(_name):

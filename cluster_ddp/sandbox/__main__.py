@@ -1,6 +1,6 @@
 """`python -m cluster_ddp.sandbox`: a real multi-node Slurm on this machine.
 
-up      start it: --nodes 4 --gpus-per-node 2 [--install] [--name NAME]
+up      start it: --nodes 4 --gpus-per-node 2 [--install] [--name NAME] [--slurm PREFIX | --slurm-version 26.05]
 run     run a command on its login node: run -- sbatch jobs/mnist_2node.sbatch
 shell   a shell on its login node
 status  its nodes and jobs
@@ -14,9 +14,10 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from cluster_ddp.errors import exit_on_error
-from cluster_ddp.sandbox import cluster, packages
+from cluster_ddp.sandbox import cluster, packages, releases
 from cluster_ddp.slurm import commands
 
 PROGRAM = "python -m cluster_ddp.sandbox"
@@ -35,6 +36,15 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--nodes", type=int, default=4, help="compute nodes (default: %(default)s)")
     up.add_argument("--gpus-per-node", type=int, default=2, help="dummy GPUs (default: %(default)s)")
     up.add_argument("--install", action="store_true", help="apt-get install Slurm first if needed")
+    which = up.add_mutually_exclusive_group()
+    which.add_argument(
+        "--slurm", type=Path, metavar="PREFIX", help="the folder that another Slurm is in (default: the PATH's)"
+    )
+    which.add_argument(
+        "--slurm-version",
+        choices=sorted(releases.SUITES),
+        help="a Slurm from Debian's packages, unpacked beside the system's into ~/.cache/cluster_ddp (30 MB to fetch)",
+    )
     verbs.add_parser("down", parents=[common], help="take it away, with every trace")
     verbs.add_parser("status", parents=[common], help="its nodes and jobs")
     verbs.add_parser("shell", parents=[common], help="a shell on its login node")
@@ -48,13 +58,15 @@ def up(arguments: argparse.Namespace) -> int:
     start = time.monotonic()
     if arguments.install:
         packages.install()
-    layout = cluster.up(arguments.name, nodes=arguments.nodes, gpus_per_node=arguments.gpus_per_node)
+    slurm = releases.fetch(arguments.slurm_version) if arguments.slurm_version else arguments.slurm
+    layout = cluster.up(arguments.name, nodes=arguments.nodes, gpus_per_node=arguments.gpus_per_node, slurm=slurm)
     name = "" if arguments.name == DEFAULT_NAME else f" --name {arguments.name}"
+    path = "" if slurm is None else f" PATH={layout.slurm}/bin:{layout.slurm}/sbin:$PATH"
     print(
         f"The sandbox {layout.name!r} is up after {time.monotonic() - start:.1f} s: "
         f"{layout.nodes} nodes with {layout.gpus_per_node} GPUs each.\n"
         f"  {PROGRAM} run{name} -- sbatch jobs/hello_ddp.sbatch\n"
-        f"  export SLURM_CONF={layout.slurm_conf}   # for any shell\n"
+        f"  export SLURM_CONF={layout.slurm_conf}{path}   # for any shell\n"
         f"  {PROGRAM} down{name}"
     )
     return 0

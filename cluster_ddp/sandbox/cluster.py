@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from cluster_ddp.errors import SandboxError, SlurmError
 from cluster_ddp.sandbox import config, network, packages
-from cluster_ddp.sandbox.layout import CONTROLLER, STATE_ROOT, Layout, check_name
+from cluster_ddp.sandbox.layout import CONTROLLER, SLURM, STATE_ROOT, Layout, check_name, search_path
 from cluster_ddp.slurm import commands
 
 START_TIMEOUT_S = 180.0  # for what hangs only: what ends is noticed at once
@@ -30,13 +30,14 @@ class Daemon(NamedTuple):
     process: subprocess.Popen[bytes]
 
 
-def up(name: str, *, nodes: int, gpus_per_node: int) -> Layout:
+def up(name: str, *, nodes: int, gpus_per_node: int, slurm: Path | None = None) -> Layout:
     """Start a sandbox and wait until a step has run on every node, and all are idle.
 
     Args:
         name: of the sandbox.
         nodes: compute nodes, 1–64.
         gpus_per_node: dummy GPUs per node, 0–16.
+        slurm: the prefix of its Slurm; None for the PATH's.
 
     Returns:
         Where everything is; `slurm_conf` is what SLURM_CONF must point at.
@@ -44,11 +45,11 @@ def up(name: str, *, nodes: int, gpus_per_node: int) -> Layout:
     Raises:
         SandboxError: this machine can't, one of that name is up, or it did not start; then nothing is left of it.
     """
-    packages.require()
+    packages.require(slurm)
     layout = Layout(name=name, index=0, nodes=nodes, gpus_per_node=gpus_per_node)
     with _claimed(layout) as layout:
         try:
-            config.write(layout)
+            config.write(layout, slurm)
             network.build(layout)
             daemons = _start_daemons(layout)
             wait_until_usable(layout, layout.node_names, daemons)
@@ -69,7 +70,7 @@ def down(name: str) -> bool:
         SandboxError: not root.
     """
     check_name(name)
-    packages.require()
+    packages.require_root()
     with _lock():
         existed = _exists(name)
         _remove(name)
@@ -102,7 +103,7 @@ def environment(name: str) -> dict[str, str]:
             f"python -m cluster_ddp.sandbox up --name {name}",
         )
     outer = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
-    return {**outer, "SLURM_CONF": str(slurm_conf)}
+    return {**outer, "SLURM_CONF": str(slurm_conf), "PATH": search_path(STATE_ROOT / name / SLURM)}
 
 
 def node_states(name: str) -> dict[str, str]:
@@ -207,6 +208,7 @@ def start_node(layout: Layout, node: str) -> Daemon:
 
 def _start(layout: Layout, host: str, command: list[str], log: str) -> Daemon:
     environment = {key: value for key, value in os.environ.items() if "SLURM" not in key}
+    environment["PATH"] = search_path(layout.slurm)
     with open(layout.folder / "log" / f"{log}.out", "ab") as output:
         process = subprocess.Popen(
             network.enter(layout, host, command),

@@ -1,6 +1,6 @@
 """slurm.conf and its companions for a sandbox (slurm.conf(5), gres.conf(5), cgroup.conf(5)).
 
-Seen working with Slurm 22.05 and 26.11.
+Seen working with Slurm 22.05, 24.11 and 26.05.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import stat
 import subprocess
 from pathlib import Path
 
-from cluster_ddp.sandbox.layout import CONTROLLER, Layout
+from cluster_ddp.sandbox.layout import CONTROLLER, Layout, search_path
 
 CPUS_PER_GPU = 4
 NODE_MEMORY_MB = 16000
@@ -53,6 +53,7 @@ SchedulerParameters=sched_interval=5,bf_interval=5,batch_sched_delay=0,sched_min
 # scontrol tells of ended jobs for a day: there is no accounting to ask.
 MinJobAge=86400
 DefMemPerCPU=500
+{plugin_dir}
 {gres_types}
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 PriorityTier=1 State=UP
@@ -67,17 +68,25 @@ echo "export CLUSTER_DDP_DUMMY_GPUS=1"
 """
 
 
-def slurm_version() -> tuple[int, int]:
-    """Slurm's version, such as (22, 5)."""
-    text = subprocess.run(["slurmd", "-V"], capture_output=True, text=True, timeout=30).stdout
+def slurm_version(layout: Layout) -> tuple[int, int]:
+    """The version of a sandbox's Slurm, such as (22, 5)."""
+    env = {**os.environ, "PATH": search_path(layout.slurm)}
+    text = subprocess.run(["slurmd", "-V"], env=env, capture_output=True, text=True, timeout=30).stdout
     match = re.search(r"(\d+)\.(\d+)", text)
     assert match, f"slurmd -V printed {text!r}"
     return int(match[1]), int(match[2])
 
 
-def write(layout: Layout) -> None:
-    """Write the sandbox's folder: configuration, dummy devices, and the folders its daemons want."""
+def write(layout: Layout, slurm: Path | None) -> None:
+    """Write the sandbox's folder: configuration, dummy devices, and the folders its daemons want.
+
+    Args:
+        layout: of the sandbox.
+        slurm: the prefix of its Slurm; None for the PATH's.
+    """
     folder = layout.folder
+    if slurm is not None:
+        layout.slurm.symlink_to(slurm.resolve())
     for part in ("log", "state", "munge", "dev", *(f"spool/{node}" for node in layout.node_names)):
         (folder / part).mkdir(parents=True, mode=0o755)
     layout.slurm_conf.write_text(_slurm_conf(layout))
@@ -85,7 +94,7 @@ def write(layout: Layout) -> None:
     prolog = folder / "task_prolog"
     prolog.write_text(_TASK_PROLOG)
     prolog.chmod(0o755)
-    if slurm_version() >= (23, 11):  # older ones don't know the value
+    if slurm_version(layout) >= (24, 5):  # 23.11's slurmd does not start with the value
         (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
     key = folder / "munge" / "key"
     key.touch(mode=0o600)
@@ -100,6 +109,7 @@ def write(layout: Layout) -> None:
 def _slurm_conf(layout: Layout) -> str:
     cpus = max(8, CPUS_PER_GPU * layout.gpus_per_node)
     gres = f" Gres=gpu:{layout.gpus_per_node}" if layout.gpus_per_node else ""
+    plugins = layout.slurm / "lib" / "slurm"
     addresses = {host: address for address, host in layout.hosts_by_address.items()}
     return _SLURM_CONF.format(
         name=layout.name,
@@ -107,6 +117,7 @@ def _slurm_conf(layout: Layout) -> str:
         munge_socket=layout.munge_socket,
         controller=CONTROLLER,
         controller_address=layout.controller_address,
+        plugin_dir=f"PluginDir={plugins}" if plugins.is_dir() else "",
         gres_types="GresTypes=gpu" if gres else "",
         nodes="\n".join(
             f"NodeName={node} NodeAddr={addresses[node]} CPUs={cpus} Boards=1 SocketsPerBoard=1 "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from cluster_ddp.errors import SandboxError
 STATE_ROOT = Path("/run/cluster-ddp-sandbox")
 MAX_NODES = 64
 CONTROLLER = "ctl"
+SLURM = "slurm"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +61,11 @@ class Layout:
         return self.folder / "hosts"
 
     @property
+    def slurm(self) -> Path:
+        """A link to the prefix of its Slurm; not there where that is the PATH's."""
+        return self.folder / SLURM
+
+    @property
     def munge_socket(self) -> Path:
         """The socket of the sandbox's own munged."""
         return self.folder / "munge" / "socket"
@@ -102,6 +109,12 @@ class Layout:
     def link(self, host: str) -> str:
         """The bridge's end of a host's link: at most 15 characters, as Linux wants."""
         return f"{self.bridge}{host.replace('node', 'n')}"
+
+
+def search_path(prefix: Path | None) -> str:
+    """The PATH with the programs of a prefix first, if it is there."""
+    ours = [str(prefix / part) for part in ("bin", "sbin") if (prefix / part).is_dir()] if prefix else []
+    return ":".join([*ours, os.environ.get("PATH", os.defpath)])
 
 
 def check_name(name: str) -> None:

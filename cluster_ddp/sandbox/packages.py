@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Sequence
+from pathlib import Path
 
 from cluster_ddp.errors import SandboxError
+from cluster_ddp.sandbox.layout import search_path
 
 PACKAGES = (
     "slurmctld",
@@ -17,19 +20,20 @@ PACKAGES = (
     "iproute2",
     "util-linux",
 )
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "ip", "nsenter", "unshare")
+_OF_SLURM = ("slurmctld", "slurmd", "sbatch", "srun")
+PROGRAMS = (*_OF_SLURM, "munged", "ip", "nsenter", "unshare")
 
 
-def missing_programs() -> list[str]:
-    """The programs that a sandbox needs and the PATH has not."""
-    return [program for program in PROGRAMS if shutil.which(program) is None]
+def missing_programs(programs: Sequence[str] = PROGRAMS, *, path: str | None = None) -> list[str]:
+    """Those that are not on `path` (by default the PATH)."""
+    return [program for program in programs if shutil.which(program, path=path) is None]
 
 
-def require() -> None:
-    """Check that this machine can play a cluster at all.
+def require_root() -> None:
+    """Check that this user may play a cluster.
 
     Raises:
-        SandboxError: not root, or programs missing.
+        SandboxError: not root.
     """
     if os.geteuid() != 0:
         raise SandboxError(
@@ -37,7 +41,25 @@ def require() -> None:
             f"it needs root (network namespaces, munge); this is user id {os.geteuid()}.",
             "run it as root: sudo env PATH=$PATH python -m cluster_ddp.sandbox …",
         )
-    if missing := missing_programs():
+
+
+def require(slurm: Path | None = None) -> None:
+    """Check that this machine can play a cluster at all.
+
+    Args:
+        slurm: the prefix of a Slurm that is not on the PATH.
+
+    Raises:
+        SandboxError: not root, or programs missing.
+    """
+    require_root()
+    if slurm and (missing := missing_programs(_OF_SLURM, path=f"{slurm}/bin:{slurm}/sbin")):
+        raise SandboxError(
+            f"Using the Slurm in {slurm}:",
+            f"not in its bin or sbin: {', '.join(missing)}.",
+            "give --slurm the folder that a Slurm was installed to",
+        )
+    if missing := missing_programs(path=search_path(slurm)):
         raise SandboxError(
             "Managing a Slurm sandbox:",
             f"not on this machine: {', '.join(missing)}.",
@@ -45,29 +67,47 @@ def require() -> None:
         )
 
 
-def install() -> None:
-    """Install `PACKAGES` with apt-get unless all programs are here.
+def install(programs: Sequence[str] = PROGRAMS, names: Sequence[str] = PACKAGES) -> None:
+    """Install packages with apt-get unless all programs are here.
+
+    Args:
+        programs: what is needed.
+        names: the packages that have them.
 
     Raises:
         SandboxError: no apt-get on this machine, not root, or apt-get failed.
     """
-    if not missing_programs():
+    if not missing_programs(programs):
         return
+    asked = "Installing what the sandbox needs"
     if shutil.which("apt-get") is None or os.geteuid() != 0:
         raise SandboxError(
-            "Installing Slurm for the sandbox:",
+            f"{asked}:",
             "that works as root on Debian and Ubuntu (apt-get) only.",
-            f"install these programs yourself: {', '.join(missing_programs())}",
+            f"install these programs yourself: {', '.join(missing_programs(programs))}",
         )
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (
         ["apt-get", "update", "-qq"],
-        ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *PACKAGES],
+        ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *names],
     ):
+        call(command, f"{asked} with: {' '.join(command)}")
+
+
+def call(command: Sequence[str], asked: str) -> None:
+    """Run a command of the packages' management.
+
+    Args:
+        command: its arguments.
+        asked: the first part of the error.
+
+    Raises:
+        SandboxError: it failed, in its words, or took longer than 10 minutes.
+    """
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-        if done.returncode != 0:
-            raise SandboxError(
-                f"Installing Slurm for the sandbox with: {' '.join(command)}",
-                "\n  ".join(done.stderr.strip().splitlines()[-5:]),
-                "run that command by hand and mend what it says",
-            )
+    except subprocess.TimeoutExpired:
+        raise SandboxError(asked, "no end within 10 minutes.", "look at the network, and try again") from None
+    if done.returncode != 0:
+        said = "\n  ".join(done.stderr.strip().splitlines()[-5:])
+        raise SandboxError(asked, said or f"exit status {done.returncode}.", "mend what it says, and try again")

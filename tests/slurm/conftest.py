@@ -9,24 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import ROOT, Cluster
+from cluster import ROOT, Cluster, skip
 
 from cluster_ddp.errors import DataError, SandboxError
 from cluster_ddp.mnist import files
-from cluster_ddp.sandbox import cluster, packages
+from cluster_ddp.sandbox import cluster, packages, releases
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`pytest tests/slurm/test_faults.py tests/slurm/test_jobs.py --launcher fork`"""
+    """`pytest tests/slurm/test_faults.py tests/slurm/test_jobs.py --launcher fork --slurm-version 26.05`"""
     words = "what test_faults.py and test_jobs.py start their jobs with"
     parser.addoption("--launcher", choices=("srun", "fork"), default="srun", help=words)
-
-
-def skip(reason: str) -> None:
-    """Skip with a reason; in CI that is a failure."""
-    if os.environ.get("CI"):
-        pytest.fail(f"in CI no Slurm test may skip: {reason}")
-    pytest.skip(f"SLURM TEST SKIPPED: {reason}")
+    words = "the Slurm of the tests' sandbox: a Debian release's (default: the system's)"
+    parser.addoption("--slurm-version", choices=sorted(releases.SUITES), help=words)
 
 
 @pytest.fixture(scope="session")
@@ -42,16 +37,17 @@ def machine() -> None:
 @pytest.fixture(scope="session")
 def slurm(machine: None, pytestconfig: pytest.Config) -> Iterator[Cluster]:
     """Four nodes with two GPUs each."""
-    name = f"test-{os.getpid()}"
+    name, version = f"test-{os.getpid()}", pytestconfig.getoption("--slurm-version")
     try:
-        layout = cluster.up(name, nodes=4, gpus_per_node=2)
+        prefix = None if version is None else releases.fetch(version)
+        layout = cluster.up(name, nodes=4, gpus_per_node=2, slurm=prefix)
     except SandboxError as error:  # a container that may not make network namespaces, say
         skip(str(error))
     try:
         # The environment of these tests first on the PATH, as in a shell where it is activated.
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        launcher = pytestconfig.getoption("--launcher")
-        yield Cluster(layout, {**cluster.environment(name), "PATH": path}, launcher)
+        env = cluster.environment(name)
+        env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+        yield Cluster(layout, env, pytestconfig.getoption("--launcher"))
     finally:
         cluster.down(name)
 

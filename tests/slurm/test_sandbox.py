@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import stat
@@ -13,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster
+from cluster import Cluster, skip
 from slowness import scaled
 
 from cluster_ddp.errors import SandboxError
-from cluster_ddp.sandbox import cluster, faults, network, packages
+from cluster_ddp.sandbox import cluster, faults, network, packages, releases
 from cluster_ddp.sandbox.layout import STATE_ROOT
 from cluster_ddp.slurm import commands
 
@@ -91,6 +92,39 @@ def test_a_node_that_came_back_takes_a_step_at_once(
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["node2", "node3"]), done.stderr
 
 
+def test_another_slurm_beside_the_systems() -> None:
+    """Daemons, commands and what a job calls are all of that release; the system's are as they were."""
+    version = releases.NEWEST
+    try:
+        releases.fetch(version)
+    except SandboxError as error:
+        skip(str(error))
+    systems = shutil.which("srun")
+    done = door("up", "--name", NAME, "--nodes", "2", "--slurm-version", version)
+    try:
+        assert done.returncode == 0, done.stderr
+        ask = "slurmd -V; scontrol show config | grep SLURM_VERSION; echo $CUDA_VISIBLE_DEVICES"
+        run = door("run", "--name", NAME, "--", "srun", "--nodes=2", "--gres=gpu:2", "bash", "-c", ask)
+        versions = re.findall(r"\d+\.\d+(?=\.\d)", run.stdout)
+        assert (versions, run.stdout.count("0,1")) == ([version] * 4, 2), run.stderr
+    finally:
+        assert door("down", "--name", NAME).returncode == 0
+    assert shutil.which("srun") == systems
+
+
+def test_a_release_that_cannot_be_fetched_is_told_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    done = door("up", "--name", NAME, "--slurm-version", releases.NEWEST)
+    assert done.returncode == 2
+    assert f"Downloading Slurm {releases.NEWEST} from " in done.stderr
+    assert "Could not connect to 127.0.0.1:9" in done.stderr
+    assert list(tmp_path.rglob("*")) == [tmp_path / "cluster_ddp"]
+
+
 def test_down_after_a_crash_with_a_job_running() -> None:
     """Daemons killed, the state lost, a job's processes still there."""
     cluster.up(NAME, nodes=1, gpus_per_node=1)
@@ -125,6 +159,7 @@ def test_an_up_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: p
         (("up", "--name", "../x"), "letters, digits and '-'"),
         (("up", "--name", NAME, "--nodes", "0"), "--nodes 0"),
         (("up", "--name", NAME, "--gpus-per-node", "99"), "--gpus-per-node 99"),
+        (("up", "--name", NAME, "--slurm", "/nowhere"), "not in its bin or sbin: slurmctld, slurmd, sbatch, srun"),
         (("run", "--name", NAME, "--", "true"), "it is not up"),
         (("status", "--name", NAME), "it is not up"),
         (("shell", "--name", NAME), "it is not up"),

@@ -1,0 +1,143 @@
+"""Other releases of Slurm than the system's: Debian's packages, unpacked into a folder of the user's cache.
+
+A prefix has its programs in bin and its plugins in lib/slurm, as `make install` of Slurm's sources leaves them, and
+needs nothing of the system's libraries. The system's packages are not touched.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from cluster_ddp.errors import SandboxError
+from cluster_ddp.sandbox import packages
+
+SUITES = {"24.11": "trixie", "26.05": "forky"}
+"""Slurm's release -> the release of Debian that has it."""
+NEWEST = max(SUITES)
+_WANTED = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge")
+_FALLBACK_MIRROR = "http://deb.debian.org/debian"
+_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+_CLIENTS = ("sacct", "salloc", "sattach", "sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun")
+_DAEMONS = ("munged", "slurmctld-wlm", "slurmd-wlm", "slurmstepd-wlm")
+# slurmd under its own name: 24.11 stops with "certmgr plugin only allowed…" under another.
+_SLURMD = """\
+#!/bin/bash
+daemons=$(dirname "$(readlink -f "$0")")/../debian/usr/sbin
+exec -a slurmd "$daemons/slurmd-wlm" -d "$daemons/slurmstepd-wlm" "$@"
+"""
+
+
+def fetch(version: str) -> Path:
+    """The prefix of a release, which is downloaded (30 MB) if it is not in the cache.
+
+    Args:
+        version: one of `SUITES`.
+
+    Returns:
+        What `up --slurm` takes.
+
+    Raises:
+        SandboxError: it cannot be downloaded or unpacked here.
+    """
+    prefix = _cache() / f"slurm-{version}"
+    if prefix.exists():
+        return prefix
+    packages.install(("apt-get", "dpkg-deb", "patchelf"), ("patchelf",))
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=prefix.parent) as work:
+        archives = _download(version, Path(work))
+        unfinished = Path(work) / "prefix"
+        _unpack(archives, unfinished / "debian")
+        _give_own_libraries(unfinished / "debian", prefix / "debian")
+        _lay_out(unfinished)
+        try:
+            unfinished.rename(prefix)
+        except OSError:
+            if not prefix.exists():  # another process may have been quicker
+                raise
+    return prefix
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cluster_ddp"
+
+
+def _download(version: str, work: Path) -> list[Path]:
+    """The packages of a release and of all that they need, by an apt with a configuration of its own."""
+    suite, mirror = SUITES[version], mirror_in(_apt_sources())
+    asked = f"Downloading Slurm {version} from {mirror} ({suite}):"
+    if not _KEYRING.exists():
+        raise SandboxError(asked, f"{_KEYRING} is missing.", "apt-get install debian-archive-keyring")
+    for folder in ("lists/partial", "cache/archives/partial"):
+        (work / folder).mkdir(parents=True)
+    (work / "status").touch()  # nothing is installed there
+    (work / "sources.list").write_text(f"deb [signed-by={_KEYRING}] {mirror} {suite} main\n")
+    settings = {
+        "Dir::State::lists": work / "lists",
+        "Dir::State::status": work / "status",
+        "Dir::Cache": work / "cache",
+        "Dir::Etc::sourcelist": work / "sources.list",
+        "Dir::Etc::sourceparts": "/dev/null",
+        "Dir::Etc::preferencesparts": "/dev/null",
+        "APT::Update::Error-Mode": "any",  # else a mirror that does not answer is no error
+        "APT::Sandbox::User": "root",  # the folder is in a home, where the user _apt may not read
+    }
+    apt = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in settings.items())]
+    packages.call([*apt, "update"], asked)
+    packages.call([*apt, "install", "-y", "--download-only", "--no-install-recommends", *_WANTED], asked)
+    archives = sorted((work / "cache/archives").glob("*.deb"))
+    if not any(archive.name.startswith(f"slurmctld_{version}.") for archive in archives):
+        found = next((archive.name for archive in archives if archive.name.startswith("slurmctld_")), "none")
+        raise SandboxError(asked, f"it has {found}.", "choose another --slurm-version, or give a --slurm PREFIX")
+    return archives
+
+
+def _apt_sources() -> str:
+    """The machine's own."""
+    places = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
+    return "\n".join(place.read_text() for place in places if place.suffix in (".list", ".sources") and place.exists())
+
+
+def mirror_in(sources: str) -> str:
+    """The first Debian mirror that apt sources, of either form, name; Debian's own if they name none."""
+    found = re.search(r"^(?:deb |URIs:).*?(\S+://\S+/debian)/?(?:\s|$)", sources, re.MULTILINE)
+    return found[1] if found else _FALLBACK_MIRROR
+
+
+def _unpack(archives: list[Path], root: Path) -> None:
+    root.mkdir(parents=True)
+    for archive in archives:
+        packages.call(["dpkg-deb", "-x", str(archive), str(root)], f"Unpacking {archive.name}:")
+
+
+def _give_own_libraries(root: Path, future_root: Path) -> None:
+    """Let programs and plugins find the libraries, and the C library, that were unpacked with them."""
+    (loader,) = (root / "usr").glob("lib*/ld-linux-*.so.*")
+    libraries, plugins = loader.resolve().parent, _plugins(root)
+    programs = [*(root / "usr/bin" / name for name in _CLIENTS), *(root / "usr/sbin" / name for name in _DAEMONS)]
+    files = [*programs, *(path for path in plugins.glob("*.so*") if not path.is_symlink())]
+    interpreter, *paths = (str(future_root / path.relative_to(root)) for path in (loader, libraries, plugins))
+    asked = "Setting the library paths of Slurm's programs:"
+    packages.call(["patchelf", "--set-interpreter", interpreter, *map(str, programs)], asked)
+    packages.call(["patchelf", "--force-rpath", "--set-rpath", ":".join(paths), *map(str, files)], asked)
+
+
+def _plugins(root: Path) -> Path:
+    (plugins,) = (root / "usr/lib").glob("*/slurm-wlm")
+    return plugins
+
+
+def _lay_out(prefix: Path) -> None:
+    """Make bin and lib/slurm: links into what was unpacked."""
+    for folder in ("bin", "lib"):
+        (prefix / folder).mkdir()
+    for name in _CLIENTS:
+        (prefix / "bin" / name).symlink_to(f"../debian/usr/bin/{name}")
+    for name, file in (("munged", "munged"), ("slurmctld", "slurmctld-wlm")):
+        (prefix / "bin" / name).symlink_to(f"../debian/usr/sbin/{file}")
+    (prefix / "lib/slurm").symlink_to(Path("..") / _plugins(prefix / "debian").relative_to(prefix))
+    (prefix / "bin/slurmd").write_text(_SLURMD)
+    (prefix / "bin/slurmd").chmod(0o755)
