@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -62,6 +63,12 @@ class RunDir:
         self._metrics = MetricsFile(self.path / "metrics.jsonl")
         last_writes.expect(self._metrics)
         reserve_descriptors()
+
+    @property
+    def resume_command(self) -> str:
+        """What to type to resume this run, once it has ended."""
+        same = f"the same command with CLUSTER_DDP_RUN_DIR={shlex.quote(str(self.path))}"
+        return os.environ.get("CLUSTER_DDP_RESUME") or same
 
     def describe(self, config: Any) -> None:
         """Write run.json: configuration (a dataclass), topology, versions, command and git commit."""

@@ -91,8 +91,13 @@ class CheckpointFolder:
         self._again = lambda: self.writer.begin(path, lambda: self._write(path, state, first))
         self._again()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether there is something that could not be saved, and nothing after it has been."""
+        return bool(self._failure)
+
     def note_failure(self, words: str) -> None:
-        """Remember that there is something that could not be saved; None of what failed before is tried again."""
+        """Remember that there is something that could not be saved; nothing of what failed before is tried again."""
         self._failure, self._again = words, None
 
     def wait(self, timeout_s: float | None = None) -> bool:

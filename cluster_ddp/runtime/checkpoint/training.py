@@ -10,6 +10,12 @@ for epoch in checkpoint.epochs(10):
 The first line continues from the newest checkpoint of the run folder, if there is one; the last saves when it is time
 to, in the background, and stops when the job is told to stop (see `preemption`). What is continued is exact: the same
 bits on the CPU as without the stop, where the number of ranks is the same.
+
+What follows the loop over the shard (an evaluation, the scheduler's step) may stand in any order. The state is copied
+when the shard has given its last batch, before any of that runs; a stop in it writes this copy. So after a stop or a
+kill, all that follows the last batch is made again from its beginning, and nothing of it counts twice. To copy only
+what is small would not do: averages of the weights may be renewed there, too. The copy costs one save's wait an epoch,
+and no memory: it is the memory of the saves. Where a save is still being written then, there is no copy.
 """
 
 from __future__ import annotations
@@ -17,8 +23,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import shlex
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,15 +30,14 @@ from typing import Any
 
 from cluster_ddp.errors import CheckpointError, SpecError
 from cluster_ddp.runtime import clock, hard_exit, last_writes, preemption
-from cluster_ddp.runtime.checkpoint import file, folder
-from cluster_ddp.runtime.checkpoint.file import DamagedError
+from cluster_ddp.runtime.checkpoint import folder
+from cluster_ddp.runtime.checkpoint.resume import choose, read, see
 from cluster_ddp.runtime.checkpoint.state import Stateful, TrainingState
 from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.exchange import Exchange
 from cluster_ddp.runtime.interval import Interval
 from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.metrics import RunDir, default_run_dir
-from cluster_ddp.runtime.metrics_file import set_aside
 from cluster_ddp.runtime.world import World
 
 log = logging.getLogger("cluster_ddp")
@@ -96,7 +99,10 @@ class Checkpoint:
         self._folder = folder.CheckpointFolder(self.run_dir.path / folder.NAME, keep=keep)
         hard_exit.before(self._folder.wait)
         last_writes.expect(self._folder)
-        self._saved_steps = -1
+        # Places: the epoch and the number of steps.
+        self._saved = self._trained = (-1, -1)
+        self._is_training = False
+        self._copied: dict[str, Any] | None = None
         self._resume(resume)
         self._saved_at_s = time.monotonic()
         self._steps_at_start = self.steps
@@ -114,6 +120,10 @@ class Checkpoint:
         return self._state.epoch
 
     @property
+    def _place(self) -> tuple[int, int]:
+        return self.epoch, self.steps
+
+    @property
     def last_good(self) -> Path | None:
         """On rank 0: the newest checkpoint that is known to be whole."""
         return self._folder.last_good
@@ -122,16 +132,21 @@ class Checkpoint:
         """The epochs that are left of `count`, from 0; after the last one all is saved."""
         if self.epoch >= count:
             self.world.print(f"All {count} epochs are done already: nothing is trained.")
-        while self.epoch < count:
-            self.shard.set_epoch(self.epoch)
-            self._state.restore_rng()
-            yield self.epoch
-            self._state.epoch += 1
-            self.shard.set_epoch(self.epoch)
-            self._after(epoch_ended=True)
+        self.shard.at_end = self._after_training
+        try:
+            while self.epoch < count:
+                self.shard.set_epoch(self.epoch)
+                self._state.restore_rng()
+                yield self.epoch
+                self._state.epoch, self._is_training = self.epoch + 1, False
+                self.shard.set_epoch(self.epoch)
+                self._after(epoch_ended=True)
+        finally:
+            if self.shard.at_end == self._after_training:
+                self.shard.at_end = None  # it holds this object, and all its memory
         self._exchange.finish()
         self._evaluation_exchange.finish()
-        if self._saved_steps < self.steps and self._interval.unit != "never":
+        if self._saved != self._place and self._interval.unit != "never":
             self._save_now()
         self._wait()
         self._stop_flag.give_back()
@@ -142,15 +157,18 @@ class Checkpoint:
         Raises:
             Stopped: all is saved; the process ends with status 75.
         """
-        self._state.steps += 1
+        self._state.steps, self._is_training = self.steps + 1, True
         if self.steps == self._steps_at_start + 1:
             self._state.reserve()  # now the optimizer has its state, too
         self._after(epoch_ended=False)
+        if self.shard.seen == self.shard.size:  # also of a loop that is left by a break, or by counting
+            self._after_training()
 
     def stop_if_asked(self) -> None:
         """To be called now and then in a long evaluation, as often on every rank: stops as `step` does.
 
-        The evaluation is then made again from its beginning. It is the same if it draws no random numbers.
+        After the epoch's last batch, all that follows that batch is then made again. Between two batches call it after
+        `step`: what there is at that moment is saved, and that evaluation is not made again.
         """
         if self._evaluation_exchange.is_due():
             (stop,) = self._evaluation_exchange.collect(self._stop_flag.is_set())
@@ -158,9 +176,18 @@ class Checkpoint:
                 self._stop()
             self._evaluation_exchange.begin(self._stop_flag.is_set())
 
+    def _after_training(self) -> None:
+        """Copy the state after an epoch's last batch, and save it if it is time to. A collective."""
+        if not self._is_training or self._trained == self._place:  # another pass over the same data
+            return
+        self._trained = self._place
+        if self._saved != self._place:
+            self._save(write=self._interval.is_due(self.steps, self.epoch + 1, epoch_ended=True))
+
     def _after(self, *, epoch_ended: bool) -> None:
         """What is to be done after a step, or an epoch."""
         save = self._interval.is_due(self.steps, self.epoch, epoch_ended=epoch_ended)
+        save = save and not (epoch_ended and self._saved[1] == self.steps)  # it was saved after the last batch
         is_exchange = epoch_ended or self._exchange.is_due()
         if is_exchange:
             stop, minutes_are_over = self._exchange.collect(*self._flags())
@@ -180,7 +207,10 @@ class Checkpoint:
 
     def _stop(self) -> None:
         """Save, say so, and end this process with all the others'."""
-        self._save_now()
+        if self._trained == self._place:
+            self._save_copy()
+        else:
+            self._save_now()
         reasons = self.world.gather(self._stop_flag.reason())
         rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason)
         asked = f"Stopped after step {self.steps} (epoch {self.epoch + 1}): rank {rank}: {reason}."
@@ -191,13 +221,9 @@ class Checkpoint:
             raise CheckpointError(asked, found, "see the errors above; is the disk full, or a quota used up?")
         if self.world.is_main:
             preemption.leave_word(os.environ)
-        again = os.environ.get("CLUSTER_DDP_RESUME")
-        if again is None:
-            again = f"the same command with CLUSTER_DDP_RUN_DIR={shlex.quote(str(self.run_dir.path))}"
-        self.world.print(
-            f"{asked} {'Saved' if saved == self.steps else 'NOT saved'}. To resume from {last_good}, unless the job "
-            f"is queued again: {again}"
-        )
+        is_saved = "Saved" if saved == self.steps else "NOT saved"
+        words = f"{asked} {is_saved}. To resume from {last_good}, unless the job is queued again:"
+        self.world.print(f"{words} {self.run_dir.resume_command}")
         self._stop_flag.ignore()
         self.world.barrier()  # rank 0 has saved: now the first to end may bring the others down
         raise preemption.Stopped
@@ -208,97 +234,72 @@ class Checkpoint:
         self._save()
         self._wait()
 
+    def _save_copy(self) -> None:
+        """Save the state as it was after the epoch's last batch, and wait until it is written. A collective."""
+        self._wait()
+        is_written = self.last_good is not None and folder.step_of(self.last_good) == self.steps
+        if self._copied and self._copied["position"]["steps"] == self.steps and not is_written:
+            self._folder.save(self.steps, self._copied, first=self.run_dir.sync)
+        self._wait()
+
     def _wait(self) -> None:
         """Wait until rank 0 has written all, or gives it up. A collective, which takes as long as it takes."""
         while not self.world.broadcast(self._folder.wait(_REPORT_EVERY_S) or self._folder.is_stuck()):
             self._folder.writer.tell_if_slow()
 
-    def _save(self) -> None:
+    def _save(self, *, write: bool = True) -> None:
         """Copy the state, and let it be written while training goes on. A collective.
 
-        Where the save before is not written yet, this one is left out.
+        Where the save before is not written yet, this one is left out. What could not be written is overwritten by the
+        copy: then this one is written in its place.
+
+        Args:
+            write: or only copy it.
         """
         self._before_save()
         self.world.synchronize()
-        self._saved_at_s = time.monotonic()
         writer = self._folder.writer
-        if self.world.broadcast(writer.is_busy()):
-            if self.world.is_main:
+        is_busy, has_failed = self.world.broadcast((writer.is_busy(), self._folder.has_failed))
+        write = write or has_failed
+        self._saved_at_s = time.monotonic() if write else self._saved_at_s
+        if is_busy:
+            if self.world.is_main and write:
                 words = "The checkpoint before step %d is still being written; this one is left out. (%s)"
                 log.warning(words, self.steps, writer.at_work())
             return
-        self._saved_steps = self.steps
+        self._saved = self._place if write else self._saved
         ranks = self._state.gather()
         if ranks is None:  # rank 0 writes
             return
+        self._copied = None
         try:
-            state = self._state.copy(ranks, metrics_bytes=self.run_dir.metrics_bytes)
+            self._copied = self._state.copy(ranks, metrics_bytes=self.run_dir.metrics_bytes)
         except CheckpointError as error:  # a part has taken something into its state since the beginning
             log.error("%s\nTraining goes on.", error)
             self._folder.note_failure(str(error))
             return
-        self._folder.save(self.steps, state, first=self.run_dir.sync)
-
-    # Going on
+        if write:
+            self._folder.save(self.steps, self._copied, first=self.run_dir.sync)
 
     def _resume(self, resume: str | os.PathLike[str]) -> None:
         """Load what there is to go on from. Rank 0 decides what; so all ranks go on from the same."""
-        found = self.world.broadcast(self._choose(resume) if self.world.is_main else None)
+        found = self.world.broadcast(choose(self.world, self._folder, resume) if self.world.is_main else None)
         if found is None or not found[2]:
             self.run_dir.begin_metrics()
         if found is None:
             return
         path, digest, is_own = found
-        self._see(path, digest)
-        saved = _read(path)
+        see(self.world, path, digest)
+        saved = read(path)
         if complaint := self._state.complaint(saved):
             hint = "give this training a folder of its own (--run-dir PATH), or start anew in this one: --resume never"
             raise CheckpointError(f"Going on from {path}:", f"{complaint}.", hint)
         metrics_bytes, differences = saved["metrics_bytes"], self._state.differences(saved)
         del saved  # and what it takes of memory
-        self._state.load(functools.partial(_read, path))
-        self._saved_steps = self.steps
+        self._state.load(functools.partial(read, path))
+        self._is_training = self.shard.seen == self.shard.size  # what follows the training is left of the epoch
         if is_own:
+            self._saved = self._place
             self.run_dir.continue_metrics(metrics_bytes)
         place = f"step {self.steps}, epoch {self.epoch + 1}, {self.shard.seen} of its {self.shard.size} samples seen"
         self.world.print("\n  ".join([f"Going on from {path}: {place}", *differences]))
-
-    def _see(self, path: Path, digest: str) -> None:
-        """Let one rank of each node read all of the file that rank 0 has chosen. A collective."""
-        is_reader = self.world.topology.local_rank == 0 and not self.world.is_main
-        complaint = file.not_as_chosen(path, digest) if is_reader else None
-        ranks = self.world.gather(complaint and f"on {socket.gethostname()}: {complaint}")
-        if found := next(filter(None, ranks), None):
-            hint = "is the run directory on a file system that all nodes share?"
-            raise CheckpointError(f"Going on from {path}, as rank 0 does:", f"{found}.", hint)
-
-    def _choose(self, resume: str | os.PathLike[str]) -> tuple[Path, str, bool] | None:
-        """On rank 0: the checkpoint, its SHA-256, and whether it is this run folder's."""
-        topology = self.world.topology
-        self._folder.remove_leftovers()
-        newest = self._folder.newest(set_aside=True)
-        if resume == "never" and not (newest and topology.restart_count and self._is_this_jobs(newest[0])):
-            set_aside(self._folder.path)
-            newest = None
-        if newest:
-            if resume not in ("auto", "never") and not topology.restart_count:
-                log.warning("There are checkpoints in %s already: %s is not used.", self._folder.path, resume)
-            return (*newest, True)
-        if resume not in ("auto", "never"):
-            return (*folder.begin_with(Path(resume)), False)
-        if topology.restart_count:
-            where = f"restart {topology.restart_count} of job {topology.job_label}"
-            log.warning("This is %s, and there is no checkpoint in %s yet.", where, self._folder.path)
-        return None
-
-    def _is_this_jobs(self, path: Path) -> bool:
-        return bool(file.read(path)["saved_by"]["job"] == self.world.topology.job_label)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """What is in a checkpoint whose digest is right, mapped into memory."""
-    try:
-        return file.read(path)
-    except DamagedError as error:
-        hint = "was it written by another program? Name a checkpoint of this training, or start anew: --resume never"
-        raise CheckpointError(f"Going on from {path}:", f"{error}.", hint) from error

@@ -8,7 +8,7 @@ samples.) The place in an epoch is a number of samples, so that another number o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -94,6 +94,8 @@ class Shard:
         """The number of the batch in its epoch, from 0; -1 before the first."""
         self.seen = 0
         """Samples of the epoch that all ranks together have seen, with this batch."""
+        self.at_end: Callable[[], object] | None = None
+        """Called after the last batch of a pass, before the loop over it is left."""
         self._source = source
         self._batch_samples = 0
         self._resume_at = (0, 0)
@@ -149,6 +151,8 @@ class Shard:
         for (start, stop), batch in zip(self.batches.bounds, self._source):
             self.step, self.seen, self._batch_samples = self.step + 1, stop, stop - start
             yield batch
+        if self.at_end:
+            self.at_end()
 
     def __len__(self) -> int:
         """Steps in a whole epoch, the same on all ranks."""

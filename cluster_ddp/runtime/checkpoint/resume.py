@@ -1,0 +1,78 @@
+"""Which checkpoint a training continues from."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from cluster_ddp.errors import CheckpointError
+from cluster_ddp.runtime.checkpoint import file
+from cluster_ddp.runtime.checkpoint.file import DamagedError
+from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, begin_with
+from cluster_ddp.runtime.metrics_file import set_aside
+from cluster_ddp.runtime.world import World
+
+log = logging.getLogger("cluster_ddp")
+
+
+def choose(world: World, folder: CheckpointFolder, resume: str | os.PathLike[str]) -> tuple[Path, str, bool] | None:
+    """On rank 0: the checkpoint, its SHA-256, and whether it is this run directory's; None without one.
+
+    Args:
+        world: of the ranks.
+        folder: this run directory's checkpoints.
+        resume: "auto", "never", or the path to begin with, as for `Checkpoint`.
+
+    Raises:
+        CheckpointError: the one to begin with can't be found or read.
+    """
+    topology = world.topology
+    folder.remove_leftovers()
+    newest = folder.newest(set_aside=True)
+    if resume == "never" and not (newest and topology.restart_count and _is_this_jobs(world, newest[0])):
+        set_aside(folder.path)
+        newest = None
+    if newest:
+        if resume not in ("auto", "never") and not topology.restart_count:
+            log.warning("There are checkpoints in %s already: %s is not used.", folder.path, resume)
+        return (*newest, True)
+    if resume not in ("auto", "never"):
+        return (*begin_with(Path(resume)), False)
+    if topology.restart_count:
+        where = f"restart {topology.restart_count} of job {topology.job_label}"
+        log.warning("This is %s, and there is no checkpoint in %s yet.", where, folder.path)
+    return None
+
+
+def _is_this_jobs(world: World, path: Path) -> bool:
+    return bool(file.read(path)["saved_by"]["job"] == world.topology.job_label)
+
+
+def see(world: World, path: Path, digest: str) -> None:
+    """Let one rank of each node read all of the file that rank 0 has chosen. A collective.
+
+    Raises:
+        CheckpointError: a node does not see that file.
+    """
+    is_reader = world.topology.local_rank == 0 and not world.is_main
+    complaint = file.not_as_chosen(path, digest) if is_reader else None
+    ranks = world.gather(complaint and f"on {socket.gethostname()}: {complaint}")
+    if found := next(filter(None, ranks), None):
+        hint = "is the run directory on a file system that all nodes share?"
+        raise CheckpointError(f"Going on from {path}, as rank 0 does:", f"{found}.", hint)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What is in a checkpoint whose digest is right, mapped into memory.
+
+    Raises:
+        CheckpointError: torch.load refuses it, or it is no checkpoint.
+    """
+    try:
+        return file.read(path)
+    except DamagedError as error:
+        hint = "was it written by another program? Name a checkpoint of this training, or start anew: --resume never"
+        raise CheckpointError(f"Going on from {path}:", f"{error}.", hint) from error
