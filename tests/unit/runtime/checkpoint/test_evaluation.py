@@ -31,6 +31,7 @@ class Killed(BaseException):
 
 def kill(checkpoint: cluster_ddp.Checkpoint) -> None:
     checkpoint._folder.wait()
+    checkpoint.run_dir.sync()  # no thread may write on
     raise Killed
 
 
@@ -87,6 +88,7 @@ class Training:
                 if self.shard.step + 1 == self.batches:
                     break
             follow(self)
+        self.run_dir.sync()
         states = [part.state_dict() for part in (self.model.module, self.optimizer, self.ema, self.scheduler)]
         return repr(states), b"".join(one.numpy().tobytes() for one in self.model.state_dict().values())
 
@@ -170,8 +172,7 @@ def lines(path: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("follow", ORDERS)
-@pytest.mark.parametrize("every", ["1epoch", "3steps", "never"])
-@pytest.mark.parametrize("do", [stop, kill])
+@pytest.mark.parametrize(("do", "every"), [(stop, "1epoch"), (stop, "never"), (kill, "3steps")])
 def test_ended_anywhere_it_comes_to_the_same(
     world: World, tmp_path: Path, follow: Callable[[Training], None], every: str, do: Any
 ) -> None:
