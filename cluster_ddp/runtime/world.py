@@ -29,6 +29,7 @@ from cluster_ddp.errors import DataError
 from cluster_ddp.runtime import device as devices
 from cluster_ddp.runtime import hard_exit, last_writes, messages, open_files, preemption, process_group, rendezvous
 from cluster_ddp.runtime.buckets import settle_buckets
+from cluster_ddp.runtime.data.fingerprint import fingerprint
 from cluster_ddp.runtime.data.loader import Loader
 from cluster_ddp.runtime.data.resident import RESIDENT_SHARE, Gathered, place
 from cluster_ddp.runtime.data.shard import GlobalBatches, Shard
@@ -194,9 +195,12 @@ class World:
             )
         batches = GlobalBatches(size, batch_size, rank=self.rank, world_size=self.world_size, seed=shuffle_seed)
         if not loader_options and (resident := place(dataset, self.device, share=resident_share, told=self.is_main)):
-            return Shard(batches, Gathered(resident, batches))
-        cpus = devices.cpus(self.topology)
-        return Shard(batches, Loader(dataset, batches, device=self.device, cpus=cpus, **loader_options))
+            shard = Shard(batches, Gathered(resident, batches))
+        else:
+            cpus = devices.cpus(self.topology)
+            shard = Shard(batches, Loader(dataset, batches, device=self.device, cpus=cpus, **loader_options))
+        shard.fingerprint = fingerprint(dataset)
+        return shard
 
     def seed_rank(self, seed: int) -> None:
         """Give this rank random numbers of its own (torch's, Python's, NumPy's); call it after building the model."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import mmap
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -56,9 +57,11 @@ def digest(path: Path) -> str:
     """The SHA-256 of a checkpoint's content, compared with the one in its last line.
 
     Raises:
-        DamagedError: they differ, or there is none.
+        DamagedError: they differ, or there is none; a folder, or a link to nothing, has its name.
         OSError: the file can't be read.
     """
+    if os.path.lexists(path) and not path.is_file():
+        raise DamagedError("it is a link to nothing" if path.is_symlink() else "it is no file")
     size = path.stat().st_size - _TRAILER_BYTES
     if size <= 0:
         raise DamagedError(f"it has only {size + _TRAILER_BYTES} bytes")
@@ -91,11 +94,17 @@ def read(path: Path) -> dict[str, Any]:
     except OSError:
         raise
     except Exception as error:  # whatever a broken or malicious pickle leads to
-        words = re.search(r"Unsupported .*?(?=\. |$)", str(error), re.M) or re.search(r".+", str(error))
-        raise DamagedError(f"torch.load refuses it: {words[0][:200] if words else type(error).__name__}") from error
+        raise DamagedError(_refusal(error)) from None  # torch advises to load it all the same
     if not isinstance(state, dict) or not {"position", "parts", "ranks"} <= state.keys():
         raise DamagedError("it is no checkpoint of cluster_ddp")
     return state
+
+
+def _refusal(error: Exception) -> str:
+    """Why torch.load does not take a file, without what it advises: to let the file run its code."""
+    if found := re.search(r"GLOBAL ([\w.]{1,100})", str(error)):
+        return f"it asks for {found[1]}, where tensors and plain values are all that is read; nothing of it was run"
+    return f"its content is no checkpoint's ({type(error).__name__}); nothing of it was run"
 
 
 def taken(tensor: torch.Tensor) -> torch.Tensor:

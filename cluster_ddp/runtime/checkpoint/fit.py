@@ -7,6 +7,103 @@ from typing import Any
 
 import torch
 
+NoneType = type(None)
+_TOLD = 8  # lines about settings
+
+
+class _Missing:
+    """Stands for a value that is not there."""
+
+
+_MISSING = _Missing()
+
+
+# What a checkpoint has to hold, and of what type.
+_FORM: Mapping[str, Any] = {
+    "saved_by": {"job": object, "array_task": (int, NoneType), "world_size": int},
+    "identity": {},
+    "position": {"steps": int, "epoch": int, "step": int, "seen": int},
+    "shard": {"size": int, "seed": (int, NoneType), "global_batch": int},
+    "metrics_bytes": int,
+    "parts": {},
+    "ranks": list,
+}
+_RANK: Mapping[str, Any] = {
+    "rng": {"torch": torch.Tensor, "python": tuple, "numpy": tuple},
+    "buffers": {},
+    "meters": {},
+}
+
+
+def malformed(state: Any) -> str | None:
+    """What a saved state lacks, or has of another type, in words; None where it has the form of one."""
+    if words := _other_form(state, _FORM, "its content"):
+        return words
+    if not state["ranks"]:
+        return "it is of no rank"
+    forms = [(rank, _RANK, f"the state of rank {number}") for number, rank in enumerate(state["ranks"])]
+    forms += [(part, {}, f"the state of its {name}") for name, part in state["parts"].items()]
+    return next(filter(None, (_other_form(*form) for form in forms)), None)
+
+
+def _other_form(value: Any, form: Any, name: str) -> str | None:
+    if not isinstance(form, Mapping):
+        return None if isinstance(value, form) else f"{name} is a {type(value).__name__}"
+    if not isinstance(value, Mapping):
+        return f"{name} is a {type(value).__name__}"
+    if missing := [key for key in form if key not in value]:
+        return f"{name} has no {missing[0]}"
+    found = (_other_form(value[key], inner, f"{name}[{key!r}]") for key, inner in form.items())
+    return next(filter(None, found), None)
+
+
+def settings(state: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """What an optimizer or a scheduler was made with: the plain values of its state, before the first step."""
+    found: dict[str, str] = {}
+    for key, value in state.items():
+        if key in ("params", "state") or (str(key).startswith("_") and key != "_schedulers"):
+            continue
+        inner = dict(enumerate(value)) if isinstance(value, list) else value
+        if isinstance(inner, Mapping) and all(isinstance(item, Mapping) for item in inner.values()):
+            for number, item in inner.items():
+                found |= settings(item, f"{prefix}{key}[{number}].")
+        else:
+            found[f"{prefix}{key}"] = repr(value)
+    return found
+
+
+def differences(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """What is not as it was in a saved state that fits, and yet may be, in words.
+
+    Args:
+        saved: what was saved.
+        ours: what would be saved now, without parts and ranks.
+    """
+    lines = []
+    before, now = saved["saved_by"]["world_size"], ours["saved_by"]["world_size"]
+    if before != now:
+        lines.append(
+            f"{now} ranks instead of {before}: same weights and place in the data, new streams of random numbers"
+        )
+    before, now = saved["shard"]["global_batch"], ours["shard"]["global_batch"]
+    if before != now:
+        lines.append(f"a global batch of {now} samples instead of {before} (--batch-size is per rank)")
+    before, now = saved["shard"].get("fingerprint"), ours["shard"].get("fingerprint")
+    if before and now and before != now:
+        lines.append(f"the dataset has the fingerprint {now[:12]}, and had {before[:12]}: is it the same data?")
+    told = [line for name, made in ours["made_with"].items() for line in _other_settings(saved, name, made)]
+    more = [f"and {len(told) - _TOLD} settings more"] if len(told) > _TOLD else []
+    return lines + told[:_TOLD] + more
+
+
+def _other_settings(saved: Mapping[str, Any], name: str, now: Mapping[str, str]) -> list[str]:
+    before = saved.get("made_with", {}).get(name, now)
+    return [
+        f"{name}: {key} is {now.get(key)} in the script; {before.get(key)}, as it was begun with, is used"
+        for key in {**before, **now}
+        if before.get(key) != now.get(key)
+    ]
+
 
 def complaint(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
     """Why a saved state is not one of this training, in words; None where it is.
@@ -50,13 +147,32 @@ def _other_parts(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | No
     for name, state in ours.items():
         if _groups(theirs[name]) != _groups(state):
             return f"its {name} is of another kind, or has other groups of parameters"
-        there = {key: value.shape for key, value in theirs[name].items() if isinstance(value, torch.Tensor)}
-        here = {key: value.shape for key, value in state.items() if isinstance(value, torch.Tensor)}
-        for key in {**there, **here}:
-            if there.get(key) != here.get(key):
-                shapes = (tuple(shape) if shape is not None else "missing" for shape in (there.get(key), here.get(key)))
-                return "it is of another {}: {} is {} there and {} here".format(name, key, *shapes)
+        for key in {**theirs[name], **state}:
+            if found := _unlike(theirs[name].get(key, _MISSING), state.get(key, _MISSING)):
+                return "it is of another {}: {} is {} there and {} here".format(name, key, *found)
     return None
+
+
+def _unlike(there: Any, here: Any) -> tuple[str, str] | None:
+    """In what two values of a part's state differ that should be alike; a number that is missing may be a new one's."""
+    if isinstance(there, torch.Tensor) and isinstance(here, torch.Tensor):
+        shapes, dtypes = (there.shape, here.shape), (str(there.dtype), str(here.dtype))
+        return (str(tuple(shapes[0])), str(tuple(shapes[1]))) if shapes[0] != shapes[1] else _pair(*dtypes)
+    if there is None or here is None:
+        return None
+    kinds = _kind(there), _kind(here)
+    return None if "missing" in kinds and not any(kind[0] == "(" for kind in kinds) else _pair(*kinds)
+
+
+def _pair(there: str, here: str) -> tuple[str, str] | None:
+    return None if there == here else (there, here)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return str(tuple(value.shape))
+    kinds = {"missing": _Missing, "a number": (int, float), "a dictionary": Mapping, "a list": (list, tuple)}
+    return next((name for name, types in kinds.items() if isinstance(value, types)), type(value).__name__)
 
 
 def _other_meters(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:

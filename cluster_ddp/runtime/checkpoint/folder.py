@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,24 +49,24 @@ class CheckpointFolder:
         steps = {int(match[1]): path for path in found if (match := _NAME.fullmatch(path.name))}
         return [steps[step] for step in sorted(steps, reverse=True)]
 
-    def newest(self, *, set_aside: bool) -> tuple[Path, str] | None:
+    def newest(self, *, set_aside: bool, but: Container[Path] = ()) -> tuple[Path, str] | None:
         """The newest whole checkpoint and its SHA-256; damaged ones are reported.
 
         Args:
             set_aside: rename the damaged ones to *.damaged.
+            but: those to pass over.
 
         Raises:
             CheckpointError: one can't be read.
         """
-        for path in self.files():
+        for path in (path for path in self.files() if path not in but):
             try:
                 digest = file.digest(path)
             except DamagedError as error:
-                aside = path.with_name(f"{path.name}.damaged")
                 if set_aside:
-                    path.replace(aside)
-                then = f"It is set aside as {aside.name}; the one before is used." if set_aside else ""
-                log.warning("The checkpoint %s is damaged: %s. %s", path, error, then)
+                    put_aside(path, error)
+                else:
+                    log.warning("The checkpoint %s is damaged: %s.", path, error)
                 continue
             except OSError as error:
                 raise _unreadable(path, error) from error
@@ -151,6 +151,14 @@ class CheckpointFolder:
             for old in self.files()[self.keep :]:
                 old.unlink()
         reserve_descriptors()
+
+
+def put_aside(path: Path, error: DamagedError) -> None:
+    """Rename a damaged checkpoint to *.damaged, and say so."""
+    aside = path.with_name(f"{path.name}.damaged")
+    path.replace(aside)
+    words = "The checkpoint %s is damaged: %s. It is set aside as %s; the one before is used."
+    log.warning(words, path, error, aside.name)
 
 
 def step_of(path: Path) -> int:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.runtime.checkpoint import file
+from cluster_ddp.runtime.checkpoint import file, fit
 from cluster_ddp.runtime.checkpoint.file import DamagedError
-from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, begin_with
+from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, begin_with, put_aside
 from cluster_ddp.runtime.metrics_file import set_aside
 from cluster_ddp.runtime.world import World
 
@@ -31,7 +31,7 @@ def choose(world: World, folder: CheckpointFolder, resume: str | os.PathLike[str
     """
     topology = world.topology
     folder.remove_leftovers()
-    newest = folder.newest(set_aside=True)
+    newest = _newest(folder)
     if resume == "never" and not (newest and topology.restart_count and _is_this_jobs(world, newest[0])):
         set_aside(folder.path)
         newest = None
@@ -45,6 +45,26 @@ def choose(world: World, folder: CheckpointFolder, resume: str | os.PathLike[str
         where = f"restart {topology.restart_count} of job {topology.job_label}"
         log.warning("This is %s, and there is no checkpoint in %s yet.", where, folder.path)
     return None
+
+
+def _newest(folder: CheckpointFolder) -> tuple[Path, str] | None:
+    """The newest checkpoint with a content that can be used; newer ones are set aside.
+
+    Raises:
+        CheckpointError: none of those that are whole can be used, as with another torch. To begin anew would lose all.
+    """
+    refused: dict[Path, DamagedError] = {}
+    while newest := folder.newest(set_aside=True, but=refused):
+        try:
+            _content(newest[0])
+            break
+        except DamagedError as error:
+            refused[newest[0]] = error
+    if refused and newest is None:
+        raise _unusable(*next(iter(refused.items())))
+    for path, error in refused.items():
+        put_aside(path, error)
+    return newest
 
 
 def _is_this_jobs(world: World, path: Path) -> bool:
@@ -72,7 +92,18 @@ def read(path: Path) -> dict[str, Any]:
         CheckpointError: torch.load refuses it, or it is no checkpoint.
     """
     try:
-        return file.read(path)
+        return _content(path)
     except DamagedError as error:
-        hint = "was it written by another program? Name a checkpoint of this training, or start anew: --resume never"
-        raise CheckpointError(f"Going on from {path}:", f"{error}.", hint) from error
+        raise _unusable(path, error) from None
+
+
+def _content(path: Path) -> dict[str, Any]:
+    state = file.read(path)
+    if words := fit.malformed(state):
+        raise DamagedError(words)
+    return state
+
+
+def _unusable(path: Path, error: DamagedError) -> CheckpointError:
+    hint = "was it written by another program? Name a checkpoint of this training, or start anew: --resume never"
+    return CheckpointError(f"Going on from {path}:", f"{error}.", hint)

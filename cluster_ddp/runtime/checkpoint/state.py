@@ -11,11 +11,14 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import cluster_ddp
+from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.checkpoint import file, fit, rng
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, with_tensors
 from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.world import World
+
+_WITH_SETTINGS = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler
 
 
 class Stateful(Protocol):
@@ -55,6 +58,11 @@ class TrainingState:
         self.steps = self.epoch = 0
         self._identity, self._meters = dict(identity), dict(meters)
         self._parts = {name: _bare(part) for name, part in parts.items()}
+        self._made_with = {
+            name: fit.settings(part.state_dict())
+            for name, part in self._parts.items()
+            if isinstance(part, _WITH_SETTINGS)
+        }
         self._rng: dict[str, Any] | None = None
         self._host_copy = HostCopy(world.device)
         self.reserve()  # what can't be saved is told now
@@ -99,6 +107,7 @@ class TrainingState:
             read: the saved state, mapped anew by each call; with its end the memory that it took is free again.
         """
         saved = read()
+        made_with = saved.get("made_with")
         position, ranks = saved["position"], with_tensors(saved["ranks"], "ranks", file.taken)
         rank, world_size = self.world.rank, self.world.world_size
         same_size = len(ranks) == world_size
@@ -111,9 +120,16 @@ class TrainingState:
                     state[key] = with_tensors(value, key, file.taken)
             if same_size:
                 state.update(ranks[rank]["buffers"].get(name, {}))
-            part.load_state_dict(state)
+            try:
+                part.load_state_dict(state)
+            except Exception as error:  # whatever it does with what it finds there, or does not find
+                words = f"{type(error).__name__}: {str(error)[:300]}."
+                found = f"it does not take the state that the checkpoint has of it: {words}"
+                hint = "is it made as it was when that was saved? To start anew: --resume never"
+                raise CheckpointError(f"Loading {name!r}:", found, hint) from error
         for name, meter in self._meters.items():
             meter.load_state_dicts([one["meters"][name] for one in ranks[rank::world_size]])
+        self._made_with = made_with or self._made_with
         self.steps, self.epoch = position["steps"], position["epoch"]
         self.shard.resume(self.epoch, step=position["step"], seen=position["seen"])
         self._rng = {"same": ranks[rank]["rng"]} if same_size else {"anew": [one["rng"] for one in ranks]}
@@ -129,16 +145,7 @@ class TrainingState:
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
         """What is not as it was, and yet may be, in words."""
-        lines = []
-        before, now = saved["saved_by"]["world_size"], self.world.world_size
-        if before != now:
-            lines.append(
-                f"{now} ranks instead of {before}: same weights and place in the data, new streams of random numbers"
-            )
-        before, now = saved["shard"]["global_batch"], self.shard.batches.global_batch
-        if before != now:
-            lines.append(f"a global batch of {now} samples instead of {before} (--batch-size is per rank)")
-        return lines
+        return fit.differences(saved, self._frame())
 
     def _states(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._parts.items()}
@@ -186,7 +193,13 @@ class TrainingState:
                 "step": self.shard.step + 1,
                 "seen": self.shard.seen,
             },
-            "shard": {"size": batches.size, "seed": batches.seed, "global_batch": batches.global_batch},
+            "shard": {
+                "size": batches.size,
+                "seed": batches.seed,
+                "global_batch": batches.global_batch,
+                "fingerprint": self.shard.fingerprint,
+            },
+            "made_with": self._made_with,
         }
 
 

@@ -94,6 +94,8 @@ class Shard:
         """The number of the batch in its epoch, from 0; -1 before the first."""
         self.seen = 0
         """Samples of the epoch that all ranks together have seen, with this batch."""
+        self.fingerprint: str | None = None
+        """What tells the dataset from others of its size, where that is known."""
         self.at_end: Callable[[], object] | None = None
         """Called after the last batch of a pass, before the loop over it is left."""
         self._source = source

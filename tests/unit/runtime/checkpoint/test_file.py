@@ -187,7 +187,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     for name in ("plain.pt", "text.pt", "empty.pt"):
         with pytest.raises(DamagedError):
             file.digest(tmp_path / name)
-    with pytest.raises(OSError):
+    with pytest.raises(DamagedError, match="it is no file"):
         file.digest(tmp_path)
     with pytest.raises(OSError):
         file.digest(tmp_path / "missing.pt")
@@ -248,7 +248,7 @@ def test_a_file_never_runs_code(tmp_path: Path, attack: str, form: Callable[[Any
     content = form({**FRAME, "attack": ATTACKS[attack](marker)})
     path.write_bytes(content + file._MARK + hashlib.sha256(content).hexdigest().encode() + b"\n")
     assert file.digest(path) == hashlib.sha256(content).hexdigest()
-    with pytest.raises(DamagedError, match=r"torch\.load refuses it"):
+    with pytest.raises(DamagedError, match="nothing of it was run"):
         file.read(path)
     assert not marker.exists()
     if form is not _bare:  # the attack is a real one

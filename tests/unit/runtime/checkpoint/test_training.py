@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -25,7 +26,7 @@ import torch
 from ranks import run_ranks, slurm_step
 
 import cluster_ddp
-from cluster_ddp.errors import CheckpointError, ClusterDDPError, RunDirError, SpecError
+from cluster_ddp.errors import CheckpointError, RunDirError, SpecError
 from cluster_ddp.runtime import exchange
 from cluster_ddp.runtime.buckets import settle_buckets
 from cluster_ddp.runtime.checkpoint import Checkpoint, file, folder, training
@@ -460,9 +461,107 @@ def test_a_damaged_newest_costs_the_steps_since_the_one_before(
     assert metrics(tmp_path) == list(range(1, 21))
 
 
-def test_one_that_cannot_be_read_is_told_in_words(world: World, tmp_path: Path) -> None:
-    (tmp_path / "checkpoints" / "step-00000001.pt").mkdir(parents=True)
-    with pytest.raises(ClusterDDPError):
+def make_directory(path: Path) -> None:
+    path.mkdir()
+
+
+def make_dangling_link(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def edit(*keys: Any, value: Any = None) -> Callable[[Path], None]:
+    """Change what a checkpoint holds, or leave it out; its digest is right."""
+
+    def rewrite(path: Path) -> None:
+        state: Any = file.read(path.with_name("step-00000009.pt"))
+        place = state
+        for key in keys[:-1]:
+            place = place[key]
+        if value is None:
+            del place[keys[-1]]
+        else:
+            place[keys[-1]] = value
+        file.write(path, state)
+
+    return rewrite
+
+
+def malicious(path: Path) -> None:
+    class Call:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(path.with_name("ran")),)
+
+    file.write(path, {"position": {}, "parts": {}, "ranks": [], "attack": Call()})
+    content = path.read_bytes()
+    with pytest.raises(KeyError, match="ran"):  # the attack is a real one
+        raise KeyError(torch.load(path, weights_only=False) and str([*path.parent.glob("ran")]))
+    path.with_name("ran").rmdir()
+    assert path.read_bytes() == content
+
+
+UNUSABLE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "directory": (make_directory, "it is no file"),
+    "dangling link": (make_dangling_link, "it is a link to nothing"),
+    "no step": (edit("position", "steps"), r"its content\['position'\] has no steps"),
+    "step as a text": (edit("position", "steps", value="9"), r"its content\['position'\]\['steps'\] is a str"),
+    "no saved_by": (edit("saved_by"), "its content has no saved_by"),
+    "no metrics_bytes": (edit("metrics_bytes"), "its content has no metrics_bytes"),
+    "a part as a list": (edit("parts", "model", value=[1]), "the state of its model is a list"),
+    "no random numbers": (edit("ranks", 0, "rng", "torch"), r"the state of rank 0\['rng'\] has no torch"),
+    "no rank": (edit("ranks", value=[]), "it is of no rank"),
+    "malicious": (malicious, r"it asks for posix\.mkdir, where tensors"),
+}
+
+
+@pytest.mark.parametrize("what", UNUSABLE)
+def test_one_that_cannot_be_used_costs_the_steps_since_the_one_before(
+    world: World, tmp_path: Path, whole: dict[int, Run], said: pytest.LogCaptureFixture, what: str
+) -> None:
+    end_at(world, tmp_path, 10)
+    make, words = UNUSABLE[what]
+    newest = tmp_path / "checkpoints" / "step-00000010.pt"
+    make(newest)
+    second = train(world, tmp_path, seed=99)
+    assert re.search(rf"{newest} is damaged: {words}", said.text) and "weights_only" not in said.text
+    assert second.records == whole[0].records[9:] and second.digest == whole[0].digest
+    aside = newest.with_name("step-00000010.pt.damaged")
+    assert os.path.lexists(aside) and not newest.with_name("ran").exists()
+
+
+@pytest.mark.parametrize("what", ["malicious", "no saved_by"])
+def test_where_none_can_be_used_nothing_is_set_aside(world: World, tmp_path: Path, what: str) -> None:
+    """Not even for a requeued job: it would begin anew, where another version of torch could read them all."""
+    end_at(world, tmp_path, 10)
+    make, words = UNUSABLE[what]
+    for path in sorted((tmp_path / "checkpoints").iterdir()):
+        make(path)
+    before = saved(tmp_path)
+    with pytest.raises(CheckpointError, match=words) as error:
+        train(restarted(world), tmp_path, seed=1)
+    assert "step-00000009.pt" in error.value.asked and "weights_only" not in str(error.value)
+    assert saved(tmp_path) == before and not (tmp_path / "checkpoints" / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "words"),
+    [
+        (
+            ("model", "0.weight"),
+            torch.zeros(5, 3, dtype=torch.float64),
+            "0.weight is torch.float64 there and torch.float32",
+        ),
+        (("model", "0.weight"), "x", r"0.weight is str there and \(5, 3\) here"),
+        (("scheduler", "last_epoch"), "1", "it is of another scheduler: last_epoch is str there and a number here"),
+        (("optimizer", "state"), None, "it does not take the state that the checkpoint has of it: KeyError: 'state'"),
+        (("optimizer", "state"), {0: 1}, "it does not take the state that the checkpoint has of it"),
+    ],
+)
+def test_a_part_of_another_kind_is_told_in_words(
+    world: World, tmp_path: Path, keys: tuple[str, ...], value: Any, words: str
+) -> None:
+    end_at(world, tmp_path, 10)
+    edit("parts", *keys, value=value)(tmp_path / "checkpoints" / "step-00000009.pt")
+    with pytest.raises(CheckpointError, match=words):
         train(world, tmp_path, seed=1)
 
 
@@ -498,6 +597,50 @@ def test_another_array_tasks_checkpoint_is_refused(world: World, tmp_path: Path)
     with pytest.raises(CheckpointError, match=r"it is array task 1's \(job 20_1\), and this is array task 2"):
         train(task(2), tmp_path, seed=1)
     assert train(task(1), tmp_path, seed=1).records[0][:2] == (0, 3)
+
+
+class Changed:
+    """A small training with settings and data that a user may change between two runs."""
+
+    def __init__(self, world: World, path: Path, *, shift: float = 0.0, lr: float = 0.1, gamma: float = 0.5) -> None:
+        data = torch.utils.data.TensorDataset(torch.arange(12.0).view(4, 3) + shift)
+        self.shard = world.shard(data, batch_size=2, shuffle_seed=1)
+        model = torch.nn.Linear(3, 1)
+        groups = [{"params": [model.weight]}, {"params": [model.bias], "weight_decay": 0.0}]
+        self.optimizer = torch.optim.SGD(groups, lr=lr)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma)
+        parts: dict[str, Any] = {"model": model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        self.checkpoint = Checkpoint(world, shard=self.shard, run_dir=RunDir(path, world), every="1steps", **parts)
+
+    def epoch(self) -> None:
+        for _ in self.checkpoint.epochs(self.checkpoint.epoch + 1):
+            for _ in self.shard:
+                self.optimizer.step()
+                self.checkpoint.step()
+            self.scheduler.step()
+
+
+def test_what_differs_is_told_and_not_what_training_has_changed(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(**options: float) -> list[str]:
+        one = Changed(world, tmp_path, **options)
+        lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+        one.epoch()
+        assert one.scheduler.gamma == 0.5 and one.optimizer.param_groups[0]["lr"] == 0.1 * 0.5**one.checkpoint.epoch
+        return lines[1:]
+
+    assert told() == [] and told() == []
+    lr = [
+        f"optimizer: param_groups[{number}].{key} is 0.2 in the script; 0.1, as it was begun with, is used"
+        for number in (0, 1)
+        for key in ("lr", "initial_lr")
+    ]
+    assert set(lr) < set(told(lr=0.2))
+    assert set(lr) < set(told(lr=0.2)), "each time, as long as it is so"
+    assert told(gamma=0.7) == ["scheduler: gamma is 0.7 in the script; 0.5, as it was begun with, is used"]
+    (words,) = told(shift=1)
+    assert re.fullmatch(r"the dataset has the fingerprint \w{12}, and had \w{12}: is it the same data\?", words)
 
 
 # Another number of ranks

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from cluster_ddp.runtime.data.fingerprint import fingerprint
+from cluster_ddp.runtime.data.resident import ResidentSet
+
+
+class Named(Dataset[int]):
+    def __init__(self, **names: object) -> None:
+        self.__dict__.update(names)
+
+
+def test_a_dataset_may_tell_its_own() -> None:
+    assert fingerprint(Named(_fingerprint="abc")) == "abc"  # as Hugging Face's do
+    assert fingerprint(Named(fingerprint="abc", _fingerprint="def")) == "abc"
+    assert fingerprint(Named(fingerprint=lambda: "abc")) is None
+    assert fingerprint(Named()) is None
+
+
+def test_tensors_are_looked_at_in_places() -> None:
+    images, labels = torch.arange(6000).view(1000, 2, 3), torch.arange(1000)
+    found = fingerprint(TensorDataset(images, labels))
+    assert found == fingerprint(ResidentSet(images.clone(), labels)) != fingerprint(TensorDataset(images))
+    others = (images.flip(0), labels), (images, labels + 1), (images.float(), labels), (images[:999], labels[:999])
+    assert found not in {fingerprint(TensorDataset(*other)) for other in others}
+    assert fingerprint(TensorDataset(torch.empty(3, 0), torch.ones(3, dtype=torch.bfloat16))) is not None
