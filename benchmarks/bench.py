@@ -81,6 +81,12 @@ BENCHMARKS = (
         "(copy, write, SHA-256, fsync).",
     ),
     Benchmark(
+        script="checkpoint_loading.py",
+        title="Loading a checkpoint",
+        about="How much memory a process takes at its peak, in times the state that it loads: on top of what it had "
+        "with the model and its gradients' buckets; and in all, without what importing torch takes.",
+    ),
+    Benchmark(
         script="stop_agreement.py",
         title="Agreeing on when to stop",
         about="The share of training steps (MNIST CNN, two ranks, CPU, gloo) that `Checkpoint.step` takes where "

@@ -195,12 +195,10 @@ class World:
             )
         batches = GlobalBatches(size, batch_size, rank=self.rank, world_size=self.world_size, seed=shuffle_seed)
         if not loader_options and (resident := place(dataset, self.device, share=resident_share, told=self.is_main)):
-            shard = Shard(batches, Gathered(resident, batches))
-        else:
-            cpus = devices.cpus(self.topology)
-            shard = Shard(batches, Loader(dataset, batches, device=self.device, cpus=cpus, **loader_options))
-        shard.fingerprint = fingerprint(dataset)
-        return shard
+            return Shard(batches, Gathered(resident, batches), fingerprint=fingerprint(dataset))
+        cpus = devices.cpus(self.topology)
+        loader = Loader(dataset, batches, device=self.device, cpus=cpus, **loader_options)
+        return Shard(batches, loader, fingerprint=fingerprint(dataset))
 
     def seed_rank(self, seed: int) -> None:
         """Give this rank random numbers of its own (torch's, Python's, NumPy's); call it after building the model."""

@@ -171,7 +171,12 @@ def _pair(there: str, here: str) -> tuple[str, str] | None:
 def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return str(tuple(value.shape))
-    kinds = {"missing": _Missing, "a number": (int, float), "a dictionary": Mapping, "a list": (list, tuple)}
+    kinds: dict[str, Any] = {
+        "missing": _Missing,
+        "a number": (int, float),
+        "a dictionary": Mapping,
+        "a list": (list, tuple),
+    }
     return next((name for name, types in kinds.items() if isinstance(value, types)), type(value).__name__)
 
 

@@ -62,8 +62,8 @@ def _newest(folder: CheckpointFolder) -> tuple[Path, str] | None:
             refused[newest[0]] = error
     if refused and newest is None:
         raise _unusable(*next(iter(refused.items())))
-    for path, error in refused.items():
-        put_aside(path, error)
+    for path, why in refused.items():
+        put_aside(path, why)
     return newest
 
 

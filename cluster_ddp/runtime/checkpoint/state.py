@@ -65,7 +65,8 @@ class TrainingState:
         }
         self._rng: dict[str, Any] | None = None
         self._host_copy = HostCopy(world.device)
-        self.reserve()  # what can't be saved is told now
+        if world.is_main:  # what can't be saved is told now; the memory for copies comes when a checkpoint is loaded
+            with_tensors(self._states(), "state['parts']", lambda tensor: tensor)
 
     def reserve(self) -> None:
         """Get the memory for copies of the state as it is now, so that no save has to."""

@@ -86,16 +86,15 @@ class Shard:
     Args:
         batches: what is in them.
         source: makes them, anew for each pass: a `resident.Gathered` or a `loader.Loader`.
+        fingerprint: tells the dataset from others of its size; None where that is not known.
     """
 
-    def __init__(self, batches: GlobalBatches, source: Iterable[Any]) -> None:
-        self.batches = batches
+    def __init__(self, batches: GlobalBatches, source: Iterable[Any], *, fingerprint: str | None = None) -> None:
+        self.batches, self.fingerprint = batches, fingerprint
         self.step = -1
         """The number of the batch in its epoch, from 0; -1 before the first."""
         self.seen = 0
         """Samples of the epoch that all ranks together have seen, with this batch."""
-        self.fingerprint: str | None = None
-        """What tells the dataset from others of its size, where that is known."""
         self.at_end: Callable[[], object] | None = None
         """Called after the last batch of a pass, before the loop over it is left."""
         self._source = source
