@@ -196,8 +196,7 @@ class World:
         batches = GlobalBatches(size, batch_size, rank=self.rank, world_size=self.world_size, seed=shuffle_seed)
         if not loader_options and (resident := place(dataset, self.device, share=resident_share, told=self.is_main)):
             return Shard(batches, Gathered(resident, batches), fingerprint=fingerprint(dataset))
-        cpus = devices.cpus(self.topology)
-        loader = Loader(dataset, batches, device=self.device, cpus=cpus, **loader_options)
+        loader = Loader(dataset, batches, device=self.device, cpus=devices.cpus(self.topology), **loader_options)
         return Shard(batches, loader, fingerprint=fingerprint(dataset))
 
     def seed_rank(self, seed: int) -> None:
