@@ -16,7 +16,7 @@ export MNIST_FROM
 # Hundreds of processes import this package: Python may keep it compiled, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test test-long test-others test-gpu test-gpu-pair test-gpu-nodes check bench chaos jobs sandbox venv
+.PHONY: help demo test test-long test-others test-newest test-slurms test-gpu test-gpu-pair test-gpu-nodes check bench chaos jobs sandbox venv
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 23
 
@@ -26,8 +26,11 @@ demo: $(VENV)/.installed  ## train the MNIST CNN here; SLURM=sandbox does it on 
 # They take half of the time, much of it waiting: the others run beside them.
 LONG_TESTS := $(addprefix tests/slurm/,test_errors.py test_faults.py test_fork.py test_jobs.py)
 
-test: $(VENV)/.installed  ## all tests, those on a real Slurm included (as root on Debian/Ubuntu)
-	@$(MAKE) --no-print-directory --jobs=2 test-long test-others
+# Debian's releases of Slurm beside the system's; the last one runs the tests marked every_slurm in `make test`.
+SLURM_VERSIONS := 24.11 26.05
+
+test: $(VENV)/.installed  ## all tests on a real Slurm, chosen ones also on a newer one (as root on Debian/Ubuntu)
+	@$(MAKE) --no-print-directory --jobs=2 test-long test-others test-newest
 
 test-long:
 	$(BIN)/python -m pytest $(LONG_TESTS)
@@ -35,6 +38,14 @@ test-long:
 test-others:  # prints all in one piece, in the end
 	@output=$$($(BIN)/python -m pytest tests/unit tests/slurm $(LONG_TESTS:%=--ignore=%) 2>&1); status=$$?; \
 	  echo "$$output"; exit $$status
+
+test-newest:
+	@output=$$($(BIN)/python -m pytest tests/slurm -m every_slurm --slurm-version $(lastword $(SLURM_VERSIONS)) 2>&1); \
+	  status=$$?; echo "$$output"; exit $$status
+
+test-slurms: $(VENV)/.installed  ## the tests of jobs on 24.11 and 26.05, too (fetched from Debian; 25 minutes)
+	@set -e; for version in $(SLURM_VERSIONS); do $(BIN)/python -m pytest --slurm-version $$version $(LONG_TESTS) \
+	  tests/slurm/test_submit.py tests/slurm/test_topology.py; done
 
 # They need torch and numpy only. A machine with GPUs may have no way to install more: a Python that has them is taken.
 GPU_PYTHON = $$($(PYTHON) -c 'import torch, numpy' 2>/dev/null && echo $(PYTHON) || echo $(BIN)/python)

@@ -44,7 +44,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
 # Quick where a cluster is patient, so that faults can be tried out.
-KillWait=5
+KillWait=15
 SlurmdTimeout=20
 SlurmctldTimeout=20
 BatchStartTimeout=20

@@ -340,6 +340,7 @@ def test_a_signal_before_the_ranks_have_met(place: Place) -> None:
     assert time.monotonic() - begun < scaled(20)
 
 
+@pytest.mark.every_slurm
 @pytest.mark.parametrize("backend", ["sbatch", "submitit"])
 def test_a_warning_before_there_is_a_checkpointer(place: Place, backend: str) -> None:
     """29. USR1 while a script of one's own has imported nothing yet, and while it reads its data."""
@@ -453,6 +454,7 @@ def test_torchrun_passes_the_signal_on(place: Place) -> None:
     assert "Going on from" in said
 
 
+@pytest.mark.every_slurm
 def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path) -> None:
     """jobs/mnist_array.sbatch as users submit it: the one that is warned stops, saves and goes on."""
     arguments = ("--dataset", "digits", "--epochs", "8", "--run-dir", f"{tmp_path}/{{}}")
@@ -487,6 +489,7 @@ def test_two_jobs_that_meet_on_the_same_port(place: Place) -> None:
     assert "The sum of all ranks is 1." in first.completed()
 
 
+@pytest.mark.every_slurm
 def test_preemption_while_a_save_is_under_way(place: Place, uninterrupted: list[dict]) -> None:
     """7, 8, 17. An urgent job takes the nodes while a checkpoint is being written to a slow disk."""
     run = start(place, FSYNC_S="0.5")
@@ -547,6 +550,7 @@ def test_an_arrays_task_is_requeued_alone_and_the_controller_is_restarted(
         assert run.metrics() == uninterrupted
 
 
+@pytest.mark.every_slurm
 def test_scancel_is_final_and_a_new_job_goes_on(place: Place, uninterrupted: list[dict]) -> None:
     """10, 14. After scancel nothing is requeued. The newest checkpoint is damaged: the one before is used."""
     run = start(place)

@@ -34,6 +34,7 @@ def place(slurm: Cluster, tmp_path: Path) -> Place:
     return Place(slurm, folder)
 
 
+@pytest.mark.every_slurm
 @pytest.mark.parametrize("options", [("--backend", "sbatch", "--cpus-per-task", "2"), ("--backend", "submitit")])
 def test_ranks_have_sruns_environment_line_for_line(place: Place, options: tuple[str, ...]) -> None:
     (place.folder / "show.py").write_text(SHOW)
@@ -49,6 +50,7 @@ def test_ranks_have_sruns_environment_line_for_line(place: Place, options: tuple
         assert [fork[0][name] for name in ("SLURM_PROCID", "RANK")] == [str(rank)] * 2
 
 
+@pytest.mark.every_slurm
 def test_the_same_training_stopped_and_queued_again(place: Place) -> None:
     """USR1 reaches all ranks, all is saved, status 75 queues the job again; the weights are srun's, bit for bit."""
     training = ("--dataset", "digits", "--epochs", "2", "--batch-size", "24", "--checkpoint-every", "4steps")

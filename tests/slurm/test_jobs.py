@@ -57,16 +57,20 @@ def started(slurm: Cluster, mnist: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(autouse=True)
-def _start_the_long_ones_first(started: Started) -> None:
-    """Whatever test of this file runs first."""
+def _start_the_long_ones_first(request: pytest.FixtureRequest) -> None:
+    """Whatever test of this file runs first; not where those that need them were not chosen."""
+    if any("started" in item.fixturenames for item in request.session.items if item.module is request.module):
+        request.getfixturevalue("started")
 
 
+@pytest.mark.every_slurm
 @pytest.mark.parametrize("script", sorted((ROOT / "jobs").glob("*.sbatch")), ids=lambda path: path.stem)
 def test_sbatch_accepts_the_rendered_jobs(slurm: Cluster, script: Path) -> None:
     done = slurm.run("sbatch", "--test-only", str(script))
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.every_slurm
 def test_hello(slurm: Cluster, tmp_path: Path) -> None:
     output = slurm.submit(slurm.job("hello_ddp"), tmp_path).succeed()
     assert re.findall(r"rank (\d) of 4 on node\d, cpu", output) == ["0", "1", "2", "3"]
@@ -132,6 +136,7 @@ def test_one_ranks_exception_ends_the_step_and_is_printed_once(slurm: Cluster, t
     assert "Connection closed by peer" not in output
 
 
+@pytest.mark.every_slurm
 def test_two_steps_at_once_in_one_job(slurm: Cluster, tmp_path: Path) -> None:
     step = f"srun --overlap --ntasks=2 {{}} {' '.join(HELLO)} &"
     script = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2\n"

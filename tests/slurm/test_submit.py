@@ -68,6 +68,7 @@ def test_a_script_that_knows_only_torchruns_variables(place: Place, backend: str
     assert {path.name for path in run_dir.glob("*.log")} == {"job.log", *(f"task-{i}.log" for i in range(tasks))}
 
 
+@pytest.mark.every_slurm
 @pytest.mark.parametrize("backend", ["submitit", "sbatch"])
 def test_every_argument_arrives_as_it_was(place: Place, backend: str) -> None:
     show = "import os, sys; print(sys.argv[1:], os.environ['CLUSTER_DDP_RUN_DIR'])"
@@ -76,6 +77,7 @@ def test_every_argument_arrives_as_it_was(place: Place, backend: str) -> None:
     assert not list(place.folder.rglob("pwned"))
 
 
+@pytest.mark.every_slurm
 @pytest.mark.parametrize("backend", ["submitit", "sbatch"])
 def test_a_grid_of_eight(place: Place, backend: str) -> None:
     tell = 'echo "seed $1 lr $2 port $MASTER_PORT folder $CLUSTER_DDP_RUN_DIR"'
@@ -93,6 +95,7 @@ def test_a_grid_of_eight(place: Place, backend: str) -> None:
     assert not list(place.folder.rglob("pwned"))
 
 
+@pytest.mark.every_slurm
 def test_from_inside_a_job_and_from_salloc_it_is_the_same_job(place: Place) -> None:
     """What the tasks of three jobs see: submitted from a shell, from salloc's, from a task of another job."""
     tell = 'env -0 >"$CLUSTER_DDP_RUN_DIR/env-$SLURM_PROCID"'
@@ -181,6 +184,7 @@ def test_one_after_the_other(place: Place) -> None:
     assert place.end_of(never).state == "CANCELLED"
 
 
+@pytest.mark.every_slurm
 def test_the_scheduler_is_asked_and_nothing_submitted(place: Place) -> None:
     done = place.submit(*TWO_BY_TWO, "--test-only", "--", "true")
     assert done.returncode == 0, done.stderr
@@ -199,6 +203,7 @@ BAD = [
 ]
 
 
+@pytest.mark.every_slurm
 @pytest.mark.parametrize(("options", "words"), BAD, ids=[" ".join(options) for options, _ in BAD])
 def test_what_the_cluster_has_not_is_an_error_and_leaves_nothing(
     place: Place, options: tuple[str, ...], words: str
@@ -227,6 +232,7 @@ def test_a_time_over_the_partitions_limit_is_an_error(place: Place) -> None:
     assert "Hint: --time 0-01:00:00" in done.stderr
 
 
+@pytest.mark.every_slurm
 def test_a_function_gets_the_world(cluster_env: Path) -> None:
     def train(world: cluster_ddp.World, seed: str) -> tuple[float, str, int]:
         return world.sum(world.rank)[0], seed, world.world_size
