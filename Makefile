@@ -29,7 +29,7 @@ LONG_TESTS := $(addprefix tests/slurm/,test_errors.py test_faults.py test_fork.p
 # Debian's releases of Slurm beside the system's; the last one runs the tests marked every_slurm in `make test`.
 SLURM_VERSIONS := 24.11 26.05
 
-test: $(VENV)/.installed  ## all tests on a real Slurm, chosen ones also on a newer one (as root on Debian/Ubuntu)
+test: $(VENV)/.installed  ## all tests, those on a real Slurm and on a newer one included (as root on Debian/Ubuntu)
 	@$(MAKE) --no-print-directory --jobs=2 test-long test-others test-newest
 
 test-long:

@@ -17,14 +17,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
 import chaos_faults
-from chaos_run import Run, ViolationError
+from chaos_run import DISK, Run, ViolationError
 
-from cluster_ddp.errors import ClusterDDPError, exit_on_error
-from cluster_ddp.sandbox import cluster, packages
+from cluster_ddp.errors import ClusterDDPError, SandboxError, exit_on_error
+from cluster_ddp.sandbox import cluster, disk, packages
 from cluster_ddp.sandbox.layout import Layout
 
 NODES, GPUS_PER_NODE = 4, 2
@@ -32,7 +33,9 @@ EARLY = 0.25
 """Share of the faults that meet a training which is just starting."""
 EARLY_WITHIN_S, WITHIN_S = 4.0, 4.0
 SLOWEST_UNDISTURBED_S = 400.0
-RESTART_TIMEOUT_S = 150.0
+UNHEARD_AFTER_S = 15.0
+RESTART_TIMEOUT_S = SLOWEST_UNDISTURBED_S  # with a full disk the job ends with its last step
+DISK_MB = 256
 TRAINING_TIMEOUT_S = 3600.0
 IGNORED = ("time", "samples_per_s")
 
@@ -85,7 +88,8 @@ class Chaos:
     def _kinds(self) -> Iterator[chaos_faults.Fault]:
         """Every kind once and the quick ones twice, shuffled; and again."""
         while True:
-            bag = [*chaos_faults.FAULTS, *(fault for fault in chaos_faults.FAULTS if fault.often)]
+            kinds = [fault for fault in chaos_faults.FAULTS if (self.folder / DISK).is_mount() or not fault.needs_disk]
+            bag = [*kinds, *(fault for fault in kinds if fault.often)]
             self.random.shuffle(bag)
             yield from bag
 
@@ -126,8 +130,15 @@ class Chaos:
         self.made[fault.name] += 1
         self._say(f"fault {self.made.total()}: {fault.name}: {done}, {before}")
         if fault.is_fatal:
-            made_s = time.monotonic()
-            run.wait_until(lambda: run.was_brought_down(pids), RESTART_TIMEOUT_S, f"an effect of {fault.name}")
+            made_s, unheard_s = time.monotonic(), time.time() + UNHEARD_AFTER_S
+            early = fault.is_warning and not run.has_progress()  # it may come before a rank listens
+            run.wait_until(
+                lambda: run.was_brought_down(pids) or (early and run.has_recorded_since(unheard_s)),
+                RESTART_TIMEOUT_S,
+                f"an effect of {fault.name}",
+            )
+            if early and (not run.was_brought_down(pids) or run.state == "COMPLETED"):
+                return
             took_s = round(time.monotonic() - made_s, 1)
             self.slowest_end_s[fault.name] = max(took_s, self.slowest_end_s.get(fault.name, 0.0))
             if run.state == "COMPLETED" and not nearly_done:
@@ -150,6 +161,7 @@ class Chaos:
         self._say(f"training {self.trainings} ended like the undisturbed one, after {run.restarts} restarts")
         if not run.not_requeued:
             shutil.rmtree(run.folder)
+            shutil.rmtree(run.run_dir)
 
     def _check_books(self, run: Run) -> None:
         for record in run.records():
@@ -181,11 +193,19 @@ def main() -> int:
     with exit_on_error("make chaos"):
         packages.install()
         cluster.down(options.name)  # one that a killed run has left
-        return _chaos(options)
+        folder = Path(tempfile.mkdtemp(prefix="cluster-ddp-chaos-"))
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(disk.mounted(folder / DISK, size_mb=DISK_MB))
+            except SandboxError as error:
+                print(f"{error}\nWithout the faults of disks.", flush=True)
+            status = _chaos(options, folder)
+        if status == 0 and not options.keep:
+            shutil.rmtree(folder)
+        return status
 
 
-def _chaos(options: argparse.Namespace) -> int:
-    folder = Path(tempfile.mkdtemp(prefix="cluster-ddp-chaos-"))
+def _chaos(options: argparse.Namespace, folder: Path) -> int:
     violation: str | None = "interrupted"
     layout = cluster.up(options.name, nodes=NODES, gpus_per_node=GPUS_PER_NODE)
     chaos = Chaos(layout, folder, faults=options.faults, seed=options.seed, epochs=options.epochs)
@@ -198,10 +218,10 @@ def _chaos(options: argparse.Namespace) -> int:
         if violation is not None:
             print(f"\nVIOLATION: {violation}\nAll files are kept: {folder}", file=sys.stderr)
             shutil.copytree(layout.folder / "log", folder / "slurm-log")
+            disk.empty(folder / DISK)
+            shutil.copytree(folder / DISK, folder / "run-folders")
         if not options.keep:
             cluster.down(options.name)
-        if violation is None and not options.keep:
-            shutil.rmtree(folder)
         summary = {
             "seed": options.seed,
             "faults": chaos.made.total(),

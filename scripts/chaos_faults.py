@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from chaos_run import Run
 
 from cluster_ddp.errors import SlurmError
-from cluster_ddp.sandbox import faults
+from cluster_ddp.sandbox import disk, faults
 from cluster_ddp.slurm.port import candidates
 
 # slurmctld saves its state some seconds after a change: that a younger job has started may be forgotten, and it is
 # started again, which is Slurm's business.
 _SAVED_AFTER = "00:00:08"
+_START_TIMEOUT_S = 300.0
 _NEXT_JOBS = 3
 """How many job ids ahead ports are stolen: other jobs may be submitted before the next of ours."""
 
@@ -33,6 +34,8 @@ class Fault:
     """Whether the job must end, or be started again, of it."""
     is_warning: bool = False
     """Whether the job is asked to stop and to queue itself again."""
+    needs_disk: bool = False
+    """Whether the run folders must be on a file system of their own."""
     often: bool = False
     """Whether it is quick enough to be made twice as often."""
 
@@ -73,6 +76,61 @@ def lose_node(run: Run, rng: random.Random) -> str | None:
     if told:
         run.slurm("scontrol", "update", f"nodename={node}", "state=down", "reason=chaos")
     return f"{node}{', which slurmctld is told' if told else ''}"
+
+
+def cut_node(low_s: float, high_s: float) -> Callable[[Run, random.Random], str | None]:
+    """A node's link is down for a while, and its ranks live on. After 20 s (SlurmdTimeout) slurmctld gives it up."""
+
+    def make(run: Run, rng: random.Random) -> str | None:
+        if not (ranks := run.ranks()):
+            return None
+        node, for_s = rng.choice(ranks).node, rng.uniform(low_s, high_s)
+        faults.cut_node(run.layout, node, for_s=for_s)
+        return f"{node} for {for_s:.1f} s"
+
+    return make
+
+
+def controller_away(run: Run, rng: random.Random) -> str | None:
+    """slurmctld is away when the job wants to be queued again."""
+    while (status := run.status()).elapsed < _SAVED_AFTER and not status.ended:
+        time.sleep(0.5)
+    if not (ranks := run.ranks()):
+        return None
+    away_s = rng.uniform(20, 60)
+    faults.lose_controller(run.layout)
+    faults.send([rank.pid for rank in ranks], signal.SIGUSR1)
+    time.sleep(away_s)
+    faults.bring_back_controller(run.layout)
+    return f"for {away_s:.0f} s after a warning"
+
+
+def early_warning(run: Run, rng: random.Random) -> str | None:
+    """The job is started again, and warned before its ranks are there, or before they can stop."""
+    if not (ranks := run.ranks()):
+        return None
+    pids, after_s = {rank.pid for rank in ranks}, rng.uniform(0, 5)
+    run.slurm("scontrol", "requeue", str(run.job_id))
+    run.wait_until(lambda: run.was_brought_down(pids) and run.state == "RUNNING", _START_TIMEOUT_S, "a new start")
+    run.begin_again(should_requeue=False)
+    time.sleep(after_s)
+    run.slurm("scancel", "--signal=USR1", str(run.job_id))
+    return f"{after_s:.1f} s after a new start"
+
+
+def full_disk(run: Run, rng: random.Random) -> str | None:
+    """No room is left, until the job has ended."""
+    if not run.ranks():
+        return None
+    disk.fill(run.disk)
+    return "until the job's end"
+
+
+def blocked_disk(run: Run, rng: random.Random) -> str | None:
+    """Whatever writes waits for a while."""
+    for_s = rng.uniform(1, 10)
+    disk.block(run.disk, for_s=for_s)
+    return f"for {for_s:.1f} s"
 
 
 def preempt(run: Run, rng: random.Random) -> str | None:
@@ -143,9 +201,15 @@ FAULTS = (
     Fault("preempted", preempt),
     Fault("requeued", _slurm("scontrol", "requeue", "JOB")),
     Fault("warned", _slurm("scancel", "--signal=USR1", "JOB"), is_warning=True, often=True),
+    Fault("warned early", early_warning, is_warning=True),
     Fault("step cancelled", _slurm("scancel", "JOB.0")),
     Fault("job cancelled", _slurm("scancel", "JOB")),
     Fault("controller restarted", restart_controller, is_fatal=False),
+    Fault("node cut for a moment", cut_node(1, 6), is_fatal=False),
+    Fault("node cut", cut_node(30, 50)),
+    Fault("controller away at the requeue", controller_away, is_warning=True),
+    Fault("disk full to the end", full_disk, needs_disk=True),
+    Fault("file system blocked", blocked_disk, is_fatal=False, needs_disk=True),
     Fault("port stolen", port_theft),
     Fault("slow disk", slow_disk, is_fatal=False, often=True),
 )

@@ -17,10 +17,12 @@ from chaos_training import SLOW_DISK
 from cluster_ddp.launch.render import render
 from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.runtime.checkpoint import file, folder
-from cluster_ddp.sandbox import cluster, faults
+from cluster_ddp.sandbox import cluster, disk, faults
 from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands
 
+DISK = "disk"
+"""The run folders' file system, in the folder of all of a chaos' files."""
 SCRIPT = Path(__file__).with_name("chaos_training.py")
 POLL_S = 0.3
 KEEP = 3
@@ -42,7 +44,9 @@ class Run:
     """
 
     def __init__(self, layout: Layout, folder: Path, epochs: int) -> None:
-        self.layout, self.folder, self.run_dir = layout, folder, folder / "run"
+        self.layout, self.folder, self.disk = layout, folder, folder.parent / DISK
+        self.run_dir = self.disk / folder.name
+        folder.mkdir()
         self.epochs = epochs
         self.run_dir.mkdir(parents=True)
         self.slow_disk = self.run_dir / SLOW_DISK
@@ -160,11 +164,15 @@ class Run:
 
     def has_progress(self) -> bool:
         """Whether it has recorded anything since it was last begun. If so, held ports are given back."""
-        records = self.records()
-        if not records or records[-1]["time"] < self.since_s:
+        if not self.has_recorded_since(self.since_s):
             return False
         self.thieves.close()
         return True
+
+    def has_recorded_since(self, time_s: float) -> bool:
+        """Whether it has recorded anything since a UNIX time."""
+        records = self.records()
+        return bool(records) and bool(records[-1]["time"] >= time_s)
 
     def is_nearly_done(self) -> bool:
         """Whether it is in its last epochs, so that a fault may come too late to disturb it."""
@@ -195,11 +203,12 @@ class Run:
         return [path.name for path in self.run_dir.rglob("*.tmp")]
 
     def clean_up_after_fault(self, rng: random.Random) -> None:
-        """Lost nodes come back after a while, and a slow disk recovers or not."""
+        """Lost nodes come back after a while, a full disk has room again, and a slow disk recovers or not."""
         for node in self.lost_nodes:
             time.sleep(rng.uniform(0, 4))
             faults.bring_back_node(self.layout, node)
         self.lost_nodes.clear()
+        disk.empty(self.disk)
         if rng.random() < 0.5:
             with contextlib.suppress(FileNotFoundError):
                 self.slow_disk.unlink()

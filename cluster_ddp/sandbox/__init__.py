@@ -9,6 +9,7 @@ several sandboxes and a Slurm already on the machine don't disturb each other.
     config    slurm.conf and its companions
     cluster   up, down, status
     packages  what must be installed, and installing it
+    faults    what breaks, made for real; disk: a small file system that can be full or stand still
     releases  other releases of Slurm, unpacked beside the system's
 
 Start it with `python -m cluster_ddp.sandbox up`.

@@ -61,13 +61,40 @@ def bring_back_node(layout: Layout, node: str) -> None:
     cluster.wait_until_usable(layout, [node], [cluster.start_node(layout, node)])
 
 
+def cut_node(layout: Layout, node: str, *, for_s: float) -> None:
+    """A node's link is down for some seconds; its slurmd and its tasks live on. Returns when a step has run there.
+
+    After SlurmdTimeout (20 s) slurmctld gives the node up, and ends what it finds there when the link is up again.
+
+    Raises:
+        SandboxError: no step runs there any more.
+    """
+    network.ip("link", "set", layout.link(node), "down")
+    try:
+        time.sleep(for_s)
+    finally:
+        network.ip("link", "set", layout.link(node), "up")
+    cluster.wait_until_usable(layout, [node], [])
+
+
 def restart_controller(layout: Layout, *, after_s: float) -> None:
     """slurmctld gets SIGKILL and, `after_s` seconds later, is started again; returns when steps run on all nodes.
+
+    Raises:
+        SandboxError: there is none, or no step runs under the new one.
+    """
+    lose_controller(layout)
+    time.sleep(after_s)
+    bring_back_controller(layout)
+
+
+def lose_controller(layout: Layout) -> None:
+    """slurmctld gets SIGKILL.
 
     It saves its state some seconds after a change (up to 5 s with Slurm 22.05): what is younger may be forgotten.
 
     Raises:
-        SandboxError: there is none, or no step runs under the new one.
+        SandboxError: there is none.
     """
     # Debian's program is slurmctld-wlm; its helper slurmscriptd is the same program and ends with it.
     pids = [pid for pid in processes_on(layout, CONTROLLER) if _program(pid).startswith("slurmctld")]
@@ -78,7 +105,14 @@ def restart_controller(layout: Layout, *, after_s: float) -> None:
             f"python -m cluster_ddp.sandbox down --name {layout.name}",
         )
     send(pids, signal.SIGKILL)
-    time.sleep(after_s)
+
+
+def bring_back_controller(layout: Layout) -> None:
+    """slurmctld starts again; returns when steps run on all nodes.
+
+    Raises:
+        SandboxError: no step runs under it.
+    """
     cluster.wait_until_usable(layout, layout.node_names, [cluster.start_controller(layout)])
 
 

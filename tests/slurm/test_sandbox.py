@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -9,8 +10,10 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,7 @@ from cluster import Cluster, skip
 from slowness import scaled
 
 from cluster_ddp.errors import SandboxError
-from cluster_ddp.sandbox import cluster, faults, network, packages, releases
+from cluster_ddp.sandbox import cluster, disk, faults, network, packages, releases
 from cluster_ddp.sandbox.layout import STATE_ROOT
 from cluster_ddp.slurm import commands
 
@@ -123,6 +126,34 @@ def test_a_release_that_cannot_be_fetched_is_told_and_leaves_nothing(
     assert f"Downloading Slurm {releases.NEWEST} from " in done.stderr
     assert "Could not connect to 127.0.0.1:9" in done.stderr
     assert list(tmp_path.rglob("*")) == [tmp_path / "cluster_ddp"]
+
+
+def test_a_disk_is_full_and_then_blocked(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(disk.mounted(folder, size_mb=16))
+        except SandboxError as error:
+            pytest.skip(str(error))
+        disk.fill(folder)
+        with pytest.raises(OSError, match="No space left on device"):
+            (folder / "file").write_bytes(bytes(1 << 16))
+        disk.empty(folder)
+        (folder / "file").write_bytes(bytes(1 << 16))
+        times, ended = [time.monotonic()], threading.Event()
+
+        def write() -> None:
+            while not ended.wait(0.05):
+                (folder / "file").write_bytes(b"again")
+                times.append(time.monotonic())
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        disk.block(folder, for_s=2)
+        ended.set()
+        writer.join()
+        assert max(later - earlier for earlier, later in itertools.pairwise([*times, time.monotonic()])) > 1.5
+    assert not (tmp_path / "disk.img").exists() and not folder.is_mount()
 
 
 def test_down_after_a_crash_with_a_job_running() -> None:
