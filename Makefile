@@ -43,7 +43,7 @@ test-newest:
 	@output=$$($(BIN)/python -m pytest tests/slurm -m every_slurm --slurm-version $(lastword $(SLURM_VERSIONS)) 2>&1); \
 	  status=$$?; echo "$$output"; exit $$status
 
-test-slurms: $(VENV)/.installed  ## the tests of jobs on 24.11 and 26.05, too (fetched from Debian; 25 minutes)
+test-slurms: $(VENV)/.installed  ## the tests of jobs on 24.11 and 26.05, too (fetched from Debian)
 	@set -e; for version in $(SLURM_VERSIONS); do $(BIN)/python -m pytest --slurm-version $$version $(LONG_TESTS) \
 	  tests/slurm/test_submit.py tests/slurm/test_topology.py; done
 
