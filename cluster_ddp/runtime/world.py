@@ -219,8 +219,7 @@ def distributed(
 
     Args:
         cuda: use GPUs where there are some.
-        deterministic: the same bits in every run on the same machines: torch's deterministic algorithms, decided before
-            the communicator is made, which NCCL's choice of algorithm depends on.
+        deterministic: the same bits in every run on the same machines. NCCL's algorithms depend on it, too.
         rendezvous_timeout_s: seconds to wait for all ranks.
         collective_timeout_s: seconds that a rank may let the others wait later on; then they name it and end.
 
@@ -237,7 +236,7 @@ def distributed(
     keep_through_stops()
     open_files.raise_limit()
     device = devices.set_up(topology, cuda=cuda, deterministic=deterministic)
-    key = RunKey.of(topology, os.environ) if topology.world_size > 1 else RunKey.of_one_process()
+    key = RunKey.of(topology, os.environ)
     reporter.store = rendezvous.meet(topology, device.type, key, timeout_s=rendezvous_timeout_s)
     reporter.collective_timeout_s = collective_timeout_s
     choose_interface(topology, os.environ)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from cluster_ddp.errors import exit_on_error
 from cluster_ddp.files import open_own
-from cluster_ddp.runtime.fork import affinity, preload
+from cluster_ddp.runtime.fork import affinity, ending, preload
 from cluster_ddp.runtime.fork.agent import SIGNALS, WARNINGS, Agent
 from cluster_ddp.runtime.fork.target import Target
 from cluster_ddp.slurm import variables
@@ -51,13 +51,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     pids: dict[int, int] = {}
+    shared = dict(sys.modules)
     for local_rank in range(arguments.ranks):
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
             _die_with(parent)
             signal.signal(signal.SIGTERM, terminated)
             _become(node, local_rank, arguments.log_dir)
-            return target.run()
+            ending.after(target.run, shared)
         pids[pid] = node.rank(local_rank)
     _keep(*WARNINGS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the ranks, too: they decide

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import gc
@@ -70,7 +69,6 @@ def freshen(cpus: int) -> None:
     """
     import torch
 
-    atexit.register(gc.unfreeze)  # so that the end of the interpreter finds all that it wants to tidy up
     torch.default_generator.seed()  # of the CPU; those of GPUs start with the same seed in every process
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()

@@ -30,6 +30,8 @@ class RunKey:
     @staticmethod
     def of(topology: Topology, env: Mapping[str, str]) -> RunKey:
         """The key of the run that a rank belongs to; `env` is such as os.environ."""
+        if topology.world_size == 1:
+            return RunKey.of_one_process()
         return RunKey(os.fsencode(env.get(variables.SECRET, "")), topology.key)
 
     @staticmethod

@@ -63,6 +63,67 @@ SAY = "import os; rank = os.environ['RANK']\n"
 READY = SAY + "def ready(): open(f'ready{rank}', 'w').close()\n"
 
 
+ENDS = """import atexit, tempfile, threading, time
+folder = tempfile.TemporaryDirectory(dir=".", prefix=f"temporary{rank}")
+unclosed = open(f"unclosed{rank}", "w"); unclosed.write("written")
+import logging.config as imported_here
+imported_here.file = open(f"imported{rank}", "w"); imported_here.file.write("written")
+atexit.register(lambda: print("handler", flush=True))
+def wait(): time.sleep(0.3); print("thread")
+threading.Thread(target=wait).start()
+"""
+
+
+def test_a_rank_ends_as_python_would(tmp_path: Path) -> None:
+    """Nothing that it has left open is lost, though it does not tidy up what it shares with the others."""
+    status, out, err = run(tmp_path, SAY + ENDS)
+    assert (status, err) == (0, "")
+    assert sorted(out.split()) == ["handler", "handler", "thread", "thread"]
+    for rank in range(2):
+        assert (tmp_path / f"unclosed{rank}").read_text() == (tmp_path / f"imported{rank}").read_text() == "written"
+    assert not list(tmp_path.glob("temporary*"))
+
+
+FAULTS = """import gc, os, resource, sys, torch
+from cluster_ddp.runtime.fork import ending
+gc.freeze()  # as before the ranks are forked
+def faults(end):
+    mine, theirs = os.pipe()
+    if (pid := os.fork()) == 0:
+        end(lambda: os.write(theirs, str(resource.getrusage(resource.RUSAGE_SELF).ru_minflt).encode()))
+    before = int(os.read(mine, 20))
+    return os.wait4(pid, 0)[2].ru_minflt - before
+ours = faults(lambda tell: ending.after(tell, dict(sys.modules)))
+pythons = faults(lambda tell: (tell(), sys.exit()))
+print(ours, pythons)
+"""
+
+
+def test_a_rank_that_ends_does_not_copy_what_it_shares() -> None:
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, timeout=120)
+    ours, pythons = map(int, done.stdout.split())
+    assert ours < pythons / 3
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "said"),
+    [
+        ("sys.exit()", 0, ""),
+        ("sys.exit(256 + 7)", 7, ""),
+        ("sys.exit('what went wrong')", 1, "what went wrong\n"),
+        ("print('x'); sys.stdout.close()", 0, ""),
+        ("print('x'); os.dup2(os.open('/dev/full', os.O_WRONLY), 1)", 120, ""),
+    ],
+)
+def test_a_rank_has_the_status_that_python_would_have(tmp_path: Path, ending: str, status: int, said: str) -> None:
+    script = f"import sys\n{SAY}\n{ending}"
+    env = {"RANK": "0", "PYTHONUNBUFFERED": ""}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, env={**PLACE, **env})
+    assert (done.returncode, said in done.stderr.decode()) == (status, True)  # so Python does
+    found, _, err = run(tmp_path, script, ranks=1, **env)
+    assert (found, said in err) == (status, True)
+
+
 @pytest.mark.parametrize(("env", "length"), [({}, 64), ({"CLUSTER_DDP_SECRET": "ours"}, 4)], ids=["made", "given"])
 def test_the_ranks_of_one_machine_share_a_secret(tmp_path: Path, env: dict[str, str], length: int) -> None:
     status, out, err = run(tmp_path, "import os; print(os.environ['CLUSTER_DDP_SECRET'])", **env)
