@@ -100,6 +100,11 @@ BENCHMARKS = (
         arguments=("--rounds=20", "--torchx={torchx}"),
     ),
     Benchmark(
+        script="submit_array.py",
+        title="Submitting an array of 1,000",
+        about="Wall time of the whole process, where Slurm's commands answer at once, and what it writes.",
+    ),
+    Benchmark(
         script="startup.py",
         title="From srun to the first step",
         about="The MNIST training on 16 ranks, 8 on each of two nodes of a sandbox that share this machine's cores, "
