@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.launch import grids, options, planning, preflight, profile, resume, submission
+from cluster_ddp.launch import grids, options, planning, preflight, profile, resume, run_folder, submission
 from cluster_ddp.launch.job import Job
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.schedulers.slurm import Slurm, test_only
@@ -61,24 +62,8 @@ def run(argv: Sequence[str], *, program: str, description: str, reference: Refer
     advice = options.tasks_advice(vars(parsed), values.get("nodes", 1), values.get("gpus_per_node", 1))
     if command is not None:
         options.refuse(rest, parser, program)
-        work = _Work(options.job_name(command), command)
-    elif earlier is None:
-        work = _Work(reference.name, reference.command(rest, values), of_reference=rest)
-    else:
-        work = _again(earlier, reference, rest, values, lambda rest: options.refuse(rest, parser, program))
-    job = {key: value for key, value in values.items() if key not in profile.SUBMISSION_KEYS}
-    plan = planning.plan(
-        JobSpec(**{"name": work.name, **job, "command": tuple(work.command)}),
-        function=work.function,
-        backend=values.get("backend", "submitit"),
-        runs_dir=Path(values.get("runs_dir", "runs")),
-        run_dir=parsed.run_dir and Path(parsed.run_dir),
-        earlier=earlier,
-        code=work.code,
-        take_snapshot=parsed.snapshot,
-        source=f"Submitted by: {program} {shlex.join(argv)}",
-        must_run=not parsed.dry_run,
-    )
+    work = _work(command, rest, earlier, reference, values)
+    plan = _plan(work, values, earlier, parsed, source=f"Submitted by: {program} {shlex.join(argv)}")
     if not parsed.no_check:
         advice += preflight.check(plan, ask_cluster=not parsed.dry_run)
         if work.of_reference is not None and not parsed.dry_run:
@@ -103,20 +88,44 @@ class _Work(NamedTuple):
     code: str | None = None
 
 
-def _again(
-    earlier: resume.Earlier,
-    reference: Reference,
+def _work(
+    command: list[str] | None,
     rest: list[str],
+    earlier: resume.Earlier | None,
+    reference: Reference,
     values: Mapping[str, Any],
-    refuse: Callable[[list[str]], None],
 ) -> _Work:
-    """What an earlier job ran, in its folder and copy of the code; the reference job with more options on top."""
+    """The command; else what the earlier job ran, in its folder and copy of the code; else the reference job."""
+    if command is not None:
+        return _Work(options.job_name(command), command)
+    if earlier is None:
+        return _Work(reference.name, reference.command(rest, values), of_reference=rest)
     spec = earlier.enter()
     if list(spec.command[1:3]) == reference.command([], values)[1:3]:
         rest = [*spec.command[3:], *rest]
         return _Work(spec.name, reference.command(rest, values), of_reference=rest, code=earlier.code)
-    refuse(rest)
+    if rest:
+        hint = f"{run_folder.resume_command(earlier.run_dir)} -- {shlex.join([*spec.command, *rest])}"
+        raise SpecError(f"Resuming with {rest[0]}:", "there is no such option; is it the command's?", hint)
     return _Work(spec.name, spec.command, function=earlier.function(), code=earlier.code)
+
+
+def _plan(
+    work: _Work, values: Mapping[str, Any], earlier: resume.Earlier | None, parsed: argparse.Namespace, *, source: str
+) -> Plan:
+    job = {key: value for key, value in values.items() if key not in profile.SUBMISSION_KEYS}
+    return planning.plan(
+        JobSpec(**{"name": work.name, **job, "command": tuple(work.command)}),
+        function=work.function,
+        backend=values.get("backend", "submitit"),
+        runs_dir=Path(values.get("runs_dir", "runs")),
+        run_dir=parsed.run_dir and Path(parsed.run_dir),
+        earlier=earlier,
+        code=work.code,
+        take_snapshot=parsed.snapshot,
+        source=source,
+        must_run=not parsed.dry_run,
+    )
 
 
 def _settings_of(earlier: resume.Earlier, files: profile.Settings, name: str | None) -> profile.Settings:

@@ -57,5 +57,5 @@ class Interruptions:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._came.append(number)
-        if not self._is_late:
+        if not self._is_late and len(self._came) == 1:
             raise Interrupted

@@ -156,12 +156,17 @@ def set_aside(earlier: Earlier) -> Path | None:
     if not earlier.job:
         return None
     aside = earlier.run_dir / f"job-{earlier.job}"
+    asked = f"Moving what job {earlier.job} has left to {aside}:"
     try:
         make_dir(aside, shared=earlier.spec is not None and earlier.spec.share)
+    except OSError as error:
+        raise RunDirError(asked, f"{error.strerror}.", "has another submission just resumed it?") from error
+    try:
         _move(earlier.run_dir, aside)
     except OSError as error:
-        found = f"{aside} can't be made: {error.strerror}."
-        raise RunDirError(f"Resuming {earlier.run_dir}:", found, "has another submission just resumed it?") from error
+        _move(aside, earlier.run_dir)
+        aside.rmdir()
+        raise RunDirError(asked, f"{error.strerror}.", f"may you write all of {earlier.run_dir}?") from error
     return aside
 
 

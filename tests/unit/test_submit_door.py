@@ -47,6 +47,31 @@ def test_the_reference_job_and_its_options(capsys, fake_slurm: FakeSlurm, folder
     assert command == [sys.executable, "-m", "cluster_ddp.train", "--epochs", "3", "--lr", "0.5", "--no-cuda"]
 
 
+def test_what_resumes_repeats_the_job_with_what_is_given_changed(
+    capsys, monkeypatch, fake_slurm: FakeSlurm, folder: Path
+) -> None:
+    fake_slurm.command("scontrol", "echo 'JobId=12 JobName=x JobState=FAILED Reason=None ExitCode=1:0'")
+    run(capsys, "--no-check", "--nodes", "2", "--mem", "8G", "--epochs", "3", "--no-cuda")
+    elsewhere = folder / "else where"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    fake_slurm.command("sbatch", "echo 13")
+    more = ("--runs-dir", "../runs", "--no-check", "--mem", "16G", "--epochs", "5")
+    status, out, err = run(capsys, "--resume", "12", *more)
+    assert (status, out) == (0, "Submitted job 13 (mnist): 2 nodes x 1 GPU. Run folder: ../runs/mnist-12\n"), err
+    record = json.loads((folder / "runs/mnist-12/spec.json").read_text())
+    assert record["command"][1:] == ["-m", "cluster_ddp.train", "--epochs", "3", "--no-cuda", "--epochs", "5"]
+    assert (record["job"], record["spec"]["mem"], record["folder"]) == ("13", "16G", str(folder))
+    assert {"spec.json", "job.sbatch", "12_submitted.pkl"} == {
+        path.name for path in (folder / "runs/mnist-12/job-12").iterdir()
+    }
+    run(capsys, "--no-check", "--name", "own", "--", "python", "my_train.py")
+    fake_slurm.command("sbatch", "echo 14")
+    status, _, err = run(capsys, "--resume", str(folder / "runs/own-13"), "--lr", "1")
+    assert status == 2
+    assert err.rstrip().endswith("-- python my_train.py --lr 1")
+
+
 def test_a_command_of_ones_own(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
     status, out, _ = run(
         capsys, "--no-check", "--backend", "sbatch", "--", "python", "my_train.py", "--", "--nodes", "9"
