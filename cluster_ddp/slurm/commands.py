@@ -173,13 +173,13 @@ def submit(
     return Submitted(job_id=int(match[1]), cluster=match[2])
 
 
-def cancel_by_comment(comment: str, *, env: Mapping[str, str] | None = None, timeout_s: float | None = None) -> bool:
+def cancel_by_comment(comment: str) -> bool:
     """Cancel the job that sbatch may have submitted although it gave no answer in time.
+
+    It is looked for as long again: the controller may be as slow with the job as with its answer.
 
     Args:
         comment: that only this job has.
-        env: the environment of squeue and scancel.
-        timeout_s: how long to look: the controller may be as slow with the job as with its answer.
 
     Returns:
         Whether it was found.
@@ -187,18 +187,16 @@ def cancel_by_comment(comment: str, *, env: Mapping[str, str] | None = None, tim
     Raises:
         SlurmError: it was found, and can't be cancelled.
     """
-    deadline = time.monotonic() + (timeout_s or TIMEOUT_S)
+    deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
-        listing = ["squeue", "--noheader", "--array", "--states=all", "--format=%F %k"]
+        lines: list[str] = []
         with contextlib.suppress(SlurmError):
-            ids = {line.split()[0] for line in run(listing, env=env).splitlines() if line.split()[1:] == [comment]}
-            if ids:
-                break
+            lines = run(["squeue", "--me", "--noheader", "--format=%F %k"]).splitlines()
+        if ids := {line.split()[0] for line in lines if line.split()[1:] == [comment]}:
+            run(["scancel", *ids])
+            return True
         time.sleep(1)
-    else:
-        return False
-    run(["scancel", *ids], env=env)
-    return True
+    return False
 
 
 def job_statuses(
