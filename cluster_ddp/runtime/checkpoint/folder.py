@@ -140,8 +140,10 @@ class CheckpointFolder:
         except Exception as error:  # whatever it is, training is worth more than one checkpoint
             words = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             last = f"the last good one is {self.last_good}" if self.last_good else "there is none yet"
-            self._failure = f"{path} is not saved: {words}; {last}"
-            log.error("Saving the checkpoint %s failed: %s. Training goes on; %s.", path, words, last)
+            failure = f"{path} is not saved: {words}; {last}"
+            if failure != self._failure:  # else it was tried again in the end
+                log.error("Saving the checkpoint %s failed: %s. Training goes on; %s.", path, words, last)
+            self._failure = failure
             return
         self.last_good, self._failure = path, ""
         if run_dir := os.environ.get("CLUSTER_DDP_RUN_DIR"):  # for the batch script: --requeue-on-failure

@@ -82,6 +82,7 @@ def test_a_disk_that_stays_full_ends_in_an_error(tmp_path: Path, start: Start) -
     assert process.returncode == 1
     assert "all steps made" in words and "Traceback" not in words
     assert "The training has ended, but: " in words and "Trying again, for 2 s at most." in words
+    assert words.count("Saving the checkpoint") == 1  # not for every try
     lost = words[words.index("error: Writing what is left at the end of the training:") :]
     run = tmp_path / "run"
     assert f"{run}/checkpoints/step-00000010.pt is not saved: File too large" in lost
