@@ -42,6 +42,7 @@ class CheckpointFolder:
         self.writer = BackgroundWriter("checkpoint")
         self._failure = ""
         self._again: Callable[[], None] | None = None
+        self._has_ended = False  # the training: what fails again is said by who asks for it
 
     def files(self) -> list[Path]:
         """The checkpoints, newest first; also of a folder that is not there."""
@@ -119,6 +120,7 @@ class CheckpointFolder:
         if self._failure and not self.writer.is_busy():
             if self._again is None:
                 raise CheckpointError("Saving the end of the training:", self._failure, "see the errors above")
+            self._has_ended = True
             self._again()
         if not self.writer.wait(timeout_s):
             return f"still being written: {self.writer.at_work()}"
@@ -140,10 +142,9 @@ class CheckpointFolder:
         except Exception as error:  # whatever it is, training is worth more than one checkpoint
             words = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             last = f"the last good one is {self.last_good}" if self.last_good else "there is none yet"
-            failure = f"{path} is not saved: {words}; {last}"
-            if failure != self._failure:  # else it was tried again in the end
+            self._failure = f"{path} is not saved: {words}; {last}"
+            if not self._has_ended:
                 log.error("Saving the checkpoint %s failed: %s. Training goes on; %s.", path, words, last)
-            self._failure = failure
             return
         self.last_good, self._failure = path, ""
         if run_dir := os.environ.get("CLUSTER_DDP_RUN_DIR"):  # for the batch script: --requeue-on-failure
