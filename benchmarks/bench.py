@@ -105,6 +105,12 @@ BENCHMARKS = (
         about="Wall time of the whole process, where Slurm's commands answer at once, and what it writes.",
     ),
     Benchmark(
+        script="status_scale.py",
+        title="The state of many jobs",
+        about="`status` with many run directories whose jobs Slurm has forgotten, on a sandbox without accounting (as "
+        "root). With one question for each job, as it was, 2,000 took 194 s.",
+    ),
+    Benchmark(
         script="startup.py",
         title="From srun to the first step",
         about="The MNIST training on 16 ranks, 8 on each of two nodes of a sandbox that share this machine's cores, "
