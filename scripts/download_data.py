@@ -14,20 +14,22 @@ import argparse
 import gzip
 import os
 import shlex
-import shutil
 import sys
 import tempfile
+import threading
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster_ddp.errors import DataError, exit_on_error
+from cluster_ddp.errors import DataError, exit_on_error, printable
 from cluster_ddp.mnist.files import IDX_FILES, IdxFile, complaint, raw_folder
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
+# By so much a packed file may be longer than its content, and the last read than the file.
+_PACKING_BYTES = 64 * 1024
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--mirror", action="append", default=[], metavar="URL", help="tried before the known ones")
     top.add_argument("--from", dest="source", type=Path, metavar="FOLDER", help="take the files from here")
     top.add_argument("--timeout-s", type=float, default=30, help="without an answer (default: %(default)s)")
+    top.add_argument("--deadline-s", type=float, default=900, help="per file and mirror (default: %(default)s)")
     top.add_argument("--retries", type=int, default=2, help="per file and mirror (default: %(default)s)")
     return top
 
@@ -105,7 +108,8 @@ def _from_mirrors(mirrors: Sequence[str], idx_file: IdxFile, folder: Path, optio
     for mirror in mirrors:
         url = f"{mirror.rstrip('/')}/{idx_file.name}.gz"
         with tempfile.TemporaryDirectory() as temporary:
-            problem = _download(url, Path(temporary), options) or _place(
+            most_bytes = idx_file.size + _PACKING_BYTES
+            problem = _download(url, Path(temporary), most_bytes, options) or _place(
                 Path(temporary) / f"{idx_file.name}.gz", idx_file, folder
             )
         if problem is None:
@@ -120,7 +124,7 @@ def _from_mirrors(mirrors: Sequence[str], idx_file: IdxFile, folder: Path, optio
     )
 
 
-def _download(url: str, folder: Path, options: argparse.Namespace) -> str | None:
+def _download(url: str, folder: Path, most_bytes: int, options: argparse.Namespace) -> str | None:
     """Download a file into a folder; what went wrong in words, or None."""
     import pooch
     import requests
@@ -132,27 +136,41 @@ def _download(url: str, folder: Path, options: argparse.Namespace) -> str | None
         registry={name: None},
         retry_if_failed=options.retries,
     )
-    with _Bar(name) as bar:
+    problems = []
+
+    def fetch() -> None:
         try:
             downloader = pooch.HTTPDownloader(progressbar=bar, timeout=options.timeout_s)
             manager.fetch(name, downloader=downloader)
         except (requests.RequestException, ValueError, OSError) as error:
-            reason: BaseException = error
-            while reason.__cause__ or reason.__context__:
-                reason = reason.__cause__ or reason.__context__ or reason
-            return str(reason) or type(reason).__name__
-    return None
+            problems.append(_reason(error))
+
+    # In a thread: requests' time limit is one for each read, and a server may send a byte now and then.
+    with _Bar(name, most_bytes) as bar:
+        thread = threading.Thread(target=fetch, daemon=True)
+        thread.start()
+        thread.join(options.deadline_s)
+        if thread.is_alive():
+            return f"not done after {options.deadline_s:g} s"
+    return problems[0] if problems else None
+
+
+def _reason(error: BaseException) -> str:
+    while error.__cause__ or error.__context__:
+        error = error.__cause__ or error.__context__ or error
+    return printable(str(error) or type(error).__name__)[:300]  # a server's words may be in it
 
 
 class _Bar:
-    """A progress bar on a terminal, in the form that pooch drives."""
+    """A progress bar on a terminal, in the form that pooch drives; it ends a download that is too long or given up."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, most_bytes: int) -> None:
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
         columns = (TextColumn(name), BarColumn(), DownloadColumn())
         self._progress = Progress(*columns, transient=True, disable=not sys.stderr.isatty())
         self._task = self._progress.add_task(name)
+        self._most_bytes, self._bytes, self._given_up = most_bytes, 0, False
 
     @property
     def total(self) -> float | None:
@@ -161,14 +179,19 @@ class _Bar:
 
     @total.setter
     def total(self, value: float) -> None:
+        self._bytes = 0  # each attempt begins with it
         self._progress.update(self._task, total=value)
 
     def update(self, more: int) -> None:
         """So many bytes more."""
+        self._bytes += more
+        if self._given_up or self._bytes > self._most_bytes:
+            raise OSError(f"more than {self._most_bytes:,} bytes, and the file has fewer")
         self._progress.advance(self._task, more)
 
     def reset(self) -> None:
         """Start again."""
+        self._bytes = 0
         self._progress.reset(self._task)
 
     def close(self) -> None:
@@ -179,6 +202,7 @@ class _Bar:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._given_up = True
         self._progress.stop()
 
 
@@ -189,9 +213,14 @@ def _place(source: Path, idx_file: IdxFile, folder: Path) -> str | None:
         opened = gzip.open if source.suffix == ".gz" else open
         try:
             with opened(source, "rb") as packed, open(unpacked, "wb") as target:
-                shutil.copyfileobj(packed, target)
+                left = idx_file.size + 1
+                while block := packed.read(min(left, 1 << 20)):
+                    target.write(block)
+                    left -= len(block)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             return f"{source.name} can't be unpacked: {error}"
+        if not left:
+            return f"{source.name} holds more than the {idx_file.size:,} bytes of {idx_file.name}"
         if problem := complaint(unpacked, idx_file):
             return problem
         with open(unpacked, "rb+") as content:

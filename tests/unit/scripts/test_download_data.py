@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gzip
 import hashlib
@@ -9,10 +10,12 @@ import http.server
 import importlib.util
 import os
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -101,6 +104,69 @@ def test_a_damaged_download_is_never_put_in_place(script, mirror, tmp_path: Path
     message = capsys.readouterr().err
     assert "file-1.gz: file-1" in message
     assert "--from FOLDER" in message
+
+
+HEADERS = b"HTTP/1.0 200 OK\r\nContent-Type: application/gzip\r\n"
+
+
+def endless(write: Callable[[bytes], object]) -> None:
+    write(HEADERS + b"\r\n")
+    while True:
+        write(bytes(1 << 16))
+
+
+def drops_of_content(write: Callable[[bytes], object]) -> None:
+    write(HEADERS + b"\r\n")
+    while True:
+        time.sleep(0.1)
+        write(b"\0")
+
+
+def drops_of_headers(write: Callable[[bytes], object]) -> None:
+    write(HEADERS)
+    while True:
+        time.sleep(0.1)
+        write(b"x")
+
+
+def bomb(write: Callable[[bytes], object]) -> None:
+    write(HEADERS + b"\r\n" + gzip.compress(bytes(20_000_000)))
+
+
+def words_for_a_terminal(write: Callable[[bytes], object]) -> None:
+    write(b"HTTP/1.0 404 \x1b]0;title\x07\x1b[2Jgone\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (endless, "more than 70,536 bytes, and the file has fewer"),
+        (drops_of_content, "not done after 1 s"),
+        (drops_of_headers, "not done after 1 s"),
+        (bomb, "file-0.gz holds more than the 5,000 bytes of file-0"),
+        (words_for_a_terminal, "404 Client Error: ?]0;title??[2Jgone"),
+    ],
+)
+def test_a_server_can_fill_no_disk_and_keep_nobody_waiting(
+    script, tmp_path: Path, capsys, answer: Callable[[Callable[[bytes], object]], None], found: str
+) -> None:
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            with contextlib.suppress(OSError):
+                answer(self.request.sendall)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        deadline_s = "1" if "not done" in found else "300"
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        mirror = ["--mirror", url, "--retries", "0", "--deadline-s", deadline_s]
+        with pytest.raises(SystemExit):
+            script.main(["--data-dir", str(tmp_path / "d"), *mirror])
+        server.shutdown()
+    assert found in capsys.readouterr().err
+    assert not list(raw_folder(tmp_path / "d").iterdir())
 
 
 def test_offline_it_says_how_to_bring_the_files(script, tmp_path: Path, capsys) -> None:
