@@ -7,6 +7,7 @@ spec.json, a script and a metrics.jsonl of a hundred lines, as a training leaves
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -59,10 +60,8 @@ def _taken_s(count: int, rounds: int, env: dict[str, str]) -> list[float]:
 
 
 def _make_run_dir(path: Path, job: str) -> None:
-    spec = JobSpec(name="fit", command=("true",))
-    description = run_folder.description(
-        spec, label=job, backend="sbatch", cluster=None, command=spec.command, values={}
-    )
+    spec = dataclasses.asdict(JobSpec(name="fit", command=("true",)))
+    description = run_folder.description(spec, label=job, backend="sbatch", cluster=None, code=None, values={})
     path.mkdir(parents=True)
     (path / run_folder.SPEC_FILE).write_bytes(description)
     (path / "job.sbatch").touch()

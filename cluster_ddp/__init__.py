@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from cluster_ddp.launch.job import Job
     from cluster_ddp.launch.spec import JobSpec
     from cluster_ddp.runtime.checkpoint import Checkpoint
-    from cluster_ddp.runtime.world import World, distributed
+    from cluster_ddp.runtime.distributed import distributed
+    from cluster_ddp.runtime.world import World
     from cluster_ddp.slurm.environment import Topology
     from cluster_ddp.submit import submit
 
@@ -34,7 +35,7 @@ _HOMES = {
     "JobSpec": "cluster_ddp.launch.spec",
     "Topology": "cluster_ddp.slurm.environment",
     "World": "cluster_ddp.runtime.world",
-    "distributed": "cluster_ddp.runtime.world",
+    "distributed": "cluster_ddp.runtime.distributed",
     "submit": "cluster_ddp.submit",
 }
 

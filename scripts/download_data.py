@@ -104,7 +104,7 @@ def _from_folder(source: Path, idx_file: IdxFile, folder: Path) -> None:
 
 
 def _from_mirrors(mirrors: Sequence[str], idx_file: IdxFile, folder: Path, options: argparse.Namespace) -> None:
-    problems = []
+    problems: list[str] = []
     for mirror in mirrors:
         url = f"{mirror.rstrip('/')}/{idx_file.name}.gz"
         with tempfile.TemporaryDirectory() as temporary:
@@ -136,7 +136,7 @@ def _download(url: str, folder: Path, most_bytes: int, options: argparse.Namespa
         registry={name: None},
         retry_if_failed=options.retries,
     )
-    problems = []
+    problems: list[str] = []
 
     def fetch() -> None:
         try:

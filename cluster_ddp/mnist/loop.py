@@ -16,11 +16,12 @@ from cluster_ddp.mnist.recipes import chosen
 from cluster_ddp.mnist.step import Step
 from cluster_ddp.runtime.checkpoint import Checkpoint
 from cluster_ddp.runtime.data.shard import Shard
+from cluster_ddp.runtime.distributed import distributed
 from cluster_ddp.runtime.finite import FiniteCheck
 from cluster_ddp.runtime.meter import Meter
 from cluster_ddp.runtime.metrics import RunDir, default_run_dir
 from cluster_ddp.runtime.progress import Progress
-from cluster_ddp.runtime.world import World, distributed
+from cluster_ddp.runtime.world import World
 
 _LONG_RUN_STEPS = 1000  # trying the layouts takes the time of about twenty
 

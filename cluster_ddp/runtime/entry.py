@@ -18,7 +18,7 @@ class WithWorld:
         from cluster_ddp.runtime import preemption
 
         preemption.note_early(preemption.WARNINGS)  # submitit would requeue the job at once
-        from cluster_ddp.runtime.world import distributed  # torch, in the job only
+        from cluster_ddp.runtime.distributed import distributed  # torch, in the job only
 
         with distributed() as world:
             return self.function(world, **values)

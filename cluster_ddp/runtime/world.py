@@ -1,4 +1,4 @@
-"""The world of ranks, inside a training script:
+"""The world of ranks, inside a training script (see `distributed` for how it is joined and left):
 
 with cluster_ddp.distributed() as world:
     model = world.wrap(Model().to(world.device))
@@ -10,13 +10,7 @@ with cluster_ddp.distributed() as world:
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -27,24 +21,17 @@ from torch.utils.data import Dataset
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime import device as devices
-from cluster_ddp.runtime import hard_exit, last_writes, messages, open_files, preemption, process_group, rendezvous
+from cluster_ddp.runtime import messages, process_group
 from cluster_ddp.runtime.buckets import settle_buckets
 from cluster_ddp.runtime.data.fingerprint import fingerprint
 from cluster_ddp.runtime.data.loader import Loader
 from cluster_ddp.runtime.data.resident import RESIDENT_SHARE, Gathered, place
 from cluster_ddp.runtime.data.shard import GlobalBatches, Shard
-from cluster_ddp.runtime.data.workers import keep_through_stops
-from cluster_ddp.runtime.failure import FailureReporter
-from cluster_ddp.runtime.gpu import graphs, wait
-from cluster_ddp.runtime.network import choose_interface
+from cluster_ddp.runtime.gpu import wait
 from cluster_ddp.runtime.output import say
-from cluster_ddp.runtime.peers import PeerWatch
-from cluster_ddp.runtime.preemption import Stopped
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.runtime.seeds import seed_all, stream_seed
 from cluster_ddp.slurm.environment import Topology
-
-log = logging.getLogger("cluster_ddp")
 
 T = TypeVar("T")
 
@@ -202,104 +189,3 @@ class World:
     def seed_rank(self, seed: int) -> None:
         """Give this rank random numbers of its own (torch's, Python's, NumPy's); call it after building the model."""
         seed_all(stream_seed(seed, self.rank))
-
-
-@contextmanager
-def distributed(
-    *,
-    cuda: bool = True,
-    deterministic: bool = False,
-    rendezvous_timeout_s: float = rendezvous.DEFAULT_TIMEOUT_S,
-    collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S,
-) -> Iterator[World]:
-    """Join the world of ranks that the environment describes, and leave it in the end.
-
-    An exception of the body is printed at once, with rank and host; the ranks that it brings down point to it. From
-    here on a warning (USR1, USR2) does not end the process: it is noted for `Checkpoint`.
-
-    Args:
-        cuda: use GPUs where there are some.
-        deterministic: the same bits in every run on the same machines. NCCL's algorithms depend on it, too.
-        rendezvous_timeout_s: seconds to wait for all ranks.
-        collective_timeout_s: seconds that a rank may let the others wait later on; then they name it and end.
-
-    Raises:
-        TopologyError: the environment contradicts itself.
-        RendezvousError: not all ranks came.
-        DeviceError: GPUs don't match the ranks, torch sees none of those that Slurm gave, or some ranks have none.
-    """
-    preemption.note_early(preemption.WARNINGS, instead_of=(signal.SIG_DFL, signal.SIG_IGN))
-    reporter = FailureReporter()
-    reporter.install()
-    reporter.topology = topology = Topology.from_environ(os.environ)
-    _set_up_logging(topology)
-    keep_through_stops()
-    open_files.raise_limit()
-    device = devices.set_up(topology, cuda=cuda, deterministic=deterministic)
-    key = RunKey.of(topology, os.environ)
-    reporter.store = rendezvous.meet(topology, device.type, key, timeout_s=rendezvous_timeout_s)
-    reporter.collective_timeout_s = collective_timeout_s
-    choose_interface(topology, os.environ)
-    peers = _join(topology, device, reporter)
-    timeout_s, failed = collective_timeout_s, peers.has_failed
-    world = World(topology=topology, device=device, collective_timeout_s=timeout_s, peer_failed=failed, key=key)
-    try:
-        yield world
-        last_writes.settle(world)
-        world.barrier()  # rank 0 serves the store: it must not leave while others still ask it
-    except Stopped as stopped:  # by all ranks together, each with its affairs in order
-        _leave(device, reporter, peers)
-        if last_writes.are_stuck():
-            hard_exit.now(stopped.code)
-        raise
-    except BaseException as error:
-        peers.stop()
-        _leave_alone(device, reporter, error)
-        raise
-    _leave(device, reporter, peers)
-
-
-def _join(topology: Topology, device: torch.device, reporter: FailureReporter) -> PeerWatch:
-    """Make the process group, under the eyes of a watch: NCCL waits for all ranks, without a time limit."""
-    assert reporter.store is not None
-    has_joined = threading.Event()
-    peers = PeerWatch(reporter, lambda: not has_joined.is_set() or graphs.is_busy(device), topology.world_size)
-    if device.type == "cuda" and topology.world_size > 1:
-        peers.start()
-    try:
-        process_group.join(topology, device, reporter.store, timeout_s=reporter.collective_timeout_s)
-    except BaseException:
-        peers.stop()
-        raise
-    has_joined.set()
-    reporter.install()  # again: init_process_group has put a hook of its own before it
-    return peers
-
-
-def _leave(device: torch.device, reporter: FailureReporter, peers: PeerWatch) -> None:
-    """Leave with all others."""
-    peers.stop()
-    reporter.store = None  # from here on, each rank's failures are its own
-    process_group.leave(device)
-
-
-def _leave_alone(device: torch.device, reporter: FailureReporter, error: BaseException) -> None:
-    """Leave after an exception, or end the process where that would take for ever."""
-    is_failure = not isinstance(error, SystemExit) or bool(error.code)
-    if is_failure:
-        reporter.report(error)
-    if wait.is_broken(device) or last_writes.are_stuck() or not process_group.abort(device):
-        reporter.linger()
-        hard_exit.now(error.code if isinstance(error, SystemExit) and type(error.code) is int else int(is_failure))
-
-
-def _set_up_logging(topology: Topology) -> None:
-    if log.handlers:
-        return
-    handler = logging.StreamHandler()
-    prefix = f"[rank {topology.rank} {socket.gethostname()}]"
-    handler.setFormatter(logging.Formatter(f"{prefix} %(levelname)s: %(message)s"))
-    log.addHandler(handler)
-    log.propagate = False
-    if log.level == logging.NOTSET:
-        log.setLevel(logging.INFO)

@@ -24,7 +24,7 @@ MODULES = (
     "cluster_ddp.runtime.checkpoint",
     "cluster_ddp.runtime.finite",
     "cluster_ddp.runtime.progress",
-    "cluster_ddp.runtime.world",
+    "cluster_ddp.runtime.distributed",
     "importlib.resources.readers",
     "tyro",
     "typeguard",

@@ -136,7 +136,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.loop import Training
-from cluster_ddp.runtime.world import distributed
+from cluster_ddp.runtime.distributed import distributed
 
 class Reads(TorchDispatchMode):
     count = 0

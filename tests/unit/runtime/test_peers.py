@@ -16,8 +16,8 @@ from ranks import run_ranks, slurm_step
 from slowness import scaled
 
 import cluster_ddp
+from cluster_ddp.runtime import distributed as distributed_module
 from cluster_ddp.runtime import hard_exit, peers
-from cluster_ddp.runtime import world as world_module
 from cluster_ddp.runtime.failure import FailureReporter
 from cluster_ddp.runtime.gpu import graphs, wait
 from cluster_ddp.runtime.peers import PeerWatch
@@ -39,7 +39,7 @@ def as_on_a_gpu() -> None:
     """Ranks on the CPU are watched as on a GPU whose kernels wait."""
     peers._EVERY_S, peers._GRACE_S = 0.2, 1.0
     graphs.is_busy = lambda device: True  # type: ignore[assignment]
-    world_module.PeerWatch = Started  # type: ignore[misc]
+    distributed_module.PeerWatch = Started  # type: ignore[misc]
 
 
 def blocked_in_a_kernel() -> None:
@@ -155,7 +155,7 @@ class Kept:
 
 def abort_hangs() -> None:
     """The group can't be ended, as with a CUDA graph alive: the process ends all the same, with what must be kept."""
-    world_module.process_group.abort = lambda device: False  # type: ignore[assignment]
+    distributed_module.process_group.abort = lambda device: False  # type: ignore[assignment]
     kept = Kept(Path(os.environ["KEPT"]))
     hard_exit.before(kept.keep)
     with cluster_ddp.distributed(cuda=False) as world:
