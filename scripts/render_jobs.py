@@ -7,13 +7,15 @@ python scripts/render_jobs.py --check    say which are not as the templates woul
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 from cluster_ddp.launch.render import render
 from cluster_ddp.launch.spec import ARRAY_TASK_PLACEHOLDER, JobSpec
 
-JOBS_FOLDER = Path(__file__).parents[1] / "jobs"
+ROOT = Path(__file__).resolve().parents[1]
+JOBS_FOLDER = ROOT / "jobs"
 SETUP = (
     "# The checkout's own environment where `make` has built one.",
     "if [[ -f .venv/bin/activate ]]; then source .venv/bin/activate; fi",
@@ -66,6 +68,7 @@ JOBS = (
 
 def main() -> int:
     """Write or compare. Returns the exit status."""
+    os.chdir(ROOT)  # the commands' scripts are looked at
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, only compare")
     check = parser.parse_args().check

@@ -1,4 +1,4 @@
-"""Where in a command Python's own words end and the script's begin: `--launcher fork` puts itself there."""
+"""What a command lets Python run: where its own words end (`--launcher fork` puts itself there), what it imports."""
 
 from __future__ import annotations
 
@@ -11,12 +11,31 @@ from cluster_ddp.errors import SpecError
 _PYTHON = re.compile(r"python[\d.]*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+_IMPORT = re.compile(r"^\s*(import|from)\s+cluster_ddp\b", re.MULTILINE)
 _NO_SCRIPT = set("cmihV")  # options, alone or in a group of letters, after which Python runs something else
 
 
 def is_python(command: Sequence[str]) -> bool:
     """Whether a command's program is a Python interpreter."""
     return any(_PYTHON.fullmatch(Path(word).name) for word in list(command)[_program(command) :][:1])
+
+
+def imports_us(command: Sequence[str]) -> bool:
+    """Whether a Python command imports cluster_ddp, as far as its words and the scripts that they name tell.
+
+    Python begins with warnings (USR1, USR2) ignored then: the import notes them from there on. Other scripts must not
+    begin so. PyTorch Lightning (2.6) takes a signal that is ignored for one that has a handler, and would not save.
+    """
+    words = list(command)[_program(command) + 1 :] if is_python(command) else []
+    return any(word.startswith("cluster_ddp.") or _IMPORT.search(word) or _IMPORT.search(_text(word)) for word in words)
+
+
+def _text(word: str) -> str:
+    """What is in a script; nothing of anything else."""
+    try:
+        return Path(word).read_text(errors="replace") if word.endswith(".py") else ""
+    except OSError:
+        return ""
 
 
 def interpreter_words(command: Sequence[str]) -> int:

@@ -54,7 +54,7 @@ def render(
         port=port,
         interpreter_words=_interpreter_words(spec),
         ranks='"$LOCAL_WORLD_SIZE"',
-        is_python=python_command.is_python(spec.command),
+        imports_us=python_command.imports_us(spec.command),
     )
 
 
@@ -85,7 +85,7 @@ def task_command(spec: JobSpec, command: tuple[str, ...]) -> tuple[str, ...]:
         spec=spec,
         interpreter_words=_interpreter_words(spec),
         ranks=spec.gpus_per_node,
-        is_python=python_command.is_python(spec.command),
+        imports_us=python_command.imports_us(spec.command),
     )
     return ("bash", "-c", text.strip(), "bash", *command)
 

@@ -116,7 +116,7 @@ class Command:
         waiting: list[int] = []
         for number in STOP_SIGNALS:
             signal.signal(number, lambda number, frame: waiting.append(number))
-        ignore = _ignore_warnings if python_command.is_python(self.argv) else None
+        ignore = _ignore_warnings if python_command.imports_us(self.argv) else None
         process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, preexec_fn=ignore)
         while process.poll() is None:
             for early in [number for number in waiting if number == signal.SIGTERM or _catches(process.pid, number)]:

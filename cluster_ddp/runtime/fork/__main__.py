@@ -40,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         target = Target.parse(words[at + 1 :])
         node = NodeRanks.from_environ(os.environ, arguments.ranks)
         node.environ(0, os.getpid())  # its errors are to be told once
+        # Ignored: importing this package has changed that.
+        begin_ignored = [number for number in WARNINGS if signal.getsignal(number) != signal.SIG_DFL]
         if node.num_nodes == 1:
             os.environ.setdefault(variables.SECRET, os.urandom(32).hex())
         _keep(*WARNINGS)
@@ -47,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         preload.load(os.environ.get(preload.VARIABLE, "").split())
     terminated = signal.getsignal(signal.SIGTERM)
     _keep(*SIGNALS)
-    early = _ignored_by_ranks()
+    early = _came()
+    for number in WARNINGS:  # the ranks begin as the agent did; this process has blocked them
+        signal.signal(number, signal.SIG_IGN if number in begin_ignored else signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     pids: dict[int, int] = {}
@@ -92,16 +96,11 @@ def _keep(*numbers: signal.Signals) -> None:
         signal.signal(number, lambda number, frame: None)
 
 
-def _ignored_by_ranks() -> list[int]:
-    """Let the ranks begin with warnings ignored: Slurm may send them to all processes, and the agent passes them on.
-
-    In this process they go on waiting, for it has blocked them. What has come by now is returned.
-    """
+def _came() -> list[int]:
+    """The warnings that have come by now. The agent passes them on."""
     came = []
     while received := signal.sigtimedwait(WARNINGS, 0):
         came.append(received.si_signo)
-    for number in WARNINGS:
-        signal.signal(number, signal.SIG_IGN)
     return came
 
 

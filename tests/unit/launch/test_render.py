@@ -417,7 +417,9 @@ def test_it_is_queued_again_when_the_controller_is_back(tmp_path: Path, setup: s
 
 
 WARN_ITSELF = (
-    "import os, signal; os.kill(os.getpid(), signal.SIGUSR1); os.kill(os.getpid(), signal.SIGUSR2); print('lives')"
+    "import os, signal; os.kill(os.getpid(), signal.SIGUSR1); os.kill(os.getpid(), signal.SIGUSR2)\n"
+    "print('lives'); raise SystemExit\n"
+    "import cluster_ddp"
 )
 
 

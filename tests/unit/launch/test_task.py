@@ -61,7 +61,8 @@ def test_a_warning_waits_for_a_command_that_has_no_handler_yet(tmp_path: Path, n
         "import pathlib, signal, sys, time\n"
         f"ready = pathlib.Path({str(ready)!r}); ready.touch()\n"
         "while ready.exists(): time.sleep(0.02)\n"
-        f"signal.signal({number.value}, lambda *a: sys.exit(75)); time.sleep(60)"
+        f"signal.signal({number.value}, lambda *a: sys.exit(75)); time.sleep(60)\n"
+        "import cluster_ddp"
     )
     code = f"import sys; from cluster_ddp.launch.task import Command; Command((sys.executable, '-c', {command!r}))()"
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)

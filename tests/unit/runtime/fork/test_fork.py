@@ -24,6 +24,7 @@ WITHOUT_TORCH = (
     "sys.path[0] = os.getcwd(); fork.main()"
 )
 STAND_IN = (sys.executable, "-c", WITHOUT_TORCH)
+IGNORING = ("bash", "-c", 'trap "" USR1 USR2; exec "$@"', "bash", *STAND_IN)
 REAL = (sys.executable, "-m", PROGRAM.split()[-1])
 PLACE = {
     name: value
@@ -278,13 +279,13 @@ def test_signals_reach_all_ranks(tmp_path: Path, number: signal.Signals) -> None
 
 
 def test_a_warning_waits_until_a_rank_can_take_it(tmp_path: Path) -> None:
-    """Also one that Slurm sends to all processes of the step."""
+    """Also one that Slurm sends to all processes of the step, which the batch script starts with warnings ignored."""
     script = (
         f"{READY}import signal, sys, time\nready()\n"
         "while not os.path.exists('go'): time.sleep(0.02)\n"
         "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))\nwhile True: time.sleep(0.1)\n"
     )
-    process = started(tmp_path, script)
+    process = started(tmp_path, script, program=IGNORING)
     wait_for(tmp_path, "ready0", "ready1")
     for pid in (process.pid, *children(process.pid)):
         os.kill(pid, signal.SIGUSR1)
@@ -292,6 +293,16 @@ def test_a_warning_waits_until_a_rank_can_take_it(tmp_path: Path) -> None:
     assert process.poll() is None
     (tmp_path / "go").touch()
     assert process.wait(timeout=scaled(30)) == 75
+
+
+@pytest.mark.parametrize(("program", "handler"), [(STAND_IN, "SIG_DFL"), (IGNORING, "SIG_IGN")])
+def test_ranks_begin_with_the_handlers_that_a_task_would_have(
+    tmp_path: Path, program: tuple[str, ...], handler: str
+) -> None:
+    """Of a warning that is ignored, some frameworks believe that somebody handles it already."""
+    script = "import signal\nprint(repr([signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGUSR2)]))\n"
+    status, said, _ = run(tmp_path, script, ranks=1, program=program)
+    assert (status, said.count(handler)) == (0, 2)
 
 
 def test_a_warning_before_the_ranks_are_there(tmp_path: Path) -> None:
