@@ -16,32 +16,37 @@ export MNIST_FROM
 # Hundreds of processes import this package: Python may keep it compiled, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test test-long test-others test-newest test-slurms test-gpu test-gpu-pair test-gpu-nodes check bench chaos jobs sandbox venv
+.PHONY: help demo test test-long test-others test-unit test-newest test-slurms test-gpu test-gpu-pair test-gpu-nodes check bench chaos jobs sandbox venv
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 23
 
 demo: $(VENV)/.installed  ## train the MNIST CNN here; SLURM=sandbox does it on a Slurm of its own
 	@$(BIN)/python scripts/demo.py --slurm "$(SLURM)" --mnist-from "$(MNIST_FROM)"
 
-# They take half of the time, much of it waiting: the others run beside them.
+# Their jobs wait much of the time: the others run beside them.
 LONG_TESTS := $(addprefix tests/slurm/,test_errors.py test_faults.py test_fork.py test_jobs.py)
 
 # Debian's releases of Slurm beside the system's; the last one runs the tests marked every_slurm in `make test`.
 SLURM_VERSIONS := 24.11 26.05
 
 test: $(VENV)/.installed  ## all tests, those on a real Slurm and on a newer one included (as root on Debian/Ubuntu)
-	@$(MAKE) --no-print-directory --jobs=2 test-long test-others test-newest
+	@$(MAKE) --no-print-directory --jobs=3 test-long test-others test-unit test-newest
 
 test-long:
 	$(BIN)/python -m pytest $(LONG_TESTS)
 
-test-others:  # prints all in one piece, in the end
-	@output=$$($(BIN)/python -m pytest tests/unit tests/slurm $(LONG_TESTS:%=--ignore=%) 2>&1); status=$$?; \
-	  echo "$$output"; exit $$status
+define pytest-in-one-piece  # prints all in the end
+@output=$$($(BIN)/python -m pytest $(1) 2>&1); status=$$?; echo "$$output"; exit $$status
+endef
+
+test-others:
+	$(call pytest-in-one-piece,tests/slurm $(LONG_TESTS:%=--ignore=%))
+
+test-unit:
+	$(call pytest-in-one-piece,tests/unit)
 
 test-newest:
-	@output=$$($(BIN)/python -m pytest tests/slurm -m every_slurm --slurm-version $(lastword $(SLURM_VERSIONS)) 2>&1); \
-	  status=$$?; echo "$$output"; exit $$status
+	$(call pytest-in-one-piece,tests/slurm -m every_slurm --slurm-version $(lastword $(SLURM_VERSIONS)))
 
 test-slurms: $(VENV)/.installed  ## the tests of jobs on 24.11 and 26.05, too (fetched from Debian)
 	@set -e; for version in $(SLURM_VERSIONS); do $(BIN)/python -m pytest --slurm-version $$version $(LONG_TESTS) \

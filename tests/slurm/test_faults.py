@@ -550,7 +550,6 @@ def test_an_arrays_task_is_requeued_alone_and_the_controller_is_restarted(
         assert run.metrics() == uninterrupted
 
 
-@pytest.mark.every_slurm
 def test_scancel_is_final_and_a_new_job_goes_on(place: Place, uninterrupted: list[dict]) -> None:
     """10, 14. After scancel nothing is requeued. The newest checkpoint is damaged: the one before is used."""
     run = start(place)

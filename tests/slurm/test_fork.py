@@ -50,7 +50,6 @@ def test_ranks_have_sruns_environment_line_for_line(place: Place, options: tuple
         assert [fork[0][name] for name in ("SLURM_PROCID", "RANK")] == [str(rank)] * 2
 
 
-@pytest.mark.every_slurm
 def test_the_same_training_stopped_and_queued_again(place: Place) -> None:
     """USR1 reaches all ranks, all is saved, status 75 queues the job again; the weights are srun's, bit for bit."""
     training = ("--dataset", "digits", "--epochs", "2", "--batch-size", "24", "--checkpoint-every", "4steps")

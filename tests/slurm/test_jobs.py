@@ -136,7 +136,6 @@ def test_one_ranks_exception_ends_the_step_and_is_printed_once(slurm: Cluster, t
     assert "Connection closed by peer" not in output
 
 
-@pytest.mark.every_slurm
 def test_two_steps_at_once_in_one_job(slurm: Cluster, tmp_path: Path) -> None:
     step = f"srun --overlap --ntasks=2 {{}} {' '.join(HELLO)} &"
     script = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2\n"

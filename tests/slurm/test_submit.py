@@ -77,7 +77,6 @@ def test_every_argument_arrives_as_it_was(place: Place, backend: str) -> None:
     assert not list(place.folder.rglob("pwned"))
 
 
-@pytest.mark.every_slurm
 @pytest.mark.parametrize("backend", ["submitit", "sbatch"])
 def test_a_grid_of_eight(place: Place, backend: str) -> None:
     tell = 'echo "seed $1 lr $2 port $MASTER_PORT folder $CLUSTER_DDP_RUN_DIR"'
@@ -95,7 +94,6 @@ def test_a_grid_of_eight(place: Place, backend: str) -> None:
     assert not list(place.folder.rglob("pwned"))
 
 
-@pytest.mark.every_slurm
 def test_from_inside_a_job_and_from_salloc_it_is_the_same_job(place: Place) -> None:
     """What the tasks of three jobs see: submitted from a shell, from salloc's, from a task of another job."""
     tell = 'env -0 >"$CLUSTER_DDP_RUN_DIR/env-$SLURM_PROCID"'
