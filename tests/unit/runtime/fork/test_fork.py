@@ -127,7 +127,7 @@ def test_a_rank_has_the_status_that_python_would_have(tmp_path: Path, ending: st
 
 @pytest.mark.parametrize(("env", "length"), [({}, 64), ({"CLUSTER_DDP_SECRET": "ours"}, 4)], ids=["made", "given"])
 def test_the_ranks_of_one_machine_share_a_secret(tmp_path: Path, env: dict[str, str], length: int) -> None:
-    status, out, err = run(tmp_path, "import os; print(os.environ['CLUSTER_DDP_SECRET'])", **env)
+    status, out, err = run(tmp_path, "import os; os.write(1, f'{os.environ[\"CLUSTER_DDP_SECRET\"]} '.encode())", **env)
     assert status == 0, err
     first, second = out.split()
     assert first == second and len(first) == length
