@@ -48,8 +48,8 @@ def _pretend_gpus(hidden: int, task: dict[str, Any]) -> None:
 
     if task.get("rehearse"):
         meet = rendezvous.meet
-        rendezvous.meet = lambda topology, device_type, **more: meet(
-            topology, "cpu" if topology.rank == hidden else "cuda", **more
+        rendezvous.meet = lambda topology, device_type, *more, **options: meet(
+            topology, "cpu" if topology.rank == hidden else "cuda", *more, **options
         )
 
 
