@@ -95,22 +95,7 @@ def plan(
         SpecError: nothing to run, or a request that the backend can't meet; it says which can.
         RunDirError: a snapshot of a folder that is no git checkout; a new run directory that is there already.
     """
-    if backend not in get_args(Backend):
-        legal = ", ".join(get_args(Backend))
-        raise SpecError(
-            f"The backend {backend!r}:",
-            f"there are {legal}.{nearest(backend, get_args(Backend))}",
-            "--backend submitit",
-        )
-    if function is None and not spec.command:
-        raise SpecError("Submitting a job without a command:", "there is nothing to run.", "give a command after --")
-    if function is not None and backend == "sbatch":
-        found = "sbatch runs commands; a function must be pickled, which submitit does."
-        raise SpecError("Submitting a function with the backend sbatch:", found, 'backend="submitit", or "local"')
-    if function is not None:
-        _check_function(spec)
-    elif spec.launcher == "fork":
-        python_command.interpreter_words(spec.command)
+    _check(spec, function, backend)
     if earlier is not None and take_snapshot:
         found = "its job runs the copy that it has, or the code where it was submitted."
         raise SpecError("Resuming a run with a snapshot:", found, "leave the snapshot out, or begin a new run")
@@ -139,6 +124,26 @@ def plan(
         take_snapshot=take_snapshot,
         script=script,
     )
+
+
+def _check(spec: JobSpec, function: Callable[..., Any] | None, backend: str) -> None:
+    """There is such a backend, and it can run what it is to run."""
+    if backend not in get_args(Backend):
+        legal = ", ".join(get_args(Backend))
+        raise SpecError(
+            f"The backend {backend!r}:",
+            f"there are {legal}.{nearest(backend, get_args(Backend))}",
+            "--backend submitit",
+        )
+    if function is None and not spec.command:
+        raise SpecError("Submitting a job without a command:", "there is nothing to run.", "give a command after --")
+    if function is not None and backend == "sbatch":
+        found = "sbatch runs commands; a function must be pickled, which submitit does."
+        raise SpecError("Submitting a function with the backend sbatch:", found, 'backend="submitit", or "local"')
+    if function is not None:
+        _check_function(spec)
+    elif spec.launcher == "fork":
+        python_command.interpreter_words(spec.command)
 
 
 def _check_function(spec: JobSpec) -> None:
