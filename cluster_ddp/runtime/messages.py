@@ -11,6 +11,7 @@ import pickle
 from pathlib import Path, PosixPath
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -21,6 +22,7 @@ from cluster_ddp.slurm import variables
 _PLAIN, _PICKLED = b"plain\n", b"pickled\n"
 _PURPOSE = "pickle"
 _COLLECTIONS: dict[str, Any] = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
+_NUMBERS = "biufc"  # the kinds of NumPy's dtypes that are numbers
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
 
 
@@ -32,8 +34,8 @@ def pack(value: Any, key: RunKey) -> bytes:
     """A value as bytes.
 
     Args:
-        value: plain (None, bool, int, float, str, bytes, Path, tensors, and lists, tuples, dicts and sets of these)
-            or anything that can be pickled.
+        value: plain (None, bool, int, float, str, bytes, Path, tensors, NumPy's arrays and numbers, and lists, tuples,
+            dicts and sets of these) or anything that can be pickled.
         key: of the run.
 
     Raises:
@@ -138,6 +140,9 @@ def _to_json(value: Any, blobs: list[bytes]) -> Any:
         numbers = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         blobs.append(numbers.reshape(-1).view(torch.uint8).numpy().tobytes())
         return ["tensor", len(blobs[-1]), str(value.dtype), list(value.shape), str(value.device), value.requires_grad]
+    if isinstance(value, (np.ndarray, np.generic)) and kind.__module__ == "numpy" and value.dtype.kind in _NUMBERS:
+        blobs.append(value.tobytes())
+        return ["numpy", len(blobs[-1]), value.dtype.str, list(value.shape) if kind is np.ndarray else None]
     raise _NotPlainError
 
 
@@ -153,6 +158,10 @@ def _from_json(value: Any, blobs: _Reader) -> Any:
         return Path(rest[0])
     if kind == "bytes":
         return bytes(blobs.take(rest[0]))
+    if kind == "numpy":
+        size, dtype, shape = rest
+        numbers = np.frombuffer(blobs.take(size), dtype=np.dtype(dtype))
+        return numbers[0] if shape is None else numbers.reshape(shape)
     assert kind == "tensor"
     size, dtype, shape, device, requires_grad = rest
     data = torch.frombuffer(blobs.take(size), dtype=_DTYPES[dtype]) if size else torch.empty(0, dtype=_DTYPES[dtype])

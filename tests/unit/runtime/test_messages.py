@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ranks import run_ranks, slurm_step
@@ -67,6 +68,18 @@ def test_tensors_need_no_pickle(dtype: str, shape: tuple[int, ...]) -> None:
     assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
     assert back.double().equal(tensor.double()) if not tensor.is_complex() else back.equal(tensor)
     assert flag.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "uint64", "complex64", "bool", ">i4"])
+@pytest.mark.parametrize("shape", [None, (), (0, 3), (2, 3)])
+def test_numpys_numbers_need_no_pickle(dtype: str, shape: tuple[int, ...] | None) -> None:
+    numbers = np.arange(6).astype(dtype)
+    value = numbers[1] if shape is None else numbers[: int(np.prod(shape))].reshape(shape)
+    (back,) = messages.unpack(messages.pack([value], NO_SECRET), NO_SECRET)
+    assert type(back) is type(value)
+    assert (back.dtype, back.shape, back.tolist()) == (value.dtype, value.shape, value.tolist())
+    if shape is not None:
+        back[...] = 0  # as it could be if it had been pickled
 
 
 def test_of_a_tensor_its_view_and_its_gradient_flag_arrive() -> None:
