@@ -30,7 +30,7 @@ LONG_TESTS := $(addprefix tests/slurm/,test_errors.py test_faults.py test_fork.p
 SLURM_VERSIONS := 24.11 26.05
 
 test: $(VENV)/.installed  ## all tests, those on a real Slurm and on a newer one included (as root on Debian/Ubuntu)
-	@$(MAKE) --no-print-directory --jobs=3 test-long test-others test-unit test-newest
+	@$(MAKE) --no-print-directory --jobs=2 test-long test-others test-unit test-newest
 
 test-long:
 	$(BIN)/python -m pytest $(LONG_TESTS)

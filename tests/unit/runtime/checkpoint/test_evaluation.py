@@ -171,10 +171,16 @@ def lines(path: Path) -> list[Any]:
     return [{key: value for key, value in line.items() if key != "time"} for line in found]
 
 
-@pytest.mark.parametrize("follow", ORDERS)
-@pytest.mark.parametrize(("do", "every"), [(stop, "1epoch"), (stop, "never"), (kill, "3steps")])
+@pytest.mark.parametrize(
+    ("do", "every", "follow"),
+    [
+        *((stop, "never", follow) for follow in ORDERS),
+        *((stop, "1epoch", follow) for follow in (scheduler_first, twice)),
+        *((kill, "3steps", follow) for follow in (scheduler_last, without_asking, with_the_training_data)),
+    ],
+)
 def test_ended_anywhere_it_comes_to_the_same(
-    world: World, tmp_path: Path, follow: Callable[[Training], None], every: str, do: Any
+    world: World, tmp_path: Path, do: Any, every: str, follow: Callable[[Training], None]
 ) -> None:
     whole = Training(world, tmp_path / "whole")
     bits = whole.run(follow)
