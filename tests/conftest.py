@@ -1,12 +1,28 @@
-"""For all tests: whatever one of them prints when it fails, there is no secret in it."""
+"""For all tests: no secret in what one of them prints when it fails, and signal handlers as they were before it."""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
+from collections.abc import Iterator
+
+import pytest
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|_URL$", re.IGNORECASE)
 
 for _name in list(os.environ):
     if _SECRET.search(_name):
         del os.environ[_name]
+
+
+STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def stop_signals_as_before() -> Iterator[None]:
+    """Processes of later tests would begin with the signals ignored that a test in this process has left so."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -433,7 +434,7 @@ def test_python_does_not_die_of_a_warning_before_it_has_a_handler(tmp_path: Path
 
 # As torchrun's agent: its workers start with the signals' defaults.
 AGENT = f"""#!/bin/bash
-if [[ $2 != torch.* ]]; then exec {sys.executable} "$@"; fi
+if [[ $2 != torch.* ]]; then exec {shlex.quote(sys.executable)} "$@"; fi
 while [[ $1 != --no-python ]]; do shift; done
 exec env --default-signal "${{@:2}}"
 """

@@ -16,12 +16,14 @@ from cluster_ddp.runtime import exchange, last_writes
 from cluster_ddp.runtime.world import World
 
 log = logging.getLogger("cluster_ddp")
+NUMBERS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     """A world of one; what making it changes in this process is put back."""
     before, hook, threads = (log.handlers[:], log.propagate, log.level), sys.excepthook, torch.get_num_threads()
+    handlers = {number: signal.getsignal(number) for number in NUMBERS}
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith(("SLURM_", "CLUSTER_DDP_", "RANK", "WORLD_"))]:
             patch.delenv(name)
@@ -30,18 +32,15 @@ def world() -> Iterator[World]:
     log.handlers[:], log.propagate, log.level = before
     sys.excepthook = hook
     torch.set_num_threads(threads)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)  # processes of other tests would begin with what is ignored
 
 
 @pytest.fixture(autouse=True)
-def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The ranks agree after every step, not only about once a second; signals' handlers are put back."""
+def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks agree after every step, not only about once a second."""
     monkeypatch.setattr(exchange, "EXCHANGE_EVERY_S", 0.0)
     monkeypatch.setattr(last_writes, "_files", [])  # which the world of all tests would wait for
-    numbers = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture

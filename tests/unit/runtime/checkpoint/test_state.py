@@ -113,4 +113,4 @@ def test_loading_takes_little_more_memory_than_what_is_loaded(tmp_path: Path) ->
     done = subprocess.run(
         command, env={**env, "OMP_NUM_THREADS": "1"}, check=True, timeout=scaled(200), stdout=subprocess.PIPE
     )
-    assert 0.3 < float(done.stdout.splitlines()[-1]) < 0.9
+    assert 0.1 < float(done.stdout.splitlines()[-1]) < 0.9
