@@ -16,13 +16,13 @@ for _name in list(os.environ):
         del os.environ[_name]
 
 
-STOP_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 
 
 @pytest.fixture(autouse=True)
-def stop_signals_as_before() -> Iterator[None]:
+def handlers_as_before() -> Iterator[None]:
     """Processes of later tests would begin with the signals ignored that a test in this process has left so."""
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -7,24 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from slowness import scaled
 
-from cluster_ddp.launch.task import STOP_SIGNALS, WARNINGS, Command
+from cluster_ddp.launch.task import WARNINGS, Command
 
 
-@pytest.fixture
-def signals() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-def test_a_commands_status_is_the_tasks(signals: None) -> None:
+def test_a_commands_status_is_the_tasks() -> None:
     assert Command(("true",))() == 0
     for argv, status in ((("bash", "-c", "exit 7"), 7), (("bash", "-c", "kill -9 $$"), 137)):
         with pytest.raises(SystemExit) as raised:
@@ -75,7 +66,7 @@ def test_a_warning_waits_for_a_command_that_has_no_handler_yet(tmp_path: Path, n
     assert process.wait(timeout=scaled(60)) == 75
 
 
-def test_a_shell_can_trap_the_warnings(signals: None) -> None:
+def test_a_shell_can_trap_the_warnings() -> None:
     with pytest.raises(SystemExit) as raised:
         Command(("bash", "-c", "trap 'exit 75' USR1; kill -USR1 $$; exit 1"))()
     assert raised.value.code == 75

@@ -24,7 +24,6 @@ from cluster_ddp.runtime import clock, preemption
 from cluster_ddp.runtime.preemption import DEFAULT_SIGNALS, StopFlag, Stopped, leave_word
 
 log = logging.getLogger("cluster_ddp")
-SIGNALS = [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT]
 
 
 @pytest.fixture
@@ -33,14 +32,6 @@ def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> I
     log.addHandler(caplog.handler)
     yield caplog
     log.removeHandler(caplog.handler)
-
-
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def a_world(*others: tuple[str, float], is_main: bool = True) -> Any:
