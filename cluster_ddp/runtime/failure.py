@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cluster_ddp.slurm.environment import Topology
 
 _KEY = "first_failure"
+_STORE_IS_GONE = "stopped: rank 0, which serves the ranks' store, is gone."
 # Errors before the ranks have met are often every rank's; the first of each node tells them. The others wait this long;
 # by then srun (--kill-on-bad-exit) has ended them, unless the first rank of the node never ran.
 _SILENCE_S = 4.0
@@ -39,6 +40,8 @@ _ROLL_CALL_S = 3.0
 # What gloo says of a collective that took too long, and of the next one after another has, such as the exchange of stop
 # flags that runs beside the steps; and NCCL's watchdog.
 _TIMEOUT_WORDS = ("timed out waiting", "application timeout caused pair closure", "watchdog")
+# What gloo and torch's store say where another process has ended (gloo/transport/tcp: pair.cc, error.cc).
+_LOST_WORDS = ("connection closed by peer", "connection reset", "broken pipe", "connection refused", "failed to recv")
 # How long the store may take to answer: its server may be the one that hangs.
 _STORE_PATIENCE_S = 5.0
 
@@ -74,6 +77,8 @@ class FailureReporter:
                 time.sleep(_ROLL_CALL_S + 1.0)
         elif _is_timeout(error):
             self.say(f"error: {self._who_hangs(first is not None)}")
+        elif first is None and _has_lost_a_connection(error):
+            self.say(_STORE_IS_GONE)
         elif isinstance(error, ClusterDDPError):
             self.say(f"error: {error}")
         else:
@@ -92,7 +97,7 @@ class FailureReporter:
         name = f"rank {self._rank()} on {socket.gethostname()}"
         first = self._ask_store(self._first_failure, name)
         if first in (name, None):
-            return "stopped: rank 0, which serves the ranks' store, is gone."
+            return _STORE_IS_GONE
         return _stopped_by(first)
 
     def say(self, words: str) -> None:
@@ -115,22 +120,20 @@ class FailureReporter:
         self.linger()
 
     def _ask_store(self, question: Callable[[dist.Store, str], str], name: str) -> str | None:
-        """What the store answers; None where it doesn't in time. Without a store, or when it has gone, our own name."""
-        answers = [name]
+        """What the store answers; None where it has gone, or doesn't answer in time. Before there is one, our name."""
+        answers: list[str] = []
         store = self.store
         if store is None:
             return name
 
         def ask() -> None:
-            with contextlib.suppress(
-                Exception
-            ):  # it went with rank 0: nobody knows who was first, so each tells its own
+            with contextlib.suppress(Exception):  # it went with rank 0
                 answers.append(question(store, name))
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         asking.join(_STORE_PATIENCE_S + _ROLL_CALL_S)
-        return None if asking.is_alive() else answers[-1]
+        return answers[0] if answers else None
 
     def _first_failure(self, store: dist.Store, name: str) -> str:
         first = str(store.compare_set(_KEY, "", name), "utf-8")
@@ -166,6 +169,12 @@ class FailureReporter:
         with contextlib.suppress(ValueError):
             return int(os.environ.get("SLURM_LOCALID") or os.environ.get("LOCAL_RANK") or 0)
         return 0
+
+
+def _has_lost_a_connection(error: BaseException) -> bool:
+    """Whether this is what a rank meets where another has ended, rather than a failure of its own."""
+    words = str(error).lower()
+    return isinstance(error, RuntimeError) and any(part in words for part in _LOST_WORDS)
 
 
 def _stopped_by(other: str | None) -> str:

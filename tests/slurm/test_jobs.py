@@ -130,7 +130,7 @@ def test_one_ranks_exception_ends_the_step_and_is_printed_once(slurm: Cluster, t
     )
     spec = JobSpec(name="fails", command=("python", str(script)), nodes=2, gpus_per_node=2)
     _, output = slurm.submit(slurm.script(spec), tmp_path).fail()
-    assert output.count("Traceback (most recent call last)") == 1
+    assert output.count("Traceback (most recent call last)") == 1, output
     assert re.search(r"^\[rank 3 node\d\] Traceback", output, re.MULTILINE)
     assert "ValueError: the one that matters" in output
     assert "Connection closed by peer" not in output

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from ranks import slurm_step
+from ranks import run_ranks, slurm_step
 from slowness import scaled
 
+import cluster_ddp
 from cluster_ddp.runtime import failure
 from cluster_ddp.runtime.failure import FailureReporter
 from cluster_ddp.runtime.gpu.wait import DeviceTimeoutError, PeerFailedError
 from cluster_ddp.runtime.rendezvous import rollcall
 from cluster_ddp.slurm.environment import Topology
+
+JOB_ID = 50_000 + os.getpid() % 2000
+HOST = os.uname().nodename
 
 
 def test_those_with_nothing_to_say_are_named_with_their_hosts() -> None:
@@ -42,6 +49,23 @@ def test_rank_0_stays_until_the_others_know_who_failed(capfd: pytest.CaptureFixt
     assert 0.4 < time.monotonic() - begun < scaled(4)
     other.join()
     assert "ValueError: the one that matters" in capfd.readouterr().err
+
+
+def rank_0_is_killed() -> None:
+    with cluster_ddp.distributed(cuda=False) as world:
+        world.barrier()
+        if world.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        world.barrier()
+
+
+def test_ranks_that_rank_0_leaves_behind_say_so_in_one_line(tmp_path: Path) -> None:
+    """Not with a traceback of the connection that they lost: at times Slurm ends rank 0 of a failed step first."""
+    ends = run_ranks(rank_0_is_killed, [slurm_step(rank, 3, job_id=JOB_ID) for rank in range(3)], tmp_path)
+    assert [end.exit_code for end in ends] == [-signal.SIGKILL, 1, 1], ends
+    for rank in (1, 2):
+        assert "Traceback" not in ends[rank].output
+        assert ends[rank].output.endswith(f"[rank {rank} {HOST}] {failure._STORE_IS_GONE}\n")  # after torch's warning
 
 
 @pytest.mark.parametrize(

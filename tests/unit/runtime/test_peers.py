@@ -17,7 +17,7 @@ from slowness import scaled
 
 import cluster_ddp
 from cluster_ddp.runtime import distributed as distributed_module
-from cluster_ddp.runtime import hard_exit, peers
+from cluster_ddp.runtime import failure, hard_exit, peers
 from cluster_ddp.runtime.failure import FailureReporter
 from cluster_ddp.runtime.gpu import graphs, wait
 from cluster_ddp.runtime.peers import PeerWatch
@@ -74,7 +74,7 @@ def rank_0_is_killed() -> None:
 def test_with_rank_0_the_store_goes_and_that_is_seen(tmp_path: Path) -> None:
     ends = run_ranks(rank_0_is_killed, [slurm_step(rank, 2, job_id=JOB_ID + 1) for rank in range(2)], tmp_path)
     assert [end.exit_code for end in ends] == [-signal.SIGKILL, 1], ends
-    assert ends[1].output.endswith(f"[rank 1 {HOST}] stopped: rank 0, which serves the ranks' store, is gone.\n")
+    assert ends[1].output.endswith(f"[rank 1 {HOST}] {failure._STORE_IS_GONE}\n")
 
 
 @pytest.mark.parametrize("is_busy", [True, False])
