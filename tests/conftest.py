@@ -1,4 +1,4 @@
-"""For all tests: no secret in what one of them prints when it fails, and signal handlers as they were before it."""
+"""For all tests: one thread a process with torch, no secret in what a failing one prints, signal handlers put back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+
+# Threads that outnumber the cores wait actively: five times the CPU time. torch reads this where it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|_URL$", re.IGNORECASE)
 

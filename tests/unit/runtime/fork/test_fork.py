@@ -64,13 +64,13 @@ SAY = "import os; rank = os.environ['RANK']\n"
 READY = SAY + "def ready(): open(f'ready{rank}', 'w').close()\n"
 
 
-ENDS = """import atexit, tempfile, threading, time
+ENDS = """import atexit, sys, tempfile, threading, time
 folder = tempfile.TemporaryDirectory(dir=".", prefix=f"temporary{rank}")
 unclosed = open(f"unclosed{rank}", "w"); unclosed.write("written")
 import logging.config as imported_here
 imported_here.file = open(f"imported{rank}", "w"); imported_here.file.write("written")
-atexit.register(lambda: print("handler", flush=True))
-def wait(): time.sleep(0.3); print("thread")
+atexit.register(lambda: os.write(1, b"handler\\n"))
+def wait(): time.sleep(0.3); sys.stdout.write("thread\\n")
 threading.Thread(target=wait).start()
 """
 
