@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import io
 import mmap
 import os
 import re
@@ -29,6 +30,11 @@ _VISIBLE_WITHIN_S = 60.0
 
 class DamagedError(Exception):
     """A file that is not what was written; the text says how that was seen."""
+
+
+def import_all() -> None:
+    """Import what torch.save imports when it is first called: by then there may be no descriptor for that."""
+    torch.save({}, io.BytesIO())
 
 
 def write(path: Path, state: Mapping[str, Any]) -> str:

@@ -40,6 +40,7 @@ class CheckpointFolder:
         self.last_good: Path | None = None
         """The newest one that is known to be whole."""
         self.writer = BackgroundWriter("checkpoint")
+        file.import_all()
         self._failure = ""
         self._again: Callable[[], None] | None = None
         self._has_ended = False  # the training: what fails again is said by who asks for it
