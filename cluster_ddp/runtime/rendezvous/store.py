@@ -60,7 +60,6 @@ def meet(
         return dist.HashStore()
     deadline = time.monotonic() + timeout_s
     key = key or RunKey.of(topology, os.environ)
-    _let_files_open(topology)
     if topology.rank == 0 and topology.num_nodes != 1 and not key.is_secret:
         log.warning(
             "These ranks share no secret: whoever reaches %s over the network can join them. Hint: in the batch "
@@ -78,18 +77,10 @@ def meet(
     return _gather(topology, key, store, device_type, timeout_s, deadline)
 
 
-def _let_files_open(topology: Topology) -> None:
-    """Raise this process's limit on open files, 1,024 by default, to what so many ranks need, as far as it goes.
-
-    The store has a connection to every rank, and so has gloo on each of them.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * topology.world_size + _OTHER_FILES
-    if soft >= wanted or soft == resource.RLIM_INFINITY:
-        return
-    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    if topology.rank == 0 and not topology.launcher_store and limit < topology.world_size + _OTHER_FILES:
+def _check_open_files(topology: Topology) -> None:
+    """The store has a connection to every rank; `distributed` has raised the limit as far as it goes."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit != resource.RLIM_INFINITY and limit < topology.world_size + _OTHER_FILES:
         raise RendezvousError(
             f"Serving the rendezvous of {topology.world_size} ranks:",
             f"each takes one open file, and this process on {socket.gethostname()} may have {limit} (ulimit -Hn).",
@@ -99,6 +90,7 @@ def _let_files_open(topology: Topology) -> None:
 
 def _serve(topology: Topology, key: RunKey, device_type: str, timeout_s: float, deadline: float) -> dist.Store:
     """Rank 0's part: the store, and the beacon until all have met."""
+    _check_open_files(topology)
     lookup = ReverseLookup(beacon.LOOPBACK)
     with contextlib.closing(beacon.bind_first_free(topology)) as listener:
         # The store looks up all clients, one after the other.

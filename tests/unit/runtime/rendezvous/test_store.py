@@ -18,7 +18,7 @@ import torch
 from ranks import run_ranks, slurm_step
 from slowness import scaled
 
-from cluster_ddp.errors import DeviceError
+from cluster_ddp.errors import DeviceError, RendezvousError
 from cluster_ddp.runtime import rendezvous
 from cluster_ddp.runtime.rendezvous import beacon, rollcall, store
 from cluster_ddp.runtime.rendezvous.secret import RunKey
@@ -237,27 +237,15 @@ def test_a_rank_that_comes_at_the_last_moment_is_not_missing() -> None:
     assert store._verdict(topology, LateStore(), 0.0) == "proceed"  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("hard", "enough"), [(2 * 3000 + 256, True), (3000, False)])
-def test_the_limit_on_open_files_is_raised_for_many_ranks(tmp_path: Path, hard: int, enough: bool) -> None:
-    environment = slurm_step(0, 3000, job_id=1, HARD_LIMIT=str(hard))
-    (end,) = run_ranks(let_files_open, [environment], tmp_path)
-    if enough:
-        assert (end.exit_code, end.output) == (0, f"{hard}\n")
-    else:
-        assert end.exit_code == 2
-        assert "may have 3000 (ulimit -Hn)" in end.output
-
-
-def let_files_open() -> None:
-    from cluster_ddp.errors import RendezvousError
-
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, int(os.environ["HARD_LIMIT"])))
-    try:
-        store._let_files_open(Topology.from_environ(os.environ))
-    except RendezvousError as error:
-        print(error)
-        raise SystemExit(2) from None
-    print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+@pytest.mark.parametrize("limit", [3000 + 256, 3000])
+def test_a_limit_on_open_files_is_named_where_ranks_are_many(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (limit, limit))
+    topology = Topology.from_environ(slurm_step(0, 3000, job_id=1))
+    named = (
+        contextlib.nullcontext() if limit > 3000 else pytest.raises(RendezvousError, match=r"may have 3000 \(ulimit")
+    )
+    with named:
+        store._check_open_files(topology)
 
 
 def test_a_slow_beacon_is_waited_for_and_not_asked_again(job_id: int) -> None:
