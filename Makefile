@@ -16,41 +16,28 @@ export MNIST_FROM
 # Hundreds of processes import this package: Python may keep it compiled, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test test-long test-others test-unit test-newest test-slurms test-gpu test-gpu-pair test-gpu-nodes check bench chaos jobs sandbox venv
+.PHONY: help demo test test-slurms test-gpu test-gpu-pair test-gpu-nodes check bench chaos jobs sandbox venv
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 23
 
 demo: $(VENV)/.installed  ## train the MNIST CNN here; SLURM=sandbox does it on a Slurm of its own
 	@$(BIN)/python scripts/demo.py --slurm "$(SLURM)" --mnist-from "$(MNIST_FROM)"
 
-# Their jobs wait much of the time: the others run beside them.
-LONG_TESTS := $(addprefix tests/slurm/,test_errors.py test_faults.py test_fork.py test_jobs.py)
+# Tests side by side: a file in each of so many processes. The long files, those with jobs on Slurm, come first.
+WORKERS ?= 3
+PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 # Debian's releases of Slurm beside the system's; the last one runs the tests marked every_slurm in `make test`.
 SLURM_VERSIONS := 24.11 26.05
 
 test: $(VENV)/.installed  ## all tests, those on a real Slurm and on a newer one included (as root on Debian/Ubuntu)
-	@$(MAKE) --no-print-directory --jobs=2 test-long test-others test-unit test-newest
-
-test-long:
-	$(BIN)/python -m pytest $(LONG_TESTS)
-
-define pytest-in-one-piece  # prints all in the end
-@output=$$($(BIN)/python -m pytest $(1) 2>&1); status=$$?; echo "$$output"; exit $$status
-endef
-
-test-others:
-	$(call pytest-in-one-piece,tests/slurm $(LONG_TESTS:%=--ignore=%))
-
-test-unit:
-	$(call pytest-in-one-piece,tests/unit)
-
-test-newest:
-	$(call pytest-in-one-piece,tests/slurm -m every_slurm --slurm-version $(lastword $(SLURM_VERSIONS)))
+	$(PYTEST)
+	$(PYTEST) tests/slurm -m every_slurm --slurm-version $(lastword $(SLURM_VERSIONS))
 
 test-slurms: $(VENV)/.installed  ## the tests of jobs on 24.11 and 26.05, too (fetched from Debian)
-	@set -e; for version in $(SLURM_VERSIONS); do $(BIN)/python -m pytest --slurm-version $$version $(LONG_TESTS) \
-	  tests/slurm/test_submit.py tests/slurm/test_topology.py; done
+	@set -e; for version in $(SLURM_VERSIONS); do \
+	  $(PYTEST) --slurm-version $$version tests/slurm --ignore tests/slurm/test_chaos.py --ignore tests/slurm/test_sandbox.py; \
+	done
 
 # They need torch and numpy only. A machine with GPUs may have no way to install more: a Python that has them is taken.
 GPU_PYTHON = $$($(PYTHON) -c 'import torch, numpy' 2>/dev/null && echo $(PYTHON) || echo $(BIN)/python)

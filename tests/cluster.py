@@ -83,7 +83,7 @@ class Cluster:
     layout: Layout
     env: Mapping[str, str] = field(repr=False)
     launcher: str = "srun"
-    """What the jobs of test_jobs.py and test_faults.py are started with (pytest --launcher)."""
+    """What the jobs of test_jobs.py and faults/ are started with (pytest --launcher)."""
 
     @property
     def name(self) -> str:

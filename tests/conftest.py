@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from cluster_ddp.sandbox import releases
+
 # Threads that outnumber the cores wait actively: five times the CPU time. torch reads this where it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -17,6 +19,14 @@ _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|_URL$", re.IGNORECASE
 for _name in list(os.environ):
     if _SECRET.search(_name):
         del os.environ[_name]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`pytest tests/slurm/faults tests/slurm/test_jobs.py --launcher fork --slurm-version 26.05`"""
+    words = "what the tests of faults/ and test_jobs.py start their jobs with"
+    parser.addoption("--launcher", choices=("srun", "fork"), default="srun", help=words)
+    words = "the Slurm of the tests' sandbox: a Debian release's (default: the system's)"
+    parser.addoption("--slurm-version", choices=sorted(releases.SUITES), help=words)
 
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)

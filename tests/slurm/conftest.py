@@ -16,14 +16,6 @@ from cluster_ddp.mnist import files
 from cluster_ddp.sandbox import cluster, packages, releases
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """`pytest tests/slurm/test_faults.py tests/slurm/test_jobs.py --launcher fork --slurm-version 26.05`"""
-    words = "what test_faults.py and test_jobs.py start their jobs with"
-    parser.addoption("--launcher", choices=("srun", "fork"), default="srun", help=words)
-    words = "the Slurm of the tests' sandbox: a Debian release's (default: the system's)"
-    parser.addoption("--slurm-version", choices=sorted(releases.SUITES), help=words)
-
-
 @pytest.fixture(scope="session")
 def machine() -> None:
     """A machine that can play a cluster; Slurm is installed if need be."""

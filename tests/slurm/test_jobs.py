@@ -44,7 +44,7 @@ def started(slurm: Cluster, mnist: Path, tmp_path_factory: pytest.TempPathFactor
     training = slurm.submit(
         slurm.job("mnist_2node"),
         folder,
-        *("--epochs", "2", "--data-dir", str(mnist), "--run-dir", str(training_dir)),
+        *("--epochs", "1", "--data-dir", str(mnist), "--run-dir", str(training_dir)),
     )
     # Two ranks on two nodes, one GPU each: two array tasks share every node, and two have the same master node.
     array = slurm.submit(
@@ -162,11 +162,11 @@ def test_array_tasks_that_share_nodes(started: Started) -> None:
 
 
 def test_four_ranks_learn_mnist(started: Started) -> None:
-    """At least 98 % after two epochs; the loop itself fails unless all ranks end with the same weights."""
+    """At least 97 % after one epoch; the loop itself fails unless all ranks end with the same weights."""
     output = started.training.succeed()
     last = [record for record in records(started.training_dir) if record["kind"] == "test"][-1]
-    assert (last["epoch"], last["samples"]) == (2, 10_000)
-    assert last["accuracy"] >= 0.98
+    assert (last["epoch"], last["samples"]) == (1, 10_000)
+    assert last["accuracy"] >= 0.97
     assert records(started.training_dir)[-1]["kind"] == "done"
     topology = json.loads((started.training_dir / "run.json").read_text())["topology"]
     assert (topology["world_size"], topology["num_nodes"]) == (4, 2)

@@ -46,12 +46,13 @@ def long_ones(slurm: Cluster, mnist: Path, tmp_path_factory: pytest.TempPathFact
     place = Place(slurm, tmp_path_factory.mktemp("it's training"))
     data = ("--data-dir", str(mnist))
     return {
-        "submitit": place.start(*TWO_BY_TWO, *data, "--epochs", "1", "--lr", "0.5"),
+        "submitit": place.start(*TWO_BY_TWO, *DIGITS, "--lr", "0.5"),
         "sbatch": place.start("--backend", "sbatch", *TWO_BY_TWO, "--", *TRAIN, *data, "--dry-run"),
     }
 
 
 TRAIN = ("python", "-m", "cluster_ddp.train")
+DIGITS = ("--dataset", "digits", "--epochs", "5", "--batch-size", "8")
 
 
 def test_the_first_one_starts_the_long_ones(long_ones: dict[str, Path]) -> None:
@@ -261,12 +262,12 @@ def test_the_reference_job_trained(slurm: Cluster, long_ones: dict[str, Path]) -
     place = Place(slurm, run_dir.parents[1])
     place.completed(run_dir)
     lines = records(run_dir)
-    assert [line["accuracy"] for line in lines if line["kind"] == "test"][-1] > 0.95
+    assert [line["accuracy"] for line in lines if line["kind"] == "test"][-1] > 0.9
     config = json.loads((run_dir / "run.json").read_text())
-    assert (config["topology"]["world_size"], config["config"]["lr"], config["config"]["epochs"]) == (4, 0.5, 1)
+    assert (config["topology"]["world_size"], config["config"]["lr"], config["config"]["epochs"]) == (4, 0.5, 5)
     done = slurm.run(sys.executable, "-m", "cluster_ddp.status", cwd=place.folder)
     row = next(line for line in done.stdout.splitlines() if line.startswith(run_dir.name.removeprefix("mnist-")))
-    assert re.fullmatch(r"\d+\s+mnist\s+COMPLETED\s+[\d:]+\s+0\s+1\s+9\d\.\d\d %\s+\d+", row)
+    assert re.fullmatch(r"\d+\s+mnist\s+COMPLETED\s+[\d:]+\s+0\s+5\s+9\d\.\d\d %\s+\d+", row)
 
 
 def test_the_reference_job_trained_with_sbatch(slurm: Cluster, long_ones: dict[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""Naming the ranks that hang; what becomes of their job is in tests/slurm/test_faults.py."""
+"""Naming the ranks that hang; what becomes of their job is in tests/slurm/faults."""
 
 from __future__ import annotations
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -33,18 +34,33 @@ PLACE = {
 }
 
 
+_STARTED: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """A test that fails may leave its agent and ranks, which are a process group of their own."""
+    yield
+    while _STARTED:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(_STARTED.pop().pid, signal.SIGKILL)
+
+
 def started(
     folder: Path, script: str, *arguments: str, ranks: int = 2, program: tuple[str, ...] = STAND_IN, **env: str
 ) -> subprocess.Popen[str]:
     (folder / "script.py").write_text(script)
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*program, "--ranks", str(ranks), "--", "script.py", *arguments],
         cwd=folder,
         env={**PLACE, "PYTHONUNBUFFERED": "1", **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
+    _STARTED.append(process)
+    return process
 
 
 def run(folder: Path, script: str, *arguments: str, **options) -> tuple[int, str, str]:

@@ -65,12 +65,19 @@ def steps(text: str) -> list[int]:
     return [int(step) for step in re.findall(r"^step (\d+)$", text, re.MULTILINE)]
 
 
+RUN_DIR = ("--run-dir", "out/my run")
+
+
 @pytest.mark.parametrize(
-    "options",
-    [("--backend", "submitit"), ("--backend", "sbatch"), ("--backend", "local", "--launcher", "srun")],
-    ids=lambda options: options[1],
+    ("options", "chosen"),
+    [
+        (("--backend", "submitit"), ()),
+        (("--backend", "sbatch"), RUN_DIR),
+        (("--backend", "local", "--launcher", "srun"), ()),
+        (("--backend", "local", "--launcher", "srun"), RUN_DIR),
+    ],
+    ids=["submitit", "sbatch in a directory", "local", "local in a directory"],
 )
-@pytest.mark.parametrize("chosen", [(), ("--run-dir", "out/my run")], ids=["runs", "run-dir"])
 def test_the_printed_command_continues_a_failed_training(
     place: Place, options: tuple[str, ...], chosen: tuple[str, ...]
 ) -> None:

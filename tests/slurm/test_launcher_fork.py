@@ -19,7 +19,7 @@ SHOW = """import json, os, sys
 with open(f"{os.environ['CLUSTER_DDP_RUN_DIR']}/rank-{os.environ['RANK']}.json", "w") as file:
     json.dump([dict(os.environ), sys.argv, sys.path], file)
 """
-PACED = str(ROOT / "tests" / "slurm" / "paced_training.py")
+PACED = str(ROOT / "tests" / "slurm" / "faults" / "paced_training.py")
 # Of the job, the step or the process itself; and what bash and the two sruns leave.
 VOLATILE = re.compile(
     r"SLURM_JOB_(ID|SLUID)|SLURM_JOBID|\w*_PORT|SLURM_TASK_PID|\w*_TIME|CLUSTER_DDP_(RUN_DIR|RESUME|STOPPED|SECRET)|_|SHLVL"

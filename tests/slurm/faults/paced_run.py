@@ -1,0 +1,97 @@
+"""Trainings that are submitted to meet a fault, at a walking pace."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster import Place, output, records
+from slowness import scaled
+
+from cluster_ddp.slurm import commands
+from cluster_ddp.slurm.commands import JobStatus
+
+PACED = ("python", str(Path(__file__).with_name("paced_training.py")))
+TWO_NODES = ("--nodes", "2", "--gpus-per-node", "1")
+# On two nodes, 2 epochs of 20 steps.
+TRAINING = ("--dataset", "digits", "--epochs", "2", "--batch-size", "36", "--checkpoint-every", "6steps")
+VOLATILE = ("time", "samples_per_s")
+ONE_TASK = ("--nodes", "1", "--gpus-per-node", "1")
+TWO_TASKS = ("--nodes", "1", "--gpus-per-node", "2")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A submitted training."""
+
+    place: Place
+    path: Path
+
+    @property
+    def job(self) -> str:
+        return self.path.name.rpartition("-")[2]
+
+    def status(self) -> JobStatus:
+        (status,) = commands.job_statuses(self.job, env=self.place.slurm.env)
+        return status
+
+    def metrics(self, folder: Path | None = None) -> list[dict]:
+        found = records(folder or self.path)
+        return [{key: value for key, value in record.items() if key not in VOLATILE} for record in found]
+
+    def nodes(self) -> list[str]:
+        return json.loads((self.path / "run.json").read_text())["topology"]["nodes"]
+
+    def wait_for(self, condition: Callable[[], object], timeout_s: float = 300) -> None:
+        deadline = time.monotonic() + scaled(timeout_s)
+        while not condition():
+            assert time.monotonic() < deadline, f"{self.status()}\n{output(self.path)}"
+            time.sleep(0.1)
+
+    def wait_for_step(self, step: int) -> None:
+        """Until a checkpoint of this step or a later one is there."""
+        folder = self.path / "checkpoints"
+        self.wait_for(lambda: any(int(path.stem[5:]) >= step for path in folder.glob("step-*.pt")))
+
+    def end(self, timeout_s: float = 600) -> JobStatus:
+        return self.place.end_of(self.path, timeout_s)
+
+    def completed(self, *, restarts: int | None = None) -> str:
+        status, said = self.end(), output(self.path)
+        assert status.state == "COMPLETED", f"{status}\n{said}"
+        assert restarts in (None, status.restarts), said
+        return said
+
+    def failed(self) -> str:
+        status, said = self.end(), output(self.path)
+        assert status.state == "FAILED", f"{status}\n{said}"
+        assert status.restarts == 0
+        return said
+
+    def slurm(self, *command: str) -> None:
+        commands.run(command, env=self.place.slurm.env)
+
+
+Started = dict[str, Run]
+
+
+def start(
+    place: Place,
+    *submission: str,
+    training: tuple[str, ...] = TRAINING,
+    run_dir: Path | None = None,
+    command: tuple[str, ...] = PACED,
+    backend: str = "sbatch",
+    nodes: tuple[str, ...] = TWO_NODES,
+    pace_s: float = 0.05,
+    **env: object,
+) -> Run:
+    """Submit a paced training; `env` becomes environment variables, in JSON unless they are texts."""
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in env.items()}
+    words = ["env", f"PACE_S={pace_s}", *(f"{key}={value}" for key, value in texts.items()), *command, *training]
+    if run_dir is not None:
+        words += ["--run-dir", str(run_dir)]
+    return Run(place, place.start(*nodes, "--backend", backend, *submission, "--", *words))

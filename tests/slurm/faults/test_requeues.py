@@ -1,0 +1,192 @@
+"""Jobs that are warned, preempted, cancelled, queued again."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, Place, output, records
+from paced_run import ONE_TASK, PACED, TRAINING, TWO_TASKS, Run, start
+from slowness import scaled
+
+from cluster_ddp.sandbox import faults
+from cluster_ddp.slurm import commands
+
+
+def test_the_last_requeue_and_another_number_of_ranks(place: Place) -> None:
+    """26, 27. After --max-requeues the job ends; a new one goes on with what GPUs it gets."""
+    run = start(place, "--max-requeues", "0", nodes=TWO_TASKS, pace_s=0.2)
+    run.wait_for_step(6)
+    run.slurm("scancel", "--signal=USR1", run.job)
+    said = run.failed()
+    assert run.status().exit_code == 75
+    assert "error: stopped in time, but started again 0 times already (--max-requeues 0)." in said
+    said = start(place, nodes=ONE_TASK, run_dir=run.path).completed()
+    assert "1 ranks instead of 2: same weights and place in the data, new streams of random numbers" in said
+    assert run.metrics()[-1]["kind"] == "done"
+
+
+def test_a_signal_before_the_ranks_have_met(place: Place) -> None:
+    """29. Nothing is to be saved yet: the job ends at once."""
+    wait = "if ((SLURM_PROCID == 1)); then sleep 86400; fi"
+    run = start(place, nodes=TWO_TASKS, command=place.slurm.wrapped(wait, *PACED))
+    run.wait_for(lambda: faults.ranks(place.slurm.layout, int(run.job)))
+    begun = time.monotonic()
+    run.slurm("scancel", "--signal=TERM", run.job)
+    run.failed()
+    assert time.monotonic() - begun < scaled(20)
+
+
+@pytest.mark.every_slurm
+@pytest.mark.parametrize("backend", ["sbatch", "submitit"])
+def test_a_warning_before_there_is_a_checkpointer(place: Place, backend: str) -> None:
+    """29. USR1 while a script of one's own has imported nothing yet, and while it reads its data."""
+    (place.folder / "early.py").write_text(EARLY)
+    run = Run(place, place.start(*TWO_TASKS, "--backend", backend, "--", "python", "early.py"))
+    for phase in ("begun", "imported"):
+        run.wait_for(lambda phase=phase: len(list(run.path.glob(f"{phase}-*"))) == 2)
+        run.slurm("scancel", "--signal=USR1", run.job)
+        time.sleep(2)  # it does not die of it
+        (run.path / f"after {phase}").touch()
+    said = run.completed(restarts=1)
+    assert re.search(r"Stopped after step 1 \(epoch 1\): rank \d: node\d got USR1. Saved", said)
+    assert "Going on from" in said
+
+
+EARLY = """import os, pathlib, time
+def phase(name):
+    folder = pathlib.Path(os.environ["CLUSTER_DDP_RUN_DIR"])
+    (folder / f"{name}-{os.getpid()}").touch()
+    while not (folder / f"after {name}").exists():
+        time.sleep(0.1)
+phase("begun")
+import cluster_ddp
+phase("imported")
+import torch
+with cluster_ddp.distributed() as world:
+    data = torch.utils.data.TensorDataset(torch.ones(64, 1))
+    model = world.wrap(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    shard = world.shard(data, batch_size=8, shuffle_seed=0)
+    checkpoint = cluster_ddp.Checkpoint(world, shard=shard, model=model, optimizer=optimizer)
+    for epoch in checkpoint.epochs(1):
+        for (numbers,) in shard:
+            optimizer.zero_grad()
+            model(numbers).sum().backward()
+            optimizer.step()
+            checkpoint.step()
+"""
+
+
+@pytest.mark.parametrize("backend", ["sbatch", "submitit"])
+def test_a_command_of_ones_own_is_requeued(place: Place, backend: str) -> None:
+    """It gets the signal; its status 75 queues the job again, in appended logs, and its status 0 ends that."""
+    command = ("bash", "-c", BASH) if place.slurm.launcher == "srun" else ("python", "own.py")
+    (place.folder / "own.py").write_text(PYTHON)
+    run = Run(place, place.start(*TWO_TASKS, "--backend", backend, "--", *command))
+    run.wait_for(lambda: output(run.path).count("begun 0") == 2)
+    run.slurm("scancel", "--signal=USR1", run.job)
+    said = run.completed(restarts=1)
+    assert (said.count("begun 0"), said.count("begun 1")) == (2, 2)
+    assert said.count("saved") >= 2  # the signal may come twice: from Slurm, and passed on
+
+
+# As the README says: the ranks wait for each other, and are not ended by the end of the first.
+BASH = """trap 'trap "" TERM USR1; echo saved; touch "$CLUSTER_DDP_RUN_DIR/saved-$SLURM_PROCID"
+  until [[ -e $CLUSTER_DDP_RUN_DIR/saved-0 && -e $CLUSTER_DDP_RUN_DIR/saved-1 ]]; do sleep 0.1; done
+  exit 75' USR1; echo "begun ${SLURM_RESTART_COUNT:-0}"
+if ((${SLURM_RESTART_COUNT:-0})); then exit 0; fi; while :; do sleep 0.2; done"""
+PYTHON = """import os, signal, sys, time
+def save(number, frame):
+    signal.signal(number, signal.SIG_IGN)  # Slurm may send it to all processes, so that it comes twice
+    print("saved")
+    sys.exit(75)
+signal.signal(signal.SIGUSR1, save)
+restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+print("begun", restarts)
+while not restarts:
+    time.sleep(0.2)
+"""
+
+
+def test_slurm_may_refuse_to_queue_a_job_again(place: Place) -> None:
+    """27. Its words are in the error."""
+    said = Run(place, place.start(*ONE_TASK, "--no-requeue", "--", "bash", "-c", "exit 75")).failed()
+    assert "Slurm said: Requested operation is presently disabled" in said
+
+
+def test_a_stale_stop_marker_queues_nothing_again(place: Place) -> None:
+    """A rank of an earlier start may leave it late. A command that says 0 though it was stopped is not done."""
+    late = 'for i in {0..9}; do touch "$CLUSTER_DDP_RUN_DIR/.stopped" "${CLUSTER_DDP_STOPPED%-*}-$((i + 1))"; done'
+    stale = Run(place, place.start(*ONE_TASK, "--", "bash", "-c", late))
+    hidden = Run(place, place.start(*ONE_TASK, "--", "bash", "-c", 'touch "$CLUSTER_DDP_STOPPED"'))
+    stale.completed(restarts=0)
+    assert "but the command ended with status 0" in hidden.failed()
+
+
+def test_torchrun_passes_the_signal_on(place: Place) -> None:
+    command = ("python", "-m", "cluster_ddp.train")
+    training = (*TRAINING, "--epochs", "6")
+    nodes = ("--nodes", "2", "--gpus-per-node", "1", "--launcher", "torchrun")
+    run = start(place, nodes=nodes, command=command, training=training)
+    run.wait_for_step(6)
+    run.slurm("scancel", "--signal=USR1", run.job)
+    said = run.completed(restarts=1)
+    assert "got USR1" in said
+    assert "Going on from" in said
+
+
+@pytest.mark.every_slurm
+def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path) -> None:
+    """jobs/mnist_array.sbatch as users submit it: the one that is warned stops, saves and goes on."""
+    arguments = ("--dataset", "digits", "--epochs", "8", "--run-dir", f"{tmp_path}/{{}}")
+    rendered = slurm.job("mnist_array")
+    text = rendered if isinstance(rendered, str) else rendered.read_text()
+    script = text.replace('exec "$@"\'', 'exec "${@/{\\}/$SLURM_ARRAY_TASK_ID}"\'')
+    options = ("--array=0-1", "--ntasks-per-node=1", "--gres=gpu:1")
+    job = slurm.submit(script, tmp_path, *arguments, options=options)
+    deadline = time.monotonic() + scaled(300)
+    while not list(tmp_path.glob("1/checkpoints/*.pt")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    commands.run(["scancel", "--signal=USR1", f"{job.job_id}_1"], env=slurm.env)
+    job.succeed()
+    statuses = commands.job_statuses(job.job_id, env=slurm.env)
+    assert {status.array_task: status.restarts for status in statuses} == {"0": 0, "1": 1}
+    assert [records(tmp_path / task)[-1]["kind"] for task in "01"] == ["done", "done"]
+
+
+@pytest.mark.every_slurm
+def test_preemption_while_a_save_is_under_way(place: Place, uninterrupted: list[dict]) -> None:
+    """7, 8, 17. An urgent job takes the nodes while a checkpoint is being written to a slow disk."""
+    run = start(place, FSYNC_S="0.5")
+    run.wait_for(lambda: list(run.path.glob("checkpoints/.step-*.tmp")))
+    urgent = place.slurm.submit(URGENT, place.folder)
+    urgent.succeed()
+    said = run.completed(restarts=1)
+    assert re.search(r"Stopped after step \d+ .* got TERM", said)
+    assert "this one is left out" in said  # training does not wait for the disk
+    assert run.metrics() == uninterrupted
+
+
+URGENT = "#!/bin/bash\n#SBATCH --partition=urgent --nodes=4 --exclusive --time=1\nsleep 1\n"
+
+
+def test_scancel_is_final_and_a_new_job_goes_on(place: Place, uninterrupted: list[dict]) -> None:
+    """10, 14. After scancel nothing is requeued. The newest checkpoint is damaged: the one before is used."""
+    run = start(place)
+    run.wait_for_step(12)
+    run.slurm("scancel", run.job)
+    status = run.end()
+    assert (status.state, status.restarts) == ("CANCELLED", 0)
+    assert "got TERM" in output(run.path)
+    newest = max(run.path.glob("checkpoints/*.pt"))
+    os.truncate(newest, newest.stat().st_size // 2)
+    again = start(place, run_dir=run.path)
+    said = again.completed()
+    assert f"{newest.name} is damaged: its end is missing. It is set aside as {newest.name}.damaged" in said
+    assert "Going on from" in said
+    assert again.metrics(run.path) == uninterrupted
