@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
 from cluster import ROOT, Place, output
 from paced_run import ONE_TASK, PACED, TRAINING, Run, start
 
@@ -17,15 +18,16 @@ from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.port import PORT_COUNT
 
 
-def test_the_controller_is_away_when_a_job_is_to_be_queued_again(place: Place) -> None:
-    """31. The batch script asks until slurmctld is back."""
+def test_the_controller_is_away_when_a_job_is_to_be_queued_again(place: Place, pytestconfig: pytest.Config) -> None:
+    """31. The batch script asks until slurmctld is back; scontrol of 26.05 waits for it by itself, a minute or so."""
     run = Run(place, place.start(*ONE_TASK, "--time", "10", "--", "bash", "-c", STOPS_LATER))
     run.wait_for(lambda: "begun 0" in output(run.path))
     time.sleep(6)  # killed, slurmctld forgets its last seconds, and with them that the job has started
     (run.path / "stop").touch()
     faults.restart_controller(place.slurm.layout, after_s=45)
     said = run.completed(restarts=1)
-    assert "Slurm said: " in said and "begun 1" in said
+    assert "begun 1" in said
+    assert "Slurm said: " in said or pytestconfig.getoption("--slurm-version") == "26.05"
 
 
 STOPS_LATER = """echo "begun ${SLURM_RESTART_COUNT:-0}"; ((${SLURM_RESTART_COUNT:-0} == 0)) || exit 0
