@@ -21,6 +21,7 @@ from torch import nn
 
 import cluster_ddp
 from cluster_ddp.mnist import data
+from cluster_ddp.runtime import background
 from cluster_ddp.runtime.data.resident import ResidentSet
 from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.meter import Meter
@@ -29,6 +30,7 @@ BATCH_SIZE = 16
 SEED = 7
 LOG_EVERY = 3  # not what checkpoints are saved at: the meter's half-full sums must survive, too
 CHECKPOINT_EVERY = "5steps"
+background.PATIENCE_S = 5.0  # a disk that is full in the end stays so
 SLOW_DISK = "slow-disk"
 """A file in the run folder with the seconds that every fsync takes while it is there."""
 
