@@ -31,6 +31,12 @@ TIMEOUT_S = 600.0
 SUBMIT = (sys.executable, "-m", "cluster_ddp.submit")
 
 
+def sandbox_name(purpose: str) -> str:
+    """A name that no other process's sandbox has; tests/conftest.py finds it."""
+    process = (os.environ["PYTEST_RUN"], os.environ.get("PYTEST_XDIST_WORKER"))
+    return "-".join([purpose, *filter(None, process)])
+
+
 def skip(reason: str) -> NoReturn:
     """Skip with a reason; in CI that is a failure."""
     if os.environ.get("CI"):

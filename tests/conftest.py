@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster_ddp.sandbox import releases
+from cluster_ddp.sandbox import cluster, releases
 
 # Threads that outnumber the cores wait actively: five times the CPU time. torch reads this where it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,6 +27,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--launcher", choices=("srun", "fork"), default="srun", help=words)
     words = "the Slurm of the tests' sandbox: a Debian release's (default: the system's)"
     parser.addoption("--slurm-version", choices=sorted(releases.SUITES), help=words)
+
+
+def pytest_configure() -> None:
+    """Name this run, for its sandboxes."""
+    os.environ.setdefault("PYTEST_RUN", str(os.getpid()))  # processes that pytest-xdist starts inherit it
+
+
+def pytest_unconfigure() -> None:
+    """Take away what is left of the processes' sandboxes: where pytest-xdist is interrupted, it kills them."""
+    if os.environ["PYTEST_RUN"] == str(os.getpid()):
+        for state in cluster.STATE_ROOT.glob(f"*-{os.getpid()}-gw*"):
+            cluster.down(state.name)
 
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import ROOT, Cluster, skip
+from cluster import ROOT, Cluster, sandbox_name, skip
 
 from cluster_ddp.errors import DataError, SandboxError
 from cluster_ddp.mnist import files
@@ -29,7 +29,7 @@ def machine() -> None:
 @pytest.fixture(scope="session")
 def slurm(machine: None, pytestconfig: pytest.Config) -> Iterator[Cluster]:
     """Four nodes with two GPUs each."""
-    name, version = f"test-{os.getpid()}", pytestconfig.getoption("--slurm-version")
+    name, version = sandbox_name("test"), pytestconfig.getoption("--slurm-version")
     try:
         prefix = None if version is None else releases.fetch(version)
         layout = cluster.up(name, nodes=4, gpus_per_node=2, slurm=prefix)

@@ -17,7 +17,8 @@ SECTIONS = {
     "outside the world": "srun env SLURM_PROCID=4 python -m cluster_ddp.env",
     "unreadable nodelist": "srun env 'SLURM_STEP_NODELIST=node[1-' python -m cluster_ddp.env",
     "no address": "srun env -u SLURM_STEP_NODELIST -u SLURM_JOB_NODELIST -u SLURM_NODELIST python -m cluster_ddp.env",
-    "more tasks than GPUs": "srun --overlap --ntasks=4 --nodes=1 --gres=gpu:2 python -m cluster_ddp.env",
+    # (--mem=0: the step before may have its memory still)
+    "more tasks than GPUs": "srun --overlap --mem=0 --ntasks=4 --nodes=1 --gres=gpu:2 python -m cluster_ddp.env",
     "fewer tasks than GPUs": "srun --ntasks=2 --ntasks-per-node=1 --gres=gpu:2 python -m cluster_ddp.env",
     "the job's address in a step elsewhere": (
         "MASTER_ADDR=$SLURMD_NODENAME srun --nodes=1 --ntasks=2 --relative=1 python -m cluster_ddp.env"

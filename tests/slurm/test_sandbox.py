@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, skip
+from cluster import Cluster, sandbox_name, skip
 from slowness import scaled
 
 from cluster_ddp.errors import SandboxError
@@ -25,7 +25,7 @@ from cluster_ddp.sandbox import cluster, disk, faults, network, packages, releas
 from cluster_ddp.sandbox.layout import STATE_ROOT
 from cluster_ddp.slurm import commands
 
-NAME = f"own-{os.getpid()}"
+NAME = sandbox_name("own")
 
 
 def traces() -> set[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import ROOT, Cluster
+from cluster import ROOT, Cluster, sandbox_name
 from slowness import scaled
 
 from cluster_ddp.sandbox import cluster
@@ -22,7 +22,7 @@ NODES, TASKS_PER_NODE = 32, 8
 @pytest.fixture(scope="module")
 def large(machine: None) -> Iterator[Cluster]:
     """A sandbox of its own."""
-    name = f"scale-{os.getpid()}"
+    name = sandbox_name("scale")
     layout = cluster.up(name, nodes=NODES, gpus_per_node=0)
     try:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
