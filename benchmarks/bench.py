@@ -118,6 +118,12 @@ BENCHMARKS = (
         arguments=("--rounds=2",),
     ),
     Benchmark(
+        script="forked_ranks.py",
+        title="Many forked ranks on one node",
+        about="64 ranks that one process becomes, on these cores: from srun until all have met, and from then until "
+        "the job has ended (as root). As it was, they ended after two minutes.",
+    ),
+    Benchmark(
         script="rendezvous_scale.py",
         title="The rendezvous of many ranks",
         about='From "all are started and ready" to "all know that all are there", where name servers are dead (as '
