@@ -53,7 +53,7 @@ def started(
     process = subprocess.Popen(
         [*program, "--ranks", str(ranks), "--", "script.py", *arguments],
         cwd=folder,
-        env={**PLACE, "PYTHONUNBUFFERED": "1", **env},
+        env={**PLACE, **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
