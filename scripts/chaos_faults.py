@@ -32,6 +32,8 @@ class Fault:
     """Makes it and says on what; None where there was nothing to disturb."""
     is_fatal: bool = True
     """Whether the job must end, or be started again, of it."""
+    may_pass: bool = False
+    """Whether the job may live through a fatal one, too."""
     is_warning: bool = False
     """Whether the job is asked to stop and to queue itself again."""
     needs_disk: bool = False
@@ -79,7 +81,7 @@ def lose_node(run: Run, rng: random.Random) -> str | None:
 
 
 def cut_node(low_s: float, high_s: float) -> Callable[[Run, random.Random], str | None]:
-    """A node's link is down for a while, and its ranks live on. After 20 s (SlurmdTimeout) slurmctld gives it up."""
+    """A node's link is down for a while, and its ranks live on. After 20 s (SlurmdTimeout) slurmctld may give it up."""
 
     def make(run: Run, rng: random.Random) -> str | None:
         if not (ranks := run.ranks()):
@@ -206,7 +208,7 @@ FAULTS = (
     Fault("job cancelled", _slurm("scancel", "JOB")),
     Fault("controller restarted", restart_controller, is_fatal=False),
     Fault("node cut for a moment", cut_node(1, 6), is_fatal=False),
-    Fault("node cut", cut_node(30, 50)),
+    Fault("node cut", cut_node(30, 50), may_pass=True),
     Fault("controller away at the requeue", controller_away, is_warning=True),
     Fault("disk full to the end", full_disk, needs_disk=True),
     Fault("file system blocked", blocked_disk, is_fatal=False, needs_disk=True),
