@@ -120,8 +120,8 @@ BENCHMARKS = (
     Benchmark(
         script="forked_ranks.py",
         title="Many forked ranks on one node",
-        about="64 ranks that one process becomes, on these cores: from srun until all have met, and from then until "
-        "the job has ended (as root). As it was, they ended after two minutes.",
+        about="64 ranks that one process becomes, on these cores: from its start until all have met, and until "
+        "all have ended. As it was, that took two minutes.",
     ),
     Benchmark(
         script="rendezvous_scale.py",
