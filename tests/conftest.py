@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 from collections.abc import Iterator
 
 import pytest
+import signal_handlers
 
 from cluster_ddp.sandbox import cluster, releases
 
@@ -41,13 +41,8 @@ def pytest_unconfigure() -> None:
             cluster.down(state.name)
 
 
-SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
-
-
 @pytest.fixture(autouse=True)
 def handlers_as_before() -> Iterator[None]:
-    """Processes of later tests would begin with the signals ignored that a test in this process has left so."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    """Each test leaves the signal handlers as they were before it."""
+    with signal_handlers.put_back():
+        yield

@@ -77,7 +77,7 @@ class FailureReporter:
                 time.sleep(_ROLL_CALL_S + 1.0)
         elif _is_timeout(error):
             self.say(f"error: {self._who_hangs(first is not None)}")
-        elif first is None and _has_lost_a_connection(error):
+        elif first is None and _says(error, _LOST_WORDS):
             self.say(_STORE_IS_GONE)
         elif isinstance(error, ClusterDDPError):
             self.say(f"error: {error}")
@@ -171,18 +171,16 @@ class FailureReporter:
         return 0
 
 
-def _has_lost_a_connection(error: BaseException) -> bool:
-    """Whether this is what a rank meets where another has ended, rather than a failure of its own."""
-    words = str(error).lower()
-    return isinstance(error, RuntimeError) and any(part in words for part in _LOST_WORDS)
-
-
 def _stopped_by(other: str | None) -> str:
     return f"stopped: {other} failed (see its error)."
 
 
 def _is_timeout(error: BaseException) -> bool:
     """Whether a collective took too long, or our own wait for a GPU."""
+    return isinstance(error, DeviceTimeoutError) or _says(error, _TIMEOUT_WORDS)
+
+
+def _says(error: BaseException, parts: tuple[str, ...]) -> bool:
+    """Whether this is an error of torch or gloo with any of these words; they have no types of their own for them."""
     words = str(error).lower()
-    timed_out = any(part in words for part in _TIMEOUT_WORDS)
-    return isinstance(error, DeviceTimeoutError) or (isinstance(error, RuntimeError) and timed_out)
+    return isinstance(error, RuntimeError) and any(part in words for part in parts)

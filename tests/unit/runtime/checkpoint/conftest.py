@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 from collections.abc import Iterator
 
 import pytest
+import signal_handlers
 import torch
 
 import cluster_ddp
@@ -16,15 +16,13 @@ from cluster_ddp.runtime import exchange, last_writes
 from cluster_ddp.runtime.world import World
 
 log = logging.getLogger("cluster_ddp")
-NUMBERS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     """A world of one; what making it changes in this process is put back."""
     before, hook, threads = (log.handlers[:], log.propagate, log.level), sys.excepthook, torch.get_num_threads()
-    handlers = {number: signal.getsignal(number) for number in NUMBERS}
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, signal_handlers.put_back():
         for name in [name for name in os.environ if name.startswith(("SLURM_", "CLUSTER_DDP_", "RANK", "WORLD_"))]:
             patch.delenv(name)
         with cluster_ddp.distributed(cuda=False) as one:
@@ -32,8 +30,6 @@ def world() -> Iterator[World]:
     log.handlers[:], log.propagate, log.level = before
     sys.excepthook = hook
     torch.set_num_threads(threads)
-    for number, handler in handlers.items():
-        signal.signal(number, handler)  # processes of other tests would begin with what is ignored
 
 
 @pytest.fixture(autouse=True)

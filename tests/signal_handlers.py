@@ -1,0 +1,20 @@
+"""Signal handlers that tests change in the process that runs them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def put_back() -> Iterator[None]:
+    """Put them back in the end: processes of later tests would begin with the signals ignored that are ignored here."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
