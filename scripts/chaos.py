@@ -132,13 +132,13 @@ class Chaos:
         if fault.is_fatal:
             made_s, unheard_s = time.monotonic(), time.time() + UNHEARD_AFTER_S
             # A warning may come before a rank listens.
-            may_pass = fault.may_pass or (fault.is_warning and not run.has_progress())
+            may_be_unheard = fault.is_warning and not run.has_progress()
             run.wait_until(
-                lambda: run.was_brought_down(pids) or (may_pass and run.has_recorded_since(unheard_s)),
+                lambda: run.was_brought_down(pids) or (may_be_unheard and run.has_recorded_since(unheard_s)),
                 RESTART_TIMEOUT_S,
                 f"an effect of {fault.name}",
             )
-            if may_pass and (not run.was_brought_down(pids) or run.state == "COMPLETED"):
+            if may_be_unheard and (not run.was_brought_down(pids) or run.state == "COMPLETED"):
                 return
             took_s = round(time.monotonic() - made_s, 1)
             self.slowest_end_s[fault.name] = max(took_s, self.slowest_end_s.get(fault.name, 0.0))

@@ -32,8 +32,6 @@ class Fault:
     """Makes it and says on what; None where there was nothing to disturb."""
     is_fatal: bool = True
     """Whether the job must end, or be started again, of it."""
-    may_pass: bool = False
-    """Whether the job may live through a fatal one, too."""
     is_warning: bool = False
     """Whether the job is asked to stop and to queue itself again."""
     needs_disk: bool = False
@@ -80,17 +78,22 @@ def lose_node(run: Run, rng: random.Random) -> str | None:
     return f"{node}{', which slurmctld is told' if told else ''}"
 
 
-def cut_node(low_s: float, high_s: float) -> Callable[[Run, random.Random], str | None]:
-    """A node's link is down for a while, and its ranks live on. After 20 s (SlurmdTimeout) slurmctld may give it up."""
+def cut_node_for_a_moment(run: Run, rng: random.Random) -> str | None:
+    """A node's link is down for some seconds, and its ranks live on."""
+    if not (ranks := run.ranks()):
+        return None
+    node, for_s = rng.choice(ranks).node, rng.uniform(1, 6)
+    faults.cut_node(run.layout, node, for_s=for_s)
+    return f"{node} for {for_s:.1f} s"
 
-    def make(run: Run, rng: random.Random) -> str | None:
-        if not (ranks := run.ranks()):
-            return None
-        node, for_s = rng.choice(ranks).node, rng.uniform(low_s, high_s)
-        faults.cut_node(run.layout, node, for_s=for_s)
-        return f"{node} for {for_s:.1f} s"
 
-    return make
+def cut_node(run: Run, rng: random.Random) -> str | None:
+    """A node's link is down until slurmctld gives the node up; its ranks live on, beside those of the next start."""
+    if not (ranks := run.ranks()):
+        return None
+    node, begun_s = rng.choice(ranks).node, time.monotonic()
+    faults.cut_node(run.layout, node)
+    return f"{node}, given up and back after {time.monotonic() - begun_s:.0f} s"
 
 
 def controller_away(run: Run, rng: random.Random) -> str | None:
@@ -207,8 +210,8 @@ FAULTS = (
     Fault("step cancelled", _slurm("scancel", "JOB.0")),
     Fault("job cancelled", _slurm("scancel", "JOB")),
     Fault("controller restarted", restart_controller, is_fatal=False),
-    Fault("node cut for a moment", cut_node(1, 6), is_fatal=False),
-    Fault("node cut", cut_node(30, 50), may_pass=True),
+    Fault("node cut for a moment", cut_node_for_a_moment, is_fatal=False),
+    Fault("node cut", cut_node),
     Fault("controller away at the requeue", controller_away, is_warning=True),
     Fault("disk full to the end", full_disk, needs_disk=True),
     Fault("file system blocked", blocked_disk, is_fatal=False, needs_disk=True),

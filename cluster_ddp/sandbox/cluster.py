@@ -240,6 +240,15 @@ def wait_until_usable(layout: Layout, nodes: Sequence[str], daemons: Sequence[Da
     _wait_for(lambda: _takes_steps(layout, nodes), layout, daemons)
 
 
+def wait_until_given_up(layout: Layout, node: str) -> None:
+    """Wait until slurmctld calls a node down.
+
+    Raises:
+        SandboxError: it takes longer than `START_TIMEOUT_S`.
+    """
+    _wait_for(lambda: node_states(layout.name)[node].startswith("down"), layout, [])
+
+
 def _controller_listens(layout: Layout) -> bool:
     """Whether it can be asked; sinfo would insist for ten seconds."""
     try:

@@ -61,17 +61,26 @@ def bring_back_node(layout: Layout, node: str) -> None:
     cluster.wait_until_usable(layout, [node], [cluster.start_node(layout, node)])
 
 
-def cut_node(layout: Layout, node: str, *, for_s: float) -> None:
-    """A node's link is down for some seconds; its slurmd and its tasks live on. Returns when a step has run there.
+def cut_node(layout: Layout, node: str, *, for_s: float | None = None) -> None:
+    """A node's link is down for a while; its slurmd and its tasks live on. Returns when a step has run there.
 
-    After SlurmdTimeout (20 s) slurmctld gives the node up, and ends what it finds there when the link is up again.
+    Some time after SlurmdTimeout (20 s) slurmctld gives the node up: it ends or requeues the node's jobs, and ends the
+    tasks that it finds there when the link is up again.
+
+    Args:
+        layout: of the sandbox.
+        node: its name.
+        for_s: seconds; None: until slurmctld has given the node up.
 
     Raises:
-        SandboxError: no step runs there any more.
+        SandboxError: slurmctld does not give it up, or no step runs there any more.
     """
     network.ip("link", "set", layout.link(node), "down")
     try:
-        time.sleep(for_s)
+        if for_s is None:
+            cluster.wait_until_given_up(layout, node)
+        else:
+            time.sleep(for_s)
     finally:
         network.ip("link", "set", layout.link(node), "up")
     cluster.wait_until_usable(layout, [node], [])

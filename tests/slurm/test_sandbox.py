@@ -95,6 +95,24 @@ def test_a_node_that_came_back_takes_a_step_at_once(
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["node2", "node3"]), done.stderr
 
 
+def test_a_node_that_is_cut_is_given_up_and_takes_a_step_when_it_is_back(slurm: Cluster) -> None:
+    """Its job has ended by then, and no task of it lives on there."""
+
+    def sleeps() -> bool:
+        return any(command(pid).endswith("/sleep 3600 ") for pid in faults.processes_on(slurm.layout, "node2"))
+
+    argv = ("srun", "--nodelist=node2", "--time=5", "/bin/sleep", "3600")
+    with subprocess.Popen(argv, env=slurm.env, stderr=subprocess.PIPE, text=True) as job:
+        while not sleeps():
+            assert job.poll() is None
+            time.sleep(0.1)
+        faults.cut_node(slurm.layout, "node2")
+        _, said = job.communicate(timeout=scaled(120))
+    assert (job.returncode != 0, "DUE TO NODE FAILURE" in said, sleeps()) == (True, True, False), said
+    done = slurm.run("srun", "--nodelist=node2,node3", "hostname")
+    assert (done.returncode, sorted(done.stdout.split())) == (0, ["node2", "node3"]), done.stderr
+
+
 def test_another_slurm_beside_the_systems() -> None:
     """Daemons, commands and what a job calls are all of that release; the system's are as they were."""
     version = releases.NEWEST
