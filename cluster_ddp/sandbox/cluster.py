@@ -198,7 +198,7 @@ def _start_daemons(layout: Layout) -> list[Daemon]:
 
 def start_controller(layout: Layout) -> Daemon:
     """Start slurmctld."""
-    return _start(layout, CONTROLLER, ["slurmctld", "-D", "-f", str(layout.slurm_conf)], "slurmctld")
+    return _start(layout, CONTROLLER, ["slurmctld", "-D", "-f", str(layout.slurmctld_conf)], "slurmctld")
 
 
 def start_node(layout: Layout, node: str) -> Daemon:

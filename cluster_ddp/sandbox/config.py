@@ -28,7 +28,7 @@ SlurmdLogFile={folder}/log/slurmd.%n.log
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool/%n
 AuthType=auth/munge
-# A requeued job may start again after 5 s instead of two minutes.
+# A requeued job may start again after 5 s instead of two minutes; see `_PATIENT`.
 AuthInfo=socket={munge_socket},cred_expire=5
 CredType=cred/munge
 ProctrackType=proctrack/linuxproc
@@ -60,6 +60,11 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 Priorit
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE DefaultTime=60 PriorityTier=10 PreemptMode=OFF State=UP
 """
 
+# Where a node takes longer than MessageTimeout (10 s) to answer, slurmctld repeats its order a minute later (seen on a
+# busy machine, 22.05). On a cluster no requeued job has started again by then; here, the order to end a step would end
+# the one of the new start.
+_PATIENT = "MessageTimeout=60\nDebugFlags=NO_CONF_HASH\n"
+
 # The nodes share one machine's cores, whatever CPUs they claim; and their GPUs are none, so that ranks use the CPU.
 _TASK_PROLOG = """\
 #!/bin/sh
@@ -90,6 +95,7 @@ def write(layout: Layout, slurm: Path | None) -> None:
     for part in ("log", "state", "munge", "dev", *(f"spool/{node}" for node in layout.node_names)):
         (folder / part).mkdir(parents=True, mode=0o755)
     layout.slurm_conf.write_text(_slurm_conf(layout))
+    layout.slurmctld_conf.write_text(_slurm_conf(layout) + _PATIENT)  # commands insist as long: theirs is another
     layout.hosts.write_text(_hosts(layout))
     prolog = folder / "task_prolog"
     prolog.write_text(_TASK_PROLOG)
