@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +14,10 @@ from cluster_ddp.sandbox import cluster, releases
 
 # Threads that outnumber the cores wait actively: five times the CPU time. torch reads this where it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# `nohup make test &` begins with these ignored, and so would what the tests start and then interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|_URL$", re.IGNORECASE)
 

@@ -157,7 +157,6 @@ def test_an_interrupted_watch_leaves_the_job_running(place: Place) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored where the tests run in background
     )
     assert process.stdout is not None
     for line in process.stdout:

@@ -81,12 +81,14 @@ def test_light_doors_import_no_heavy_module(command: str) -> None:
     ],
 )
 def test_a_look_costs_no_more_than_a_few_imports(arguments: tuple[str, ...], limit: int) -> None:
-    """In units of what the imports of argparse and jinja2 take; best of five, in turn."""
-    times: dict[tuple[str, ...], list[float]] = {("-c", "import argparse, jinja2"): [], ("-m", *arguments): []}
-    for _ in range(5):
-        for command, taken in times.items():
+    """In units of what the imports of argparse and jinja2 take; the best of some rounds, since others use the CPU."""
+    imports, ours = ("-c", "import argparse, jinja2"), ("-m", *arguments)
+    best_s = {imports: float("inf"), ours: float("inf")}
+    for _ in range(40):
+        for command in best_s:
             start = time.perf_counter()
             subprocess.run([sys.executable, *command], capture_output=True, check=True)
-            taken.append(time.perf_counter() - start)
-    imports, ours = map(min, times.values())
-    assert ours < limit * imports
+            best_s[command] = min(best_s[command], time.perf_counter() - start)
+        if best_s[ours] < limit * best_s[imports]:
+            return
+    raise AssertionError(best_s)
