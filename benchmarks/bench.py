@@ -76,7 +76,7 @@ BENCHMARKS = (
     Benchmark(
         script="checkpoint_blocking.py",
         title="Saving a checkpoint",
-        about="How long `Checkpoint.step` keeps the training waiting when it saves: it returns when a copy is made. "
+        about="How long `Checkpointer.step` keeps the training waiting when it saves: it returns when a copy is made. "
         "For the reference training's state; and for a model of 500 MB, against saving it in the foreground, in turn "
         "(copy, write, SHA-256, fsync).",
     ),
@@ -89,7 +89,7 @@ BENCHMARKS = (
     Benchmark(
         script="stop_agreement.py",
         title="Agreeing on when to stop",
-        about="The share of training steps (MNIST CNN, two ranks, CPU, gloo) that `Checkpoint.step` takes where "
+        about="The share of training steps (MNIST CNN, two ranks, CPU, gloo) that `Checkpointer.step` takes where "
         "nothing is saved, waiting for the other rank included; and how long after a signal on one rank all is saved.",
         launcher=TORCHRUN,
     ),

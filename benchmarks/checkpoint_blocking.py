@@ -1,7 +1,7 @@
 """How long a save keeps training waiting: `python benchmarks/checkpoint_blocking.py [--mb 500] [--rounds 9]`.
 
-For the reference training: what `Checkpoint.step` takes where it saves, after a real step of the optimizer. For a large
-model: the same, against saving the same state in the foreground (copy, write, SHA-256, fsync), in turn.
+For the reference training: what `Checkpointer.step` takes where it saves, after a real step of the optimizer. For a
+large model: the same, against saving the same state in the foreground (copy, write, SHA-256, fsync), alternately.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import cluster_ddp
 from cluster_ddp.mnist.model import Net
 from cluster_ddp.runtime.checkpoint import file
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy
-from cluster_ddp.runtime.metrics import RunDir
+from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.world import World
 
 REFERENCE_MS_AT_MOST = 5.0
@@ -48,7 +48,7 @@ def reference(world: World, folder: Path) -> list[Figure]:
     model = world.wrap(Net())
     optimizer = torch.optim.Adadelta(model.parameters())
     shard = world.shard(TensorDataset(torch.zeros(8, 1)), batch_size=1, shuffle_seed=1)
-    checkpoint = cluster_ddp.Checkpoint(
+    checkpoint = cluster_ddp.Checkpointer(
         world, shard=shard, run_dir=RunDir(folder, world), every="1steps", keep=1, model=model, optimizer=optimizer
     )
     images, labels = torch.randn(64, 1, 28, 28), torch.zeros(64, dtype=torch.int64)
@@ -73,7 +73,7 @@ def large(world: World, folder: Path, options: argparse.Namespace) -> list[Figur
     """A model of many megabytes, against saving in the foreground."""
     model = world.wrap(model_of(options.mb))
     shard = world.shard(TensorDataset(torch.zeros(8, 1)), batch_size=1, shuffle_seed=1)
-    checkpoint = cluster_ddp.Checkpoint(
+    checkpoint = cluster_ddp.Checkpointer(
         world, shard=shard, run_dir=RunDir(folder, world), every="1steps", keep=1, model=model
     )
     copy = HostCopy(world.device)

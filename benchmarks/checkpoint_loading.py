@@ -19,7 +19,7 @@ from record import Figure, report
 from torch.utils.data import TensorDataset
 
 import cluster_ddp
-from cluster_ddp.runtime.metrics import RunDir
+from cluster_ddp.runtime.run_dir.run_dir import RunDir
 
 AT_MOST = 1.6
 LAYERS = 8
@@ -64,7 +64,7 @@ def one(folder: Path, gib: float, name: str) -> None:
         optimizer = getattr(torch.optim, name)(model.parameters())
         shard = world.shard(TensorDataset(torch.zeros(8, 2)), batch_size=1, shuffle_seed=1)
         is_saved, before = (folder / "checkpoints").exists(), peak_bytes()
-        checkpoint = cluster_ddp.Checkpoint(
+        checkpoint = cluster_ddp.Checkpointer(
             world, shard=shard, run_dir=RunDir(folder, world), every="1steps", model=model, optimizer=optimizer
         )
         if is_saved:

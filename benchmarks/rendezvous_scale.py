@@ -94,7 +94,7 @@ def _meet_plainly(ranks: int, job_id: int) -> Callable[[int], object]:
 
 
 def _topology(rank: int, ranks: int, job_id: int) -> Any:
-    from cluster_ddp.slurm.environment import Topology
+    from cluster_ddp.slurm.topology import Topology
 
     step = {"SLURM_JOB_ID": job_id, "SLURM_STEP_ID": 0, "SLURM_PROCID": rank, "SLURM_LOCALID": rank}
     # Two nodes in name: the ranks of one would meet on its loopback, and ask no name server.

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from record import Figure, report
 
-from cluster_ddp.launch import run_folder
+from cluster_ddp.contract import File
+from cluster_ddp.launch import run_dirs
 from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.sandbox import cluster
 
@@ -61,9 +62,9 @@ def _taken_s(count: int, rounds: int, env: dict[str, str]) -> list[float]:
 
 def _make_run_dir(path: Path, job: str) -> None:
     spec = dataclasses.asdict(JobSpec(name="fit", command=("true",)))
-    description = run_folder.description(spec, label=job, backend="sbatch", cluster=None, code=None, values={})
+    description = run_dirs.description(spec, label=job, backend="sbatch", cluster=None, code=None, values={})
     path.mkdir(parents=True)
-    (path / run_folder.SPEC_FILE).write_bytes(description)
+    (path / File.SPEC).write_bytes(description)
     (path / "job.sbatch").touch()
     line = {"kind": "train", "epoch": 1, "step": 0, "samples": 64, "loss": 1.0, "lr": 1.0, "samples_per_s": 1000.0}
     (path / "metrics.jsonl").write_text((json.dumps(line) + "\n") * 100)

@@ -1,6 +1,6 @@
 """What agreeing on when to stop costs: `torchrun --nproc-per-node 2 benchmarks/stop_agreement.py`.
 
-The time in `Checkpoint.step` (nothing is saved) as a share of all the time, over training steps of the MNIST CNN, and
+The time in `Checkpointer.step` (nothing is saved) as a share of all the time, over training steps of the MNIST CNN, and
 the time from a signal on one rank until all is saved and the process would end.
 """
 
@@ -21,8 +21,8 @@ from torch.utils.data import TensorDataset
 
 import cluster_ddp
 from cluster_ddp.mnist.model import Net
-from cluster_ddp.runtime.metrics import RunDir
-from cluster_ddp.runtime.preemption import Stopped
+from cluster_ddp.runtime.run_dir.run_dir import RunDir
+from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
 
 PERCENT_AT_MOST = 0.5
@@ -57,7 +57,7 @@ class Training:
         self.optimizer = torch.optim.Adadelta(self.model.parameters())
         self.images = torch.randn(batch_size, 1, 28, 28, device=world.device)
         self.labels = torch.zeros(batch_size, dtype=torch.int64, device=world.device)
-        self.checkpoint = cluster_ddp.Checkpoint(
+        self.checkpoint = cluster_ddp.Checkpointer(
             world,
             shard=world.shard(TensorDataset(torch.zeros(8, 1)), batch_size=1, shuffle_seed=1),
             run_dir=RunDir(folder, world),

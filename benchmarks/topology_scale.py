@@ -17,8 +17,8 @@ from record import Figure, report
 from tables import table
 
 from cluster_ddp.slurm import port
-from cluster_ddp.slurm.environment import Topology
 from cluster_ddp.slurm.hostlist import expand
+from cluster_ddp.slurm.topology import Topology
 
 TASKS_PER_NODE = 8
 SIZES = (8, 64, 256, 1024, 4096, 16_384, 100_000)

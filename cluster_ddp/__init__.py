@@ -4,7 +4,7 @@
 
     with cluster_ddp.distributed() as world:
         model = world.wrap(Model())
-        checkpoint = cluster_ddp.Checkpoint(world, shard=shard, model=model, optimizer=optimizer)
+        checkpoint = cluster_ddp.Checkpointer(world, shard=shard, model=model, optimizer=optimizer)
 
     job = cluster_ddp.submit(cluster_ddp.JobSpec(name="fit", nodes=2, gpus_per_node=4), train)
 
@@ -18,22 +18,22 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cluster_ddp.launch.job import Job
+    from cluster_ddp.jobs.job import Job
     from cluster_ddp.launch.spec import JobSpec
-    from cluster_ddp.runtime.checkpoint import Checkpoint
+    from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
     from cluster_ddp.runtime.distributed import distributed
     from cluster_ddp.runtime.world import World
-    from cluster_ddp.slurm.environment import Topology
+    from cluster_ddp.slurm.topology import Topology
     from cluster_ddp.submit import submit
 
 __version__ = "0.1.0"
-__all__ = ["Checkpoint", "Job", "JobSpec", "Topology", "World", "__version__", "distributed", "submit"]
+__all__ = ["Checkpointer", "Job", "JobSpec", "Topology", "World", "__version__", "distributed", "submit"]
 
 _HOMES = {
-    "Checkpoint": "cluster_ddp.runtime.checkpoint",
-    "Job": "cluster_ddp.launch.job",
+    "Checkpointer": "cluster_ddp.runtime.checkpoint.checkpointer",
+    "Job": "cluster_ddp.jobs.job",
     "JobSpec": "cluster_ddp.launch.spec",
-    "Topology": "cluster_ddp.slurm.environment",
+    "Topology": "cluster_ddp.slurm.topology",
     "World": "cluster_ddp.runtime.world",
     "distributed": "cluster_ddp.runtime.distributed",
     "submit": "cluster_ddp.submit",
@@ -42,9 +42,9 @@ _HOMES = {
 # Our batch scripts start Python with the warnings ignored: it would die of one that comes before it has a handler.
 # Elsewhere hardly anybody ignores them, and an import installs no handler.
 if signal.SIG_IGN in (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGUSR2)):
-    from cluster_ddp.runtime import preemption
+    from cluster_ddp.runtime import stop_signals
 
-    preemption.note_early(preemption.WARNINGS, instead_of=(signal.SIG_IGN,))
+    stop_signals.note_early(stop_signals.WARNINGS, instead_of=(signal.SIG_IGN,))
 
 
 def __getattr__(name: str) -> Any:

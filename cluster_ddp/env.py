@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from cluster_ddp.errors import exit_on_error
-from cluster_ddp.slurm.environment import Topology
+from cluster_ddp.slurm.topology import Topology
 
 PROGRAM = "python -m cluster_ddp.env"
 

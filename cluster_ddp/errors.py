@@ -7,7 +7,7 @@
     ├── DeviceError        GPUs that don't match the ranks
     ├── ForkError          a process in a state that must not be forked
     ├── DataError          a dataset that is missing or damaged
-    ├── RunDirError        a run folder that can't be written, or is in use
+    ├── RunDirError        a run directory that can't be written, or is in use
     ├── CheckpointError    a checkpoint that is missing, damaged, or of another training
     ├── NonFiniteError     a loss or gradient that is no number
     ├── SpecError          a job that can't be asked for
@@ -69,7 +69,7 @@ class DataError(ClusterDDPError):
 
 
 class RunDirError(ClusterDDPError):
-    """A run folder that can't be written, or that another job is using."""
+    """A run directory that can't be written, or that another job is using."""
 
 
 class CheckpointError(ClusterDDPError):

@@ -9,10 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-T = TypeVar("T")
+from cluster_ddp.contract import Env
 
-SHARE = "CLUSTER_DDP_SHARE"
-"""Variable of a job: with 1, its group may read the run directory."""
+T = TypeVar("T")
 
 
 def make_dir(path: Path, *, shared: bool | None = None) -> None:
@@ -20,7 +19,7 @@ def make_dir(path: Path, *, shared: bool | None = None) -> None:
 
     Args:
         path: of the folder.
-        shared: whether the group may read it; default: as `SHARE` in the environment says.
+        shared: whether the group may read it; default: as `contract.Env.SHARE` in the environment says.
 
     Raises:
         OSError: it is there already, or can't be made.
@@ -36,7 +35,7 @@ def open_own(path: Path, flags: int, *, shared: bool | None = None) -> int:
     Args:
         path: of the file.
         flags: as of os.open.
-        shared: whether the group may read it; default: as `SHARE` in the environment says.
+        shared: whether the group may read it; default: as `contract.Env.SHARE` in the environment says.
 
     Returns:
         A descriptor that child processes do not inherit.
@@ -71,7 +70,7 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 
 def _is_shared(shared: bool | None) -> bool:
-    return os.environ.get(SHARE) == "1" if shared is None else shared
+    return os.environ.get(Env.SHARE) == "1" if shared is None else shared
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """`python -m cluster_ddp.status [JOB …]`: what submitted jobs are doing, and how far they are, in one table.
 
-JOB is a job id (12, 12_3; an array's id means its tasks) or a run folder; without one, all run folders are looked at.
+JOB is a job id (12, 12_3; an array's id means its tasks) or a run directory. Without one, all jobs in runs/ are shown.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import exit_on_error, printable
-from cluster_ddp.launch.run_folder import resume_command
-from cluster_ddp.launch.standing import Standing, standings
+from cluster_ddp.jobs.status import RunStatus, run_statuses
+from cluster_ddp.launch.run_dirs import resume_command
 from cluster_ddp.slurm.commands import FINAL_STATES
 
 PROGRAM = "python -m cluster_ddp.status"
@@ -26,11 +26,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("jobs", nargs="*", metavar="JOB", help="job ids or run folders (default: all)")
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs"), help="folder of the run folders (default: runs)")
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help="job ids or run directories (default: all)")
+    parser.add_argument(
+        "--runs-dir", type=Path, default=Path("runs"), help="folder of the run directories (default: runs)"
+    )
     arguments = parser.parse_args(argv)
     with exit_on_error(PROGRAM):
-        found = standings(arguments.runs_dir, arguments.jobs)
+        found = run_statuses(arguments.runs_dir, arguments.jobs)
     if not found:
         print(f"No submitted jobs in {arguments.runs_dir}. Submit one: python -m cluster_ddp.submit")
         return 0
@@ -45,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _row(standing: Standing) -> tuple[str, ...]:
+def _row(standing: RunStatus) -> tuple[str, ...]:
     return (
         standing.job,
         standing.name,

@@ -22,8 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.errors import SpecError, exit_on_error
-from cluster_ddp.launch import command_line, grids, options, planning, preflight, submission
-from cluster_ddp.launch.job import Job
+from cluster_ddp.jobs.job import Job
+from cluster_ddp.launch import grids, planning, submission
+from cluster_ddp.launch.backends.slurm import Slurm
+from cluster_ddp.launch.checks import preflight
+from cluster_ddp.launch.cli import command_line, options
+from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.resume import find
 from cluster_ddp.launch.spec import ARRAY_TASK, JobSpec
 
@@ -51,7 +55,7 @@ def submit(
         function_or_command: a function, called in every rank with the `World` and, in an array, its values of the grid
             as keywords (texts); or a command, an argument each. None for the spec's own command.
         backend: submitit (Slurm where there is one, else this machine), sbatch (Slurm, commands only) or local.
-        runs_dir: folder of the run folders.
+        runs_dir: folder of the run directories.
         run_dir: the new run directory; default: <name>-<job id> in `runs_dir`.
         resume: a job that has ended (12, or 12_3 for an array's task), or its run directory: the new job resumes there.
         snapshot: run a copy of the code as it is now.
@@ -62,12 +66,12 @@ def submit(
 
     Raises:
         SpecError: it can't be asked for, or the cluster or the backend can't meet it; the job to resume has not ended.
-        RunDirError: the run folder can't be written.
+        RunDirError: the run directory can't be written.
         SlurmError: Slurm refused, in its words. Nothing is left behind in any of these cases.
     """
     function = None
     if callable(function_or_command):
-        from cluster_ddp.runtime.entry import WithWorld
+        from cluster_ddp.runtime.with_world import WithWorld
 
         function = WithWorld(function_or_command)
     elif function_or_command is not None:
@@ -84,15 +88,49 @@ def submit(
     if check:
         for advice in preflight.check(plan, ask_cluster=True):
             warnings.warn(f"{advice.text} ({advice.code})", stacklevel=2)
-    jobs = submission.submit(plan)
+    jobs = _submitted(plan)
     return jobs[0] if spec.array is None else jobs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, plan, submit. Returns the exit status."""
-    words = sys.argv[1:] if argv is None else argv
+    words, here = sys.argv[1:] if argv is None else argv, Path.cwd()  # what resumes changes to another folder
+
+    def submit_and_follow(plan: Plan, watch: bool) -> int:
+        jobs = _submitted(plan)
+        print(_announcement(plan, jobs, here), flush=True)
+        return _follow(plan, jobs) if watch else 0
+
     with exit_on_error(PROGRAM):
-        return command_line.run(words, program=PROGRAM, description=str(__doc__), reference=_Mnist())
+        return command_line.run(
+            words, program=PROGRAM, description=str(__doc__), reference=_Mnist(), submit=submit_and_follow
+        )
+
+
+def _submitted(plan: Plan) -> list[Job]:
+    return [Job(**task._asdict()) for task in submission.submit(plan)]
+
+
+def _follow(plan: Plan, jobs: list[Job]) -> int:
+    from cluster_ddp.jobs.watch import follow
+
+    try:
+        return follow(jobs, show=lambda line: print(line, flush=True))
+    except KeyboardInterrupt:
+        label = jobs[0].id.partition("_")[0]
+        cancel = "scancel" if isinstance(plan.scheduler, Slurm) else "kill"
+        print(f"\nNot followed any more; job {label} continues. To end it: {cancel} {label}", file=sys.stderr)
+        return 130
+
+
+def _announcement(plan: Plan, jobs: list[Job], here: Path) -> str:
+    spec, label, folder = plan.spec, jobs[0].id.partition("_")[0], os.path.relpath(jobs[0].run_dir, here)
+    size = f"{spec.nodes} node{'s' * (spec.nodes > 1)} x {spec.gpus_per_node} GPU{'s' * (spec.gpus_per_node > 1)}"
+    if spec.array is not None:
+        folders = f"{folder} … {jobs[-1].run_dir.name}"
+        return f"Submitted array {label} ({spec.name}): {len(jobs)} tasks, each {size}. Run directories: {folders}"
+    where = "" if isinstance(plan.scheduler, Slurm) else " on this machine"
+    return f"Submitted job {label} ({spec.name}){where}: {size}. Run directory: {folder}"
 
 
 class _Mnist:

@@ -14,7 +14,7 @@ import tyro
 
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, exit_on_error
 from cluster_ddp.mnist.config import TrainConfig
-from cluster_ddp.runtime import preemption
+from cluster_ddp.runtime import stop_signals
 
 PROGRAM = "python -m cluster_ddp.train"
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse and train. Returns the exit status."""
     with exit_on_error(PROGRAM):
         config = tyro.cli(TrainConfig, prog=PROGRAM, args=argv)
-        preemption.note_early(config.stop_signals)
+        stop_signals.note_early(config.stop_signals)
     from cluster_ddp.mnist.loop import run  # torch
 
     try:

@@ -23,7 +23,7 @@ def main(data_dir: str) -> None:
         test_shard = world.shard(MNIST(data_dir, train=False, transform=transform), batch_size=64)
         model = world.wrap(resnet18(num_classes=10))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        checkpoint = cluster_ddp.Checkpoint(world, shard=shard, model=model, optimizer=optimizer)
+        checkpoint = cluster_ddp.Checkpointer(world, shard=shard, model=model, optimizer=optimizer)
         for _ in checkpoint.epochs(2):
             for images, labels in shard:
                 optimizer.zero_grad()

@@ -2,7 +2,7 @@
 
 The training (chaos_training.py) runs once undisturbed, then again and again under seeded faults, until so many were
 made. What it may not cost: a single bit of the final weights and of the metrics, a sample, a checkpoint. A job that a
-fault has ended is submitted again with the same run folder, as a user would; one that Slurm starts again is not.
+fault has ended is submitted again with the same run directory, as a user would; one that Slurm starts again is not.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _chaos(options: argparse.Namespace, folder: Path) -> int:
             print(f"\nVIOLATION: {violation}\nAll files are kept: {folder}", file=sys.stderr)
             shutil.copytree(layout.folder / "log", folder / "slurm-log")
             disk.empty(folder / DISK)
-            shutil.copytree(folder / DISK, folder / "run-folders")
+            shutil.copytree(folder / DISK, folder / "run-directories")
         if not options.keep:
             cluster.down(options.name)
         summary = {

@@ -35,7 +35,7 @@ class Fault:
     is_warning: bool = False
     """Whether the job is asked to stop and to queue itself again."""
     needs_disk: bool = False
-    """Whether the run folders must be on a file system of their own."""
+    """Whether the run directories must be on a file system of their own."""
     often: bool = False
     """Whether it is quick enough to be made twice as often."""
 

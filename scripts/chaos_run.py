@@ -1,4 +1,4 @@
-"""One training of chaos.py: its job, or jobs one after the other, and its run folder."""
+"""One training of chaos.py: its job, or jobs one after the other, and its run directory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from chaos_training import SLOW_DISK
 
+from cluster_ddp.contract import File
 from cluster_ddp.launch.render import render
 from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.runtime.checkpoint import file, folder
@@ -22,7 +23,7 @@ from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands
 
 DISK = "disk"
-"""The run folders' file system, in the folder of all of a chaos' files."""
+"""The run directories' file system, in the folder of all of a chaos' files."""
 SCRIPT = Path(__file__).with_name("chaos_training.py")
 POLL_S = 0.3
 KEEP = 3
@@ -39,7 +40,7 @@ class Run:
 
     Args:
         layout: of the sandbox.
-        folder: for the run folder and the jobs' output.
+        folder: for the run directory and the jobs' output.
         epochs: to train.
     """
 
@@ -73,7 +74,7 @@ class Run:
     # The job
 
     def submit(self) -> None:
-        """Submit it, again with the same run folder if it was there before."""
+        """Submit it, again with the same run directory if it was there before."""
         spec = JobSpec(
             name="chaos",
             command=(sys.executable, str(SCRIPT), str(self.epochs)),
@@ -189,7 +190,7 @@ class Run:
 
     def check_checkpoints(self) -> None:
         """The newest checkpoint must be whole, and none must ever have been found damaged."""
-        where = self.run_dir / folder.NAME
+        where = self.run_dir / File.CHECKPOINTS
         if damaged := sorted(where.glob("*.damaged")):
             self.fail(f"damaged checkpoints: {', '.join(map(str, damaged))}")
         if files := folder.CheckpointFolder(where, keep=KEEP).files():

@@ -21,18 +21,18 @@ from torch import nn
 
 import cluster_ddp
 from cluster_ddp.mnist import data
-from cluster_ddp.runtime import background
 from cluster_ddp.runtime.data.resident import ResidentSet
 from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.meter import Meter
+from cluster_ddp.runtime.run_dir import background_writer
 
 BATCH_SIZE = 16
 SEED = 7
 LOG_EVERY = 3  # not what checkpoints are saved at: the meter's half-full sums must survive, too
 CHECKPOINT_EVERY = "5steps"
-background.PATIENCE_S = 5.0  # a disk that is full in the end stays so
+background_writer.PATIENCE_S = 5.0  # a disk that is full in the end stays so
 SLOW_DISK = "slow-disk"
-"""A file in the run folder with the seconds that every fsync takes while it is there."""
+"""A file in the run directory with the seconds that every fsync takes while it is there."""
 
 if TYPE_CHECKING:
     from _typeshed import HasFileno  # what type checkers call it; there is no such module when it runs
@@ -90,7 +90,7 @@ def main(epochs: int) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.95)
         loss_meter, ledger = Meter(world), Ledger(world, shard.size)
-        checkpoint = cluster_ddp.Checkpoint(
+        checkpoint = cluster_ddp.Checkpointer(
             world,
             shard=shard,
             every=CHECKPOINT_EVERY,
@@ -125,7 +125,7 @@ def main(epochs: int) -> None:
 
 
 @torch.no_grad()
-def _test(model: nn.Module, shard: Shard, checkpoint: cluster_ddp.Checkpoint) -> int:
+def _test(model: nn.Module, shard: Shard, checkpoint: cluster_ddp.Checkpointer) -> int:
     """This rank's correct answers."""
     model.eval()
     correct = 0

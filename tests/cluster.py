@@ -151,10 +151,10 @@ class Place:
         )
 
     def start(self, *arguments: str) -> Path:
-        """Submit; the run folder (of an array, its first task's)."""
+        """Submit; the run directory (of an array, its first task's)."""
         done = self.submit("--no-check", *arguments)
         assert done.returncode == 0, done.stderr
-        return self.folder / re.search(r"Run folders?: (\S+)", done.stdout)[1]
+        return self.folder / re.search(r"Run director(?:y|ies): (\S+)", done.stdout)[1]
 
     def end_of(self, run_dir: Path, timeout_s: float = TIMEOUT_S) -> commands.JobStatus:
         label = json.loads((run_dir / "spec.json").read_text())["job"]

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError, SpecError, nearest
-from cluster_ddp.launch import grids, python_command, run_folder, snapshot, task
+from cluster_ddp.launch import grids, python_command, run_dirs, snapshot
+from cluster_ddp.launch.backends import submitit_task
+from cluster_ddp.launch.backends.local import ThisMachine
+from cluster_ddp.launch.backends.slurm import WAIT, Slurm
 from cluster_ddp.launch.render import render, render_local
 from cluster_ddp.launch.resume import Earlier
-from cluster_ddp.launch.run_folder import JOB_LOG
-from cluster_ddp.launch.schedulers.local import ThisMachine
-from cluster_ddp.launch.schedulers.slurm import WAIT, Slurm
 from cluster_ddp.launch.spec import JobSpec
 
 Backend = Literal["submitit", "sbatch", "local"]
@@ -37,7 +38,7 @@ class Plan:
     scheduler: Slurm | ThisMachine
     """Who runs it."""
     runs_dir: Path
-    """Where the run folders are, absolute."""
+    """Where the run directories are, absolute."""
     run_dir: Path | None
     """The run directory, where it was chosen, absolute; else one in `runs_dir`, under the job's id."""
     earlier: Earlier | None
@@ -45,23 +46,23 @@ class Plan:
     code: str | None
     """The working folder in the snapshot, relative to the run directory (of an array: of the whole)."""
     take_snapshot: bool
-    """Whether the code is copied into the run folder."""
+    """Whether the code is copied into the run directory."""
     script: str
     """What bash runs."""
 
     @property
     def options(self) -> list[str]:
         """sbatch's options besides those in the script."""
-        folder = self.run_dir or run_folder.prefix(self.runs_dir, self.spec) + ("%A_%a" if self.spec.array else "%j")
-        return [f"--output={folder}/{JOB_LOG}"]
+        folder = self.run_dir or run_dirs.prefix(self.runs_dir, self.spec) + ("%A_%a" if self.spec.array else "%j")
+        return [f"--output={folder}/{File.JOB_LOG}"]
 
     def __str__(self) -> str:
         """All of it, as --dry-run shows it."""
         if isinstance(self.scheduler, ThisMachine):
-            folder = self.run_dir or f"{run_folder.prefix(self.runs_dir, self.spec)}<process id>"
-            return f"$ bash job.sh {folder}\n\n{self.script}"
-        start = f"scontrol update JobId=<id> StartTime={self.spec.begin or 'now'}   # its run folder is there now"
-        return f"$ sbatch --parsable {WAIT} {shlex.join(self.options)} <job.sbatch\n$ {start}\n\n{self.script}"
+            folder = self.run_dir or f"{run_dirs.prefix(self.runs_dir, self.spec)}<process id>"
+            return f"$ bash {File.LOCAL_SCRIPT} {folder}\n\n{self.script}"
+        start = f"scontrol update JobId=<id> StartTime={self.spec.begin or 'now'}   # its run directory is there now"
+        return f"$ sbatch --parsable {WAIT} {shlex.join(self.options)} <{File.BATCH_SCRIPT}\n$ {start}\n\n{self.script}"
 
 
 def plan(
@@ -83,7 +84,7 @@ def plan(
         spec: the job.
         function: what to call in each task instead of the spec's command.
         backend: submitit, sbatch or local.
-        runs_dir: folder of the run folders.
+        runs_dir: folder of the run directories.
         run_dir: a new run directory; default: one in `runs_dir`, under the job's id.
         earlier: a run to resume in its run directory.
         code: the folder to run in, in a snapshot that the run directory has already, relative to it.
@@ -103,14 +104,14 @@ def plan(
     spec = _with_environment(spec)
     scheduler = _scheduler(spec, backend, must_run)
     runs_dir = runs_dir.expanduser().absolute()
-    prefix = run_folder.prefix(runs_dir, spec)
+    prefix = run_dirs.prefix(runs_dir, spec)
     code = snapshot.subfolder(Path.cwd()) if take_snapshot else code
     source += "\nEach task runs: " + (shlex.join(spec.command) if function is None else repr(function))
     if isinstance(scheduler, ThisMachine):
-        runner = task.module("cluster_ddp.launch.supervisor")
+        runner = submitit_task.module("cluster_ddp.launch.backends.local_supervisor")
         script = render_local(spec, source=source, runner=runner, code=code)
     else:
-        pickled = None if backend == "sbatch" else task.runner(str(run_dir or f"{prefix}%j"))
+        pickled = None if backend == "sbatch" else submitit_task.runner(str(run_dir or f"{prefix}%j"))
         script = render(spec, source=source, run_prefix=prefix, run_dir=run_dir, runner=pickled, code=code)
     return Plan(
         spec=spec,

@@ -7,7 +7,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster_ddp.launch import grids, python_command, run_folder
+from cluster_ddp import contract
+from cluster_ddp.launch import grids, python_command, run_dirs
 from cluster_ddp.launch.spec import ARRAY_TASK, JobSpec, seconds
 from cluster_ddp.slurm import port
 
@@ -32,10 +33,10 @@ def render(
     Args:
         spec: the job.
         source: what made the script and how to submit it, for its header; one or more lines.
-        run_prefix: path of the run folder up to the job's id; None for a script that writes where it is submitted.
+        run_prefix: path of the run directory up to the job's id; None for a script that writes where it is submitted.
         run_dir: the run directory, where it does not follow from the job's id.
         runner: what each task runs instead of the command, which a pickle holds that it loads.
-        code: the snapshot to run in, relative to the run folder.
+        code: the snapshot to run in, relative to the run directory.
 
     Returns:
         Text for sbatch, ending with a line break. Every value is either checked by `JobSpec` or quoted for the shell.
@@ -46,12 +47,13 @@ def render(
         source=source.splitlines(),
         run_prefix=run_prefix,
         run_dir=run_dir and str(run_dir),
-        resume=run_folder.RESUME,
+        resume=run_dirs.RESUME,
         code=code,
         pickled=runner is not None,
         command=shlex.join(runner) if runner else " ".join(_word(word, spec) for word in spec.command),
         strides=_strides(spec.grid),
         port=port,
+        contract=contract,
         interpreter_words=_interpreter_words(spec),
         ranks='"$LOCAL_WORLD_SIZE"',
         imports_us=python_command.imports_us(spec.command),
@@ -68,7 +70,8 @@ def render_local(spec: JobSpec, *, source: str, runner: tuple[str, ...], code: s
             spec=spec,
             source=source.splitlines(),
             run_prefix="",
-            resume=run_folder.RESUME,
+            resume=run_dirs.RESUME,
+            contract=contract,
             code=code,
             command=shlex.join(runner),
             time_limit_s=time_limit_s or _FOR_EVER_S,
@@ -85,6 +88,7 @@ def task_command(spec: JobSpec, command: tuple[str, ...]) -> tuple[str, ...]:
         spec=spec,
         interpreter_words=_interpreter_words(spec),
         ranks=spec.gpus_per_node,
+        contract=contract,
         imports_us=python_command.imports_us(spec.command),
     )
     return ("bash", "-c", text.strip(), "bash", *command)

@@ -13,15 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError, SlurmError, SpecError
 from cluster_ddp.files import make_dir
-from cluster_ddp.launch import run_folder, task
-from cluster_ddp.launch.schedulers import Scheduler
-from cluster_ddp.launch.schedulers.local import ThisMachine
-from cluster_ddp.launch.schedulers.slurm import Slurm
+from cluster_ddp.launch import run_dirs
+from cluster_ddp.launch.backends import Scheduler, submitit_task
+from cluster_ddp.launch.backends.local import ThisMachine
+from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.launch.spec import JobSpec
 
-_SCRIPTS_AND_LOGS = ("spec.json", "job.sbatch", "job.sh", "job.log", "task-*.log", "failures.log", "ended.json")
+_SCRIPTS_AND_LOGS = (
+    *(File.SPEC, File.BATCH_SCRIPT, File.LOCAL_SCRIPT, File.JOB_LOG, File.TASK_LOG.format("*")),
+    *(File.FAILURES, File.OUTCOME),
+)
 _OF_A_JOB = (*_SCRIPTS_AND_LOGS, "*_submitted.pkl", "*_result.pkl")
 _TRAININGS_OWN = ("auto", "never")
 
@@ -65,9 +69,9 @@ class Earlier:
         Raises:
             RunDirError: no submission is known, or the folder is gone.
         """
-        asked, again = f"Resuming {self.run_dir}:", run_folder.resume_command(self.run_dir)
+        asked, again = f"Resuming {self.run_dir}:", run_dirs.resume_command(self.run_dir)
         if self.spec is None or self.folder is None:
-            found = f"no submission has made it: there is no {run_folder.SPEC_FILE} in it."
+            found = f"no submission has made it: there is no {File.SPEC} in it."
             raise RunDirError(asked, found, f"say what to run: {again} -- COMMAND")
         try:
             os.chdir(self.folder)
@@ -84,8 +88,8 @@ class Earlier:
         """
         if self.spec is None or self.spec.command:
             return None
-        path = self.run_dir / task.pickle_name(self.job)
-        run_folder.refuse_others(path)
+        path = self.run_dir / submitit_task.pickle_name(self.job)
+        run_dirs.refuse_others(path)
         return Pickled(path.read_bytes())
 
     def refuse_unended(self) -> None:
@@ -126,13 +130,13 @@ def find(asked: str | os.PathLike[str], runs_dir: Path) -> Earlier:
     if not path.is_dir():
         path = _of_job(os.fspath(asked), runs_dir)
     path = path.resolve()
-    if not (path / run_folder.SPEC_FILE).exists():
+    if not (path / File.SPEC).exists():
         return Earlier(run_dir=path)
-    record = run_folder.read(path)
-    run_folder.refuse_others(path / run_folder.SPEC_FILE)  # the job would run as us what it says
+    record = run_dirs.read(path)
+    run_dirs.refuse_others(path / File.SPEC)  # the job would run as us what it says
     if record["spec"].get("array") is not None:
         found = f"it is the directory of a whole array, job {record['job']}; its tasks resume one by one."
-        raise SpecError(f"Resuming {path}:", found, run_folder.resume_command(path.with_name(f"{path.name}_0")))
+        raise SpecError(f"Resuming {path}:", found, run_dirs.resume_command(path.with_name(f"{path.name}_0")))
     return Earlier(
         run_dir=path,
         job=record["job"],
@@ -189,7 +193,7 @@ def _move(source: Path, target: Path) -> None:
 
 def _of_job(label: str, runs_dir: Path) -> Path:
     """The run directory that a job has run in, now or before others."""
-    for record in runs_dir.glob(f"*/{run_folder.SPEC_FILE}"):
+    for record in runs_dir.glob(f"*/{File.SPEC}"):
         if not record.parent.is_symlink() and _label(record.parent) == label:
             return record.parent
     if re.fullmatch(r"[\d_]+", label) and (aside := next(runs_dir.glob(f"*/job-{label}"), None)):
@@ -203,7 +207,7 @@ def _of_job(label: str, runs_dir: Path) -> Path:
 
 def _label(path: Path) -> str:
     try:
-        return str(run_folder.read(path)["job"])
+        return str(run_dirs.read(path)["job"])
     except RunDirError:
         return ""  # another's, or damaged
 
@@ -218,6 +222,6 @@ def _spec(path: Path, record: dict[str, Any]) -> JobSpec:
             raise ValueError(f"this version does not know {', '.join(unknown)}")
         return JobSpec(**values)
     except (ValueError, TypeError, SpecError) as error:
-        found = f"its {run_folder.SPEC_FILE} is of no use: {getattr(error, 'found', error)}"
-        hint = f"say what to run: {run_folder.resume_command(path)} -- COMMAND"
+        found = f"its {File.SPEC} is of no use: {getattr(error, 'found', error)}"
+        hint = f"say what to run: {run_dirs.resume_command(path)} -- COMMAND"
         raise RunDirError(f"Resuming {path}:", found, hint) from error

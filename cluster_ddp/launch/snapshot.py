@@ -1,4 +1,4 @@
-"""A copy of the code in the run folder, so that later edits don't reach a job that waits."""
+"""A copy of the code in the run directory, so that later edits don't reach a job that waits."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError
-
-FOLDER = "code"
 
 
 def subfolder(folder: Path) -> str:
@@ -18,7 +17,7 @@ def subfolder(folder: Path) -> str:
     Raises:
         RunDirError: it isn't in a git checkout.
     """
-    return str(Path(FOLDER) / folder.resolve().relative_to(_root(folder)))
+    return str(Path(File.CODE) / folder.resolve().relative_to(_root(folder)))
 
 
 def take(folder: Path, run_dir: Path) -> None:
@@ -29,7 +28,7 @@ def take(folder: Path, run_dir: Path) -> None:
     Raises:
         RunDirError: no git checkout, or the copy failed.
     """
-    root, copy = _root(folder), run_dir / FOLDER
+    root, copy = _root(folder), run_dir / File.CODE
     copy.mkdir()
     try:
         for name in _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"):

@@ -149,7 +149,7 @@ class JobSpec:
     container_image: str | None = None
     """Image to run the command in with Pyxis and Enroot."""
     container_binds: tuple[str, ...] = ()
-    """Folders that the container sees besides the working and the run folder: PATH or SOURCE:DESTINATION."""
+    """Folders that the container sees besides the working and the run directory: PATH or SOURCE:DESTINATION."""
     container_overlays: tuple[str, ...] = ()
     """Overlays of an Apptainer container, used read-only."""
     share: bool = False

@@ -6,36 +6,47 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from cluster_ddp.contract import File
 from cluster_ddp.errors import SlurmError
-from cluster_ddp.launch import grids, resume, run_folder, snapshot, task
+from cluster_ddp.launch import grids, resume, run_dirs, snapshot
+from cluster_ddp.launch.backends import Held, Scheduler, submitit_task
 from cluster_ddp.launch.interruptions import Interruptions
-from cluster_ddp.launch.job import Job
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.render import task_command
-from cluster_ddp.launch.schedulers import Held
 from cluster_ddp.launch.spec import ARRAY_TASK
 
 
-def submit(plan: Plan) -> list[Job]:
+class Submitted(NamedTuple):
+    """A job that is submitted, or one task of an array: what `jobs.job.Job` is made of."""
+
+    id: str
+    run_dir: Path
+    tasks: int
+    cluster: str | None
+    is_function: bool
+    scheduler: Scheduler
+
+
+def submit(plan: Plan) -> list[Submitted]:
     """Submit what was planned: all of it or nothing.
 
-    The job first waits, so that its run folder is there, under the job's id, before anything of it starts. INT, HUP and
-    TERM take it back before they do what they do.
+    The job first waits, so that its run directory is there, under the job's id, before anything of it starts. INT, HUP
+    and TERM take it back before they do what they do.
 
     Returns:
         The job; of an array its tasks, in the order of their numbers.
 
     Raises:
-        RunDirError: the run folders can't be written; nothing is submitted then.
+        RunDirError: the run directories can't be written; nothing is submitted then.
         SpecError: the run that is to be resumed has not ended.
         SlurmError: Slurm refused, in its words; nothing is left behind then.
     """
     if plan.earlier is not None:
         plan.earlier.refuse_unended()
     with Interruptions() as interruptions:
-        made = run_folder.prepare(plan.run_dir.parent if plan.run_dir else plan.runs_dir, plan.run_dir)
+        made = run_dirs.prepare(plan.run_dir.parent if plan.run_dir else plan.runs_dir, plan.run_dir)
         folders: list[Path] = []
         held = aside = None
         try:
@@ -47,14 +58,14 @@ def submit(plan: Plan) -> list[Job]:
             plan.scheduler.release(held, jobs[0].run_dir, plan.spec.begin or "now")
         except BaseException:
             with interruptions.late():
-                run_folder.remove(folders, made)
+                run_dirs.remove(folders, made)
                 if aside is not None:
                     resume.put_back(aside)
                 if held is not None:
                     _take_back(plan, held)
             raise
     if plan.run_dir is None:
-        run_folder.point_latest(folders[0])
+        run_dirs.point_latest(folders[0])
     return jobs
 
 
@@ -62,21 +73,21 @@ def _take_back(plan: Plan, held: Held) -> None:
     try:
         plan.scheduler.abandon(held)
     except SlurmError as error:
-        found = f"{error.found} The job has no run folder and would start in an hour."
+        found = f"{error.found} The job has no run directory and would start in an hour."
         raise SlurmError(f"Taking back job {held.label}:", found, f"scancel {held.label}") from error
 
 
-def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Job]:
-    """Make and fill the run folders; each is noted in `folders` before it is made."""
+def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Submitted]:
+    """Make and fill the run directories; each is noted in `folders` before it is made."""
     spec = plan.spec
-    whole = plan.run_dir or Path(run_folder.prefix(plan.runs_dir, spec) + held.label)
+    whole = plan.run_dir or Path(run_dirs.prefix(plan.runs_dir, spec) + held.label)
     described = dataclasses.asdict(spec)
     script = {plan.scheduler.script_name: plan.script.encode()}
     if spec.array is None:
         _make_folder(plan, whole, {**_files(plan, held, held.label, described, {}), **script}, folders)
         made = {held.label: whole}
     else:
-        files = {run_folder.SPEC_FILE: _description(plan, held, held.label, described, {})}
+        files = {File.SPEC: _description(plan, held, held.label, described, {})}
         _make_folder(plan, whole, {**files, **script}, folders)
         made = {f"{held.label}_{number}": Path(f"{whole}_{number}") for number in grids.tasks(spec.array)}
         described |= {"array": None, "grid": {}}  # a task resumes as a job of its own; the grid is in the array's
@@ -88,7 +99,7 @@ def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Job]:
     if plan.take_snapshot:
         snapshot.take(Path.cwd(), whole)
     return [
-        Job(
+        Submitted(
             id=label,
             run_dir=path,
             tasks=spec.nodes * (1 if spec.launcher == "torchrun" else spec.gpus_per_node),
@@ -104,30 +115,30 @@ def _make_folder(plan: Plan, path: Path, files: Mapping[str, bytes], folders: li
     if plan.earlier is None:
         if not path.exists():
             folders.append(path)
-        run_folder.create(path, shared=plan.spec.share)
-    run_folder.fill(path, files, shared=plan.spec.share)
+        run_dirs.create(path, shared=plan.spec.share)
+    run_dirs.fill(path, files, shared=plan.spec.share)
 
 
 def _files(
     plan: Plan, held: Held, label: str, described: dict[str, Any], values: Mapping[str, str]
 ) -> dict[str, bytes]:
-    """What is in the run folder of a job, or of an array's task with its values of the grid."""
+    """What is in the run directory of a job, or of an array's task with its values of the grid."""
     command = tuple(grids.fill_in(word, values) for word in plan.spec.command)
-    files = {run_folder.SPEC_FILE: _description(plan, held, label, {**described, "command": command}, values)}
+    files = {File.SPEC: _description(plan, held, label, {**described, "command": command}, values)}
     if plan.backend == "sbatch":
         return files
     if isinstance(plan.function, resume.Pickled):
         pickled = plan.function.content
     elif plan.function is None:
-        pickled = task.pickled(task.Command(task_command(plan.spec, command)))
+        pickled = submitit_task.pickled(submitit_task.Command(task_command(plan.spec, command)))
     else:
         work: Callable[[], Any] = functools.partial(plan.function, **{key: values[key] for key in plan.spec.grid})
-        pickled = task.pickled(work)
-    return {**files, task.pickle_name(label): pickled}
+        pickled = submitit_task.pickled(work)
+    return {**files, submitit_task.pickle_name(label): pickled}
 
 
 def _description(plan: Plan, held: Held, label: str, described: Mapping[str, Any], values: Mapping[str, str]) -> bytes:
-    return run_folder.description(
+    return run_dirs.description(
         described,
         label=label,
         backend=plan.backend,

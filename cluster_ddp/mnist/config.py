@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.runtime.interval import Interval
-from cluster_ddp.runtime.preemption import number_of
+from cluster_ddp.runtime.checkpoint.interval import Interval
+from cluster_ddp.runtime.stop_signals import number_of
 
 DatasetName = Literal["mnist", "digits"]
 RecipeName = Literal["reference", "fast"]
@@ -27,7 +27,7 @@ class TrainConfig:
     data_dir: Path = Path("data")
     """Folder with MNIST/raw, as torchvision's MNIST class has it."""
     run_dir: Path | None = None
-    """Folder for metrics.jsonl, run.json and checkpoints. Default: the run folder of the submission, else
+    """Folder for metrics.jsonl, run.json and checkpoints. Default: the run directory of the submission, else
     runs/<dataset>-<job id, or date and time>."""
     recipe: RecipeName = "reference"
     """reference: PyTorch's MNIST example. fast: a smaller CNN, Adam, one cycle, bf16; to 99 % as quickly as can be."""
@@ -63,7 +63,7 @@ class TrainConfig:
     dry_run: bool = False
     """One step and one test, to see that everything works."""
     save_model: bool = False
-    """Leave the trained weights in the run folder as mnist_cnn.pt."""
+    """Leave the trained weights in the run directory as mnist_cnn.pt."""
     rendezvous_timeout_s: float = 300.0
     """Seconds to wait for all ranks at the start."""
     collective_timeout_s: float = 600.0
@@ -73,8 +73,8 @@ class TrainConfig:
     keep_checkpoints: int = 3
     """How many of the newest checkpoints stay."""
     resume: str = "auto"
-    """auto: go on from the run folder's newest checkpoint. never: from the beginning. Or the path of a checkpoint or of
-    another run's folder to begin with."""
+    """auto: resume from the run directory's newest checkpoint. never: start from the beginning. Or a path: start from
+    this checkpoint, or from the newest one of another run directory."""
     stop_signals: tuple[str, ...] = ("USR1", "USR2", "TERM")
     """Signals at which to save and stop."""
     on_nan: Literal["stop", "continue"] = "stop"

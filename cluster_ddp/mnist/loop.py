@@ -10,17 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+from cluster_ddp.contract import Record
 from cluster_ddp.mnist import data
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.recipes import chosen
 from cluster_ddp.mnist.step import Step
-from cluster_ddp.runtime.checkpoint import Checkpoint
+from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
 from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.distributed import distributed
 from cluster_ddp.runtime.finite import FiniteCheck
 from cluster_ddp.runtime.meter import Meter
-from cluster_ddp.runtime.metrics import RunDir, default_run_dir
 from cluster_ddp.runtime.progress import Progress
+from cluster_ddp.runtime.run_dir.run_dir import RunDir, default_run_dir
 from cluster_ddp.runtime.world import World
 
 _LONG_RUN_STEPS = 1000  # trying the layouts takes the time of about twenty
@@ -30,8 +31,8 @@ def run(config: TrainConfig) -> None:
     """Join the world, train for all epochs, test after each.
 
     Raises:
-        ClusterDDPError: the ranks did not meet, the data is missing, the run folder can't be written, or a checkpoint
-            does not fit.
+        ClusterDDPError: the ranks did not meet, the data is missing, the run directory can't be written, or a
+            checkpoint does not fit.
         Stopped: the job was told to stop; all is saved.
     """
     with distributed(
@@ -58,14 +59,14 @@ class Training:
         self.epochs = 1 if config.dry_run else recipe.epochs
         self.train_shard, self.test_shard = _shards(config, recipe.batch_size, world)
         world.print(
-            f"{world.world_size} ranks, {self.train_shard.size} training samples, run folder {self.run_dir.path}"
+            f"{world.world_size} ranks, {self.train_shard.size} training samples, run directory {self.run_dir.path}"
         )
         self.step = Step(config, recipe, world)
         self.loss_meter = Meter(world)
         self.finite = FiniteCheck(
             world, self.step.model, on_nan=config.on_nan, last_good=lambda: self.checkpoint.last_good
         )
-        self.checkpoint = Checkpoint(
+        self.checkpoint = Checkpointer(
             world,
             shard=self.train_shard,
             run_dir=self.run_dir,
@@ -132,7 +133,7 @@ class Training:
             "correct": int(all_correct),
             "samples": shard.size,
         }
-        self.run_dir.log("test", values)
+        self.run_dir.log(Record.TEST, values)
         self.world.print(
             f"Test set: Average loss: {values['loss']:.4f}, "
             f"Accuracy: {values['correct']}/{shard.size} ({100 * values['accuracy']:.2f}%)"
@@ -140,7 +141,7 @@ class Training:
 
     def finish(self) -> None:
         """Record that it is done."""
-        self.run_dir.log("done", {"weights_sha256": _same_weights(self.world, self.step.model)})
+        self.run_dir.log(Record.DONE, {"weights_sha256": _same_weights(self.world, self.step.model)})
         if self.config.save_model:
             self.run_dir.save("mnist_cnn.pt", self.step.model.module.state_dict())
 
@@ -151,7 +152,7 @@ class Training:
         if self.config.deterministic or self.step.is_tuned or not wanted:
             return
         seconds = self.step.tune()
-        self.run_dir.log("tune", {"layout": self.step.layout, "seconds": seconds})
+        self.run_dir.log(Record.TUNE, {"layout": self.step.layout, "seconds": seconds})
         told = ", ".join(f"{layout} {1000 * taken:.1f} ms" for layout, taken in seconds.items())
         self.world.print(f"Memory layout: {self.step.layout} (forward and backward: {told})")
 
@@ -165,7 +166,7 @@ class Training:
             "lr": float(self.step.optimizer.param_groups[0]["lr"]),
             "samples_per_s": round(samples_per_s, 1),
         }
-        self.run_dir.log("train", values)
+        self.run_dir.log(Record.TRAIN, values)
         line = f"Train Epoch: {epoch} [{shard.seen}/{shard.size} ({100 * shard.seen / shard.size:.0f}%)]"
         progress.update(shard.seen, f"{line}\tLoss: {'none finite' if loss is None else f'{loss:.6f}'}")
 

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from cluster_ddp.mnist.config import TrainConfig
+from cluster_ddp.mnist.fastest import fastest
 from cluster_ddp.mnist.recipes import LAYOUTS, Recipe
 from cluster_ddp.runtime.data.shard import Shard
-from cluster_ddp.runtime.gpu import graphs
-from cluster_ddp.runtime.tune import fastest
+from cluster_ddp.runtime.device import cuda_graphs
 from cluster_ddp.runtime.world import World
 
 _IMAGE = (1, 28, 28)
@@ -32,7 +32,7 @@ class Step:
     def __init__(self, config: TrainConfig, recipe: Recipe, world: World) -> None:
         self._recipe, self._world, self._gamma = recipe, world, config.gamma
         if config.cuda_graph:
-            graphs.prepare(world.device)
+            cuda_graphs.prepare(world.device)
         if recipe.amp == "off":
             # torch's default for convolutions is TF32 (10 bits of mantissa); for matrix products it is float32 already.
             # Not with the newer fp32_precision: after it, reading this flag, as torch's own code does, is an error.
@@ -48,7 +48,7 @@ class Step:
         # The tensors that a step reads and writes besides: a graph keeps using the same ones.
         self._mean_batch, self._loss = torch.ones((), device=world.device), torch.zeros((), device=world.device)
         self._lr: torch.Tensor | None = None
-        self._graphed_gradients: graphs.Graphed | None = None
+        self._graphed_gradients: cuda_graphs.Graphed | None = None
         self._apply_gradients: Callable[[], object] = self.optimizer.step
         if config.cuda_graph:
             self._use_graphs()
@@ -87,8 +87,8 @@ class Step:
         self._lr = torch.tensor(self._recipe.lr, device=self._world.device)
         for group in self.optimizer.param_groups:
             group["capturable"] = self._world.device.type == "cuda"
-        self._graphed_gradients = graphs.Graphed(self._gradients)
-        self._apply_gradients = graphs.Graphed(self.optimizer.step)
+        self._graphed_gradients = cuda_graphs.Graphed(self._gradients)
+        self._apply_gradients = cuda_graphs.Graphed(self.optimizer.step)
 
     @torch.inference_mode()
     def output(self, images: torch.Tensor) -> torch.Tensor:
@@ -110,7 +110,7 @@ class Step:
         return seconds
 
     def state_dict(self) -> dict[str, Any]:
-        """What `tune` has chosen: bits depend on it."""
+        """What `fastest` has chosen: bits depend on it."""
         return {"layout": self.layout, "is_tuned": self.is_tuned}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -12,17 +12,20 @@ from contextlib import contextmanager
 
 import torch
 
-from cluster_ddp.runtime import device as devices
-from cluster_ddp.runtime import hard_exit, last_writes, open_files, preemption, process_group, rendezvous
+from cluster_ddp.runtime import process_group, rendezvous, stop_signals
 from cluster_ddp.runtime.data.workers import keep_through_stops
-from cluster_ddp.runtime.failure import FailureReporter
-from cluster_ddp.runtime.gpu import graphs, wait
-from cluster_ddp.runtime.network import choose_interface
-from cluster_ddp.runtime.peers import PeerWatch
-from cluster_ddp.runtime.preemption import Stopped
+from cluster_ddp.runtime.device import cuda_graphs, gpu_wait
+from cluster_ddp.runtime.device import device as devices
+from cluster_ddp.runtime.failure import hard_exit
+from cluster_ddp.runtime.failure.peer_watch import PeerWatch
+from cluster_ddp.runtime.failure.report import FailureReporter
+from cluster_ddp.runtime.rendezvous import open_files
+from cluster_ddp.runtime.rendezvous.network_interface import choose_interface
 from cluster_ddp.runtime.rendezvous.secret import RunKey
+from cluster_ddp.runtime.run_dir import final_flush
+from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import DEFAULT_COLLECTIVE_TIMEOUT_S, World
-from cluster_ddp.slurm.environment import Topology
+from cluster_ddp.slurm.topology import Topology
 
 log = logging.getLogger("cluster_ddp")
 
@@ -38,7 +41,7 @@ def distributed(
     """Join the world of ranks that the environment describes, and leave it in the end.
 
     An exception of the body is printed at once, with rank and host; the ranks that it brings down point to it. From
-    here on a warning (USR1, USR2) does not end the process: it is noted for `Checkpoint`.
+    here on a warning (USR1, USR2) does not end the process: it is noted for `Checkpointer`.
 
     Args:
         cuda: use GPUs where there are some.
@@ -51,7 +54,7 @@ def distributed(
         RendezvousError: not all ranks came.
         DeviceError: GPUs don't match the ranks, torch sees none of those that Slurm gave, or some ranks have none.
     """
-    preemption.note_early(preemption.WARNINGS, instead_of=(signal.SIG_DFL, signal.SIG_IGN))
+    stop_signals.note_early(stop_signals.WARNINGS, instead_of=(signal.SIG_DFL, signal.SIG_IGN))
     reporter = FailureReporter()
     reporter.install()
     reporter.topology = topology = Topology.from_environ(os.environ)
@@ -68,11 +71,11 @@ def distributed(
     world = World(topology=topology, device=device, collective_timeout_s=timeout_s, peer_failed=failed, key=key)
     try:
         yield world
-        last_writes.settle(world)
+        final_flush.settle(world)
         world.barrier()  # rank 0 serves the store: it must not leave while others still ask it
     except Stopped as stopped:  # by all ranks together, each with its affairs in order
         _leave(device, reporter, peers)
-        if last_writes.are_stuck():
+        if final_flush.are_stuck():
             hard_exit.now(stopped.code)
         raise
     except BaseException as error:
@@ -86,7 +89,7 @@ def _join(topology: Topology, device: torch.device, reporter: FailureReporter) -
     """Make the process group, under the eyes of a watch: NCCL waits for all ranks, without a time limit."""
     assert reporter.store is not None
     has_joined = threading.Event()
-    peers = PeerWatch(reporter, lambda: not has_joined.is_set() or graphs.is_busy(device), topology.world_size)
+    peers = PeerWatch(reporter, lambda: not has_joined.is_set() or cuda_graphs.is_busy(device), topology.world_size)
     if device.type == "cuda" and topology.world_size > 1:
         peers.start()
     try:
@@ -111,7 +114,7 @@ def _leave_alone(device: torch.device, reporter: FailureReporter, error: BaseExc
     is_failure = not isinstance(error, SystemExit) or bool(error.code)
     if is_failure:
         reporter.report(error)
-    if wait.is_broken(device) or last_writes.are_stuck() or not process_group.abort(device):
+    if gpu_wait.is_broken(device) or final_flush.are_stuck() or not process_group.abort(device):
         reporter.linger()
         hard_exit.now(error.code if isinstance(error, SystemExit) and type(error.code) is int else int(is_failure))
 

@@ -85,7 +85,9 @@ class FiniteCheck:
                 log.warning("%s %s. This step's update is left out.", first.asked, found)
             return
         last = self._world.broadcast(str(self._last_good() or "none yet"))
-        hint = "look at that rank's data; or a lower --lr in a new run folder; or leave updates out: --on-nan continue"
+        hint = (
+            "look at that rank's data; or a lower --lr in a new run directory; or leave updates out: --on-nan continue"
+        )
         raise NonFiniteError(first.asked, f"{found}. Nothing of it is saved; last good checkpoint: {last}.", hint)
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from cluster_ddp.contract import Env
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.runtime.rendezvous.secret import RunKey
-from cluster_ddp.slurm import variables
 
 _PLAIN, _PICKLED = b"plain\n", b"pickled\n"
 _PURPOSE = "pickle"
@@ -72,7 +72,7 @@ def unpack(data: bytes, key: RunKey) -> Any:
 
 def _no_secret(asked: str) -> ClusterDDPError:
     found = "it has to be pickled, and these ranks share no secret: whoever reaches their ports could run code in them."
-    hint = f"send plain data or tensors; or, before the ranks start: export {variables.SECRET}=$(openssl rand -hex 32)"
+    hint = f"send plain data or tensors; or, before the ranks start: export {Env.SECRET}=$(openssl rand -hex 32)"
     return ClusterDDPError(asked, found, hint)
 
 

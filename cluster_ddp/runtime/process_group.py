@@ -11,13 +11,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from cluster_ddp.runtime.gpu import graphs
-from cluster_ddp.slurm.environment import Topology
+from cluster_ddp.runtime.device import cuda_graphs
+from cluster_ddp.slurm.topology import Topology
 
 # gloo's threads let go of the last tensors a little after a collective has ended. Where that falls into the end of the
 # interpreter, Python aborts the process ("terminate called without an active exception", torch 2.10 to 2.15).
 _GLOO_SETTLES_S = 0.1
-# What NCCL may take to end after a failure. It takes for ever while a CUDA graph is alive (see `graphs.reset_all`).
+# What NCCL may take to end after a failure. While a CUDA graph is alive it never ends (see `cuda_graphs.reset_all`).
 _ABORT_S = 5.0
 
 
@@ -66,7 +66,7 @@ def leave(device: torch.device) -> None:
     """End it together with all other ranks. The device must have done its work."""
     time.sleep(_GLOO_SETTLES_S)
     if device.type == "cuda":
-        graphs.reset_all()
+        cuda_graphs.reset_all()
     dist.destroy_process_group()
 
 

@@ -20,18 +20,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from cluster_ddp.errors import DataError
-from cluster_ddp.runtime import device as devices
 from cluster_ddp.runtime import messages, process_group
-from cluster_ddp.runtime.buckets import settle_buckets
 from cluster_ddp.runtime.data.fingerprint import fingerprint
 from cluster_ddp.runtime.data.loader import Loader
-from cluster_ddp.runtime.data.resident import RESIDENT_SHARE, Gathered, place
-from cluster_ddp.runtime.data.shard import GlobalBatches, Shard
-from cluster_ddp.runtime.gpu import wait
+from cluster_ddp.runtime.data.resident import RESIDENT_SHARE, DeviceLoader, place
+from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard
+from cluster_ddp.runtime.ddp_buckets import prebuild_ddp_buckets
+from cluster_ddp.runtime.device import device as devices
+from cluster_ddp.runtime.device import gpu_wait
 from cluster_ddp.runtime.output import say
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.runtime.seeds import seed_all, stream_seed
-from cluster_ddp.slurm.environment import Topology
+from cluster_ddp.slurm.topology import Topology
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class World:
             DeviceTimeoutError: after `collective_timeout_s` seconds.
             PeerFailedError: another rank failed.
         """
-        wait.for_device(self.device, timeout_s=self.collective_timeout_s, peer_failed=self.peer_failed)
+        gpu_wait.for_device(self.device, timeout_s=self.collective_timeout_s, peer_failed=self.peer_failed)
 
     def sum(self, *values: float | torch.Tensor) -> list[float]:
         """The sums of some values over all ranks, the same on every rank. A collective: all ranks must call it.
@@ -146,7 +146,7 @@ class World:
         # In every hundredth step DDP would take its times, for which it waits for the device, and which no graph
         # captures.
         wrapped._set_ddp_runtime_logging_sample_rate(_NEVER)
-        settle_buckets(wrapped)
+        prebuild_ddp_buckets(wrapped)
         return wrapped
 
     def shard(
@@ -180,9 +180,11 @@ class World:
                 "a rank without samples can't take part in training.",
                 f"use at most {size} GPUs",
             )
-        batches = GlobalBatches(size, batch_size, rank=self.rank, world_size=self.world_size, seed=shuffle_seed)
+        batches = DistributedBatchSampler(
+            size, batch_size, rank=self.rank, world_size=self.world_size, seed=shuffle_seed
+        )
         if not loader_options and (resident := place(dataset, self.device, share=resident_share, told=self.is_main)):
-            return Shard(batches, Gathered(resident, batches), fingerprint=fingerprint(dataset))
+            return Shard(batches, DeviceLoader(resident, batches), fingerprint=fingerprint(dataset))
         loader = Loader(dataset, batches, device=self.device, cpus=devices.cpus(self.topology), **loader_options)
         return Shard(batches, loader, fingerprint=fingerprint(dataset))
 

@@ -11,6 +11,7 @@ import stat
 import subprocess
 from pathlib import Path
 
+from cluster_ddp.contract import Env
 from cluster_ddp.sandbox.layout import CONTROLLER, Layout, search_path
 
 CPUS_PER_GPU = 4
@@ -66,10 +67,10 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE DefaultTime=60 PriorityTier=10 P
 _PATIENT = "MessageTimeout=60\nDebugFlags=NO_CONF_HASH\n"
 
 # The nodes share one machine's cores, whatever CPUs they claim; and their GPUs are none, so that ranks use the CPU.
-_TASK_PROLOG = """\
+_TASK_PROLOG = f"""\
 #!/bin/sh
-echo "export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}"
-echo "export CLUSTER_DDP_DUMMY_GPUS=1"
+echo "export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-1}}"
+echo "export {Env.DUMMY_GPUS}=1"
 """
 
 

@@ -1,131 +1,268 @@
-"""Where a process stands in its job: environment in, `Topology` out.
+"""How each launcher tells a process its place.
 
-    topology = Topology.from_environ(os.environ)
-    topology.rank, topology.local_rank, topology.world_size, topology.master_addr, topology.master_port
-
-Show it with `python -m cluster_ddp.env`. How each launcher is read is in `launchers`.
+One reader a launcher; `read` chooses. Facts on Slurm's variables stand in `variables`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from cluster_ddp.errors import TopologyError
+from cluster_ddp.slurm import master_addr, port, variables
+from cluster_ddp.slurm.variables import Variables
+
+TORCH_DEFAULT_PORT = 29500
+
 
 Launcher = Literal["slurm", "torchrun", "manual", "submitit-local", "single"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Topology:
-    """One process's place in the world of ranks.
+Fields = dict[str, Any]
+"""Fields of `topology.Topology`, by name; those that are not known are left out."""
 
-    Raises:
-        TopologyError: the numbers contradict each other.
-    """
 
-    launcher: Launcher
-    """Who started the process."""
-    rank: int
-    """0 … world_size - 1, over all nodes."""
-    local_rank: int
-    """0 … local_world_size - 1, on this node."""
-    world_size: int
-    """Number of ranks."""
-    local_world_size: int | None = None
-    """Number of ranks on this node; None where a hand-set environment does not tell."""
-    node_rank: int | None = None
-    """0 … num_nodes - 1; None where a hand-set environment does not tell."""
-    num_nodes: int | None = None
-    """Number of nodes; None where a hand-set environment does not tell."""
-    nodes: tuple[str, ...] = ()
-    """Names of the nodes in the order of their node_rank; empty where nobody names them."""
-    tasks_per_node: tuple[int, ...] = ()
-    """Number of ranks on each of `nodes`; empty where nobody tells."""
-    master_addr: str
-    """Host on which rank 0 runs."""
-    port_candidates: tuple[int, ...]
-    """Ports that rank 0 tries in turn; one alone where MASTER_PORT was preset to a port of the user's own."""
-    launcher_store: bool = False
-    """Whether the launcher itself serves the store at master_addr (torchrun's agent does)."""
-    job_id: int | None = None
-    """SLURM_JOB_ID; each array task has its own."""
-    array_job_id: int | None = None
-    """The job id of the whole array."""
-    array_task_id: int | None = None
-    """Which task of the array."""
-    step_id: int | None = None
-    """The step that srun made."""
-    restart_count: int = 0
-    """How often the job was requeued (under torchrun: how often the agent restarted its workers)."""
-    cpus_per_task: int | None = None
-    """CPUs of each rank, as asked for."""
-    gpus_on_node: int | None = None
-    """GPUs that Slurm gave the step on this node."""
-    end_time: int | None = None
-    """When Slurm will end the job, in seconds of UNIX time."""
+def read(env: Mapping[str, str]) -> Fields:
+    """The place that an environment describes; see `Topology.from_environ`."""
+    v = Variables(env)
+    if env.get("SUBMITIT_EXECUTOR") == "local" and "SUBMITIT_LOCAL_GLOBALID" in env:
+        return _submitit_local(v)
+    if "TORCHELASTIC_RUN_ID" in env:
+        return _hand_set(v, launcher_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
+    if _in_step(v):
+        return _hand_set(v) if _has_launcher_of_its_own(v) else _slurm_step(v)
+    if env.get("RANK") and env.get("WORLD_SIZE"):
+        return _hand_set(v)
+    if v.text(*variables.JOB_ID) is not None:
+        return _slurm_without_step(v)
+    if env.get("RANK") or env.get("WORLD_SIZE"):
+        raise _partial(v)
+    return {"launcher": "single", **_alone(v, (TORCH_DEFAULT_PORT,))}
 
-    def __post_init__(self) -> None:
-        checks: tuple[tuple[str, int, str, int | None], ...] = (
-            ("rank", self.rank, "world_size", self.world_size),
-            ("local_rank", self.local_rank, "local_world_size", self.local_world_size),
-            ("node_rank", self.node_rank or 0, "num_nodes", self.num_nodes),
-            ("local_world_size", (self.local_world_size or 1) - 1, "world_size", self.world_size),
+
+def _in_step(v: Variables) -> bool:
+    """Whether srun started us. The batch shell, too, carries SLURM_PROCID=0, but always with SLURM_LOCALID."""
+    rank = v.integer(*variables.RANK)
+    if rank is None:
+        return False
+    return v.step_id() is not None or rank > 0 or v.text(*variables.LOCAL_RANK) is None
+
+
+def _has_launcher_of_its_own(v: Variables) -> bool:
+    """Whether the step's tasks start ranks of their own: a whole hand-set world of another size than the step's."""
+    world_size = v.integer("WORLD_SIZE")
+    complete = v.text("RANK") is not None and world_size is not None
+    return complete and world_size != v.integer(*variables.WORLD_SIZE)
+
+
+def _slurm_step(v: Variables) -> Fields:
+    rank, world_size = v.integer(*variables.RANK), v.integer(*variables.WORLD_SIZE)
+    assert rank is not None
+    if world_size is None:
+        raise TopologyError(
+            "Finding the number of ranks of this step:",
+            f"{v.shown('SLURM_PROCID', *variables.WORLD_SIZE)}.",
+            "pass Slurm's variables on into the container, or export WORLD_SIZE, RANK, LOCAL_RANK and MASTER_ADDR",
         )
-        for name, value, limit_name, limit in checks:
-            if limit is not None and not 0 <= value < limit:
-                raise TopologyError(
-                    f"Finding this process's place (launcher {self.launcher}):",
-                    f"{name}={getattr(self, name)} does not fit {limit_name}={limit}.",
-                    "see what is set: env | grep -E 'RANK|WORLD_SIZE|SLURM_'",
-                )
+    _check_inherited(v, rank, world_size)
+    gpus, tasks = v.integer(*variables.GPUS_ON_NODE), v.tasks_per_node() or ()
+    if sum(tasks) != world_size:  # the job's, not the step's: a container kept those alone
+        tasks = ()
+    local_rank = _local_rank(v, rank, gpus, tasks)
+    nodes = master_addr.node_names(v, variables.NODELIST)
+    num_nodes = len(nodes) or v.integer(*variables.NUM_NODES) or len(tasks) or _fewest_nodes(world_size, gpus)
+    node_rank = v.integer(*variables.NODE_RANK)
+    if node_rank is None and gpus:
+        node_rank = rank // gpus
+    if node_rank is None and num_nodes == 1:
+        node_rank = 0
+    if tasks and node_rank is not None:
+        local_world_size: int | None = tasks[min(node_rank, len(tasks) - 1)]
+    else:
+        local_world_size = world_size if num_nodes == 1 else gpus
+    _check_gpus(v, local_world_size, gpus)
+    job_id = v.integer(*variables.JOB_ID) or 0
+    step_id = v.step_id() or 0
+    return {
+        "launcher": "slurm",
+        "rank": rank,
+        "local_rank": local_rank,
+        "world_size": world_size,
+        "local_world_size": local_world_size,
+        "node_rank": node_rank,
+        "num_nodes": num_nodes,
+        "nodes": nodes,
+        "tasks_per_node": tasks,
+        "master_addr": master_addr.step_address(v, nodes, num_nodes),
+        "port_candidates": master_addr.port_candidates(v, port.candidates(job_id, step_id), port.candidates(job_id)),
+        "step_id": step_id,
+        "cpus_per_task": v.integer(*variables.CPUS_PER_TASK),
+        "gpus_on_node": gpus,
+        **_job(v),
+    }
 
-    @property
-    def master_port(self) -> int:
-        """The first port that rank 0 tries."""
-        return self.port_candidates[0]
 
-    @property
-    def job_label(self) -> str | None:
-        """The job as squeue shows it, "12" or "12_3"; None outside a job."""
-        if self.array_task_id is not None:
-            return f"{self.array_job_id}_{self.array_task_id}"
-        return None if self.job_id is None else str(self.job_id)
+def _slurm_without_step(v: Variables) -> Fields:
+    """In the batch shell or in salloc's: right for one task only, today's silent hang for several."""
+    # Some versions leave SLURM_NTASKS unset where only --ntasks-per-node was given.
+    per_node = v.integer("SLURM_NTASKS_PER_NODE") or 1
+    tasks = v.integer(*variables.JOB_TASKS) or per_node * (v.integer(*variables.JOB_NODES) or 1)
+    if tasks > 1:
+        raise TopologyError(
+            f"Starting rank 0 of {tasks} without srun:",
+            f"{v.shown('SLURM_JOB_ID', 'SLURM_NTASKS', 'SLURM_JOB_NUM_NODES', 'SLURM_STEP_ID')}: the job has "
+            f"{tasks} tasks, and this one process would wait for the others for ever.",
+            "start it with srun, which starts all tasks: srun python …",
+        )
+    nodes = master_addr.node_names(v, variables.JOB_NODELIST)
+    return {
+        "launcher": "slurm",
+        **_alone(v, port.candidates(v.integer(*variables.JOB_ID) or 0)),
+        "nodes": nodes,
+        "tasks_per_node": (1,) if nodes else (),
+        "cpus_per_task": v.integer(*variables.CPUS_PER_TASK),
+        "gpus_on_node": v.integer(*variables.GPUS_ON_NODE),
+        **_job(v),
+    }
 
-    @property
-    def key(self) -> str:
-        """What ranks of the same run share and no other run does, a requeued job's former run included."""
-        parts = (self.job_id, self.array_task_id, self.step_id, self.restart_count, self.world_size)
-        return "/".join(["cluster_ddp", self.launcher, *map(str, parts)])
 
-    def exports(self) -> dict[str, str]:
-        """The variables that torch's env:// and scripts written for torchrun read; those not known are left out."""
-        values = {
-            "RANK": self.rank,
-            "LOCAL_RANK": self.local_rank,
-            "WORLD_SIZE": self.world_size,
-            "LOCAL_WORLD_SIZE": self.local_world_size,
-            "NODE_RANK": self.node_rank,
-            "MASTER_ADDR": self.master_addr,
-            "MASTER_PORT": self.master_port,
-        }
-        return {name: str(value) for name, value in values.items() if value is not None}
+def _hand_set(v: Variables, *, launcher_store: bool | None = None) -> Fields:
+    """RANK, WORLD_SIZE, LOCAL_RANK in the environment: torchrun (which sets `launcher_store`) or the user's own."""
+    rank, world_size = v.integer("RANK"), v.integer("WORLD_SIZE")
+    if rank is None or world_size is None:
+        raise _partial(v)
+    local_rank = v.integer("LOCAL_RANK")
+    if local_rank is None:
+        if world_size > 1:
+            raise _partial(v)
+        local_rank = 0
+    local_world_size = v.integer("LOCAL_WORLD_SIZE") or (1 if world_size == 1 else None)
+    even = local_world_size is not None and world_size % local_world_size == 0
+    num_nodes = world_size // local_world_size if local_world_size and even else None
+    node_rank = v.integer("GROUP_RANK", "NODE_RANK")
+    restart_count = v.integer("TORCHELASTIC_RESTART_COUNT")
+    job = _job(v)
+    if restart_count is not None:
+        job["restart_count"] += restart_count
+    return {
+        "launcher": "manual" if launcher_store is None else "torchrun",
+        "rank": rank,
+        "local_rank": local_rank,
+        "world_size": world_size,
+        "local_world_size": local_world_size,
+        "node_rank": 0 if node_rank is None and num_nodes == 1 else node_rank,
+        "num_nodes": num_nodes,
+        "master_addr": master_addr.hand_set_address(v, several_nodes=num_nodes != 1),
+        "port_candidates": master_addr.port_candidates(v, (TORCH_DEFAULT_PORT,)),
+        "launcher_store": bool(launcher_store),
+        "cpus_per_task": v.integer(*variables.CPUS_PER_TASK),
+        **job,
+    }
 
-    @staticmethod
-    def from_environ(env: Mapping[str, str]) -> Topology:
-        """Read a process's place from its environment.
 
-        Understood, in this order: submitit's local executor, torchrun, hand-set RANK and WORLD_SIZE, a step of
-        Slurm's, and, where nothing is set, a single process.
+def _submitit_local(v: Variables) -> Fields:
+    """submitit's LocalExecutor: all tasks on this machine."""
+    names = ("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_LOCALID", "SUBMITIT_LOCAL_NTASKS")
+    rank, local_rank, tasks = (v.integer(name) for name in names)
+    if rank is None or local_rank is None or tasks is None:
+        raise TopologyError(
+            "Finding this process's place under submitit's local executor:",
+            f"{v.shown(*names)}.",
+            "submit it with submitit, or unset SUBMITIT_EXECUTOR",
+        )
+    job_id = v.integer("SUBMITIT_LOCAL_JOB_ID") or 0
+    return {
+        "launcher": "submitit-local",
+        "rank": rank,
+        "local_rank": local_rank,
+        "world_size": tasks,
+        "local_world_size": tasks,
+        "node_rank": 0,
+        "num_nodes": 1,
+        "master_addr": v.text("MASTER_ADDR") or master_addr.LOCALHOST,
+        "port_candidates": master_addr.port_candidates(v, port.candidates(job_id)),
+        "job_id": job_id,
+        "restart_count": v.integer(*variables.RESTART_COUNT) or 0,
+    }
 
-        Args:
-            env: such as os.environ; only read.
 
-        Raises:
-            TopologyError: the variables contradict each other or are not enough; it names them with their values.
-            HostlistError: a node list that can't be read.
-        """
-        from cluster_ddp.slurm.launchers import read  # it builds Topology: imported late
+def _fewest_nodes(world_size: int, gpus: int | None) -> int | None:
+    """How many nodes so many ranks fill, one GPU each; None where that can't be told."""
+    if world_size == 1:
+        return 1
+    return -(-world_size // gpus) if gpus else None
 
-        return read(env)
+
+def _alone(v: Variables, ports: tuple[int, ...]) -> Fields:
+    return {
+        "rank": 0,
+        "local_rank": 0,
+        "world_size": 1,
+        "local_world_size": 1,
+        "node_rank": 0,
+        "num_nodes": 1,
+        "master_addr": v.text("MASTER_ADDR") or master_addr.LOCALHOST,
+        "port_candidates": master_addr.port_candidates(v, ports),
+    }
+
+
+def _job(v: Variables) -> Fields:
+    return {
+        "job_id": v.integer(*variables.JOB_ID),
+        "array_job_id": v.integer(*variables.ARRAY_JOB_ID),
+        "array_task_id": v.integer(*variables.ARRAY_TASK_ID),
+        "restart_count": v.integer(*variables.RESTART_COUNT) or 0,
+        "end_time": v.integer(*variables.END_TIME),
+    }
+
+
+def _local_rank(v: Variables, rank: int, gpus: int | None, tasks: tuple[int, ...]) -> int:
+    """SLURM_LOCALID; where a container stripped it, derived for block distribution over equal nodes only."""
+    local_rank = v.integer(*variables.LOCAL_RANK)
+    if local_rank is not None:
+        return local_rank
+    block = (v.text(*variables.DISTRIBUTION) or "block").startswith("block")
+    if gpus and block and len(set(tasks)) <= 1:
+        return rank - gpus * (rank // gpus)
+    raise TopologyError(
+        "Finding this process's local rank:",
+        f"{v.shown('SLURM_LOCALID', 'SLURM_GPUS_ON_NODE', 'SLURM_DISTRIBUTION', *variables.TASKS_PER_NODE[:1])}: "
+        "it can be derived only with the GPUs on the node known, block distribution and equal nodes.",
+        "pass SLURM_LOCALID on into the container",
+    )
+
+
+def _check_inherited(v: Variables, rank: int, world_size: int) -> None:
+    """RANK or WORLD_SIZE exported in the batch shell reach every task with one value."""
+    for name, ours, theirs in (
+        ("RANK", rank, "SLURM_PROCID"),
+        ("WORLD_SIZE", world_size, "SLURM_STEP_NUM_TASKS"),
+        ("LOCAL_RANK", v.integer(*variables.LOCAL_RANK), "SLURM_LOCALID"),
+    ):
+        preset = v.integer(name)
+        if preset is not None and ours is not None and preset != ours:
+            raise TopologyError(
+                f"Taking this task for rank {rank} of {world_size}:",
+                f"{v.shown(name, theirs)}, which contradict each other; a batch script that exports "
+                f"{name} gives every task the same one.",
+                f"remove 'export {name}=…' from the batch script (or unset {name} before srun)",
+            )
+
+
+def _check_gpus(v: Variables, local_world_size: int | None, gpus: int | None) -> None:
+    if not gpus or local_world_size is None or local_world_size == gpus:
+        return
+    more = "more" if local_world_size > gpus else "fewer"
+    raise TopologyError(
+        f"Running {local_world_size} tasks on this node, one GPU each:",
+        f"{v.shown('SLURM_GPUS_ON_NODE', *variables.TASKS_PER_NODE[:1], 'SLURM_NTASKS')}: {more} tasks than GPUs.",
+        f"ask for as many tasks as GPUs: --ntasks-per-node={gpus} --gres=gpu:{gpus}",
+    )
+
+
+def _partial(v: Variables) -> TopologyError:
+    return TopologyError(
+        "Taking RANK, WORLD_SIZE and LOCAL_RANK from the environment:",
+        f"{v.shown('RANK', 'WORLD_SIZE', 'LOCAL_RANK')}: all three are needed.",
+        "set all three, or unset them all (for one process), or start with srun or torchrun, which set them",
+    )

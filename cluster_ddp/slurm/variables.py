@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from cluster_ddp.contract import Env
 from cluster_ddp.errors import TopologyError
 
 # What each value is called, the step's own variable first: the job's differ from it for a step on part of the job.
@@ -35,8 +36,7 @@ NTASKS_PER_NODE = ("SLURM_NTASKS_PER_NODE",)  # set only where that option was g
 RANKS_ON_NODE = ("SLURM_GTIDS",)  # such as "2,3"
 TASK_PID = ("SLURM_TASK_PID",)
 CPUS_ON_NODE = ("SLURM_CPUS_ON_NODE",)  # of the step
-SAID_CPUS_PER_TASK = ("CLUSTER_DDP_CPUS_PER_TASK",)  # ours: the job's SLURM_CPUS_PER_TASK, empty where it had none
-SECRET = "CLUSTER_DDP_SECRET"  # ours: what only the ranks of this start of the job share; never printed or written
+SAID_CPUS_PER_TASK = (Env.CPUS_PER_TASK,)
 
 # Step ids from here on are Slurm's names for steps that srun did not make (batch, extern, interactive …).
 _SPECIAL_STEP_IDS = 0xFFFFFF00

@@ -112,7 +112,7 @@ def test_from_inside_a_job_and_from_salloc_it_is_the_same_job(place: Place) -> N
     ):
         done = place.slurm.run(*before, *inner, cwd=place.folder)
         assert done.returncode == 0, done.stderr
-        run_dir = place.folder / re.search(r"Run folder: (\S+)", done.stdout)[1]
+        run_dir = place.folder / re.search(r"Run directory: (\S+)", done.stdout)[1]
         place.completed(run_dir)
         pairs = (entry.split("=", 1) for entry in (run_dir / "env-3").read_text().split("\0") if entry)
         seen.append({name: value for name, value in pairs if not volatile.fullmatch(name)})

@@ -23,7 +23,7 @@ with cluster_ddp.distributed(cuda=False) as world:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.utils.data.TensorDataset(torch.arange(8.0).reshape(4, 2))
     shard = world.shard(data, batch_size=2, shuffle_seed=1)
-    checkpoint = cluster_ddp.Checkpoint(world, shard=shard, model=model, optimizer=optimizer, every="1steps")
+    checkpoint = cluster_ddp.Checkpointer(world, shard=shard, model=model, optimizer=optimizer, every="1steps")
     for epoch in checkpoint.epochs(3):
         for (x,) in shard:
             model(x).sum().backward()
@@ -83,7 +83,7 @@ def test_the_printed_command_continues_a_failed_training(
 ) -> None:
     begun = place.submit("--no-check", *options, *chosen, "--watch", "--", "python", "t.py", "fails")
     assert begun.returncode == 3, begun.stdout + begun.stderr
-    run_dir = place.folder / re.search(r"Run folder: (.*)", begun.stdout)[1]
+    run_dir = place.folder / re.search(r"Run directory: (.*)", begun.stdout)[1]
     assert steps(begun.stdout) == [1, 2]
     command = printed(begun.stdout)
     status = place.slurm.run(sys.executable, "-m", "cluster_ddp.status", str(run_dir), cwd=place.folder)

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.files import SHARE, atomic_write, make_dir, open_own
+from cluster_ddp.contract import Env
+from cluster_ddp.files import atomic_write, make_dir, open_own
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077], ids="umask {:03o}".format, autouse=True)
@@ -44,7 +45,7 @@ def test_only_the_owner_may_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by_variable", [True, False])
 def test_shared_with_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_variable: bool) -> None:
-    monkeypatch.setenv(SHARE, "1" if by_variable else "0")
+    monkeypatch.setenv(Env.SHARE, "1" if by_variable else "0")
     shared = None if by_variable else True
     os.close(open_own(tmp_path / "x", os.O_WRONLY | os.O_CREAT, shared=False))
     os.close(open_own(tmp_path / "x", os.O_RDONLY, shared=shared))

@@ -1,6 +1,6 @@
 """The checkpoints of one run: a folder of files, of which the newest are kept, written in the background.
 
-Only rank 0 uses it, and only one run at a time: `RunDir` holds the run folder's lock.
+Only rank 0 uses it, and only one run at a time: `RunDir` holds the run directory's lock.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
+from cluster_ddp.contract import Env, File
 from cluster_ddp.errors import CheckpointError, RunDirError
 from cluster_ddp.files import atomic_write, make_dir, reserve_descriptors, sync_folder, with_reserve
-from cluster_ddp.runtime.background import BackgroundWriter
 from cluster_ddp.runtime.checkpoint import file
 from cluster_ddp.runtime.checkpoint.file import DamagedError
+from cluster_ddp.runtime.run_dir.background_writer import BackgroundWriter
 
 log = logging.getLogger("cluster_ddp")
 
-NAME = "checkpoints"
-"""Of the folder, in the run folder."""
+"""Of the folder, in the run directory."""
 
 _NAME = re.compile(r"step-(\d+)\.pt")
 
@@ -148,8 +148,8 @@ class CheckpointFolder:
                 log.error("Saving the checkpoint %s failed: %s. Training goes on; %s.", path, words, last)
             return
         self.last_good, self._failure = path, ""
-        if run_dir := os.environ.get("CLUSTER_DDP_RUN_DIR"):  # for the batch script: --requeue-on-failure
-            with contextlib.suppress(OSError), atomic_write(Path(run_dir, ".progress")) as progress:
+        if run_dir := os.environ.get(Env.RUN_DIR):  # for the batch script: --requeue-on-failure
+            with contextlib.suppress(OSError), atomic_write(Path(run_dir, File.PROGRESS)) as progress:
                 progress.write(f"{path.name}\n".encode())
         with contextlib.suppress(OSError):
             for old in self.files()[self.keep :]:
@@ -173,13 +173,13 @@ def step_of(path: Path) -> int:
 
 
 def begin_with(path: Path) -> tuple[Path, str]:
-    """A checkpoint that was asked for: a file, a run folder, or its folder of checkpoints.
+    """A checkpoint that was asked for: a file, a run directory, or its folder of checkpoints.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
     asked = f"Beginning with --resume {path}:"
-    hint = "name a checkpoint (…/checkpoints/step-00000120.pt) or a run folder, or leave --resume out"
+    hint = "name a checkpoint (…/checkpoints/step-00000120.pt) or a run directory, or leave --resume out"
     if path.is_file():
         try:
             return path, file.digest(path)
@@ -187,7 +187,7 @@ def begin_with(path: Path) -> tuple[Path, str]:
             raise CheckpointError(asked, f"it is damaged: {error}.", hint) from error
         except OSError as error:
             raise _unreadable(path, error) from error
-    folder = path / NAME if (path / NAME).is_dir() else path
+    folder = path / File.CHECKPOINTS if (path / File.CHECKPOINTS).is_dir() else path
     if newest := CheckpointFolder(folder, keep=1).newest(set_aside=False):
         return newest
     raise CheckpointError(

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.runtime.checkpoint import file, fit
+from cluster_ddp.runtime.checkpoint import compatibility, file
 from cluster_ddp.runtime.checkpoint.file import DamagedError
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, begin_with, put_aside
-from cluster_ddp.runtime.metrics_file import set_aside
+from cluster_ddp.runtime.run_dir.metrics import set_aside
 from cluster_ddp.runtime.world import World
 
 log = logging.getLogger("cluster_ddp")
@@ -24,7 +24,7 @@ def choose(world: World, folder: CheckpointFolder, resume: str | os.PathLike[str
     Args:
         world: of the ranks.
         folder: this run directory's checkpoints.
-        resume: "auto", "never", or the path to begin with, as for `Checkpoint`.
+        resume: "auto", "never", or the path to begin with, as for `Checkpointer`.
 
     Raises:
         CheckpointError: the one to begin with can't be found or read.
@@ -99,7 +99,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def _content(path: Path) -> dict[str, Any]:
     state = file.read(path)
-    if words := fit.malformed(state):
+    if words := compatibility.malformed(state):
         raise DamagedError(words)
     return state
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import cluster_ddp
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.runtime.checkpoint import file, fit, rng
+from cluster_ddp.runtime.checkpoint import compatibility, file, rng
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, with_tensors
 from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.meter import PerRank
@@ -59,7 +59,7 @@ class TrainingState:
         self._identity, self._meters = dict(identity), dict(meters)
         self._parts = {name: _bare(part) for name, part in parts.items()}
         self._made_with = {
-            name: fit.settings(part.state_dict())
+            name: compatibility.settings(part.state_dict())
             for name, part in self._parts.items()
             if isinstance(part, _WITH_SETTINGS)
         }
@@ -97,7 +97,7 @@ class TrainingState:
 
     def complaint(self, saved: Mapping[str, Any]) -> str | None:
         """Why a saved state is not one of this training, in words; None where it is."""
-        return fit.complaint(
+        return compatibility.complaint(
             saved, {**self._frame(), "parts": self._states(), "ranks": [{"meters": self._of_meters()}]}
         )
 
@@ -146,7 +146,7 @@ class TrainingState:
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
         """What is not as it was, and yet may be, in words."""
-        return fit.differences(saved, self._frame())
+        return compatibility.differences(saved, self._frame())
 
     def _states(self) -> dict[str, Any]:
         return {name: part.state_dict() for name, part in self._parts.items()}

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from cluster_ddp.runtime.data.resident import ResidentSet
-from cluster_ddp.runtime.data.shard import GlobalBatches, Indices
+from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Indices
 from cluster_ddp.runtime.seeds import seed_all
 
 _MAX_WORKERS = 8  # a default that keeps a GPU busy; more may be asked for
@@ -28,7 +28,13 @@ class Loader:
     """
 
     def __init__(
-        self, dataset: Dataset[Any], batches: GlobalBatches, *, device: torch.device, cpus: int, **options: Any
+        self,
+        dataset: Dataset[Any],
+        batches: DistributedBatchSampler,
+        *,
+        device: torch.device,
+        cpus: int,
+        **options: Any,
     ) -> None:
         on_gpu = device.type == "cuda"
         workers = options.setdefault("num_workers", min(cpus - 1, _MAX_WORKERS) if on_gpu else 0)

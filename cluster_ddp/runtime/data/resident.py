@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from cluster_ddp.runtime.data.shard import GlobalBatches
+from cluster_ddp.runtime.data.shard import DistributedBatchSampler
 
 log = logging.getLogger("cluster_ddp")
 
@@ -59,10 +59,10 @@ class ResidentSet(Dataset[Batch]):
         return self.batch(torch.tensor(indices))
 
 
-class Gathered:
+class DeviceLoader:
     """A rank's batches of a resident set, epoch by epoch as `batches` says."""
 
-    def __init__(self, dataset: ResidentSet, batches: GlobalBatches) -> None:
+    def __init__(self, dataset: ResidentSet, batches: DistributedBatchSampler) -> None:
         self.dataset, self.batches = dataset, batches
 
     def __iter__(self) -> Iterator[Batch]:

@@ -26,7 +26,7 @@ class Indices(list[int]):
         self.seed = seed
 
 
-class GlobalBatches(Sampler[list[int]]):
+class DistributedBatchSampler(Sampler[list[int]]):
     """The sample indices of one rank, a list per step.
 
     Args:
@@ -85,11 +85,13 @@ class Shard:
 
     Args:
         batches: what is in them.
-        source: makes them, anew for each pass: a `resident.Gathered` or a `loader.Loader`.
+        source: makes them, anew for each pass: a `resident.DeviceLoader` or a `loader.Loader`.
         fingerprint: tells the dataset from others of its size; None where that is not known.
     """
 
-    def __init__(self, batches: GlobalBatches, source: Iterable[Any], *, fingerprint: str | None = None) -> None:
+    def __init__(
+        self, batches: DistributedBatchSampler, source: Iterable[Any], *, fingerprint: str | None = None
+    ) -> None:
         self.batches, self.fingerprint = batches, fingerprint
         self.step = -1
         """The number of the batch in its epoch, from 0; -1 before the first."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from cluster_ddp.runtime import preemption
+from cluster_ddp.runtime import stop_signals
 
 _iterators: weakref.WeakSet[Any] = weakref.WeakSet()  # those that have workers
 
@@ -33,7 +33,7 @@ class IgnoreStopSignals:
 
     def __call__(self, worker: int) -> None:
         """Called in the worker, with its number."""
-        numbers = preemption.default_numbers()
+        numbers = stop_signals.default_numbers()
         for number in numbers:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
@@ -52,7 +52,7 @@ def keep_through_stops() -> None:
             return get_iterator(loader)
         if not isinstance(loader.worker_init_fn, IgnoreStopSignals):
             loader.worker_init_fn = IgnoreStopSignals(loader.worker_init_fn)
-        with preemption.stop_signals_blocked():  # until the worker ignores them
+        with stop_signals.stop_signals_blocked():  # until the worker ignores them
             iterator: Any = get_iterator(loader)
         for worker in iterator._workers:
             # torch and multiprocessing end one that is busy with TERM, which it ignores, and wait for its end.

@@ -19,13 +19,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster_ddp.contract import Env, File
 from cluster_ddp.errors import exit_on_error
 from cluster_ddp.files import open_own
 from cluster_ddp.runtime.fork import affinity, ending, preload
 from cluster_ddp.runtime.fork.agent import SIGNALS, WARNINGS, Agent
 from cluster_ddp.runtime.fork.target import Target
-from cluster_ddp.slurm import variables
-from cluster_ddp.slurm.ranks import NodeRanks
+from cluster_ddp.slurm.rank_env import NodeRanks
 
 PROGRAM = "python -m cluster_ddp.runtime.fork"
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # prctl(2)
@@ -43,10 +43,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Ignored: importing this package has changed that.
         begin_ignored = [number for number in WARNINGS if signal.getsignal(number) != signal.SIG_DFL]
         if node.num_nodes == 1:
-            os.environ.setdefault(variables.SECRET, os.urandom(32).hex())
+            os.environ.setdefault(Env.SECRET, os.urandom(32).hex())
         _keep(*WARNINGS)
         target.prepare()
-        preload.load(os.environ.get(preload.VARIABLE, "").split())
+        preload.load(os.environ.get(Env.PRELOAD, "").split())
     terminated = signal.getsignal(signal.SIGTERM)
     _keep(*SIGNALS)
     early = _came()
@@ -120,13 +120,13 @@ def _become(node: NodeRanks, local_rank: int, log_dir: Path | None) -> None:
         else:
             os.environ[name] = value
     if log_dir is not None:
-        log = open_own(log_dir / f"task-{node.rank(local_rank)}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        log = open_own(log_dir / File.TASK_LOG.format(node.rank(local_rank)), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         for stream in (1, 2):
             os.dup2(log, stream)
         os.close(log)
     cpus = affinity.share(os.sched_getaffinity(0), local_rank, node.ranks, os.environ)
     os.sched_setaffinity(0, cpus)
-    preload.freshen(len(cpus))
+    preload.reinit_after_fork(len(cpus))
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 

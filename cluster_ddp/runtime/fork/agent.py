@@ -9,7 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster_ddp.runtime import preemption
+from cluster_ddp.contract import EXIT_STOPPED
+from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.output import complain
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -29,7 +30,7 @@ class Agent:
 
     Args:
         ranks: process id -> rank. `SIGNALS` must have been blocked before they were forked.
-        env: the environment, where CLUSTER_DDP_STOPPED may be set.
+        env: the environment, where the stop marker may be named.
         early: `WARNINGS` that came before the ranks were there.
     """
 
@@ -58,8 +59,8 @@ class Agent:
             self._warn()
             self._end_overdue()
         status = outcome(self._statuses)
-        if status == preemption.EXIT_STATUS:
-            preemption.leave_word(self._env)  # srun tells the highest status only, which may be another node's
+        if status == EXIT_STOPPED:
+            stop_signals.write_stop_marker(self._env)  # srun tells the highest status only, which may be another node's
         return status
 
     def _pass_on(self, number: signal.Signals) -> None:
@@ -91,7 +92,7 @@ class Agent:
         self._statuses.append(status)
         if self._ending:
             return
-        if status == preemption.EXIT_STATUS:
+        if status == EXIT_STOPPED:
             self._term_at = min(self._term_at, time.monotonic() + PATIENCE_S)
         else:
             self._term_at = 0.0

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from cluster_ddp.contract import Env
 from cluster_ddp.errors import ForkError
 
 MODULES = (
@@ -21,18 +22,17 @@ MODULES = (
     "torch.optim",
     "torch.utils.data",
     "torch._dynamo",  # the first use of an optimizer imports it
-    "cluster_ddp.runtime.checkpoint",
+    "cluster_ddp.runtime.checkpoint.checkpointer",
     "cluster_ddp.runtime.finite",
     "cluster_ddp.runtime.progress",
     "cluster_ddp.runtime.distributed",
     "importlib.resources.readers",
     "tyro",
-    "typeguard",
 )
-"""What a rank of a training imports in any case, or `cluster_ddp.train` does; what isn't installed is left out."""
+"""What a rank of a training imports in any case, or `cluster_ddp.train` does."""
 
-VARIABLE = "CLUSTER_DDP_PRELOAD"
-"""Holds the names of more modules to import, separated by blanks, such as "torchvision transformers"."""
+OPTIONAL_MODULES = ("typeguard",)
+"""What one of them imports where it is installed."""
 
 # numpy's OpenBLAS starts its threads when it is loaded; the first of these that is set says how many.
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
@@ -53,6 +53,8 @@ def load(more: Sequence[str] = ()) -> None:
         # A module may ask torch.cuda.is_available(): by default that starts CUDA, which no forked process can use then.
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         for name in MODULES:
+            importlib.import_module(name)
+        for name in OPTIONAL_MODULES:
             with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(name)
         for name in more:
@@ -62,7 +64,7 @@ def load(more: Sequence[str] = ()) -> None:
     _check()
 
 
-def freshen(cpus: int) -> None:
+def reinit_after_fork(cpus: int) -> None:
     """In a rank, make the modules as those of a process that was started on `cpus` CPUs: threads and random numbers.
 
     Python's own random numbers are seeded anew by os.fork.
@@ -83,7 +85,7 @@ def _import(name: str) -> None:
         importlib.import_module(name)
     except Exception as error:
         found = f"{type(error).__name__}: {error}"
-        raise ForkError(f"Importing {name} before the ranks are forked:", found, f"change {VARIABLE}") from error
+        raise ForkError(f"Importing {name} before the ranks are forked:", found, f"change {Env.PRELOAD}") from error
 
 
 @contextmanager
@@ -117,7 +119,7 @@ def _check() -> None:
     if torch.cuda.is_initialized() or (device := _open_driver(Path("/proc/self/fd"))):
         seen = "" if torch.cuda.is_initialized() else f" ({device} is open)"
         found = f"a module has initialised the GPU's driver{seen}, and a forked process can't use it."
-        raise ForkError(asked, found, f"leave that module out of {VARIABLE}; or {elsewhere}")
+        raise ForkError(asked, found, f"leave that module out of {Env.PRELOAD}; or {elsewhere}")
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
         found = f"importing torch has started {threads - 1} threads, which forked processes would not have."

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 from cluster_ddp.errors import RendezvousError
 from cluster_ddp.runtime.rendezvous.secret import RunKey
-from cluster_ddp.slurm.environment import Topology
+from cluster_ddp.slurm.topology import Topology
 
 LOOPBACK = "127.0.0.1"
 

@@ -10,8 +10,8 @@ import hmac
 import os
 from collections.abc import Mapping
 
-from cluster_ddp.slurm import variables
-from cluster_ddp.slurm.environment import Topology
+from cluster_ddp.contract import Env
+from cluster_ddp.slurm.topology import Topology
 
 
 class RunKey:
@@ -32,7 +32,7 @@ class RunKey:
         """The key of the run that a rank belongs to; `env` is such as os.environ."""
         if topology.world_size == 1:
             return RunKey.of_one_process()
-        return RunKey(os.fsencode(env.get(variables.SECRET, "")), topology.key)
+        return RunKey(os.fsencode(env.get(Env.SECRET, "")), topology.key)
 
     @staticmethod
     def of_one_process() -> RunKey:

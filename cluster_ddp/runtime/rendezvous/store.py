@@ -20,12 +20,12 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from cluster_ddp.contract import Env
 from cluster_ddp.errors import DeviceError, RendezvousError
-from cluster_ddp.runtime.rendezvous import beacon, rollcall
-from cluster_ddp.runtime.rendezvous.names import ReverseLookup, resolve, without_name_servers
+from cluster_ddp.runtime.rendezvous import arrivals, beacon
+from cluster_ddp.runtime.rendezvous.dns import ReverseLookup, resolve, without_name_servers
 from cluster_ddp.runtime.rendezvous.secret import RunKey
-from cluster_ddp.slurm import variables
-from cluster_ddp.slurm.environment import Topology
+from cluster_ddp.slurm.topology import Topology
 
 log = logging.getLogger("cluster_ddp")
 
@@ -64,7 +64,7 @@ def meet(
         log.warning(
             "These ranks share no secret: whoever reaches %s over the network can join them. Hint: in the batch "
             "script, before srun: export %s=$(openssl rand -hex 32)",
-            *(socket.gethostname(), variables.SECRET),
+            *(socket.gethostname(), Env.SECRET),
         )
     is_local = topology.num_nodes == 1 and not topology.launcher_store
     address = beacon.LOOPBACK if is_local else resolve(topology.master_addr, deadline)
@@ -138,7 +138,7 @@ def _gather(
             f"another process is rank {topology.rank} there already.",
             "is a second run using the same MASTER_ADDR and MASTER_PORT, or does every task have the same RANK?",
         )
-    store.set(rollcall.arrival(topology.rank), f"{socket.gethostname()} {device_type}")
+    store.set(arrivals.arrival(topology.rank), f"{socket.gethostname()} {device_type}")
     if topology.rank == 0:
         verdict = _verdict(topology, store, deadline)
         store.set("verdict", verdict)
@@ -161,20 +161,20 @@ def _gather(
 
 def _verdict(topology: Topology, store: dist.Store, deadline: float) -> str:
     """Wait for all ranks: whether they may proceed, or which did not come, or which have other devices."""
-    everyone = [rollcall.arrival(rank) for rank in range(topology.world_size)]
+    everyone = [arrivals.arrival(rank) for rank in range(topology.world_size)]
     absent: set[str] = set()
     try:
-        for batch in rollcall.batches(everyone):
+        for batch in arrivals.batches(everyone):
             store.wait(list(batch), timedelta(seconds=max(0.01, deadline - time.monotonic())))
     except dist.DistError:
-        absent = set(rollcall.unset(store, everyone))  # none, if the last came just now
+        absent = set(arrivals.unset(store, everyone))  # none, if the last came just now
     present = [rank for rank, key in enumerate(everyone) if key not in absent]
-    arrived = rollcall.arrivals(store, present)
+    arrived = arrivals.arrivals(store, present)
     if absent:
         hosts = {rank: host for rank, (host, _) in zip(present, arrived)}
-        names = ", ".join(rollcall.missing_by_node(topology, hosts))
+        names = ", ".join(arrivals.missing_by_node(topology, hosts))
         return f"{len(arrived)} of {topology.world_size} ranks arrived; missing: rank {names}."
-    odd = rollcall.odd_devices(arrived)
+    odd = arrivals.odd_devices(arrived)
     return _PROCEED if odd is None else f"{_ODD_DEVICES}{odd}"
 
 

@@ -29,14 +29,14 @@ def apply(task: dict[str, Any]) -> None:
 
 
 def _stand_in_for_graphs() -> None:
-    from cluster_ddp.runtime.gpu import graphs
+    from cluster_ddp.runtime.device import cuda_graphs
 
-    graphs.prepare = lambda device: None
-    graphs.captured = lambda function, inputs: functools.partial(function, *inputs)
+    cuda_graphs.prepare = lambda device: None
+    cuda_graphs.captured = lambda function, inputs: functools.partial(function, *inputs)
 
 
 def _share_gpu(is_shared: bool, task: dict[str, Any]) -> None:
-    from cluster_ddp.runtime import device
+    from cluster_ddp.runtime.device import device
 
     if is_shared:
         device.choose = lambda topology, visible_gpus, env: "cuda:0" if visible_gpus else "cpu"
@@ -54,10 +54,10 @@ def _pretend_gpus(hidden: int, task: dict[str, Any]) -> None:
 
 
 def _set_capture(is_on: bool, task: dict[str, Any]) -> None:
-    from cluster_ddp.runtime.gpu import graphs
+    from cluster_ddp.runtime.device import cuda_graphs
 
     if not is_on:
-        graphs._WARM_UPS = sys.maxsize
+        cuda_graphs._WARM_UPS = sys.maxsize
 
 
 def _set_dropout(is_on: bool, task: dict[str, Any]) -> None:
@@ -89,17 +89,17 @@ def _use_loader(is_on: bool, task: dict[str, Any]) -> None:
 
 
 def _inject(fault: dict[str, Any], task: dict[str, Any]) -> None:
-    from cluster_ddp.runtime.checkpoint import Checkpoint
+    from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
 
-    step = Checkpoint.step
+    step = Checkpointer.step
 
-    def faulty(self: Checkpoint) -> None:
+    def faulty(self: Checkpointer) -> None:
         if (self.steps + 1, self.world.rank) == (fault["step"], fault["rank"]):
             (self.run_dir.path / "fault").write_text(repr(time.time()))
             FAULTS[fault["do"]](self.world.device)
         step(self)
 
-    Checkpoint.step = faulty
+    Checkpointer.step = faulty
 
 
 def _raise(device: Any) -> None:

@@ -62,10 +62,15 @@ def _notices() -> bool:
 
 def note_times(is_on: bool, task: dict[str, Any]) -> None:
     from cluster_ddp.mnist.loop import Training
-    from cluster_ddp.runtime.checkpoint import Checkpoint
+    from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
 
     RESULT["seconds"] = seconds = {"step": [], "_save": [], "_resume": [], "train": []}
-    for owner, name in ((Checkpoint, "step"), (Checkpoint, "_save"), (Checkpoint, "_resume"), (Training, "train")):
+    for owner, name in (
+        (Checkpointer, "step"),
+        (Checkpointer, "_save"),
+        (Checkpointer, "_resume"),
+        (Training, "train"),
+    ):
         setattr(owner, name, _timed(getattr(owner, name), seconds[name]))
 
 

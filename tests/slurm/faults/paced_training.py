@@ -20,8 +20,8 @@ import time
 import torch
 
 from cluster_ddp.mnist import loop
-from cluster_ddp.runtime import background
-from cluster_ddp.runtime.checkpoint import Checkpoint
+from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
+from cluster_ddp.runtime.run_dir import background_writer
 from cluster_ddp.train import main
 
 PACE_S = float(os.environ.get("PACE_S", "0"))
@@ -29,7 +29,7 @@ FAULTS = json.loads(os.environ.get("FAULTS", "[]")) if os.environ.get("SLURM_RES
 FSYNC_S = float(os.environ.get("FSYNC_S", "0"))
 CLOCK_S = json.loads(os.environ.get("CLOCK_S", "{}")).get(socket.gethostname(), 0)
 
-checkpoint_step, nll_loss, fsync, clock = Checkpoint.step, loop.F.nll_loss, os.fsync, time.time
+checkpoint_step, nll_loss, fsync, clock = Checkpointer.step, loop.F.nll_loss, os.fsync, time.time
 steps = 0
 
 
@@ -38,7 +38,7 @@ def due(*what: str) -> str | None:
     return next((f["do"] for f in FAULTS if (f["rank"], f["step"]) == (rank, steps) and f["do"] in what), None)
 
 
-def paced_step(self: Checkpoint) -> None:
+def paced_step(self: Checkpointer) -> None:
     global steps
     steps = self.steps + 1
     fault = due("kill", "stop", "raise")
@@ -60,8 +60,8 @@ def slow_fsync(descriptor: int) -> None:
     fsync(descriptor)
 
 
-background.PATIENCE_S = float(os.environ.get("PATIENCE_S", background.PATIENCE_S))
-Checkpoint.step = paced_step  # type: ignore[method-assign]
+background_writer.PATIENCE_S = float(os.environ.get("PATIENCE_S", background_writer.PATIENCE_S))
+Checkpointer.step = paced_step  # type: ignore[method-assign]
 loop.F.nll_loss = poisoned_loss
 os.fsync = slow_fsync  # type: ignore[assignment]
 time.time = lambda: clock() + CLOCK_S

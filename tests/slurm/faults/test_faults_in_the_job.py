@@ -126,7 +126,7 @@ def test_a_full_disk(started: Started) -> None:
     assert "error:" not in saved
 
 
-def test_a_run_folder_that_cannot_be_written(started: Started) -> None:
+def test_a_run_dir_that_cannot_be_written(started: Started) -> None:
     """16."""
     said = started["unwritable"].failed()
     assert "Writing to the run directory /sys/nowhere" in said
@@ -206,7 +206,7 @@ def test_a_second_run_in_the_same_folder(place: Place) -> None:
     first = start(place, nodes=ONE_TASK, pace_s=0.3)
     first.wait_for_step(6)
     said = start(place, nodes=ONE_TASK, run_dir=first.path).failed()
-    assert f"Using the run folder {first.path}:\n  job {first.job} (process" in said
+    assert f"Using the run directory {first.path}:\n  job {first.job} (process" in said
     assert f"scancel {first.job}" in said
     first.wait_for_step(max(int(path.stem[5:]) for path in first.path.glob("checkpoints/*.pt")) + 1)
     first.slurm("scancel", first.job)

@@ -71,7 +71,7 @@ with cluster_ddp.distributed() as world:
     model = world.wrap(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     shard = world.shard(data, batch_size=8, shuffle_seed=0)
-    checkpoint = cluster_ddp.Checkpoint(world, shard=shard, model=model, optimizer=optimizer)
+    checkpoint = cluster_ddp.Checkpointer(world, shard=shard, model=model, optimizer=optimizer)
     for epoch in checkpoint.epochs(1):
         for (numbers,) in shard:
             optimizer.zero_grad()

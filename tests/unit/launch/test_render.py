@@ -135,7 +135,7 @@ def test_what_forks_its_ranks_in_a_container_is_told_of_its_place(tmp_path: Path
     assert lines[-1] == "-m cluster_ddp.runtime.fork --ranks=2 -- a.py"
 
 
-def test_the_tasks_write_into_the_run_folder(tmp_path: Path) -> None:
+def test_the_tasks_write_into_the_run_dir(tmp_path: Path) -> None:
     runs = tmp_path / "it's $(touch pwned) runs"
     text = render(JobSpec(name="x", command=("printenv", "CLUSTER_DDP_RUN_DIR")), source="", run_prefix=f"{runs}/x-")
     done = run_script(text, tmp_path)

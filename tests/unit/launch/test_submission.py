@@ -17,8 +17,8 @@ import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.errors import RunDirError, SlurmError, SpecError
+from cluster_ddp.jobs.job import Job
 from cluster_ddp.launch import planning, submission
-from cluster_ddp.launch.job import Job
 from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.slurm import commands
 
@@ -37,7 +37,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def submit(spec: JobSpec = SPEC, **options: Any) -> list[Job]:
-    return submission.submit(planning.plan(spec, **options))
+    return [Job(**one._asdict()) for one in submission.submit(planning.plan(spec, **options))]
 
 
 def files(folder: Path) -> list[str]:
@@ -275,7 +275,7 @@ def test_a_chosen_run_directory_is_a_new_one_and_for_one_job(fake_slurm: FakeSlu
     assert fake_slurm.calls("sbatch") == []
 
 
-def test_a_run_folder_of_an_earlier_job_is_left_alone(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+def test_a_run_dir_of_an_earlier_job_is_left_alone(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     (in_a_folder / "runs" / "fit-12").mkdir(parents=True)
     (in_a_folder / "runs" / "fit-12" / "precious").write_text("x")
     with pytest.raises(RunDirError, match="it is there already"):

@@ -204,7 +204,7 @@ def test_missing_data_is_a_short_block(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_run_folder_that_cannot_be_written_is_a_short_block(tmp_path: Path) -> None:
+def test_a_run_dir_that_cannot_be_written_is_a_short_block(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     done = train("--dataset", "digits", "--run-dir", "taken/x", folder=tmp_path)
     assert done.returncode == 2

@@ -17,7 +17,7 @@ from cluster_ddp.mnist import data
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.recipes import chosen
 from cluster_ddp.mnist.step import Step
-from cluster_ddp.runtime.gpu import graphs
+from cluster_ddp.runtime.device import cuda_graphs
 
 
 def make_step(world: cluster_ddp.World, **options: Any) -> Step:
@@ -76,7 +76,7 @@ def test_a_graphed_step_is_the_same_step(monkeypatch: pytest.MonkeyPatch) -> Non
         captures.append(inputs)
         return functools.partial(function, *inputs)
 
-    monkeypatch.setattr(graphs, "captured", captured)
+    monkeypatch.setattr(cuda_graphs, "captured", captured)
     assert torch.equal(losses(lr=0.5, graphed=True), losses(lr=0.5))  # 0.5 is the same number in float32
     assert [len(inputs) for inputs in captures] == [2, 0]
 

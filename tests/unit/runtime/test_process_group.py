@@ -18,9 +18,9 @@ from slowness import scaled
 
 import cluster_ddp
 from cluster_ddp.runtime import process_group
-from cluster_ddp.runtime.gpu import graphs, wait
+from cluster_ddp.runtime.device import cuda_graphs, gpu_wait
 from cluster_ddp.runtime.world import World
-from cluster_ddp.slurm.environment import Topology
+from cluster_ddp.slurm.topology import Topology
 
 GPU = torch.device("cuda", 0)
 
@@ -42,7 +42,7 @@ class Backend:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     calls = Calls()
     monkeypatch.setattr(process_group, "_ABORT_S", 0.2)
-    monkeypatch.setattr(graphs, "reset_all", lambda: calls.append("graphs reset"))
+    monkeypatch.setattr(cuda_graphs, "reset_all", lambda: calls.append("graphs reset"))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append("destroyed"))
     yield calls
 
@@ -115,7 +115,7 @@ def test_the_barrier_is_on_the_cpu_whatever_the_ranks_compute_on(monkeypatch: py
     devices: list[torch.device] = []
     monkeypatch.setattr(dist, "all_reduce", lambda tensor: devices.append(tensor.device))
     monkeypatch.setattr(dist, "barrier", lambda *_, **__: pytest.fail("torch's own"))
-    monkeypatch.setattr(wait, "for_device", lambda device, **_: devices.append(device))
+    monkeypatch.setattr(gpu_wait, "for_device", lambda device, **_: devices.append(device))
     World(topology=Topology.from_environ({}), device=GPU).barrier()
     assert devices == [GPU, torch.device("cpu")]
 

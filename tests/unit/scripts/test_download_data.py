@@ -27,7 +27,7 @@ from torchvision.transforms import Compose, Normalize, ToTensor
 from cluster_ddp.mnist import data
 from cluster_ddp.mnist.files import IdxFile, raw_folder
 from cluster_ddp.runtime.world import World
-from cluster_ddp.slurm.environment import Topology
+from cluster_ddp.slurm.topology import Topology
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "download_data.py"
 CONTENTS = {f"file-{i}": bytes([i]) * 5000 for i in range(4)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from ranks import slurm_step
 
-from cluster_ddp.slurm.environment import Topology
 from cluster_ddp.slurm.port import candidates
+from cluster_ddp.slurm.topology import Topology
 
 NODE_LISTS = {
     "one bracket": ("n[001-128]", [f"n{node:03d}" for node in range(1, 129)]),

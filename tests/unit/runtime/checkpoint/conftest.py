@@ -12,7 +12,8 @@ import signal_handlers
 import torch
 
 import cluster_ddp
-from cluster_ddp.runtime import exchange, last_writes
+from cluster_ddp.runtime.checkpoint import stop_agreement
+from cluster_ddp.runtime.run_dir import final_flush
 from cluster_ddp.runtime.world import World
 
 log = logging.getLogger("cluster_ddp")
@@ -35,8 +36,8 @@ def world() -> Iterator[World]:
 @pytest.fixture(autouse=True)
 def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks agree after every step, not only about once a second."""
-    monkeypatch.setattr(exchange, "EXCHANGE_EVERY_S", 0.0)
-    monkeypatch.setattr(last_writes, "_files", [])  # which the world of all tests would wait for
+    monkeypatch.setattr(stop_agreement, "AGREE_EVERY_S", 0.0)
+    monkeypatch.setattr(final_flush, "_files", [])  # which the world of all tests would wait for
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from torch.optim import lr_scheduler, swa_utils
 
 import cluster_ddp
 from cluster_ddp.runtime.checkpoint import file, folder
-from cluster_ddp.runtime.metrics import RunDir
-from cluster_ddp.runtime.preemption import Stopped
+from cluster_ddp.runtime.run_dir.run_dir import RunDir
+from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
 
 EPOCHS, STEPS, EVALUATION_STEPS = 2, 4, 3
@@ -29,13 +29,13 @@ class Killed(BaseException):
     """Stands in for SIGKILL: nothing is done after it, but what is on disk."""
 
 
-def kill(checkpoint: cluster_ddp.Checkpoint) -> None:
+def kill(checkpoint: cluster_ddp.Checkpointer) -> None:
     checkpoint._folder.wait()
     checkpoint.run_dir.sync()  # no thread may write on
     raise Killed
 
 
-def stop(_: cluster_ddp.Checkpoint) -> None:
+def stop(_: cluster_ddp.Checkpointer) -> None:
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
@@ -47,7 +47,7 @@ class Training:
     path: Path
     every: str = "1epoch"
     at: int = -1
-    do: Callable[[cluster_ddp.Checkpoint], None] = stop
+    do: Callable[[cluster_ddp.Checkpointer], None] = stop
     patient: bool = True
     batches: int = STEPS + 1
     stepless: tuple[int, ...] = ()
@@ -68,7 +68,7 @@ class Training:
         parts |= {"scheduler": self.scheduler, "plateau": self.plateau}
         self.run_dir = RunDir(self.path, self.world)
         options: dict[str, Any] = {"run_dir": self.run_dir, "every": self.every}
-        self.checkpoint = cluster_ddp.Checkpoint(self.world, shard=self.shard, **options, **parts)
+        self.checkpoint = cluster_ddp.Checkpointer(self.world, shard=self.shard, **options, **parts)
         self.ticks = 0
         for epoch in self.checkpoint.epochs(EPOCHS):
             self.epoch = epoch

@@ -314,7 +314,7 @@ def test_it_writes_in_the_background(tmp_path: Path) -> None:
 # --resume PATH
 
 
-def test_beginning_with_a_file_a_run_folder_or_its_checkpoints(tmp_path: Path) -> None:
+def test_beginning_with_a_file_a_run_dir_or_its_checkpoints(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path / "run" / "checkpoints", keep=3)
     save(folder, 1, 2, 3)
     one, two, three = (folder.path / f"step-0000000{step}.pt" for step in (1, 2, 3))

@@ -17,8 +17,8 @@ import torch
 from torch.optim import Optimizer, lr_scheduler, swa_utils
 
 import cluster_ddp
-from cluster_ddp.runtime.metrics import RunDir
-from cluster_ddp.runtime.preemption import Stopped
+from cluster_ddp.runtime.run_dir.run_dir import RunDir
+from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
 
 SIZE, BATCH, EPOCHS = 12, 4, 4  # twelve steps
@@ -150,7 +150,7 @@ def train(world: World, path: Path, make: Callable[[World], Loop], *, stopped: b
         data = torch.utils.data.TensorDataset(torch.randn(SIZE, 3, generator=torch.Generator().manual_seed(5)))
         shard = world.shard(data, batch_size=BATCH, shuffle_seed=1)
         options: dict[str, Any] = {"run_dir": RunDir(path, world), "every": "never", "keep": 1}
-        checkpoint = cluster_ddp.Checkpoint(world, shard=shard, **options, **loop.parts)
+        checkpoint = cluster_ddp.Checkpointer(world, shard=shard, **options, **loop.parts)
         try:
             for _ in checkpoint.epochs(EPOCHS):
                 for (samples,) in shard:

@@ -15,7 +15,7 @@ from slowness import scaled
 
 import cluster_ddp
 from cluster_ddp.runtime.checkpoint import file
-from cluster_ddp.runtime.metrics import RunDir
+from cluster_ddp.runtime.run_dir.run_dir import RunDir
 
 JOB_ID = 48_000 + os.getpid() % 2000
 
@@ -41,7 +41,7 @@ def save_buffers() -> None:
         model = world.wrap(WithBuffers(world.rank))
         model.module.own.fill_(world.rank)  # DDP has made it rank 0's
         shard = world.shard(torch.utils.data.TensorDataset(torch.zeros(8, 2)), batch_size=1, shuffle_seed=1)
-        checkpoint = cluster_ddp.Checkpoint(
+        checkpoint = cluster_ddp.Checkpointer(
             world, shard=shard, run_dir=RunDir(Path(os.environ["RUN"]), world), model=model, every="1steps"
         )
         if "RESUMED" in os.environ:
@@ -73,7 +73,7 @@ PEAK = """
 import resource, sys
 import torch
 import cluster_ddp
-from cluster_ddp.runtime.metrics import RunDir
+from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from pathlib import Path
 
 MB = int(sys.argv[2])
@@ -89,7 +89,7 @@ with cluster_ddp.distributed(cuda=False) as world:
     resumed = Path(sys.argv[1], "checkpoints").exists()
     # What the model and its gradient buckets take is there in any case.
     before = peak_mb()
-    checkpoint = cluster_ddp.Checkpoint(
+    checkpoint = cluster_ddp.Checkpointer(
         world, shard=shard, run_dir=RunDir(Path(sys.argv[1]), world), model=model, optimizer=optimizer, every="1steps"
     )
     if resumed:

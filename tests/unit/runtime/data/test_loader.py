@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from cluster_ddp.runtime.data.loader import Loader
-from cluster_ddp.runtime.data.resident import Gathered, ResidentSet
-from cluster_ddp.runtime.data.shard import GlobalBatches
+from cluster_ddp.runtime.data.resident import DeviceLoader, ResidentSet
+from cluster_ddp.runtime.data.shard import DistributedBatchSampler
 from cluster_ddp.runtime.world import World
-from cluster_ddp.slurm.environment import Topology
+from cluster_ddp.slurm.topology import Topology
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
@@ -30,8 +30,8 @@ def world(device: torch.device = CPU) -> World:
 @pytest.mark.parametrize(
     ("dataset", "options", "source"),
     [
-        (TensorDataset(torch.arange(4)), {}, Gathered),
-        (ResidentSet(torch.arange(4)), {}, Gathered),
+        (TensorDataset(torch.arange(4)), {}, DeviceLoader),
+        (ResidentSet(torch.arange(4)), {}, DeviceLoader),
         (Derived(torch.arange(4)), {}, Loader),  # it may do anything with them
         (TensorDataset(torch.arange(4)), {"num_workers": 0}, Loader),
     ],
@@ -62,12 +62,12 @@ def test_on_a_gpu_it_must_fit(
     monkeypatch.setattr(logging.getLogger("cluster_ddp"), "handlers", [caplog.handler])
     monkeypatch.setattr(logging.getLogger("cluster_ddp"), "level", logging.INFO)
     shard = world(GPU).shard(ResidentSet(torch.arange(4)), batch_size=2, **options)
-    assert isinstance(shard._source, Gathered) == fits
+    assert isinstance(shard._source, DeviceLoader) == fits
     assert ("stays in the host's memory" in caplog.text) != fits
 
 
 def test_a_resident_set_that_does_not_fit_goes_through_the_loader_whole_batches_at_a_time() -> None:
-    batches = GlobalBatches(5, 2, rank=0, world_size=1, seed=None)
+    batches = DistributedBatchSampler(5, 2, rank=0, world_size=1, seed=None)
     dataset = ResidentSet(torch.arange(5), transform=lambda numbers: (numbers, -numbers))
     found = [[part.tolist() for part in batch] for batch in Loader(dataset, batches, device=CPU, cpus=1)]
     assert found == [[[0, 1], [0, -1]], [[2, 3], [-2, -3]], [[4], [-4]]]
@@ -78,7 +78,7 @@ def test_a_resident_set_that_does_not_fit_goes_through_the_loader_whole_batches_
     [(CPU, 8, {}, 0), (GPU, 1, {}, 0), (GPU, 5, {}, 4), (GPU, 64, {}, 8), (GPU, 64, {"num_workers": 2}, 2)],
 )
 def test_workers_follow_from_the_cpus(device: torch.device, cpus: int, given: dict[str, int], workers: int) -> None:
-    batches = GlobalBatches(4, 2, rank=0, world_size=1, seed=None)
+    batches = DistributedBatchSampler(4, 2, rank=0, world_size=1, seed=None)
     loader = Loader(TensorDataset(torch.arange(4)), batches, device=device, cpus=cpus, **given)._loader
     assert (loader.num_workers, loader.persistent_workers) == (workers, workers > 0)
     assert loader.pin_memory == (device is GPU)

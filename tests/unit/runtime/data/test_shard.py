@@ -10,12 +10,12 @@ from torch.utils.data import Dataset
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime.data.loader import Loader
-from cluster_ddp.runtime.data.resident import Gathered, ResidentSet
-from cluster_ddp.runtime.data.shard import GlobalBatches, Shard
+from cluster_ddp.runtime.data.resident import DeviceLoader, ResidentSet
+from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard
 from cluster_ddp.runtime.seeds import stream_seed
 
 
-def shard_of(size: int, batches: GlobalBatches) -> Shard:
+def shard_of(size: int, batches: DistributedBatchSampler) -> Shard:
     """Of the numbers of its samples."""
     return Shard(batches, Loader(Numbers(size), batches, device=torch.device("cpu"), cpus=1, collate_fn=list))
 
@@ -31,8 +31,11 @@ class Numbers(Dataset[int]):
         return index
 
 
-def ranks(size: int, batch_size: int, world_size: int, seed: int | None = 3) -> list[GlobalBatches]:
-    return [GlobalBatches(size, batch_size, rank=rank, world_size=world_size, seed=seed) for rank in range(world_size)]
+def ranks(size: int, batch_size: int, world_size: int, seed: int | None = 3) -> list[DistributedBatchSampler]:
+    return [
+        DistributedBatchSampler(size, batch_size, rank=rank, world_size=world_size, seed=seed)
+        for rank in range(world_size)
+    ]
 
 
 @given(st.integers(1, 400), st.integers(1, 40), st.integers(1, 12))
@@ -121,7 +124,7 @@ def test_too_few_samples_for_a_new_number_of_ranks() -> None:
 def test_gathered_batches_are_the_loaders(size: int, batch_size: int, world_size: int, seed: int | None) -> None:
     for batches in ranks(size, batch_size, world_size, seed):
         resident = ResidentSet(torch.arange(size), transform=lambda numbers: (numbers, 2 * numbers))
-        gathered = [[part.tolist() for part in batch] for batch in Shard(batches, Gathered(resident, batches))]
+        gathered = [[part.tolist() for part in batch] for batch in Shard(batches, DeviceLoader(resident, batches))]
         loaded = list(shard_of(size, batches))
         assert gathered == [[numbers, [2 * number for number in numbers]] for numbers in loaded]
 

@@ -52,7 +52,7 @@ with cluster_ddp.distributed(cuda=False) as world:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     shard = world.shard(Numbers(), batch_size=8, shuffle_seed=1, **({shard_options}))
     numbers = iter({numbers})
-    checkpoint = cluster_ddp.Checkpoint(world, shard=shard, model=model, optimizer=optimizer)
+    checkpoint = cluster_ddp.Checkpointer(world, shard=shard, model=model, optimizer=optimizer)
     for epoch in checkpoint.epochs(2 if "{ending}" in ("success", "exception") else 10**6):
         for batch in shard:
             next(numbers, None)

@@ -21,7 +21,7 @@ from cluster_ddp.runtime.fork.agent import outcome
 
 WITHOUT_TORCH = (
     "import os, sys; from cluster_ddp.runtime.fork import __main__ as fork, agent, preload; preload.MODULES = ();"
-    "preload._check = lambda: None; preload.freshen = lambda cpus: None; agent.PATIENCE_S = 1.0;"
+    "preload._check = lambda: None; preload.reinit_after_fork = lambda cpus: None; agent.PATIENCE_S = 1.0;"
     "sys.path[0] = os.getcwd(); fork.main()"
 )
 STAND_IN = (sys.executable, "-c", WITHOUT_TORCH)

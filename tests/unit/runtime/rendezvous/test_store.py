@@ -20,10 +20,10 @@ from slowness import scaled
 
 from cluster_ddp.errors import DeviceError, RendezvousError
 from cluster_ddp.runtime import rendezvous
-from cluster_ddp.runtime.rendezvous import beacon, rollcall, store
+from cluster_ddp.runtime.rendezvous import arrivals, beacon, store
 from cluster_ddp.runtime.rendezvous.secret import RunKey
-from cluster_ddp.slurm.environment import Topology
 from cluster_ddp.slurm.port import candidates
+from cluster_ddp.slurm.topology import Topology
 
 TIMEOUT_S = scaled(4.0)
 _JOB_IDS = itertools.count(os.getpid() % 10_000)
@@ -86,7 +86,7 @@ def test_a_rank_without_a_gpu_is_refused_by_all_with_its_node(tmp_path: Path, jo
     ],
 )
 def test_odd_devices(kinds: list[str], words: str | None) -> None:
-    found = rollcall.odd_devices([(f"n{rank}", kind) for rank, kind in enumerate(kinds)])
+    found = arrivals.odd_devices([(f"n{rank}", kind) for rank, kind in enumerate(kinds)])
     assert found is None if words is None else words in str(found)
 
 

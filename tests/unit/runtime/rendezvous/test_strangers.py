@@ -18,8 +18,8 @@ from cluster_ddp.errors import RendezvousError
 from cluster_ddp.runtime import rendezvous
 from cluster_ddp.runtime.rendezvous import beacon
 from cluster_ddp.runtime.rendezvous.secret import RunKey
-from cluster_ddp.slurm.environment import Topology
 from cluster_ddp.slurm.port import candidates
+from cluster_ddp.slurm.topology import Topology
 
 STORE_PORT = 12345
 SECRET = "5a" * 32

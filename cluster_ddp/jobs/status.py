@@ -1,0 +1,213 @@
+"""How far submitted jobs are: Slurm's word on each, and the last figures in its run directory."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster_ddp.contract import File, Record
+from cluster_ddp.errors import JobError, RunDirError, SlurmError
+from cluster_ddp.launch import run_dirs
+from cluster_ddp.launch.backends.local import ThisMachine
+from cluster_ddp.launch.backends.slurm import Slurm
+from cluster_ddp.slurm import queue
+from cluster_ddp.slurm.commands import JobStatus, remembered_jobs
+
+# Run directories with what their spec.json says.
+_Records = dict[Path, dict[str, Any]]
+# By cluster and job id: the job, or its array tasks by name.
+_Known = dict[tuple[str | None, str], dict[str, JobStatus]]
+
+# Enough of its end for the last line of each kind.
+_TAIL_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStatus:
+    """One job's, or one array task's. None where it isn't known (yet)."""
+
+    job: str
+    """As squeue shows it."""
+    name: str
+    """The job's."""
+    state: str
+    """As squeue has it; "unknown" where Slurm has forgotten the job, or does not answer."""
+    reason: str | None = None
+    """Why it waits."""
+    elapsed: str | None = None
+    """Since its last start."""
+    restarts: int | None = None
+    """How often it was started again."""
+    epoch: int | None = None
+    """The last one of which there is a figure."""
+    accuracy: float | None = None
+    """On the test set, after the last epoch: 0 to 1."""
+    samples_per_s: float | None = None
+    """Training samples per second, over all ranks, by the last line of training."""
+    run_dir: Path | None = None
+    """Its run directory."""
+
+
+def run_statuses(runs_dir: Path, asked: Sequence[str]) -> list[RunStatus]:
+    """How far jobs are.
+
+    Args:
+        runs_dir: folder of the run directories.
+        asked: job ids (12; 12_3; the id of an array means its tasks) or run directories; none for all in `runs_dir`.
+
+    Returns:
+        In the order of submission.
+
+    Raises:
+        JobError: neither a run directory nor Slurm knows one of them.
+    """
+    folders_in = functools.cache(_folders)
+    chosen = [_chosen(word, runs_dir, folders_in) for word in asked or [""]]
+    known = _known([record for _, folders in chosen for path, record in folders.items() if _is_slurms(path, record)])
+    found: dict[str, RunStatus] = {}
+    for label, folders in chosen:
+        standing = [_run_status(path, record, known) for path, record in folders.items()]
+        if label and not standing:
+            standing = _without_folder(label, runs_dir)
+        found |= {one.job: one for one in standing}
+    return list(found.values())
+
+
+def _chosen(word: str, runs_dir: Path, folders_in: Callable[[Path], _Records]) -> tuple[str, _Records]:
+    """The job id that a word means, and its run directories; all of `runs_dir` where the word is empty."""
+    is_folder = bool(word) and Path(word, File.SPEC).exists()
+    label = run_dirs.read(Path(word))["job"] if is_folder else word
+    folders = folders_in(Path(word).resolve().parent if is_folder else runs_dir)
+    return label, {path: record for path, record in folders.items() if not label or _is_meant(label, record)}
+
+
+def _folders(runs_dir: Path) -> _Records:
+    """The run directories with what their spec.json says, in the order of submission; whole arrays' are left out."""
+    folders = {}
+    for path in runs_dir.glob(f"*/{File.SPEC}"):
+        if path.parent.is_symlink() or not path.is_file():
+            continue
+        try:
+            record = run_dirs.read(path.parent)
+        except RunDirError:
+            continue  # being made, or not ours
+        if record["spec"].get("array") is None or "_" in record["job"]:
+            folders[path.parent] = record
+    return dict(sorted(folders.items(), key=lambda item: (item[1]["submitted"], _numbers(item[1]["job"]))))
+
+
+def _numbers(label: str) -> list[int]:
+    return [int(part) for part in label.split("_") if part.isdigit()]
+
+
+def _is_meant(label: str, record: Mapping[str, Any]) -> bool:
+    return label in (record["job"], _job(record))
+
+
+def _run_status(folder: Path, record: Mapping[str, Any], known: _Known) -> RunStatus:
+    figures = _figures(folder / File.METRICS)
+    status = _status(folder, record, known)
+    done = figures.pop("done", False)
+    if status is None:
+        state = "COMPLETED" if done else "unknown"
+        return RunStatus(job=record["job"], name=record["spec"]["name"], state=state, run_dir=folder, **figures)
+    return RunStatus(job=record["job"], name=record["spec"]["name"], run_dir=folder, **_of(status), **figures)
+
+
+def _of(status: JobStatus) -> dict[str, Any]:
+    return {
+        "state": status.state,
+        "reason": status.reason if status.state == "PENDING" and status.reason != "None" else None,
+        "elapsed": status.elapsed or None,
+        "restarts": status.restarts,
+    }
+
+
+def _is_slurms(folder: Path, record: Mapping[str, Any]) -> bool:
+    return "_" in record["job"] or folder.joinpath(Slurm.script_name).exists()
+
+
+def _known(records: Iterable[Mapping[str, Any]]) -> _Known:
+    """What Slurm says of jobs, in two questions for all of a cluster's: who is in the queue, who is remembered."""
+    jobs: dict[str | None, set[str]] = {}
+    for record in records:
+        jobs.setdefault(record["cluster"], set()).add(_job(record))
+    known: _Known = {}
+    for cluster, asked in jobs.items():
+        try:
+            found = queue.all_jobs(cluster=cluster)
+        except SlurmError:
+            found = {}
+        found |= remembered_jobs(sorted(asked - found.keys()), cluster=cluster)
+        known |= {(cluster, job): {one.array_task or "": one for one in found[job]} for job in asked & found.keys()}
+    return known
+
+
+def _job(record: Mapping[str, Any]) -> str:
+    """The job's id; of an array's task the array's."""
+    return str(record["job"].partition("_")[0])
+
+
+def _status(folder: Path, record: Mapping[str, Any], known: _Known) -> JobStatus | None:
+    """None if nobody knows the job any more."""
+    if not _is_slurms(folder, record):
+        try:
+            return ThisMachine().statuses(record["job"], None, folder)[0]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # a damaged ended.json
+    tasks = known.get((record["cluster"], _job(record)), {})
+    task = record["job"].partition("_")[2]
+    # Those that wait are one record, under a name such as "3-7%4".
+    return tasks.get(task) or next((one for name, one in tasks.items() if not name.isdigit()), None)
+
+
+def _without_folder(word: str, runs_dir: Path) -> list[RunStatus]:
+    try:
+        statuses = Slurm().statuses(word, None, runs_dir)
+    except SlurmError as error:
+        found = f"there is no run directory of it in {runs_dir}, and Slurm says: {error.found}"
+        raise JobError(
+            f"The standing of {word}:", found, "give a job id or a run directory, and --runs-dir if it is elsewhere"
+        ) from error
+    return [
+        RunStatus(job=f"{word.partition('_')[0]}_{one.array_task}" if one.array_task else word, name="-", **_of(one))
+        for one in statuses
+    ]
+
+
+def _figures(path: Path) -> dict[str, Any]:
+    """The last epoch, accuracy and throughput in a metrics.jsonl; those that are in it."""
+    figures: dict[str, Any] = {}
+    for line in _tail(path):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # the first line of the tail may be cut, the last half written
+        if not isinstance(record, dict):
+            continue
+        name = {Record.TRAIN: "samples_per_s", Record.TEST: "accuracy"}.get(str(record.get("kind")))
+        if name is not None:
+            epoch = _number(record.get("epoch"))
+            figures |= {"epoch": None if epoch is None else int(epoch), name: _number(record.get(name))}
+        figures["done"] = record.get("kind") == Record.DONE
+    return figures
+
+
+def _number(value: object) -> float | None:
+    """A figure that a table has room for; None for anything else, such as NaN."""
+    return value if isinstance(value, (int, float)) and abs(value) < 1e12 else None
+
+
+def _tail(path: Path) -> list[bytes]:
+    if not path.is_file():
+        return []
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return file.read().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,133 @@
+"""Following a job: its state, why it waits and until when, what it prints, how it ends."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cluster_ddp.contract import File
+from cluster_ddp.errors import SlurmError
+from cluster_ddp.jobs.job import Job, poll_intervals_s
+from cluster_ddp.launch import run_dirs
+from cluster_ddp.slurm.commands import JobStatus
+
+_LOG_POLL_S = 0.5
+
+
+def follow(jobs: Sequence[Job], *, show: Callable[[str], None]) -> int:
+    """Follow a job, or the tasks of an array, to the end. An interruption leaves them running.
+
+    Args:
+        jobs: one job, or all tasks of one array.
+        show: gets the lines.
+
+    Returns:
+        The exit status: 0, the job's own, or 128 + the signal that ended it; of an array the highest.
+    """
+    following = _Following(jobs, show)
+    intervals_s = poll_intervals_s()
+    while not following.update():
+        ask_again_at = time.monotonic() + next(intervals_s)
+        while time.monotonic() < ask_again_at:
+            following.show_logs()
+            time.sleep(_LOG_POLL_S)
+    return following.outcome()
+
+
+class _Following:
+    def __init__(self, jobs: Sequence[Job], show: Callable[[str], None]) -> None:
+        self.jobs, self.show = jobs, show
+        self.label = jobs[0].id.partition("_")[0]
+        self.is_array = "_" in jobs[0].id
+        self.statuses: list[JobStatus] = []
+        self.said = ""
+        self.answers = True
+        self.read: dict[Path, int] = {}
+
+    def update(self) -> bool:
+        """Ask for the state, and say what is new of it. Returns whether all has ended."""
+        first = self.jobs[0]
+        try:
+            self.statuses = first.scheduler.statuses(self.label, first.cluster, first.run_dir)
+        except SlurmError as error:
+            if "Invalid job id" in error.found:
+                self.show(f"job {self.label}: Slurm does not know it any more.")
+                return True
+            if self.answers:
+                self.show(f"Slurm does not answer ({error.found}); the job goes on, trying again …")
+            self.answers = False
+            return False
+        if not self.answers:
+            self.show("Slurm answers again.")
+            self.answers = True
+        described = self._describe_array() if self.is_array else self._describe(self.statuses[0])
+        ended = all(status.ended for status in self.statuses)
+        if ended:
+            time.sleep(_LOG_POLL_S)  # for what is still on its way through the file system
+            self.show_logs(to_the_end=True)
+        if described != self.said:
+            self.show(described)
+            self.said = described
+        return ended
+
+    def show_logs(self, *, to_the_end: bool = False) -> None:
+        """Print what is new in a job's logs; of an array none, they would mix."""
+        if self.is_array:
+            return
+        for path in self.jobs[0].log_files():
+            with open(path, "rb") as file:
+                file.seek(self.read.get(path, 0))
+                text = file.read()
+            if not to_the_end:
+                text = text[: text.rfind(b"\n") + 1]  # the rest of a line comes with its end
+            self.read[path] = self.read.get(path, 0) + len(text)
+            prefix = "" if path.name in (File.JOB_LOG, File.TASK_LOG.format(0)) else f"[{path.stem}] "
+            for line in text.decode(errors="replace").splitlines():
+                self.show(prefix + line)
+
+    def outcome(self) -> int:
+        """Say which tasks of an array failed. Returns the exit status."""
+        if not self.statuses:
+            return 1
+        failed = [status for status in self.statuses if status.state != "COMPLETED"]
+        by_label = {job.id: job.run_dir for job in self.jobs}
+        for status in failed if self.is_array else ():
+            label = f"{self.label}_{status.array_task}"
+            self.show(f"job {label}: {status.state}, {_exit(status)}")
+            if label in by_label:  # several that never started are one record
+                self.show(f"  To resume: {run_dirs.resume_command(by_label[label])}")
+        if failed and not self.is_array:
+            self.show(f"Its logs: {self.jobs[0].run_dir}")
+            self.show(f"To resume: {run_dirs.resume_command(self.jobs[0].run_dir)}")
+        return max(_exit_status(status) for status in self.statuses)
+
+    def _describe(self, status: JobStatus) -> str:
+        text = f"job {self.label}: {status.state}"
+        if status.state == "PENDING":
+            reason = "" if status.reason == "None" else f" ({status.reason})"
+            start = f", expected to start at {status.expected_start}" if status.expected_start else ""
+            return text + reason + start
+        if status.ended:
+            text += f" after {status.elapsed}" if status.elapsed else ""
+            return text if status.state == "COMPLETED" else f"{text}, {_exit(status)}"
+        return text + (f", restart {status.restarts}" if status.restarts else "")
+
+    def _describe_array(self) -> str:
+        counts = Counter(status.state for status in self.statuses)
+        waiting = len(self.jobs) - sum(counts.values())  # those that wait are one record
+        if waiting > 0:
+            counts["PENDING"] += waiting
+        states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+        return f"array {self.label}: {states}"
+
+
+def _exit(status: JobStatus) -> str:
+    return f"ended by signal {status.signal}" if status.signal else f"exit status {status.exit_code}"
+
+
+def _exit_status(status: JobStatus) -> int:
+    if status.state == "COMPLETED":
+        return 0
+    return status.exit_code or (128 + status.signal if status.signal else 1)

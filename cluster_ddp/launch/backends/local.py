@@ -1,0 +1,89 @@
+"""Jobs on this machine: no queue, one job folder, submitit's local executor (see `local_supervisor`)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster_ddp.contract import File
+from cluster_ddp.launch.backends import Held, submit_env
+from cluster_ddp.slurm.commands import JobStatus
+
+# Waits for the run directory's path on stdin; then becomes the job's script, with the same process id.
+_WAITING = (
+    "IFS= read -r folder"
+    f' && exec bash "$folder/{File.LOCAL_SCRIPT}" "$folder" >>"$folder/{File.JOB_LOG}" 2>&1 </dev/null'
+)
+
+
+class ThisMachine:
+    """The machine that we are on. A job's id is its process id; it goes on when we end."""
+
+    script_name = File.LOCAL_SCRIPT
+
+    def hold(self, script: str, options: Sequence[str]) -> Held:
+        """Start a process that waits for its run directory."""
+        process = subprocess.Popen(
+            ["bash", "-c", _WAITING],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=submit_env.clean(os.environ),
+            start_new_session=True,
+        )
+        return Held(label=str(process.pid), process=process)
+
+    def release(self, held: Held, folder: Path, begin: str) -> None:
+        """Tell the process its run directory."""
+        held.process.stdin.write(os.fsencode(folder) + b"\n")
+        held.process.stdin.close()
+
+    def abandon(self, held: Held) -> None:
+        """End the waiting process."""
+        held.process.kill()
+        held.process.wait()
+
+    def cancel(self, label: str, cluster: str | None, folder: Path) -> None:
+        """End the job's processes."""
+        with contextlib.suppress(ProcessLookupError):
+            if _is_running(label, folder):
+                os.kill(int(label), signal.SIGTERM)
+
+    def statuses(self, label: str, cluster: str | None, folder: Path) -> list[JobStatus]:
+        """From what the job has left in its run directory, and from whether its process is there."""
+        running = _is_running(label, folder)  # before its outcome is looked for: it writes that, then ends
+        state, exit_code = "RUNNING", 0
+        try:
+            outcome = json.loads((folder / File.OUTCOME).read_text())
+            state, exit_code = str(outcome["state"]), int(outcome["exit_code"])
+        except FileNotFoundError:
+            if not running:
+                state, exit_code = "FAILED", 1  # before its tasks were started, or killed
+        return [
+            JobStatus(
+                job_id=int(label),
+                state=state,
+                reason="None",
+                exit_code=exit_code,
+                signal=0,
+                stdout=str(folder / File.JOB_LOG),
+            )
+        ]
+
+
+def _is_running(label: str, folder: Path) -> bool:
+    """Whether the process of that id is the job that has this run directory, not a later one with the same id."""
+    process = Path("/proc", label)
+    try:
+        state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+        command = (process / "cmdline").read_bytes()
+    except OSError:
+        return False
+    # While it becomes another program (exec), it has no command line for a moment, as one that has ended.
+    ours = not command or os.fsencode(folder) in command or _WAITING.encode() in command
+    return ours and state not in "ZX"

@@ -1,0 +1,191 @@
+"""What is checked before a job is submitted: what it names must be there, the cluster must have what it asks for."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from cluster_ddp.contract import Env
+from cluster_ddp.errors import SlurmError, SpecError
+from cluster_ddp.launch import grids
+from cluster_ddp.launch.backends import submit_env
+from cluster_ddp.launch.backends.slurm import Slurm
+from cluster_ddp.launch.checks import exposed_tokens, feasibility, performance_warnings
+from cluster_ddp.launch.checks.performance_warnings import Advice
+from cluster_ddp.launch.planning import Plan
+from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.slurm import commands, partitions
+
+_PYTHON = re.compile(r"python[\d.]*")
+_NO_MODULES = 99
+
+
+def check(plan: Plan, *, ask_cluster: bool) -> list[Advice]:
+    """Look for what would make the job fail or wait in vain.
+
+    Args:
+        plan: what is to be submitted.
+        ask_cluster: ask Slurm what it has; False to look at this machine only.
+
+    Returns:
+        Warnings, each with the code that silences it.
+
+    Raises:
+        SpecError: it can't work.
+    """
+    warnings = _environment(plan.spec) + exposed_tokens.advise(plan.spec)
+    if plan.function is None:
+        warnings += _command(plan.spec)
+    groups: list[partitions.NodeGroup] = []
+    requeue_default = None
+    on_slurm = isinstance(plan.scheduler, Slurm)
+    if ask_cluster and on_slurm:
+        try:
+            groups = partitions.read(cluster=_cluster(plan.spec))
+            config = commands.run(["scontrol", "show", "config"])
+            requeue_default = "JobRequeue              = 1" in config
+            _check_array_size(plan.spec, config)
+            warnings += [Advice("cluster", text) for text in feasibility.check(plan.spec, groups)]
+        except SlurmError as error:
+            warnings.append(Advice("cluster", f"Whether the cluster can run this was not asked: {error.found}"))
+    warnings += _resumed(plan)
+    for name, value in submit_env.ignored_options(os.environ).items():
+        say = "--run-dir for a new run directory, --resume for an earlier one" if name == Env.RUN_DIR else "an option"
+        text = f"{name}={value} in your environment is not used; say it with {say}, or in cluster.toml."
+        warnings.append(Advice("environment", text))
+    if on_slurm:
+        folders = [plan.run_dir or plan.runs_dir, Path.cwd()]
+        warnings += performance_warnings.advise(plan.spec, groups, folders=folders, requeue_default=requeue_default)
+    return warnings
+
+
+def _check_array_size(spec: JobSpec, config: str) -> None:
+    match = re.search(r"^MaxArraySize\s*=\s*(\d+)", config, re.MULTILINE)
+    if spec.array is None or match is None or grids.last(spec.array) < int(match[1]):
+        return
+    found = f"the highest number that this cluster takes is {int(match[1]) - 1} (MaxArraySize = {match[1]})."
+    raise SpecError(f"An array {spec.array}:", found, "submit several smaller arrays")
+
+
+def _resumed(plan: Plan) -> list[Advice]:
+    """What is likely not meant where a run is resumed."""
+    if plan.earlier is None or any(plan.earlier.run_dir.glob("checkpoints/*.pt")):
+        return []
+    text = f"There is no checkpoint in {plan.earlier.run_dir}: cluster_ddp's training begins anew there."
+    return [Advice("no-checkpoint", text)]
+
+
+def _cluster(spec: JobSpec) -> str | None:
+    options = (option.partition("=") for option in spec.sbatch_options)
+    return next((value for name, _, value in options if name == "--clusters"), None)
+
+
+def _environment(spec: JobSpec) -> list[Advice]:
+    if spec.venv is not None and not Path(spec.venv, "bin", "activate").is_file():
+        found = "there is no bin/activate in it."
+        raise SpecError(
+            f"Activating the virtual environment {spec.venv}:",
+            found,
+            f"python -m venv {spec.venv}, or name another with --venv",
+        )
+    if spec.container is not None and "://" not in spec.container and not Path(spec.container).exists():
+        raise SpecError(
+            f"Running in the container {spec.container}:", "there is no such file.", "apptainer pull makes one"
+        )
+    for bind in spec.container_binds:
+        if not Path(bind.split(":")[0]).exists():
+            raise SpecError(
+                f"Binding {bind} into the container:", "there is no such folder here.", "change --container-binds"
+            )
+    for overlay in spec.container_overlays:
+        if not Path(overlay).exists():
+            raise SpecError(f"Overlaying {overlay}:", "there is no such file here.", "change --container-overlays")
+    return _conda(spec.conda_env) + _modules(spec.modules)
+
+
+def _conda(name: str | None) -> list[Advice]:
+    if name is None:
+        return []
+    if shutil.which("conda") is None:
+        raise SpecError(
+            f"Activating the conda environment {name}:",
+            "there is no conda on the PATH.",
+            "load its module in your shell first, or use --venv",
+        )
+    listing = _words(["conda", "env", "list"])
+    known = {word for line in listing.splitlines() if not line.startswith("#") for word in line.split()} - {"*"}
+    if name in known or str(Path(name).expanduser().absolute()) in known or (Path(name) / "conda-meta").is_dir():
+        return []
+    raise SpecError(
+        f"Activating the conda environment {name}:",
+        f"conda env list shows: {', '.join(sorted(known)) or 'none'}.",
+        f"conda create --name {name} python",
+    )
+
+
+def _modules(modules: tuple[str, ...]) -> list[Advice]:
+    if not modules:
+        return []
+    load = f"type module >/dev/null 2>&1 || exit {_NO_MODULES}; module load {' '.join(modules)}"
+    try:
+        done = subprocess.run(
+            ["bash", "-lc", load], capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        return [Advice("modules", f"Whether the modules {' '.join(modules)} are there could not be seen within 30 s.")]
+    if done.returncode == _NO_MODULES:
+        return [
+            Advice(
+                "modules", "There is no module command here, so whether the nodes have these modules was not checked."
+            )
+        ]
+    # Environment Modules before 5 ends with 0, whatever happens.
+    if done.returncode != 0 or "unable to locate" in done.stderr.lower():
+        raise SpecError(
+            f"Loading the modules {' '.join(modules)}:", done.stderr.strip(), "see which there are: module avail"
+        )
+    return []
+
+
+def _command(spec: JobSpec) -> list[Advice]:
+    """Whether the command's program is there, and the script that it names."""
+    if spec.container is not None or spec.container_image is not None:
+        return []  # they are in there
+    program, *arguments = spec.command
+    path = os.pathsep.join([*([f"{spec.venv}/bin"] if spec.venv else []), os.environ.get("PATH", os.defpath)])
+    if shutil.which(program, path=path) is None:
+        asked, found = f"Running {program!r}:", "there is no such program here."
+        if spec.modules or spec.conda_env or spec.setup:
+            return [
+                Advice("command", f"{asked} {found} Do the modules, the conda environment or the setup lines bring it?")
+            ]
+        raise SpecError(asked, found, _program_hint(program))
+    script = arguments[0] if arguments else ""
+    if (
+        _PYTHON.fullmatch(Path(program).name)
+        and script.endswith(".py")
+        and "{" not in script
+        and not Path(script).is_file()
+    ):
+        raise SpecError(
+            f"Running {script!r}:", f"there is no such file in {Path.cwd()}.", "paths are relative to where you submit"
+        )
+    return []
+
+
+def _program_hint(program: str) -> str:
+    if program.endswith(".py"):
+        return f"-- python {program}"
+    if Path(program).is_file():
+        return f"make it executable (chmod +x), or name what runs it: -- bash {program}"
+    return "is it spelled as in your shell, and its environment active?"
+
+
+def _words(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SpecError(f"Running {' '.join(command)}:", str(error), "try it by hand") from error

@@ -1,0 +1,197 @@
+"""The command line of a submission: an option for each of JobSpec's fields, and those of the submission itself."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cluster_ddp.errors import SpecError, nearest
+from cluster_ddp.launch.checks.performance_warnings import Advice
+from cluster_ddp.launch.spec import JobSpec
+
+# How sbatch's users say it -> how it is said here.
+_HABITS = {
+    "-N": "--nodes",
+    "-n": "--nodes and --gpus-per-node",
+    "-G": "--nodes and --gpus-per-node",
+    "--gpus": "--nodes and --gpus-per-node",
+    "--gpus-per-task": "--gpus-per-node",
+    "--gres": "--gpus-per-node and --gpu-type",
+    "-c": "--cpus-per-task",
+    "--cpus-per-gpu": "--cpus-per-task",
+    "-p": "--partition",
+    "-A": "--account",
+    "-q": "--qos",
+    "-t": "--time",
+    "-C": "--constraint",
+    "-J": "--name",
+    "--job-name": "--name",
+    "-a": "--array",
+    "-d": "--after",
+    "--dependency": "--after",
+    "-o": "not needed: logs are in the run directory",
+    "--output": "not needed: logs are in the run directory",
+}
+
+
+def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Our options, and the command that follows the first "--"; None where there is no "--"."""
+    words = list(argv)
+    if "--" not in words:
+        return words, None
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def parser(program: str, description: str, *, with_texts: bool) -> argparse.ArgumentParser:
+    """The parser. An option that is not given is None, or False for a flag.
+
+    Args:
+        program: how it is called.
+        description: for --help.
+        with_texts: read the fields' docstrings for --help, which takes some milliseconds.
+    """
+    top = _Parser(
+        prog=program,
+        usage="%(prog)s [OPTIONS] [OPTIONS OF THE REFERENCE JOB | -- COMMAND …]",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    texts = _field_texts() if with_texts else {}
+    job = top.add_argument_group("the job (each also a key of cluster.toml)")
+    for field in dataclasses.fields(JobSpec):
+        if field.name not in ("command", "description", "grid", "array"):
+            _add(job, field, texts.get(field.name, ""))
+    array = "task numbers such as 0-7%%4, or a grid: KEY=VALUES …, with {KEY} in the command"
+    job.add_argument("--array", nargs="+", metavar="KEY=VALUES", help=array)
+    how = top.add_argument_group("submitting it")
+    how.add_argument("--backend", metavar="NAME", help="submitit (default), sbatch, or local: on this machine")
+    how.add_argument("--runs-dir", metavar="PATH", help="folder of the run directories (default: runs)")
+    where = how.add_mutually_exclusive_group()
+    where.add_argument("--run-dir", metavar="PATH", help="the new run directory (default: RUNS_DIR/<name>-<job id>)")
+    resume = "submit a job again that has ended, in its run directory, with what is given here changed"
+    where.add_argument("--resume", metavar="JOB|RUN_DIR", help=resume)
+    how.add_argument("--profile", metavar="NAME", help="use the profile [NAME] of cluster.toml")
+    how.add_argument("--accept", action="extend", nargs="+", metavar="CODE", help="silence these warnings")
+    for flag, text in (
+        ("snapshot", "run a copy of the code, as it is now"),
+        ("no-check", "don't look first whether the job can run"),
+        ("watch", "follow the job to its end; its exit status is ours"),
+        ("dry-run", "print what would be submitted, and submit nothing"),
+        ("test-only", "ask the scheduler when it would start, and submit nothing"),
+        ("show-config", "print the settings and where each comes from"),
+    ):
+        how.add_argument(f"--{flag}", action="store_true", help=text)
+    for habit in ("--ntasks", "--ntasks-per-node"):
+        how.add_argument(habit, type=int, help=argparse.SUPPRESS)
+    return top
+
+
+def refuse(rest: Sequence[str], legal: argparse.ArgumentParser, program: str) -> None:
+    """Nothing unknown may stand before the two dashes of a command of the user's own.
+
+    Raises:
+        SpecError: something does; with the nearest option.
+    """
+    if not rest:
+        return
+    refuse_habits(rest)
+    option = rest[0].partition("=")[0]
+    names = [name for action in legal._actions for name in action.option_strings]
+    hint = f"options of the command stand after the --; ours: {program} --help"
+    raise SpecError(f"Submitting with {option}:", f"there is no such option.{nearest(option, names)}", hint)
+
+
+def refuse_habits(rest: Sequence[str]) -> None:
+    """sbatch's own options are said otherwise here.
+
+    Raises:
+        SpecError: one is used; it says how.
+    """
+    for word in rest:
+        option = word.partition("=")[0]
+        if option in _HABITS:
+            raise SpecError(f"Submitting with {option}:", "that is sbatch's option.", f"here it is {_HABITS[option]}")
+
+
+def tasks_advice(said: Mapping[str, int | None], nodes: int, gpus_per_node: int) -> list[Advice]:
+    """Tasks follow from GPUs; who says them all the same must say the same.
+
+    Args:
+        said: "ntasks" and "ntasks_per_node", None where not said.
+        nodes: number of nodes.
+        gpus_per_node: GPUs on each.
+
+    Raises:
+        SpecError: they don't match the GPUs.
+    """
+    advice = []
+    for name, needed in (("ntasks", nodes * gpus_per_node), ("ntasks_per_node", gpus_per_node)):
+        asked, option = said[name], "--" + name.replace("_", "-")
+        if asked is not None and asked != needed:
+            found = f"one task drives one GPU: {nodes} nodes x {gpus_per_node} GPUs are {option} {needed}."
+            hint = f"leave {option} out; say --nodes and --gpus-per-node"
+            raise SpecError(f"Submitting with {option} {asked}:", found, hint)
+        if asked is not None:
+            text = f"{option} is not needed: one task drives one GPU, so the tasks follow from the GPUs; leave it out."
+            advice.append(Advice("ntasks", text))
+    return advice
+
+
+def job_name(command: Sequence[str]) -> str:
+    """A name for a job from what it runs: the script's, the module's, or the program's."""
+    program, *rest = command or ["job"]
+    name = Path(program).stem
+    if name.startswith("python"):
+        name = next((word.removesuffix(".py") for word in rest if not word.startswith("-")), name)
+    return re.sub(r"[^\w.+@=-]", "_", Path(name).name)[:128].lstrip("-") or "job"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SpecError("Reading the command line:", f"{message}.", f"{self.prog} --help")
+
+
+def _add(group: Any, field: dataclasses.Field[Any], text: str) -> None:
+    name, text, kind = "--" + field.name.replace("_", "-"), text.replace("%", "%%"), str(field.type)
+    if kind.startswith("bool"):
+        group.add_argument(name, action=argparse.BooleanOptionalAction, default=None, help=text)
+    elif kind.startswith("tuple"):
+        group.add_argument(name, action="extend", nargs="+", metavar="TEXT", help=text)
+    elif kind.startswith("int"):
+        group.add_argument(name, type=int, metavar="N", help=text)
+    else:
+        group.add_argument(name, metavar="TEXT", help=text)
+
+
+def _field_texts() -> dict[str, str]:
+    """The docstrings under JobSpec's fields."""
+    import ast
+    import inspect
+
+    (definition,) = ast.parse(inspect.getsource(JobSpec)).body
+    assert isinstance(definition, ast.ClassDef)
+    texts = {}
+    for before, after in zip(definition.body, definition.body[1:]):
+        if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(after, ast.Expr):
+            assert isinstance(after.value, ast.Constant)
+            texts[before.target.id] = " ".join(str(after.value.value).split())
+    return texts
+
+
+def as_words(command: Sequence[str]) -> tuple[str, ...]:
+    """A command from Python.
+
+    Raises:
+        SpecError: it is one text, not its words.
+    """
+    if isinstance(command, str):
+        found = "it is one text, which no shell will split."
+        raise SpecError(f"Submitting the command {command!r}:", found, f"give its words: {shlex.split(command)}")
+    return tuple(command)

@@ -1,0 +1,208 @@
+"""The run directories of a submission: runs/<name>-<job id>, and runs/latest, which points at the last one.
+
+    runs/fit-12/            spec.json   what was asked for, by whom, when and where
+                            job.sbatch  the script (job.sh on this machine); 12_submitted.pkl where a function runs
+                            code/       with --snapshot
+                            job.log     what the batch script printed, and Slurm about it
+                            task-0.log  what task 0 printed, and so on
+                            ended.json  how a job on this machine ended
+                            metrics.jsonl, run.json  of a run of cluster_ddp's
+
+An array has such a folder for the whole (script, snapshot) and one for each task: runs/fit-12_0, runs/fit-12_1 …
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import stat
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster_ddp.contract import LATEST, File
+from cluster_ddp.errors import RunDirError
+from cluster_ddp.files import make_dir, open_own
+from cluster_ddp.launch.spec import JobSpec
+
+RESUME = "python -m cluster_ddp.submit --resume"
+"""Followed by a run directory, what resumes it."""
+
+
+def resume_command(run_dir: Path) -> str:
+    """What resumes a run, as a line for a shell."""
+    return f"{RESUME} {shlex.quote(str(run_dir))}"
+
+
+def prefix(runs_dir: Path, spec: JobSpec) -> str:
+    """The path of the job's run directories up to the job's id."""
+    return f"{runs_dir}/{spec.name}-"
+
+
+def prepare(runs_dir: Path, run_dir: Path | None = None) -> Path | None:
+    """Make the folder of all runs, and see that it can be written.
+
+    Args:
+        runs_dir: the folder.
+        run_dir: the run directory, where it was chosen.
+
+    Returns:
+        The topmost folder that had to be made for it; None if all were there.
+
+    Raises:
+        RunDirError: it can't be made or written, or has a name that Slurm would change.
+    """
+    if any(not character.isprintable() or character in "%\\" for character in str(run_dir or runs_dir)):
+        found = "Slurm takes '%' and '\\' in a path for its own, and it can hold no control characters"
+        raise _error(run_dir or runs_dir, found)
+    missing = [folder for folder in (runs_dir, *runs_dir.parents) if not folder.exists()]
+    try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _error(runs_dir, error.strerror or str(error)) from error
+    if not os.access(runs_dir, os.W_OK | os.X_OK):
+        raise _error(runs_dir, "permission denied")
+    return missing[-1] if missing else None
+
+
+def create(path: Path, *, shared: bool) -> None:
+    """Make a run directory, which only its owner may enter, or read its group where it is shared.
+
+    Raises:
+        RunDirError: it is there already, or can't be made.
+    """
+    try:
+        make_dir(path, shared=shared)
+    except FileExistsError as error:
+        found = "it is there already: a job of another cluster, or of an earlier time, had the same name and id."
+        raise RunDirError(f"Making the run directory {path}:", found, "choose another --name or --runs-dir") from error
+    except OSError as error:
+        raise _error(path, error.strerror or str(error)) from error
+
+
+def fill(path: Path, files: Mapping[str, bytes], *, shared: bool) -> None:
+    """Write a job's files. They are not fsynced: an array has thousands, and the job is released after them.
+
+    Raises:
+        RunDirError: one is there already, or can't be written.
+    """
+    try:
+        for name, content in files.items():
+            with open(open_own(path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, shared=shared), "wb") as file:
+                file.write(content)
+    except OSError as error:
+        raise _error(path, error.strerror or str(error)) from error
+
+
+def description(
+    spec: Mapping[str, Any],
+    *,
+    label: str,
+    backend: str,
+    cluster: str | None,
+    code: str | None,
+    values: Mapping[str, str],
+) -> bytes:
+    """The content of spec.json.
+
+    Args:
+        spec: the fields of this job's specification; an array's task is a job of its own here.
+        label: the job as squeue shows it, 12 or 12_3.
+        backend: what submitted it.
+        cluster: which cluster has it, where there are several.
+        code: the snapshot that it runs in, relative to the run directory.
+        values: this array task's values of the grid.
+    """
+    record = {
+        "job": label,
+        "backend": backend,
+        "cluster": cluster,
+        "code": code,
+        "command": list(spec["command"]),
+        "values": dict(values),
+        "submitted": time.time(),
+        "folder": str(Path.cwd()),
+        "spec": dict(spec),
+    }
+    return json.dumps(record, indent=2).encode() + b"\n"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What `description` wrote into a run directory.
+
+    Raises:
+        RunDirError: there is none, or it is damaged.
+    """
+    try:
+        record = json.loads((path / File.SPEC).read_text())
+        label, cluster, spec = str(record["job"]), record.get("cluster"), dict(record["spec"])
+        if not (re.fullmatch(r"\d{1,12}(_\d{1,12})?", label) and isinstance(spec["name"], str)):
+            raise ValueError("it has no job id or no name")
+        if not (cluster is None or isinstance(cluster, str)):
+            raise ValueError("its cluster is no name")
+        return {**record, "job": label, "cluster": cluster, "spec": spec, "submitted": float(record["submitted"])}
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        found = f"{File.SPEC} can't be read: {error}."
+        raise RunDirError(
+            f"Looking at the run directory {path}:", found, "name a folder that a submission has made"
+        ) from error
+
+
+def refuse_others(path: Path) -> None:
+    """See that nobody else can have written a file whose content will be run.
+
+    Raises:
+        RunDirError: it is missing, another user's, or others may write it or its folder.
+    """
+    asked = f"Using {path}:"
+    try:
+        file, folder = path.lstat(), path.parent.stat()
+    except OSError as error:
+        raise RunDirError(asked, f"{error.strerror}.", "is this the run directory of a job of yours?") from error
+    owners = {one.st_uid for one in (file, folder)} - {os.geteuid()}
+    if owners or not stat.S_ISREG(file.st_mode):
+        found = f"it belongs to user {owners.pop()}" if owners else "it is no plain file"
+        raise RunDirError(asked, f"{found}; what is in it would run as you.", "use what you have submitted yourself")
+    others = stat.S_IWGRP | stat.S_IWOTH
+    can_enter = folder.st_mode & (stat.S_IXGRP | stat.S_IXOTH)
+    if folder.st_mode & others or (can_enter and file.st_mode & others):
+        found = "others may write it; what is in it would run as you."
+        hint = f"see that it is as you left it, then: chmod -R go-w {shlex.quote(str(path.parent))}"
+        raise RunDirError(asked, found, hint)
+
+
+def point_latest(path: Path) -> None:
+    """Let runs/latest point at a run directory. What else has that name, or is another user's link, stays."""
+    latest = path.parent / LATEST
+    if latest.exists() and not latest.is_symlink():
+        return
+    temporary = path.parent / f".{LATEST}.{path.name}.tmp"
+    try:
+        temporary.symlink_to(path.name)
+        temporary.replace(latest)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # the job is submitted: that counts
+
+
+def remove(paths: Sequence[Path], made: Path | None) -> None:
+    """Take back run directories, and the folders above them that `prepare` made, as far as nothing else is in them."""
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
+    if made is not None:
+        for folder, _, _ in sorted(os.walk(made), reverse=True):
+            try:
+                Path(folder).rmdir()
+            except OSError:
+                break
+
+
+def _error(path: Path, found: str) -> RunDirError:
+    return RunDirError(
+        f"Writing run directories into {path}:",
+        f"{found}.",
+        "choose another folder: --runs-dir PATH",
+    )

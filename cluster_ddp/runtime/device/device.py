@@ -1,0 +1,121 @@
+"""Which device a rank drives, and with how many threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import torch
+
+from cluster_ddp.contract import Env
+from cluster_ddp.errors import DeviceError
+from cluster_ddp.runtime.device import cpu_affinity, visible_gpus
+from cluster_ddp.runtime.device.malloc import tune_malloc
+from cluster_ddp.slurm.topology import Topology
+
+# cuBLAS' own condition for the same bits in every run; read when it is first used.
+_CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def set_up(topology: Topology, *, cuda: bool, deterministic: bool) -> torch.device:
+    """Make this process ready for its device, before it is used and before the ranks' communicator is made.
+
+    Args:
+        topology: the rank's place.
+        cuda: use a GPU if this process sees one.
+        deterministic: see `distributed`.
+
+    Raises:
+        DeviceError: GPUs don't match the ranks, or Slurm gave some and torch sees none.
+    """
+    if deterministic:
+        os.environ.setdefault(*_CUBLAS_WORKSPACE)
+        torch.use_deterministic_algorithms(True)
+    device = torch.device(_choose_visible(topology) if cuda else "cpu")
+    if device.type == "cuda":
+        _start(device)
+        if topology.cpus_per_task is not None:
+            cpu_affinity.bind(device, topology.cpus_per_task, told=topology.rank == 0)
+    else:
+        tune_malloc(os.environ)
+        if (threads := cpu_threads(topology, os.environ)) is not None:
+            torch.set_num_threads(threads)
+    return device
+
+
+def _start(device: torch.device) -> None:
+    """Make it the current device, which starts CUDA. (NVML counts GPUs for a driver that is too old, too.)"""
+    try:
+        torch.cuda.set_device(device)
+    except RuntimeError as error:
+        raise DeviceError(
+            f"Starting {device} with torch {torch.__version__}:",
+            f"{str(error).splitlines()[0]} ({_shown(os.environ)})",
+            "is the driver too old for this torch, or the GPU in use or sick? Look there: nvidia-smi",
+        ) from error
+
+
+def _choose_visible(topology: Topology) -> str:
+    if torch.version.hip is not None:
+        os.environ.update(visible_gpus.counted_once(os.environ))
+    if instance := visible_gpus.own(os.environ, topology.local_rank):
+        os.environ.update(instance)
+    count = torch.cuda.device_count()
+    if count == 0 and topology.gpus_on_node and not os.environ.get(Env.DUMMY_GPUS):
+        raise DeviceError(
+            f"Computing on one of the {topology.gpus_on_node} GPUs that Slurm gave on this node:",
+            f"torch {torch.__version__} sees none ({_shown(os.environ)}).",
+            "is it a build for this driver? Compare: nvidia-smi; python -m torch.utils.collect_env. "
+            "To compute on the CPU all the same: --no-cuda, or distributed(cuda=False)",
+        )
+    return "cuda:0" if instance and count else choose(topology, count, os.environ)
+
+
+def choose(topology: Topology, visible_gpus: int, env: Mapping[str, str]) -> str:
+    """The device of a rank, as torch names it.
+
+    Args:
+        topology: the rank's place.
+        visible_gpus: how many GPUs torch sees in this process.
+        env: the environment, for the error alone.
+
+    Returns:
+        "cpu" where no GPU is visible; "cuda:0" where one is (tasks bound one to one, as with --gpus-per-task);
+        else "cuda:<local_rank>".
+
+    Raises:
+        DeviceError: fewer GPUs visible than ranks on this node.
+    """
+    if visible_gpus == 0:
+        return "cpu"
+    bound_one_to_one = visible_gpus == 1 and (
+        topology.local_world_size in (None, 1) or topology.gpus_on_node == topology.local_world_size
+    )
+    if bound_one_to_one:
+        return "cuda:0"
+    if topology.local_rank < visible_gpus:
+        return f"cuda:{topology.local_rank}"
+    raise DeviceError(
+        f"Giving local rank {topology.local_rank} a GPU of its own:",
+        f"{visible_gpus} visible to this process ({_shown(env)}).",
+        "ask for as many GPUs as tasks on each node: --ntasks-per-node=N --gres=gpu:N",
+    )
+
+
+def _shown(env: Mapping[str, str]) -> str:
+    names = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_LOCALID")
+    set_too = [name for name in visible_gpus.NAMES[1:] if name in env]
+    return ", ".join(f"{name}={env.get(name, 'unset')}" for name in (*names, *set_too))
+
+
+def cpu_threads(topology: Topology, env: Mapping[str, str]) -> int | None:
+    """Threads for torch on the CPU; None where OMP_NUM_THREADS is set, which torch follows by itself."""
+    return None if env.get("OMP_NUM_THREADS") else cpus(topology)
+
+
+def cpus(topology: Topology) -> int:
+    """The CPUs of a rank, and never more than it may run on: 1 or more."""
+    usable = len(os.sched_getaffinity(0))
+    if topology.cpus_per_task is not None:
+        return min(topology.cpus_per_task, usable)
+    return max(1, usable // (topology.local_world_size or 1))

@@ -1,0 +1,92 @@
+"""Who is there: what the ranks leave in the store about themselves, read without asking for each rank alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from cluster_ddp.slurm.topology import Topology
+
+# The store's server reads a request anew with each 4 KiB of it that come (torch 2.15), so that the time for one over
+# all ranks would grow with their square; over 131,072 keys it refuses.
+_KEYS_AT_ONCE = 1024
+_NAMED_AT_MOST = 8
+
+
+def arrival(rank: int) -> str:
+    """Under which key of the store a rank has left the name of its host, and what it computes on ("node1 cuda")."""
+    return f"arrived/{rank}"
+
+
+def batches(keys: Sequence[str]) -> list[Sequence[str]]:
+    """The keys in pieces that the store takes in one request."""
+    return [keys[start : start + _KEYS_AT_ONCE] for start in range(0, len(keys), _KEYS_AT_ONCE)]
+
+
+def unset(store: dist.Store, keys: Sequence[str]) -> list[str]:
+    """Which of the keys the store does not have: some 2·log2(keys) questions for each of them, not one for each key."""
+    if len(keys) > _KEYS_AT_ONCE:
+        return [key for batch in batches(keys) for key in unset(store, batch)]
+    if not keys or store.check(list(keys)):
+        return []
+    if len(keys) == 1:
+        return list(keys)
+    middle = len(keys) // 2
+    return [*unset(store, keys[:middle]), *unset(store, keys[middle:])]
+
+
+def hosts(store: dist.Store, ranks: Sequence[int]) -> list[str]:
+    """The names of the hosts of ranks that have arrived."""
+    return [host for host, _ in arrivals(store, ranks)]
+
+
+def arrivals(store: dist.Store, ranks: Sequence[int]) -> list[tuple[str, str]]:
+    """Of ranks that have arrived: the name of the host, and the kind of device."""
+    values = [value for batch in batches([*map(arrival, ranks)]) for value in store.multi_get(list(batch))]
+    parts = [value.decode().partition(" ") for value in values]
+    return [(host, device_type) for host, _, device_type in parts]
+
+
+def odd_devices(arrived: Sequence[tuple[str, str]]) -> str | None:
+    """Which ranks compute on something else than most, in words; None where all are alike.
+
+    Args:
+        arrived: of all ranks, in their order: the name of the host, and the kind of device.
+    """
+    kinds = Counter(device_type for _, device_type in arrived)
+    if len(kinds) < 2:
+        return None
+    most, count = max(kinds.items(), key=lambda kind: (kind[1], kind[0]))
+    odd = [f"rank {rank} on {host}: {kind}" for rank, (host, kind) in enumerate(arrived) if kind != most]
+    more = f", and {len(odd) - _NAMED_AT_MOST} more" if len(odd) > _NAMED_AT_MOST else ""
+    return f"{'; '.join(odd[:_NAMED_AT_MOST])}{more}. The other {count}: {most}."
+
+
+def missing_by_node(topology: Topology, arrived: dict[int, str]) -> list[str]:
+    """The ranks that have not arrived, with their nodes where those are certain: ["6", "7 (node4)"].
+
+    They are certain where only one node lacks ranks, or where those that arrived stand as block distribution would have
+    them.
+
+    Args:
+        topology: of any rank.
+        arrived: rank -> name of its host.
+    """
+    absent = [rank for rank in range(topology.world_size) if rank not in arrived]
+    places = [n for n, count in zip(topology.nodes, topology.tasks_per_node) for _ in range(count)]
+    if len(places) != topology.world_size:
+        return [str(rank) for rank in absent]
+    here = Counter(host.split(".")[0] for host in arrived.values())
+    short = [node for node, count in zip(topology.nodes, topology.tasks_per_node) if here[node.split(".")[0]] < count]
+    if len(short) == 1:
+        home = dict.fromkeys(absent, short[0])
+    elif all(host.split(".")[0] == places[rank].split(".")[0] for rank, host in arrived.items()):
+        home = {rank: places[rank] for rank in absent}
+    else:
+        return [*map(str, absent[:-1]), f"{absent[-1]} (on {', '.join(short)})"]
+    last_of_node = {node: rank for rank, node in home.items()}
+    return [f"{rank} ({home[rank]})" if last_of_node[home[rank]] == rank else str(rank) for rank in absent]

@@ -1,0 +1,143 @@
+"""One run at a time in a run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import shlex
+import socket
+import stat
+import time
+from pathlib import Path
+
+from cluster_ddp.errors import RunDirError
+from cluster_ddp.files import is_at, open_own
+from cluster_ddp.slurm.topology import Topology
+
+log = logging.getLogger("cluster_ddp")
+
+PATIENCE_S = 240.0
+"""How long a job that was started again waits for its former self to end."""
+
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+class RunLock:
+    """A lock on a run directory, held until the process ends, however it ends.
+
+    A POSIX lock (fcntl(2)), which NFS and, mounted with flock, Lustre keep across nodes. Where the file system has
+    none, that is said, and the run goes on without.
+
+    Args:
+        path: of the lock file, which tells who holds it.
+        topology: of the process that wants it.
+
+    Raises:
+        RunDirError: another job holds it, or the former run of this job does not end.
+        OSError: the file can't be written.
+    """
+
+    def __init__(self, path: Path, topology: Topology) -> None:
+        self._path, self._topology = path, topology
+        self._file = self._open()
+        deadline, told = time.monotonic() + PATIENCE_S, False
+        while not self._locked():
+            owner = self._owner()
+            same_job = topology.job_id is not None and owner.get("job") == topology.job_label
+            if not same_job or time.monotonic() > deadline:
+                os.close(self._file)
+                raise _in_use(path, owner, same_job)
+            if not told:
+                told = True
+                log.warning("Waiting for the former run of this job to end: %s.", _who(owner))
+            time.sleep(0.5)
+        self._sign()
+
+    def keep(self) -> None:
+        """See that others find this lock; where its file was removed or replaced, take it again.
+
+        Raises:
+            RunDirError: another job has taken it.
+            OSError: the file can't be written.
+        """
+        if is_at(self._file, self._path):
+            return
+        log.warning("%s was removed or replaced while this run held it; it is locked again.", self._path)
+        os.close(self._file)
+        self._file = self._open()
+        if not self._locked():
+            raise _taken(self._path, self._owner())
+        self._sign()
+
+    def _open(self) -> int:
+        """The lock's file; whoever may read it could lock it."""
+        descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT, shared=False)
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o077:
+            with contextlib.suppress(OSError):  # some file systems have one mode for all files
+                os.fchmod(descriptor, 0o600)
+        return descriptor  # to close any descriptor of the file would end the lock
+
+    def _sign(self) -> None:
+        owner = {
+            "job": self._topology.job_label,
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+            "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, json.dumps(owner).encode() + b"\n", 0)
+
+    def _locked(self) -> bool:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _UNSUPPORTED:
+                path = self._path
+                log.warning("No locks on the file system of %s: two runs there at once would not be noticed.", path)
+                return True
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            raise
+        return True
+
+    def _owner(self) -> dict[str, object]:
+        with contextlib.suppress(ValueError):
+            owner = json.loads(os.pread(self._file, 4096, 0))
+            if isinstance(owner, dict):
+                return owner
+        return {}
+
+
+def _who(owner: dict[str, object]) -> str:
+    job = f"job {owner['job']}" if owner.get("job") else "a run"
+    return f"{job} (process {owner.get('process', '?')} on {owner.get('host', '?')}, since {owner.get('since', '?')})"
+
+
+def _taken(lock: Path, owner: dict[str, object]) -> RunDirError:
+    return RunDirError(
+        f"Writing to the run directory {lock.parent}:",
+        f"{lock.name} was removed or replaced, and {_who(owner)} is using the run directory now. This run ends: "
+        "two at once would spoil each other's files.",
+        "to run both, give each a run directory of its own: --run-dir PATH",
+    )
+
+
+def _in_use(lock: Path, owner: dict[str, object], same_job: bool) -> RunDirError:
+    job = owner.get("job")
+    end_it = f"end it first (scancel {job})" if job else "end it first"
+    if same_job:
+        found = f"{_who(owner)}, the former run of this job, is still using it after {PATIENCE_S:g} s."
+        return RunDirError(
+            f"Using the run directory {lock.parent}:",
+            found,
+            f"where its node is gone for good: rm {shlex.quote(str(lock))}",
+        )
+    return RunDirError(
+        f"Using the run directory {lock.parent}:",
+        f"{_who(owner)} is using it.",
+        f"give this run a folder of its own (--run-dir PATH), or {end_it}",
+    )

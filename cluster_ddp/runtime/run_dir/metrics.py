@@ -1,0 +1,179 @@
+"""metrics.jsonl, a record a line, written in the background: no full disk and none that hangs stops a training."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import os
+import threading
+from pathlib import Path
+
+from cluster_ddp.errors import RunDirError
+from cluster_ddp.files import atomic_write, is_at, open_own, sync_folder
+from cluster_ddp.runtime.failure import hard_exit
+from cluster_ddp.runtime.run_dir.background_writer import BackgroundWriter
+
+log = logging.getLogger("cluster_ddp")
+
+_MAX_WAITING_BYTES = 256 << 20  # about a million records
+_BLOCK_BYTES = 1 << 20
+
+
+class MetricsFile:
+    """A file that grows by whole lines, in the order in which they come.
+
+    What an earlier run has left is set aside with the first record, or continued after `continue_at`.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: int | None = None
+        self._written = 0  # bytes of the file
+        self._waiting = bytearray()  # what follows them
+        self._failure: str | None = None
+        self._is_begun = False  # a write that will take what is waiting
+        self._count, self._io = threading.Lock(), threading.Lock()  # of the counts above; of the file
+        self._writer = BackgroundWriter("metrics")
+        hard_exit.before(self._writer.wait)
+
+    @property
+    def size(self) -> int:
+        """The file's size in bytes with all records so far."""
+        with self._count:
+            return self._written + len(self._waiting)
+
+    def append(self, line: bytes) -> None:
+        """Let a line be written.
+
+        Raises:
+            RunDirError: too much is waiting already.
+        """
+        with self._count:
+            if len(self._waiting) > _MAX_WAITING_BYTES:
+                found = f"{len(self._waiting)} bytes wait to be written: {self._failure or 'its file system hangs'}."
+                raise RunDirError(f"Recording more in {self.path}:", found, "see the errors above; df -h, quota")
+            self._waiting += line
+        self.begin_write()
+        self._writer.tell_if_slow()
+
+    def begin_write(self) -> None:
+        """Let what is waiting be written; before the first record, what an earlier run has left is set aside."""
+        with self._count:
+            is_begun, self._is_begun = self._is_begun, True
+        if not is_begun:
+            self._writer.begin(self.path, self._write)
+
+    def continue_at(self, size: int) -> None:
+        """Continue after the first `size` bytes: what follows them will be recorded anew.
+
+        Raises:
+            OSError: the file can't be written.
+        """
+        with self._io:
+            self._file = self._open()
+            found = os.fstat(self._file).st_size
+            if found < size:
+                log.warning("%s has lost the last %d bytes before the checkpoint.", self.path, size - found)
+                size = os.pread(self._file, found, 0).rfind(b"\n") + 1  # whole lines
+            os.ftruncate(self._file, size)
+            self._written = size
+
+    def sync(self) -> None:
+        """Write all that is waiting, and let it outlive the machine; make the file again where it is gone.
+
+        Raises:
+            OSError: the disk is full, say.
+        """
+        with self._io:
+            self._put_back()
+            self._write_waiting()
+            if self._file is not None:
+                os.fsync(self._file)
+                sync_folder(self.path.parent)
+
+    def finish(self, timeout_s: float) -> str | None:
+        """Write what is left.
+
+        Args:
+            timeout_s: seconds to wait for it.
+
+        Returns:
+            What is not on disk by then, in words; None if all is.
+        """
+        self.begin_write()
+        if not self._writer.wait(timeout_s):
+            return f"still being written: {self._writer.at_work()}"
+        with self._count:
+            records = self._waiting.count(b"\n")
+        return f"{self.path} lacks its last {records} records: {self._failure}" if records else None
+
+    def is_stuck(self) -> bool:
+        """Whether a write takes so long that it is given up."""
+        return self._writer.is_stuck()
+
+    def _write(self) -> None:
+        with self._count:
+            self._is_begun = False  # what comes from here on needs another
+        try:
+            with self._io:
+                self._write_waiting()
+            self._failure = None
+        except OSError as error:
+            if self._failure is None:
+                log.error("Writing to %s failed: %s. Training goes on; tried again.", self.path, error.strerror)
+            self._failure = error.strerror or str(error)
+
+    def _write_waiting(self) -> None:
+        self._open_anew()
+        assert self._file is not None
+        while self._waiting:
+            written = os.pwrite(self._file, self._waiting[:_BLOCK_BYTES], self._written)
+            with self._count:
+                self._written += written
+                del self._waiting[:written]
+
+    def _open_anew(self) -> None:
+        if self._file is None:
+            set_aside(self.path)
+            self._file = self._open()
+
+    def _open(self) -> int:
+        return open_own(self.path, os.O_RDWR | os.O_CREAT)
+
+    def _put_back(self) -> None:
+        """Where the file was removed or replaced, make it again of the one that is still open."""
+        if self._file is None or is_at(self._file, self.path):
+            return
+        log.warning("%s was removed or replaced while this run wrote to it; it is made again.", self.path)
+        set_aside(self.path)
+        try:
+            self._copy(self._file)
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            os.close(self._file)  # on NFS, what another node has removed can't be read
+            with self._count:
+                self._file, self._written = None, 0
+            raise OSError(error.errno, f"the records before are lost: {error.strerror}") from error
+
+    def _copy(self, old: int) -> None:
+        with atomic_write(self.path) as file:
+            while block := os.pread(old, min(_BLOCK_BYTES, self._written - file.tell()), file.tell()):
+                file.write(block)
+        self._file = self._open()
+        os.close(old)
+
+
+def set_aside(path: Path) -> None:
+    """Rename another run's file or folder, if there is one, to name.1, name.2 … before its extension."""
+    if not path.exists() or (path.is_file() and path.stat().st_size == 0):
+        return
+    numbers = itertools.count(1)
+    others = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in numbers)
+    other = next(other for other in others if not other.exists())
+    log.info("%s was there already: it is now %s.", path, other.name)
+    path.rename(other)

@@ -1,0 +1,204 @@
+"""How far submitted jobs are: run directories as a submission makes them, Slurm as a stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from stand_ins import FakeSlurm, fake_slurm
+
+from cluster_ddp import status
+from cluster_ddp.launch import planning, submission
+from cluster_ddp.launch.spec import JobSpec
+
+__all__ = ["fake_slurm"]
+
+
+def record(job: int, state: str = "RUNNING", *, reason: str = "None", restarts: int = 0, task: str = "N/A") -> str:
+    """A line of squeue's (22.05): columns side by side."""
+    return f"{job:<12}{task:<64}{state:<20}{restarts:<10}{'1:30':<20}{reason:<200}"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_slurm: FakeSlurm) -> Path:
+    path = tmp_path / "it's a folder"
+    path.mkdir()
+    monkeypatch.chdir(path)
+    return path
+
+
+def submit(name: str = "fit", **fields) -> Path:
+    spec = JobSpec(name=name, command=("true",), **fields)
+    return submission.submit(planning.plan(spec, backend="sbatch"))[0].run_dir
+
+
+def rows(capsys: pytest.CaptureFixture[str], *argv: str) -> list[list[str]]:
+    assert status.main(argv) == 0
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "EPOCH", "ACCURACY", "SAMPLES/S"]
+    return [line.split() for line in lines if not line.startswith("To resume job ")]
+
+
+def slurm_says(fake_slurm: FakeSlurm, *records: str) -> None:
+    fake_slurm.command("squeue", "cat <<'X'\n" + "\n".join(records) + "\nX")
+
+
+def test_the_last_figures_are_shown(capsys, fake_slurm: FakeSlurm) -> None:
+    lines = [
+        {"kind": "train", "epoch": 1, "samples_per_s": 10.0},
+        {"kind": "test", "epoch": 1, "accuracy": 0.5},
+        {"kind": "train", "epoch": 2, "samples_per_s": 1234.4},
+        {"kind": "test", "epoch": 2, "accuracy": 0.98765},
+        {"kind": "train", "epoch": 3, "samples_per_s": 1300.0},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "tra'
+    (submit() / "metrics.jsonl").write_text(text)
+    slurm_says(fake_slurm, record(12, restarts=2))
+    assert rows(capsys) == [["12", "fit", "RUNNING", "00:01:30", "2", "3", "98.77", "%", "1300"]]
+
+
+def test_what_is_not_known_is_left_out(capsys, fake_slurm: FakeSlurm) -> None:
+    submit()
+    slurm_says(fake_slurm, record(12, "PENDING", reason="Resources"))
+    assert rows(capsys)[0][5:] == ["-", "-", "-", "(Resources)"]
+
+
+def test_an_array_is_asked_for_once(capsys, fake_slurm: FakeSlurm) -> None:
+    submit(array="0-3%2")
+    slurm_says(fake_slurm, record(12, "PENDING", task="2-3%2"), record(12, task="0"), record(12, "FAILED", task="1"))
+    states = {"12_0": "RUNNING", "12_1": "FAILED", "12_2": "PENDING", "12_3": "PENDING"}
+    assert {row[0]: row[2] for row in rows(capsys)} == states
+    assert len(fake_slurm.calls("squeue")) == 1
+    assert not fake_slurm.calls("sacct")
+    assert [row[0] for row in rows(capsys, "12_1")] == ["12_1"]
+    assert len(rows(capsys, "12")) == len(rows(capsys, "runs/latest")) == 4
+    assert [row[0] for row in rows(capsys, "runs/fit-12_3")] == ["12_3"]
+
+
+def test_a_job_or_a_run_dir_can_be_named(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+    submit()
+    fake_slurm.command("sbatch", "echo 15")
+    submit("other")
+    slurm_says(fake_slurm, record(15))
+    assert [row[0] for row in rows(capsys)] == ["12", "15"]
+    assert [row[0] for row in rows(capsys, "15")] == ["15"]
+    assert [row[0] for row in rows(capsys, "runs/latest", "runs/fit-12")] == ["15", "12"]
+    assert [row[0] for row in rows(capsys, str(folder / "runs" / "fit-12"))] == ["12"]
+
+
+def test_forgotten_jobs_are_looked_up_in_the_accounting_all_at_once(capsys, fake_slurm: FakeSlurm) -> None:
+    submit()
+    fake_slurm.command("sbatch", "echo 15")
+    submit(array="0-1")
+    slurm_says(fake_slurm, record(99))
+    remembered = [
+        "12|12|CANCELLED by 1000|0:15|01:00:00",
+        "16|15_0|COMPLETED|0:0|00:00:05",
+        "15|15_1|FAILED|3:0|00:00:06",
+    ]
+    fake_slurm.command("sacct", "cat <<'X'\n" + "\n".join(remembered) + "\nX")
+    states = {"12": ["CANCELLED", "01:00:00"], "15_0": ["COMPLETED", "00:00:05"], "15_1": ["FAILED", "00:00:06"]}
+    assert {row[0]: row[2:4] for row in rows(capsys)} == states
+    assert len(fake_slurm.calls("squeue")) == 1
+    assert [call[-1] for call in fake_slurm.calls("sacct")] == ["--jobs=12,15"]
+
+
+def test_without_accounting_the_run_dir_is_what_is_left(capsys, fake_slurm: FakeSlurm) -> None:
+    run_dir = submit()
+    slurm_says(fake_slurm)
+    fake_slurm.command("sacct", "exit 1")
+    assert rows(capsys)[0][2] == "unknown"
+    (run_dir / "metrics.jsonl").write_text('{"kind": "done"}\n')
+    assert rows(capsys)[0][2] == "COMPLETED"
+
+
+def test_a_job_of_slurms_without_a_run_dir(capsys, fake_slurm: FakeSlurm) -> None:
+    shown = (
+        "JobId=99 JobName=x UserId=u(1) JobState=RUNNING Reason=None RunTime=00:01:30 Restarts=0 ExitCode=0:0 StdOut=x"
+    )
+    fake_slurm.command("scontrol", f"echo '{shown}'")
+    assert rows(capsys, "99")[0][:3] == ["99", "-", "RUNNING"]
+
+
+def test_a_job_that_nobody_knows(capsys, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.command("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    with pytest.raises(SystemExit) as raised:
+        status.main(["99"])
+    assert raised.value.code == 2
+    assert "there is no run directory of it in runs, and Slurm says" in capsys.readouterr().err
+
+
+def test_nothing_submitted_yet(capsys) -> None:
+    assert status.main([]) == 0
+    assert "No submitted jobs in runs" in capsys.readouterr().out
+
+
+SPEC = {"job": "13", "cluster": None, "submitted": 1.0, "spec": {"name": "bad", "array": None}}
+DAMAGED_SPECS = [
+    "{",
+    "[]",
+    '{"job": 3}',
+    "[" * 100_000,
+    json.dumps({**SPEC, "spec": {}}),
+    json.dumps({**SPEC, "spec": {"name": 3}}),
+    json.dumps({**SPEC, "spec": None}),
+    json.dumps({**SPEC, "cluster": ["far"]}),
+    json.dumps({**SPEC, "job": "../../etc"}),
+    json.dumps({**SPEC, "job": "9" * 5000}),
+    json.dumps({**SPEC, "submitted": "yesterday"}),
+    json.dumps({**SPEC, "submitted": 10**400}),
+]
+
+
+def test_damaged_run_directories_are_passed_over(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+    submit()
+    for number, text in enumerate(DAMAGED_SPECS):
+        (folder / "runs" / f"bad-{number}").mkdir()
+        (folder / "runs" / f"bad-{number}" / "spec.json").write_text(text)
+    (folder / "runs" / "pipe").mkdir()
+    os.mkfifo(folder / "runs" / "pipe" / "spec.json")
+    (folder / "runs" / "bytes").mkdir()
+    (folder / "runs" / "bytes" / "spec.json").write_bytes(b"\xff")
+    slurm_says(fake_slurm, record(12))
+    assert [row[0] for row in rows(capsys)] == ["12"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind": "train", "epoch": "one", "samples_per_s": "many"}\n{"kind": "test", "accuracy": [1]}',
+        '{"kind": "train", "epoch": NaN, "samples_per_s": Infinity}\n{"kind": "test", "accuracy": NaN}',
+        f'{{"kind": "train", "epoch": 1{"0" * 400}, "samples_per_s": 1{"0" * 400}}}',
+        '{"kind": ["train"], "epoch": 3}',
+        "[" * 50_000,
+        "\x1b[2J\xff",
+    ],
+)
+def test_metrics_that_are_none_are_left_out(capsys, fake_slurm: FakeSlurm, line: str) -> None:
+    (submit() / "metrics.jsonl").write_text(line + "\n", encoding="latin-1")
+    slurm_says(fake_slurm, record(12))
+    assert rows(capsys)[0][5:] == ["-", "-", "-"]
+
+
+def test_what_others_wrote_moves_no_cursor_and_no_column(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+    for job, name in (("13", "\x1b]0;title\x07\r\n\u202eevil"), ("14", "x" * 10_000)):
+        (folder / "runs" / job).mkdir(parents=True)
+        description = {**SPEC, "job": job, "spec": {"name": name, "array": None}}
+        (folder / "runs" / job / "spec.json").write_text(json.dumps(description))
+        (folder / "runs" / job / "job.sbatch").touch()
+    slurm_says(fake_slurm, record(13, "PENDING", reason="\x1b[31mred"), record(14))
+    assert status.main([]) == 0
+    said = capsys.readouterr().out
+    assert all(character.isprintable() or character == "\n" for character in said)
+    assert "13   ?]0;title????evil" in said and "(?[31mred)" in said
+    assert max(map(len, said.splitlines())) < 300
+
+
+def test_a_damaged_end_of_a_job_on_this_machine_is_no_end(capsys, folder: Path) -> None:
+    for job, text in (("13", "{"), ("14", '{"state": "COMPLETED"}'), ("15", "[]")):
+        (folder / "runs" / job).mkdir(parents=True)
+        (folder / "runs" / job / "spec.json").write_text(json.dumps({**SPEC, "job": job}))
+        (folder / "runs" / job / "ended.json").write_text(text)
+    assert [row[2] for row in rows(capsys)] == ["unknown"] * 3

@@ -1,0 +1,122 @@
+"""Following a job, against a scheduler that tells a story."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster_ddp.errors import SlurmError
+from cluster_ddp.jobs import job, watch
+from cluster_ddp.jobs.job import Job
+from cluster_ddp.slurm.commands import JobStatus
+
+
+def status(state: str, **fields) -> JobStatus:
+    values = {"job_id": 12, "reason": "None", "exit_code": 0, "signal": 0, "stdout": "", **fields}
+    return JobStatus(state=state, **values)
+
+
+class Story:
+    """Answers with one chapter after the other; a chapter is statuses, an error, or something to do first."""
+
+    script_name = ""
+
+    def __init__(self, chapters: list) -> None:
+        self.chapters: Iterator = iter(chapters)
+
+    def statuses(self, label: str, cluster: str | None, folder: Path) -> list[JobStatus]:
+        chapter = next(self.chapters)
+        if callable(chapter):
+            chapter = chapter()
+        if isinstance(chapter, BaseException):
+            raise chapter
+        return chapter
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_LOG_POLL_S", 0.0)
+    monkeypatch.setattr(job, "_FIRST_POLL_S", 0.0)
+
+
+def follow(tmp_path: Path, chapters: list, ids: tuple[str, ...] = ("12",)) -> tuple[int, list[str]]:
+    story, lines = Story(chapters), []
+    jobs = [Job(id=one, run_dir=tmp_path, tasks=2, scheduler=story) for one in ids]  # type: ignore[arg-type]
+    return watch.follow(jobs, show=lines.append), lines
+
+
+def test_from_pending_to_the_end(tmp_path: Path) -> None:
+    def writing() -> list[JobStatus]:
+        (tmp_path / "task-0.log").write_text("one\ntwo\nthr")
+        return [status("RUNNING")]
+
+    def more() -> list[JobStatus]:
+        (tmp_path / "task-0.log").write_text("one\ntwo\nthree\n")
+        (tmp_path / "task-1.log").write_text("oh")
+        return [status("COMPLETED", elapsed="00:01:00")]
+
+    pending = [status("PENDING", reason="Resources", expected_start="2026-11-21T10:00:00")]
+    outcome, lines = follow(tmp_path, [pending, pending, writing, more])
+    assert outcome == 0
+    assert lines == [
+        "job 12: PENDING (Resources), expected to start at 2026-11-21T10:00:00",
+        "job 12: RUNNING",
+        *("one", "two", "three", "[task-1] oh"),
+        "job 12: COMPLETED after 00:01:00",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome", "words"),
+    [
+        (status("FAILED", exit_code=3), 3, "FAILED, exit status 3"),
+        (status("CANCELLED", signal=15), 143, "CANCELLED, ended by signal 15"),
+        (status("TIMEOUT"), 1, "TIMEOUT"),
+    ],
+)
+def test_its_end_is_ours(tmp_path: Path, end: JobStatus, outcome: int, words: str) -> None:
+    code, lines = follow(tmp_path, [[end]])
+    assert code == outcome
+    assert words in lines[0]
+    assert str(tmp_path) in lines[1]
+
+
+def test_a_silent_controller_is_waited_for(tmp_path: Path) -> None:
+    down = SlurmError("Running scontrol:", "Unable to contact slurm controller", "wait")
+    outcome, lines = follow(tmp_path, [[status("RUNNING")], down, down, [status("COMPLETED")]])
+    assert outcome == 0
+    assert lines == [
+        "job 12: RUNNING",
+        "Slurm does not answer (Unable to contact slurm controller); the job goes on, trying again …",
+        "Slurm answers again.",
+        "job 12: COMPLETED",
+    ]
+
+
+def test_a_forgotten_job_is_not_waited_for(tmp_path: Path) -> None:
+    gone = SlurmError("Running scontrol:", "slurm_load_jobs error: Invalid job id specified", "x")
+    outcome, lines = follow(tmp_path, [[status("RUNNING")], gone])
+    assert outcome == 1
+    assert lines[1] == "job 12: Slurm does not know it any more."
+
+
+def test_a_restart_is_told(tmp_path: Path) -> None:
+    chapters = [[status("RUNNING")], [status("PENDING", reason="BeginTime")], [status("RUNNING", restarts=1)]]
+    _, lines = follow(tmp_path, [*chapters, [status("COMPLETED")]])
+    assert lines[1:3] == ["job 12: PENDING (BeginTime)", "job 12: RUNNING, restart 1"]
+
+
+def test_an_array_is_counted(tmp_path: Path) -> None:
+    waiting = [status("RUNNING", array_task="0"), status("PENDING", array_task="1-2%1")]
+    ended = [status("COMPLETED", array_task="0"), status("FAILED", array_task="1", exit_code=2)]
+    ended.append(status("COMPLETED", array_task="2"))
+    outcome, lines = follow(tmp_path, [waiting, ended], ids=("12_0", "12_1", "12_2"))
+    assert outcome == 2
+    assert lines == [
+        "array 12: 2 PENDING, 1 RUNNING",
+        "array 12: 2 COMPLETED, 1 FAILED",
+        "job 12_1: FAILED, exit status 2",
+        f"  To resume: python -m cluster_ddp.submit --resume {tmp_path}",
+    ]

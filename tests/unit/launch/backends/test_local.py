@@ -1,0 +1,208 @@
+"""Jobs on this machine, for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from slowness import scaled
+
+import cluster_ddp.submit as door
+from cluster_ddp.errors import JobError, RunDirError
+from cluster_ddp.jobs.job import Job
+from cluster_ddp.launch import planning, resume, submission
+from cluster_ddp.launch.spec import JobSpec
+
+
+@pytest.fixture(autouse=True)
+def without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "it's a folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "mkdir", "nproc", "sleep", "env", "cat"):
+        (tools / name).symlink_to(f"/usr/bin/{name}")
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_a_result_that_others_could_have_written_is_not_loaded() -> None:
+    job = submit(function=os.getcwd, share=True)
+    assert job.result(timeout_s=60) == str(Path.cwd())
+    (result, *_) = sorted(job.run_dir.glob("*_0_result.pkl"))
+    result.chmod(0o660)
+    with pytest.raises(RunDirError, match="others may write it"):
+        job.result(timeout_s=60)
+    result.chmod(0o600)
+    assert job.result(timeout_s=60) == str(Path.cwd())
+    if os.geteuid() == 0:
+        os.chown(result, 12345, -1)
+        with pytest.raises(RunDirError, match="it belongs to user 12345"):
+            job.result(timeout_s=60)
+
+
+def test_a_function_resumes_from_its_pickle() -> None:
+    def train() -> str:
+        mark = Path(os.environ["CLUSTER_DDP_RUN_DIR"], "mark")
+        if not mark.exists():
+            mark.touch()
+            raise ValueError("not yet")
+        return "done"
+
+    job = submit(function=train)
+    with pytest.raises(JobError, match="not yet"):
+        job.result(timeout_s=60)
+    assert door.main(["--resume", job.id, "--no-check", "--watch"]) == 0
+    label = json.loads((job.run_dir / "spec.json").read_text())["job"]
+    assert replace(job, id=label).result() == "done"
+    assert (
+        door.main(["--resume", job.id, "--no-check", "--watch", "--gpus-per-node", "1"]) == 0
+    )  # by its first job, too
+
+
+def test_a_specification_of_another_users_does_not_run() -> None:
+    job = submit("false")
+    assert job.wait(timeout_s=60).state == "FAILED"
+    (job.run_dir / "spec.json").chmod(0o666)
+    job.run_dir.chmod(0o755)
+    with pytest.raises(RunDirError, match="others may write it"):
+        resume.find(job.run_dir, Path("runs"))
+
+
+def submit(*command: str, function=None, **fields) -> Job:
+    spec = JobSpec(name="here", command=command, gpus_per_node=2, **fields)
+    (submitted,) = submission.submit(planning.plan(spec, function=function))
+    return Job(**submitted._asdict())
+
+
+def processes_of(job: Job) -> list[str]:
+    """Of its session, which a job leads."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[3] == job.id and fields[0] != "Z":
+            found.append(path.parent.name)
+    return found
+
+
+def test_the_ranks_can_be_forked() -> None:
+    show = "import os; from cluster_ddp import Topology; place = Topology.from_environ(os.environ)\n"
+    show += "print(place.launcher, place.rank, place.local_rank, place.world_size, place.job_id, os.environ['RANK'])\n"
+    Path("show.py").write_text(show)
+    job = submit("env", "A=1", sys.executable, "show.py", launcher="fork")
+    assert job.result(timeout_s=scaled(60)) == 0
+    lines = [(job.run_dir / f"task-{rank}.log").read_text() for rank in (0, 1)]
+    assert lines == [f"submitit-local {rank} {rank} 2 {job.id} {rank}\n" for rank in (0, 1)]
+
+
+def test_a_command_runs_once_per_gpu() -> None:
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"]
+    names += ["CLUSTER_DDP_RUN_DIR", "CUDA_VISIBLE_DEVICES"]
+    job = submit("bash", "-c", "echo " + " ".join(f"${name}" for name in names))
+    assert job.result(timeout_s=scaled(60)) == 0
+    assert job.state() == "COMPLETED"
+    lines = [(job.run_dir / f"task-{rank}.log").read_text() for rank in (0, 1)]
+    assert lines == [f"{rank} {rank} 2 2 127.0.0.1 {job.run_dir} 0,1\n" for rank in (0, 1)]
+    assert "==> task-1.log <==\n1 1 2" in job.logs()
+    left = {path.name for path in job.run_dir.iterdir() if not path.name.endswith(".pkl")}
+    assert left == {"ended.json", "job.log", "job.sh", "spec.json", "task-0.log", "task-1.log"}
+
+
+def test_the_first_failure_is_the_jobs_end_and_status() -> None:
+    job = submit("bash", "-c", "if ((RANK == 1)); then echo broken; exit 7; fi; sleep 600")
+    with pytest.raises(JobError, match=r"(?s)FAILED with exit status 7\.\n.*broken"):
+        job.result(timeout_s=scaled(60))
+    assert processes_of(job) == []
+
+
+def test_cancel_ends_all_processes() -> None:
+    job = submit("bash", "-c", "trap '' TERM; echo started; while true; do sleep 1; done")
+    deadline = time.monotonic() + scaled(30)
+    while job.logs().count("started") < 2:
+        assert time.monotonic() < deadline, job.logs()
+        time.sleep(0.1)
+    job.cancel()
+    assert job.wait(timeout_s=scaled(60)).state == "CANCELLED"
+    deadline = time.monotonic() + scaled(10)
+    while processes_of(job):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_the_time_limit_holds() -> None:
+    job = submit("sleep", "600", time="0:02")
+    assert job.wait(timeout_s=scaled(60)).state == "TIMEOUT"
+
+
+def test_a_broken_setup_is_in_the_log() -> None:
+    job = submit("true", setup=("echo in vain >&2; false",))
+    assert job.wait(timeout_s=scaled(60)).state == "FAILED"
+    assert "in vain" in job.logs()
+
+
+def test_a_function_returns_its_result_on_rank_0() -> None:
+    def function() -> int:
+        return int(os.environ["RANK"]) + 16
+
+    job = submit(function=function)
+    assert job.result(timeout_s=scaled(60)) == 16
+
+
+def test_a_functions_exception_is_in_the_error() -> None:
+    def fails() -> None:
+        raise ValueError("the one that matters")
+
+    with pytest.raises(JobError, match="ValueError: the one that matters"):
+        submit(function=fails).result(timeout_s=scaled(60))
+
+
+def test_the_job_goes_on_without_us(tmp_path: Path) -> None:
+    """Submitted by a process that ends; looked at by this one."""
+    code = (
+        "from cluster_ddp.launch import planning, submission; from cluster_ddp.launch.spec import JobSpec\n"
+        "spec = JobSpec(name='here', command=('bash', '-c', 'sleep 1; echo done'))\n"
+        "print(submission.submit(planning.plan(spec))[0].run_dir)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=scaled(60))
+    log = Path(done.stdout.strip()) / "task-0.log"
+    deadline = time.monotonic() + scaled(30)
+    while not log.exists() or "done" not in log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_what_was_stopped_in_time_is_started_again_as_often_as_it_may() -> None:
+    """As the batch script does it on a cluster: with status 75 of a task, in appended logs."""
+    job = submit("bash", "-c", 'echo "start ${SLURM_RESTART_COUNT:-0}"; exit $((RANK == 0 ? 75 : 0))', max_requeues=2)
+    with pytest.raises(JobError, match="FAILED with exit status 75"):
+        job.result(timeout_s=scaled(60))
+    assert (job.run_dir / "task-0.log").read_text() == "start 0\nstart 1\nstart 2\n"
+    job = submit("bash", "-c", "exit $((${SLURM_RESTART_COUNT:-0} ? 0 : 75))")
+    assert job.result(timeout_s=scaled(60)) == 0
+    assert processes_of(job) == []
+
+
+def test_each_start_has_a_secret_that_only_its_ranks_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the batch script makes it on a cluster."""
+    note = (
+        'echo "$CLUSTER_DDP_SECRET" >"$1/$RANK.${SLURM_RESTART_COUNT:-0}"; exit $((${SLURM_RESTART_COUNT:-0} ? 0 : 75))'
+    )
+    monkeypatch.setenv("CLUSTER_DDP_SECRET", "of the job that submits this one")
+    job = submit("bash", "-c", note, "bash", str(tmp_path), setup=('echo "inherited: ${CLUSTER_DDP_SECRET-nothing}"',))
+    assert job.result(timeout_s=60) == 0
+    assert "inherited: nothing\n" in (job.run_dir / "job.log").read_text()
+    first, second = ([(tmp_path / f"{rank}.{start}").read_text().strip() for rank in (0, 1)] for start in (0, 1))
+    assert len(first[0]) == 64 and first[0] == first[1] and second[0] == second[1] != first[0]
+    for path in job.run_dir.iterdir():
+        assert not any(secret.encode() in path.read_bytes() for secret in (*first, *second)), path

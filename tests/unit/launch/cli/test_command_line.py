@@ -1,0 +1,325 @@
+"""The command line of a submission: what it takes, what it refuses, what it costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stand_ins import FakeSlurm, fake_slurm
+
+import cluster_ddp
+import cluster_ddp.submit as door
+from cluster_ddp import JobSpec
+from cluster_ddp.errors import SpecError
+from cluster_ddp.launch.cli import options
+
+__all__ = ["fake_slurm"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_slurm: FakeSlurm) -> Path:
+    path = tmp_path / "it's a folder"
+    path.mkdir()
+    monkeypatch.chdir(path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (path / "my_train.py").touch()
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    try:
+        status = door.main(argv)
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_the_reference_job_and_its_options(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+    argv = ("--nodes", "2", "--gpus-per-node", "2", "--no-check", "--epochs", "3", "--lr", "0.5", "--no-cuda")
+    status, out, _ = run(capsys, *argv)
+    assert (status, out) == (0, "Submitted job 12 (mnist): 2 nodes x 2 GPUs. Run directory: runs/mnist-12\n")
+    command = json.loads((folder / "runs/mnist-12/spec.json").read_text())["command"]
+    assert command == [sys.executable, "-m", "cluster_ddp.train", "--epochs", "3", "--lr", "0.5", "--no-cuda"]
+
+
+def test_what_resumes_repeats_the_job_with_what_is_given_changed(
+    capsys, monkeypatch, fake_slurm: FakeSlurm, folder: Path
+) -> None:
+    fake_slurm.command("scontrol", "echo 'JobId=12 JobName=x JobState=FAILED Reason=None ExitCode=1:0'")
+    run(capsys, "--no-check", "--nodes", "2", "--mem", "8G", "--epochs", "3", "--no-cuda")
+    elsewhere = folder / "else where"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    fake_slurm.command("sbatch", "echo 13")
+    more = ("--runs-dir", "../runs", "--no-check", "--mem", "16G", "--epochs", "5")
+    status, out, err = run(capsys, "--resume", "12", *more)
+    assert (status, out) == (0, "Submitted job 13 (mnist): 2 nodes x 1 GPU. Run directory: ../runs/mnist-12\n"), err
+    record = json.loads((folder / "runs/mnist-12/spec.json").read_text())
+    assert record["command"][1:] == ["-m", "cluster_ddp.train", "--epochs", "3", "--no-cuda", "--epochs", "5"]
+    assert (record["job"], record["spec"]["mem"], record["folder"]) == ("13", "16G", str(folder))
+    assert {"spec.json", "job.sbatch", "12_submitted.pkl"} == {
+        path.name for path in (folder / "runs/mnist-12/job-12").iterdir()
+    }
+    run(capsys, "--no-check", "--name", "own", "--", "python", "my_train.py")
+    fake_slurm.command("sbatch", "echo 14")
+    status, _, err = run(capsys, "--resume", str(folder / "runs/own-13"), "--lr", "1")
+    assert status == 2
+    assert err.rstrip().endswith("-- python my_train.py --lr 1")
+
+
+def test_a_command_of_ones_own(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+    status, out, _ = run(
+        capsys, "--no-check", "--backend", "sbatch", "--", "python", "my_train.py", "--", "--nodes", "9"
+    )
+    assert (status, out) == (0, "Submitted job 12 (my_train): 1 node x 1 GPU. Run directory: runs/my_train-12\n")
+    assert json.loads((folder / "runs/my_train-12/spec.json").read_text())["command"][2:] == ["--", "--nodes", "9"]
+
+
+def test_a_grid_over_the_reference_job(capsys, folder: Path) -> None:
+    status, out, err = run(
+        capsys, "--no-check", "--array", "seed=1..3", "lr=0.1,1.0%2", "--seed", "{seed}", "--lr", "{lr}"
+    )
+    assert status == 0, err
+    assert out.startswith(
+        "Submitted array 12 (mnist): 6 tasks, each 1 node x 1 GPU. Run directories: runs/mnist-12_0 … "
+    )
+
+
+def test_a_dry_run_submits_nothing(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+    status, out, _ = run(capsys, "--nodes", "2", "--dry-run", "--", "python", "my_train.py", "a\n#SBATCH --nodes=9")
+    assert status == 0
+    assert "#SBATCH --nodes=2" in out
+    assert [line for line in out.splitlines() if line.startswith("#SBATCH --nodes")] == ["#SBATCH --nodes=2"]
+    assert fake_slurm.calls("sbatch") == fake_slurm.calls("sinfo") == []
+    assert not (folder / "runs").exists()
+
+
+BAD: list[tuple[tuple[str, ...], str]] = [
+    (("--nodes", "0"), "nodes must be a whole number of 1 or more"),
+    (("--gpus-per-node", "-1"), "gpus_per_node must be"),
+    (("--nodes", "two"), "--nodes: invalid int value"),
+    (("--time", "1h"), "time must be one of 30 (minutes)"),
+    (("--time", "0"), "longer than nothing"),
+    (("--mem", "32GB"), "mem must be a size such as 32G"),
+    (("--name", "a b"), "name must be"),
+    (("--name", "$(touch pwned)"), "name must be"),
+    (("--name", "a\nb"), "name must be"),
+    (("--partition", "a;b"), "partition must be"),
+    (("--account", "`x`"), "account must be"),
+    (("--backend", "slurm"), "there are submitit, sbatch, local"),
+    (("--launcher", "mpirun"), "launcher must be one of srun, torchrun, fork"),
+    (("--launcher", "fork", "--", "bash", "train.sh"), "--launcher srun starts any command"),
+    (("--array", "seed="), "an empty value"),
+    (("--array", "seed=3..1"), "the range 3..1 is empty"),
+    (("--array", "seed=0..3"), "put {seed} into it"),
+    (("--array", "x=1,2", "--", "echo", "{x}", "{y}"), "without placeholders that the grid does not have"),
+    (("--array",), "--array: expected at least one argument"),
+    (("--array", "5-2"), "array must be"),
+    (("--", "no_such_program"), "there is no such program here"),
+    (("--", "python", "no_such_script.py"), "there is no such file in"),
+    (("--", "my_train.py"), "-- python my_train.py"),
+    (("--",), "there is nothing to run"),
+    (("python", "my_train.py"), "a command stands after two dashes"),
+    (("--epochs", "0"), "epochs must be"),
+    (("--nodes", "1"), "train-images-idx3-ubyte is missing"),
+    (("--data-dir", "else where"), "python scripts/download_data.py --data-dir 'else where'"),
+    (("--epoch", "3", "--", "python", "my_train.py"), "there is no such option"),
+    (("--node", "3", "--", "python", "my_train.py"), "Did you mean --nodes?"),
+    (("--venv", "no/such"), "there is no bin/activate in it"),
+    (("--conda-env", "x"), "there is no conda on the PATH"),
+    (("--container", "no.sif"), "there is no such file"),
+    (("--profile", "x"), "there is no cluster.toml"),
+    (("--gres", "gpu:2"), "here it is --gpus-per-node and --gpu-type"),
+    (("-N", "2", "--", "python", "my_train.py"), "here it is --nodes"),
+    (("--ntasks", "3"), "one task drives one GPU: 1 nodes x 1 GPUs are --ntasks 1"),
+    (("--runs-dir", "a%j", "--", "true"), "Slurm takes"),
+    (("--snapshot",), "not a git repository"),
+    (("--backend", "local", "--nodes", "2"), "it asks for 2 nodes, and this is one"),
+    (("--backend", "local", "--test-only", "--", "true"), "there is none here"),
+    (("--sbatch-options=--wait", "--", "true"), "sbatch_options must be"),
+    (("--array", "0-99999999", "--", "true"), "of at most 4,000,000 tasks"),
+    (("--resume", "12"), "no job 12 in runs"),
+    (("--resume", "never"), "-- python -m cluster_ddp.train --resume never"),
+    (("--resume", "."), "no submission has made it"),
+    (("--resume", ".", "--run-dir", "x"), "not allowed with argument"),
+    (("--resume", ".", "--snapshot", "--", "true"), "leave the snapshot out"),
+    (("--run-dir", ".", "--", "true"), "resume what is in it: --resume"),
+]
+
+
+@pytest.mark.parametrize(("argv", "words"), BAD, ids=[" ".join(argv)[:40] for argv, _ in BAD])
+def test_bad_input_is_one_block_and_leaves_nothing(
+    capsys, monkeypatch, fake_slurm: FakeSlurm, folder: Path, argv: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.setenv("PATH", f"{fake_slurm.folder}:/usr/bin:/bin:{Path(sys.executable).parent}")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", "/")
+    status, out, err = run(capsys, *argv)
+    assert (status, out) == (2, "")
+    assert words in err
+    assert "Traceback" not in err
+    assert fake_slurm.calls("sbatch") == []
+    assert sorted(path.name for path in folder.rglob("*")) == ["my_train.py"]
+    if argv[0] != "--epochs":  # tyro draws a box
+        assert err.startswith(("python -m cluster_ddp.submit: error: ", "warning: "))
+        assert len([line for line in err.splitlines() if not line.startswith("warning: ")]) <= 4
+        assert "  Hint: " in err
+
+
+def test_settings_come_from_files_and_the_command_line_wins(capsys, folder: Path) -> None:
+    (folder / "cluster.toml").write_text('partition = "gpu"\nnodes = 3\ntime = 30\n[long]\ntime = "2-00"\n')
+    _, out, _ = run(capsys, "--profile", "long", "--nodes", "2", "--no-check", "--dry-run", "--", "true")
+    assert {"#SBATCH --partition=gpu", "#SBATCH --nodes=2", "#SBATCH --time=2-00:00:00"} <= set(out.splitlines())
+
+
+def test_show_config_tells_where_each_setting_comes_from(capsys, folder: Path) -> None:
+    (folder / "cluster.toml").write_text('partition = "gpu"\nnodes = 3\n[long]\ntime = "2-00"\n')
+    status, out, _ = run(capsys, "--profile", "long", "--nodes", "3", "--show-config")
+    rows = {line.split()[0]: line.split(maxsplit=2)[1:] for line in out.splitlines()}
+    assert status == 0
+    assert rows["nodes"] == ["3", "command line"]
+    assert rows["partition"] == ["gpu", str(folder / "cluster.toml")]
+    assert rows["time"] == ["2-00", f"{folder / 'cluster.toml'} [long]"]
+    assert rows["gpus_per_node"] == ["1", "default"]
+    assert rows["backend"] == ["submitit", "default"]
+
+
+def test_a_profile_that_is_not_toml(capsys, folder: Path) -> None:
+    (folder / "cluster.toml").write_text("partition: gpu\n")
+    status, _, err = run(capsys, "--", "true")
+    assert status == 2
+    assert "it is not TOML" in err
+
+
+def test_needless_tasks_are_advised_against(capsys) -> None:
+    argv = ("--gpus-per-node", "2", "--ntasks", "2", "--dry-run", "--", "true")
+    _, _, err = run(capsys, *argv)
+    assert "the tasks follow from the GPUs" in err
+    assert "(silence: --accept ntasks)" in err
+    _, _, err = run(capsys, "--accept", "ntasks", "node-local-path", *argv)
+    assert err == ""
+
+
+def test_options_of_sbatch_in_the_environment_are_told_of(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("SBATCH_ACCOUNT", "me")
+    _, _, err = run(capsys, "--dry-run", "--", "true")
+    assert "SBATCH_ACCOUNT=me in your environment is not used" in err
+
+
+def test_a_module_that_is_not_there(capsys, monkeypatch, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".bash_profile").write_text("module() { echo \"Unable to locate a modulefile for '$2'\" >&2; return 1; }\n")
+    monkeypatch.setenv("HOME", str(home))
+    status, _, err = run(capsys, "--modules", "cuda/99", "--", "true")
+    assert status == 2
+    assert "Unable to locate a modulefile for 'cuda/99'" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (("--setup", "export WANDB_API_KEY=0123456789abcdef", "--", "true"), "WANDB_API_KEY in --setup"),
+        (("--", "true", "--hf-token", "hf_abcdefghijklmnopqrst"), "hf-token in the command, hf_… in the command"),
+        (("--", "env", "PASSWORD=correct-horse", "true"), "PASSWORD in the command"),
+        (("--array", "key=sk-0123456789abcdefghij,b", "--", "true", "{key}"), "sk-… in the command"),
+    ],
+)
+def test_what_looks_like_a_secret_is_told_of_but_not_told(capsys, argv: tuple[str, ...], name: str) -> None:
+    _, _, err = run(capsys, "--dry-run", *argv)
+    assert f"What looks like a secret is in it: {name}. " in err
+    assert "(silence: --accept secret)" in err
+    assert not any(secret in err for secret in ("0123456789", "abcdefghij", "horse"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--max-tokens", "100000000"),
+        ("--tokenizer=bert-base-uncased",),
+        ("--pad_token", "[PAD]"),
+        ("sh", "-c", "HF_TOKEN=$(cat ~/.token) exec train"),
+    ],
+)
+def test_what_is_no_secret(capsys, words: tuple[str, ...]) -> None:
+    _, _, err = run(capsys, "--dry-run", "--", "true", *words)
+    assert "looks like a secret" not in err
+
+
+def test_the_clusters_limit_on_arrays(capsys, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.command("sinfo", "true")
+    fake_slurm.command("scontrol", "echo 'MaxArraySize            = 1001'")
+    status, _, err = run(capsys, "--array", "0-1001", "--", "true")
+    assert status == 2
+    assert "the highest number that this cluster takes is 1000 (MaxArraySize = 1001)" in err
+    assert fake_slurm.calls("sbatch") == []
+
+
+def test_an_exported_run_directory_is_told_of(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("CLUSTER_DDP_RUN_DIR", "runs/mine")
+    _, _, err = run(capsys, "--dry-run", "--", "true")
+    assert "CLUSTER_DDP_RUN_DIR=runs/mine in your environment is not used; say it with --run-dir" in err
+
+
+def test_a_conda_environment_is_looked_up(capsys, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.command(
+        "conda", "printf '# conda environments:\\nbase  *  /opt/conda\\nmine     /opt/conda/envs/mine\\n'"
+    )
+    status, _, err = run(capsys, "--conda-env", "yours", "--", "true")
+    assert status == 2
+    assert "conda env list shows: /opt/conda, /opt/conda/envs/mine, base, mine" in err
+    status, out, err = run(capsys, "--conda-env", "mine", "--dry-run", "--", "true")
+    assert status == 0, err
+    assert "conda activate mine" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["python", "my train.py"], "my_train"),
+        (["python3.12", "-u", "sub/train.py", "--x"], "train"),
+        (["python", "-m", "pkg.train"], "pkg.train"),
+        (["./run-it.sh"], "run-it"),
+        (["bash", "-c", "x"], "bash"),
+        (["größe"], "größe"),
+        (["$(x)"], "__x_"),
+    ],
+)
+def test_a_job_is_named_after_what_it_runs(command: list[str], name: str) -> None:
+    assert options.job_name(command) == name
+    JobSpec(name=name, command=("true",))
+
+
+def test_the_package_is_callable_where_the_door_is_open(fake_slurm: FakeSlurm, folder: Path) -> None:
+    """`import cluster_ddp.submit` puts the module where the function is; both can be called."""
+    assert cluster_ddp.submit is door
+    job = cluster_ddp.submit(JobSpec(name="fit"), ["true"], check=False)
+    assert job.run_dir == folder / "runs" / "fit-12"
+    with pytest.raises(SpecError, match="give its words"):
+        cluster_ddp.submit(JobSpec(name="fit"), "python x.py", check=False)
+
+
+def test_from_a_fresh_interpreter(fake_slurm: FakeSlurm) -> None:
+    code = "import cluster_ddp; print(cluster_ddp.submit(cluster_ddp.JobSpec(name='x'), ['true'], check=False).id)"
+    root = str(Path(__file__).parents[4])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": root}
+    )
+    assert done.stdout == "12\n", done.stderr
+
+
+def test_two_ranks_on_this_machine(capsys, monkeypatch, folder: Path) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    argv = ("--backend", "local", "--nodes", "1", "--gpus-per-node", "2", "--dataset", "digits", "--epochs", "1")
+    status, out, err = run(capsys, *argv, "--no-cuda", "--watch")
+    assert status == 0, out + err
+    assert "2 ranks, 1437 training samples, run directory" in out
+    (run_dir,) = (folder / "runs").glob("mnist-*")
+    assert {"metrics.jsonl", "run.json", "task-0.log", "task-1.log", "job.log", "spec.json"} <= {
+        path.name for path in run_dir.iterdir()
+    }

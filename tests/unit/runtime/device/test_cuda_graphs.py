@@ -1,0 +1,133 @@
+"""When a function is captured and replayed; the capture itself needs a GPU (see tests/gpu)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from cluster_ddp.runtime.data.resident import DeviceLoader, ResidentSet
+from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard
+from cluster_ddp.runtime.device import cuda_graphs
+from cluster_ddp.runtime.device.cuda_graphs import Graphed
+
+
+def test_it_runs_then_is_captured_then_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, list[float]]] = []
+
+    def function(values: torch.Tensor) -> None:
+        calls.append(("run", values.tolist()))
+
+    def captured(function: Callable[..., None], inputs: tuple[torch.Tensor, ...]) -> Callable[[], None]:
+        calls.append(("captured", inputs[0].tolist()))
+        return lambda: calls.append(("replayed", inputs[0].tolist()))
+
+    monkeypatch.setattr(cuda_graphs, "captured", captured)
+    monkeypatch.setattr(cuda_graphs, "_WARM_UPS", 2)
+    graphed, first = Graphed(function), torch.tensor([3.0, 3.0])
+    rest = torch.tensor([4.0])
+    for values in (torch.tensor([1.0]), torch.tensor([2.0, 2.0]), rest, first, rest, torch.tensor([5.0, 5.0])):
+        graphed(values, full_batch=len(values) == 2)
+    assert calls == [
+        ("run", [1.0]),
+        ("run", [2.0, 2.0]),
+        ("run", [4.0]),  # would be captured if what comes twelfth were
+        ("captured", [3.0, 3.0]),
+        ("replayed", [3.0, 3.0]),
+        ("run", [4.0]),
+        ("replayed", [5.0, 5.0]),
+    ]
+    assert first.tolist() == [3.0, 3.0]  # the caller's tensor is nobody's input to write to
+
+
+class Cuda:
+    """Stands in for CUDA: notes what is asked of it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        calls = self.calls
+
+        class Stream:
+            def __init__(self, device: torch.device) -> None:
+                pass
+
+            def wait_stream(self, other: object) -> None:
+                calls.append(f"wait for {other}")
+
+            def query(self) -> bool:
+                return True
+
+        class CUDAGraph:
+            def replay(self) -> None:
+                calls.append("replay")
+
+            def reset(self) -> None:
+                calls.append("reset")
+
+        @contextlib.contextmanager
+        def capture(graph: object, *, stream: object, capture_error_mode: str) -> Iterator[None]:
+            calls.append(f"capture on {stream} ({capture_error_mode})")
+            yield
+
+        patch.setattr(torch.cuda, "Stream", Stream)
+        patch.setattr(torch.cuda, "CUDAGraph", CUDAGraph)
+        patch.setattr(torch.cuda, "graph", capture)
+        patch.setattr(torch.cuda, "current_stream", lambda device=None: "the current stream")
+        patch.setattr(torch.cuda, "set_stream", lambda stream: calls.append(f"set {type(stream).__name__}"))
+        patch.setattr(cuda_graphs, "_streams", [])
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    return Cuda(monkeypatch)
+
+
+def test_the_stream_to_capture_on_waits_for_what_was_begun_before(cuda: Cuda) -> None:
+    cuda_graphs.prepare(torch.device("cuda", 0))
+    assert cuda.calls == ["wait for the current stream", "set Stream"]
+
+
+def test_a_capture_lets_other_threads_call_cuda(cuda: Cuda) -> None:
+    """The one that pins a loader's batches does."""
+    replay = cuda_graphs.captured(lambda: None, ())
+    replay()
+    assert cuda.calls == ["capture on the current stream (thread_local)", "replay"]
+
+
+def test_all_graphs_that_are_alive_are_reset_once(cuda: Cuda) -> None:
+    """NCCL's communicators end only without them."""
+    kept, gone = cuda_graphs.captured(lambda: None, ()), cuda_graphs.captured(lambda: None, ())
+    del gone
+    cuda.calls.clear()
+    cuda_graphs.reset_all()
+    cuda_graphs.reset_all()
+    assert cuda.calls == ["reset"]
+    assert kept
+
+
+@pytest.mark.parametrize(("sizes", "world_size"), [((1437, 64), 8), ((1437, 8), 8), ((100, 8), 8), ((135, 8), 8)])
+def test_ranks_replay_the_same_batches_whatever_the_size(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int], world_size: int
+) -> None:
+    """By its own batch's shape alone a rank would replay one that others, with a sample less, would not."""
+    monkeypatch.setattr(cuda_graphs, "_WARM_UPS", 3)
+    size, batch_size = sizes
+    ways: list[list[str]] = []
+    for rank in range(world_size):
+        way: list[str] = []
+        monkeypatch.setattr(cuda_graphs, "captured", lambda *_, way=way: functools.partial(way.append, "replayed"))
+        graphed = Graphed(lambda _, way=way: way.append("launched"))
+        batches = DistributedBatchSampler(size, batch_size, rank=rank, world_size=world_size, seed=1)
+        dataset = ResidentSet(torch.zeros(size))
+        shard = Shard(batches, DeviceLoader(dataset, batches))
+        for epoch in range(4):
+            shard.set_epoch(epoch)
+            for (batch,) in shard:
+                graphed(batch, full_batch=shard.is_full_batch)
+                assert len(batch) == batch_size or not shard.is_full_batch
+        ways.append(way)
+    assert all(way == ways[0] for way in ways)
+    assert "replayed" in ways[0]

@@ -1,0 +1,40 @@
+"""What a rank's process may see: environments in, changes out."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster_ddp.runtime.device import visible_gpus
+
+
+@pytest.mark.parametrize(
+    ("env", "local_rank", "changes"),
+    [
+        ({}, 0, {}),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 1, {}),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb"}, 1, {}),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-aa"}, 0, {}),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-aa,MIG-bb"}, 0, {"CUDA_VISIBLE_DEVICES": "MIG-aa"}),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-aa, MIG-bb"}, 1, {"CUDA_VISIBLE_DEVICES": "MIG-bb"}),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-aa,MIG-bb"}, 2, {}),  # more ranks than instances: refused later
+        ({"CUDA_VISIBLE_DEVICES": "MIG-GPU-aa/1/0,MIG-GPU-aa/2/0"}, 1, {"CUDA_VISIBLE_DEVICES": "MIG-GPU-aa/2/0"}),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0, {}),
+    ],
+)
+def test_each_rank_has_a_mig_instance_of_its_own(env: dict[str, str], local_rank: int, changes: dict[str, str]) -> None:
+    assert visible_gpus.own(env, local_rank) == changes
+
+
+@pytest.mark.parametrize(
+    ("env", "changes"),
+    [
+        ({}, {}),
+        ({"HIP_VISIBLE_DEVICES": "2,3"}, {}),
+        ({"ROCR_VISIBLE_DEVICES": "2,3"}, {}),
+        ({"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "2,3"}, {"HIP_VISIBLE_DEVICES": "0,1"}),
+        ({"ROCR_VISIBLE_DEVICES": "5", "CUDA_VISIBLE_DEVICES": "5"}, {"CUDA_VISIBLE_DEVICES": "0"}),
+        ({"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "1"}, {}),  # the user's own choice among the two
+    ],
+)
+def test_an_amd_gpu_is_not_selected_twice(env: dict[str, str], changes: dict[str, str]) -> None:
+    assert visible_gpus.counted_once(env) == changes

@@ -1,0 +1,85 @@
+"""Naming the ranks that hang; what becomes of their job is in tests/slurm/faults."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from ranks import run_ranks, slurm_step
+from slowness import scaled
+
+import cluster_ddp
+from cluster_ddp.runtime.device.gpu_wait import DeviceTimeoutError, PeerFailedError
+from cluster_ddp.runtime.failure import report
+from cluster_ddp.runtime.failure.report import FailureReporter
+from cluster_ddp.runtime.rendezvous import arrivals
+from cluster_ddp.slurm.topology import Topology
+
+JOB_ID = 50_000 + os.getpid() % 2000
+HOST = os.uname().nodename
+
+
+def test_those_with_nothing_to_say_are_named_with_their_hosts() -> None:
+    reporter, store = FailureReporter(), dist.HashStore()
+    reporter.topology = Topology.from_environ(slurm_step(0, 2000, job_id=1))
+    for rank in range(2000):
+        store.set(arrivals.arrival(rank), f"n{rank // 8}")
+        if rank not in (7, 1999):
+            store.set(f"failed/{rank}", "")
+    assert reporter._absent(store, "") == "rank 7 on n0, rank 1999 on n249"
+    for rank in (7, 1999):
+        store.set(f"failed/{rank}", "")
+    assert reporter._absent(store, "") == ""
+
+
+def test_rank_0_stays_until_the_others_know_who_failed(capfd: pytest.CaptureFixture[str]) -> None:
+    reporter, store = FailureReporter(), dist.HashStore()
+    reporter.topology, reporter.store = Topology.from_environ(slurm_step(0, 2, job_id=1)), store
+    for rank in range(2):
+        store.set(arrivals.arrival(rank), "n0")
+    other = threading.Timer(0.5, store.set, ("failed/1", ""))
+    other.start()
+    begun, error = time.monotonic(), ValueError("the one that matters")
+    reporter._excepthook(ValueError, error, error.__traceback__)
+    assert 0.4 < time.monotonic() - begun < scaled(4)
+    other.join()
+    assert "ValueError: the one that matters" in capfd.readouterr().err
+
+
+def rank_0_is_killed() -> None:
+    with cluster_ddp.distributed(cuda=False) as world:
+        world.barrier()
+        if world.rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        world.barrier()
+
+
+def test_ranks_that_rank_0_leaves_behind_say_so_in_one_line(tmp_path: Path) -> None:
+    """Not with a traceback of the connection that they lost: at times Slurm ends rank 0 of a failed step first."""
+    ends = run_ranks(rank_0_is_killed, [slurm_step(rank, 3, job_id=JOB_ID) for rank in range(3)], tmp_path)
+    assert [end.exit_code for end in ends] == [-signal.SIGKILL, 1, 1], ends
+    for rank in (1, 2):
+        assert "Traceback" not in ends[rank].output
+        assert ends[rank].output.endswith(f"[rank {rank} {HOST}] {report._STORE_IS_GONE}\n")  # after torch's warning
+
+
+@pytest.mark.parametrize(
+    ("error", "is_timeout"),
+    [
+        (RuntimeError("[unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete"), True),
+        # of a collective that comes after another has waited too long (seen with torch 2.15)
+        (RuntimeError("Application timeout caused pair closure"), True),
+        (RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:49432"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (DeviceTimeoutError("waited 3 s for the device"), True),
+        (PeerFailedError("another rank failed"), False),
+        (ValueError("Timed out waiting for my coffee"), False),
+    ],
+)
+def test_what_counts_as_having_waited_too_long(error: Exception, is_timeout: bool) -> None:
+    assert report._is_timeout(error) == is_timeout

@@ -1,0 +1,66 @@
+"""Look-ups where name servers may be dead; here they are /etc/hosts' only."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from cluster_ddp.errors import RendezvousError
+from cluster_ddp.runtime.rendezvous import dns
+
+
+def attempts() -> int:
+    """How often this thread would ask each name server."""
+    libc = ctypes.CDLL(None)
+    libc.__res_state.restype = ctypes.POINTER(ctypes.c_int)
+    return int(libc.__res_state()[1])
+
+
+def test_name_servers_are_asked_again_afterwards() -> None:
+    socket.getfqdn("localhost")  # initialises this thread's resolver
+    before = attempts()
+    with pytest.raises(ValueError), dns.without_name_servers():
+        assert attempts() == 0
+        raise ValueError
+    assert attempts() == before > 0
+
+
+def test_other_threads_ask_them_all_the_while() -> None:
+    with ThreadPoolExecutor(1) as other:
+        other.submit(socket.getfqdn, "localhost").result()
+        with dns.without_name_servers():
+            assert other.submit(attempts).result() > 0
+
+
+def test_a_look_up_is_timed_from_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answer = [], threading.Event()
+    monkeypatch.setattr(socket, "getnameinfo", lambda address, flags: asked.append(address[0]) or answer.wait(30))
+    lookup = dns.ReverseLookup("10.0.0.1")
+    start = time.monotonic()
+    assert not lookup.ends_within(0.1)
+    assert not lookup.ends_within(0.1)  # that time has passed: no more waiting
+    assert time.monotonic() - start < 0.2
+    answer.set()
+    assert lookup.ends_within(30)
+    assert asked == ["::ffff:10.0.0.1"]
+
+
+def test_addresses_are_found_without_the_codec_for_international_names() -> None:
+    code = (
+        "import sys, time; from cluster_ddp.runtime.rendezvous.dns import resolve;"
+        "print(resolve('localhost', time.monotonic()), 'encodings.idna' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout in ("127.0.0.1 False\n", "::1 False\n")
+
+
+def test_a_host_that_does_not_exist_is_named() -> None:
+    with pytest.raises(RendezvousError, match="Looking up no-such-host"):
+        dns.resolve("no-such-host.invalid", time.monotonic())

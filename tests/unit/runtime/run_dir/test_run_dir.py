@@ -1,0 +1,336 @@
+"""The run directory: no record twice, none lost, none torn."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import logging
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cluster_ddp.errors import RunDirError
+from cluster_ddp.runtime.run_dir import background_writer, final_flush, metrics
+from cluster_ddp.runtime.run_dir.metrics import set_aside
+from cluster_ddp.runtime.run_dir.run_dir import RunDir, default_run_dir
+from cluster_ddp.runtime.world import World
+from cluster_ddp.slurm.topology import Topology
+
+log = logging.getLogger("cluster_ddp")
+
+
+def a_world(rank: int = 0, **more: int) -> World:
+    place: dict[str, Any] = {"launcher": "manual", "rank": rank, "local_rank": rank, "world_size": 2, **more}
+    topology = Topology(**place, master_addr="localhost", port_candidates=(1,))
+    return World(topology=topology, device=torch.device("cpu"))
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
+    monkeypatch.setattr(log, "propagate", False)
+    level = log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(caplog.handler)
+    yield caplog
+    log.removeHandler(caplog.handler)
+    log.setLevel(level)
+
+
+def steps(folder: Path, name: str = "metrics.jsonl") -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / name).read_text().splitlines()]
+
+
+def record(run_dir: RunDir, *numbers: int) -> None:
+    for number in numbers:
+        run_dir.log("train", {"step": number})
+    written(run_dir)
+
+
+def written(run_dir: RunDir) -> str | None:
+    """Wait until all is written, or has failed; what is not on disk then."""
+    return run_dir._metrics.finish(60)
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No world of another test waits for these files."""
+    monkeypatch.setattr(final_flush, "_files", [])
+
+
+def test_records_are_lines_with_kind_and_time(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "new" / "run", a_world())
+    run_dir.log("train", {"step": 1, "loss": 0.5, "text": "ü\n"})
+    written(run_dir)
+    (line,) = (run_dir.path / "metrics.jsonl").read_text().splitlines()
+    found = json.loads(line)
+    assert found.pop("time") > 1.7e9
+    assert found == {"kind": "train", "step": 1, "loss": 0.5, "text": "ü\n"}
+
+
+def test_only_rank_0_touches_the_folder(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "run", a_world(1))
+    run_dir.log("train", {"step": 1})
+    run_dir.continue_metrics(10)
+    run_dir.describe(None)
+    run_dir.save("x.pt", {})
+    run_dir.sync()
+    assert not (tmp_path / "run").exists()
+
+
+def test_after_a_checkpoint_records_are_made_anew(tmp_path: Path) -> None:
+    first = RunDir(tmp_path, a_world())
+    record(first, 1, 2)
+    size = first.metrics_bytes
+    assert size == (tmp_path / "metrics.jsonl").stat().st_size
+    record(first, 3, 4)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"kind": "tr')  # killed in the middle of a line
+    second = RunDir(tmp_path, a_world())
+    second.continue_metrics(size)
+    assert steps(tmp_path) == [1, 2] and second.metrics_bytes == size
+    record(second, 30, 40)
+    assert steps(tmp_path) == [1, 2, 30, 40]
+    assert [path.name for path in tmp_path.glob("metrics*")] == ["metrics.jsonl"]
+
+
+def test_a_line_torn_before_the_checkpoint_is_said_and_spoils_no_other(
+    tmp_path: Path, said: pytest.LogCaptureFixture
+) -> None:
+    """Where the disk was full, the file can be shorter than the checkpoint says, and end within a record."""
+    first = RunDir(tmp_path, a_world())
+    record(first, 1, 2, 3)
+    size = first.metrics_bytes
+    os.truncate(tmp_path / "metrics.jsonl", size - 10)
+    second = RunDir(tmp_path, a_world())
+    second.continue_metrics(size)
+    assert "metrics.jsonl has lost the last" in said.text
+    record(second, 4)
+    assert steps(tmp_path) == [1, 2, 4]
+
+
+def test_a_lost_file_is_begun_anew(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
+    run_dir = RunDir(tmp_path, a_world())
+    run_dir.continue_metrics(100)
+    record(run_dir, 1)
+    assert "metrics.jsonl has lost the last 100 bytes" in said.text
+    assert steps(tmp_path) == [1]
+
+
+class FullDisk:
+    """Takes a number of bytes, then no more, for writes with os.pwrite."""
+
+    def __init__(self, free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free, self.pwrite = free, os.pwrite
+        monkeypatch.setattr(os, "pwrite", self)
+
+    def __call__(self, descriptor: int, data: bytes, offset: int) -> int:
+        if not self.free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        data = data[: self.free]
+        self.free -= len(data)
+        return self.pwrite(descriptor, data, offset)
+
+
+@pytest.mark.parametrize("free", [0, 1, 30, 75])
+def test_what_a_full_disk_does_not_take_is_written_later(
+    tmp_path: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    run_dir = RunDir(tmp_path, a_world())
+    record(run_dir, 1)
+    disk = FullDisk(free, monkeypatch)
+    record(run_dir, *range(2, 8))
+    (error,) = said.records  # once, not for every record
+    assert error.levelno == logging.ERROR and "metrics.jsonl failed: No space left on device" in error.getMessage()
+    size = run_dir.metrics_bytes
+    assert size > (tmp_path / "metrics.jsonl").stat().st_size
+    disk.free = 1 << 20
+    record(run_dir, 8)
+    assert steps(tmp_path) == list(range(1, 9))
+    assert run_dir.metrics_bytes == (tmp_path / "metrics.jsonl").stat().st_size
+    disk.free = 0
+    record(run_dir, 9)
+    assert len(said.records) == 2  # full again is said again
+
+
+def test_records_before_a_checkpoint_survive_a_disk_that_was_full_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint counts them, so they must be there when it is: a resumed run would go on without them."""
+    run_dir = RunDir(tmp_path, a_world())
+    record(run_dir, 1)
+    with monkeypatch.context() as patch:
+        FullDisk(10, patch)
+        record(run_dir, 2)
+        size = run_dir.metrics_bytes
+    try:
+        run_dir.sync()  # there is space again: it is written; or else this fails, and with it the checkpoint
+    except OSError:
+        return
+    assert (tmp_path / "metrics.jsonl").stat().st_size == size
+
+
+def test_what_blocks_is_named_and_stops_no_training(
+    tmp_path: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file system that hangs: the record is made, and the next ones."""
+    run_dir = RunDir(tmp_path, a_world())
+    has_returned, pwrite = threading.Event(), os.pwrite
+
+    def blocked(*arguments: Any) -> int:
+        assert has_returned.wait(60)
+        return pwrite(*arguments)
+
+    monkeypatch.setattr(background_writer, "_SLOW_S", 0.0)
+    run_dir._metrics._writer._told_s = 0.0
+    monkeypatch.setattr(os, "pwrite", blocked)
+    run_dir.log("train", {"step": 1})
+    for step in range(2, 100):
+        run_dir.log("train", {"step": step})
+    assert said.text.count(f"Still being written: {tmp_path}/metrics.jsonl, for 0 s. Does its file system hang?") >= 1
+    assert run_dir._metrics.finish(0.1) == f"still being written: {tmp_path}/metrics.jsonl, for 0 s"
+    size = run_dir.metrics_bytes
+    has_returned.set()
+    assert written(run_dir) is None
+    assert steps(tmp_path) == list(range(1, 100))
+    assert size == (tmp_path / "metrics.jsonl").stat().st_size
+
+
+def test_records_that_wait_for_ever_end_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = RunDir(tmp_path, a_world())
+    FullDisk(0, monkeypatch)
+    monkeypatch.setattr(metrics, "_MAX_WAITING_BYTES", 1000)
+    with pytest.raises(RunDirError, match=r"(?s)metrics.jsonl:\n.* bytes wait to be written: No space left on device"):
+        for _ in range(100):
+            record(run_dir, 1)
+
+
+# What others do to the files of a run
+
+
+def unlink(path: Path) -> None:
+    path.unlink()
+
+
+def replace(path: Path) -> None:
+    path.unlink()
+    path.write_text("theirs\n")
+
+
+def link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("missing")
+
+
+def remove_all(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+@pytest.mark.parametrize("do", [unlink, replace, link, remove_all])
+def test_metrics_that_others_remove_are_made_again(
+    tmp_path: Path, said: pytest.LogCaptureFixture, do: Callable[[Path], None]
+) -> None:
+    run_dir = RunDir(tmp_path / "run", a_world())
+    record(run_dir, 1, 2)
+    path = run_dir.path / "metrics.jsonl"
+    do(path)
+    run_dir.log("train", {"step": 3})
+    run_dir.sync()
+    assert f"{path} was removed or replaced while this run wrote to it; it is made again." in said.text
+    record(run_dir, 4)
+    assert steps(run_dir.path) == [1, 2, 3, 4]
+    assert run_dir.metrics_bytes == path.stat().st_size
+    if do is replace:
+        assert (run_dir.path / "metrics.1.jsonl").read_text() == "theirs\n"
+    said.clear()
+    run_dir.sync()
+    assert not said.records
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(run_dir.path.stat().st_mode) == 0o700
+
+
+def test_metrics_that_cannot_be_made_again_cost_one_checkpoint(
+    tmp_path: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS, what another node removed can't be read; a checkpoint must not count records that are lost."""
+    run_dir = RunDir(tmp_path, a_world())
+    record(run_dir, 1, 2)
+    (tmp_path / "metrics.jsonl").unlink()
+
+    def stale(*_: Any) -> bytes:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", stale)
+        with pytest.raises(OSError, match="the records before are lost: Stale file handle"):
+            run_dir.sync()
+    record(run_dir, 3)
+    run_dir.sync()
+    assert steps(tmp_path) == [3]
+    assert run_dir.metrics_bytes == (tmp_path / "metrics.jsonl").stat().st_size
+
+
+def test_an_earlier_runs_records_are_set_aside_with_the_first_of_this(tmp_path: Path) -> None:
+    for number in range(3):
+        run_dir = RunDir(tmp_path, a_world())
+        record(run_dir, number)
+    assert steps(tmp_path) == [2]
+    assert steps(tmp_path, "metrics.1.jsonl") == [0]
+    assert steps(tmp_path, "metrics.2.jsonl") == [1]
+
+
+def test_setting_aside_takes_the_next_free_number(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
+    path, folder = tmp_path / "metrics.jsonl", tmp_path / "checkpoints"
+    set_aside(path)
+    path.touch()
+    set_aside(path)  # an empty one is nothing
+    assert path.exists() and not said.records
+    for text in ("a", "b"):
+        path.write_text(text)
+        set_aside(path)
+    (tmp_path / "metrics.4.jsonl").write_text("d")
+    path.write_text("c")
+    set_aside(path)
+    assert {p.name: p.read_text() for p in tmp_path.glob("metrics.*")} == {
+        f"metrics.{number}.jsonl": text for number, text in ((1, "a"), (2, "b"), (3, "c"), (4, "d"))
+    }
+    for _ in range(2):
+        folder.mkdir()
+        set_aside(folder)
+    assert sorted(p.name for p in tmp_path.glob("checkpoints*")) == ["checkpoints.1", "checkpoints.2"]
+    assert "was there already: it is now checkpoints.2." in said.text
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirError, match=r"(?s)Not a directory\..*--run-dir"):
+        RunDir(tmp_path / "file" / "run", a_world())
+    with pytest.raises(RunDirError, match=r"File exists"):
+        RunDir(tmp_path / "file", a_world())
+
+
+def test_what_ran_is_described(tmp_path: Path) -> None:
+    @dataclasses.dataclass
+    class Config:
+        data_dir: Path = Path("data")
+
+    RunDir(tmp_path, a_world()).describe(Config())
+    found = json.loads((tmp_path / "run.json").read_text())
+    assert found["config"] == {"data_dir": "data"}
+    assert found["topology"]["world_size"] == 2
+    assert found["versions"]["cuda"] is None
+
+
+def test_where_a_run_dir_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CLUSTER_DDP_RUN_DIR", raising=False)
+    assert default_run_dir("digits", a_world(job_id=12)) == Path("runs/digits-12")
+    assert default_run_dir("digits", a_world(job_id=14, array_job_id=12, array_task_id=3)) == Path("runs/digits-12_3")
+    assert default_run_dir("digits", a_world()).name.startswith("digits-2")
+    monkeypatch.setenv("CLUSTER_DDP_RUN_DIR", "/x/y")
+    assert default_run_dir("digits", a_world(job_id=12)) == Path("/x/y")

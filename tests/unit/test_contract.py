@@ -1,0 +1,61 @@
+"""What launch, runtime and the templates share is named in one place, and documented."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster_ddp import contract
+
+ROOT = Path(__file__).parents[2]
+PACKAGE, TEMPLATES, REFERENCE = ROOT / "cluster_ddp", ROOT / "templates", ROOT / "docs" / "reference"
+
+
+def names(group: type) -> list[str]:
+    return [value for key, value in vars(group).items() if key.isupper()]
+
+
+FILES = [name for name in names(contract.File) if "." in name]
+
+
+def texts(module: Path) -> Iterator[str]:
+    """Strings of a module, without its docstrings."""
+    tree = ast.parse(module.read_text())
+    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements:
+            yield node.value
+
+
+@pytest.mark.parametrize("name", [*names(contract.Env), *FILES])
+def test_nobody_else_spells_a_name(name: str) -> None:
+    """In messages to people it may stand."""
+    spelled = re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w.])")
+    for module in sorted(PACKAGE.rglob("*.py")):
+        if module.name != "contract.py":
+            assert [text for text in texts(module) if spelled.search(text) and " " not in text.strip()] == [], module
+
+
+def test_the_templates_use_no_other_variable_and_spell_no_file() -> None:
+    for template in TEMPLATES.iterdir():
+        text = template.read_text()
+        assert {*re.findall(r"CLUSTER_DDP_\w+", text)} - {"CLUSTER_DDP_"} <= {*names(contract.Env)}, template
+        assert [name for name in FILES if f"/{name}" in text] == [], template
+
+
+@pytest.mark.parametrize(
+    ("page", "group"), [("environment-variables.md", contract.Env), ("run-directory.md", contract.File)]
+)
+def test_the_reference_has_each_name_and_no_other(page: str, group: type) -> None:
+    text = (REFERENCE / page).read_text()
+    rows = re.findall(r"^\| `([^`]+)` \|", text, flags=re.MULTILINE)
+    assert sorted(rows) == sorted(name.replace("{}", "N") for name in names(group))
+
+
+def test_the_reference_has_each_kind_of_record() -> None:
+    text = (REFERENCE / "run-directory.md").read_text()
+    assert re.findall(r"^- `(\w+)`:", text, flags=re.MULTILINE) == names(contract.Record)
