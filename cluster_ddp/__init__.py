@@ -17,6 +17,8 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
+from cluster_ddp._version import __version__
+
 if TYPE_CHECKING:
     from cluster_ddp.jobs.job import Job
     from cluster_ddp.launch.spec import JobSpec
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from cluster_ddp.slurm.topology import Topology
     from cluster_ddp.submit import submit
 
-__version__ = "0.1.0"
 __all__ = ["Checkpointer", "Job", "JobSpec", "Topology", "World", "__version__", "distributed", "submit"]
 
 _HOMES = {

@@ -1,4 +1,4 @@
-"""The house rules that a machine can keep: who imports whom, and what the doors may cost."""
+"""The rules of the architecture that a machine can keep: who imports whom, and what an entry point may cost."""
 
 from __future__ import annotations
 
@@ -11,33 +11,58 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "cluster_ddp"
-# room -> the rooms of the package that it may import; doors (modules at the top, and sandbox) may import anything.
+LEAVES = {"contract", "errors", "files", "_version"}
+# package -> the others that it may import; modules at the top, and the sandbox, may import anything.
 MAY_IMPORT = {
-    "slurm": {"slurm", "errors"},
-    "launch": {"launch", "slurm", "errors", "files"},
-    "runtime": {"runtime", "slurm", "errors", "files"},
-    "mnist": {"mnist", "runtime", "errors", "files"},
+    "slurm": set(),
+    "launch": {"slurm"},
+    "jobs": {"launch", "slurm"},
+    "runtime": {"slurm"},
+    "mnist": {"runtime"},
 }
+MODULES_SIDE_BY_SIDE = 12
 
 
-def imported_rooms(module: Path) -> set[str]:
-    rooms = set()
-    for node in ast.walk(ast.parse(module.read_text())):
-        names = []
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def imports(module: str) -> set[str]:
+    """The modules of the package that one imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        rooms |= {name.split(".")[1] for name in names if name.startswith("cluster_ddp.")}
-    return rooms
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in MODULES else node.module for name in names}
+    return {name for name in found if name in MODULES}
 
 
-@pytest.mark.parametrize("room", MAY_IMPORT)
-def test_rooms_import_only_what_they_may(room: str) -> None:
-    modules = sorted((PACKAGE / room).rglob("*.py"))
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_packages_import_only_what_they_may(package: str) -> None:
+    modules = [name for name in MODULES if name.split(".")[1:2] == [package]]
     assert modules
     for module in modules:
-        assert imported_rooms(module) <= MAY_IMPORT[room], module
+        others = {name.split(".")[1] for name in imports(module)} - LEAVES - {package}
+        assert others <= MAY_IMPORT[package], module
+
+
+def test_no_imports_run_in_a_circle() -> None:
+    """Nor do those inside functions, or for type checkers."""
+    left = {module: imports(module) - {module} for module in MODULES}
+    while leaves := {module for module, needed in left.items() if not needed & left.keys()}:
+        left = {module: needed for module, needed in left.items() if module not in leaves}
+    assert left == {}
+
+
+def test_no_package_has_too_many_modules_side_by_side() -> None:
+    for folder in {path.parent for path in MODULES.values()}:
+        modules = [path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")]
+        assert len(modules) <= MODULES_SIDE_BY_SIDE, folder
 
 
 def test_slurm_needs_the_standard_library_only() -> None:
@@ -65,7 +90,7 @@ def test_slurm_needs_the_standard_library_only() -> None:
         "import cluster_ddp.mnist.config, cluster_ddp.mnist.files",
     ],
 )
-def test_light_doors_import_no_heavy_module(command: str) -> None:
+def test_light_entry_points_import_no_heavy_module(command: str) -> None:
     heavy = ["torch", "torchvision", "numpy", "submitit", "pooch", "requests"]
     check = f"import sys; {command}; sys.exit(' '.join(m for m in {heavy} if m in sys.modules) or 0)"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)

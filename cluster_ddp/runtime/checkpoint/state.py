@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-import cluster_ddp
+from cluster_ddp._version import __version__
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.checkpoint import compatibility, file, rng
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, with_tensors
@@ -183,7 +183,7 @@ class TrainingState:
                 "job": topology.job_label,
                 "array_task": topology.array_task_id,
                 "world_size": topology.world_size,
-                "cluster_ddp": cluster_ddp.__version__,
+                "cluster_ddp": __version__,
                 "torch": str(torch.__version__),
                 "time": time.time(),
             },

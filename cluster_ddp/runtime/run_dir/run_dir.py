@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-import cluster_ddp
+from cluster_ddp._version import __version__
 from cluster_ddp.contract import Env, File
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.files import atomic_write, make_dir, reserve_descriptors
@@ -80,7 +80,7 @@ class RunDir:
             "topology": dataclasses.asdict(self.world.topology),
             "device": str(self.world.device),
             "versions": {
-                "cluster_ddp": cluster_ddp.__version__,
+                "cluster_ddp": __version__,
                 "python": platform.python_version(),
                 "torch": torch.__version__,
                 "cuda": torch.version.cuda if self.world.device.type == "cuda" else None,
@@ -146,7 +146,7 @@ class RunDir:
 def _git_commit() -> str | None:
     """The commit that the package was run from, "-dirty" if changed; None outside a git checkout."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--match="]
-    folder = Path(cluster_ddp.__file__).parent
+    folder = Path(__file__).parents[2]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
