@@ -56,7 +56,7 @@ test-gpu-nodes:  ## tests of 2 nodes with 8 GPUs each, in a Slurm allocation
 	$(gpu-tests) gpu_nodes
 
 chaos: $(VENV)/.installed  ## train under 200 random faults on a sandbox, and compare (as root; 40 minutes)
-	$(BIN)/python scripts/chaos.py --faults $(FAULTS) --seed $(SEED)
+	PYTHONPATH=tests $(BIN)/python -m chaos --faults $(FAULTS) --seed $(SEED)
 
 check: $(VENV)/.installed  ## lint, format, types, rendered jobs, links in the documentation
 	$(BIN)/ruff check .

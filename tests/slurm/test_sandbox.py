@@ -17,11 +17,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from chaos import disk, faults
 from cluster import Cluster, sandbox_name, skip
 from slowness import scaled
 
 from cluster_ddp.errors import SandboxError
-from cluster_ddp.sandbox import cluster, disk, faults, network, packages, releases
+from cluster_ddp.sandbox import cluster, network, packages, releases
 from cluster_ddp.sandbox.layout import STATE_ROOT
 from cluster_ddp.slurm import commands
 

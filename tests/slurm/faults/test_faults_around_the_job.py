@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+from chaos import faults
 from cluster import ROOT, Place, output
 from paced_run import ONE_TASK, PACED, TRAINING, Run, start
 
-from cluster_ddp.sandbox import faults
 from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.port import PORT_COUNT
 

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from chaos import faults
 from cluster import Cluster, Place, output, records
 from paced_run import ONE_TASK, PACED, TRAINING, TWO_TASKS, Run, start
 from slowness import scaled
 
-from cluster_ddp.sandbox import faults
 from cluster_ddp.slurm import commands
 
 

@@ -1,4 +1,4 @@
-"""The kinds of faults of chaos.py: what a bad day on a cluster has to offer, made with cluster_ddp.sandbox.faults."""
+"""The kinds of faults: what a bad day on a cluster has to offer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chaos_run import Run
-
+from chaos import disk, faults
+from chaos.run import Run
 from cluster_ddp.errors import SlurmError
-from cluster_ddp.sandbox import disk, faults
 from cluster_ddp.slurm.port import candidates
 
 # slurmctld saves its state some seconds after a change: that a younger job has started may be forgotten, and it is

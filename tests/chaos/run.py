@@ -1,4 +1,4 @@
-"""One training of chaos.py: its job, or jobs one after the other, and its run directory."""
+"""One training under faults: its job, or jobs one after the other, and its run directory."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from chaos_training import SLOW_DISK
-
+from chaos import disk, faults
+from chaos.training import SLOW_DISK
 from cluster_ddp.contract import File
 from cluster_ddp.launch.render import render
 from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.runtime.checkpoint import file, folder
-from cluster_ddp.sandbox import cluster, disk, faults
+from cluster_ddp.sandbox import cluster
 from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands
 
 DISK = "disk"
 """The run directories' file system, in the folder of all of a chaos' files."""
-SCRIPT = Path(__file__).with_name("chaos_training.py")
+SCRIPT = Path(__file__).with_name("training.py")
 POLL_S = 0.3
 KEEP = 3
 LAST_EPOCHS = 3
@@ -83,8 +83,8 @@ class Run:
             requeue=True,
             max_requeues=1000,
         )
-        options = [f"--output={self.folder}/job-%j.log", f"--chdir={SCRIPT.parents[1]}"]
-        text = render(spec, source="scripts/chaos.py")
+        options = [f"--output={self.folder}/job-%j.log", f"--chdir={SCRIPT.parents[2]}"]
+        text = render(spec, source="make chaos")
         self.job_id = commands.submit(text=text, options=options, env=self._env).job_id
         self._restarts_of_job, self._told, self.since_s = 0, 0, time.time()
 

@@ -1,6 +1,6 @@
 """`make chaos`: train under random faults on a sandbox of its own, and compare with a training that had none.
 
-The training (chaos_training.py) runs once undisturbed, then again and again under seeded faults, until so many were
+The training (training.py) runs once undisturbed, then again and again under seeded faults, until so many were
 made. What it may not cost: a single bit of the final weights and of the metrics, a sample, a checkpoint. A job that a
 fault has ended is submitted again with the same run directory, as a user would; one that Slurm starts again is not.
 """
@@ -21,11 +21,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
-import chaos_faults
-from chaos_run import DISK, Run, ViolationError
-
+from chaos import disk, kinds
+from chaos.run import DISK, Run, ViolationError
 from cluster_ddp.errors import ClusterDDPError, SandboxError, exit_on_error
-from cluster_ddp.sandbox import cluster, disk, packages
+from cluster_ddp.sandbox import cluster, packages
 from cluster_ddp.sandbox.layout import Layout
 
 NODES, GPUS_PER_NODE = 4, 2
@@ -85,11 +84,11 @@ class Chaos:
         jobs = ", ".join(map(str, self.not_requeued))
         return f"{len(self.not_requeued)} jobs stopped in time and were not queued again: {jobs}"
 
-    def _kinds(self) -> Iterator[chaos_faults.Fault]:
+    def _kinds(self) -> Iterator[kinds.Fault]:
         """Every kind once and the quick ones twice, shuffled; and again."""
         while True:
-            kinds = [fault for fault in chaos_faults.FAULTS if (self.folder / DISK).is_mount() or not fault.needs_disk]
-            bag = [*kinds, *(fault for fault in kinds if fault.often)]
+            possible = [fault for fault in kinds.FAULTS if (self.folder / DISK).is_mount() or not fault.needs_disk]
+            bag = [*possible, *(fault for fault in possible if fault.often)]
             self.random.shuffle(bag)
             yield from bag
 
@@ -122,7 +121,7 @@ class Chaos:
             run.fail(f"job {run.job_id} ended as {run.state}, and no fault had been made that explains it")
         return False
 
-    def _make(self, run: Run, fault: chaos_faults.Fault) -> None:
+    def _make(self, run: Run, fault: kinds.Fault) -> None:
         before, pids, nearly_done = run.where(), {rank.pid for rank in run.ranks()}, run.is_nearly_done()
         done = fault.make(run, self.random)
         if done is None:  # nothing was there to be disturbed: the ranks had just ended
