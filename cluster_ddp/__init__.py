@@ -8,8 +8,9 @@
 
     job = cluster_ddp.submit(cluster_ddp.JobSpec(name="fit", nodes=2, gpus_per_node=4), train)
 
-Importing the package is cheap; torch is imported when `distributed` or `World` is first used. In a job that
-`cluster_ddp.submit` made, warnings before the time limit (USR1, USR2) are noted from the import on.
+These names are all that scripts need; the modules below may change. Importing the package is cheap: torch is imported
+when a name that needs it is first used. In a job that `cluster_ddp.submit` made, warnings before the time limit (USR1,
+USR2) are noted from the import on.
 """
 
 from __future__ import annotations
@@ -18,26 +19,89 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from cluster_ddp._version import __version__
+from cluster_ddp.errors import (
+    CheckpointError,
+    ClusterDDPError,
+    DataError,
+    DeviceError,
+    ForkError,
+    HostlistError,
+    JobError,
+    NonFiniteError,
+    ProfileError,
+    RendezvousError,
+    RunDirError,
+    SandboxError,
+    SlurmError,
+    SpecError,
+    TopologyError,
+)
 
 if TYPE_CHECKING:
     from cluster_ddp.jobs.job import Job
     from cluster_ddp.launch.spec import JobSpec
     from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
+    from cluster_ddp.runtime.data.resident import ResidentSet
+    from cluster_ddp.runtime.data.shard import Shard
     from cluster_ddp.runtime.distributed import distributed
+    from cluster_ddp.runtime.finite import FiniteCheck
+    from cluster_ddp.runtime.meter import Meter
+    from cluster_ddp.runtime.progress_bar import Progress
+    from cluster_ddp.runtime.run_dir.run_dir import RunDir
+    from cluster_ddp.runtime.stop_signals import Stopped
     from cluster_ddp.runtime.world import World
     from cluster_ddp.slurm.topology import Topology
     from cluster_ddp.submit import submit
 
-__all__ = ["Checkpointer", "Job", "JobSpec", "Topology", "World", "__version__", "distributed", "submit"]
+__all__ = [
+    "CheckpointError",
+    "Checkpointer",
+    "ClusterDDPError",
+    "DataError",
+    "DeviceError",
+    "FiniteCheck",
+    "ForkError",
+    "HostlistError",
+    "Job",
+    "JobError",
+    "JobSpec",
+    "Meter",
+    "NonFiniteError",
+    "ProfileError",
+    "Progress",
+    "RendezvousError",
+    "ResidentSet",
+    "RunDir",
+    "RunDirError",
+    "SandboxError",
+    "Shard",
+    "SlurmError",
+    "SpecError",
+    "Stopped",
+    "Topology",
+    "TopologyError",
+    "World",
+    "__version__",
+    "distributed",
+    "submit",
+]
 
-_HOMES = {
-    "Checkpointer": "cluster_ddp.runtime.checkpoint.checkpointer",
-    "Job": "cluster_ddp.jobs.job",
-    "JobSpec": "cluster_ddp.launch.spec",
-    "Topology": "cluster_ddp.slurm.topology",
-    "World": "cluster_ddp.runtime.world",
-    "distributed": "cluster_ddp.runtime.distributed",
-    "submit": "cluster_ddp.submit",
+# Where the names are that take time to import.
+_MODULES = {
+    "Checkpointer": "runtime.checkpoint.checkpointer",
+    "FiniteCheck": "runtime.finite",
+    "Job": "jobs.job",
+    "JobSpec": "launch.spec",
+    "Meter": "runtime.meter",
+    "Progress": "runtime.progress_bar",
+    "ResidentSet": "runtime.data.resident",
+    "RunDir": "runtime.run_dir.run_dir",
+    "Shard": "runtime.data.shard",
+    "Stopped": "runtime.stop_signals",
+    "Topology": "slurm.topology",
+    "World": "runtime.world",
+    "distributed": "runtime.distributed",
+    "submit": "submit",
 }
 
 # Our batch scripts start Python with the warnings ignored: it would die of one that comes before it has a handler.
@@ -49,8 +113,12 @@ if signal.SIG_IGN in (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,11 +8,11 @@ from importlib import import_module
 from cluster_ddp.errors import nearest
 
 VERBS = {
-    "env": "show this process's place in its job",
+    "env": "show the place of this process in its job",
     "submit": "submit a training script to Slurm, or run it on this machine",
-    "status": "what the submitted jobs are doing, and how far they are",
+    "status": "show what submitted jobs are doing, and how far they are",
     "train": "train the MNIST CNN under DDP",
-    "sandbox": "a real multi-node Slurm on this machine",
+    "sandbox": "start a real multi-node Slurm on this machine",
 }
 _MODULES = {"sandbox": "cluster_ddp.sandbox.__main__"}
 

@@ -1,7 +1,7 @@
-"""`python -m cluster_ddp.env`: show this process's place in its job, as a table, JSON or shell exports.
+"""`cluster-ddp env`: show this process's place in its job, as a table, JSON or shell exports.
 
 srun python -m cluster_ddp.env                      who is where
-eval "$(python -m cluster_ddp.env --export)"        RANK, LOCAL_RANK, WORLD_SIZE … for a script that wants them
+eval "$(cluster-ddp env --export)"                  RANK, LOCAL_RANK, WORLD_SIZE … for a script that wants them
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from cluster_ddp.errors import exit_on_error
 from cluster_ddp.slurm.topology import Topology
 
-PROGRAM = "python -m cluster_ddp.env"
+PROGRAM = "cluster-ddp env"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@
     ├── DataError          a dataset that is missing or damaged
     ├── RunDirError        a run directory that can't be written, or is in use
     ├── CheckpointError    a checkpoint that is missing, damaged, or of another training
-    ├── NonFiniteError     a loss or gradient that is no number
+    ├── NonFiniteError     a non-finite loss or gradient (NaN or Inf)
     ├── SpecError          a job that can't be asked for
     │   └── ProfileError       a settings file that can't be used
     ├── JobError           a job that ended without a result
@@ -77,7 +77,7 @@ class CheckpointError(ClusterDDPError):
 
 
 class NonFiniteError(ClusterDDPError):
-    """A loss or a gradient that is infinite or no number."""
+    """A non-finite loss or gradient (NaN or Inf)."""
 
 
 class SpecError(ClusterDDPError):

@@ -1,4 +1,4 @@
-"""`python -m cluster_ddp.status [JOB …]`: what submitted jobs are doing, and how far they are, in one table.
+"""`cluster-ddp status [JOB …]`: what submitted jobs are doing, and how far they are, in one table.
 
 JOB is a job id (12, 12_3; an array's id means its tasks) or a run directory. Without one, all jobs in runs/ are shown.
 """
@@ -15,7 +15,7 @@ from cluster_ddp.jobs.status import RunStatus, run_statuses
 from cluster_ddp.launch.run_dirs import resume_command
 from cluster_ddp.slurm.commands import FINAL_STATES
 
-PROGRAM = "python -m cluster_ddp.status"
+PROGRAM = "cluster-ddp status"
 # A longer name, say, is cut.
 _WIDEST = 120
 _HEADINGS = ("JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "EPOCH", "ACCURACY", "SAMPLES/S", "")
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with exit_on_error(PROGRAM):
         found = run_statuses(arguments.runs_dir, arguments.jobs)
     if not found:
-        print(f"No submitted jobs in {arguments.runs_dir}. Submit one: python -m cluster_ddp.submit")
+        print(f"No submitted jobs in {arguments.runs_dir}. Submit one: cluster-ddp submit")
         return 0
     rows = [_HEADINGS, *(tuple(printable(cell)[:_WIDEST] for cell in _row(one)) for one in found)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]

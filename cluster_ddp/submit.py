@@ -1,10 +1,10 @@
-"""`python -m cluster_ddp.submit`: submit a training script to Slurm, or run it on this machine.
+"""`cluster-ddp submit`: submit a training script to Slurm, or run it on this machine.
 
---nodes 2 --gpus-per-node 2 --epochs 3                      the reference job, MNIST, with its own options
---nodes 2 --gpus-per-node 4 -- python my_train.py           any command; each GPU gets a task that runs it
+--nodes 2 --gpus-per-node 4 -- python my_train.py           a command; each GPU gets a task that runs it
+--nodes 2 --gpus-per-node 2 --epochs 3                      no command: the MNIST training, with its own options
 --array seed=0..3 lr=0.1,1.0 -- python t.py --lr {lr} …     an array over all combinations
---dry-run … --test-only … --watch …                         only show it; ask when it would start; follow it
---resume 12                                                 the same again, in the run directory of job 12
+--dry-run … --test-only … --watch …                         show the script; ask when it would start; follow the job
+--resume 12                                                 resume job 12 in its run directory
 
 From Python, `cluster_ddp.submit(spec, function_or_command)` does the same.
 """
@@ -34,7 +34,7 @@ from cluster_ddp.launch.spec import ARRAY_TASK, JobSpec
 if TYPE_CHECKING:
     from cluster_ddp.mnist.config import TrainConfig
 
-PROGRAM = "python -m cluster_ddp.submit"
+PROGRAM = "cluster-ddp submit"
 
 
 def submit(
@@ -54,7 +54,7 @@ def submit(
         spec: what to run on what.
         function_or_command: a function, called in every rank with the `World` and, in an array, its values of the grid
             as keywords (texts); or a command, an argument each. None for the spec's own command.
-        backend: submitit (Slurm where there is one, else this machine), sbatch (Slurm, commands only) or local.
+        backend: submitit (Slurm if there is one, else this machine), sbatch (Slurm, commands only) or local.
         runs_dir: folder of the run directories.
         run_dir: the new run directory; default: <name>-<job id> in `runs_dir`.
         resume: a job that has ended (12, or 12_3 for an array's task), or its run directory: the new job resumes there.

@@ -1,6 +1,6 @@
-"""`python -m cluster_ddp.train`: train the MNIST CNN under DDP; the options are `mnist.config.TrainConfig`'s.
+"""`cluster-ddp train`: train the MNIST CNN under DDP; the options are `mnist.config.TrainConfig`'s.
 
-python -m cluster_ddp.train --dataset digits --epochs 3     one process
+cluster-ddp train --dataset digits --epochs 3               one process
 srun python -m cluster_ddp.train                            one per Slurm task
 torchrun --nproc-per-node 2 -m cluster_ddp.train            one per torchrun worker
 """
@@ -16,7 +16,7 @@ from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, exit_on_error
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.runtime import stop_signals
 
-PROGRAM = "python -m cluster_ddp.train"
+PROGRAM = "cluster-ddp train"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

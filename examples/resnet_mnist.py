@@ -1,7 +1,7 @@
 """A model and a dataset of torchvision's, saved and resumed: ResNet-18 on MNIST.
 
 python scripts/download_data.py
-python -m cluster_ddp.submit --nodes 2 --gpus-per-node 2 -- python examples/resnet_mnist.py data
+cluster-ddp submit --nodes 2 --gpus-per-node 2 -- python examples/resnet_mnist.py data
 """
 
 import sys

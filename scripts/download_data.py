@@ -52,13 +52,13 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="download_data.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    top.add_argument("--data-dir", type=Path, default=Path("data"), help="default: %(default)s")
+    top.add_argument("--data-dir", type=Path, default=Path("data"), help="folder for MNIST/raw (default: %(default)s)")
     top.add_argument("--dataset", choices=["mnist", "digits"], default="mnist")
-    top.add_argument("--mirror", action="append", default=[], metavar="URL", help="tried before the known ones")
-    top.add_argument("--from", dest="source", type=Path, metavar="FOLDER", help="take the files from here")
-    top.add_argument("--timeout-s", type=float, default=30, help="without an answer (default: %(default)s)")
-    top.add_argument("--deadline-s", type=float, default=900, help="per file and mirror (default: %(default)s)")
-    top.add_argument("--retries", type=int, default=2, help="per file and mirror (default: %(default)s)")
+    top.add_argument("--mirror", action="append", default=[], metavar="URL", help="mirror to try first")
+    top.add_argument("--from", dest="source", type=Path, metavar="FOLDER", help="folder with the files")
+    top.add_argument("--timeout-s", type=float, default=30, help="seconds to wait for an answer (default: %(default)s)")
+    top.add_argument("--deadline-s", type=float, default=900, help="seconds per file and mirror (default: %(default)s)")
+    top.add_argument("--retries", type=int, default=2, help="retries per file and mirror (default: %(default)s)")
     return top
 
 

@@ -43,7 +43,7 @@ class RunStatus:
     restarts: int | None = None
     """How often it was started again."""
     epoch: int | None = None
-    """The last one of which there is a figure."""
+    """The last epoch with a record."""
     accuracy: float | None = None
     """On the test set, after the last epoch: 0 to 1."""
     samples_per_s: float | None = None

@@ -56,7 +56,7 @@ class _Following:
                 self.show(f"job {self.label}: Slurm does not know it any more.")
                 return True
             if self.answers:
-                self.show(f"Slurm does not answer ({error.found}); the job goes on, trying again …")
+                self.show(f"Slurm does not answer ({error.found}); the job continues, trying again …")
             self.answers = False
             return False
         if not self.answers:

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError, SpecError, nearest
-from cluster_ddp.launch import grids, python_command, run_dirs, snapshot
+from cluster_ddp.launch import grids, parse_python_command, run_dirs, snapshot
 from cluster_ddp.launch.backends import submitit_task
 from cluster_ddp.launch.backends.local import ThisMachine
 from cluster_ddp.launch.backends.slurm import WAIT, Slurm
@@ -144,7 +144,7 @@ def _check(spec: JobSpec, function: Callable[..., Any] | None, backend: str) -> 
     if function is not None:
         _check_function(spec)
     elif spec.launcher == "fork":
-        python_command.interpreter_words(spec.command)
+        parse_python_command.interpreter_words(spec.command)
 
 
 def _check_function(spec: JobSpec) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster_ddp import contract
-from cluster_ddp.launch import grids, python_command, run_dirs
+from cluster_ddp.launch import grids, parse_python_command, run_dirs
 from cluster_ddp.launch.spec import ARRAY_TASK, JobSpec, seconds
 from cluster_ddp.slurm import port
 
@@ -56,7 +56,7 @@ def render(
         contract=contract,
         interpreter_words=_interpreter_words(spec),
         ranks='"$LOCAL_WORLD_SIZE"',
-        imports_us=python_command.imports_us(spec.command),
+        imports_us=parse_python_command.imports_us(spec.command),
     )
 
 
@@ -89,7 +89,7 @@ def task_command(spec: JobSpec, command: tuple[str, ...]) -> tuple[str, ...]:
         interpreter_words=_interpreter_words(spec),
         ranks=spec.gpus_per_node,
         contract=contract,
-        imports_us=python_command.imports_us(spec.command),
+        imports_us=parse_python_command.imports_us(spec.command),
     )
     return ("bash", "-c", text.strip(), "bash", *command)
 
@@ -117,7 +117,7 @@ def _environment() -> Environment:
 
 
 def _interpreter_words(spec: JobSpec) -> int:
-    return python_command.interpreter_words(spec.command) if spec.launcher == "fork" else 0
+    return parse_python_command.interpreter_words(spec.command) if spec.launcher == "fork" else 0
 
 
 def _word(argument: str, spec: JobSpec) -> str:

@@ -29,7 +29,7 @@ from cluster_ddp.errors import RunDirError
 from cluster_ddp.files import make_dir, open_own
 from cluster_ddp.launch.spec import JobSpec
 
-RESUME = "python -m cluster_ddp.submit --resume"
+RESUME = "cluster-ddp submit --resume"
 """Followed by a run directory, what resumes it."""
 
 

@@ -19,7 +19,7 @@ ARRAY_TASK_PLACEHOLDER = f"{{{ARRAY_TASK}}}"
 Launcher = Literal["srun", "torchrun", "fork"]
 
 ALTERNATIVES = (("venv", "conda_env"), ("container", "container_image"))
-"""Fields of which a job can have one."""
+"""Fields that exclude each other."""
 
 _PATH = (r"[^\x00-\x1f\x7f]+", "a path without line breaks")
 
@@ -91,10 +91,10 @@ class JobSpec:
     """
 
     name: str
-    """Of the job, as squeue shows it."""
+    """Name of the job, as squeue shows it."""
     command: tuple[str, ...] = ()
-    """What every task runs, an argument each, quoted for the shell. In an array "{array_task_id}" in it becomes the
-    task's number, and "{key}" its value of a grid's key."""
+    """Command of every task, one word an item; each is quoted for the shell. In an array, "{array_task_id}" becomes the
+    task's number, and "{key}" the task's value of this key of the grid."""
     description: str = ""
     """One line for the script's header."""
     nodes: int = 1
@@ -102,17 +102,17 @@ class JobSpec:
     gpus_per_node: int = 1
     """GPUs, and so ranks, on each node."""
     gpu_type: str | None = None
-    """Kind of GPU, as the cluster's gres names it."""
+    """Type of GPU, as the cluster's gres names it."""
     cpus_per_task: int | None = None
     """CPUs for each rank."""
     mem: str | None = None
     """Memory per node, such as 32G."""
     time: str | None = None
-    """Time limit, in any of Slurm's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S. Kept as D-HH:MM:SS."""
+    """Time limit: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S. Kept as D-HH:MM:SS."""
     partition: str | None = None
-    """Partition, or several to choose from, separated by commas."""
+    """Partition, or several separated by commas: Slurm takes the one that starts the job first."""
     account: str | None = None
-    """Who pays."""
+    """Slurm account to charge."""
     qos: str | None = None
     """Quality of service."""
     constraint: str | None = None
@@ -120,22 +120,22 @@ class JobSpec:
     array: str | None = None
     """Task numbers of a job array, such as 0-7 or 0-99%4 (four at a time)."""
     grid: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Values for each placeholder of the command; array task number i runs the i-th combination."""
+    """Values of each placeholder of the command. Array task number i runs the i-th combination."""
     begin: str | None = None
-    """Start no earlier than this, as sbatch's --begin says it, such as 16:00 or now+2hours."""
+    """Earliest start, as sbatch's --begin has it, such as 16:00 or now+2hours."""
     after: str | None = None
-    """Start only when this job has completed, or what sbatch's --dependency says, such as afterany:12."""
+    """Id of a job that must complete first, or what sbatch's --dependency takes, such as afterany:12."""
     signal: str | None = None
-    """Warning before the time limit, such as USR1@120."""
+    """Signal before the time limit, such as USR1@120: two minutes before."""
     requeue: bool | None = None
-    """Whether Slurm may start the job again after preemption or the loss of a node."""
+    """Let Slurm requeue the job after preemption or the loss of a node."""
     max_requeues: int = 20
-    """How often the job is queued again when its command was stopped in time, which it says with status 75."""
+    """How often the job is requeued after its command was stopped in time (exit status 75)."""
     requeue_on_failure: int = 0
-    """How often it is queued again after a failure; never more than three times without a new checkpoint."""
+    """How often the job is requeued after a failure; never more than three times without a new checkpoint."""
     launcher: Launcher = "srun"
-    """srun: a task for each GPU. torchrun: a task for each node, whose agent starts a worker for each GPU. fork: a task
-    for each node, which imports torch once and becomes a rank for each GPU; for Python scripts and modules."""
+    """srun: one task per GPU. torchrun: one task per node; its agent starts a worker per GPU. fork: one task per node,
+    which imports torch once and forks a rank per GPU; for Python scripts and modules."""
     modules: tuple[str, ...] = ()
     """Environment modules to load first."""
     venv: str | None = None
@@ -143,17 +143,17 @@ class JobSpec:
     conda_env: str | None = None
     """Conda environment to activate."""
     setup: tuple[str, ...] = ()
-    """Lines of bash before the ranks start. They are run as they are: never put text from others here."""
+    """Lines of bash to run before the ranks start. They are run as they are: never put text from others here."""
     container: str | None = None
-    """Image to run the command in with Apptainer or Singularity: a .sif file or a URI such as docker://…"""
+    """Image for Apptainer or Singularity: a .sif file or a URI such as docker://…"""
     container_image: str | None = None
-    """Image to run the command in with Pyxis and Enroot."""
+    """Image for Pyxis and Enroot."""
     container_binds: tuple[str, ...] = ()
-    """Folders that the container sees besides the working and the run directory: PATH or SOURCE:DESTINATION."""
+    """More folders for the container, as PATH or SOURCE:DESTINATION. It sees the working and the run directory."""
     container_overlays: tuple[str, ...] = ()
-    """Overlays of an Apptainer container, used read-only."""
+    """Overlays of an Apptainer container, mounted read-only."""
     share: bool = False
-    """Let your group read the run directory. Without, only you can."""
+    """Let your group read the run directory. By default only you can."""
     sbatch_options: tuple[str, ...] = ()
     """More options for sbatch, such as --reservation=course."""
 

@@ -12,10 +12,10 @@ from cluster_ddp.contract import File
 from cluster_ddp.errors import SlurmError
 from cluster_ddp.launch import grids, resume, run_dirs, snapshot
 from cluster_ddp.launch.backends import Held, Scheduler, submitit_task
-from cluster_ddp.launch.interruptions import Interruptions
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.render import task_command
 from cluster_ddp.launch.spec import ARRAY_TASK
+from cluster_ddp.launch.submit_signals import SubmitSignals
 
 
 class Submitted(NamedTuple):
@@ -45,19 +45,19 @@ def submit(plan: Plan) -> list[Submitted]:
     """
     if plan.earlier is not None:
         plan.earlier.refuse_unended()
-    with Interruptions() as interruptions:
+    with SubmitSignals() as signals:
         made = run_dirs.prepare(plan.run_dir.parent if plan.run_dir else plan.runs_dir, plan.run_dir)
         folders: list[Path] = []
         held = aside = None
         try:
-            with interruptions.late():  # without the job's id, nobody could take it back
+            with signals.late():  # without the job's id, nobody could take it back
                 held = plan.scheduler.hold(plan.script, plan.options)
-            with interruptions.late():
+            with signals.late():
                 aside = resume.set_aside(plan.earlier) if plan.earlier else None
             jobs = _make_folders(plan, held, folders)
             plan.scheduler.release(held, jobs[0].run_dir, plan.spec.begin or "now")
         except BaseException:
-            with interruptions.late():
+            with signals.late():
                 run_dirs.remove(folders, made)
                 if aside is not None:
                     resume.put_back(aside)

@@ -23,14 +23,14 @@ class TrainConfig:
     """
 
     dataset: DatasetName = "mnist"
-    """mnist (scripts/download_data.py fetches it), or digits: 1,797 real digits that are in the package."""
+    """mnist (scripts/download_data.py fetches it), or digits: 1,797 handwritten digits in the package."""
     data_dir: Path = Path("data")
     """Folder with MNIST/raw, as torchvision's MNIST class has it."""
     run_dir: Path | None = None
     """Folder for metrics.jsonl, run.json and checkpoints. Default: the run directory of the submission, else
     runs/<dataset>-<job id, or date and time>."""
     recipe: RecipeName = "reference"
-    """reference: PyTorch's MNIST example. fast: a smaller CNN, Adam, one cycle, bf16; to 99 % as quickly as can be."""
+    """reference: PyTorch's MNIST example. fast: a smaller CNN, Adam, one cycle, bf16; reaches 99 % soonest."""
     epochs: int | None = None
     """Number of passes over the training set. Default: the recipe's, 14 or 2."""
     batch_size: int | None = None
@@ -38,47 +38,46 @@ class TrainConfig:
     test_batch_size: int = 1000
     """Test samples per GPU (rank) and step."""
     lr: float | None = None
-    """Learning rate, at its highest. Default: the recipe's, 1 or 0.006."""
+    """Learning rate at its highest. Default: the recipe's, 1 or 0.006."""
     gamma: float = 0.7
     """Factor on the reference recipe's learning rate after each epoch."""
     amp: Amp | None = None
-    """Precision of convolutions and matrix products: off (float32, on GPUs not TF32) or bf16; weights are float32.
+    """Precision of convolutions and matrix products: off (float32, no TF32) or bf16. Weights are float32.
     Default: the recipe's, off or bf16."""
     tune: Literal["auto", "always", "never"] = "auto"
-    """Time the memory layouts (contiguous, channels_last) at the start and take the faster; auto: in runs of 1,000
-    steps or more. Bits depend on it; a resumed run keeps it."""
+    """Time the memory layouts (contiguous, channels_last) at the start and take the faster one. auto: in runs of
+    1,000 steps or more. Bits depend on it; a resumed run keeps it."""
     deterministic: bool = False
-    """The same bits in every run on the same machines with the same ranks: no tuning, deterministic algorithms. Other
-    nodes or another number of ranks may add up in another order."""
+    """Same bits in every run on the same machines with the same ranks: deterministic algorithms, no tuning."""
     cuda_graph: bool = False
-    """On GPUs: launch each step's forward and backward as one CUDA graph, and its update as another."""
+    """On GPUs: run each step's forward and backward pass as one CUDA graph, and the update as another."""
     resident_share: float = 0.1
-    """How much of a GPU's free memory the images may take; where they need more, a DataLoader makes the batches."""
+    """Share of a GPU's free memory that the images may take. If they need more, a DataLoader makes the batches."""
     seed: int = 1
-    """Of the initial weights, the shuffling and the dropout."""
+    """Random seed for weights, shuffling and dropout."""
     log_interval: int = 10
-    """Steps between two lines of training loss."""
+    """Steps between two log lines."""
     cuda: bool = True
-    """Use GPUs where there are some."""
+    """Use GPUs, if there are any."""
     dry_run: bool = False
-    """One step and one test, to see that everything works."""
+    """Run one step and one test only."""
     save_model: bool = False
-    """Leave the trained weights in the run directory as mnist_cnn.pt."""
+    """Save the trained weights in the run directory as mnist_cnn.pt."""
     rendezvous_timeout_s: float = 300.0
     """Seconds to wait for all ranks at the start."""
     collective_timeout_s: float = 600.0
-    """Seconds that a rank may let the others wait later on; then they name it and end."""
+    """Seconds that ranks wait for another one while they train; then they name it and end."""
     checkpoint_every: str = "1epoch"
     """How often to save: 1epoch, 500steps, 10min, or never (then only when the job is stopped)."""
     keep_checkpoints: int = 3
-    """How many of the newest checkpoints stay."""
+    """Number of newest checkpoints to keep."""
     resume: str = "auto"
     """auto: resume from the run directory's newest checkpoint. never: start from the beginning. Or a path: start from
     this checkpoint, or from the newest one of another run directory."""
     stop_signals: tuple[str, ...] = ("USR1", "USR2", "TERM")
     """Signals at which to save and stop."""
     on_nan: Literal["stop", "continue"] = "stop"
-    """What to do when the loss is no number: stop, or leave out that step's update."""
+    """What to do on a non-finite loss (NaN or Inf): stop, or skip that step's update."""
 
     def __post_init__(self) -> None:
         for name, low in (

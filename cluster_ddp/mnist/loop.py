@@ -10,19 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from cluster_ddp.contract import Record
+from cluster_ddp import Checkpointer, FiniteCheck, Meter, Progress, RunDir, Shard, World, distributed
 from cluster_ddp.mnist import data
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.recipes import chosen
 from cluster_ddp.mnist.step import Step
-from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
-from cluster_ddp.runtime.data.shard import Shard
-from cluster_ddp.runtime.distributed import distributed
-from cluster_ddp.runtime.finite import FiniteCheck
-from cluster_ddp.runtime.meter import Meter
-from cluster_ddp.runtime.progress import Progress
-from cluster_ddp.runtime.run_dir.run_dir import RunDir, default_run_dir
-from cluster_ddp.runtime.world import World
 
 _LONG_RUN_STEPS = 1000  # trying the layouts takes the time of about twenty
 
@@ -53,7 +45,7 @@ class Training:
 
     def __init__(self, config: TrainConfig, world: World) -> None:
         self.config, self.world = config, world
-        self.run_dir = RunDir(config.run_dir or default_run_dir(config.dataset, world), world)
+        self.run_dir = RunDir(config.run_dir, world, name=config.dataset)
         recipe = chosen(config)
         self.run_dir.describe(dataclasses.replace(config, **recipe.options()))
         self.epochs = 1 if config.dry_run else recipe.epochs
@@ -133,7 +125,7 @@ class Training:
             "correct": int(all_correct),
             "samples": shard.size,
         }
-        self.run_dir.log(Record.TEST, values)
+        self.run_dir.log("test", values)
         self.world.print(
             f"Test set: Average loss: {values['loss']:.4f}, "
             f"Accuracy: {values['correct']}/{shard.size} ({100 * values['accuracy']:.2f}%)"
@@ -141,7 +133,7 @@ class Training:
 
     def finish(self) -> None:
         """Record that it is done."""
-        self.run_dir.log(Record.DONE, {"weights_sha256": _same_weights(self.world, self.step.model)})
+        self.run_dir.log("done", {"weights_sha256": _same_weights(self.world, self.step.model)})
         if self.config.save_model:
             self.run_dir.save("mnist_cnn.pt", self.step.model.module.state_dict())
 
@@ -152,7 +144,7 @@ class Training:
         if self.config.deterministic or self.step.is_tuned or not wanted:
             return
         seconds = self.step.tune()
-        self.run_dir.log(Record.TUNE, {"layout": self.step.layout, "seconds": seconds})
+        self.run_dir.log("tune", {"layout": self.step.layout, "seconds": seconds})
         told = ", ".join(f"{layout} {1000 * taken:.1f} ms" for layout, taken in seconds.items())
         self.world.print(f"Memory layout: {self.step.layout} (forward and backward: {told})")
 
@@ -166,7 +158,7 @@ class Training:
             "lr": float(self.step.optimizer.param_groups[0]["lr"]),
             "samples_per_s": round(samples_per_s, 1),
         }
-        self.run_dir.log(Record.TRAIN, values)
+        self.run_dir.log("train", values)
         line = f"Train Epoch: {epoch} [{shard.seen}/{shard.size} ({100 * shard.seen / shard.size:.0f}%)]"
         progress.update(shard.seen, f"{line}\tLoss: {'none finite' if loss is None else f'{loss:.6f}'}")
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from cluster_ddp.mnist.config import TrainConfig
-from cluster_ddp.mnist.fastest import fastest
+from cluster_ddp.mnist.layout_trials import fastest
 from cluster_ddp.mnist.recipes import LAYOUTS, Recipe
 from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.device import cuda_graphs

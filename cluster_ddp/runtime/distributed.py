@@ -14,11 +14,11 @@ import torch
 
 from cluster_ddp.runtime import process_group, rendezvous, stop_signals
 from cluster_ddp.runtime.data.workers import keep_through_stops
-from cluster_ddp.runtime.device import cuda_graphs, gpu_wait
+from cluster_ddp.runtime.device import cuda_graphs, nonblocking_wait
 from cluster_ddp.runtime.device import device as devices
 from cluster_ddp.runtime.failure import hard_exit
+from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.failure.peer_watch import PeerWatch
-from cluster_ddp.runtime.failure.report import FailureReporter
 from cluster_ddp.runtime.rendezvous import open_files
 from cluster_ddp.runtime.rendezvous.network_interface import choose_interface
 from cluster_ddp.runtime.rendezvous.secret import RunKey
@@ -114,7 +114,7 @@ def _leave_alone(device: torch.device, reporter: FailureReporter, error: BaseExc
     is_failure = not isinstance(error, SystemExit) or bool(error.code)
     if is_failure:
         reporter.report(error)
-    if gpu_wait.is_broken(device) or final_flush.are_stuck() or not process_group.abort(device):
+    if nonblocking_wait.is_broken(device) or final_flush.are_stuck() or not process_group.abort(device):
         reporter.linger()
         hard_exit.now(error.code if isinstance(error, SystemExit) and type(error.code) is int else int(is_failure))
 

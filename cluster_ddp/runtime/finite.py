@@ -1,4 +1,4 @@
-"""Stop before a loss that is no number ruins the weights, or at least before they are saved."""
+"""Stop before a non-finite loss (NaN or Inf) ruins the weights, or at least before they are saved."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FiniteCheck:
             epoch: for the message.
 
         Raises:
-            NonFiniteError: some gradient is infinite or no number; with the rank that it comes from.
+            NonFiniteError: some gradient is non-finite (NaN or Inf); with the rank that it comes from.
         """
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         asked = f"Training, step {step} of epoch {epoch}:"

@@ -49,7 +49,7 @@ class Meter:
         return {"total": self.total, "count": self.count}
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
-        """Go on from this rank's state; where fewer ranks go on than stopped, from those of several."""
+        """Continue from this rank's state; where fewer ranks resume than stopped, from those of several."""
         self.reset()
         if states:
             self.total = torch.stack([state["total"] for state in states]).sum().to(self.world.device)

@@ -16,7 +16,7 @@ def say(text: str) -> None:
     except (OSError, ValueError) as error:  # ValueError: somebody closed it
         # What is still in its buffer would fail again, and Python would end with status 120 for it.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-        complain(f"stdout takes no more output ({error}); training goes on without it.")
+        complain(f"stdout takes no more output ({error}); training continues without it.")
 
 
 def complain(text: str) -> None:

@@ -103,7 +103,7 @@ class StopFlag:
         self._deadline = deadline
 
     def reason(self) -> str | None:
-        """Why to stop; None to go on."""
+        """Why to stop; None to continue."""
         if self._signal is not None:
             return f"{socket.gethostname()} got {signal.Signals(self._signal).name.removeprefix('SIG')}"
         if time.monotonic() >= self._deadline:
@@ -144,7 +144,7 @@ def write_stop_marker(env: Mapping[str, str]) -> None:
         try:
             os.close(open_own(Path(path), os.O_WRONLY | os.O_CREAT))
         except OSError as error:
-            log.warning("Can't leave word in %s: %s.", path, error.strerror)
+            log.warning("Can't write the stop marker %s: %s.", path, error.strerror)
 
 
 def number_of(name: str) -> signal.Signals:

@@ -20,14 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from cluster_ddp.errors import DataError
-from cluster_ddp.runtime import messages, process_group
+from cluster_ddp.runtime import process_group, serialization
 from cluster_ddp.runtime.data.fingerprint import fingerprint
 from cluster_ddp.runtime.data.loader import Loader
 from cluster_ddp.runtime.data.resident import RESIDENT_SHARE, DeviceLoader, place
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard
 from cluster_ddp.runtime.ddp_buckets import prebuild_ddp_buckets
 from cluster_ddp.runtime.device import device as devices
-from cluster_ddp.runtime.device import gpu_wait
+from cluster_ddp.runtime.device import nonblocking_wait
 from cluster_ddp.runtime.output import say
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.runtime.seeds import seed_all, stream_seed
@@ -89,7 +89,7 @@ class World:
             DeviceTimeoutError: after `collective_timeout_s` seconds.
             PeerFailedError: another rank failed.
         """
-        gpu_wait.for_device(self.device, timeout_s=self.collective_timeout_s, peer_failed=self.peer_failed)
+        nonblocking_wait.for_device(self.device, timeout_s=self.collective_timeout_s, peer_failed=self.peer_failed)
 
     def sum(self, *values: float | torch.Tensor) -> list[float]:
         """The sums of some values over all ranks, the same on every rank. A collective: all ranks must call it.
@@ -123,15 +123,15 @@ class World:
 
         Objects that are no plain data or tensors are pickled. That takes a secret of the ranks (see `messages`).
         """
-        return messages.all_gather(value, self.key)
+        return serialization.all_gather(value, self.key)
 
     def gather_to_main(self, value: T) -> list[T] | None:
         """The same on rank 0 only, which takes as much memory for each rank as the largest value has; else None."""
-        return messages.gather(value, self.key)
+        return serialization.gather(value, self.key)
 
     def broadcast(self, value: T) -> T:
         """Rank 0's value, on every rank. A collective; the value as of `gather`."""
-        return messages.broadcast(value, self.key)  # type: ignore[no-any-return]  # of the type that rank 0 gave
+        return serialization.broadcast(value, self.key)  # type: ignore[no-any-return]  # of the type that rank 0 gave
 
     def wrap(self, model: torch.nn.Module) -> DistributedDataParallel:
         """The model under DDP, on this rank's device.

@@ -12,5 +12,5 @@ several sandboxes and a Slurm already on the machine don't disturb each other.
     faults    what breaks, made for real; disk: a small file system that can be full or stand still
     releases  other releases of Slurm, unpacked beside the system's
 
-Start it with `python -m cluster_ddp.sandbox up`.
+Start it with `cluster-ddp sandbox up`.
 """

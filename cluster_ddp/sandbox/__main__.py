@@ -1,4 +1,4 @@
-"""`python -m cluster_ddp.sandbox`: a real multi-node Slurm on this machine.
+"""`cluster-ddp sandbox`: a real multi-node Slurm on this machine.
 
 up      start it: --nodes 4 --gpus-per-node 2 [--install] [--name NAME] [--slurm PREFIX | --slurm-version 26.05]
 run     run a command on its login node: run -- sbatch jobs/mnist_2node.sbatch
@@ -20,7 +20,7 @@ from cluster_ddp.errors import exit_on_error
 from cluster_ddp.sandbox import cluster, packages, releases
 from cluster_ddp.slurm import commands
 
-PROGRAM = "python -m cluster_ddp.sandbox"
+PROGRAM = "cluster-ddp sandbox"
 DEFAULT_NAME = "sandbox"
 
 
@@ -31,15 +31,13 @@ def parser() -> argparse.ArgumentParser:
     )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--name", default=DEFAULT_NAME, help="which sandbox (default: %(default)s)")
+    common.add_argument("--name", default=DEFAULT_NAME, help="name of the sandbox (default: %(default)s)")
     up = verbs.add_parser("up", parents=[common], help="start it")
-    up.add_argument("--nodes", type=int, default=4, help="compute nodes (default: %(default)s)")
-    up.add_argument("--gpus-per-node", type=int, default=2, help="dummy GPUs (default: %(default)s)")
-    up.add_argument("--install", action="store_true", help="apt-get install Slurm first if needed")
+    up.add_argument("--nodes", type=int, default=4, help="number of compute nodes (default: %(default)s)")
+    up.add_argument("--gpus-per-node", type=int, default=2, help="number of dummy GPUs on each (default: %(default)s)")
+    up.add_argument("--install", action="store_true", help="install Slurm with apt-get, if needed")
     which = up.add_mutually_exclusive_group()
-    which.add_argument(
-        "--slurm", type=Path, metavar="PREFIX", help="the folder that another Slurm is in (default: the PATH's)"
-    )
+    which.add_argument("--slurm", type=Path, metavar="PREFIX", help="folder of another Slurm (default: the PATH's)")
     which.add_argument(
         "--slurm-version",
         choices=sorted(releases.SUITES),

@@ -100,7 +100,7 @@ def environment(name: str) -> dict[str, str]:
         raise SandboxError(
             f"Using the sandbox {name!r}:",
             f"it is not up; up are: {others}.",
-            f"python -m cluster_ddp.sandbox up --name {name}",
+            f"cluster-ddp sandbox up --name {name}",
         )
     outer = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
     return {**outer, "SLURM_CONF": str(slurm_conf), "PATH": search_path(STATE_ROOT / name / SLURM)}
@@ -149,7 +149,7 @@ def _claimed(layout: Layout) -> Iterator[Layout]:
             raise SandboxError(
                 f"Starting the sandbox {layout.name!r}:",
                 "one of that name is there already.",
-                f"use it (python -m cluster_ddp.sandbox status --name {layout.name}), take it away "
+                f"use it (cluster-ddp sandbox status --name {layout.name}), take it away "
                 f"(… down --name {layout.name}), or start another (… up --name OTHER)",
             )
         taken = {_index(name) for name in names()}
@@ -163,7 +163,7 @@ def _claimed(layout: Layout) -> Iterator[Layout]:
             raise SandboxError(
                 f"Starting the sandbox {layout.name!r}:",
                 "every subnet 10.213.0.0/24 to 10.213.255.0/24 is in use on this machine.",
-                "take a sandbox away: python -m cluster_ddp.sandbox status shows them",
+                "take a sandbox away: cluster-ddp sandbox status shows them",
             )
         claimed.folder.mkdir(mode=0o755)
         _index_file(layout.name).write_text(f"{claimed.index}\n")

@@ -39,7 +39,7 @@ def require_root() -> None:
         raise SandboxError(
             "Managing a Slurm sandbox:",
             f"it needs root (network namespaces, munge); this is user id {os.geteuid()}.",
-            "run it as root: sudo env PATH=$PATH python -m cluster_ddp.sandbox …",
+            "run it as root: sudo env PATH=$PATH cluster-ddp sandbox …",
         )
 
 
@@ -63,7 +63,7 @@ def require(slurm: Path | None = None) -> None:
         raise SandboxError(
             "Managing a Slurm sandbox:",
             f"not on this machine: {', '.join(missing)}.",
-            f"python -m cluster_ddp.sandbox up --install  (apt-get install {' '.join(PACKAGES)})",
+            f"cluster-ddp sandbox up --install  (apt-get install {' '.join(PACKAGES)})",
         )
 
 

@@ -89,7 +89,7 @@ def run(
             start_new_session=True,  # a terminal's Ctrl-C is ours to answer: sbatch might have done its work
         )
     except FileNotFoundError as error:
-        hint = "run this where Slurm's commands are, on a login node say, or try: python -m cluster_ddp.sandbox up"
+        hint = "run this where Slurm's commands are, on a login node say, or try: cluster-ddp sandbox up"
         raise SlurmError(asked, f"there is no {argv[0]} on the PATH.", hint) from error
     except subprocess.TimeoutExpired as error:
         hint = "is the controller up? Ask it with: scontrol ping"

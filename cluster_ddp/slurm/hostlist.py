@@ -63,7 +63,7 @@ def _alternatives(text: str, item: str) -> list[list[str]]:
 def _numbers(text: str, piece: str) -> list[str]:
     match = _RANGE.fullmatch(piece.strip())
     if match is None:
-        raise _error(text, f"[{piece}] is no number and no range of numbers")
+        raise _error(text, f"[{piece}] is neither a number nor a range of numbers")
     first, last = match[1], match[2] or match[1]
     low, high = int(first), int(last)
     if high < low:

@@ -3,7 +3,7 @@
     topology = Topology.from_environ(os.environ)
     topology.rank, topology.local_rank, topology.world_size, topology.master_addr, topology.master_port
 
-Show it with `python -m cluster_ddp.env`. How each launcher is read is in `environment`.
+Show it with `cluster-ddp env`. How each launcher is read is in `environment`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Topology:
     master_addr: str
     """Host on which rank 0 runs."""
     port_candidates: tuple[int, ...]
-    """Ports that rank 0 tries in turn; one alone where MASTER_PORT was preset to a port of the user's own."""
+    """Ports that rank 0 tries, in this order; one alone where MASTER_PORT was preset to a port of the user's own."""
     launcher_store: bool = False
     """Whether the launcher itself serves the store at master_addr (torchrun's agent does)."""
     job_id: int | None = None

@@ -111,7 +111,7 @@ def lose_controller(layout: Layout) -> None:
         raise SandboxError(
             f"Starting the controller of the sandbox {layout.name!r} again:",
             "it is not running.",
-            f"python -m cluster_ddp.sandbox down --name {layout.name}",
+            f"cluster-ddp sandbox down --name {layout.name}",
         )
     send(pids, signal.SIGKILL)
 

@@ -58,7 +58,7 @@ class Ledger:
         return {"counts": self.counts}
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
-        """Go on from this rank's counts, or from those of several."""
+        """Continue from this rank's counts, or from those of several."""
         self.counts = sum((state["counts"] for state in states), torch.zeros_like(self.counts))
 
 

@@ -66,7 +66,7 @@ def test_the_same_training_stopped_and_queued_again(place: Place) -> None:
     said = place.completed(run_dir)
     assert "got USR1" in said
     assert "Stopped in time: queueing job" in said
-    assert "Going on from" in said
+    assert "Resuming from" in said
     (status,) = commands.job_statuses(job, env=place.slurm.env)
     assert status.restarts == 1
     place.completed(alone)

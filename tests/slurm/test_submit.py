@@ -165,7 +165,7 @@ def test_an_interrupted_watch_leaves_the_job_running(place: Place) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=scaled(120))
     assert process.returncode == 130
-    job_id = re.search(r"job (\d+) goes on\. To end it: scancel \1", said)[1]
+    job_id = re.search(r"job (\d+) continues\. To end it: scancel \1", said)[1]
     (status,) = commands.job_statuses(job_id, env=place.slurm.env)
     commands.run(["scancel", job_id], env=place.slurm.env)
     assert status.state == "RUNNING"

@@ -48,10 +48,10 @@ def place(slurm: Cluster, tmp_path: Path) -> Place:
 
 def resume(place: Place, words: list[str], *more: str) -> subprocess.CompletedProcess[str]:
     """Run the command that a failure has printed, from another folder, with more options."""
-    assert words[:3] == ["python", "-m", "cluster_ddp.submit"]
+    assert words[:2] == ["cluster-ddp", "submit"]
     elsewhere = place.folder / "elsewhere"
     elsewhere.mkdir(exist_ok=True)
-    return Place(place.slurm, elsewhere).submit(*words[3:], "--no-check", *more)
+    return Place(place.slurm, elsewhere).submit(*words[2:], "--no-check", *more)
 
 
 def printed(text: str) -> list[str]:

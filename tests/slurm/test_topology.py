@@ -86,7 +86,7 @@ def test_a_container_that_strips_the_local_id_without_gpus_is_told(slurm: Cluste
 
 def test_gpus_per_task_binds_one_to_one(slurm: Cluster) -> None:
     code = (
-        "import os; from cluster_ddp.runtime import device; from cluster_ddp.slurm.topology import Topology;"
+        "import os; from cluster_ddp.runtime.device import device; from cluster_ddp.slurm.topology import Topology;"
         "visible = os.environ['CUDA_VISIBLE_DEVICES'].split(',');"
         "t = Topology.from_environ(os.environ);"
         "print(t.rank, t.gpus_on_node, *visible, device.choose(t, len(visible), os.environ))"

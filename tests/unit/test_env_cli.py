@@ -50,6 +50,6 @@ def test_an_error_is_one_block_and_status_2() -> None:
     done = env_door(RANK="0")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("python -m cluster_ddp.env: error: ")
+    assert done.stderr.startswith("cluster-ddp env: error: ")
     assert len(done.stderr.splitlines()) == 3
     assert "Hint:" in done.stderr

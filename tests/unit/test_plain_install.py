@@ -106,9 +106,9 @@ def run(command: Sequence[str | Path], folder: Path, *, ranks: int = 1) -> str:
     return ends[0].stdout
 
 
-def test_the_wheel_has_all_templates(wheel: Path) -> None:
+def test_the_wheel_has_all_templates_and_is_typed(wheel: Path) -> None:
     templates = {f"cluster_ddp/templates/{path.name}" for path in (ROOT / "templates").iterdir()}
-    assert templates <= set(zipfile.ZipFile(wheel).namelist())
+    assert {*templates, "cluster_ddp/py.typed"} <= set(zipfile.ZipFile(wheel).namelist())
 
 
 def test_the_environment_has_what_the_wheel_asks_for_and_nothing_else(python: Path, tmp_path: Path) -> None:
@@ -136,3 +136,4 @@ def test_jobs_are_rendered(python: Path, tmp_path: Path) -> None:
     said = run([python.parent / "cluster-ddp", *command], tmp_path)
     assert "#SBATCH --nodes=2" in said
     assert said == run([python, "-m", f"cluster_ddp.{command[0]}", *command[1:]], tmp_path)
+    assert run([python.parent / "cluster-ddp", "status"], tmp_path).startswith("No submitted jobs in runs.")

@@ -22,7 +22,7 @@ _WAITING = (
 
 
 class ThisMachine:
-    """The machine that we are on. A job's id is its process id; it goes on when we end."""
+    """The machine that we are on. A job's id is its process id; it keeps running when we end."""
 
     script_name = File.LOCAL_SCRIPT
 

@@ -20,7 +20,7 @@ from typing import Any
 from cluster_ddp.contract import EXIT_STOPPED, Env, File
 from cluster_ddp.errors import JobError
 from cluster_ddp.files import open_own
-from cluster_ddp.launch import python_command, run_dirs
+from cluster_ddp.launch import parse_python_command, run_dirs
 
 WARNING_S = 90
 """How long before the time limit tasks on this machine are warned (submitit's own default)."""
@@ -117,7 +117,7 @@ class Command:
         waiting: list[int] = []
         for number in STOP_SIGNALS:
             signal.signal(number, lambda number, frame: waiting.append(number))
-        ignore = _ignore_warnings if python_command.imports_us(self.argv) else None
+        ignore = _ignore_warnings if parse_python_command.imports_us(self.argv) else None
         process = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, preexec_fn=ignore)
         while process.poll() is None:
             for early in [number for number in waiting if number == signal.SIGTERM or _catches(process.pid, number)]:

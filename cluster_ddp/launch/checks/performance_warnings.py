@@ -122,7 +122,7 @@ def _no_requeue(spec: JobSpec, requeue_default: bool | None) -> str:
     if limit_s is not None and limit_s <= LONG_S:
         return ""
     reason = f"A job of up to {spec.time} that is preempted or loses a node is not started again"
-    return f"{reason}; with --requeue Slurm does that, and a script that saves checkpoints goes on from the last."
+    return f"{reason}; with --requeue Slurm does that, and a script that saves checkpoints resumes from the last."
 
 
 def _fork_of_one(spec: JobSpec) -> str:

@@ -72,19 +72,21 @@ def parser(program: str, description: str, *, with_texts: bool) -> argparse.Argu
     job.add_argument("--array", nargs="+", metavar="KEY=VALUES", help=array)
     how = top.add_argument_group("submitting it")
     how.add_argument("--backend", metavar="NAME", help="submitit (default), sbatch, or local: on this machine")
-    how.add_argument("--runs-dir", metavar="PATH", help="folder of the run directories (default: runs)")
+    how.add_argument("--runs-dir", metavar="PATH", help="folder for run directories (default: runs)")
     where = how.add_mutually_exclusive_group()
-    where.add_argument("--run-dir", metavar="PATH", help="the new run directory (default: RUNS_DIR/<name>-<job id>)")
-    resume = "submit a job again that has ended, in its run directory, with what is given here changed"
+    where.add_argument("--run-dir", metavar="PATH", help="new run directory (default: RUNS_DIR/NAME-JOB_ID)")
+    resume = "submit an ended job again, in its run directory; other options here change it"
     where.add_argument("--resume", metavar="JOB|RUN_DIR", help=resume)
     how.add_argument("--profile", metavar="NAME", help="use the profile [NAME] of cluster.toml")
-    how.add_argument("--accept", action="extend", nargs="+", metavar="CODE", help="silence these warnings")
+    how.add_argument(
+        "--accept", action="extend", nargs="+", metavar="CODE", help="silence the warnings with these codes"
+    )
     for flag, text in (
-        ("snapshot", "run a copy of the code, as it is now"),
-        ("no-check", "don't look first whether the job can run"),
-        ("watch", "follow the job to its end; its exit status is ours"),
-        ("dry-run", "print what would be submitted, and submit nothing"),
-        ("test-only", "ask the scheduler when it would start, and submit nothing"),
+        ("snapshot", "run a copy of the code as it is now"),
+        ("no-check", "skip the check whether the job can run"),
+        ("watch", "follow the job to its end, and exit with its status"),
+        ("dry-run", "print the script, and submit nothing"),
+        ("test-only", "ask Slurm when the job would start, and submit nothing"),
         ("show-config", "print the settings and where each comes from"),
     ):
         how.add_argument(f"--{flag}", action="store_true", help=text)

@@ -39,7 +39,7 @@ from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.failure import hard_exit
 from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.run_dir import final_flush
-from cluster_ddp.runtime.run_dir.run_dir import RunDir, default_run_dir
+from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag, Stopped, write_stop_marker
 from cluster_ddp.runtime.world import World
 
@@ -94,10 +94,8 @@ class Checkpointer:
         self._stop_flag = StopFlag(stop_signals)
         self._interval = Interval.parse(every)
         if keep < 1:
-            raise SpecError(f"Keeping {keep} checkpoints:", "there is nothing to go on from then.", "keep 1 or more")
-        self.run_dir = (
-            run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir or default_run_dir("training", world), world)
-        )
+            raise SpecError(f"Keeping {keep} checkpoints:", "there is nothing to resume from then.", "keep 1 or more")
+        self.run_dir = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir, world)
         self._state = TrainingState(world, shard, identity=identity or {}, meters=meters or {}, parts=parts)
         self._folder = folder.CheckpointFolder(self.run_dir.path / File.CHECKPOINTS, keep=keep)
         hard_exit.before(self._folder.wait)
@@ -251,7 +249,7 @@ class Checkpointer:
             self._folder.writer.tell_if_slow()
 
     def _save(self, *, write: bool = True) -> None:
-        """Copy the state, and let it be written while training goes on. A collective.
+        """Copy the state, and let it be written while training continues. A collective.
 
         Where the save before is not written yet, this one is left out. What could not be written is overwritten by the
         copy: then this one is written in its place.
@@ -278,14 +276,14 @@ class Checkpointer:
         try:
             self._copied = self._state.copy(ranks, metrics_bytes=self.run_dir.metrics_bytes)
         except CheckpointError as error:  # a part has taken something into its state since the beginning
-            log.error("%s\nTraining goes on.", error)
+            log.error("%s\nTraining continues.", error)
             self._folder.note_failure(str(error))
             return
         if write:
             self._folder.save(self.steps, self._copied, first=self.run_dir.sync)
 
     def _resume(self, resume: str | os.PathLike[str]) -> None:
-        """Load what there is to go on from. Rank 0 decides what; so all ranks go on from the same."""
+        """Load the checkpoint to resume from. Rank 0 chooses it for all ranks."""
         found = self.world.broadcast(choose(self.world, self._folder, resume) if self.world.is_main else None)
         if found is None or not found[2]:
             self.run_dir.begin_metrics()
@@ -296,7 +294,7 @@ class Checkpointer:
         saved = read(path)
         if complaint := self._state.complaint(saved):
             hint = "give this training a folder of its own (--run-dir PATH), or start anew in this one: --resume never"
-            raise CheckpointError(f"Going on from {path}:", f"{complaint}.", hint)
+            raise CheckpointError(f"Resuming from {path}:", f"{complaint}.", hint)
         metrics_bytes, differences = saved["metrics_bytes"], self._state.differences(saved)
         del saved  # and what it takes of memory
         self._state.load(functools.partial(read, path))
@@ -305,4 +303,4 @@ class Checkpointer:
             self._saved = self._place
             self.run_dir.continue_metrics(metrics_bytes)
         place = f"step {self.steps}, epoch {self.epoch + 1}, {self.shard.seen} of its {self.shard.size} samples seen"
-        self.world.print("\n  ".join([f"Going on from {path}: {place}", *differences]))
+        self.world.print("\n  ".join([f"Resuming from {path}: {place}", *differences]))

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: a folder of files, of which the newest are kept, written in the background.
+"""The checkpoints of one run: a folder of files, written in the background; the newest are kept.
 
 Only rank 0 uses it, and only one run at a time: `RunDir` holds the run directory's lock.
 """
@@ -145,7 +145,7 @@ class CheckpointFolder:
             last = f"the last good one is {self.last_good}" if self.last_good else "there is none yet"
             self._failure = f"{path} is not saved: {words}; {last}"
             if not self._has_ended:
-                log.error("Saving the checkpoint %s failed: %s. Training goes on; %s.", path, words, last)
+                log.error("Saving the checkpoint %s failed: %s. Training continues; %s.", path, words, last)
             return
         self.last_good, self._failure = path, ""
         if run_dir := os.environ.get(Env.RUN_DIR):  # for the batch script: --requeue-on-failure

@@ -82,7 +82,7 @@ def see(world: World, path: Path, digest: str) -> None:
     ranks = world.gather(complaint and f"on {socket.gethostname()}: {complaint}")
     if found := next(filter(None, ranks), None):
         hint = "is the run directory on a file system that all nodes share?"
-        raise CheckpointError(f"Going on from {path}, as rank 0 does:", f"{found}.", hint)
+        raise CheckpointError(f"Resuming from {path}, as rank 0 does:", f"{found}.", hint)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -106,4 +106,4 @@ def _content(path: Path) -> dict[str, Any]:
 
 def _unusable(path: Path, error: DamagedError) -> CheckpointError:
     hint = "was it written by another program? Name a checkpoint of this training, or start anew: --resume never"
-    return CheckpointError(f"Going on from {path}:", f"{error}.", hint)
+    return CheckpointError(f"Resuming from {path}:", f"{error}.", hint)

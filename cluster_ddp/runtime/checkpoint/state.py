@@ -1,4 +1,4 @@
-"""All that a training goes on from: the parts, the place in the data, and what every rank has for itself."""
+"""All that a training continues from: the parts, the place in the data, and what every rank has for itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WITH_SETTINGS = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler
 
 
 class Stateful(Protocol):
-    """A model, an optimizer, a scheduler, a grad scaler: whatever has a state to go on from."""
+    """A model, an optimizer, a scheduler, a grad scaler: whatever has a state to resume from."""
 
     def state_dict(self) -> dict[str, Any]:
         """Its state, of tensors and plain values."""
@@ -136,7 +136,7 @@ class TrainingState:
         self._rng = {"same": ranks[rank]["rng"]} if same_size else {"anew": [one["rng"] for one in ranks]}
 
     def restore_rng(self) -> None:
-        """Set this rank's random number generators to what was loaded, once, right before training goes on."""
+        """Set this rank's random number generators to what was loaded, once, right before training continues."""
         if self._rng is not None:
             if "same" in self._rng:
                 rng.restore(self._rng["same"], self.world.device)

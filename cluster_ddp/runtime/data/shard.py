@@ -3,7 +3,7 @@
 The order of an epoch's samples is a function of seed and epoch alone. It is cut into global batches of world_size x
 batch_size samples, of which every rank takes each world_size-th sample. So all ranks make the same number of steps, and
 what a global batch holds does not depend on how many ranks share it. (DistributedSampler pads instead: it repeats
-samples.) The place in an epoch is a number of samples, so that another number of ranks can go on from it.
+samples.) The place in an epoch is a number of samples, so that another number of ranks can resume from it.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Shard:
             self.resume(epoch, step=0, seen=0)
 
     def resume(self, epoch: int, *, step: int, seen: int) -> None:
-        """Let the next pass go on in the middle of an epoch.
+        """Let the next pass start in the middle of an epoch.
 
         Args:
             epoch: which.
@@ -123,7 +123,7 @@ class Shard:
         left, world_size = self.size - seen, self.batches.world_size
         if self.batches.seed is not None and 0 < left < world_size:
             found = f"a rank without samples can't take part in the {left} that are left of the epoch."
-            raise DataError(f"Going on with {world_size} ranks:", found, f"use at most {left} GPUs to the epoch's end")
+            raise DataError(f"Resuming with {world_size} ranks:", found, f"use at most {left} GPUs to the epoch's end")
         self.batches.epoch, self._resume_at = epoch, (step, seen)
         self.step, self.seen = step - 1, seen
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from cluster_ddp.runtime.failure import hard_exit
-from cluster_ddp.runtime.failure.report import FailureReporter
+from cluster_ddp.runtime.failure.error_report import FailureReporter
 
 _EVERY_S = 1.0
 # The store's thread on rank 0 takes 19 µs for a question: all ranks together may take a fiftieth of its time.

@@ -5,7 +5,7 @@ python -m cluster_ddp.runtime.fork --ranks 2 -- -m package.module --epochs 3    
 
 Importing torch costs a second of CPU time and more; ranks that share few CPUs wait for all their imports. Here they are
 done once. Each rank has the environment that srun would have given it, and runs the script as `python script.py` would;
-`agent` watches it. `--launcher fork` of `python -m cluster_ddp.submit` uses it. More modules to import once are named
+`agent` watches it. `--launcher fork` of `cluster-ddp submit` uses it. More modules to import once are named
 in CLUSTER_DDP_PRELOAD.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from cluster_ddp.contract import Env, File
 from cluster_ddp.errors import exit_on_error
 from cluster_ddp.files import open_own
-from cluster_ddp.runtime.fork import affinity, ending, preload
+from cluster_ddp.runtime.fork import affinity, preload, rank_exit
 from cluster_ddp.runtime.fork.agent import SIGNALS, WARNINGS, Agent
 from cluster_ddp.runtime.fork.target import Target
 from cluster_ddp.slurm.rank_env import NodeRanks
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             _die_with(parent)
             signal.signal(signal.SIGTERM, terminated)
             _become(node, local_rank, arguments.log_dir)
-            ending.after(target.run, shared)
+            rank_exit.after(target.run, shared)
         pids[pid] = node.rank(local_rank)
     _keep(*WARNINGS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the ranks, too: they decide

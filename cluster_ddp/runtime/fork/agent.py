@@ -20,7 +20,7 @@ SIGNALS = (*WARNINGS, signal.SIGTERM, signal.SIGCHLD)
 """What the agent waits for."""
 
 PATIENCE_S = 30.0
-"""How long the others may go on once a rank was stopped in time, and then once they were told to end: time to save."""
+"""How long the others may run once a rank was stopped in time, and then once they were told to end: time to save."""
 
 _POLL_S = 0.2  # while something is due, or a warning waits for a rank to catch it
 

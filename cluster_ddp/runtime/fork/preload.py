@@ -24,7 +24,7 @@ MODULES = (
     "torch._dynamo",  # the first use of an optimizer imports it
     "cluster_ddp.runtime.checkpoint.checkpointer",
     "cluster_ddp.runtime.finite",
-    "cluster_ddp.runtime.progress",
+    "cluster_ddp.runtime.progress_bar",
     "cluster_ddp.runtime.distributed",
     "importlib.resources.readers",
     "tyro",

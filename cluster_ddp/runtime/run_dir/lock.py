@@ -30,7 +30,7 @@ class RunLock:
     """A lock on a run directory, held until the process ends, however it ends.
 
     A POSIX lock (fcntl(2)), which NFS and, mounted with flock, Lustre keep across nodes. Where the file system has
-    none, that is said, and the run goes on without.
+    none, that is said, and the run continues without.
 
     Args:
         path: of the lock file, which tells who holds it.

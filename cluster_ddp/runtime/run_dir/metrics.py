@@ -124,7 +124,7 @@ class MetricsFile:
             self._failure = None
         except OSError as error:
             if self._failure is None:
-                log.error("Writing to %s failed: %s. Training goes on; tried again.", self.path, error.strerror)
+                log.error("Writing to %s failed: %s. Training continues; tried again.", self.path, error.strerror)
             self._failure = error.strerror or str(error)
 
     def _write_waiting(self) -> None:

@@ -41,15 +41,17 @@ class RunDir:
     `continue_metrics`.
 
     Args:
-        path: made if need be, and locked: a second run in the same folder is an error.
+        path: made if need be, and locked: a second run in the same folder is an error. Default: the submission's, else
+            runs/<name>-<job id, or date and time>.
         world: to know whether to write.
+        name: for the default path.
 
     Raises:
         RunDirError: rank 0 can't write there, or another job is using it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], world: World) -> None:
-        self.path, self.world = Path(path), world
+    def __init__(self, path: str | os.PathLike[str] | None, world: World, *, name: str = "training") -> None:
+        self.path, self.world = Path(path or default_run_dir(name, world)), world
         if not world.is_main:
             return
         try:

@@ -57,7 +57,7 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
             training=(*data, "--data-dir", str(mnist)),
         ),
         "nan": start(place, nodes=TWO_TASKS, pace_s=0.2, FAULTS=[{"do": "nan", "rank": 1, "step": 9}]),
-        "nan goes on": start(
+        "nan continues": start(
             place,
             nodes=TWO_TASKS,
             training=(*TRAINING, "--on-nan", "continue"),
@@ -114,12 +114,12 @@ def test_a_hanging_rank_is_named(started: Started, name: str, rank: int) -> None
 
 
 def test_a_full_disk(started: Started) -> None:
-    """15. The second checkpoint does not fit into the file system: each failure is told, training goes on.
+    """15. The second checkpoint does not fit into the file system: each failure is told, training continues.
 
     What is not saved in the end is tried again; it is an error if it is lost.
     """
     for said in (lost := started["full disk"].failed(), saved := started["room in the end"].completed()):
-        assert said.count("No space left on device. Training goes on; the last good one is") >= 2
+        assert said.count("No space left on device. Training continues; the last good one is") >= 2
         assert said.count("Test set:") == 2
         assert re.search(r"The training has ended, but: .*/step-00000080.pt is not saved: No space left on", said)
     assert re.search(r"error: Writing what is left at the end.*\n.*/step-00000080.pt is not saved: No space", lost)
@@ -151,7 +151,7 @@ def test_a_loss_that_is_no_number(started: Started) -> None:
     said = run.failed()
     assert re.search(r"Training, step 9 of epoch 1:\n  rank 1 on node\d: loss nan\.", said)
     assert f"last good checkpoint: {run.path}/checkpoints/step-00000006.pt" in said
-    said = started["nan goes on"].completed()
+    said = started["nan continues"].completed()
     assert "loss nan. This step's update is left out." in said
 
 

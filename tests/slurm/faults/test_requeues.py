@@ -17,7 +17,7 @@ from cluster_ddp.slurm import commands
 
 
 def test_the_last_requeue_and_another_number_of_ranks(place: Place) -> None:
-    """26, 27. After --max-requeues the job ends; a new one goes on with what GPUs it gets."""
+    """26, 27. After --max-requeues the job ends; a new one resumes with what GPUs it gets."""
     run = start(place, "--max-requeues", "0", nodes=TWO_TASKS, pace_s=0.2)
     run.wait_for_step(6)
     run.slurm("scancel", "--signal=USR1", run.job)
@@ -53,7 +53,7 @@ def test_a_warning_before_there_is_a_checkpointer(place: Place, backend: str) ->
         (run.path / f"after {phase}").touch()
     said = run.completed(restarts=1)
     assert re.search(r"Stopped after step 1 \(epoch 1\): rank \d: node\d got USR1. Saved", said)
-    assert "Going on from" in said
+    assert "Resuming from" in said
 
 
 EARLY = """import os, pathlib, time
@@ -136,12 +136,12 @@ def test_torchrun_passes_the_signal_on(place: Place) -> None:
     run.slurm("scancel", "--signal=USR1", run.job)
     said = run.completed(restarts=1)
     assert "got USR1" in said
-    assert "Going on from" in said
+    assert "Resuming from" in said
 
 
 @pytest.mark.every_slurm
 def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path) -> None:
-    """jobs/mnist_array.sbatch as users submit it: the one that is warned stops, saves and goes on."""
+    """jobs/mnist_array.sbatch as users submit it: the one that is warned stops, saves and resumes."""
     arguments = ("--dataset", "digits", "--epochs", "8", "--run-dir", f"{tmp_path}/{{}}")
     rendered = slurm.job("mnist_array")
     text = rendered if isinstance(rendered, str) else rendered.read_text()
@@ -188,5 +188,5 @@ def test_scancel_is_final_and_a_new_job_goes_on(place: Place, uninterrupted: lis
     again = start(place, run_dir=run.path)
     said = again.completed()
     assert f"{newest.name} is damaged: its end is missing. It is set aside as {newest.name}.damaged" in said
-    assert "Going on from" in said
+    assert "Resuming from" in said
     assert again.metrics(run.path) == uninterrupted

@@ -89,7 +89,7 @@ def test_a_silent_controller_is_waited_for(tmp_path: Path) -> None:
     assert outcome == 0
     assert lines == [
         "job 12: RUNNING",
-        "Slurm does not answer (Unable to contact slurm controller); the job goes on, trying again …",
+        "Slurm does not answer (Unable to contact slurm controller); the job continues, trying again …",
         "Slurm answers again.",
         "job 12: COMPLETED",
     ]
@@ -118,5 +118,5 @@ def test_an_array_is_counted(tmp_path: Path) -> None:
         "array 12: 2 PENDING, 1 RUNNING",
         "array 12: 2 COMPLETED, 1 FAILED",
         "job 12_1: FAILED, exit status 2",
-        f"  To resume: python -m cluster_ddp.submit --resume {tmp_path}",
+        f"  To resume: cluster-ddp submit --resume {tmp_path}",
     ]

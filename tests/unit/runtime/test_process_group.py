@@ -18,7 +18,7 @@ from slowness import scaled
 
 import cluster_ddp
 from cluster_ddp.runtime import process_group
-from cluster_ddp.runtime.device import cuda_graphs, gpu_wait
+from cluster_ddp.runtime.device import cuda_graphs, nonblocking_wait
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.topology import Topology
 
@@ -115,7 +115,7 @@ def test_the_barrier_is_on_the_cpu_whatever_the_ranks_compute_on(monkeypatch: py
     devices: list[torch.device] = []
     monkeypatch.setattr(dist, "all_reduce", lambda tensor: devices.append(tensor.device))
     monkeypatch.setattr(dist, "barrier", lambda *_, **__: pytest.fail("torch's own"))
-    monkeypatch.setattr(gpu_wait, "for_device", lambda device, **_: devices.append(device))
+    monkeypatch.setattr(nonblocking_wait, "for_device", lambda device, **_: devices.append(device))
     World(topology=Topology.from_environ({}), device=GPU).barrier()
     assert devices == [GPU, torch.device("cpu")]
 

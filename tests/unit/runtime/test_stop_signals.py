@@ -237,7 +237,7 @@ def test_leaving_word(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
     write_stop_marker({"CLUSTER_DDP_STOPPED": str(tmp_path / "stopped")})
     assert (tmp_path / "stopped").exists() and not said.records
     write_stop_marker({"CLUSTER_DDP_STOPPED": str(tmp_path / "missing" / "stopped")})
-    assert "Can't leave word in" in said.text and "No such file or directory" in said.text
+    assert "Can't write the stop marker" in said.text and "No such file or directory" in said.text
 
 
 # While a training starts

@@ -31,9 +31,9 @@ def test_expands_as_scontrol_does(text: str, hosts: list[str]) -> None:
     [
         ("n[1-3", "'[' at character 2"),
         ("n1-3]", "']' at character 5"),
-        ("n[]", "no number"),
-        ("n[a-b]", "no number"),
-        ("n[1,]", "no number"),
+        ("n[]", "neither a number"),
+        ("n[a-b]", "neither a number"),
+        ("n[1,]", "neither a number"),
         ("n[3-1]", "backward"),
         ("n[1-99999999]", "65536"),
         ("n[1-60000][1-60000]", "1048576"),

@@ -165,7 +165,7 @@ def test_bad_input_is_one_block_and_leaves_nothing(
     assert fake_slurm.calls("sbatch") == []
     assert sorted(path.name for path in folder.rglob("*")) == ["my_train.py"]
     if argv[0] != "--epochs":  # tyro draws a box
-        assert err.startswith(("python -m cluster_ddp.submit: error: ", "warning: "))
+        assert err.startswith(("cluster-ddp submit: error: ", "warning: "))
         assert len([line for line in err.splitlines() if not line.startswith("warning: ")]) <= 4
         assert "  Hint: " in err
 

@@ -225,7 +225,7 @@ def test_a_stop_in_an_evaluation_does_that_epoch_no_second_time(
     assert f"To resume from {tmp_path}/checkpoints/step-00000010.pt" in out
     assert f"CLUSTER_DDP_RUN_DIR={tmp_path}" in out
     second = train(world, tmp_path, seed=99)
-    assert f"Going on from {tmp_path}/checkpoints/step-00000010.pt: step 10, epoch 1, 40 of its 40 samples seen" in (
+    assert f"Resuming from {tmp_path}/checkpoints/step-00000010.pt: step 10, epoch 1, 40 of its 40 samples seen" in (
         capsys.readouterr().out
     )
     assert first.evaluations == 0 and second.evaluations == 2  # the one that was broken off is made again
@@ -291,7 +291,7 @@ def test_in_the_end_all_is_saved_however_slow_the_disk_is(
 def test_the_state_saved_is_the_steps_however_slow_the_disk_is(
     world: World, tmp_path: Path, whole: dict[int, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it is written, training goes on; and its memory is not used again before."""
+    """While it is written, training continues; and its memory is not used again before."""
     write = file.write
 
     def slowly(path: Path, state: Any) -> str:
@@ -323,7 +323,7 @@ def test_a_save_that_fails_costs_that_checkpoint_only(
 
     done = train(world, tmp_path, seed=1, at=hinder)
     assert done.digest == whole[0].digest
-    assert "step-00000006.pt failed: File exists. Training goes on" in said.text
+    assert "step-00000006.pt failed: File exists. Training continues" in said.text
     assert saved(tmp_path) == [15, 18, 20]
 
 
@@ -369,7 +369,7 @@ def test_parts_are_copied_into_one_memory_only(world: World, tmp_path: Path) -> 
     assert state.nbytes < nbytes <= len(done.checkpoint._state._host_copy._memory) < nbytes + 64 * 40
 
 
-# What it goes on from
+# What it resumes from
 
 
 def test_never_sets_aside_what_an_earlier_job_has_left(world: World, tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_never_sets_aside_what_an_earlier_job_has_left(world: World, tmp_path: P
     assert saved(tmp_path) == [3] and metrics(tmp_path) == [1, 2, 3, 4, 5]
     assert (tmp_path / "checkpoints.1" / "step-00000006.pt").exists()
     assert metrics(tmp_path, "metrics.1.jsonl") == list(range(1, 9))
-    done = train(restarted(world), tmp_path, seed=99, resume="never")  # requeued: it goes on all the same
+    done = train(restarted(world), tmp_path, seed=99, resume="never")  # requeued: it resumes all the same
     assert done.records[0][:2] == (0, 3)
     assert metrics(tmp_path) == list(range(1, 21))
     assert not (tmp_path / "checkpoints.2").exists() and not (tmp_path / "metrics.2.jsonl").exists()
@@ -429,7 +429,7 @@ def test_beginning_with_another_runs_checkpoint(
     before = sorted(path.name for path in other.rglob("*"))
     first_path = other / "checkpoints" / "step-00000003.pt"
     end_at(world, ours, 5, seed=99, resume=str(first_path))
-    assert f"Going on from {first_path}: step 3" in capsys.readouterr().out
+    assert f"Resuming from {first_path}: step 3" in capsys.readouterr().out
     assert metrics(ours) == [4, 5]
     second = train(world, ours, seed=98, resume=str(first_path))
     assert first.records[:3] + second.records == whole[0].records and second.digest == whole[0].digest
@@ -439,13 +439,13 @@ def test_beginning_with_another_runs_checkpoint(
 def test_its_own_checkpoint_comes_before_a_path(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """So a requeued job goes on, and does not begin again with what it was begun with."""
+    """So a requeued job resumes, and does not begin again with what it was begun with."""
     other, ours = tmp_path / "other", tmp_path / "ours"
     end_at(world, other, 14)
     end_at(world, ours, 5)
     capsys.readouterr()
     train(world, ours, seed=99, resume=str(other))
-    assert f"Going on from {ours}/checkpoints/step-00000003.pt" in capsys.readouterr().out
+    assert f"Resuming from {ours}/checkpoints/step-00000003.pt" in capsys.readouterr().out
     with pytest.raises(CheckpointError, match="there is no such file"):
         train(world, tmp_path / "new", seed=99, resume=str(tmp_path / "missing"))
 

@@ -172,7 +172,7 @@ def test_a_disk_that_fails_at_any_moment_costs_one_checkpoint(tmp_path: Path, sa
             (record,) = said.records
             assert record.levelno == logging.ERROR
             assert "step-00000003.pt failed" in record.getMessage()
-            assert "Training goes on; the last good one is" in record.getMessage()
+            assert "Training continues; the last good one is" in record.getMessage()
             assert folder.last_good == folder.path / "step-00000002.pt"
         assert not [name for name in names(folder) if not name.endswith(".pt")], happened
         newest = folder.newest(set_aside=False)
@@ -261,7 +261,7 @@ def test_a_folder_that_is_a_file_costs_one_checkpoint(tmp_path: Path, said: pyte
     folder = CheckpointFolder(tmp_path / "checkpoints", keep=2)
     folder.path.write_text("in the way")
     save(folder, 1)
-    assert "step-00000001.pt failed: File exists. Training goes on; there is none yet." in said.text
+    assert "step-00000001.pt failed: File exists. Training continues; there is none yet." in said.text
     folder.path.unlink()
     save(folder, 2)
     shutil.rmtree(folder.path)  # somebody tidies up
@@ -281,7 +281,7 @@ def test_a_read_only_folder_costs_one_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(files, "open", read_only, raising=False)
         save(folder, 2)
-    assert "failed: Read-only file system. Training goes on; the last good one is" in said.text
+    assert "failed: Read-only file system. Training continues; the last good one is" in said.text
     assert folder.last_good == tmp_path / "step-00000001.pt"
     save(folder, 3)
     assert folder.last_good == tmp_path / "step-00000003.pt"

@@ -1,4 +1,4 @@
-"""Stopped or killed at any step, a training goes on as if nothing had happened, bit for bit."""
+"""Stopped or killed at any step, a training continues as if nothing had happened, bit for bit."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def resumed(folder: Path) -> list[dict]:
     ends = run(folder, SLURM_RESTART_COUNT="1")
     for end in ends:
         assert end.exit_code == 0, end.output
-    assert "Going on from" in ends[0].output
+    assert "Resuming from" in ends[0].output
     return metrics(folder)
 
 

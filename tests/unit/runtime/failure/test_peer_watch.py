@@ -17,10 +17,10 @@ from slowness import scaled
 
 import cluster_ddp
 from cluster_ddp.runtime import distributed as distributed_module
-from cluster_ddp.runtime.device import cuda_graphs, gpu_wait
-from cluster_ddp.runtime.failure import hard_exit, peer_watch, report
+from cluster_ddp.runtime.device import cuda_graphs, nonblocking_wait
+from cluster_ddp.runtime.failure import error_report, hard_exit, peer_watch
+from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.failure.peer_watch import PeerWatch
-from cluster_ddp.runtime.failure.report import FailureReporter
 from cluster_ddp.slurm.topology import Topology
 
 JOB_ID = 46_000 + os.getpid() % 2000
@@ -74,7 +74,7 @@ def rank_0_is_killed() -> None:
 def test_with_rank_0_the_store_goes_and_that_is_seen(tmp_path: Path) -> None:
     ends = run_ranks(rank_0_is_killed, [slurm_step(rank, 2, job_id=JOB_ID + 1) for rank in range(2)], tmp_path)
     assert [end.exit_code for end in ends] == [-signal.SIGKILL, 1], ends
-    assert ends[1].output.endswith(f"[rank 1 {HOST}] {report._STORE_IS_GONE}\n")
+    assert ends[1].output.endswith(f"[rank 1 {HOST}] {error_report._STORE_IS_GONE}\n")
 
 
 @pytest.mark.parametrize("is_busy", [True, False])
@@ -120,7 +120,7 @@ def waiting_for_its_device() -> None:
     with cluster_ddp.distributed(cuda=False, collective_timeout_s=float(os.environ["TIMEOUT_S"])) as world:
         world.barrier()
         if world.rank == 0:
-            gpu_wait._poll(lambda: False, world.collective_timeout_s, world.peer_failed)
+            nonblocking_wait._poll(lambda: False, world.collective_timeout_s, world.peer_failed)
         if "RAISES" in os.environ:
             raise ValueError("this is the one that matters")
         threading.Event().wait(12)

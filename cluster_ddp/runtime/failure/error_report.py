@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cluster_ddp.errors import ClusterDDPError
-from cluster_ddp.runtime.device.gpu_wait import DeviceTimeoutError, PeerFailedError
+from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
 from cluster_ddp.runtime.output import complain
 from cluster_ddp.runtime.rendezvous import arrivals
 

@@ -8,7 +8,7 @@ import torch
 from ranks import run_ranks, slurm_step
 
 import cluster_ddp
-from cluster_ddp.mnist.fastest import fastest
+from cluster_ddp.mnist.layout_trials import fastest
 
 JOB_ID = 42_000 + os.getpid() % 2000
 

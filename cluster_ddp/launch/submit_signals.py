@@ -16,7 +16,7 @@ class Interrupted(BaseException):
     """A signal came; the body shall take back what it has done."""
 
 
-class Interruptions:
+class SubmitSignals:
     """For the time of the body such a signal raises `Interrupted`; after it, it does what it would have done.
 
     What is ignored stays ignored (nohup). Outside the main thread nothing changes: signals are the main thread's.
@@ -27,7 +27,7 @@ class Interruptions:
         self._is_late = False
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Interruptions:
+    def __enter__(self) -> SubmitSignals:
         if threading.current_thread() is threading.main_thread():
             for number in _NUMBERS:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):

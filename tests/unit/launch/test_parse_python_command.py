@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.launch.python_command import imports_us, interpreter_words
+from cluster_ddp.launch.parse_python_command import imports_us, interpreter_words
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ _WARM_UP, _ROUNDS = 2, 7
 
 
 def fastest(world: World, ways: Mapping[str, Callable[[], object]]) -> tuple[str, dict[str, float]]:
-    """Time each way in turn. All ranks do so at once, and go by the slowest of them. A collective.
+    """Time the ways alternately. All ranks do so at once, and go by the slowest of them. A collective.
 
     Args:
         world: of the ranks.

@@ -14,9 +14,9 @@ from ranks import run_ranks, slurm_step
 from slowness import scaled
 
 import cluster_ddp
-from cluster_ddp.runtime.device.gpu_wait import DeviceTimeoutError, PeerFailedError
-from cluster_ddp.runtime.failure import report
-from cluster_ddp.runtime.failure.report import FailureReporter
+from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
+from cluster_ddp.runtime.failure import error_report
+from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.rendezvous import arrivals
 from cluster_ddp.slurm.topology import Topology
 
@@ -65,7 +65,8 @@ def test_ranks_that_rank_0_leaves_behind_say_so_in_one_line(tmp_path: Path) -> N
     assert [end.exit_code for end in ends] == [-signal.SIGKILL, 1, 1], ends
     for rank in (1, 2):
         assert "Traceback" not in ends[rank].output
-        assert ends[rank].output.endswith(f"[rank {rank} {HOST}] {report._STORE_IS_GONE}\n")  # after torch's warning
+        last = f"[rank {rank} {HOST}] {error_report._STORE_IS_GONE}\n"
+        assert ends[rank].output.endswith(last)  # after torch's warning
 
 
 @pytest.mark.parametrize(
@@ -82,4 +83,4 @@ def test_ranks_that_rank_0_leaves_behind_say_so_in_one_line(tmp_path: Path) -> N
     ],
 )
 def test_what_counts_as_having_waited_too_long(error: Exception, is_timeout: bool) -> None:
-    assert report._is_timeout(error) == is_timeout
+    assert error_report._is_timeout(error) == is_timeout
