@@ -37,10 +37,10 @@ def mounted(folder: Path, *, size_mb: int) -> Iterator[None]:
         image.unlink()
 
 
-def fill(folder: Path) -> None:
-    """Take all that is left of a file system."""
-    with open(folder / _FILLER, "wb", buffering=0) as file:
-        before = -1
+def fill(folder: Path) -> int:
+    """Take all that is left of a file system. Returns how many bytes that was."""
+    with open(folder / _FILLER, "ab", buffering=0) as file:
+        start, before = file.tell(), -1
         while file.tell() > before:
             before = file.tell()
             try:
@@ -50,6 +50,7 @@ def fill(folder: Path) -> None:
                 if error.errno != errno.ENOSPC:
                     raise
             os.fsync(file.fileno())  # ext4 then gives back what it had reserved for its own books
+        return file.tell() - start
 
 
 def empty(folder: Path) -> None:

@@ -17,6 +17,7 @@ from cluster_ddp.slurm.port import candidates
 # started again, which is Slurm's business.
 _SAVED_AFTER = "00:00:08"
 _START_TIMEOUT_S = 300.0
+_LONGEST_SAVE_S = 6.0
 _NEXT_JOBS = 3
 """How many job ids ahead ports are stolen: other jobs may be submitted before the next of ours."""
 
@@ -123,10 +124,11 @@ def early_warning(run: Run, rng: random.Random) -> str | None:
 
 
 def full_disk(run: Run, rng: random.Random) -> str | None:
-    """No room is left, until the job has ended."""
+    """No room is left, until the job has ended. A save under way has its room already, and then frees an old one."""
     if not run.ranks():
         return None
-    disk.fill(run.disk)
+    while disk.fill(run.disk):
+        time.sleep(_LONGEST_SAVE_S)
     return "until the job's end"
 
 
