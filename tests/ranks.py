@@ -12,6 +12,11 @@ from pathlib import Path
 
 from slowness import scaled
 
+# What torch may write: gloo of 2.10 at every start; its store where a name server does not answer in time.
+_TORCHS = re.compile(
+    r"^(\[Gloo\]|\[W\d+ .* socket\.cpp:\d+\] \[c10d\] The hostname of the client socket).*\n", re.MULTILINE
+)
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "cluster_ddp.mnist.loop"])
 
@@ -23,7 +28,7 @@ class Outcome:
     exit_code: int | None
     """None if it had to be killed at the time limit."""
     output: str
-    """What it wrote to stdout and stderr, without what gloo of torch 2.10 says at every start."""
+    """What it wrote to stdout and stderr, without `_TORCHS`."""
 
 
 def run_ranks(
@@ -47,7 +52,7 @@ def run_ranks(
             process.kill()
             process.join()
     return [
-        Outcome(None if was_killed else process.exitcode, re.sub(r"^\[Gloo\].*\n", "", log.read_text(), flags=re.M))
+        Outcome(None if was_killed else process.exitcode, _TORCHS.sub("", log.read_text()))
         for process, log, was_killed in zip(processes, logs, killed)
     ]
 
