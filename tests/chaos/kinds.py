@@ -17,7 +17,6 @@ from cluster_ddp.slurm.port import candidates
 # started again, which is Slurm's business.
 _SAVED_AFTER = "00:00:08"
 _START_TIMEOUT_S = 300.0
-_LONGEST_SAVE_S = 6.0
 _NEXT_JOBS = 3
 """How many job ids ahead ports are stolen: other jobs may be submitted before the next of ours."""
 
@@ -127,8 +126,8 @@ def full_disk(run: Run, rng: random.Random) -> str | None:
     """No room is left, until the job has ended. A save under way has its room already, and then frees an old one."""
     if not run.ranks():
         return None
-    while disk.fill(run.disk):
-        time.sleep(_LONGEST_SAVE_S)
+    while disk.fill(run.disk) or run.leftovers():
+        time.sleep(0.5)
     return "until the job's end"
 
 
