@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import tables
 from record import Figure
 from tables import BEGIN, END, replaced, section
 
@@ -92,3 +95,8 @@ def test_only_what_is_between_the_markers_is_replaced() -> None:
 def test_a_document_without_markers_is_left_alone(document: str) -> None:
     with pytest.raises(ValueError, match="lacks"):
         replaced(document, "new")
+
+
+def test_the_document_has_the_markers() -> None:
+    document = Path(tables.__file__).with_name("README.md").read_text()
+    assert replaced(document, "new").count("new") >= 1
