@@ -95,8 +95,9 @@ def write(layout: Layout, slurm: Path | None) -> None:
         layout.slurm.symlink_to(slurm.resolve())
     for part in ("log", "state", "munge", "dev", *(f"spool/{node}" for node in layout.node_names)):
         (folder / part).mkdir(parents=True, mode=0o755)
-    layout.slurm_conf.write_text(_slurm_conf(layout))
-    layout.slurmctld_conf.write_text(_slurm_conf(layout) + _PATIENT)  # commands insist as long: theirs is another
+    conf = _slurm_conf(layout)
+    layout.slurm_conf.write_text(conf)
+    layout.slurmctld_conf.write_text(conf + _PATIENT)  # commands insist as long: theirs is another
     layout.hosts.write_text(_hosts(layout))
     prolog = folder / "task_prolog"
     prolog.write_text(_TASK_PROLOG)

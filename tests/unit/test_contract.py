@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,13 +22,13 @@ def names(group: type) -> list[str]:
 FILES = [name for name in names(contract.File) if "." in name]
 
 
-def texts(module: Path) -> Iterator[str]:
+@functools.cache
+def texts(module: Path) -> list[str]:
     """Strings of a module, without its docstrings."""
     tree = ast.parse(module.read_text())
     statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in statements:
-            yield node.value
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in statements]
+    return [node.value for node in constants if isinstance(node.value, str)]
 
 
 @pytest.mark.parametrize("name", [*names(contract.Env), *FILES])

@@ -22,8 +22,6 @@ from cluster_ddp.runtime.run_dir.background_writer import BackgroundWriter
 
 log = logging.getLogger("cluster_ddp")
 
-"""Of the folder, in the run directory."""
-
 _NAME = re.compile(r"step-(\d+)\.pt")
 
 
