@@ -218,7 +218,6 @@ def _chaos(options: argparse.Namespace, folder: Path) -> int:
         if violation is not None:
             print(f"\nVIOLATION: {violation}\nAll files are kept: {folder}", file=sys.stderr)
             shutil.copytree(layout.folder / "log", folder / "slurm-log")
-            disk.empty(folder / DISK)
             shutil.copytree(folder / DISK, folder / "run-directories")
         if not options.keep:
             cluster.down(options.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,6 +52,25 @@ def fill(folder: Path) -> int:
                     raise
             os.fsync(file.fileno())  # ext4 then gives back what it had reserved for its own books
         return file.tell() - start
+
+
+@contextmanager
+def kept_full(folder: Path) -> Iterator[None]:
+    """Fill a file system, and again whenever room is given back; empty it at the end."""
+    over = threading.Event()
+
+    def keep() -> None:
+        while not over.wait(0.02):
+            fill(folder)
+
+    thread = threading.Thread(target=keep)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        empty(folder)
 
 
 def empty(folder: Path) -> None:

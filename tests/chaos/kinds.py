@@ -123,11 +123,10 @@ def early_warning(run: Run, rng: random.Random) -> str | None:
 
 
 def full_disk(run: Run, rng: random.Random) -> str | None:
-    """No room is left, until the job has ended. A save under way has its room already, and then frees an old one."""
+    """No room is left, until the job has ended. A save under way has its room, and then frees an old one."""
     if not run.ranks():
         return None
-    while disk.fill(run.disk) or run.leftovers():
-        time.sleep(0.5)
+    run.full_disk.enter_context(disk.kept_full(run.disk))
     return "until the job's end"
 
 

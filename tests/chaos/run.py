@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from chaos import disk, faults
+from chaos import faults
 from chaos.training import SLOW_DISK
 from cluster_ddp.contract import File
 from cluster_ddp.launch.render import render
@@ -60,6 +60,8 @@ class Run:
         self.lost_nodes: list[str] = []
         self.thieves = ExitStack()
         """Held ports."""
+        self.full_disk = ExitStack()
+        """Keeps the disk full."""
         self.not_requeued: list[Path] = []
         """Output of jobs that stopped in time, and whose scripts should have queued them again."""
         self._restarts_of_job = self._told = 0
@@ -67,8 +69,8 @@ class Run:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Give all ports back in the end."""
-        with self.thieves:
+        """Give all ports and the disk's room back in the end."""
+        with self.thieves, self.full_disk:
             yield
 
     # The job
@@ -209,7 +211,7 @@ class Run:
             time.sleep(rng.uniform(0, 4))
             faults.bring_back_node(self.layout, node)
         self.lost_nodes.clear()
-        disk.empty(self.disk)
+        self.full_disk.close()
         if rng.random() < 0.5:
             with contextlib.suppress(FileNotFoundError):
                 self.slow_disk.unlink()
