@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -78,7 +79,7 @@ def atomic_write(path: Path, *, shared: bool | None = None) -> Iterator[BinaryIO
     """Open a file that appears under its name only when the body has ended well. Its mode is that of `open_own`.
 
     Written under a unique temporary name in the same folder, fsynced, then renamed, and the folder fsynced; an error in
-    the body leaves nothing. A killed process may leave `.<name>.<hex>.tmp`, which is harmless.
+    the body leaves nothing. A killed process may leave `.<name>.<hex>.tmp`; see `remove_leftovers`.
 
     Raises:
         OSError: the folder is missing, full or not writable.
@@ -94,6 +95,13 @@ def atomic_write(path: Path, *, shared: bool | None = None) -> Iterator[BinaryIO
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes have left half written with `atomic_write`. Nobody else may write there now."""
+    for path in folder.glob(".*.tmp"):
+        if re.fullmatch(r"\..+\.[0-9a-f]{8}\.tmp", path.name):
+            path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.contract import Env
-from cluster_ddp.files import atomic_write, make_dir, open_own
+from cluster_ddp.files import atomic_write, make_dir, open_own, remove_leftovers
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077], ids="umask {:03o}".format, autouse=True)
@@ -31,6 +31,20 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
         raise RuntimeError
     assert path.read_bytes() == b"one"
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_what_a_killed_process_has_left_is_removed(tmp_path: Path) -> None:
+    """And nothing that only looks like it."""
+    (tmp_path / "mine.tmp").touch()
+    (tmp_path / ".mine.tmp").touch()
+    for name in ("x", ".progress"):
+        if os.fork() == 0:
+            with atomic_write(tmp_path / name):
+                os._exit(0)
+        os.wait()
+    assert len(list(tmp_path.iterdir())) == 4
+    remove_leftovers(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.tmp", ".mine.tmp"}
 
 
 def test_only_the_owner_may_read(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from cluster_ddp.contract import Env, File
 from cluster_ddp.errors import CheckpointError, RunDirError
-from cluster_ddp.files import atomic_write, make_dir, reserve_descriptors, sync_folder, with_reserve
+from cluster_ddp.files import atomic_write, make_dir, remove_leftovers, reserve_descriptors, sync_folder, with_reserve
 from cluster_ddp.runtime.checkpoint import file
 from cluster_ddp.runtime.checkpoint.file import DamagedError
 from cluster_ddp.runtime.run_dir.background_writer import BackgroundWriter
@@ -76,8 +76,7 @@ class CheckpointFolder:
 
     def remove_leftovers(self) -> None:
         """Remove what killed processes have left half written."""
-        for path in self.path.glob(".step-*.tmp"):
-            path.unlink(missing_ok=True)
+        remove_leftovers(self.path)
 
     def save(self, step: int, state: Mapping[str, Any], *, first: Callable[[], None]) -> None:
         """Write a checkpoint in the background, after the one before; a failure is a warning.

@@ -19,7 +19,7 @@ import torch
 from cluster_ddp._version import __version__
 from cluster_ddp.contract import Env, File
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.files import atomic_write, make_dir, reserve_descriptors
+from cluster_ddp.files import atomic_write, make_dir, remove_leftovers, reserve_descriptors
 from cluster_ddp.runtime.run_dir import final_flush
 from cluster_ddp.runtime.run_dir.lock import RunLock
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile
@@ -57,6 +57,7 @@ class RunDir:
         try:
             self._make()
             self._lock = RunLock(self.path / File.LOCK, world.topology)
+            remove_leftovers(self.path)
         except OSError as error:
             raise RunDirError(
                 f"Writing to the run directory {self.path}:",

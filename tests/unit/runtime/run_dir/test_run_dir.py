@@ -48,6 +48,16 @@ def steps(folder: Path, name: str = "metrics.jsonl") -> list[int]:
     return [json.loads(line)["step"] for line in (folder / name).read_text().splitlines()]
 
 
+def test_what_a_killed_run_has_left_half_written_is_removed(tmp_path: Path) -> None:
+    """By the next run, once nobody else can be in the directory. (A requeued job left `..progress.….tmp` for ever.)"""
+    leftover = tmp_path / "..progress.810debcf.tmp"
+    leftover.touch()
+    RunDir(tmp_path, a_world(rank=1))
+    assert leftover.exists()
+    RunDir(tmp_path, a_world())
+    assert not leftover.exists()
+
+
 def record(run_dir: RunDir, *numbers: int) -> None:
     for number in numbers:
         run_dir.log("train", {"step": number})
