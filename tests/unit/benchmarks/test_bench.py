@@ -87,7 +87,7 @@ def test_what_a_benchmark_itself_uses_is_not_told_as_others(monkeypatch: pytest.
     monkeypatch.setattr(bench.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(bench.os, "sysconf", lambda name: 100)
     monkeypatch.setattr(bench.os, "times", lambda: ours)
-    monkeypatch.setattr(bench.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(bench, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(Path, "read_text", lambda path: stat.format(500))
     others = bench.Others()
     ours.children_user = 6  # 5 s, of 8 s that the machine was busy, of 2 times 10 s

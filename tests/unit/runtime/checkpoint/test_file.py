@@ -8,6 +8,7 @@ import importlib
 import io
 import os
 import pickle
+import time
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -280,7 +281,7 @@ def test_a_broken_pickle_with_a_right_digest_is_damaged(tmp_path: Path, bad: byt
 
 def test_a_rank_that_sees_another_file_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file, "_VISIBLE_WITHIN_S", 0.0)
-    monkeypatch.setattr(file.time, "sleep", lambda _: None)
+    monkeypatch.setattr(file, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
     digest = file.write(tmp_path / "x.pt", FRAME)
     assert file.not_as_chosen(tmp_path / "x.pt", digest) is None
     other = str(file.not_as_chosen(tmp_path / "x.pt", "a" * 64))
@@ -292,7 +293,7 @@ def test_a_file_that_comes_late_is_waited_for(tmp_path: Path, monkeypatch: pytes
     path, other = tmp_path / "x.pt", tmp_path / "y.pt"
     digest = file.write(other, FRAME)
     steps = iter([lambda: path.write_bytes(other.read_bytes()[:50]), lambda: other.replace(path)])
-    monkeypatch.setattr(file.time, "sleep", lambda _: next(steps)())
+    monkeypatch.setattr(file, "time", SimpleNamespace(sleep=lambda _: next(steps)(), monotonic=time.monotonic))
     assert file.not_as_chosen(path, digest) is None
     assert file.read(path) == FRAME
 

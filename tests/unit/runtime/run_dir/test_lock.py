@@ -16,6 +16,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from slowness import scaled
@@ -119,7 +120,8 @@ def test_its_former_self_is_waited_for(
         if len(naps) == 3:
             process.communicate("end\n")
 
-    monkeypatch.setattr(lock.time, "sleep", nap)
+    clock = SimpleNamespace(sleep=nap, monotonic=time.monotonic, strftime=time.strftime)
+    monkeypatch.setattr(lock, "time", clock)  # not time.sleep itself: other threads sleep, too
     RunLock(tmp_path / ".lock", job(12))
     assert len(naps) == 3
     (record,) = said.records
