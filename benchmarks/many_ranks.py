@@ -84,7 +84,7 @@ def _serve_names() -> None:
 def start_all(
     ranks: int, meet: Callable[[int], object], *, rehearse: Callable[[int], object] | None = None, limit_s: int = 120
 ) -> list[float]:
-    """Fork so many ranks, let all go at once when all are ready, and see when each is through.
+    """Fork ranks, let all go at once when all are ready, and see when each is through.
 
     Args:
         ranks: how many.
@@ -95,24 +95,20 @@ def start_all(
     Returns:
         Seconds from the start of all to the end of `meet`, for each rank, in the order in which they came through.
 
-    Raises:
-        RuntimeError: not all came through.
+    Raises RuntimeError where not all came through.
     """
-    gc.collect()
-    gc.freeze()  # a collection in a rank would copy every page that it shares with this process
     (ready, say_ready), (go, let_go), (through, say_through), (leave, let_leave) = (os.pipe() for _ in range(4))
     _write_hosts(both_ways=True)  # a look-up that fails makes torch look up nothing more in that process
-    pids = []
-    for rank in range(ranks):
-        pid = os.fork()
-        if pid == 0:
-            os.close(let_go)
-            os.close(let_leave)
-            kept = rehearse(rank) if rehearse else None
-            os.write(say_ready, b".")
-            os.read(go, 1)
-            _meet_and_stay(rank, meet, say_through, leave, kept)
-        pids.append(pid)
+
+    def be(rank: int) -> None:
+        os.close(let_go)
+        os.close(let_leave)
+        kept = rehearse(rank) if rehearse else None
+        os.write(say_ready, b".")
+        os.read(go, 1)
+        _meet_and_stay(rank, meet, say_through, leave, kept)
+
+    pids = _forked(ranks, be)
     killer = threading.Timer(limit_s, _kill, [pids])
     killer.start()
     os.close(say_through)
@@ -123,10 +119,30 @@ def start_all(
     ends = _read(through, 8 * ranks)
     killer.cancel()
     os.close(let_leave)
+    _wait_for(pids, (ready, say_ready, go, through, leave))
+    return _seconds(start, ends, ranks)
+
+
+def _forked(ranks: int, be: Callable[[int], None]) -> list[int]:
+    gc.collect()
+    gc.freeze()  # a collection in a rank would copy every page that it shares with this process
+    pids = []
+    for rank in range(ranks):
+        pid = os.fork()
+        if pid == 0:
+            be(rank)
+        pids.append(pid)
+    return pids
+
+
+def _wait_for(pids: Sequence[int], descriptors: Sequence[int]) -> None:
     for pid in pids:
         os.waitpid(pid, 0)
-    for descriptor in (ready, say_ready, go, through, leave):
+    for descriptor in descriptors:
         os.close(descriptor)
+
+
+def _seconds(start: float, ends: bytes, ranks: int) -> list[float]:
     if len(ends) < 8 * ranks:
         raise RuntimeError(f"{len(ends) // 8} of {ranks} ranks came through")
     return [end - start for (end,) in struct.iter_unpack("d", ends)]

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from cluster_ddp import ResidentSet
 from cluster_ddp.mnist import files
 from cluster_ddp.mnist.config import DatasetName
-from cluster_ddp.runtime.data.resident import ResidentSet
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

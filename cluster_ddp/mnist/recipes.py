@@ -21,7 +21,7 @@ LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 class Recipe:
     """One way to train."""
 
-    model: Callable[[], nn.Module]
+    model: type[nn.Module]
     """Makes it, with random weights."""
     optimizer: Callable[[Iterable[nn.Parameter], float], Optimizer]
     """Makes it, of parameters and learning rate."""

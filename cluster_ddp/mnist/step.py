@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from cluster_ddp import Shard, World
+from cluster_ddp.mnist import cuda_graphs
 from cluster_ddp.mnist.config import TrainConfig
-from cluster_ddp.mnist.layout_trials import fastest
+from cluster_ddp.mnist.fast import FAST, fastest, tune_malloc
 from cluster_ddp.mnist.recipes import LAYOUTS, Recipe
-from cluster_ddp.runtime.data.shard import Shard
-from cluster_ddp.runtime.device import cuda_graphs
-from cluster_ddp.runtime.world import World
 
 _IMAGE = (1, 28, 28)
 
@@ -32,13 +32,15 @@ class Step:
     def __init__(self, config: TrainConfig, recipe: Recipe, world: World) -> None:
         self._recipe, self._world, self._gamma = recipe, world, config.gamma
         if config.cuda_graph:
-            cuda_graphs.prepare(world.device)
+            cuda_graphs.prepare(world)
         if recipe.amp == "off":
             # torch's default for convolutions is TF32 (10 bits of mantissa); for matrix products it is float32 already.
             # Not with the newer fp32_precision: after it, reading this flag, as torch's own code does, is an error.
             torch.backends.cudnn.allow_tf32 = False
         torch.manual_seed(config.seed)
-        self.model = world.wrap(recipe.model())
+        if world.device.type == "cpu":
+            tune_malloc(os.environ)
+        self.model = world.wrap(FAST[recipe.model]())
         for parameter in self.model.parameters():
             parameter.register_hook(_in_order)
         world.seed_rank(config.seed)
@@ -114,7 +116,7 @@ class Step:
         return {"layout": self.layout, "is_tuned": self.is_tuned}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on in the same way."""
+        """Continue with the same layout."""
         self.layout, self.is_tuned = state["layout"], state["is_tuned"]
 
     def _output(self, model: torch.nn.Module, images: torch.Tensor, layout: str) -> torch.Tensor:

@@ -14,8 +14,8 @@ import torch
 
 from cluster_ddp.runtime import process_group, rendezvous, stop_signals
 from cluster_ddp.runtime.data.workers import keep_through_stops
-from cluster_ddp.runtime.device import cuda_graphs, nonblocking_wait
 from cluster_ddp.runtime.device import device as devices
+from cluster_ddp.runtime.device import nonblocking_wait, streams
 from cluster_ddp.runtime.failure import hard_exit
 from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.failure.peer_watch import PeerWatch
@@ -54,27 +54,15 @@ def distributed(
         RendezvousError: not all ranks came.
         DeviceError: GPUs don't match the ranks, torch sees none of those that Slurm gave, or some ranks have none.
     """
-    stop_signals.note_early(stop_signals.WARNINGS, instead_of=(signal.SIG_DFL, signal.SIG_IGN))
-    reporter = FailureReporter()
-    reporter.install()
-    reporter.topology = topology = Topology.from_environ(os.environ)
-    _set_up_logging(topology)
-    keep_through_stops()
-    open_files.raise_limit()
+    reporter, topology = _begin(collective_timeout_s)
     device = devices.set_up(topology, cuda=cuda, deterministic=deterministic)
-    key = RunKey.of(topology, os.environ)
-    reporter.store = rendezvous.meet(topology, device.type, key, timeout_s=rendezvous_timeout_s)
-    reporter.collective_timeout_s = collective_timeout_s
-    choose_interface(topology, os.environ)
-    peers = _join(topology, device, reporter)
-    timeout_s, failed = collective_timeout_s, peers.has_failed
-    world = World(topology=topology, device=device, collective_timeout_s=timeout_s, peer_failed=failed, key=key)
+    world, peers = _meet(topology, device, reporter, rendezvous_timeout_s)
     try:
         yield world
         final_flush.settle(world)
         world.barrier()  # rank 0 serves the store: it must not leave while others still ask it
     except Stopped as stopped:  # by all ranks together, each with its affairs in order
-        _leave(device, reporter, peers)
+        _leave(reporter, peers)
         if final_flush.are_stuck():
             hard_exit.now(stopped.code)
         raise
@@ -82,14 +70,45 @@ def distributed(
         peers.stop()
         _leave_alone(device, reporter, error)
         raise
-    _leave(device, reporter, peers)
+    _leave(reporter, peers)
+
+
+def _begin(collective_timeout_s: float) -> tuple[FailureReporter, Topology]:
+    """From here on failures are reported, and signals noted. Returns also this rank's place."""
+    stop_signals.note_early(stop_signals.WARNINGS, instead_of=(signal.SIG_DFL, signal.SIG_IGN))
+    reporter = FailureReporter()
+    reporter.install()
+    reporter.collective_timeout_s = collective_timeout_s
+    reporter.topology = topology = Topology.from_environ(os.environ)
+    _set_up_logging(topology)
+    keep_through_stops()
+    open_files.raise_limit()
+    return reporter, topology
+
+
+def _meet(
+    topology: Topology, device: torch.device, reporter: FailureReporter, timeout_s: float
+) -> tuple[World, PeerWatch]:
+    """Find the other ranks, and make the process group."""
+    key = RunKey.of(topology, os.environ)
+    reporter.store = rendezvous.meet(topology, device.type, key, timeout_s=timeout_s)
+    choose_interface(topology, os.environ)
+    peers = _join(topology, device, reporter)
+    world = World(
+        topology=topology,
+        device=device,
+        collective_timeout_s=reporter.collective_timeout_s,
+        peer_failed=peers.has_failed,
+        key=key,
+    )
+    return world, peers
 
 
 def _join(topology: Topology, device: torch.device, reporter: FailureReporter) -> PeerWatch:
     """Make the process group, under the eyes of a watch: NCCL waits for all ranks, without a time limit."""
     assert reporter.store is not None
     has_joined = threading.Event()
-    peers = PeerWatch(reporter, lambda: not has_joined.is_set() or cuda_graphs.is_busy(device), topology.world_size)
+    peers = PeerWatch(reporter, lambda: not has_joined.is_set() or streams.is_busy(device), topology.world_size)
     if device.type == "cuda" and topology.world_size > 1:
         peers.start()
     try:
@@ -102,11 +121,11 @@ def _join(topology: Topology, device: torch.device, reporter: FailureReporter) -
     return peers
 
 
-def _leave(device: torch.device, reporter: FailureReporter, peers: PeerWatch) -> None:
+def _leave(reporter: FailureReporter, peers: PeerWatch) -> None:
     """Leave with all others."""
     peers.stop()
     reporter.store = None  # from here on, each rank's failures are its own
-    process_group.leave(device)
+    process_group.leave()
 
 
 def _leave_alone(device: torch.device, reporter: FailureReporter, error: BaseException) -> None:

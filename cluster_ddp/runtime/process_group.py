@@ -6,19 +6,22 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from cluster_ddp.runtime.device import cuda_graphs
 from cluster_ddp.slurm.topology import Topology
 
 # gloo's threads let go of the last tensors a little after a collective has ended. Where that falls into the end of the
 # interpreter, Python aborts the process ("terminate called without an active exception", torch 2.10 to 2.15).
 _GLOO_SETTLES_S = 0.1
-# What NCCL may take to end after a failure. While a CUDA graph is alive it never ends (see `cuda_graphs.reset_all`).
+# What NCCL may take to end after a failure. While a CUDA graph that uses it is alive it never ends.
 _ABORT_S = 5.0
+
+before_leaving: list[Callable[[], object]] = []
+"""What `leave` calls first, the last one first; see `World.before_leaving`."""
 
 
 def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout_s: float) -> None:
@@ -62,11 +65,11 @@ def barrier() -> None:
     dist.all_reduce(torch.zeros(1))
 
 
-def leave(device: torch.device) -> None:
+def leave() -> None:
     """End it together with all other ranks. The device must have done its work."""
     time.sleep(_GLOO_SETTLES_S)
-    if device.type == "cuda":
-        cuda_graphs.reset_all()
+    while before_leaving:
+        before_leaving.pop()()
     dist.destroy_process_group()
 
 

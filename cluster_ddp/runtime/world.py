@@ -27,7 +27,7 @@ from cluster_ddp.runtime.data.resident import RESIDENT_SHARE, DeviceLoader, plac
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard
 from cluster_ddp.runtime.ddp_buckets import prebuild_ddp_buckets
 from cluster_ddp.runtime.device import device as devices
-from cluster_ddp.runtime.device import nonblocking_wait
+from cluster_ddp.runtime.device import nonblocking_wait, streams
 from cluster_ddp.runtime.output import say
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.runtime.seeds import seed_all, stream_seed
@@ -90,6 +90,22 @@ class World:
             PeerFailedError: another rank failed.
         """
         nonblocking_wait.for_device(self.device, timeout_s=self.collective_timeout_s, peer_failed=self.peer_failed)
+
+    def watch_stream(self, stream: torch.cuda.Stream) -> None:
+        """Count work on a CUDA stream of your own as this rank's.
+
+        A rank that has work to do when another one fails is ended: the work may be a collective, which would wait for
+        ever. Only the default stream is known otherwise.
+        """
+        streams.watch(stream)
+
+    def before_leaving(self, function: Callable[[], object]) -> None:
+        """Call a function when all ranks leave the world, before the process group ends.
+
+        Reset CUDA graphs with collectives there: NCCL waits without a limit for the end of every graph that uses a
+        communicator (NCCL 2.30, init.cc, localPersistentRefs; pytorch#115388).
+        """
+        process_group.before_leaving.append(function)
 
     def sum(self, *values: float | torch.Tensor) -> list[float]:
         """The sums of some values over all ranks, the same on every rank. A collective: all ranks must call it.

@@ -10,7 +10,6 @@ import torch
 from cluster_ddp.contract import Env
 from cluster_ddp.errors import DeviceError
 from cluster_ddp.runtime.device import cpu_affinity, visible_gpus
-from cluster_ddp.runtime.device.malloc import tune_malloc
 from cluster_ddp.slurm.topology import Topology
 
 # cuBLAS' own condition for the same bits in every run; read when it is first used.
@@ -36,10 +35,8 @@ def set_up(topology: Topology, *, cuda: bool, deterministic: bool) -> torch.devi
         _start(device)
         if topology.cpus_per_task is not None:
             cpu_affinity.bind(device, topology.cpus_per_task, told=topology.rank == 0)
-    else:
-        tune_malloc(os.environ)
-        if (threads := cpu_threads(topology, os.environ)) is not None:
-            torch.set_num_threads(threads)
+    elif (threads := cpu_threads(topology, os.environ)) is not None:
+        torch.set_num_threads(threads)
     return device
 
 

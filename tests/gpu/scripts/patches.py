@@ -29,9 +29,9 @@ def apply(task: dict[str, Any]) -> None:
 
 
 def _stand_in_for_graphs() -> None:
-    from cluster_ddp.runtime.device import cuda_graphs
+    from cluster_ddp.mnist import cuda_graphs
 
-    cuda_graphs.prepare = lambda device: None
+    cuda_graphs.prepare = lambda world: None
     cuda_graphs.captured = lambda function, inputs: functools.partial(function, *inputs)
 
 
@@ -54,7 +54,7 @@ def _pretend_gpus(hidden: int, task: dict[str, Any]) -> None:
 
 
 def _set_capture(is_on: bool, task: dict[str, Any]) -> None:
-    from cluster_ddp.runtime.device import cuda_graphs
+    from cluster_ddp.mnist import cuda_graphs
 
     if not is_on:
         cuda_graphs._WARM_UPS = sys.maxsize

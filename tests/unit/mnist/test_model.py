@@ -4,25 +4,28 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cluster_ddp.mnist.model import ByteDropout, Net, SmallNet
+from cluster_ddp.mnist.fast import FAST, ByteDropout
+from cluster_ddp.mnist.model import Net, SmallNet
 
 
-def example(net: Net, x: torch.Tensor) -> torch.Tensor:
-    """The forward of PyTorch's example, without dropout, in its own order."""
-    x = F.max_pool2d(F.relu(net.conv2(F.relu(net.conv1(x)))), 2)
-    return F.log_softmax(net.fc2(F.relu(net.fc1(torch.flatten(x, 1)))), dim=1)
+def test_the_reference_has_the_examples_parameters() -> None:
+    assert sum(parameter.numel() for parameter in Net().parameters()) == 1_199_882
 
 
-def test_the_reference_is_pytorchs_example_to_the_bit() -> None:
-    torch.manual_seed(0)
-    net, images, labels = Net().eval(), torch.randn(16, 1, 28, 28), torch.arange(16) % 10
-    assert sum(parameter.numel() for parameter in net.parameters()) == 1_199_882
+@pytest.mark.parametrize(
+    ("plain", "layout"),
+    [(Net, torch.contiguous_format), (Net, torch.channels_last), (SmallNet, torch.channels_last)],
+)
+def test_the_fast_model_is_the_plain_one_to_the_bit(plain: type[torch.nn.Module], layout: torch.memory_format) -> None:
+    images, labels = torch.randn(16, 1, 28, 28).to(memory_format=layout), torch.arange(16) % 10
     found = []
-    for output in (net(images), example(net, images)):
-        net.zero_grad()
+    for model in (plain, FAST[plain]):
+        torch.manual_seed(0)
+        net = model().eval()
+        output = net(images)
         F.nll_loss(output, labels).backward()
-        found.append([output, *(parameter.grad.clone() for parameter in net.parameters())])
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found))
+        found.append([output, *(parameter.grad for parameter in net.parameters())])
+    assert all(torch.equal(fast, slow) for slow, fast in zip(*found))
 
 
 @pytest.mark.parametrize("p", [0.25, 0.5])
@@ -58,9 +61,9 @@ def test_dropout_of_another_share_is_no_option(p: float) -> None:
         ByteDropout(p)
 
 
-@pytest.mark.parametrize("model", [Net, SmallNet])
-def test_under_autocast_the_output_is_in_full_precision(model: type[torch.nn.Module]) -> None:
+@pytest.mark.parametrize("plain", [Net, SmallNet])
+def test_under_autocast_the_output_is_in_full_precision(plain: type[torch.nn.Module]) -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        output = model()(torch.randn(3, 1, 28, 28))
+        output = FAST[plain]()(torch.randn(3, 1, 28, 28))
     assert output.dtype == torch.float32 and output.shape == (3, 10)
     assert torch.allclose(output.exp().sum(dim=1), torch.ones(3))

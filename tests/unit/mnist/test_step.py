@@ -13,11 +13,10 @@ import torch
 
 import cluster_ddp
 from cluster_ddp.errors import DeviceError
-from cluster_ddp.mnist import data
+from cluster_ddp.mnist import cuda_graphs, data
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.recipes import chosen
 from cluster_ddp.mnist.step import Step
-from cluster_ddp.runtime.device import cuda_graphs
 
 
 def make_step(world: cluster_ddp.World, **options: Any) -> Step:

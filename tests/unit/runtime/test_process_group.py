@@ -18,7 +18,7 @@ from slowness import scaled
 
 import cluster_ddp
 from cluster_ddp.runtime import process_group
-from cluster_ddp.runtime.device import cuda_graphs, nonblocking_wait
+from cluster_ddp.runtime.device import nonblocking_wait
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.topology import Topology
 
@@ -42,7 +42,6 @@ class Backend:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     calls = Calls()
     monkeypatch.setattr(process_group, "_ABORT_S", 0.2)
-    monkeypatch.setattr(cuda_graphs, "reset_all", lambda: calls.append("graphs reset"))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append("destroyed"))
     yield calls
 
@@ -74,7 +73,8 @@ def test_a_users_own_choice_of_nccl_stays(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_graphs_are_gone_before_the_communicator_is(calls: Calls) -> None:
-    process_group.leave(GPU)
+    process_group.before_leaving.append(lambda: calls.append("graphs reset"))
+    process_group.leave()
     assert calls == ["graphs reset", "destroyed"]
 
 
@@ -105,7 +105,7 @@ def test_an_abort_that_never_ends_is_given_up(calls: Calls, monkeypatch: pytest.
 
 
 def test_on_a_cpu_the_group_is_destroyed_either_way(calls: Calls) -> None:
-    process_group.leave(torch.device("cpu"))
+    process_group.leave()
     assert process_group.abort(torch.device("cpu"))
     assert calls == ["destroyed", "destroyed"]
 

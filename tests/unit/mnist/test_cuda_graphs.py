@@ -9,10 +9,14 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+import cluster_ddp
+from cluster_ddp.mnist import cuda_graphs
+from cluster_ddp.mnist.cuda_graphs import Graphed
+from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.data.resident import DeviceLoader, ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard
-from cluster_ddp.runtime.device import cuda_graphs
-from cluster_ddp.runtime.device.cuda_graphs import Graphed
+from cluster_ddp.runtime.device import streams
+from cluster_ddp.slurm.topology import Topology
 
 
 def test_it_runs_then_is_captured_then_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +81,6 @@ class Cuda:
         patch.setattr(torch.cuda, "graph", capture)
         patch.setattr(torch.cuda, "current_stream", lambda device=None: "the current stream")
         patch.setattr(torch.cuda, "set_stream", lambda stream: calls.append(f"set {type(stream).__name__}"))
-        patch.setattr(cuda_graphs, "_streams", [])
 
 
 @pytest.fixture
@@ -85,9 +88,15 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return Cuda(monkeypatch)
 
 
-def test_the_stream_to_capture_on_waits_for_what_was_begun_before(cuda: Cuda) -> None:
-    cuda_graphs.prepare(torch.device("cuda", 0))
+def test_the_stream_to_capture_on_waits_for_what_was_begun_before(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The world watches it, and resets the graphs before it is left."""
+    monkeypatch.setattr(streams, "_watched", [])
+    monkeypatch.setattr(process_group, "before_leaving", [])
+    place = Topology.from_environ({})
+    cuda_graphs.prepare(cluster_ddp.World(topology=place, device=torch.device("cuda", 0)))
     assert cuda.calls == ["wait for the current stream", "set Stream"]
+    assert len(streams._watched) == 1
+    assert process_group.before_leaving == [cuda_graphs.reset_all]
 
 
 def test_a_capture_lets_other_threads_call_cuda(cuda: Cuda) -> None:

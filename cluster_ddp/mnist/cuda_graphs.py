@@ -11,36 +11,29 @@ from collections.abc import Callable
 
 import torch
 
-from cluster_ddp.errors import DeviceError
+from cluster_ddp import DeviceError, World
 
 # DDP takes its own times in the first ten steps, with events that can't be captured.
 _WARM_UPS = 11
 
 # NCCL does not let go of a communicator as long as a graph that uses it is alive: see `reset_all`.
 _alive: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
-_streams: list[torch.cuda.Stream] = []  # those made here, on which a rank works besides the default one
 
 
-def prepare(device: torch.device) -> None:
+def prepare(world: World) -> None:
     """Put all further work of this thread on a stream that can be captured. Call it before DDP is made.
 
     Raises:
-        DeviceError: it is no GPU.
+        DeviceError: this rank computes on no GPU.
     """
+    device = world.device
     if device.type != "cuda":
         raise DeviceError("CUDA graphs (--cuda-graph):", f"this rank computes on {device}.", "leave the option out")
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))  # what is there already may still be on its way
     torch.cuda.set_stream(stream)
-    _streams.append(stream)
-
-
-def is_busy(device: torch.device) -> bool:
-    """Whether a device has work to do, as far as this package knows its streams. May be called from any thread."""
-    try:
-        return not all(stream.query() for stream in (torch.cuda.default_stream(device), *_streams))
-    except RuntimeError:  # after an error of the device nothing works there any more
-        return True
+    world.watch_stream(stream)
+    world.before_leaving(reset_all)
 
 
 class Graphed:
