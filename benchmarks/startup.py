@@ -20,6 +20,7 @@ from record import Figure, report
 
 from cluster_ddp.launch.render import render
 from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.launch.task_command import of_command
 from cluster_ddp.sandbox import cluster
 
 LAUNCHERS = ("srun", "torchrun", "fork")
@@ -68,7 +69,7 @@ def seconds(launcher: str, arguments: argparse.Namespace, sandbox: str, folder: 
         launcher=launcher,  # type: ignore[arg-type]  # checked there
     )
     noted = 'status=0\ndate +%s.%N >"$CLUSTER_DDP_RUN_DIR/begun"\n'
-    script = render(spec, source="", run_prefix=f"{folder}/{launcher}-").replace("status=0\n", noted)
+    script = render(spec, of_command(spec), source="", run_prefix=f"{folder}/{launcher}-").replace("status=0\n", noted)
 
     env = {
         **cluster.environment(sandbox),

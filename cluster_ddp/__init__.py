@@ -27,6 +27,7 @@ from cluster_ddp.errors import (
     ForkError,
     HostlistError,
     JobError,
+    JobNotFoundError,
     NonFiniteError,
     ProfileError,
     RendezvousError,
@@ -38,6 +39,7 @@ from cluster_ddp.errors import (
 )
 
 if TYPE_CHECKING:
+    from cluster_ddp.api import submit, submit_array
     from cluster_ddp.jobs.job import Job
     from cluster_ddp.launch.spec import JobSpec
     from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
@@ -51,7 +53,6 @@ if TYPE_CHECKING:
     from cluster_ddp.runtime.stop_signals import Stopped
     from cluster_ddp.runtime.world import World
     from cluster_ddp.slurm.topology import Topology
-    from cluster_ddp.submit import submit
 
 __all__ = [
     "CheckpointError",
@@ -64,6 +65,7 @@ __all__ = [
     "HostlistError",
     "Job",
     "JobError",
+    "JobNotFoundError",
     "JobSpec",
     "Meter",
     "NonFiniteError",
@@ -84,6 +86,7 @@ __all__ = [
     "__version__",
     "distributed",
     "submit",
+    "submit_array",
 ]
 
 # Where the names are that take time to import.
@@ -101,7 +104,8 @@ _MODULES = {
     "Topology": "slurm.topology",
     "World": "runtime.world",
     "distributed": "runtime.distributed",
-    "submit": "submit",
+    "submit": "api",
+    "submit_array": "api",
 }
 
 # Our batch scripts start Python with the warnings ignored: it would die of one that comes before it has a handler.

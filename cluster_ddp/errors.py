@@ -14,6 +14,7 @@
     │   └── ProfileError       a settings file that can't be used
     ├── JobError           a job that ended without a result
     ├── SlurmError         a Slurm command that failed
+    │   └── JobNotFoundError   a job that Slurm does not know, or has forgotten
     └── SandboxError       a sandbox that can't be made, found or removed here
 
 Each says what was asked for, what was found, and a hint that mends it. Doors print it as one short
@@ -94,6 +95,10 @@ class JobError(ClusterDDPError):
 
 class SlurmError(ClusterDDPError):
     """A Slurm command that failed."""
+
+
+class JobNotFoundError(SlurmError):
+    """A job that Slurm does not know, or has forgotten."""
 
 
 class SandboxError(ClusterDDPError):

@@ -47,17 +47,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _row(standing: RunStatus) -> tuple[str, ...]:
+def _row(one: RunStatus) -> tuple[str, ...]:
     return (
-        standing.job,
-        standing.name,
-        standing.state,
-        standing.elapsed or "-",
-        "-" if standing.restarts is None else str(standing.restarts),
-        "-" if standing.epoch is None else str(standing.epoch),
-        "-" if standing.accuracy is None else f"{100 * standing.accuracy:.2f} %",
-        "-" if standing.samples_per_s is None else f"{standing.samples_per_s:.0f}",
-        f"({standing.reason})" if standing.reason else "",
+        one.job,
+        one.name,
+        one.state,
+        one.elapsed or "-",
+        "-" if one.restarts is None else str(one.restarts),
+        "-" if one.epoch is None else str(one.epoch),
+        "-" if one.accuracy is None else f"{100 * one.accuracy:.2f} %",
+        "-" if one.samples_per_s is None else f"{one.samples_per_s:.0f}",
+        f"({one.reason})" if one.reason else "",
     )
 
 

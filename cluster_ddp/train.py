@@ -7,27 +7,58 @@ torchrun --nproc-per-node 2 -m cluster_ddp.train            one per torchrun wor
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-import tyro
-
+from cluster_ddp import mnist
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, exit_on_error
+from cluster_ddp.launch import grids
+from cluster_ddp.launch.spec import ARRAY_TASK
 from cluster_ddp.mnist.config import TrainConfig
+from cluster_ddp.mnist.result import TrainResult
 from cluster_ddp.runtime import stop_signals
 
 PROGRAM = "cluster-ddp train"
 
 
+def parse(options: Sequence[str], *, program: str = PROGRAM) -> TrainConfig:
+    """The options of a command line. Prints help or an error and exits where they ask for it."""
+    if not options:
+        return TrainConfig()
+    import tyro
+
+    return tyro.cli(TrainConfig, prog=program, args=options)
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """The training as a function to submit."""
+
+    options: tuple[str, ...]
+    """Its options, with placeholders for an array task's values."""
+
+    def __call__(self, **values: str) -> TrainResult:
+        """Call `mnist.train` with the options. Errors as there."""
+        return mnist.train(self.config(**{ARRAY_TASK: os.environ.get("SLURM_ARRAY_TASK_ID", ""), **values}))
+
+    def config(self, **values: str) -> TrainConfig:
+        """The options with these values in their placeholders."""
+        return parse([grids.fill_in(word, values) for word in self.options])
+
+    def __repr__(self) -> str:
+        return f"cluster_ddp.mnist.train({shlex.join(self.options)})"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse and train. Returns the exit status."""
     with exit_on_error(PROGRAM):
-        config = tyro.cli(TrainConfig, prog=PROGRAM, args=argv)
+        config = parse(sys.argv[1:] if argv is None else argv)
         stop_signals.note_early(config.stop_signals)
-    from cluster_ddp.mnist.loop import run  # torch
-
     try:
-        run(config)
+        mnist.train(config)
     except ClusterDDPError as error:
         sys.excepthook(type(error), error, error.__traceback__)  # with rank and host, once
         return USAGE_EXIT_STATUS

@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+from cluster_ddp.launch import task_command
 from cluster_ddp.launch.render import render
 from cluster_ddp.launch.spec import ARRAY_TASK_PLACEHOLDER, JobSpec
 
@@ -80,6 +81,7 @@ def main() -> int:
             options = "options for the command"
         text = render(
             spec,
+            task_command.of_command(spec),
             source="Rendered from templates/ by scripts/render_jobs.py: change those, then run `make jobs`.\n"
             f"Submit from the checkout:  sbatch jobs/{path.name} [{options}]",
         )

@@ -10,7 +10,9 @@ from typing import Any
 
 from cluster_ddp.contract import File
 from cluster_ddp.errors import JobError
+from cluster_ddp.launch import submission
 from cluster_ddp.launch.backends import Scheduler, submitit_task
+from cluster_ddp.launch.planning import Plan
 from cluster_ddp.slurm.commands import JobStatus
 
 _FIRST_POLL_S, _LAST_POLL_S = 1.0, 10.0
@@ -105,3 +107,8 @@ class Job:
     def _last_words(self) -> str:
         lines = [line for path in self.log_files() for line in path.read_text(errors="replace").splitlines()]
         return "\n".join(f"    {line}" for line in lines[-10:])
+
+
+def submit(plan: Plan) -> list[Job]:
+    """Submit what was planned. Returns the job, or an array's tasks. Errors as of `submission.submit`."""
+    return [Job(**task._asdict()) for task in submission.submit(plan)]

@@ -70,10 +70,10 @@ def run_statuses(runs_dir: Path, asked: Sequence[str]) -> list[RunStatus]:
     known = _known([record for _, folders in chosen for path, record in folders.items() if _is_slurms(path, record)])
     found: dict[str, RunStatus] = {}
     for label, folders in chosen:
-        standing = [_run_status(path, record, known) for path, record in folders.items()]
-        if label and not standing:
-            standing = _without_folder(label, runs_dir)
-        found |= {one.job: one for one in standing}
+        of_these = [_run_status(path, record, known) for path, record in folders.items()]
+        if label and not of_these:
+            of_these = _without_folder(label, runs_dir)
+        found |= {one.job: one for one in of_these}
     return list(found.values())
 
 
@@ -169,9 +169,9 @@ def _without_folder(word: str, runs_dir: Path) -> list[RunStatus]:
     try:
         statuses = Slurm().statuses(word, None, runs_dir)
     except SlurmError as error:
-        found = f"there is no run directory of it in {runs_dir}, and Slurm says: {error.found}"
+        found = f"no run directory found in {runs_dir}. Slurm says: {error.found}"
         raise JobError(
-            f"The standing of {word}:", found, "give a job id or a run directory, and --runs-dir if it is elsewhere"
+            f"Job {word}:", found, "give a job id or a run directory, and --runs-dir if it is elsewhere"
         ) from error
     return [
         RunStatus(job=f"{word.partition('_')[0]}_{one.array_task}" if one.array_task else word, name="-", **_of(one))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cluster_ddp.contract import File
-from cluster_ddp.errors import SlurmError
+from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.jobs.job import Job, poll_intervals_s
 from cluster_ddp.launch import run_dirs
 from cluster_ddp.slurm.commands import JobStatus
@@ -51,10 +51,10 @@ class _Following:
         first = self.jobs[0]
         try:
             self.statuses = first.scheduler.statuses(self.label, first.cluster, first.run_dir)
+        except JobNotFoundError:
+            self.show(f"job {self.label}: Slurm does not know it any more.")
+            return True
         except SlurmError as error:
-            if "Invalid job id" in error.found:
-                self.show(f"job {self.label}: Slurm does not know it any more.")
-                return True
             if self.answers:
                 self.show(f"Slurm does not answer ({error.found}); the job continues, trying again …")
             self.answers = False

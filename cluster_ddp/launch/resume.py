@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.contract import File
-from cluster_ddp.errors import RunDirError, SlurmError, SpecError
+from cluster_ddp.errors import JobNotFoundError, RunDirError, SpecError
 from cluster_ddp.files import make_dir
 from cluster_ddp.launch import run_dirs
 from cluster_ddp.launch.backends import Scheduler, submitit_task
@@ -54,8 +54,10 @@ class Earlier:
     """The job as squeue shows it; empty where no submission has made the run directory."""
     cluster: str | None = None
     """Which cluster had it, where there are several."""
-    backend: str = "submitit"
-    """What submitted it."""
+    local: bool = False
+    """Whether it was asked to run on this machine."""
+    reference_options: tuple[str, ...] | None = None
+    """The options of the reference job, where it was that."""
     folder: Path | None = None
     """Where it was submitted."""
     code: str | None = None
@@ -105,9 +107,7 @@ class Earlier:
         scheduler: Scheduler = Slurm() if on_slurm else ThisMachine()
         try:
             status = scheduler.statuses(self.job, self.cluster, self.run_dir)[0]
-        except SlurmError as error:
-            if "Invalid job id" not in error.found:
-                raise
+        except JobNotFoundError:
             return  # forgotten, so it has ended
         if not status.ended:
             end_it = f"{'scancel' if on_slurm else 'kill'} {self.job}"
@@ -141,7 +141,8 @@ def find(asked: str | os.PathLike[str], runs_dir: Path) -> Earlier:
         run_dir=path,
         job=record["job"],
         cluster=record.get("cluster"),
-        backend=record.get("backend", "submitit"),
+        local=record.get("local") is True,
+        reference_options=_words(record.get("reference_options")),
         folder=Path(record["folder"]) if "folder" in record else None,
         code=record.get("code"),
         spec=_spec(path, record["spec"]),
@@ -203,6 +204,10 @@ def _of_job(label: str, runs_dir: Path) -> Path:
     else:
         hint = "name the run directory itself, or the folder that it is in: --runs-dir PATH"
     raise RunDirError(f"Resuming {label}:", f"there is no such folder, and no job {label} in {runs_dir}.", hint)
+
+
+def _words(value: object) -> tuple[str, ...] | None:
+    return tuple(map(str, value)) if isinstance(value, list) else None
 
 
 def _label(path: Path) -> str:

@@ -102,27 +102,30 @@ def description(
     spec: Mapping[str, Any],
     *,
     label: str,
-    backend: str,
+    local: bool,
     cluster: str | None,
     code: str | None,
     values: Mapping[str, str],
+    reference_options: Sequence[str] | None = None,
 ) -> bytes:
     """The content of spec.json.
 
     Args:
         spec: the fields of this job's specification; an array's task is a job of its own here.
         label: the job as squeue shows it, 12 or 12_3.
-        backend: what submitted it.
+        local: whether it was asked to run on this machine.
         cluster: which cluster has it, where there are several.
         code: the snapshot that it runs in, relative to the run directory.
         values: this array task's values of the grid.
+        reference_options: the options of the reference job, where it is that.
     """
     record = {
         "job": label,
-        "backend": backend,
+        "local": local,
         "cluster": cluster,
         "code": code,
         "command": list(spec["command"]),
+        "reference_options": None if reference_options is None else list(reference_options),
         "values": dict(values),
         "submitted": time.time(),
         "folder": str(Path.cwd()),

@@ -6,7 +6,7 @@ One task drives one GPU, so nothing here asks for tasks: the script's --ntasks-p
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
@@ -216,7 +216,6 @@ class JobSpec:
                 raise _error("sbatch_options", option, "an option for which there is no field of its own")
 
     def _check_array(self) -> None:
-        names = grids.placeholders(self.command)
         if self.array is not None and grids.count(self.array) == 0:
             raise _error("array", self.array, "task numbers such as 0-7, not an empty range")
         if self.grid:
@@ -225,16 +224,27 @@ class JobSpec:
                 object.__setattr__(self, "array", tasks)
             elif self.array.partition("%")[0] != tasks:
                 raise _error("array", self.array, f"{tasks} for this grid")
-            for key in self.grid:
-                if self.command and key not in names:
-                    raise _error("grid", key, f"keys that the command uses; put {{{key}}} into it")
-            for name in names - {*self.grid, ARRAY_TASK}:
-                guess = nearest(name, self.grid)
-                raise _error("command", f"{{{name}}}", f"without placeholders that the grid does not have.{guess}")
+            if self.command:
+                check_placeholders(self.command, self.grid)
         if self.array is not None and max(grids.count(self.array), grids.last(self.array)) > grids.MAX_TASKS:
             raise _error("array", self.array, f"of at most {grids.MAX_TASKS:,} tasks, as on every Slurm")
-        if self.array is None and ARRAY_TASK in names:
+        if self.array is None and ARRAY_TASK in grids.placeholders(self.command):
             raise _error("command", self.command, f"without {ARRAY_TASK_PLACEHOLDER} unless array is set")
+
+
+def check_placeholders(words: Sequence[str], grid: grids.Grid) -> None:
+    """See that words use all keys of a grid, and no others.
+
+    Raises:
+        SpecError: they don't.
+    """
+    names = grids.placeholders(words)
+    for key in grid:
+        if key not in names:
+            raise _error("grid", key, f"keys that the command uses; put {{{key}}} into it")
+    for name in names - {*grid, ARRAY_TASK} if grid else ():
+        guess = nearest(name, grid)
+        raise _error("command", f"{{{name}}}", f"without placeholders that the grid does not have.{guess}")
 
 
 def normalized_time(text: str) -> str:

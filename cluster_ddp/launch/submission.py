@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,6 @@ from cluster_ddp.errors import SlurmError
 from cluster_ddp.launch import grids, resume, run_dirs, snapshot
 from cluster_ddp.launch.backends import Held, Scheduler, submitit_task
 from cluster_ddp.launch.planning import Plan
-from cluster_ddp.launch.render import task_command
 from cluster_ddp.launch.spec import ARRAY_TASK
 from cluster_ddp.launch.submit_signals import SubmitSignals
 
@@ -43,17 +42,18 @@ def submit(plan: Plan) -> list[Submitted]:
         SpecError: the run that is to be resumed has not ended.
         SlurmError: Slurm refused, in its words; nothing is left behind then.
     """
-    if plan.earlier is not None:
-        plan.earlier.refuse_unended()
+    request = plan.request
+    if request.earlier is not None:
+        request.earlier.refuse_unended()
     with SubmitSignals() as signals:
-        made = run_dirs.prepare(plan.run_dir.parent if plan.run_dir else plan.runs_dir, plan.run_dir)
+        made = run_dirs.prepare(request.run_dir.parent if request.run_dir else request.runs_dir, request.run_dir)
         folders: list[Path] = []
         held = aside = None
         try:
             with signals.late():  # without the job's id, nobody could take it back
                 held = plan.scheduler.hold(plan.script, plan.options)
             with signals.late():
-                aside = resume.set_aside(plan.earlier) if plan.earlier else None
+                aside = resume.set_aside(request.earlier) if request.earlier else None
             jobs = _make_folders(plan, held, folders)
             plan.scheduler.release(held, jobs[0].run_dir, plan.spec.begin or "now")
         except BaseException:
@@ -64,7 +64,7 @@ def submit(plan: Plan) -> list[Submitted]:
                 if held is not None:
                     _take_back(plan, held)
             raise
-    if plan.run_dir is None:
+    if request.run_dir is None:
         run_dirs.point_latest(folders[0])
     return jobs
 
@@ -79,8 +79,8 @@ def _take_back(plan: Plan, held: Held) -> None:
 
 def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Submitted]:
     """Make and fill the run directories; each is noted in `folders` before it is made."""
-    spec = plan.spec
-    whole = plan.run_dir or Path(run_dirs.prefix(plan.runs_dir, spec) + held.label)
+    spec, request = plan.spec, plan.request
+    whole = request.run_dir or Path(run_dirs.prefix(request.runs_dir, spec) + held.label)
     described = dataclasses.asdict(spec)
     script = {plan.scheduler.script_name: plan.script.encode()}
     if spec.array is None:
@@ -96,7 +96,7 @@ def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Submitted
             values = grids.configuration(spec.grid, int(number)) if spec.grid else {}
             files = _files(plan, held, label, described, {**values, ARRAY_TASK: number})
             _make_folder(plan, path, files, folders)
-    if plan.take_snapshot:
+    if request.take_snapshot:
         snapshot.take(Path.cwd(), whole)
     return [
         Submitted(
@@ -104,7 +104,7 @@ def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Submitted
             run_dir=path,
             tasks=spec.nodes * (1 if spec.launcher == "torchrun" else spec.gpus_per_node),
             cluster=held.cluster,
-            is_function=plan.function is not None,
+            is_function=request.function is not None,
             scheduler=plan.scheduler,
         )
         for label, path in made.items()
@@ -112,7 +112,7 @@ def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Submitted
 
 
 def _make_folder(plan: Plan, path: Path, files: Mapping[str, bytes], folders: list[Path]) -> None:
-    if plan.earlier is None:
+    if plan.request.earlier is None:
         if not path.exists():
             folders.append(path)
         run_dirs.create(path, shared=plan.spec.share)
@@ -123,26 +123,27 @@ def _files(
     plan: Plan, held: Held, label: str, described: dict[str, Any], values: Mapping[str, str]
 ) -> dict[str, bytes]:
     """What is in the run directory of a job, or of an array's task with its values of the grid."""
-    command = tuple(grids.fill_in(word, values) for word in plan.spec.command)
+    spec, function = plan.spec, plan.request.function
+    command = tuple(grids.fill_in(word, values) for word in spec.command)
     files = {File.SPEC: _description(plan, held, label, {**described, "command": command}, values)}
-    if plan.backend == "sbatch":
+    if function is None:
         return files
-    if isinstance(plan.function, resume.Pickled):
-        pickled = plan.function.content
-    elif plan.function is None:
-        pickled = submitit_task.pickled(submitit_task.Command(task_command(plan.spec, command)))
+    if isinstance(function, resume.Pickled):
+        pickled = function.content
     else:
-        work: Callable[[], Any] = functools.partial(plan.function, **{key: values[key] for key in plan.spec.grid})
-        pickled = submitit_task.pickled(work)
+        pickled = submitit_task.pickled(functools.partial(function, **{key: values[key] for key in spec.grid}))
     return {**files, submitit_task.pickle_name(label): pickled}
 
 
 def _description(plan: Plan, held: Held, label: str, described: Mapping[str, Any], values: Mapping[str, str]) -> bytes:
+    request, options = plan.request, plan.request.reference_options
+    in_array = ARRAY_TASK in values
     return run_dirs.description(
         described,
         label=label,
-        backend=plan.backend,
+        local=request.local,
         cluster=held.cluster,
-        code=f"../{plan.spec.name}-{held.label}/{plan.code}" if plan.code and ARRAY_TASK in values else plan.code,
+        code=f"../{plan.spec.name}-{held.label}/{request.code}" if request.code and in_array else request.code,
         values={key: value for key, value in values.items() if key != ARRAY_TASK},
+        reference_options=options and [grids.fill_in(word, values) for word in options],
     )

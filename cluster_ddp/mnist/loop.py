@@ -14,19 +14,14 @@ from cluster_ddp import Checkpointer, FiniteCheck, Meter, Progress, RunDir, Shar
 from cluster_ddp.mnist import data
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.recipes import chosen
+from cluster_ddp.mnist.result import TrainResult
 from cluster_ddp.mnist.step import Step
 
 _LONG_RUN_STEPS = 1000  # trying the layouts takes the time of about twenty
 
 
-def run(config: TrainConfig) -> None:
-    """Join the world, train for all epochs, test after each.
-
-    Raises:
-        ClusterDDPError: the ranks did not meet, the data is missing, the run directory can't be written, or a
-            checkpoint does not fit.
-        Stopped: the job was told to stop; all is saved.
-    """
+def run(config: TrainConfig) -> TrainResult:
+    """What `mnist.train` does."""
     with distributed(
         cuda=config.cuda,
         deterministic=config.deterministic,
@@ -37,7 +32,7 @@ def run(config: TrainConfig) -> None:
         for epoch in training.checkpoint.epochs(training.epochs):
             training.train(epoch + 1)
             training.test(epoch + 1)
-        training.finish()
+        return training.finish()
 
 
 class Training:
@@ -45,6 +40,7 @@ class Training:
 
     def __init__(self, config: TrainConfig, world: World) -> None:
         self.config, self.world = config, world
+        self.measured: dict[str, float] = {}
         self.run_dir = RunDir(config.run_dir, world, name=config.dataset)
         recipe = chosen(config)
         self.run_dir.describe(dataclasses.replace(config, **recipe.options()))
@@ -126,16 +122,18 @@ class Training:
             "samples": shard.size,
         }
         self.run_dir.log("test", values)
+        self.measured |= {"accuracy": values["accuracy"], "loss": values["loss"]}
         self.world.print(
             f"Test set: Average loss: {values['loss']:.4f}, "
             f"Accuracy: {values['correct']}/{shard.size} ({100 * values['accuracy']:.2f}%)"
         )
 
-    def finish(self) -> None:
-        """Record that it is done."""
+    def finish(self) -> TrainResult:
+        """Record that it is done. Returns the last figures."""
         self.run_dir.log("done", {"weights_sha256": _same_weights(self.world, self.step.model)})
         if self.config.save_model:
             self.run_dir.save("mnist_cnn.pt", self.step.model.module.state_dict())
+        return TrainResult(run_dir=self.run_dir.path, **self.measured)
 
     def _tune(self) -> None:
         """In a long run, or where that is wanted, take the way that is the fastest here."""
@@ -159,6 +157,7 @@ class Training:
             "samples_per_s": round(samples_per_s, 1),
         }
         self.run_dir.log("train", values)
+        self.measured["samples_per_s"] = values["samples_per_s"]
         line = f"Train Epoch: {epoch} [{shard.seen}/{shard.size} ({100 * shard.seen / shard.size:.0f}%)]"
         progress.update(shard.seen, f"{line}\tLoss: {'none finite' if loss is None else f'{loss:.6f}'}")
 

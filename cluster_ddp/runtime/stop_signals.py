@@ -124,7 +124,7 @@ class StopFlag:
             signal.signal(number, signal.SIG_IGN)
 
     def give_back(self) -> None:
-        """Let the signals do what they did before; but warnings of which the process would die are ignored.
+        """Let the signals do what they did before; but warnings that would end the process are ignored.
 
         The training has ended: whoever warns it has nothing left to save, and Python, which forgets handlers while it
         ends, would die of a warning that comes just then.

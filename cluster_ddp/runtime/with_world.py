@@ -15,9 +15,6 @@ class WithWorld:
 
     def __call__(self, **values: str) -> Any:
         """Call it in every rank; `values` are an array task's of its grid. Errors as of `distributed`."""
-        from cluster_ddp.runtime import stop_signals
-
-        stop_signals.note_early(stop_signals.WARNINGS)  # submitit would requeue the job at once
         from cluster_ddp.runtime.distributed import distributed  # torch, in the job only
 
         with distributed() as world:

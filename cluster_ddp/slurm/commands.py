@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cluster_ddp.errors import SlurmError
+from cluster_ddp.errors import JobNotFoundError, SlurmError
 
 TIMEOUT_S = 60.0
 # So many job ids fit into one argument of a command.
@@ -95,9 +95,14 @@ def run(
         hint = "is the controller up? Ask it with: scontrol ping"
         raise SlurmError(asked, f"no answer within {timeout_s:g} s.", hint) from error
     if done.returncode != 0:
-        found = done.stderr.strip() or f"exit status {done.returncode}, without a word."
-        raise SlurmError(asked, found, _hint(argv[0], found))
+        raise _refused(asked, argv[0], done)
     return done.stderr if words_on_stderr else done.stdout
+
+
+def _refused(asked: str, program: str, done: subprocess.CompletedProcess[str]) -> SlurmError:
+    found = done.stderr.strip() or f"exit status {done.returncode}, without a word."
+    kind = JobNotFoundError if "Invalid job id" in found else SlurmError
+    return kind(asked, found, _hint(program, found))
 
 
 # What sbatch says (22.05 to 26.05) -> what mends it. The first that is found in its words counts.
@@ -210,14 +215,15 @@ def job_statuses(
         env: the environment of scontrol.
 
     Raises:
-        SlurmError: the controller doesn't know the job (any more) or doesn't answer.
+        JobNotFoundError: the controller doesn't know the job (any more).
+        SlurmError: it doesn't answer.
     """
     command = ["scontrol", *on(cluster), "--oneliner", "show", "job", str(label)]
     job = str(label).partition("_")[0]
     try:
         text = run(command, env=env)
-    except SlurmError as error:
-        if "Invalid job id" in error.found and (remembered := remembered_jobs([str(label)], cluster=cluster, env=env)):
+    except JobNotFoundError:
+        if remembered := remembered_jobs([str(label)], cluster=cluster, env=env):
             return remembered[job]
         raise
     return [_status(record) for record in _records(text, job)]

@@ -71,18 +71,13 @@ def _slurm_step(v: Variables) -> Fields:
     local_rank = _local_rank(v, rank, gpus, tasks)
     nodes = master_addr.node_names(v, variables.NODELIST)
     num_nodes = len(nodes) or v.integer(*variables.NUM_NODES) or len(tasks) or _fewest_nodes(world_size, gpus)
-    node_rank = v.integer(*variables.NODE_RANK)
-    if node_rank is None and gpus:
-        node_rank = rank // gpus
-    if node_rank is None and num_nodes == 1:
-        node_rank = 0
+    node_rank = _node_rank(v, rank, gpus, num_nodes)
     if tasks and node_rank is not None:
         local_world_size: int | None = tasks[min(node_rank, len(tasks) - 1)]
     else:
         local_world_size = world_size if num_nodes == 1 else gpus
     _check_gpus(v, local_world_size, gpus)
-    job_id = v.integer(*variables.JOB_ID) or 0
-    step_id = v.step_id() or 0
+    job_id, step_id = v.integer(*variables.JOB_ID) or 0, v.step_id() or 0
     return {
         "launcher": "slurm",
         "rank": rank,
@@ -100,6 +95,14 @@ def _slurm_step(v: Variables) -> Fields:
         "gpus_on_node": gpus,
         **_job(v),
     }
+
+
+def _node_rank(v: Variables, rank: int, gpus: int | None, num_nodes: int | None) -> int | None:
+    """SLURM_NODEID; where a container stripped it, derived for block distribution over equal nodes."""
+    node_rank = v.integer(*variables.NODE_RANK)
+    if node_rank is None and gpus:
+        return rank // gpus
+    return 0 if node_rank is None and num_nodes == 1 else node_rank
 
 
 def _slurm_without_step(v: Variables) -> Fields:

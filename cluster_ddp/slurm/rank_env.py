@@ -94,7 +94,7 @@ class NodeRanks:
         return {name: None if value is None else str(value) for name, value in values.items()}
 
     def _launchers(self, local_rank: int, pid: int) -> dict[tuple[str, ...], object]:
-        """What the launcher's variables hold, of which only those are set that it has set for the node's task."""
+        """The launcher's variables with their values. Only those that the node's task has are set."""
         rank, first, world_size = self.rank(local_rank), self.rank(0), self.num_nodes * self.ranks
         return {
             variables.RANK: rank,

@@ -142,6 +142,12 @@ def ranks(layout: Layout, job_id: int, *, step_id: int = 0) -> list[Rank]:
     return sorted(found)
 
 
+def processes_of_job(layout: Layout, node: str, job_id: int) -> list[int]:
+    """The processes of a job's tasks on a node, with those that they started."""
+    mark = ("SLURM_JOB_ID", str(job_id))
+    return [pid for pid in processes_on(layout, node) if mark in _environment(pid).items()]
+
+
 def send(pids: Iterable[int], number: signal.Signals) -> None:
     """Send a signal to processes; those that have ended by now are left out."""
     for pid in pids:

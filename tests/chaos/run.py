@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from chaos import faults
 from chaos.training import SLOW_DISK
 from cluster_ddp.contract import File
+from cluster_ddp.launch import task_command
 from cluster_ddp.launch.render import render
 from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.runtime.checkpoint import file, folder
@@ -86,7 +87,7 @@ class Run:
             max_requeues=1000,
         )
         options = [f"--output={self.folder}/job-%j.log", f"--chdir={SCRIPT.parents[2]}"]
-        text = render(spec, source="make chaos")
+        text = render(spec, task_command.of_command(spec), source="make chaos")
         self.job_id = commands.submit(text=text, options=options, env=self._env).job_id
         self._restarts_of_job, self._told, self.since_s = 0, 0, time.time()
 

@@ -110,18 +110,19 @@ def main(epochs: int) -> None:
                 ledger.note(numbers)
                 loss_meter.add(loss, len(labels))
                 if shard.step % LOG_EVERY == 0 or shard.seen == shard.size:
-                    values = {"epoch": epoch, "step": shard.step, "loss": loss_meter.mean()}
-                    checkpoint.run_dir.log("train", values)
+                    checkpoint.run_dir.log("train", {"epoch": epoch, "step": shard.step, "loss": loss_meter.mean()})
                     loss_meter.reset()
                 time.sleep(_pause_s(shard.step, world.rank))
                 checkpoint.step()
-            correct = _test(model.module, test_shard, checkpoint)
-            once = ledger.all_are(epoch + 1)
-            checkpoint.run_dir.log("test", {"epoch": epoch, "correct": world.sum(correct)[0], "each_once": once})
+            (correct,) = world.sum(_test(model.module, test_shard, checkpoint))
+            checkpoint.run_dir.log("test", {"epoch": epoch, "correct": correct, "each_once": ledger.all_are(epoch + 1)})
             scheduler.step()
-        digests = world.gather(_sha256(model.module))
-        done = {"weights_sha256": digests[0], "same_on_all": len(set(digests)) == 1}
-        checkpoint.run_dir.log("done", {**done, "each_once": ledger.all_are(epochs)})
+        checkpoint.run_dir.log("done", {**_digests(world, model.module), "each_once": ledger.all_are(epochs)})
+
+
+def _digests(world: cluster_ddp.World, model: nn.Module) -> dict[str, Any]:
+    digests = world.gather(_sha256(model))
+    return {"weights_sha256": digests[0], "same_on_all": len(set(digests)) == 1}
 
 
 @torch.no_grad()

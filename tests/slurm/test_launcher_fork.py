@@ -23,7 +23,6 @@ PACED = str(ROOT / "tests" / "slurm" / "faults" / "paced_training.py")
 # Of the job, the step or the process itself; and what bash and the two sruns leave.
 VOLATILE = re.compile(
     r"SLURM_JOB_(ID|SLUID)|SLURM_JOBID|\w*_PORT|SLURM_TASK_PID|\w*_TIME|CLUSTER_DDP_(RUN_DIR|RESUME|STOPPED|SECRET)|_|SHLVL"
-    r"|SUBMITIT_\w+"
 )
 
 
@@ -35,7 +34,7 @@ def place(slurm: Cluster, tmp_path: Path) -> Place:
 
 
 @pytest.mark.every_slurm
-@pytest.mark.parametrize("options", [("--backend", "sbatch", "--cpus-per-task", "2"), ("--backend", "submitit")])
+@pytest.mark.parametrize("options", [("--cpus-per-task", "2"), ()])
 def test_ranks_have_sruns_environment_line_for_line(place: Place, options: tuple[str, ...]) -> None:
     (place.folder / "show.py").write_text(SHOW)
     command = (*options, "--", "env", "A=it's", "python", "-u", "show.py", "a", "b c")
@@ -82,11 +81,10 @@ def test_in_a_step_of_ones_own(place: Place) -> None:
     assert re.findall(r"rank (\d) of 4 on node\d", said) == ["0", "1", "2", "3"]
 
 
-@pytest.mark.parametrize("backend", ["submitit", "sbatch"])
-def test_a_failing_rank_ends_the_job_with_its_status(place: Place, backend: str) -> None:
+def test_a_failing_rank_ends_the_job_with_its_status(place: Place) -> None:
     script = "import os, sys, time\nif os.environ['RANK'] == '3': sys.exit(7)\ntime.sleep(86400)\n"
     (place.folder / "fails.py").write_text(script)
-    run_dir = place.start(*TWO_BY_TWO, "--launcher", "fork", "--backend", backend, "--", "python", "fails.py")
+    run_dir = place.start(*TWO_BY_TWO, "--launcher", "fork", "--", "python", "fails.py")
     status = place.end_of(run_dir)
     assert status.state == "FAILED"
     assert "rank 3 ended with status 7." in output(run_dir)

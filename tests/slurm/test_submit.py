@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import ROOT, SUBMIT, Cluster, Place, differing, records
+from chaos import faults
+from cluster import ROOT, SUBMIT, Cluster, Place, differing, output, records
 from slowness import scaled
 from stand_ins import APPTAINER, HOSTILE
 
 import cluster_ddp
 from cluster_ddp import JobSpec
+from cluster_ddp.launch.backends import submitit_task
 from cluster_ddp.slurm import commands
 
 TWO_BY_TWO = ("--nodes", "2", "--gpus-per-node", "2")
@@ -46,8 +48,8 @@ def long_ones(slurm: Cluster, mnist: Path, tmp_path_factory: pytest.TempPathFact
     place = Place(slurm, tmp_path_factory.mktemp("it's training"))
     data = ("--data-dir", str(mnist))
     return {
-        "submitit": place.start(*TWO_BY_TWO, *DIGITS, "--lr", "0.5"),
-        "sbatch": place.start("--backend", "sbatch", *TWO_BY_TWO, "--", *TRAIN, *data, "--dry-run"),
+        "function": place.start(*TWO_BY_TWO, "--launcher", "srun", *DIGITS, "--lr", "0.5"),
+        "command": place.start(*TWO_BY_TWO, "--", *TRAIN, *data, "--dry-run"),
     }
 
 
@@ -56,13 +58,13 @@ DIGITS = ("--dataset", "digits", "--epochs", "5", "--batch-size", "8")
 
 
 def test_the_first_one_starts_the_long_ones(long_ones: dict[str, Path]) -> None:
-    assert set(long_ones) == {"submitit", "sbatch"}
+    assert set(long_ones) == {"function", "command"}
 
 
-@pytest.mark.parametrize(("backend", "launcher"), [("submitit", "srun"), ("sbatch", "torchrun")])
-def test_a_script_that_knows_only_torchruns_variables(place: Place, backend: str, launcher: str) -> None:
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_a_script_that_knows_only_torchruns_variables(place: Place, launcher: str) -> None:
     script = str(ROOT / "examples" / "plain_ddp.py")
-    run_dir = place.start(*TWO_BY_TWO, "--backend", backend, "--launcher", launcher, "--", "python", script)
+    run_dir = place.start(*TWO_BY_TWO, "--launcher", launcher, "--", "python", script)
     said = place.completed(run_dir)
     assert sorted(re.findall(r"rank (\d) of 4: loss", said)) == ["0", "1", "2", "3"]
     tasks = 4 if launcher == "srun" else 2
@@ -70,19 +72,34 @@ def test_a_script_that_knows_only_torchruns_variables(place: Place, backend: str
 
 
 @pytest.mark.every_slurm
-@pytest.mark.parametrize("backend", ["submitit", "sbatch"])
-def test_every_argument_arrives_as_it_was(place: Place, backend: str) -> None:
+def test_a_task_is_one_python(place: Place) -> None:
+    """Between srun and the command there is a shell, which passes signals on, and no Python."""
+    (place.folder / "sleeper.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(86400)\n")
+    run_dir = place.start(*TWO_BY_TWO, "--launcher", "srun", "--", "python", "sleeper.py")
+    deadline = time.monotonic() + scaled(120)
+    while output(run_dir).count("up\n") < 4:
+        assert time.monotonic() < deadline, output(run_dir)
+        time.sleep(0.2)
+    layout, job_id = place.slurm.layout, run_dir.name.rpartition("-")[2]
+    pids = [str(pid) for node in layout.node_names for pid in faults.processes_of_job(layout, node, int(job_id))]
+    shown = subprocess.run(["ps", "-o", "args=", "-p", ",".join(pids)], capture_output=True, text=True).stdout
+    commands.run(["scancel", job_id], env=place.slurm.env)
+    python = [line for line in shown.splitlines() if Path(line.split()[0]).name.startswith("python")]
+    assert python == ["python sleeper.py"] * 4, shown
+
+
+@pytest.mark.every_slurm
+def test_every_argument_arrives_as_it_was(place: Place) -> None:
     show = "import os, sys; print(sys.argv[1:], os.environ['CLUSTER_DDP_RUN_DIR'])"
-    run_dir = place.start("--backend", backend, "--", "python", "-c", show, *HOSTILE)
+    run_dir = place.start("--", "python", "-c", show, *HOSTILE)
     assert f"{HOSTILE} {run_dir}" in place.completed(run_dir)
     assert not list(place.folder.rglob("pwned"))
 
 
-@pytest.mark.parametrize("backend", ["submitit", "sbatch"])
-def test_a_grid_of_eight(place: Place, backend: str) -> None:
+def test_a_grid_of_eight(place: Place) -> None:
     tell = 'echo "seed $1 lr $2 port $MASTER_PORT folder $CLUSTER_DDP_RUN_DIR"'
     grid = ("--array", "seed=0..3", "lr=0.1,it's $(touch pwned)%4")
-    first = place.start(*grid, "--backend", backend, "--", "bash", "-c", tell, "bash", "{seed}", "{lr}")
+    first = place.start(*grid, "--", "bash", "-c", tell, "bash", "{seed}", "{lr}")
     array = first.name.removesuffix("_0")
     folders = [first.parent / f"{array}_{task}" for task in range(8)]
     said = [
@@ -120,15 +137,15 @@ def test_from_inside_a_job_and_from_salloc_it_is_the_same_job(place: Place) -> N
     assert [differing(seen[0], other) for other in seen[1:]] == [{}, {}]
 
 
-@pytest.mark.parametrize(("backend", "launcher"), [("submitit", "srun"), ("sbatch", "srun"), ("sbatch", "torchrun")])
-def test_in_a_container_that_strips_slurms_variables(place: Place, backend: str, launcher: str) -> None:
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_in_a_container_that_strips_slurms_variables(place: Place, launcher: str) -> None:
     tools = place.folder / "tools"
     tools.mkdir()
     (tools / "apptainer").write_text(APPTAINER)
     (tools / "apptainer").chmod(0o755)
     (place.folder / "my image.sif").touch()
     path = {"PATH": f"{tools}:{place.slurm.env['PATH']}"}
-    options = (*TWO_BY_TWO, "--backend", backend, "--launcher", launcher, "--container", "my image.sif", "--watch")
+    options = (*TWO_BY_TWO, "--launcher", launcher, "--container", "my image.sif", "--watch")
     show = "env | grep -E '^(CONTAINED|SLURM_PROCID|SLURM_JOB_ID)='; echo secret ${#CLUSTER_DDP_SECRET}; exec \"$@\""
     done = place.submit(*options, "--", "bash", "-c", show, "bash", *HELLO, env=path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -139,10 +156,9 @@ def test_in_a_container_that_strips_slurms_variables(place: Place, backend: str,
     assert "SLURM_JOB_ID" in done.stdout
 
 
-@pytest.mark.parametrize("backend", ["submitit", "sbatch"])
-def test_watch_ends_as_the_job_ends(place: Place, backend: str) -> None:
+def test_watch_ends_as_the_job_ends(place: Place) -> None:
     command = ("bash", "-c", "echo task $SLURM_PROCID; if ((SLURM_PROCID == 1)); then exit 7; fi")
-    done = place.submit("--gpus-per-node", "2", "--backend", backend, "--watch", "--", *command)
+    done = place.submit("--gpus-per-node", "2", "--watch", "--", *command)
     assert done.returncode == 7, done.stdout + done.stderr
     assert "task 0\n" in done.stdout
     assert "[task-1] task 1" in done.stdout
@@ -172,13 +188,13 @@ def test_an_interrupted_watch_leaves_the_job_running(place: Place) -> None:
 
 
 def test_one_after_the_other(place: Place) -> None:
-    first = place.start("--name", "first", "--backend", "sbatch", "--", "bash", "-c", "sleep 2; touch done")
+    first = place.start("--name", "first", "--", "bash", "-c", "sleep 2; touch done")
     label = first.name.removeprefix("first-")
-    second = place.start("--name", "second", "--backend", "sbatch", "--after", label, "--", "test", "-e", "done")
+    second = place.start("--name", "second", "--after", label, "--", "test", "-e", "done")
     place.completed(second)
-    failing = place.start("--name", "failing", "--backend", "sbatch", "--", "bash", "-c", "sleep 1; exit 1")
+    failing = place.start("--name", "failing", "--", "bash", "-c", "sleep 1; exit 1")
     label = failing.name.removeprefix("failing-")
-    never = place.start("--name", "never", "--backend", "sbatch", "--after", label, "--", "true")
+    never = place.start("--name", "never", "--after", label, "--", "true")
     assert place.end_of(never).state == "CANCELLED"
 
 
@@ -236,8 +252,7 @@ def test_a_function_gets_the_world(cluster_env: Path) -> None:
         return world.sum(world.rank)[0], seed, world.world_size
 
     spec = JobSpec(name="f", nodes=2, gpus_per_node=2, grid={"seed": ("5", "it's")})
-    jobs = cluster_ddp.submit(spec, train, check=False)
-    assert isinstance(jobs, list)
+    jobs = cluster_ddp.submit_array(spec, train, check=False)
     assert [job.result(timeout_s=scaled(600)) for job in jobs] == [(6.0, "5", 4), (6.0, "it's", 4)]
     assert jobs[1].state() == "COMPLETED"
     assert jobs[1].run_dir == cluster_env / "runs" / f"f-{jobs[1].id}"
@@ -245,7 +260,6 @@ def test_a_function_gets_the_world(cluster_env: Path) -> None:
 
 def test_a_job_can_be_cancelled(cluster_env: Path) -> None:
     job = cluster_ddp.submit(JobSpec(name="f"), ["bash", "-c", "echo started; sleep 86400"], check=False)
-    assert not isinstance(job, list)
     deadline = time.monotonic() + scaled(300)
     while "started" not in job.logs():
         assert time.monotonic() < deadline
@@ -257,11 +271,14 @@ def test_a_job_can_be_cancelled(cluster_env: Path) -> None:
 
 
 def test_the_reference_job_trained(slurm: Cluster, long_ones: dict[str, Path]) -> None:
-    run_dir = long_ones["submitit"]
+    run_dir = long_ones["function"]
     place = Place(slurm, run_dir.parents[1])
     place.completed(run_dir)
     lines = records(run_dir)
-    assert [line["accuracy"] for line in lines if line["kind"] == "test"][-1] > 0.9
+    accuracy = [line["accuracy"] for line in lines if line["kind"] == "test"][-1]
+    result = submitit_task.result(run_dir, run_dir.name.removeprefix("mnist-"), tasks=4)
+    assert (result.accuracy, result.run_dir) == (accuracy, run_dir)
+    assert accuracy > 0.9
     config = json.loads((run_dir / "run.json").read_text())
     assert (config["topology"]["world_size"], config["config"]["lr"], config["config"]["epochs"]) == (4, 0.5, 5)
     done = slurm.run(sys.executable, "-m", "cluster_ddp.status", cwd=place.folder)
@@ -269,8 +286,8 @@ def test_the_reference_job_trained(slurm: Cluster, long_ones: dict[str, Path]) -
     assert re.fullmatch(r"\d+\s+mnist\s+COMPLETED\s+[\d:]+\s+0\s+5\s+9\d\.\d\d %\s+\d+", row)
 
 
-def test_the_reference_job_trained_with_sbatch(slurm: Cluster, long_ones: dict[str, Path]) -> None:
-    run_dir = long_ones["sbatch"]
+def test_the_same_training_as_a_command(slurm: Cluster, long_ones: dict[str, Path]) -> None:
+    run_dir = long_ones["command"]
     Place(slurm, run_dir.parents[1]).completed(run_dir)
     assert records(run_dir)[-1]["kind"] == "done"
     names = {path.name for path in run_dir.iterdir()}

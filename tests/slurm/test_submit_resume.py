@@ -71,12 +71,12 @@ RUN_DIR = ("--run-dir", "out/my run")
 @pytest.mark.parametrize(
     ("options", "chosen"),
     [
-        (("--backend", "submitit"), ()),
-        (("--backend", "sbatch"), RUN_DIR),
-        (("--backend", "local", "--launcher", "srun"), ()),
-        (("--backend", "local", "--launcher", "srun"), RUN_DIR),
+        ((), ()),
+        ((), RUN_DIR),
+        (("--local", "--launcher", "srun"), ()),
+        (("--local", "--launcher", "srun"), RUN_DIR),
     ],
-    ids=["submitit", "sbatch in a directory", "local", "local in a directory"],
+    ids=["slurm", "slurm in a directory", "local", "local in a directory"],
 )
 def test_the_printed_command_continues_a_failed_training(
     place: Place, options: tuple[str, ...], chosen: tuple[str, ...]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "cluster_ddp"
-LEAVES = {"contract", "errors", "files", "_version"}
+LEAVES = {"contract", "errors", "files", "processes", "_version"}
 # package -> the others that it may import; modules at the top, and the sandbox, may import anything.
 MAY_IMPORT = {
     "slurm": set(),
@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "mnist": {"runtime"},
 }
 MODULES_SIDE_BY_SIDE = 12
+FUNCTION_LINES = 40
 
 
 def name_of(path: Path) -> str:
@@ -51,6 +52,14 @@ def test_packages_import_only_what_they_may(package: str) -> None:
         assert others <= MAY_IMPORT[package], module
 
 
+def test_the_reference_workload_is_made_as_a_user_would_make_it() -> None:
+    """Of the package's modules it imports the public face only; but its options are checked before torch is there."""
+    for module in (name for name in MODULES if name.startswith("cluster_ddp.mnist.")):
+        others = {name for name in imports(module) if name != "cluster_ddp" and ".mnist" not in name}
+        others -= {"cluster_ddp.errors", "cluster_ddp.contract", "cluster_ddp.files"}
+        assert not others or module == "cluster_ddp.mnist.config", (module, others)
+
+
 def test_no_imports_run_in_a_circle() -> None:
     """Nor do those inside functions, or for type checkers."""
     left = {module: imports(module) - {module} for module in MODULES}
@@ -63,6 +72,15 @@ def test_no_package_has_too_many_modules_side_by_side() -> None:
     for folder in {path.parent for path in MODULES.values()}:
         modules = [path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")]
         assert len(modules) <= MODULES_SIDE_BY_SIDE, folder
+
+
+def test_functions_are_short() -> None:
+    """Forty lines, with the docstring; those of tests are not counted, but make chaos' are."""
+    folders = ("cluster_ddp", "scripts", "examples", "benchmarks", "tests/chaos")
+    for path in (path for folder in folders for path in (PACKAGE.parent / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno is not None:
+                assert node.end_lineno - node.lineno < FUNCTION_LINES, f"{path}: {node.name}"
 
 
 def test_slurm_needs_the_standard_library_only() -> None:
@@ -80,7 +98,8 @@ def test_slurm_needs_the_standard_library_only() -> None:
         "import cluster_ddp",
         "from cluster_ddp.env import main; main([])",
         "from cluster_ddp.launch.render import render; from cluster_ddp.launch.spec import JobSpec;"
-        "render(JobSpec(name='x', command=('true',)), source='')",
+        "from cluster_ddp.launch.task_command import of_command; spec = JobSpec(name='x', command=('true',));"
+        "render(spec, of_command(spec), source='')",
         "from cluster_ddp.sandbox.__main__ import parser; parser()",
         "import cluster_ddp.train",
         "import cluster_ddp.status",

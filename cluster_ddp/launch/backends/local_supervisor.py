@@ -1,110 +1,181 @@
-"""`python -m cluster_ddp.launch.backends.local_supervisor RUN_DIR`: a job on this machine, by submitit's executor.
+"""`python -m cluster_ddp.launch.backends.local_supervisor … RUN_DIR -- COMMAND`: the tasks of a job on this machine.
 
-The rendered job.sh starts it; it starts the tasks and waits for them. To what submitit's controller does (logs, the
-warning before the time limit, starting again after it) it adds what srun --kill-on-bad-exit does, and it leaves the
-outcome in ended.json, since nobody else remembers it.
+The rendered job.sh starts it. It does what Slurm and the batch script do on a cluster: it starts the tasks, each with
+its rank and log, ends all when one fails, warns them before the time limit, and starts them again when they were
+stopped in time. It leaves the outcome in ended.json, since nobody else remembers it.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import shlex
 import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
-
-from submitit.local.local import LOCAL_REQUEUE_RETURN_CODE, Controller, LocalJobEnvironment
 
 from cluster_ddp.contract import EXIT_STOPPED, Env, File
-from cluster_ddp.files import atomic_write
+from cluster_ddp.errors import exit_on_error
+from cluster_ddp.files import atomic_write, open_own
 from cluster_ddp.launch import run_dirs
-from cluster_ddp.launch.backends import submitit_task
+from cluster_ddp.processes import catches
+from cluster_ddp.slurm import port
 
+WARNING_S = 90
+"""How long before the time limit the tasks are warned with USR1."""
+
+_NOT_FINISHED = f"""\
+error: A training was stopped in time, but the command ended with status 0:
+  the job is not finished, and not started again.
+  Hint: let the command end with the training's status ({EXIT_STOPPED}), as with set -e in a shell script."""
 _POLL_S = 0.05
 _KILL_WAIT_S = 10.0
 
 
-class Supervisor(Controller):
-    """submitit's controller, for which the first failure is the job's end, and status 75 (stopped in time) is none."""
+class Supervisor:
+    """Runs the tasks of one job.
 
-    def __init__(self, folder: Path, max_requeues: int) -> None:
-        super().__init__(folder)
-        self.state, self.exit_code = "COMPLETED", 0
-        self.restarts, self.max_requeues = 0, max_requeues
+    Args:
+        folder: the run directory.
+        command: what each task runs.
+        tasks: how many there are.
+        time_limit_s: for each start, as on Slurm; None for none.
+        max_requeues: how often they are started again.
+    """
+
+    def __init__(
+        self, folder: Path, command: Sequence[str], *, tasks: int, time_limit_s: int | None, max_requeues: int
+    ) -> None:
+        self._folder, self._command, self._count = folder, command, tasks
+        self._limit_s = float("inf") if time_limit_s is None else time_limit_s
+        self._max_requeues = max_requeues
+        self._tasks: list[subprocess.Popen[bytes]] = []
+        self._cancelled: int | None = None
         signal.signal(signal.SIGTERM, self._cancel)
 
-    def start_tasks(self) -> None:
-        """Start them with a secret that no others have had."""
-        os.environ[Env.SECRET] = os.urandom(32).hex()
-        super().start_tasks()
-
-    def wait(self, freq: int = 24) -> Sequence[int | None]:
-        """Wait for the end of all tasks, of the first that fails, of the time limit, or for a cancellation.
+    def run(self) -> tuple[str, int]:
+        """Start the tasks until they have ended in another way than stopped in time.
 
         Returns:
-            The tasks' statuses; submitit's own for a requeue where all are to be started again.
+            The job's state, as Slurm names it, and its exit status.
         """
-        deadline, warned = time.monotonic() + self.timeout_s, self.timeout_s <= submitit_task.WARNING_S
+        restarts = 0
         while True:
-            codes = [process.poll() for process in self.tasks]
-            stopped = EXIT_STOPPED in codes and self.restarts < self.max_requeues
-            failed = [code for code in codes if code and not (stopped and code == EXIT_STOPPED)]
-            if stopped and not failed and None not in codes and self.state == "COMPLETED":
-                self.restarts += 1
-                os.environ["SLURM_RESTART_COUNT"] = str(self.restarts)
-                return [LOCAL_REQUEUE_RETURN_CODE]
-            if failed and self.state == "COMPLETED":
-                self.state, self.exit_code = "FAILED", failed[0] if failed[0] > 0 else 128 - failed[0]
-            elif time.monotonic() > deadline and self.state == "COMPLETED":
-                self.state, self.exit_code = "TIMEOUT", 1
-            if self.state != "COMPLETED":
-                self._end_tasks()
-            if self.state != "COMPLETED" or None not in codes:
-                return codes
-            if not warned and time.monotonic() > deadline - submitit_task.WARNING_S:
-                warned = True
-                self._forward_signal(LocalJobEnvironment._usr_sig())
+            for left in self._folder.glob(f"{File.STOPPED}*"):
+                left.unlink()
+            marker = self._folder / f"{File.STOPPED}{restarts}"
+            self._start(restarts, marker)
+            state, status = self._wait()
+            if state == "COMPLETED" and marker.exists():
+                print(_NOT_FINISHED, file=sys.stderr, flush=True)
+                return "FAILED", EXIT_STOPPED
+            if state != "FAILED" or not (status == EXIT_STOPPED or marker.exists()):
+                return state, status
+            if restarts == self._max_requeues:
+                return "FAILED", EXIT_STOPPED
+            restarts += 1
+
+    def _start(self, restarts: int, marker: Path) -> None:
+        """Start the tasks, with a secret and a port of this start's own."""
+        shared = {
+            Env.SECRET: os.urandom(32).hex(),
+            Env.STOPPED: str(marker),
+            "MASTER_PORT": str(_free_port()),
+            **({"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}),
+        }
+        self._tasks = []
+        for rank in range(self._count):
+            log = open_own(self._folder / File.TASK_LOG.format(rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            env = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            self._tasks.append(
+                subprocess.Popen(self._command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            )
+            os.close(log)
+
+    def _wait(self) -> tuple[str, int]:
+        """Wait for the end of all tasks, of the first that fails, of the time limit, or for a cancellation."""
+        deadline = time.monotonic() + self._limit_s
+        to_warn = list(self._tasks) if self._limit_s > WARNING_S else []
+        while True:
+            codes = [process.poll() for process in self._tasks]
+            failed = [code for code in codes if code not in (None, 0, EXIT_STOPPED)]
+            if self._cancelled is not None:
+                return self._ended("CANCELLED", 128 + self._cancelled)
+            if failed:
+                return self._ended("FAILED", failed[0] if failed[0] > 0 else 128 - failed[0])
+            if time.monotonic() > deadline:
+                return self._ended("TIMEOUT", 1)
+            if None not in codes:
+                return ("FAILED", EXIT_STOPPED) if EXIT_STOPPED in codes else ("COMPLETED", 0)
+            if to_warn and time.monotonic() > deadline - WARNING_S:
+                to_warn = [process for process in to_warn if not _warned(process)]
             time.sleep(_POLL_S)
 
-    def _end_tasks(self) -> None:
-        self._forward_signal(signal.SIGTERM)
+    def _ended(self, state: str, status: int) -> tuple[str, int]:
+        """End the tasks that still run."""
+        self._send(signal.SIGTERM)
         deadline = time.monotonic() + _KILL_WAIT_S
-        while any(process.poll() is None for process in self.tasks) and time.monotonic() < deadline:
+        while any(process.poll() is None for process in self._tasks) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-        self._forward_signal(signal.SIGKILL)
+        self._send(signal.SIGKILL)
+        return state, status
+
+    def _send(self, number: int) -> None:
+        for process in self._tasks:
+            process.send_signal(number)  # nothing where it has ended
 
     def _cancel(self, number: int, frame: FrameType | None) -> None:
-        self.state, self.exit_code = "CANCELLED", 128 + number
+        self._cancelled = number
+
+
+def _warned(process: subprocess.Popen[bytes]) -> bool:
+    """Warn a task, if it has a handler: it would die of it. Returns whether that is done with."""
+    if process.poll() is None:
+        if not catches(process.pid, signal.SIGUSR1):
+            return False
+        process.send_signal(signal.SIGUSR1)
+    return True
+
+
+def _free_port() -> int:
+    """The first of the job's candidates on which nobody listens here; the last one if all are taken."""
+    for candidate in port.candidates(os.getpid()):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", candidate)) != 0:
+                break
+    return candidate
 
 
 def main() -> int:
     """Run the tasks, leave the outcome in the run directory. Returns the job's exit status."""
-    folder = Path(sys.argv[1])
-    os.environ |= {
-        "SUBMITIT_EXECUTOR": "local",
-        "SUBMITIT_LOCAL_COMMAND": shlex.join(submitit_task.runner(str(folder))),
-        "SUBMITIT_LOCAL_SIGNAL_DELAY_S": str(submitit_task.WARNING_S),
-        "SUBMITIT_LOCAL_NODEID": "0",
-        "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
-        "SUBMITIT_STDERR_TO_STDOUT": "1",
-        "SUBMITIT_LOCAL_WITH_SHELL": "",
-    }
-    max_requeues = run_dirs.read(folder)["spec"]["max_requeues"]
-    supervisor = Supervisor(folder, max_requeues)
-    supervisor.run(max_retry=1 + max_requeues)
-    outcome: dict[str, Any] = {"state": supervisor.state, "exit_code": supervisor.exit_code}
-    with atomic_write(folder / File.OUTCOME) as file:
-        file.write(json.dumps(outcome).encode() + b"\n")
-    if supervisor.state != "COMPLETED":
-        print(f"To resume: {run_dirs.resume_command(folder)}", flush=True)
-    if supervisor.state != "COMPLETED" and os.getpgid(0) == os.getpid():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, required=True, metavar="N", help="number of tasks")
+    parser.add_argument("--max-requeues", type=int, required=True, metavar="N", help="how often they start again")
+    parser.add_argument("--time-limit-s", type=int, metavar="S", help="time limit of each start, in seconds")
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run directory")
+    parser.add_argument("command", nargs="+", metavar="-- COMMAND …", help="what each task runs")
+    asked = parser.parse_args()
+    supervisor = Supervisor(
+        asked.run_dir,
+        asked.command,
+        tasks=asked.tasks,
+        time_limit_s=asked.time_limit_s,
+        max_requeues=asked.max_requeues,
+    )
+    with exit_on_error("cluster-ddp submit"):
+        state, status = supervisor.run()
+    with atomic_write(asked.run_dir / File.OUTCOME) as file:
+        file.write(json.dumps({"state": state, "exit_code": status}).encode() + b"\n")
+    if state != "COMPLETED":
+        print(f"To resume: {run_dirs.resume_command(asked.run_dir)}", flush=True)
+    if state != "COMPLETED" and os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)  # what a task that had to be killed has left behind, and this process
-    return supervisor.exit_code
+    return status
 
 
 if __name__ == "__main__":

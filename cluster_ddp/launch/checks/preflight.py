@@ -37,7 +37,7 @@ def check(plan: Plan, *, ask_cluster: bool) -> list[Advice]:
         SpecError: it can't work.
     """
     warnings = _environment(plan.spec) + exposed_tokens.advise(plan.spec)
-    if plan.function is None:
+    if plan.request.function is None:
         warnings += _command(plan.spec)
     groups: list[partitions.NodeGroup] = []
     requeue_default = None
@@ -57,7 +57,7 @@ def check(plan: Plan, *, ask_cluster: bool) -> list[Advice]:
         text = f"{name}={value} in your environment is not used; say it with {say}, or in cluster.toml."
         warnings.append(Advice("environment", text))
     if on_slurm:
-        folders = [plan.run_dir or plan.runs_dir, Path.cwd()]
+        folders = [plan.request.run_dir or plan.request.runs_dir, Path.cwd()]
         warnings += performance_warnings.advise(plan.spec, groups, folders=folders, requeue_default=requeue_default)
     return warnings
 
@@ -72,9 +72,10 @@ def _check_array_size(spec: JobSpec, config: str) -> None:
 
 def _resumed(plan: Plan) -> list[Advice]:
     """What is likely not meant where a run is resumed."""
-    if plan.earlier is None or any(plan.earlier.run_dir.glob("checkpoints/*.pt")):
+    earlier = plan.request.earlier
+    if earlier is None or any(earlier.run_dir.glob("checkpoints/*.pt")):
         return []
-    text = f"There is no checkpoint in {plan.earlier.run_dir}: cluster_ddp's training begins anew there."
+    text = f"There is no checkpoint in {earlier.run_dir}: cluster_ddp's training begins anew there."
     return [Advice("no-checkpoint", text)]
 
 

@@ -15,6 +15,7 @@ from cluster_ddp.errors import SpecError
 from cluster_ddp.launch import grids, planning, resume, run_dirs
 from cluster_ddp.launch.backends.slurm import Slurm, test_only
 from cluster_ddp.launch.checks import preflight
+from cluster_ddp.launch.checks.performance_warnings import Advice
 from cluster_ddp.launch.cli import options, site_config
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.spec import JobSpec
@@ -25,10 +26,13 @@ class Reference(Protocol):
 
     name: str
 
-    def command(self, options: list[str], settings: Mapping[str, Any]) -> list[str]:
-        """What to run. Raises ClusterDDPError, or exits, for options that it has not."""
+    def function(self, options: list[str], grid: grids.Grid) -> Callable[..., Any]:
+        """What its tasks call. Raises ClusterDDPError, or exits, for options that it has not."""
 
-    def check(self, options: list[str], settings: Mapping[str, Any]) -> None:
+    def command(self, options: Sequence[str]) -> list[str]:
+        """What does the same as a command."""
+
+    def check(self, options: list[str], grid: grids.Grid) -> None:
         """See whether it has what it needs. Raises ClusterDDPError."""
 
 
@@ -50,86 +54,120 @@ def run(
     Raises:
         ClusterDDPError: it can't be submitted; nothing is left behind.
     """
-    own, command = options.split(argv)
-    parser = options.parser(program, description, with_texts="-h" in own or "--help" in own)
-    parsed, rest = parser.parse_known_args(own)
-    given = {key: value for key, value in vars(parsed).items() if value is not None}
-    settings = site_config.load(parsed.profile, folder=Path.cwd(), env=os.environ)
-    earlier = None
-    if parsed.resume is not None:
-        earlier = resume.find(parsed.resume, Path({"runs_dir": "runs", **settings.values, **given}["runs_dir"]))
-        settings = _settings_of(earlier, settings, parsed.profile)
-    values = _values(settings, given)
-    if parsed.show_config:
-        _show_config(values, settings, given)
+    asked = _Asked.parse(argv, program, description)
+    if asked.parsed.show_config:
+        _show_config(asked)
         return 0
-    advice = options.tasks_advice(vars(parsed), values.get("nodes", 1), values.get("gpus_per_node", 1))
-    if command is not None:
-        options.refuse(rest, parser, program)
-    work = _work(command, rest, earlier, reference, values)
-    plan = _plan(work, values, earlier, parsed, source=f"Submitted by: {program} {shlex.join(argv)}")
-    if not parsed.no_check:
-        advice += preflight.check(plan, ask_cluster=not parsed.dry_run)
-        if work.of_reference is not None and not parsed.dry_run:
-            reference.check(work.of_reference, values)
-    for one in advice:
-        if one.code not in values.get("accept", ()):
+    plan = _plan(asked, reference, source=f"Submitted by: {program} {shlex.join(argv)}")
+    for one in _advice(asked, plan, reference):
+        if one.code not in asked.values.get("accept", ()):
             print(f"warning: {one.text} (silence: --accept {one.code})", file=sys.stderr)
-    if parsed.dry_run:
+    if asked.parsed.dry_run:
         print(plan, end="")
         return 0
-    return _test_only(plan) if parsed.test_only else submit(plan, parsed.watch)
+    return _test_only(plan) if asked.parsed.test_only else submit(plan, asked.parsed.watch)
+
+
+class _Asked(NamedTuple):
+    """A command line that is read, with the settings files."""
+
+    parsed: argparse.Namespace
+    given: Mapping[str, Any]
+    """The options that it gives."""
+    rest: list[str]
+    """The options that are the reference job's."""
+    command: list[str] | None
+    """What stands after the two dashes."""
+    settings: site_config.Settings
+    values: dict[str, Any]
+    """The settings with the options on top, as JobSpec takes them."""
+    earlier: resume.Earlier | None
+    """The run that it resumes."""
+
+    @staticmethod
+    def parse(argv: Sequence[str], program: str, description: str) -> _Asked:
+        own, command = options.split(argv)
+        parser = options.parser(program, description, with_texts="-h" in own or "--help" in own)
+        parsed, rest = parser.parse_known_args(own)
+        if command is not None:
+            options.refuse(rest, parser, program)
+        given = {key: value for key, value in vars(parsed).items() if value is not None}
+        settings = site_config.load(parsed.profile, folder=Path.cwd(), env=os.environ)
+        earlier = None
+        if parsed.resume is not None:
+            earlier = resume.find(parsed.resume, Path({"runs_dir": "runs", **settings.values, **given}["runs_dir"]))
+            settings = _settings_of(earlier, settings, parsed.profile)
+        return _Asked(parsed, given, rest, command, settings, _values(settings, given), earlier)
+
+
+def _advice(asked: _Asked, plan: Plan, reference: Reference) -> list[Advice]:
+    """What to think of before it is submitted. Raises ClusterDDPError for what can't work."""
+    advice = options.tasks_advice(vars(asked.parsed), plan.spec.nodes, plan.spec.gpus_per_node)
+    if not asked.parsed.no_check:
+        advice += preflight.check(plan, ask_cluster=not asked.parsed.dry_run)
+        if plan.request.reference_options is not None and not asked.parsed.dry_run:
+            reference.check(list(plan.request.reference_options), plan.spec.grid)
+    return advice
 
 
 class _Work(NamedTuple):
-    """What is to be run."""
+    """What is to be run: a command, or a function, which may be the reference job."""
 
     name: str
-    command: Sequence[str]
-    of_reference: list[str] | None = None
-    """The options of the reference job, if it is that."""
-    function: resume.Pickled | None = None
-    code: str | None = None
+    command: tuple[str, ...] = ()
+    function: Callable[..., Any] | None = None
+    reference_options: tuple[str, ...] | None = None
 
 
-def _work(
-    command: list[str] | None,
-    rest: list[str],
-    earlier: resume.Earlier | None,
-    reference: Reference,
-    values: Mapping[str, Any],
-) -> _Work:
-    """The command; else what the earlier job ran, in its folder and copy of the code; else the reference job."""
-    if command is not None:
-        return _Work(options.job_name(command), command)
-    if earlier is None:
-        return _Work(reference.name, reference.command(rest, values), of_reference=rest)
-    spec = earlier.enter()
-    if list(spec.command[1:3]) == reference.command([], values)[1:3]:
-        rest = [*spec.command[3:], *rest]
-        return _Work(spec.name, reference.command(rest, values), of_reference=rest, code=earlier.code)
-    if rest:
-        hint = f"{run_dirs.resume_command(earlier.run_dir)} -- {shlex.join([*spec.command, *rest])}"
-        raise SpecError(f"Resuming with {rest[0]}:", "there is no such option; is it the command's?", hint)
-    return _Work(spec.name, spec.command, function=earlier.function(), code=earlier.code)
+def _work(asked: _Asked, reference: Reference) -> _Work:
+    """The command; else what the earlier job ran, in its folder; else the reference job."""
+    if asked.command is not None:
+        return _Work(options.job_name(asked.command), tuple(asked.command))
+    if asked.earlier is None:
+        return _reference(reference, reference.name, asked.rest, asked.values)
+    spec = asked.earlier.enter()
+    if asked.earlier.reference_options is not None:
+        return _reference(reference, spec.name, [*asked.earlier.reference_options, *asked.rest], asked.values)
+    if asked.rest:
+        hint = f"{run_dirs.resume_command(asked.earlier.run_dir)} -- {shlex.join([*spec.command, *asked.rest])}"
+        raise SpecError(f"Resuming with {asked.rest[0]}:", "there is no such option; is it the command's?", hint)
+    return _Work(spec.name, spec.command, asked.earlier.function())
 
 
-def _plan(
-    work: _Work, values: Mapping[str, Any], earlier: resume.Earlier | None, parsed: argparse.Namespace, *, source: str
-) -> Plan:
+def _reference(reference: Reference, name: str, words: list[str], values: Mapping[str, Any]) -> _Work:
+    function = reference.function(words, values.get("grid") or {})
+    return _Work(name, function=function, reference_options=tuple(words))
+
+
+def _refuse_unfit(spec: JobSpec, reference: Reference, words: tuple[str, ...]) -> None:
+    """See that the reference job can be a function. Raises SpecError with the command that does the same."""
+    for name in planning.FUNCTION_FIELDS:
+        if not planning.fits_function(name, value := getattr(spec, name)):
+            found = "without a command, each task calls a function, in the environment that submits it."
+            inside = "submit from inside it, or " if name in ("venv", "conda_env") else ""
+            hint = f"{inside}submit the same training as a command: … -- {shlex.join(reference.command(words))}"
+            raise SpecError(f"Submitting the {reference.name} job with {name}={value!r}:", found, hint)
+
+
+def _plan(asked: _Asked, reference: Reference, *, source: str) -> Plan:
+    work, parsed, values, earlier = _work(asked, reference), asked.parsed, asked.values, asked.earlier
     job = {key: value for key, value in values.items() if key not in site_config.SUBMISSION_KEYS}
-    return planning.plan(
-        JobSpec(**{"name": work.name, **job, "command": tuple(work.command)}),
+    spec = JobSpec(**{"name": work.name, **job, "command": work.command})
+    if work.reference_options is not None:
+        _refuse_unfit(spec, reference, work.reference_options)
+    request = planning.Request(
+        spec=spec,
         function=work.function,
-        backend=values.get("backend", "submitit"),
+        reference_options=work.reference_options,
+        local=parsed.local or (earlier is not None and earlier.local),
         runs_dir=Path(values.get("runs_dir", "runs")),
         run_dir=parsed.run_dir and Path(parsed.run_dir),
         earlier=earlier,
-        code=work.code,
+        code=earlier.code if earlier is not None and asked.command is None else None,
         take_snapshot=parsed.snapshot,
         source=source,
-        must_run=not parsed.dry_run,
     )
+    return planning.plan(request, must_run=not parsed.dry_run)
 
 
 def _settings_of(earlier: resume.Earlier, files: site_config.Settings, name: str | None) -> site_config.Settings:
@@ -137,8 +175,7 @@ def _settings_of(earlier: resume.Earlier, files: site_config.Settings, name: str
     if earlier.spec is None:
         return files
     keys = [key for key in site_config.legal_keys() if key not in site_config.SUBMISSION_KEYS and key != "array"]
-    before = {key: getattr(earlier.spec, key) for key in keys} | {"backend": earlier.backend}
-    before = {key: value for key, value in before.items() if value is not None}
+    before = {key: value for key in keys if (value := getattr(earlier.spec, key)) is not None}
     now = {key: value for key, value in files.values.items() if name is not None or key == "accept"}
     origins = dict.fromkeys(before, f"job {earlier.job}") | {key: files.origins[key] for key in now}
     return site_config.Settings(values=site_config.overlay(before, now), origins=origins)
@@ -154,12 +191,12 @@ def _values(settings: site_config.Settings, given: Mapping[str, Any]) -> dict[st
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
-def _show_config(values: Mapping[str, Any], settings: site_config.Settings, given: Mapping[str, Any]) -> None:
+def _show_config(asked: _Asked) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(JobSpec)}
-    defaults |= {"name": "from the command", "backend": "submitit", "runs_dir": "runs", "accept": ()}
+    defaults |= {"name": "from the command", "runs_dir": "runs", "accept": ()}
     for key in site_config.legal_keys():
-        value = values.get(key, defaults[key])
-        origin = "command line" if key in given else settings.origins.get(key, "default")
+        value = asked.values.get(key, defaults[key])
+        origin = "command line" if key in asked.given else asked.settings.origins.get(key, "default")
         shown = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
         print(f"{key:20} {'-' if shown in (None, '') else shown!s:30} {origin}")
 

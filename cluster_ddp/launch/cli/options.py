@@ -70,8 +70,13 @@ def parser(program: str, description: str, *, with_texts: bool) -> argparse.Argu
             _add(job, field, texts.get(field.name, ""))
     array = "task numbers such as 0-7%%4, or a grid: KEY=VALUES …, with {KEY} in the command"
     job.add_argument("--array", nargs="+", metavar="KEY=VALUES", help=array)
-    how = top.add_argument_group("submitting it")
-    how.add_argument("--backend", metavar="NAME", help="submitit (default), sbatch, or local: on this machine")
+    _add_submission(top.add_argument_group("submitting it"))
+    return top
+
+
+def _add_submission(how: Any) -> None:
+    """The options of the submission itself."""
+    how.add_argument("--local", action="store_true", help="run the job on this machine, not on Slurm")
     how.add_argument("--runs-dir", metavar="PATH", help="folder for run directories (default: runs)")
     where = how.add_mutually_exclusive_group()
     where.add_argument("--run-dir", metavar="PATH", help="new run directory (default: RUNS_DIR/NAME-JOB_ID)")
@@ -92,7 +97,6 @@ def parser(program: str, description: str, *, with_texts: bool) -> argparse.Argu
         how.add_argument(f"--{flag}", action="store_true", help=text)
     for habit in ("--ntasks", "--ntasks-per-node"):
         how.add_argument(habit, type=int, help=argparse.SUPPRESS)
-    return top
 
 
 def refuse(rest: Sequence[str], legal: argparse.ArgumentParser, program: str) -> None:

@@ -23,7 +23,7 @@ from cluster_ddp.launch.spec import ALTERNATIVES, JobSpec
 
 FILE_NAME = "cluster.toml"
 # Keys beside JobSpec's fields: how a job is submitted.
-SUBMISSION_KEYS: Mapping[str, type] = {"backend": str, "runs_dir": str, "accept": tuple}
+SUBMISSION_KEYS: Mapping[str, type] = {"runs_dir": str, "accept": tuple}
 
 _NO_SETTINGS = ("command", "description", "grid")  # fields that belong to one job
 # What a field needs beside it to be checked on its own.

@@ -1,7 +1,7 @@
 """Each rank's share of a dataset, batch by batch, nothing lost and nothing twice.
 
 The order of an epoch's samples is a function of seed and epoch alone. It is cut into global batches of world_size x
-batch_size samples, of which every rank takes each world_size-th sample. So all ranks make the same number of steps, and
+batch_size samples. From each, a rank takes every world_size-th sample. So all ranks make the same number of steps, and
 what a global batch holds does not depend on how many ranks share it. (DistributedSampler pads instead: it repeats
 samples.) The place in an epoch is a number of samples, so that another number of ranks can resume from it.
 """

@@ -7,9 +7,9 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from cluster_ddp.contract import EXIT_STOPPED
+from cluster_ddp.processes import catches
 from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.output import complain
 
@@ -73,7 +73,7 @@ class Agent:
         for pid, number in list(self._waiting):
             if pid not in self._running:
                 self._waiting.discard((pid, number))
-            elif _catches(pid, number):
+            elif catches(pid, number):
                 os.kill(pid, number)
                 self._waiting.discard((pid, number))
 
@@ -129,12 +129,6 @@ def outcome(statuses: list[int]) -> int:
     """
     ended = 128 + signal.SIGTERM
     return next((status for status in statuses if status != ended), statuses[0] if statuses else 0)
-
-
-def _catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal (proc(5), SigCgt)."""
-    status = Path(f"/proc/{pid}/status").read_text()  # of one that has ended it can be read until it is waited for
-    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
 
 
 def _words(status: int) -> str:

@@ -84,7 +84,6 @@ def start(
     training: tuple[str, ...] = TRAINING,
     run_dir: Path | None = None,
     command: tuple[str, ...] = PACED,
-    backend: str = "sbatch",
     nodes: tuple[str, ...] = TWO_NODES,
     pace_s: float = 0.05,
     **env: object,
@@ -94,4 +93,4 @@ def start(
     words = ["env", f"PACE_S={pace_s}", *(f"{key}={value}" for key, value in texts.items()), *command, *training]
     if run_dir is not None:
         words += ["--run-dir", str(run_dir)]
-    return Run(place, place.start(*nodes, "--backend", backend, *submission, "--", *words))
+    return Run(place, place.start(*nodes, *submission, "--", *words))

@@ -24,7 +24,7 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
     late, wrapped = "until [[ -e go ]]; do sleep 0.2; done", place.slurm.wrapped
     jobs = {
         "limit": start(place, "--time", "1", pace_s=1.2),
-        "warned": start(place, "--time", "2", "--signal", "USR1@60", backend="submitit", pace_s=1.8),
+        "warned": start(place, "--time", "2", "--signal", "USR1@60", pace_s=1.8),
         "killed": start(place, "--requeue-on-failure", "6", FAULTS=[{"do": "kill", "rank": 1, "step": 16}]),
         "raises": start(place, nodes=TWO_TASKS, FAULTS=[{"do": "raise", "rank": 1, "step": 3}]),
         "first hangs": start(place, nodes=TWO_TASKS, training=patient, FAULTS=[{"do": "stop", "rank": 0, "step": 3}]),
@@ -193,7 +193,7 @@ def test_the_time_limit_without_a_warning(started: Started, uninterrupted: list[
 
 
 def test_the_time_limit_with_a_warning(started: Started, uninterrupted: list[dict]) -> None:
-    """5. USR1 comes before the limit. With the backend submitit."""
+    """5. USR1 comes before the limit."""
     run = started["warned"]
     said = run.completed()
     assert re.search(r"Stopped after step \d+ \(epoch \d\): rank \d: node\d got USR1", said)

@@ -41,11 +41,10 @@ def test_a_signal_before_the_ranks_have_met(place: Place) -> None:
 
 
 @pytest.mark.every_slurm
-@pytest.mark.parametrize("backend", ["sbatch", "submitit"])
-def test_a_warning_before_there_is_a_checkpointer(place: Place, backend: str) -> None:
+def test_a_warning_before_there_is_a_checkpointer(place: Place) -> None:
     """29. USR1 while a script of one's own has imported nothing yet, and while it reads its data."""
     (place.folder / "early.py").write_text(EARLY)
-    run = Run(place, place.start(*TWO_TASKS, "--backend", backend, "--", "python", "early.py"))
+    run = Run(place, place.start(*TWO_TASKS, "--", "python", "early.py"))
     for phase in ("begun", "imported"):
         run.wait_for(lambda phase=phase: len(list(run.path.glob(f"{phase}-*"))) == 2)
         run.slurm("scancel", "--signal=USR1", run.job)
@@ -81,12 +80,11 @@ with cluster_ddp.distributed() as world:
 """
 
 
-@pytest.mark.parametrize("backend", ["sbatch", "submitit"])
-def test_a_command_of_ones_own_is_requeued(place: Place, backend: str) -> None:
+def test_a_command_of_ones_own_is_requeued(place: Place) -> None:
     """It gets the signal; its status 75 queues the job again, in appended logs, and its status 0 ends that."""
     command = ("bash", "-c", BASH) if place.slurm.launcher == "srun" else ("python", "own.py")
     (place.folder / "own.py").write_text(PYTHON)
-    run = Run(place, place.start(*TWO_TASKS, "--backend", backend, "--", *command))
+    run = Run(place, place.start(*TWO_TASKS, "--", *command))
     run.wait_for(lambda: output(run.path).count("begun 0") == 2)
     run.slurm("scancel", "--signal=USR1", run.job)
     said = run.completed(restarts=1)

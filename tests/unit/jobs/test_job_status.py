@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_slurm: FakeSlur
 
 def submit(name: str = "fit", **fields) -> Path:
     spec = JobSpec(name=name, command=("true",), **fields)
-    return submission.submit(planning.plan(spec, backend="sbatch"))[0].run_dir
+    return submission.submit(planning.plan(planning.Request(spec=spec)))[0].run_dir
 
 
 def rows(capsys: pytest.CaptureFixture[str], *argv: str) -> list[list[str]]:
@@ -127,7 +127,7 @@ def test_a_job_that_nobody_knows(capsys, fake_slurm: FakeSlurm) -> None:
     with pytest.raises(SystemExit) as raised:
         status.main(["99"])
     assert raised.value.code == 2
-    assert "there is no run directory of it in runs, and Slurm says" in capsys.readouterr().err
+    assert "Job 99:\n  no run directory found in runs. Slurm says:" in capsys.readouterr().err
 
 
 def test_nothing_submitted_yet(capsys) -> None:

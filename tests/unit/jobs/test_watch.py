@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.errors import SlurmError
+from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.jobs import job, watch
 from cluster_ddp.jobs.job import Job
 from cluster_ddp.slurm.commands import JobStatus
@@ -96,7 +96,7 @@ def test_a_silent_controller_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_forgotten_job_is_not_waited_for(tmp_path: Path) -> None:
-    gone = SlurmError("Running scontrol:", "slurm_load_jobs error: Invalid job id specified", "x")
+    gone = JobNotFoundError("Running scontrol:", "slurm_load_jobs error: Invalid job id specified", "x")
     outcome, lines = follow(tmp_path, [[status("RUNNING")], gone])
     assert outcome == 1
     assert lines[1] == "job 12: Slurm does not know it any more."

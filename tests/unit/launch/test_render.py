@@ -7,7 +7,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,16 @@ import pytest
 from slowness import scaled
 from stand_ins import APPTAINER, HOSTILE
 
-from cluster_ddp.launch.render import render, task_command
+from cluster_ddp.launch import render as rendering
 from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.launch.task_command import of_command, of_function
 from cluster_ddp.slurm.port import candidates, master_port
 
 ROOT = Path(__file__).parents[3]
+
+
+def render(spec: JobSpec, *, source: str = "", **options: Any) -> str:
+    return rendering.render(spec, of_command(spec), source=source, **options)
 
 
 def run_script(text: str, folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -220,22 +224,22 @@ def test_pyxis_is_asked_by_srun(tmp_path: Path) -> None:
     assert f"srun option --container-mounts={mounts}" in lines
 
 
-def test_a_pickled_command_has_the_same_container_and_launcher() -> None:
-    plain = JobSpec(name="x", command=("true",))
-    assert task_command(plain, ("a", "b")) == ("a", "b")
-    bash, option, text, *rest = task_command(replace(plain, container="/i.sif", launcher="torchrun"), ("a", "b c"))
-    assert (bash, option, rest) == ("bash", "-c", ["bash", "a", "b c"])
-    assert "torch.distributed.run" in text
-    assert "/i.sif" in text
+def test_a_function_is_called_by_submitits_runner(tmp_path: Path) -> None:
+    """Its variables are the task's alone, braces in its path stay, and it gets no arguments of sbatch's."""
+    spec = JobSpec(name="x", grid={"seed": ("1", "2")})
+    text = rendering.render(spec, of_function(f"{tmp_path}/{{seed}}/x-%j", local=False), source="")
+    shown = text.replace(shlex.quote(sys.executable), "env bash -c 'echo $SUBMITIT_EXECUTOR $*'", 1)
+    done = run_script(shown, tmp_path, "more", SLURM_ARRAY_TASK_ID="1")
+    assert done.stdout.splitlines()[-1] == f"slurm -m submitit.core._submit {tmp_path}/{{seed}}/x-%j"
+    assert "SUBMITIT" not in render(JobSpec(name="x", command=("true",)))
 
 
-def test_a_pickled_command_that_is_forked() -> None:
-    spec = JobSpec(
-        name="x", command=("python", "-u", "{seed}"), gpus_per_node=3, grid={"seed": ("1",)}, launcher="fork"
-    )
-    bash, option, text, *rest = task_command(spec, ("printf", "%s;", "1"))
-    done = subprocess.run([bash, option, text, *rest], capture_output=True, text=True, env={"PATH": os.environ["PATH"]})
-    assert done.stdout == "-m;cluster_ddp.runtime.fork;--ranks=3;--;1;"
+def test_the_same_task_runs_on_this_machine(tmp_path: Path) -> None:
+    """With the container and the launcher of the specification; `backends/test_local.py` runs them."""
+    spec = JobSpec(name="x", command=("a", "b c"), container="/i.sif", launcher="torchrun", time="2", max_requeues=3)
+    text = rendering.render_local(spec, of_command(spec), source="")
+    for found in ("torch.distributed.run", "/i.sif", "a 'b c'", "--tasks=1", "--time-limit-s=120", "--max-requeues=3"):
+        assert found in text
 
 
 def test_foreign_scripts_get_torchruns_variables(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.errors import RunDirError, SlurmError, SpecError
+from cluster_ddp.jobs import job
 from cluster_ddp.jobs.job import Job
-from cluster_ddp.launch import planning, submission
+from cluster_ddp.launch.planning import Request, plan
 from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.slurm import commands
 
@@ -37,7 +38,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def submit(spec: JobSpec = SPEC, **options: Any) -> list[Job]:
-    return [Job(**one._asdict()) for one in submission.submit(planning.plan(spec, **options))]
+    return job.submit(plan(Request(spec=spec, **options)))
 
 
 def files(folder: Path) -> list[str]:
@@ -47,7 +48,7 @@ def files(folder: Path) -> list[str]:
 def test_a_job_waits_until_its_folder_is_there(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     fake_slurm.command("sbatch", 'echo 12; ls -A runs >"$0.seen"')
     fake_slurm.command("scontrol", 'ls runs/fit-12 >"$0.seen"')
-    (job,) = submit(backend="sbatch")
+    (job,) = submit()
     runs = in_a_folder / "runs"
     (call,) = fake_slurm.calls("sbatch")
     assert re.fullmatch(r"--comment=cluster_ddp-[0-9a-f]{16}", call.pop(2))
@@ -61,20 +62,20 @@ def test_a_job_waits_until_its_folder_is_there(fake_slurm: FakeSlurm, in_a_folde
 
 
 def test_a_start_time_of_the_users_own(fake_slurm: FakeSlurm) -> None:
-    submit(JobSpec(name="fit", command=("t",), begin="now+2hours"), backend="sbatch")
+    submit(JobSpec(name="fit", command=("t",), begin="now+2hours"))
     assert fake_slurm.calls("scontrol") == [["update", "JobId=12", "StartTime=now+2hours"]]
 
 
 def test_the_last_one_is_latest(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
-    submit(backend="sbatch")
+    submit()
     fake_slurm.command("sbatch", "echo 13")
-    submit(backend="sbatch")
+    submit()
     assert Path("runs/latest").readlink() == Path("fit-13")
 
 
 def test_a_folder_of_ones_own_called_latest_stays(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     (in_a_folder / "runs" / "latest").mkdir(parents=True)
-    submit(backend="sbatch")
+    submit()
     assert not (in_a_folder / "runs" / "latest").is_symlink()
 
 
@@ -83,47 +84,52 @@ def test_a_job_counts_more_than_its_link(fake_slurm: FakeSlurm, in_a_folder: Pat
         raise PermissionError("another user's")
 
     monkeypatch.setattr(Path, "symlink_to", refuse)
-    (job,) = submit(backend="sbatch")
+    (job,) = submit()
     assert job.id == "12"
     assert files(in_a_folder / "runs") == ["fit-12", "fit-12/job.sbatch", "fit-12/spec.json"]
 
 
-def test_submitit_gets_a_pickle(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+def test_a_command_is_run_by_the_script_itself(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     submit()
+    assert files(in_a_folder / "runs" / "fit-12") == ["job.sbatch", "spec.json"]
+    assert "submitit" not in fake_slurm.stdin("sbatch")
+
+
+def test_a_function_gets_a_pickle_for_submitits_runner(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    submit(JobSpec(name="fit"), function=os.getcwd)
     assert files(in_a_folder / "runs" / "fit-12") == ["12_submitted.pkl", "job.sbatch", "spec.json"]
     delayed = pickle.loads((in_a_folder / "runs/fit-12/12_submitted.pkl").read_bytes())
-    assert delayed.function.function.argv == SPEC.command
+    assert delayed.function.function() == str(in_a_folder)
     assert "submitit.core._submit" in fake_slurm.stdin("sbatch")
 
 
-@pytest.mark.parametrize("backend", ["submitit", "sbatch"])
-def test_an_array_is_one_call_and_a_folder_for_each_task(
-    fake_slurm: FakeSlurm, in_a_folder: Path, backend: str
-) -> None:
+def test_an_array_is_one_call_and_a_folder_for_each_task(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     grid = {"seed": ("5", "6"), "lr": ("0.1", "1.0")}
-    spec = JobSpec(name="fit", command=("t", "--seed={seed}", "{lr}"), grid=grid)
-    jobs = submit(spec, backend=backend)
+    jobs = submit(JobSpec(name="fit", command=("t", "--seed={seed}", "{lr}"), grid=grid))
     assert len(fake_slurm.calls("sbatch")) == len(fake_slurm.calls("scontrol")) == 1
     assert fake_slurm.calls("sbatch")[0][3].endswith("/fit-%A_%a/job.log")
     assert [job.id for job in jobs] == ["12_0", "12_1", "12_2", "12_3"]
     described = [json.loads((job.run_dir / "spec.json").read_text()) for job in jobs]
     assert [one["command"] for one in described] == [["t", f"--seed={s}", lr] for s in "56" for lr in ("0.1", "1.0")]
     assert described[2]["values"] == {"seed": "6", "lr": "0.1"}
-    if backend == "submitit":
-        delayed = pickle.loads((jobs[1].run_dir / "12_1_submitted.pkl").read_bytes())
-        assert delayed.function.function.argv == ("t", "--seed=5", "1.0")
+
+
+def test_in_an_array_a_function_gets_its_tasks_values(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    jobs = submit(JobSpec(name="fit", grid={"seed": ("5", "6"), "lr": ("0.1", "1.0")}), function=dict)
+    delayed = [pickle.loads((job.run_dir / f"{job.id}_submitted.pkl").read_bytes()) for job in jobs]
+    assert delayed[2].function.function() == {"seed": "6", "lr": "0.1"}
 
 
 def test_a_thousand_tasks_are_one_call(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     spec = JobSpec(name="fit", command=("t", "{seed}"), grid={"seed": tuple(map(str, range(1000)))}, array="0-999%50")
-    assert len(submit(spec, backend="sbatch")) == 1000
+    assert len(submit(spec)) == 1000
     assert len(fake_slurm.calls("sbatch")) == 1
     assert "#SBATCH --array=0-999%50" in fake_slurm.stdin("sbatch")
 
 
 def test_a_federations_cluster_is_remembered(fake_slurm: FakeSlurm) -> None:
     fake_slurm.command("sbatch", "echo '12;far'")
-    (job,) = submit(backend="sbatch")
+    (job,) = submit()
     job.cancel()
     assert job.cluster == "far"
     assert fake_slurm.calls("scontrol") == [["--clusters=far", "update", "JobId=12", "StartTime=now"]]
@@ -135,7 +141,7 @@ def test_nothing_of_a_job_leaks_into_the_new_one(fake_slurm: FakeSlurm, monkeypa
     leaks += ["TORCHELASTIC_RUN_ID", "SUBMITIT_EXECUTOR", "CLUSTER_DDP_RUN_DIR", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE"]
     for name in (*leaks, "SLURM_CONF", "MINE"):
         monkeypatch.setenv(name, "1")
-    submit(backend="sbatch")
+    submit()
     env = fake_slurm.env("sbatch")
     assert not set(leaks) & set(env)
     assert (env["SLURM_CONF"], env["MINE"]) == ("1", "1")
@@ -143,7 +149,7 @@ def test_nothing_of_a_job_leaks_into_the_new_one(fake_slurm: FakeSlurm, monkeypa
 
 def test_outside_a_job_the_choice_of_gpus_is_the_users(fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    submit(backend="sbatch")
+    submit()
     assert fake_slurm.env("sbatch")["CUDA_VISIBLE_DEVICES"] == "1"
 
 
@@ -163,7 +169,7 @@ SBATCH_SAYS = [
 def test_sbatchs_refusal_is_shown_with_a_hint(fake_slurm: FakeSlurm, in_a_folder: Path, words: str, hint: str) -> None:
     fake_slurm.command("sbatch", f"echo 'sbatch: error: {words}' >&2; exit 1")
     with pytest.raises(SlurmError) as raised:
-        submit(backend="sbatch")
+        submit()
     assert words in raised.value.found
     assert hint in raised.value.hint
     assert files(in_a_folder) == []
@@ -172,7 +178,7 @@ def test_sbatchs_refusal_is_shown_with_a_hint(fake_slurm: FakeSlurm, in_a_folder
 def test_an_answer_that_is_no_job_id_is_an_error(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     fake_slurm.command("sbatch", "echo hello")
     with pytest.raises(SlurmError, match="it answered 'hello'"):
-        submit(backend="sbatch")
+        submit()
     assert files(in_a_folder) == []
 
 
@@ -201,7 +207,7 @@ def test_a_signal_takes_the_job_back_and_then_ends_the_process(
     fake_slurm.command(during, f"kill -{name} $PPID; sleep 0.2; {answer}")
     fake_slurm.command("scancel", "kill -HUP $PPID; kill -TERM $PPID; sleep 0.2")
     code = "from cluster_ddp.launch import *; from cluster_ddp.launch import planning, submission, spec\n"
-    code += "submission.submit(planning.plan(spec.JobSpec(name='fit', command=('t',)), backend='sbatch'))"
+    code += "submission.submit(planning.plan(planning.Request(spec=spec.JobSpec(name='fit', command=('t',)))))"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
     assert done.returncode == -signal.Signals[f"SIG{name}"]
     assert fake_slurm.calls("scancel") == [["12"]]
@@ -216,10 +222,10 @@ def test_nohup_and_a_handler_of_ones_own_stay_what_they_are(fake_slurm: FakeSlur
     )
     try:
         fake_slurm.command("sbatch", f"kill -HUP {os.getpid()}; sleep 0.2; echo 12")
-        assert len(submit(backend="sbatch")) == 1
+        assert len(submit()) == 1
         fake_slurm.command("sbatch", f"kill -TERM {os.getpid()}; sleep 0.2; echo 13")
         with pytest.raises(KeyboardInterrupt):
-            submit(backend="sbatch")
+            submit()
     finally:
         for number, handler in zip((signal.SIGHUP, signal.SIGTERM), before):
             signal.signal(number, handler)
@@ -234,16 +240,16 @@ def test_sbatch_that_does_not_answer_leaves_no_job(
     fake_slurm.command("sbatch", 'printf "%s\n" "$@" | sed -n s/--comment=//p >"$0.mark"; exec sleep 100')
     fake_slurm.command("squeue", f'echo "7 else"; echo "12 $(cat "{fake_slurm.folder}/sbatch.mark")"')
     with pytest.raises(SlurmError, match=r"no answer within 5 s\. The job that it had submitted is cancelled\."):
-        submit(backend="sbatch")
+        submit()
     assert fake_slurm.calls("scancel") == [["12"]]
     fake_slurm.command("squeue", "true")
     with pytest.raises(SlurmError, match=r"No job came of it.*\n  Hint: look for it later: squeue --me"):
-        submit(backend="sbatch")
+        submit()
     assert files(in_a_folder) == []
 
 
 def test_a_comment_of_ones_own_stays(fake_slurm: FakeSlurm) -> None:
-    submit(JobSpec(name="fit", command=("t",), sbatch_options=("--comment=mine",)), backend="sbatch")
+    submit(JobSpec(name="fit", command=("t",), sbatch_options=("--comment=mine",)))
     assert not any("--comment" in word for word in fake_slurm.calls("sbatch")[0])
     assert "#SBATCH --comment=mine" in fake_slurm.stdin("sbatch")
 
@@ -312,7 +318,7 @@ def test_folders_that_slurm_would_misread_are_refused(fake_slurm: FakeSlurm, in_
 
 
 def test_a_plan_changes_nothing(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
-    text = str(planning.plan(SPEC))
+    text = str(plan(Request(spec=SPEC)))
     assert text.startswith("$ sbatch --parsable --begin=now+1hour '--output=")
     assert "#SBATCH --nodes=2" in text
     assert files(in_a_folder) == []
@@ -322,13 +328,11 @@ def test_a_plan_changes_nothing(fake_slurm: FakeSlurm, in_a_folder: Path) -> Non
 @pytest.mark.parametrize(
     ("spec", "options", "found"),
     [
-        (SPEC, {"backend": "slurm"}, "there are submitit, sbatch, local"),
-        (SPEC, {"backend": "local"}, "it asks for 2 nodes, and this is one; --nodes 1 --gpus-per-node 2 can be met"),
-        (JobSpec(name="x", command=("t",), array="0-3"), {"backend": "local"}, "arrays is Slurm's"),
-        (JobSpec(name="x", command=("t",), after="3"), {"backend": "local"}, "waiting for other jobs is Slurm's"),
-        (JobSpec(name="x", command=("t",), container_image="a"), {}, "Pyxis puts the whole task"),
+        (SPEC, {"local": True}, "it asks for 2 nodes, and this is one; --nodes 1 --gpus-per-node 2 can be met"),
+        (JobSpec(name="x", command=("t",), array="0-3"), {"local": True}, "arrays is Slurm's"),
+        (JobSpec(name="x", command=("t",), after="3"), {"local": True}, "waiting for other jobs is Slurm's"),
+        (JobSpec(name="x", command=("t",), container_image="a"), {"local": True}, "Pyxis is Slurm's"),
         (JobSpec(name="x"), {}, "there is nothing to run"),
-        (JobSpec(name="x"), {"backend": "sbatch", "function": print}, "a function must be pickled"),
         (JobSpec(name="x", command=("t",)), {"function": print}, "a job runs one of the two"),
         (JobSpec(name="x", container="x.sif"), {"function": print}, "loaded by the Python that submits it"),
         (JobSpec(name="x", container_image="x"), {"function": print}, "loaded by the Python that submits it"),
@@ -338,14 +342,14 @@ def test_a_plan_changes_nothing(fake_slurm: FakeSlurm, in_a_folder: Path) -> Non
         (JobSpec(name="x", launcher="fork"), {"function": print}, "in a task for each GPU"),
     ],
 )
-def test_what_a_backend_can_not_do(fake_slurm: FakeSlurm, spec: JobSpec, options: dict[str, Any], found: str) -> None:
+def test_what_can_not_be_combined(fake_slurm: FakeSlurm, spec: JobSpec, options: dict[str, Any], found: str) -> None:
     with pytest.raises(SpecError, match=found):
-        planning.plan(spec, **options)
+        plan(Request(spec=spec, **options))
 
 
-def test_without_slurm_submitit_runs_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_slurm_a_job_runs_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "job.sh" in str(planning.plan(JobSpec(name="x", command=("t",))))
+    assert "job.sh" in str(plan(Request(spec=JobSpec(name="x", command=("t",)))))
     with pytest.raises(SpecError, match="no sbatch on the PATH"):
-        planning.plan(SPEC)
-    assert "#SBATCH --nodes=2" in str(planning.plan(SPEC, must_run=False))
+        plan(Request(spec=SPEC))
+    assert "#SBATCH --nodes=2" in str(plan(Request(spec=SPEC), must_run=False))

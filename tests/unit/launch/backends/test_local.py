@@ -15,9 +15,12 @@ from slowness import scaled
 
 import cluster_ddp.submit as door
 from cluster_ddp.errors import JobError, RunDirError
+from cluster_ddp.jobs import job
 from cluster_ddp.jobs.job import Job
-from cluster_ddp.launch import planning, resume, submission
+from cluster_ddp.launch import resume
+from cluster_ddp.launch.planning import Request, plan
 from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.train import Train
 
 
 @pytest.fixture(autouse=True)
@@ -79,8 +82,8 @@ def test_a_specification_of_another_users_does_not_run() -> None:
 
 def submit(*command: str, function=None, **fields) -> Job:
     spec = JobSpec(name="here", command=command, gpus_per_node=2, **fields)
-    (submitted,) = submission.submit(planning.plan(spec, function=function))
-    return Job(**submitted._asdict())
+    (submitted,) = job.submit(plan(Request(spec=spec, function=function)))
+    return submitted
 
 
 def processes_of(job: Job) -> list[str]:
@@ -103,7 +106,7 @@ def test_the_ranks_can_be_forked() -> None:
     job = submit("env", "A=1", sys.executable, "show.py", launcher="fork")
     assert job.result(timeout_s=scaled(60)) == 0
     lines = [(job.run_dir / f"task-{rank}.log").read_text() for rank in (0, 1)]
-    assert lines == [f"submitit-local {rank} {rank} 2 {job.id} {rank}\n" for rank in (0, 1)]
+    assert lines == [f"manual {rank} {rank} 2 None {rank}\n" for rank in (0, 1)]
 
 
 def test_a_command_runs_once_per_gpu() -> None:
@@ -159,6 +162,13 @@ def test_a_function_returns_its_result_on_rank_0() -> None:
     assert job.result(timeout_s=scaled(60)) == 16
 
 
+def test_the_reference_job_returns_its_figures() -> None:
+    job = submit(function=Train(("--dataset", "digits", "--epochs", "1", "--no-cuda", "--no-save-model")))
+    result = job.result(timeout_s=scaled(120))
+    assert result.run_dir == job.run_dir
+    assert 0.2 < result.accuracy < 1 and result.loss > 0 and result.samples_per_s > 0
+
+
 def test_a_functions_exception_is_in_the_error() -> None:
     def fails() -> None:
         raise ValueError("the one that matters")
@@ -172,7 +182,7 @@ def test_the_job_goes_on_without_us(tmp_path: Path) -> None:
     code = (
         "from cluster_ddp.launch import planning, submission; from cluster_ddp.launch.spec import JobSpec\n"
         "spec = JobSpec(name='here', command=('bash', '-c', 'sleep 1; echo done'))\n"
-        "print(submission.submit(planning.plan(spec))[0].run_dir)"
+        "print(submission.submit(planning.plan(planning.Request(spec=spec)))[0].run_dir)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=scaled(60))
     log = Path(done.stdout.strip()) / "task-0.log"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import cluster_ddp.submit as door
 from cluster_ddp import JobSpec
 from cluster_ddp.errors import SpecError
 from cluster_ddp.launch.cli import options
+from cluster_ddp.mnist.config import TrainConfig
 
 __all__ = ["fake_slurm"]
 
@@ -43,8 +45,29 @@ def test_the_reference_job_and_its_options(capsys, fake_slurm: FakeSlurm, folder
     argv = ("--nodes", "2", "--gpus-per-node", "2", "--no-check", "--epochs", "3", "--lr", "0.5", "--no-cuda")
     status, out, _ = run(capsys, *argv)
     assert (status, out) == (0, "Submitted job 12 (mnist): 2 nodes x 2 GPUs. Run directory: runs/mnist-12\n")
-    command = json.loads((folder / "runs/mnist-12/spec.json").read_text())["command"]
-    assert command == [sys.executable, "-m", "cluster_ddp.train", "--epochs", "3", "--lr", "0.5", "--no-cuda"]
+    record = json.loads((folder / "runs/mnist-12/spec.json").read_text())
+    assert (record["command"], record["reference_options"]) == ([], ["--epochs", "3", "--lr", "0.5", "--no-cuda"])
+    assert "# Each task runs: cluster_ddp.mnist.train(--epochs 3 --lr 0.5 --no-cuda)\n" in fake_slurm.stdin("sbatch")
+    train = pickle.loads((folder / "runs/mnist-12/12_submitted.pkl").read_bytes()).function.function
+    assert train.func.config() == TrainConfig(epochs=3, lr=0.5, cuda=False)
+
+
+@pytest.mark.parametrize(
+    "option", [("--container", "x.sif"), ("--container-image", "x"), ("--launcher", "fork"), ("--venv", "/else/where")]
+)
+def test_what_the_reference_job_can_only_have_as_a_command(capsys, fake_slurm: FakeSlurm, option) -> None:
+    status, _, err = run(capsys, *option, "--lr", "0.5")
+    assert status == 2
+    assert f"={option[1]!r}:\n  without a command, each task calls a function" in err
+    assert err.endswith(" -- python -m cluster_ddp.train --lr 0.5\n")
+    assert fake_slurm.calls("sbatch") == []
+
+
+def test_a_dry_run_of_a_command_shows_it_behind_srun(capsys) -> None:
+    _, out, _ = run(capsys, "--dry-run", "--", "python", "my_train.py", "--lr", "0.1")
+    srun = out[out.index("\nsrun ") :]
+    assert srun[: srun.index("|| status=$?")].endswith('bash \\\n  python my_train.py --lr 0.1 "$@" ')
+    assert "submitit" not in out and sys.executable not in srun
 
 
 def test_what_resumes_repeats_the_job_with_what_is_given_changed(
@@ -60,7 +83,7 @@ def test_what_resumes_repeats_the_job_with_what_is_given_changed(
     status, out, err = run(capsys, "--resume", "12", *more)
     assert (status, out) == (0, "Submitted job 13 (mnist): 2 nodes x 1 GPU. Run directory: ../runs/mnist-12\n"), err
     record = json.loads((folder / "runs/mnist-12/spec.json").read_text())
-    assert record["command"][1:] == ["-m", "cluster_ddp.train", "--epochs", "3", "--no-cuda", "--epochs", "5"]
+    assert record["reference_options"] == ["--epochs", "3", "--no-cuda", "--epochs", "5"]
     assert (record["job"], record["spec"]["mem"], record["folder"]) == ("13", "16G", str(folder))
     assert {"spec.json", "job.sbatch", "12_submitted.pkl"} == {
         path.name for path in (folder / "runs/mnist-12/job-12").iterdir()
@@ -73,9 +96,7 @@ def test_what_resumes_repeats_the_job_with_what_is_given_changed(
 
 
 def test_a_command_of_ones_own(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
-    status, out, _ = run(
-        capsys, "--no-check", "--backend", "sbatch", "--", "python", "my_train.py", "--", "--nodes", "9"
-    )
+    status, out, _ = run(capsys, "--no-check", "--", "python", "my_train.py", "--", "--nodes", "9")
     assert (status, out) == (0, "Submitted job 12 (my_train): 1 node x 1 GPU. Run directory: runs/my_train-12\n")
     assert json.loads((folder / "runs/my_train-12/spec.json").read_text())["command"][2:] == ["--", "--nodes", "9"]
 
@@ -94,7 +115,8 @@ def test_a_dry_run_submits_nothing(capsys, fake_slurm: FakeSlurm, folder: Path) 
     status, out, _ = run(capsys, "--nodes", "2", "--dry-run", "--", "python", "my_train.py", "a\n#SBATCH --nodes=9")
     assert status == 0
     assert "#SBATCH --nodes=2" in out
-    assert [line for line in out.splitlines() if line.startswith("#SBATCH --nodes")] == ["#SBATCH --nodes=2"]
+    options = out[: out.index("\nset -eo pipefail\n")].splitlines()  # sbatch reads none after the first command
+    assert [line for line in options if line.startswith("#SBATCH --nodes")] == ["#SBATCH --nodes=2"]
     assert fake_slurm.calls("sbatch") == fake_slurm.calls("sinfo") == []
     assert not (folder / "runs").exists()
 
@@ -111,7 +133,6 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--name", "a\nb"), "name must be"),
     (("--partition", "a;b"), "partition must be"),
     (("--account", "`x`"), "account must be"),
-    (("--backend", "slurm"), "there are submitit, sbatch, local"),
     (("--launcher", "mpirun"), "launcher must be one of srun, torchrun, fork"),
     (("--launcher", "fork", "--", "bash", "train.sh"), "--launcher srun starts any command"),
     (("--array", "seed="), "an empty value"),
@@ -130,17 +151,17 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--data-dir", "else where"), "python scripts/download_data.py --data-dir 'else where'"),
     (("--epoch", "3", "--", "python", "my_train.py"), "there is no such option"),
     (("--node", "3", "--", "python", "my_train.py"), "Did you mean --nodes?"),
-    (("--venv", "no/such"), "there is no bin/activate in it"),
-    (("--conda-env", "x"), "there is no conda on the PATH"),
-    (("--container", "no.sif"), "there is no such file"),
+    (("--venv", "no/such", "--", "true"), "there is no bin/activate in it"),
+    (("--conda-env", "x", "--", "true"), "there is no conda on the PATH"),
+    (("--container", "no.sif", "--", "true"), "there is no such file"),
     (("--profile", "x"), "there is no cluster.toml"),
     (("--gres", "gpu:2"), "here it is --gpus-per-node and --gpu-type"),
     (("-N", "2", "--", "python", "my_train.py"), "here it is --nodes"),
     (("--ntasks", "3"), "one task drives one GPU: 1 nodes x 1 GPUs are --ntasks 1"),
     (("--runs-dir", "a%j", "--", "true"), "Slurm takes"),
     (("--snapshot",), "not a git repository"),
-    (("--backend", "local", "--nodes", "2"), "it asks for 2 nodes, and this is one"),
-    (("--backend", "local", "--test-only", "--", "true"), "there is none here"),
+    (("--local", "--nodes", "2"), "it asks for 2 nodes, and this is one"),
+    (("--local", "--test-only", "--", "true"), "there is none here"),
     (("--sbatch-options=--wait", "--", "true"), "sbatch_options must be"),
     (("--array", "0-99999999", "--", "true"), "of at most 4,000,000 tasks"),
     (("--resume", "12"), "no job 12 in runs"),
@@ -185,7 +206,7 @@ def test_show_config_tells_where_each_setting_comes_from(capsys, folder: Path) -
     assert rows["partition"] == ["gpu", str(folder / "cluster.toml")]
     assert rows["time"] == ["2-00", f"{folder / 'cluster.toml'} [long]"]
     assert rows["gpus_per_node"] == ["1", "default"]
-    assert rows["backend"] == ["submitit", "default"]
+    assert rows["runs_dir"] == ["runs", "default"]
 
 
 def test_a_profile_that_is_not_toml(capsys, folder: Path) -> None:
@@ -299,6 +320,12 @@ def test_the_package_is_callable_where_the_door_is_open(fake_slurm: FakeSlurm, f
     assert cluster_ddp.submit is door
     job = cluster_ddp.submit(JobSpec(name="fit"), ["true"], check=False)
     assert job.run_dir == folder / "runs" / "fit-12"
+    with pytest.raises(SpecError, match=r"submit_array\(spec"):
+        cluster_ddp.submit(JobSpec(name="fit", array="0-1"), ["true"], check=False)
+    with pytest.raises(SpecError, match="neither grid nor array"):
+        cluster_ddp.submit_array(JobSpec(name="fit"), ["true"], check=False)
+    tasks = cluster_ddp.submit_array(JobSpec(name="many", array="0-1"), ["true"], check=False)
+    assert [task.id for task in tasks] == ["12_0", "12_1"]
     with pytest.raises(SpecError, match="give its words"):
         cluster_ddp.submit(JobSpec(name="fit"), "python x.py", check=False)
 
@@ -315,7 +342,7 @@ def test_from_a_fresh_interpreter(fake_slurm: FakeSlurm) -> None:
 def test_two_ranks_on_this_machine(capsys, monkeypatch, folder: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    argv = ("--backend", "local", "--nodes", "1", "--gpus-per-node", "2", "--dataset", "digits", "--epochs", "1")
+    argv = ("--local", "--nodes", "1", "--gpus-per-node", "2", "--dataset", "digits", "--epochs", "1")
     status, out, err = run(capsys, *argv, "--no-cuda", "--watch")
     assert status == 0, out + err
     assert "2 ranks, 1437 training samples, run directory" in out

@@ -43,7 +43,6 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Site:
 def test_the_keys_are_those_of_a_job_and_of_its_submission() -> None:
     fields = {field.name for field in dataclasses.fields(JobSpec)}
     assert set(site_config.legal_keys()) == fields - {"command", "description", "grid"} | {
-        "backend",
         "runs_dir",
         "accept",
     }
@@ -67,7 +66,6 @@ def test_no_file_sets_nothing(site: Site) -> None:
         ("modules = []", ()),
         ("setup = [\"export A='b c'\"]", ("export A='b c'",)),
         ('container_overlays = ["/a b.img"]', ("/a b.img",)),
-        ('backend = "sbatch"', "sbatch"),
         ('runs_dir = "/scratch/größe"', "/scratch/größe"),
         ('accept = ["cluster", "modules"]', ("cluster", "modules")),
     ],
@@ -166,7 +164,7 @@ def test_a_byte_order_mark_and_other_line_ends_are_read(site: Site) -> None:
         ("nodes = 1\nnodes = 2", "it is not TOML: Cannot overwrite a value", "nodes = 2"),
         ("time = 2024-13-45", "it is not TOML", "nodes = 2"),
         ("gpus-per-node = 4", "no key 'gpus-per-node'. Did you mean gpus_per_node?", "nodes, gpus_per_node, gpu_type"),
-        ('Partition = "gpu"', "no key 'Partition'. Did you mean partition?", "backend, runs_dir, accept"),
+        ('Partition = "gpu"', "no key 'Partition'. Did you mean partition?", "runs_dir, accept"),
         ("xyzzy = 1", "no key 'xyzzy'.", "the keys are name, nodes"),
         ('[[long]]\nqos = "x"', "no key 'long'.", "a profile is a table, [NAME]"),
         ('command = ["python"]', "command belongs to one job", "command line"),
@@ -178,7 +176,6 @@ def test_a_byte_order_mark_and_other_line_ends_are_read(site: Site) -> None:
         ("requeue = 1", "requeue must be true or false. It is 1.", "write requeue = true"),
         ("partition = 5", "partition must be a string. It is 5.", 'write partition = "5"'),
         ('partition = ["a", "b"]', "partition must be a string. It is ['a', 'b'].", 'write partition = "…"'),
-        ("backend = true", "backend must be a string. It is True.", 'write backend = "…"'),
         ("time = 02:00:00", "time must be a string or an integer of minutes.", 'write time = "02:00:00"'),
         ("time = true", "time must be a string or an integer of minutes. It is True.", 'write time = "…"'),
         ("time = 1.5", "time must be a string or an integer of minutes. It is 1.5.", 'write time = "1.5"'),

@@ -18,11 +18,12 @@ from slowness import scaled
 
 from cluster_ddp.launch.render import render
 from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.launch.task_command import of_command
 from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.commands import JobStatus
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))
 from render_jobs import JOBS  # noqa: E402
 
@@ -109,7 +110,8 @@ class Cluster:
 
     def script(self, spec: JobSpec) -> str:
         """The batch script of a job, with this session's launcher."""
-        return render(replace(spec, launcher=self.launcher), source="")  # type: ignore[arg-type]  # pytest has checked it
+        spec = replace(spec, launcher=self.launcher)  # type: ignore[arg-type]  # pytest has checked it
+        return render(spec, of_command(spec), source="")
 
     def job(self, name: str) -> str | Path:
         """jobs/NAME.sbatch; with another launcher than srun, what it would be with that."""

@@ -1,0 +1,112 @@
+"""Submission from Python: `cluster_ddp.submit` and `cluster_ddp.submit_array`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster_ddp.errors import SpecError
+from cluster_ddp.jobs import job
+from cluster_ddp.jobs.job import Job
+from cluster_ddp.launch import planning
+from cluster_ddp.launch.checks import preflight
+from cluster_ddp.launch.cli.options import as_words
+from cluster_ddp.launch.planning import Request
+from cluster_ddp.launch.resume import find
+from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.runtime.with_world import WithWorld
+
+
+def submit(
+    spec: JobSpec,
+    function_or_command: Callable[..., Any] | Sequence[str] | None = None,
+    *,
+    local: bool = False,
+    runs_dir: str | os.PathLike[str] = "runs",
+    run_dir: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    snapshot: bool = False,
+    check: bool = True,
+) -> Job:
+    """Submit a job.
+
+    Args:
+        spec: what to run on what.
+        function_or_command: a function, called in every rank with the `World`; or a command, word by word. Default:
+            the spec's command.
+        local: run it on this machine. Where no Slurm is, it does so anyway.
+        runs_dir: folder of the run directories.
+        run_dir: the new run directory; default: <name>-<job id> in `runs_dir`.
+        resume: a job that has ended (12, or 12_3 for an array's task), or its run directory: the new job resumes there.
+        snapshot: run a copy of the code as it is now.
+        check: look first whether the job can run, and ask the cluster; doubts become Python warnings.
+
+    Raises:
+        SpecError: it can't be asked for, or the cluster can't meet it; the job to resume has not ended.
+        RunDirError: the run directory can't be written.
+        SlurmError: Slurm refused, in its words. Nothing is left behind in any of these cases.
+    """
+    _check_array(spec, wanted=False)
+    request = Request(
+        **_payload(spec, function_or_command),
+        local=local,
+        runs_dir=Path(runs_dir),
+        run_dir=None if run_dir is None else Path(run_dir),
+        earlier=None if resume is None else find(resume, Path(runs_dir)),
+        take_snapshot=snapshot,
+    )
+    (submitted,) = _submitted(request, check)
+    return submitted
+
+
+def submit_array(
+    spec: JobSpec,
+    function_or_command: Callable[..., Any] | Sequence[str] | None = None,
+    *,
+    runs_dir: str | os.PathLike[str] = "runs",
+    snapshot: bool = False,
+    check: bool = True,
+) -> list[Job]:
+    """Submit an array: as `submit`, which has the other arguments and the errors.
+
+    Args:
+        spec: what to run on what; its `grid` or `array` says how many tasks.
+        function_or_command: as for `submit`. A function gets its task's values of the grid as keywords (texts), in a
+            command `{key}` becomes the value.
+
+    Returns:
+        The tasks, in the order of their numbers.
+    """
+    _check_array(spec, wanted=True)
+    request = Request(**_payload(spec, function_or_command), runs_dir=Path(runs_dir), take_snapshot=snapshot)
+    return _submitted(request, check)
+
+
+def _check_array(spec: JobSpec, *, wanted: bool) -> None:
+    if spec.array is None and wanted:
+        hint = 'JobSpec(…, grid={"seed": ("0", "1")}) or array="0-7"; for one job: cluster_ddp.submit'
+        raise SpecError("Submitting an array:", "the specification has neither grid nor array.", hint)
+    if spec.array is not None and not wanted:
+        hint = "cluster_ddp.submit_array(spec, …), which returns a job for each task"
+        raise SpecError(f"Submitting one job with array={spec.array!r}:", "that is an array.", hint)
+
+
+def _payload(spec: JobSpec, function_or_command: Callable[..., Any] | Sequence[str] | None) -> dict[str, Any]:
+    """What runs, as fields of a `Request`."""
+    if callable(function_or_command):
+        return {"spec": spec, "function": WithWorld(function_or_command)}
+    if function_or_command is not None:
+        spec = dataclasses.replace(spec, command=as_words(function_or_command))
+    return {"spec": spec}
+
+
+def _submitted(request: Request, check: bool) -> list[Job]:
+    plan = planning.plan(request)
+    if check:
+        for advice in preflight.check(plan, ask_cluster=True):
+            warnings.warn(f"{advice.text} ({advice.code})", stacklevel=3)
+    return job.submit(plan)

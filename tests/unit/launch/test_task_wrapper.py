@@ -1,0 +1,108 @@
+"""What bash does around a command in each task: it passes signals on, and tells of status 75."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from slowness import scaled
+
+from cluster_ddp.launch.render import _rendered
+from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.launch.task_command import of_command
+
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def start(*command: str, marker: Path | None = None) -> subprocess.Popen[str]:
+    spec = JobSpec(name="x", command=command)
+    text = _rendered("task.sh.j2", spec=spec, task=of_command(spec))
+    env = {**os.environ, **({} if marker is None else {"CLUSTER_DDP_STOPPED": str(marker)})}
+    return subprocess.Popen(
+        ["bash", "-c", text, "bash", *command], env=env, start_new_session=True, stdout=subprocess.PIPE, text=True
+    )
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + scaled(60)
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("command", "status"), [("true", 0), ("exit 7", 7), ("kill -9 $$", 137), ("exit 75", 75)])
+def test_the_commands_status_is_the_tasks(tmp_path: Path, command: str, status: int) -> None:
+    """75 is noted in the stop marker, too."""
+    marker = tmp_path / "it's the marker"
+    assert start("bash", "-c", command, marker=marker).wait(timeout=scaled(60)) == status
+    assert marker.exists() is (status == 75)
+    assert start("bash", "-c", command).wait(timeout=scaled(60)) == status
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75)]
+)
+@pytest.mark.parametrize("whom", ["the shell alone", "all"])
+def test_a_command_gets_the_stop_signals(tmp_path: Path, number: signal.Signals, status: int, whom: str) -> None:
+    """Slurm sends them to all processes of the task, or to the first alone (proctrack/cgroup)."""
+    ready = tmp_path / "ready"
+    handler = f"signal.signal({number.value}, lambda *a: sys.exit(75));" if status == 75 else ""
+    command = f"import pathlib, signal, sys, time; {handler} pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"
+    process = start(sys.executable, "-c", command)
+    wait_until(ready.exists)
+    (os.killpg if whom == "all" else os.kill)(process.pid, number)
+    assert process.wait(timeout=scaled(30)) == status
+
+
+@pytest.mark.parametrize("number", WARNINGS)
+def test_a_warning_waits_for_a_command_that_has_no_handler_yet(tmp_path: Path, number: signal.Signals) -> None:
+    ready = tmp_path / "ready"
+    command = (
+        "import pathlib, signal, sys, time\n"
+        f"ready = pathlib.Path({str(ready)!r}); ready.touch()\n"
+        "while ready.exists(): time.sleep(0.02)\n"
+        f"signal.signal({number.value}, lambda *a: sys.exit(75)); time.sleep(60)\n"
+    )
+    process = start(sys.executable, "-c", command)
+    wait_until(ready.exists)
+    process.send_signal(number)
+    time.sleep(0.5)
+    assert process.poll() is None
+    ready.unlink()
+    assert process.wait(timeout=scaled(60)) == 75
+
+
+def test_a_command_that_never_listens_is_not_warned() -> None:
+    process = start("bash", "-c", "echo ready; sleep 1.5; exit 3")
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(timeout=scaled(60)) == 3
+
+
+def test_the_end_of_the_others_does_not_change_the_status(tmp_path: Path) -> None:
+    """srun sends TERM to the tasks that are left when one has ended."""
+    process = start("bash", "-c", "trap 'exit 75' USR1; echo ready; while true; do sleep 0.05; done")
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGUSR1)
+    while process.poll() is None:
+        process.send_signal(signal.SIGUSR1)
+        time.sleep(0.02)
+    assert process.wait(timeout=scaled(60)) == 75
+
+
+def test_a_shell_can_trap_the_warnings() -> None:
+    assert start("bash", "-c", "trap 'exit 75' USR1; kill -USR1 $$; exit 1").wait(timeout=scaled(60)) == 75
+
+
+def test_python_that_imports_us_takes_the_shells_place_with_warnings_ignored() -> None:
+    show = (
+        "import os, signal; print(os.getpid(), signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN)\nimport cluster_ddp"
+    )
+    process = start(sys.executable, "-c", show)
+    assert process.communicate(timeout=scaled(60))[0] == f"{process.pid} True\n"
