@@ -16,7 +16,7 @@ export MNIST_FROM
 # Hundreds of processes import this package: Python may keep it compiled, whatever the shell says.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test test-slurms test-gpu test-gpu-pair test-gpu-nodes check bench chaos jobs sandbox venv
+.PHONY: help demo test test-unit test-slurms test-gpu test-gpu-pair test-gpu-nodes check bench chaos jobs sandbox venv
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 23
 
@@ -33,6 +33,9 @@ SLURM_VERSIONS := 24.11 26.05
 test: $(VENV)/.installed  ## all tests, those on a real Slurm and on a newer one included (as root on Debian/Ubuntu)
 	$(PYTEST)
 	$(PYTEST) tests/slurm -m every_slurm --slurm-version $(lastword $(SLURM_VERSIONS))
+
+test-unit: $(VENV)/.installed  ## the tests that need no Slurm
+	$(PYTEST) tests/unit
 
 test-slurms: $(VENV)/.installed  ## the tests of jobs on 24.11 and 26.05, too (fetched from Debian)
 	@set -e; for version in $(SLURM_VERSIONS); do \
@@ -55,7 +58,7 @@ test-gpu-pair:  ## tests of two ranks on one GPU (NCCL 2.30)
 test-gpu-nodes:  ## tests of 2 nodes with 8 GPUs each, in a Slurm allocation
 	$(gpu-tests) gpu_nodes
 
-chaos: $(VENV)/.installed  ## train under 200 random faults on a sandbox, and compare (as root; 40 minutes)
+chaos: $(VENV)/.installed  ## train under 200 random faults on a sandbox, and compare (as root; over an hour)
 	PYTHONPATH=tests $(BIN)/python -m chaos --faults $(FAULTS) --seed $(SEED)
 
 check: $(VENV)/.installed  ## lint, format, types, rendered jobs, links in the documentation
