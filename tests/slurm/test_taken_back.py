@@ -38,7 +38,7 @@ def test_an_sbatch_that_answers_too_late(slurm: Cluster, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(commands, "TIMEOUT_S", 20.0)
     with pytest.raises(SlurmError, match=r"The job that it had submitted is cancelled\."):
-        cluster_ddp.submit(cluster_ddp.JobSpec(name="late", array="0-2"), ["true"], check=False)
+        cluster_ddp.submit_array(cluster_ddp.JobSpec(name="late", array="0-2"), ["true"], check=False)
     statuses = commands.job_statuses((tmp_path / "id").read_text().strip(), env=slurm.env)
     assert {status.state for status in statuses} == {"CANCELLED"}
     assert not (tmp_path / "runs").exists()
