@@ -143,7 +143,8 @@ def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path
     arguments = ("--dataset", "digits", "--epochs", "8", "--run-dir", f"{tmp_path}/{{}}")
     rendered = slurm.job("mnist_array")
     text = rendered if isinstance(rendered, str) else rendered.read_text()
-    script = text.replace('exec "$@"\'', 'exec "${@/{\\}/$SLURM_ARRAY_TASK_ID}"\'')
+    script = text.replace(' "$@" || status', ' "${@/{\\}/$SLURM_ARRAY_TASK_ID}" || status')
+    assert script != text
     options = ("--array=0-1", "--ntasks-per-node=1", "--gres=gpu:1")
     job = slurm.submit(script, tmp_path, *arguments, options=options)
     deadline = time.monotonic() + scaled(300)
