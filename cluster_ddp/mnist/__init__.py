@@ -4,7 +4,7 @@ config   its options                    files  the dataset's files and their dig
 model    the CNNs, plain                data   images and labels as tensors
 recipes  optimizer, learning rate       step   what is done with a batch
 loop     train and test                 result what a training returns
-fast     the same, faster on CPUs       cuda_graphs  a step launched as one, on GPUs
+fast_cpu the same, faster on CPUs       cuda_graphs  a step launched as one, on GPUs
 """
 
 from __future__ import annotations

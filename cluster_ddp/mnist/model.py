@@ -1,4 +1,4 @@
-"""The CNNs, in plain PyTorch. `fast` has the same functions, faster on a CPU."""
+"""The CNNs, in plain PyTorch. `fast_cpu` has the same functions, faster on CPUs."""
 
 from __future__ import annotations
 

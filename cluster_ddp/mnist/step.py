@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from cluster_ddp import Shard, World
 from cluster_ddp.mnist import cuda_graphs
 from cluster_ddp.mnist.config import TrainConfig
-from cluster_ddp.mnist.fast import FAST, fastest, tune_malloc
+from cluster_ddp.mnist.fast_cpu import FAST, fastest, tune_malloc
 from cluster_ddp.mnist.recipes import LAYOUTS, Recipe
 
 _IMAGE = (1, 28, 28)

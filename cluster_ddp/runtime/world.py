@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from cluster_ddp.errors import DataError
-from cluster_ddp.runtime import process_group, serialization
+from cluster_ddp.runtime import object_collectives, process_group
 from cluster_ddp.runtime.data.fingerprint import fingerprint
 from cluster_ddp.runtime.data.loader import Loader
 from cluster_ddp.runtime.data.resident import RESIDENT_SHARE, DeviceLoader, place
@@ -139,15 +139,15 @@ class World:
 
         Objects that are no plain data or tensors are pickled. That takes a secret of the ranks (see `messages`).
         """
-        return serialization.all_gather(value, self.key)
+        return object_collectives.all_gather(value, self.key)
 
     def gather_to_main(self, value: T) -> list[T] | None:
         """The same on rank 0 only, which takes as much memory for each rank as the largest value has; else None."""
-        return serialization.gather(value, self.key)
+        return object_collectives.gather(value, self.key)
 
     def broadcast(self, value: T) -> T:
         """Rank 0's value, on every rank. A collective; the value as of `gather`."""
-        return serialization.broadcast(value, self.key)  # type: ignore[no-any-return]  # of the type that rank 0 gave
+        return object_collectives.broadcast(value, self.key)  # type: ignore[no-any-return]  # of the type that rank 0 gave
 
     def wrap(self, model: torch.nn.Module) -> DistributedDataParallel:
         """The model under DDP, on this rank's device.

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cluster_ddp.mnist.fast import FAST, ByteDropout
+from cluster_ddp.mnist.fast_cpu import FAST, ByteDropout
 from cluster_ddp.mnist.model import Net, SmallNet
 
 

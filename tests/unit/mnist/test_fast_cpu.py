@@ -14,7 +14,7 @@ import torch
 from ranks import run_ranks, slurm_step
 
 import cluster_ddp
-from cluster_ddp.mnist.fast import fastest
+from cluster_ddp.mnist.fast_cpu import fastest
 
 JOB_ID = 42_000 + os.getpid() % 2000
 
@@ -44,7 +44,7 @@ def test_all_ranks_go_by_the_slowest(tmp_path: Path) -> None:
 
 STEPS = """
 import os, resource, sys, torch
-from cluster_ddp.mnist.fast import tune_malloc
+from cluster_ddp.mnist.fast_cpu import tune_malloc
 if sys.argv[1] == "keep": tune_malloc(os.environ)
 def step():
     blocks = [torch.ones(12 << 20) for _ in range(2)]  # 48 MiB each: over what malloc keeps by itself

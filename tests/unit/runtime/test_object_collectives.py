@@ -16,7 +16,7 @@ from ranks import run_ranks, slurm_step
 
 import cluster_ddp
 from cluster_ddp.errors import ClusterDDPError
-from cluster_ddp.runtime import serialization
+from cluster_ddp.runtime import object_collectives
 from cluster_ddp.runtime.checkpoint import rng
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 
@@ -54,9 +54,9 @@ class Malicious:
     ids=repr,
 )
 def test_plain_data_needs_no_pickle(value: object) -> None:
-    data = serialization.pack(value, NO_SECRET)
+    data = object_collectives.pack(value, NO_SECRET)
     assert data.startswith(b"plain\n")
-    back = serialization.unpack(data, NO_SECRET)
+    back = object_collectives.unpack(data, NO_SECRET)
     assert (back, repr(back)) == (value, repr(value))  # 1 and True are equal, and so are 1 and 1.0
 
 
@@ -64,7 +64,9 @@ def test_plain_data_needs_no_pickle(value: object) -> None:
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
 def test_tensors_need_no_pickle(dtype: str, shape: tuple[int, ...]) -> None:
     tensor = torch.arange(6).to(getattr(torch, dtype))[: int(torch.Size(shape).numel())].reshape(shape)
-    back, flag = serialization.unpack(serialization.pack((tensor, torch.tensor([True, False])), NO_SECRET), NO_SECRET)
+    back, flag = object_collectives.unpack(
+        object_collectives.pack((tensor, torch.tensor([True, False])), NO_SECRET), NO_SECRET
+    )
     assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
     assert back.double().equal(tensor.double()) if not tensor.is_complex() else back.equal(tensor)
     assert flag.tolist() == [True, False]
@@ -75,7 +77,7 @@ def test_tensors_need_no_pickle(dtype: str, shape: tuple[int, ...]) -> None:
 def test_numpys_numbers_need_no_pickle(dtype: str, shape: tuple[int, ...] | None) -> None:
     numbers = np.arange(6).astype(dtype)
     value = numbers[1] if shape is None else numbers[: int(np.prod(shape))].reshape(shape)
-    (back,) = serialization.unpack(serialization.pack([value], NO_SECRET), NO_SECRET)
+    (back,) = object_collectives.unpack(object_collectives.pack([value], NO_SECRET), NO_SECRET)
     assert type(back) is type(value)
     assert (back.dtype, back.shape, back.tolist()) == (value.dtype, value.shape, value.tolist())
     if shape is not None:
@@ -85,23 +87,23 @@ def test_numpys_numbers_need_no_pickle(dtype: str, shape: tuple[int, ...] | None
 def test_of_a_tensor_its_view_and_its_gradient_flag_arrive() -> None:
     whole = torch.arange(12.0).reshape(3, 4)
     for tensor in (whole.t()[1:], (whole * 1j).conj(), torch.ones(2, requires_grad=True)):
-        back = serialization.unpack(serialization.pack(tensor, NO_SECRET), NO_SECRET)
+        back = object_collectives.unpack(object_collectives.pack(tensor, NO_SECRET), NO_SECRET)
         assert back.equal(tensor) and back.requires_grad == tensor.requires_grad
 
 
 def test_what_a_checkpoint_gathers_is_plain() -> None:
     state = rng.capture(torch.device("cpu"))
-    back = serialization.unpack(serialization.pack(state, NO_SECRET), NO_SECRET)
+    back = object_collectives.unpack(object_collectives.pack(state, NO_SECRET), NO_SECRET)
     rng.restore(back, torch.device("cpu"))
     assert back["python"] == state["python"] and back["torch"].equal(state["torch"])
 
 
 @pytest.mark.parametrize("value", [Fraction(1, 3), Counter("aab"), [torch.nn.Parameter(torch.ones(()))]])
 def test_other_objects_are_pickled_where_there_is_a_secret(value: object) -> None:
-    back = serialization.unpack(serialization.pack(value, OURS), OURS)
+    back = object_collectives.unpack(object_collectives.pack(value, OURS), OURS)
     assert type(back) is type(value) and back == value
     with pytest.raises(ClusterDDPError, match="these ranks share no secret"):
-        serialization.pack(value, NO_SECRET)
+        object_collectives.pack(value, NO_SECRET)
 
 
 @pytest.mark.parametrize("key", [OURS, NO_SECRET])
@@ -114,10 +116,10 @@ def test_what_no_rank_has_sealed_is_not_unpickled(tmp_path: Path, key: RunKey) -
         b"pickled\n\n" + body,
         b"pickled\n" + NO_SECRET.mac("pickle", body) + b"\n" + body,
         b"pickled\n" + OURS.mac("rank 0", body) + b"\n" + body,
-        serialization.pack(Malicious(path), OTHERS),
+        object_collectives.pack(Malicious(path), OTHERS),
     ):
         with pytest.raises(ClusterDDPError):
-            serialization.unpack(data, key)
+            object_collectives.unpack(data, key)
     assert not path.exists()
 
 
