@@ -1,4 +1,4 @@
-"""Values as bytes, on their way between ranks: plain data as JSON and raw tensors, other objects pickled and sealed.
+"""Collectives of Python values: plain data as JSON and raw tensors, other objects pickled and sealed.
 
 Unpickling runs whatever the bytes say. So nothing is unpickled that was not sealed with the key of this run: gloo's
 connections have no authentication of their own.
