@@ -29,7 +29,7 @@ from cluster_ddp.launch.cli import command_line
 from cluster_ddp.launch.cli.options import refuse_habits
 from cluster_ddp.launch.grids import Grid
 from cluster_ddp.launch.planning import Plan
-from cluster_ddp.launch.spec import ARRAY_TASK, check_placeholders
+from cluster_ddp.launch.spec import ARRAY_TASK
 from cluster_ddp.train import Train
 
 if TYPE_CHECKING:
@@ -86,7 +86,6 @@ class _Mnist:
             words = shlex.join(options)
             raise SpecError(f"Submitting {words}:", "a command stands after two dashes.", f"… -- {words}")
         refuse_habits(options)
-        check_placeholders(options, grid)
         self._config(options, grid)
         return Train(tuple(options))
 
@@ -104,7 +103,7 @@ class _Mnist:
 
     def _config(self, options: list[str], grid: Grid) -> TrainConfig:
         values = grids.configuration(grid, 0) if grid else {}
-        return Train(tuple(options)).config(**{ARRAY_TASK: "0", **values})
+        return Train(tuple(options)).config({ARRAY_TASK: "0", **values}, program=PROGRAM)
 
 
 class _Door(types.ModuleType):

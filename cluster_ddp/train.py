@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster_ddp import mnist
@@ -42,11 +42,13 @@ class Train:
 
     def __call__(self, **values: str) -> TrainResult:
         """Call `mnist.train` with the options. Errors as there."""
-        return mnist.train(self.config(**{ARRAY_TASK: os.environ.get("SLURM_ARRAY_TASK_ID", ""), **values}))
+        config = self.config({ARRAY_TASK: os.environ.get("SLURM_ARRAY_TASK_ID", ""), **values})
+        stop_signals.note_early(config.stop_signals)
+        return mnist.train(config)
 
-    def config(self, **values: str) -> TrainConfig:
+    def config(self, values: Mapping[str, str], *, program: str = PROGRAM) -> TrainConfig:
         """The options with these values in their placeholders."""
-        return parse([grids.fill_in(word, values) for word in self.options])
+        return parse([grids.fill_in(word, values) for word in self.options], program=program)
 
     def __repr__(self) -> str:
         return f"cluster_ddp.mnist.train({shlex.join(self.options)})"

@@ -196,7 +196,7 @@ def _scheduler(request: Request, must_run: bool) -> Slurm | ThisMachine:
         return Slurm()
     if found:
         asked = f"Running this job on this machine ({'--local' if request.local else 'no sbatch on the PATH'}):"
-        raise SpecError(asked, found, "submit it where Slurm is" + (", without --local" if request.local else ""))
+        raise SpecError(asked, found, "submit it where Slurm is" + (", with --no-local" if request.local else ""))
     return ThisMachine()
 
 

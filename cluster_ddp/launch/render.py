@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,9 @@ from cluster_ddp.slurm import port
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+
+_STOP_SIGNALS = ("USR1", "USR2", "HUP", "INT", "TERM")
 
 
 def render(
@@ -55,7 +60,7 @@ def render(
 
 
 def render_local(spec: JobSpec, task: TaskCommand, *, source: str, code: str | None = None) -> str:
-    """The script that runs a job on this machine; arguments and result as of `render`."""
+    """The script that runs a job on this machine, with the run directory as its argument; otherwise as `render`."""
     return _rendered(
         "local.sh.j2",
         spec=spec,
@@ -69,8 +74,16 @@ def render_local(spec: JobSpec, task: TaskCommand, *, source: str, code: str | N
     )
 
 
-def _rendered(template: str, **values: object) -> str:
-    return _environment().get_template(template).render(resume=run_dirs.RESUME, contract=contract, **values)
+def _rendered(template: str, *, spec: JobSpec, **values: object) -> str:
+    ours = {"resume": run_dirs.RESUME, "contract": contract, "signals": _signals(spec)}
+    return _environment().get_template(template).render(spec=spec, **ours, **values)
+
+
+def _signals(spec: JobSpec) -> list[str]:
+    """What a task's shell passes on: what may stop a training, and the warning that was asked for."""
+    asked = re.sub(r"^R:|^SIG|@.*", "", (spec.signal or "").removeprefix("R:"))
+    name = signal.Signals(int(asked)).name.removeprefix("SIG") if asked.isdigit() else asked
+    return [*_STOP_SIGNALS, *({name} & {one.name.removeprefix("SIG") for one in signal.Signals} - {*_STOP_SIGNALS})]
 
 
 def templates_folder() -> Path:

@@ -141,7 +141,7 @@ def find(asked: str | os.PathLike[str], runs_dir: Path) -> Earlier:
         run_dir=path,
         job=record["job"],
         cluster=record.get("cluster"),
-        local=record.get("local") is True,
+        local=record.get("local") is True or record.get("backend") == "local",  # as it was recorded before 0.1
         reference_options=_words(record.get("reference_options")),
         folder=Path(record["folder"]) if "folder" in record else None,
         code=record.get("code"),

@@ -224,21 +224,21 @@ class JobSpec:
                 object.__setattr__(self, "array", tasks)
             elif self.array.partition("%")[0] != tasks:
                 raise _error("array", self.array, f"{tasks} for this grid")
-            if self.command:
-                check_placeholders(self.command, self.grid)
         if self.array is not None and max(grids.count(self.array), grids.last(self.array)) > grids.MAX_TASKS:
             raise _error("array", self.array, f"of at most {grids.MAX_TASKS:,} tasks, as on every Slurm")
-        if self.array is None and ARRAY_TASK in grids.placeholders(self.command):
-            raise _error("command", self.command, f"without {ARRAY_TASK_PLACEHOLDER} unless array is set")
+        if self.command:
+            check_placeholders(self.command, self.grid, array=self.array)
 
 
-def check_placeholders(words: Sequence[str], grid: grids.Grid) -> None:
-    """See that words use all keys of a grid, and no others.
+def check_placeholders(words: Sequence[str], grid: grids.Grid, *, array: str | None) -> None:
+    """See that the words of a command use all keys of a grid, and no others; and no task number outside an array.
 
     Raises:
         SpecError: they don't.
     """
     names = grids.placeholders(words)
+    if array is None and ARRAY_TASK in names:
+        raise _error("command", tuple(words), f"without {ARRAY_TASK_PLACEHOLDER} unless array is set")
     for key in grid:
         if key not in names:
             raise _error("grid", key, f"keys that the command uses; put {{{key}}} into it")

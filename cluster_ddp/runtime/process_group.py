@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -13,6 +14,8 @@ import torch
 import torch.distributed as dist
 
 from cluster_ddp.slurm.topology import Topology
+
+log = logging.getLogger("cluster_ddp")
 
 # gloo's threads let go of the last tensors a little after a collective has ended. Where that falls into the end of the
 # interpreter, Python aborts the process ("terminate called without an active exception", torch 2.10 to 2.15).
@@ -33,6 +36,7 @@ def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout
         store: that all ranks share.
         timeout_s: seconds that a rank waits for the others in a collective.
     """
+    before_leaving.clear()
     on_gpu = device.type == "cuda"
     if on_gpu:
         # torch 2.15's own choice for "nccl" (pytorch#192281) lets the compute stream wait for each bucket's all-reduce
@@ -69,7 +73,10 @@ def leave() -> None:
     """End it together with all other ranks. The device must have done its work."""
     time.sleep(_GLOO_SETTLES_S)
     while before_leaving:
-        before_leaving.pop()()
+        try:
+            before_leaving.pop()()
+        except Exception:  # the training's end, and its status, matter more
+            log.warning("Before leaving the world:", exc_info=True)
     dist.destroy_process_group()
 
 

@@ -25,7 +25,7 @@ from cluster_ddp.files import open_own
 log = logging.getLogger("cluster_ddp")
 
 DEFAULT_SIGNALS = ("USR1", "USR2", "TERM")
-"""Before the time limit (sbatch --signal), the same from submitit, preemption and scancel."""
+"""Before the time limit (sbatch --signal; USR2 is submitit's own choice), at preemption and scancel."""
 
 WARNINGS = ("USR1", "USR2")
 """Those of them that leave time, and that a process need not die of."""

@@ -145,6 +145,9 @@ def _hand_set(v: Variables, *, launcher_store: bool | None = None) -> Fields:
     node_rank = v.integer("GROUP_RANK", "NODE_RANK")
     restart_count = v.integer("TORCHELASTIC_RESTART_COUNT")
     job = _job(v)
+    ports: tuple[int, ...] = (TORCH_DEFAULT_PORT,)
+    if job["job_id"] is None and (local_job_id := v.integer(*variables.LOCAL_JOB_ID)) is not None:
+        job["job_id"], ports = local_job_id, port.candidates(local_job_id)
     if restart_count is not None:
         job["restart_count"] += restart_count
     return {
@@ -156,7 +159,7 @@ def _hand_set(v: Variables, *, launcher_store: bool | None = None) -> Fields:
         "node_rank": 0 if node_rank is None and num_nodes == 1 else node_rank,
         "num_nodes": num_nodes,
         "master_addr": master_addr.hand_set_address(v, several_nodes=num_nodes != 1),
-        "port_candidates": master_addr.port_candidates(v, (TORCH_DEFAULT_PORT,)),
+        "port_candidates": master_addr.port_candidates(v, ports),
         "launcher_store": bool(launcher_store),
         "cpus_per_task": v.integer(*variables.CPUS_PER_TASK),
         **job,

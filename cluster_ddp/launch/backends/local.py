@@ -1,4 +1,4 @@
-"""Jobs on this machine: no queue, one job folder, submitit's local executor (see `local_supervisor`)."""
+"""Jobs on this machine: no queue; `local_supervisor` starts the tasks."""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ _NOT_FINISHED = f"""\
 error: A training was stopped in time, but the command ended with status 0:
   the job is not finished, and not started again.
   Hint: let the command end with the training's status ({EXIT_STOPPED}), as with set -e in a shell script."""
+_TOO_OFTEN = "error: stopped in time, but started again {0} times already (--max-requeues {0})."
 _POLL_S = 0.05
 _KILL_WAIT_S = 10.0
 
@@ -56,6 +57,7 @@ class Supervisor:
         self._max_requeues = max_requeues
         self._tasks: list[subprocess.Popen[bytes]] = []
         self._cancelled: int | None = None
+        self._has_killed = False
         signal.signal(signal.SIGTERM, self._cancel)
 
     def run(self) -> tuple[str, int]:
@@ -74,27 +76,37 @@ class Supervisor:
             if state == "COMPLETED" and marker.exists():
                 print(_NOT_FINISHED, file=sys.stderr, flush=True)
                 return "FAILED", EXIT_STOPPED
-            if state != "FAILED" or not (status == EXIT_STOPPED or marker.exists()):
+            is_stopped = state == "FAILED" and (status == EXIT_STOPPED or marker.exists())
+            if not is_stopped or self._has_killed:  # what was killed may have left processes, which still write
                 return state, status
             if restarts == self._max_requeues:
+                print(_TOO_OFTEN.format(restarts), file=sys.stderr, flush=True)
                 return "FAILED", EXIT_STOPPED
             restarts += 1
 
     def _start(self, restarts: int, marker: Path) -> None:
-        """Start the tasks, with a secret and a port of this start's own."""
+        """Start the tasks, with a secret and a port of this start's own; all or none."""
         shared = {
             Env.SECRET: os.urandom(32).hex(),
             Env.STOPPED: str(marker),
+            Env.LOCAL_JOB_ID: str(os.getpid()),
             "MASTER_PORT": str(_free_port()),
             **({"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}),
         }
         self._tasks = []
-        for rank in range(self._count):
-            log = open_own(self._folder / File.TASK_LOG.format(rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            env = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            self._tasks.append(
-                subprocess.Popen(self._command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-            )
+        try:
+            for rank in range(self._count):
+                env = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                self._tasks.append(self._task(rank, env))
+        except OSError:
+            self._ended("FAILED", 1)
+            raise
+
+    def _task(self, rank: int, env: dict[str, str]) -> subprocess.Popen[bytes]:
+        log = open_own(self._folder / File.TASK_LOG.format(rank), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        try:
+            return subprocess.Popen(self._command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        finally:
             os.close(log)
 
     def _wait(self) -> tuple[str, int]:
@@ -122,6 +134,7 @@ class Supervisor:
         deadline = time.monotonic() + _KILL_WAIT_S
         while any(process.poll() is None for process in self._tasks) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
+        self._has_killed = any(process.poll() is None for process in self._tasks)
         self._send(signal.SIGKILL)
         return state, status
 
@@ -153,16 +166,20 @@ def _free_port() -> int:
 
 def main() -> int:
     """Run the tasks, leave the outcome in the run directory. Returns the job's exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s --tasks N --max-requeues N [--time-limit-s S] RUN_DIR -- COMMAND …",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--tasks", type=int, required=True, metavar="N", help="number of tasks")
     parser.add_argument("--max-requeues", type=int, required=True, metavar="N", help="how often they start again")
     parser.add_argument("--time-limit-s", type=int, metavar="S", help="time limit of each start, in seconds")
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run directory")
-    parser.add_argument("command", nargs="+", metavar="-- COMMAND …", help="what each task runs")
-    asked = parser.parse_args()
+    at = sys.argv.index("--")  # not argparse's: it would take a later one out of the command, too
+    asked, command = parser.parse_args(sys.argv[1:at]), sys.argv[at + 1 :]
     supervisor = Supervisor(
         asked.run_dir,
-        asked.command,
+        command,
         tasks=asked.tasks,
         time_limit_s=asked.time_limit_s,
         max_requeues=asked.max_requeues,

@@ -18,7 +18,7 @@ from cluster_ddp.launch.checks import preflight
 from cluster_ddp.launch.checks.performance_warnings import Advice
 from cluster_ddp.launch.cli import options, site_config
 from cluster_ddp.launch.planning import Plan
-from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.launch.spec import JobSpec, check_placeholders
 
 
 class Reference(Protocol):
@@ -128,6 +128,8 @@ def _work(asked: _Asked, reference: Reference) -> _Work:
     spec = asked.earlier.enter()
     if asked.earlier.reference_options is not None:
         return _reference(reference, spec.name, [*asked.earlier.reference_options, *asked.rest], asked.values)
+    if spec.command[1:3] == tuple(reference.command([])[1:3]):  # the same training, given as a command
+        return _Work(spec.name, (*spec.command, *asked.rest))
     if asked.rest:
         hint = f"{run_dirs.resume_command(asked.earlier.run_dir)} -- {shlex.join([*spec.command, *asked.rest])}"
         raise SpecError(f"Resuming with {asked.rest[0]}:", "there is no such option; is it the command's?", hint)
@@ -154,12 +156,13 @@ def _plan(asked: _Asked, reference: Reference, *, source: str) -> Plan:
     job = {key: value for key, value in values.items() if key not in site_config.SUBMISSION_KEYS}
     spec = JobSpec(**{"name": work.name, **job, "command": work.command})
     if work.reference_options is not None:
+        check_placeholders(work.reference_options, spec.grid, array=spec.array)
         _refuse_unfit(spec, reference, work.reference_options)
     request = planning.Request(
         spec=spec,
         function=work.function,
         reference_options=work.reference_options,
-        local=parsed.local or (earlier is not None and earlier.local),
+        local=earlier is not None and earlier.local if parsed.local is None else parsed.local,
         runs_dir=Path(values.get("runs_dir", "runs")),
         run_dir=parsed.run_dir and Path(parsed.run_dir),
         earlier=earlier,
@@ -176,6 +179,8 @@ def _settings_of(earlier: resume.Earlier, files: site_config.Settings, name: str
         return files
     keys = [key for key in site_config.legal_keys() if key not in site_config.SUBMISSION_KEYS and key != "array"]
     before = {key: value for key in keys if (value := getattr(earlier.spec, key)) is not None}
+    if earlier.reference_options is not None:
+        before.pop("venv", None)  # it was the one that submitted; the function is made anew by the one that does now
     now = {key: value for key, value in files.values.items() if name is not None or key == "accept"}
     origins = dict.fromkeys(before, f"job {earlier.job}") | {key: files.origins[key] for key in now}
     return site_config.Settings(values=site_config.overlay(before, now), origins=origins)

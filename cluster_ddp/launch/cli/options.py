@@ -76,7 +76,8 @@ def parser(program: str, description: str, *, with_texts: bool) -> argparse.Argu
 
 def _add_submission(how: Any) -> None:
     """The options of the submission itself."""
-    how.add_argument("--local", action="store_true", help="run the job on this machine, not on Slurm")
+    local = "run the job on this machine, not on Slurm"
+    how.add_argument("--local", action=argparse.BooleanOptionalAction, default=None, help=local)
     how.add_argument("--runs-dir", metavar="PATH", help="folder for run directories (default: runs)")
     where = how.add_mutually_exclusive_group()
     where.add_argument("--run-dir", metavar="PATH", help="new run directory (default: RUNS_DIR/NAME-JOB_ID)")

@@ -21,7 +21,7 @@ WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def start(*command: str, marker: Path | None = None) -> subprocess.Popen[str]:
-    spec = JobSpec(name="x", command=command)
+    spec = JobSpec(name="x", command=command, signal="R:SIGALRM@60")
     text = _rendered("task.sh.j2", spec=spec, task=of_command(spec))
     env = {**os.environ, **({} if marker is None else {"CLUSTER_DDP_STOPPED": str(marker)})}
     return subprocess.Popen(
@@ -46,7 +46,11 @@ def test_the_commands_status_is_the_tasks(tmp_path: Path, command: str, status: 
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75)]
+    ("number", "status"),
+    [
+        *((signal.SIGTERM, 143), (signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75)),
+        *((signal.SIGHUP, 75), (signal.SIGINT, 75), (signal.SIGALRM, 75)),
+    ],
 )
 @pytest.mark.parametrize("whom", ["the shell alone", "all"])
 def test_a_command_gets_the_stop_signals(tmp_path: Path, number: signal.Signals, status: int, whom: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from slowness import scaled
+from stand_ins import HOSTILE
 
 import cluster_ddp.submit as door
 from cluster_ddp.errors import JobError, RunDirError
@@ -20,6 +21,7 @@ from cluster_ddp.jobs.job import Job
 from cluster_ddp.launch import resume
 from cluster_ddp.launch.planning import Request, plan
 from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.slurm.port import candidates
 from cluster_ddp.train import Train
 
 
@@ -106,7 +108,7 @@ def test_the_ranks_can_be_forked() -> None:
     job = submit("env", "A=1", sys.executable, "show.py", launcher="fork")
     assert job.result(timeout_s=scaled(60)) == 0
     lines = [(job.run_dir / f"task-{rank}.log").read_text() for rank in (0, 1)]
-    assert lines == [f"manual {rank} {rank} 2 None {rank}\n" for rank in (0, 1)]
+    assert lines == [f"manual {rank} {rank} 2 {job.id} {rank}\n" for rank in (0, 1)]
 
 
 def test_a_command_runs_once_per_gpu() -> None:
@@ -120,6 +122,30 @@ def test_a_command_runs_once_per_gpu() -> None:
     assert "==> task-1.log <==\n1 1 2" in job.logs()
     left = {path.name for path in job.run_dir.iterdir() if not path.name.endswith(".pkl")}
     assert left == {"ended.json", "job.log", "job.sh", "spec.json", "task-0.log", "task-1.log"}
+
+
+def test_every_argument_arrives_as_it_was() -> None:
+    show = "import sys; print(sys.argv[1:])"
+    job = submit(sys.executable, "-c", show, *HOSTILE, "--", "a", "--", "b")
+    assert job.result(timeout_s=scaled(60)) == 0
+    assert (job.run_dir / "task-0.log").read_text() == f"{[*HOSTILE, '--', 'a', '--', 'b']}\n"
+    assert not list(Path.cwd().rglob("pwned"))
+
+
+def test_a_command_knows_its_job_and_its_ports() -> None:
+    """So that a new start waits for the former one's lock, and a port that is taken costs nothing."""
+    show = "import os; from cluster_ddp import Topology; place = Topology.from_environ(os.environ)\n"
+    Path("show.py").write_text(show + "print(place.job_id, sorted(place.port_candidates))\n")
+    job = submit(sys.executable, "show.py")
+    assert job.result(timeout_s=scaled(60)) == 0
+    assert (job.run_dir / "task-1.log").read_text() == f"{job.id} {sorted(candidates(int(job.id)))}\n"
+
+
+def test_a_stopped_training_whose_command_says_0_has_failed() -> None:
+    job = submit("bash", "-c", ': >"$CLUSTER_DDP_STOPPED"')
+    with pytest.raises(JobError, match="FAILED with exit status 75"):
+        job.result(timeout_s=scaled(60))
+    assert "but the command ended with status 0" in job.logs()
 
 
 def test_the_first_failure_is_the_jobs_end_and_status() -> None:
@@ -198,6 +224,7 @@ def test_what_was_stopped_in_time_is_started_again_as_often_as_it_may() -> None:
     with pytest.raises(JobError, match="FAILED with exit status 75"):
         job.result(timeout_s=scaled(60))
     assert (job.run_dir / "task-0.log").read_text() == "start 0\nstart 1\nstart 2\n"
+    assert "error: stopped in time, but started again 2 times already (--max-requeues 2)." in job.logs()
     job = submit("bash", "-c", "exit $((${SLURM_RESTART_COUNT:-0} ? 0 : 75))")
     assert job.result(timeout_s=scaled(60)) == 0
     assert processes_of(job) == []

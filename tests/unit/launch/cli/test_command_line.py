@@ -16,6 +16,7 @@ import cluster_ddp
 import cluster_ddp.submit as door
 from cluster_ddp import JobSpec
 from cluster_ddp.errors import SpecError
+from cluster_ddp.launch import resume
 from cluster_ddp.launch.cli import options
 from cluster_ddp.mnist.config import TrainConfig
 
@@ -49,7 +50,7 @@ def test_the_reference_job_and_its_options(capsys, fake_slurm: FakeSlurm, folder
     assert (record["command"], record["reference_options"]) == ([], ["--epochs", "3", "--lr", "0.5", "--no-cuda"])
     assert "# Each task runs: cluster_ddp.mnist.train(--epochs 3 --lr 0.5 --no-cuda)\n" in fake_slurm.stdin("sbatch")
     train = pickle.loads((folder / "runs/mnist-12/12_submitted.pkl").read_bytes()).function.function
-    assert train.func.config() == TrainConfig(epochs=3, lr=0.5, cuda=False)
+    assert train.func.config({}) == TrainConfig(epochs=3, lr=0.5, cuda=False)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,27 @@ def test_what_resumes_repeats_the_job_with_what_is_given_changed(
     status, _, err = run(capsys, "--resume", str(folder / "runs/own-13"), "--lr", "1")
     assert status == 2
     assert err.rstrip().endswith("-- python my_train.py --lr 1")
+
+
+def test_a_run_of_an_earlier_version_resumes_with_options_of_the_training(
+    capsys, fake_slurm: FakeSlurm, folder: Path
+) -> None:
+    """It has the training as a command, as one in a container has it today; and what it was submitted with."""
+    fake_slurm.command("scontrol", "echo 'JobId=12 JobName=x JobState=FAILED Reason=None ExitCode=1:0'")
+    run(capsys, "--no-check", "--", "python", "-m", "cluster_ddp.train", "--epochs", "3")
+    path = folder / "runs/cluster_ddp.train-12/spec.json"
+    record = json.loads(path.read_text())
+    del record["local"], record["reference_options"]
+    path.write_text(json.dumps({**record, "backend": "local"}))
+    assert resume.find("12", folder / "runs").local
+    fake_slurm.command("sbatch", "echo 13")
+    status, _, err = run(capsys, "--no-check", "--resume", "12", "--no-local", "--epochs", "5")
+    assert status == 0, err
+    assert json.loads(path.read_text())["command"][1:] == [
+        "-m",
+        "cluster_ddp.train",
+        *("--epochs", "3", "--epochs", "5"),
+    ]
 
 
 def test_a_command_of_ones_own(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
@@ -139,6 +161,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--array", "seed=3..1"), "the range 3..1 is empty"),
     (("--array", "seed=0..3"), "put {seed} into it"),
     (("--array", "x=1,2", "--", "echo", "{x}", "{y}"), "without placeholders that the grid does not have"),
+    (("--seed", "{array_task_id}"), "without {array_task_id} unless array is set"),
     (("--array",), "--array: expected at least one argument"),
     (("--array", "5-2"), "array must be"),
     (("--", "no_such_program"), "there is no such program here"),
@@ -161,6 +184,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--runs-dir", "a%j", "--", "true"), "Slurm takes"),
     (("--snapshot",), "not a git repository"),
     (("--local", "--nodes", "2"), "it asks for 2 nodes, and this is one"),
+    (("--local", "--nodes", "2"), "with --no-local"),
     (("--local", "--test-only", "--", "true"), "there is none here"),
     (("--sbatch-options=--wait", "--", "true"), "sbatch_options must be"),
     (("--array", "0-99999999", "--", "true"), "of at most 4,000,000 tasks"),
