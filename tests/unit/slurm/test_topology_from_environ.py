@@ -171,6 +171,11 @@ GOOD = {
         {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
         place(launcher="manual", rank=1, node_rank=0, num_nodes=1, master_addr="127.0.0.1", master_port=29500),
     ),
+    "a job on this machine, without Slurm": (
+        {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+        | {"CLUSTER_DDP_LOCAL_JOB_ID": "4711", "MASTER_PORT": str(candidates(4711)[0])},
+        place(launcher="manual", rank=1, node_rank=0, num_nodes=1, job_id=4711, port_candidates=candidates(4711)),
+    ),
     "hand-set with an address": (
         {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h1", "MASTER_PORT": "1234"},
         place(launcher="manual", local_world_size=None, num_nodes=None, master_addr="h1", master_port=1234),
