@@ -13,7 +13,7 @@ from pathlib import Path
 from cluster_ddp.errors import exit_on_error, printable
 from cluster_ddp.jobs.status import RunStatus, run_statuses
 from cluster_ddp.launch.run_dirs import resume_command
-from cluster_ddp.slurm.commands import FINAL_STATES
+from cluster_ddp.slurm.job_status import FINAL_STATES
 
 PROGRAM = "cluster-ddp status"
 # A longer name, say, is cut.

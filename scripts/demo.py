@@ -19,7 +19,7 @@ from pathlib import Path
 from cluster_ddp.errors import DataError, exit_on_error
 from cluster_ddp.mnist import files
 from cluster_ddp.sandbox import cluster, packages
-from cluster_ddp.slurm import commands
+from cluster_ddp.slurm import commands, job_status
 
 SANDBOX_NAME = "demo"
 DATA_DIR = Path("data")
@@ -100,7 +100,7 @@ def _on_slurm(arguments: list[str], env: Mapping[str, str]) -> int:
     print(f"sbatch {JOB}: job {job_id}", flush=True)
     shown, reason = 0, ""
     while True:
-        status = commands.job_statuses(job_id, env=env)[0]
+        status = job_status.job_statuses(job_id, env=env)[0]
         if status.state == "PENDING" and status.reason not in ("None", reason):
             reason = status.reason
             print(f"waiting: {reason}", flush=True)

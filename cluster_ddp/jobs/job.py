@@ -13,7 +13,7 @@ from cluster_ddp.errors import JobError
 from cluster_ddp.launch import submission
 from cluster_ddp.launch.backends import Scheduler, submitit_task
 from cluster_ddp.launch.planning import Plan
-from cluster_ddp.slurm.commands import JobStatus
+from cluster_ddp.slurm.job_status import JobStatus
 
 _FIRST_POLL_S, _LAST_POLL_S = 1.0, 10.0
 

@@ -15,7 +15,7 @@ from cluster_ddp.launch import run_dirs
 from cluster_ddp.launch.backends.local import ThisMachine
 from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.slurm import queue
-from cluster_ddp.slurm.commands import JobStatus, remembered_jobs
+from cluster_ddp.slurm.job_status import JobStatus, remembered_jobs
 
 # Run directories with what their spec.json says.
 _Records = dict[Path, dict[str, Any]]

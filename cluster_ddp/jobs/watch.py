@@ -11,7 +11,7 @@ from cluster_ddp.contract import File
 from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.jobs.job import Job, poll_intervals_s
 from cluster_ddp.launch import run_dirs
-from cluster_ddp.slurm.commands import JobStatus
+from cluster_ddp.slurm.job_status import JobStatus
 
 _LOG_POLL_S = 0.5
 

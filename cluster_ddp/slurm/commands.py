@@ -11,50 +11,11 @@ import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
 
 TIMEOUT_S = 60.0
-# So many job ids fit into one argument of a command.
-_LABELS_AT_ONCE = 1000
-
-# Job states after which nothing more happens to a job (squeue(1), JOB STATE CODES).
-FINAL_STATES = frozenset(
-    ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobStatus:
-    """One job (or array task) as `scontrol show job` tells it."""
-
-    job_id: int
-    """SLURM_JOB_ID: each array task has its own."""
-    state: str
-    """As in squeue's long form: PENDING, RUNNING, COMPLETED …"""
-    reason: str
-    """Why it is pending or failed; "None" where there is no reason."""
-    exit_code: int
-    """Of the batch script; 0 while it has not ended."""
-    signal: int
-    """The signal that ended the batch script, else 0."""
-    stdout: str
-    """Path of the job's output file."""
-    array_task: str | None = None
-    """Of an array: which task, or, while they wait together, which tasks ("3-7%4")."""
-    restarts: int = 0
-    """How often it was started again."""
-    elapsed: str = ""
-    """How long it has run since its last start, as D-HH:MM:SS or HH:MM:SS."""
-    expected_start: str | None = None
-    """When the scheduler plans to start it, or when it started (local time of the cluster)."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more happens to the job."""
-        return self.state in FINAL_STATES
 
 
 def run(
@@ -204,103 +165,6 @@ def cancel_by_comment(comment: str) -> bool:
     return False
 
 
-def job_statuses(
-    label: int | str, *, cluster: str | None = None, env: Mapping[str, str] | None = None
-) -> list[JobStatus]:
-    """The job's status; for an array one status per task that the controller tells apart.
-
-    Args:
-        label: as squeue shows it: 12, or 12_3 for an array's task.
-        cluster: where it is, if not on the default one.
-        env: the environment of scontrol.
-
-    Raises:
-        JobNotFoundError: the controller doesn't know the job (any more).
-        SlurmError: it doesn't answer.
-    """
-    command = ["scontrol", *on(cluster), "--oneliner", "show", "job", str(label)]
-    job = str(label).partition("_")[0]
-    try:
-        text = run(command, env=env)
-    except JobNotFoundError:
-        if remembered := remembered_jobs([str(label)], cluster=cluster, env=env):
-            return remembered[job]
-        raise
-    return [_status(record) for record in _records(text, job)]
-
-
-def _records(text: str, job: str) -> list[str]:
-    """What `scontrol --oneliner show job` prints of a job, or of each task of an array.
-
-    A comment, a name or a command may hold line breaks (22.05 to 26.11), and words that look like a record.
-    """
-    begins: dict[str, int] = {}
-    start = rf"^JobId=({job}|\d+(?= (?:Array|Het)JobId={job} )) "
-    for match in re.finditer(start, text, flags=re.MULTILINE):
-        begins.setdefault(match[1], match.start())
-    ends = [*begins.values(), len(text)][1:]
-    return [text[begin:end] for begin, end in zip(begins.values(), ends)]
-
-
-def remembered_jobs(
-    labels: Sequence[str], *, cluster: str | None = None, env: Mapping[str, str] | None = None
-) -> dict[str, list[JobStatus]]:
-    """What sacct remembers of jobs that the controller has forgotten, by job id; nothing where there is no accounting.
-
-    Args:
-        labels: as squeue shows them.
-        cluster: where they are, if not on the default one.
-        env: the environment of sacct.
-    """
-    columns = "JobIDRaw,JobID,State,ExitCode,Elapsed"
-    command = ["sacct", *on(cluster), "--allocations", "--parsable2", "--noheader", f"--format={columns}"]
-    jobs: dict[str, list[JobStatus]] = {}
-    for start in range(0, len(labels), _LABELS_AT_ONCE):
-        wanted = ",".join(labels[start : start + _LABELS_AT_ONCE])
-        try:
-            lines = run([*command, f"--jobs={wanted}"], env=env).splitlines()
-        except SlurmError:
-            break
-        for fields in (line.split("|") for line in lines if line.count("|") == 4):
-            jobs.setdefault(fields[1].partition("_")[0], []).append(_remembered(*fields))
-    return jobs
-
-
-def _remembered(raw_id: str, shown_id: str, state: str, exit_status: str, elapsed: str) -> JobStatus:
-    exit_code, _, signal = exit_status.partition(":")
-    return JobStatus(
-        job_id=int(raw_id),
-        state=state.split()[0],  # "CANCELLED by 1000"
-        reason="None",
-        exit_code=int(exit_code),
-        signal=int(signal or 0),
-        stdout="",
-        array_task=shown_id.partition("_")[2] or None,
-        elapsed=elapsed,
-    )
-
-
 def on(cluster: str | None) -> list[str]:
     """The option that sends a command to a cluster; none for the default one."""
     return [] if cluster is None else [f"--clusters={cluster}"]
-
-
-def _status(record: str) -> JobStatus:
-    # The name is the user's, and comes before what is Slurm's; the comment and the command come after it, but before
-    # StdOut. Such words may hold " Key=" and line breaks. A value holds blanks: it ends where the next " Key=" begins.
-    slurms = re.sub(r"\sJobName=.*?(?=\sUserId=)", "", record, count=1, flags=re.DOTALL)
-    pairs = re.findall(r"(?:^|\s)([A-Za-z:/]+)=(.*?)(?=\s+[A-Za-z:/]+=|\s*$)", slurms, flags=re.DOTALL)
-    fields = {**dict(reversed(pairs)), "StdOut": dict(pairs).get("StdOut", "")}
-    exit_code, _, signal = fields.get("ExitCode", "0:0").partition(":")
-    return JobStatus(
-        job_id=int(fields["JobId"]),
-        state=fields["JobState"],
-        reason=fields.get("Reason", "None"),
-        exit_code=int(exit_code),
-        signal=int(signal or 0),
-        stdout=fields["StdOut"],
-        array_task=fields.get("ArrayTaskId"),
-        restarts=int(fields.get("Restarts", "0")),
-        elapsed=fields.get("RunTime", ""),
-        expected_start=None if fields.get("StartTime", "Unknown") in ("Unknown", "N/A") else fields["StartTime"],
-    )

@@ -1,4 +1,4 @@
-"""All jobs of a cluster at once, where `commands.job_statuses` would ask the controller for one after the other."""
+"""All jobs of a cluster at once, where `job_status.job_statuses` would ask the controller for one after the other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 
 from cluster_ddp.slurm import commands
-from cluster_ddp.slurm.commands import JobStatus
+from cluster_ddp.slurm.job_status import JobStatus
 
 # squeue's columns and their widths. No user's words are in them; a reason holds blanks.
 _QUEUE = {"ArrayJobID": 12, "ArrayTaskID": 64, "State": 20, "RestartCnt": 10, "TimeUsed": 20, "Reason": 200}

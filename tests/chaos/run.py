@@ -21,7 +21,7 @@ from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.runtime.checkpoint import file, folder
 from cluster_ddp.sandbox import cluster
 from cluster_ddp.sandbox.layout import Layout
-from cluster_ddp.slurm import commands
+from cluster_ddp.slurm import commands, job_status
 
 DISK = "disk"
 """The run directories' file system, in the folder of all of a chaos' files."""
@@ -105,9 +105,9 @@ class Run:
         options = ["--partition=urgent", f"--nodelist={node}", "--exclusive", "--output=/dev/null"]
         commands.submit(text="#!/bin/sh\nsleep 1\n", options=options, env=self._env)
 
-    def status(self) -> commands.JobStatus:
+    def status(self) -> job_status.JobStatus:
         """Of the job, now."""
-        (status,) = commands.job_statuses(self.job_id, env=self._env)
+        (status,) = job_status.job_statuses(self.job_id, env=self._env)
         self.state = status.state
         return status
 

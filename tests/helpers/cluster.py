@@ -20,8 +20,8 @@ from cluster_ddp.launch.render import render
 from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.launch.task_command import of_command
 from cluster_ddp.sandbox.layout import Layout
-from cluster_ddp.slurm import commands
-from cluster_ddp.slurm.commands import JobStatus
+from cluster_ddp.slurm import commands, job_status
+from cluster_ddp.slurm.job_status import JobStatus
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))
@@ -56,7 +56,7 @@ class Job:
         """Its status (an array's: one per task) once nothing more happens to it."""
         deadline = time.monotonic() + scaled(timeout_s)
         while True:
-            statuses = commands.job_statuses(self.job_id, env=self.env)
+            statuses = job_status.job_statuses(self.job_id, env=self.env)
             if all(status.ended for status in statuses):
                 return statuses
             if time.monotonic() > deadline:
@@ -158,11 +158,11 @@ class Place:
         assert done.returncode == 0, done.stderr
         return self.folder / re.search(r"Run director(?:y|ies): (\S+)", done.stdout)[1]
 
-    def end_of(self, run_dir: Path, timeout_s: float = TIMEOUT_S) -> commands.JobStatus:
+    def end_of(self, run_dir: Path, timeout_s: float = TIMEOUT_S) -> job_status.JobStatus:
         label = json.loads((run_dir / "spec.json").read_text())["job"]
         deadline = time.monotonic() + scaled(timeout_s)
         while True:
-            (status,) = commands.job_statuses(label, env=self.slurm.env)
+            (status,) = job_status.job_statuses(label, env=self.slurm.env)
             if status.ended:
                 return status
             assert time.monotonic() < deadline, f"{status}\n{output(run_dir)}"

@@ -12,7 +12,7 @@ import pytest
 from cluster import ROOT, Cluster, Place, differing, output, records
 from slowness import scaled
 
-from cluster_ddp.slurm import commands
+from cluster_ddp.slurm import commands, job_status
 
 TWO_BY_TWO = ("--nodes", "2", "--gpus-per-node", "2", "--name", "same", "--sbatch-options=--nodelist=node1,node2")
 SHOW = """import json, os, sys
@@ -66,7 +66,7 @@ def test_the_same_training_stopped_and_queued_again(place: Place) -> None:
     assert "got USR1" in said
     assert "Stopped in time: queueing job" in said
     assert "Resuming from" in said
-    (status,) = commands.job_statuses(job, env=place.slurm.env)
+    (status,) = job_status.job_statuses(job, env=place.slurm.env)
     assert status.restarts == 1
     place.completed(alone)
     assert records(run_dir)[-1]["weights_sha256"] == records(alone)[-1]["weights_sha256"]

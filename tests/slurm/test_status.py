@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cluster import Cluster, Place
 
-from cluster_ddp.slurm import commands
+from cluster_ddp.slurm import commands, job_status
 
 STATUS = (sys.executable, "-m", "cluster_ddp.status")
 WORDS = "one JobState=FAILED\nJobId={job} JobState=FAILED Reason=x StdOut=/evil\nJobId=two  ExitCode=9:0"
@@ -20,7 +20,7 @@ def test_a_users_words_are_not_slurms(slurm: Cluster, tmp_path: Path) -> None:
     job = commands.run([*sbatch, f"--wrap=sleep 300 # {WORDS}"], env=slurm.env, text="").strip()
     try:
         commands.run(["scontrol", "update", f"JobId={job}", f"Comment={WORDS.format(job=job)}"], env=slurm.env)
-        (status,) = commands.job_statuses(job, env=slurm.env)
+        (status,) = job_status.job_statuses(job, env=slurm.env)
         assert status.job_id == int(job)
         assert status.state in ("PENDING", "RUNNING")
         assert (status.exit_code, status.stdout) == (0, f"{tmp_path}/a  b.out")

@@ -20,7 +20,7 @@ from stand_ins import APPTAINER, HOSTILE
 import cluster_ddp
 from cluster_ddp import JobSpec
 from cluster_ddp.launch.backends import submitit_task
-from cluster_ddp.slurm import commands
+from cluster_ddp.slurm import commands, job_status
 
 TWO_BY_TWO = ("--nodes", "2", "--gpus-per-node", "2")
 HELLO = ("python", str(ROOT / "examples" / "hello_ddp.py"))
@@ -182,7 +182,7 @@ def test_an_interrupted_watch_leaves_the_job_running(place: Place) -> None:
     _, said = process.communicate(timeout=scaled(120))
     assert process.returncode == 130
     job_id = re.search(r"job (\d+) continues\. To end it: scancel \1", said)[1]
-    (status,) = commands.job_statuses(job_id, env=place.slurm.env)
+    (status,) = job_status.job_statuses(job_id, env=place.slurm.env)
     commands.run(["scancel", job_id], env=place.slurm.env)
     assert status.state == "RUNNING"
 

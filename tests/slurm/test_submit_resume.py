@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, Place
 
-from cluster_ddp.slurm import commands
+from cluster_ddp.slurm import commands, job_status
 
 # Three epochs of two steps; fails after the first, once. Prints in which steps the weights had which value.
 TRAINING = """
@@ -121,7 +121,7 @@ def test_one_that_has_not_ended_is_left_alone(place: Place) -> None:
     label = running.name.removeprefix("one-")
     before = sorted(running.iterdir())
     done = place.submit("--resume", label)
-    states = commands.job_statuses(label, env=place.slurm.env)
+    states = job_status.job_statuses(label, env=place.slurm.env)
     commands.run(["scancel", label], env=place.slurm.env)
     assert done.returncode == 2
     assert re.search(rf"job {label} is (PENDING|RUNNING|CONFIGURING) in it", done.stderr)

@@ -13,7 +13,7 @@ from cluster import SUBMIT, Cluster, Place
 
 import cluster_ddp
 from cluster_ddp.errors import SlurmError
-from cluster_ddp.slurm import commands
+from cluster_ddp.slurm import commands, job_status
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGTERM"])
@@ -39,7 +39,7 @@ def test_an_sbatch_that_answers_too_late(slurm: Cluster, tmp_path: Path, monkeyp
     monkeypatch.setattr(commands, "TIMEOUT_S", 20.0)
     with pytest.raises(SlurmError, match=r"The job that it had submitted is cancelled\."):
         cluster_ddp.submit_array(cluster_ddp.JobSpec(name="late", array="0-2"), ["true"], check=False)
-    statuses = commands.job_statuses((tmp_path / "id").read_text().strip(), env=slurm.env)
+    statuses = job_status.job_statuses((tmp_path / "id").read_text().strip(), env=slurm.env)
     assert {status.state for status in statuses} == {"CANCELLED"}
     assert not (tmp_path / "runs").exists()
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from cluster_ddp.slurm.commands import JobStatus
+from cluster_ddp.slurm.job_status import JobStatus
 
 
 class Held(NamedTuple):

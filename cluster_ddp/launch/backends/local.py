@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cluster_ddp.contract import File
 from cluster_ddp.launch.backends import Held, submit_env
-from cluster_ddp.slurm.commands import JobStatus
+from cluster_ddp.slurm.job_status import JobStatus
 
 # Waits for the run directory's path on stdin; then becomes the job's script, with the same process id.
 _WAITING = (

@@ -11,8 +11,8 @@ from pathlib import Path
 from cluster_ddp.contract import File
 from cluster_ddp.errors import SlurmError
 from cluster_ddp.launch.backends import Held, submit_env
-from cluster_ddp.slurm import commands
-from cluster_ddp.slurm.commands import JobStatus
+from cluster_ddp.slurm import commands, job_status
+from cluster_ddp.slurm.job_status import JobStatus
 
 # The job waits with a start time that is far off, not with --hold: what is held, sbatch takes without looking whether
 # any node can run it (seen, 22.05).
@@ -73,7 +73,7 @@ class Slurm:
         Raises:
             SlurmError: neither knows it, or the controller doesn't answer.
         """
-        return commands.job_statuses(label, cluster=cluster)
+        return job_status.job_statuses(label, cluster=cluster)
 
 
 def _without_answer(mark: str, error: SlurmError) -> SlurmError:

@@ -11,8 +11,8 @@ from pathlib import Path
 from cluster import Place, output, records
 from slowness import scaled
 
-from cluster_ddp.slurm import commands
-from cluster_ddp.slurm.commands import JobStatus
+from cluster_ddp.slurm import commands, job_status
+from cluster_ddp.slurm.job_status import JobStatus
 
 PACED = ("python", str(Path(__file__).with_name("paced_training.py")))
 TWO_NODES = ("--nodes", "2", "--gpus-per-node", "1")
@@ -35,7 +35,7 @@ class Run:
         return self.path.name.rpartition("-")[2]
 
     def status(self) -> JobStatus:
-        (status,) = commands.job_statuses(self.job, env=self.place.slurm.env)
+        (status,) = job_status.job_statuses(self.job, env=self.place.slurm.env)
         return status
 
     def metrics(self, folder: Path | None = None) -> list[dict]:

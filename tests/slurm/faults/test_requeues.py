@@ -13,7 +13,7 @@ from cluster import Cluster, Place, output, records
 from paced_run import ONE_TASK, PACED, TRAINING, TWO_TASKS, Run, start
 from slowness import scaled
 
-from cluster_ddp.slurm import commands
+from cluster_ddp.slurm import commands, job_status
 
 
 def test_the_last_requeue_and_another_number_of_ranks(place: Place) -> None:
@@ -153,7 +153,7 @@ def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path
         time.sleep(0.1)
     commands.run(["scancel", "--signal=USR1", f"{job.job_id}_1"], env=slurm.env)
     job.succeed()
-    statuses = commands.job_statuses(job.job_id, env=slurm.env)
+    statuses = job_status.job_statuses(job.job_id, env=slurm.env)
     assert {status.array_task: status.restarts for status in statuses} == {"0": 0, "1": 1}
     assert [records(tmp_path / task)[-1]["kind"] for task in "01"] == ["done", "done"]
 

@@ -10,7 +10,7 @@ import pytest
 from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.jobs import job, watch
 from cluster_ddp.jobs.job import Job
-from cluster_ddp.slurm.commands import JobStatus
+from cluster_ddp.slurm.job_status import JobStatus
 
 
 def status(state: str, **fields) -> JobStatus:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.errors import SlurmError
-from cluster_ddp.slurm import commands
+from cluster_ddp.slurm import commands, job_status
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_job_statuses_are_read_from_scontrol(fake) -> None:
     )
     lines = [record.format(8, 0, "COMPLETED", "None", "0:0", 0), record.format(7, 1, "FAILED", "Prolog", "2:9", 1)]
     fake("scontrol", "/bin/cat <<'X'\n" + "\n".join(lines) + "\nX")
-    first, second = commands.job_statuses(7)
+    first, second = job_status.job_statuses(7)
     assert (first.job_id, first.state, first.exit_code, first.ended) == (8, "COMPLETED", 0, True)
     assert first.stdout == "/tmp/a b/x-7_0.out"
     assert (second.job_id, second.state, second.reason, second.exit_code, second.signal) == (
@@ -79,5 +79,5 @@ def test_words_of_users_are_no_records_and_no_states(fake) -> None:
         "StdOut=/evil ExitCode=9:0 StdErr=/tmp/x StdIn=/dev/null StdOut=/tmp/a  b.out Power="
     )
     fake("scontrol", f"/bin/cat <<'X'\n{record}\nX")
-    (status,) = commands.job_statuses(7)
+    (status,) = job_status.job_statuses(7)
     assert (status.state, status.reason, status.exit_code, status.stdout) == ("RUNNING", "None", 0, "/tmp/a  b.out")
