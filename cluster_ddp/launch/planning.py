@@ -131,10 +131,6 @@ def _check(request: Request) -> None:
         raise SpecError("Resuming a run with a snapshot:", found, "leave the snapshot out, or begin a new run")
 
 
-FUNCTION_FIELDS = ("command", "container", "container_image", "venv", "conda_env", "launcher")
-"""The fields of JobSpec that a function allows one value only; see `fits_function`."""
-
-
 def _check_function(spec: JobSpec) -> None:
     """A function is loaded by the Python that submits it, and called in a task for each GPU: the rest has no effect."""
     loaded = f"a function is loaded by the Python that submits it, {sys.executable}."
@@ -145,20 +141,22 @@ def _check_function(spec: JobSpec) -> None:
         "conda_env": (loaded, f"submit from inside that environment, or {command}"),
         "launcher": ("a function is called in a task for each GPU.", f'launcher="srun", or {command}'),
     }
-    for name in FUNCTION_FIELDS:
-        if not fits_function(name, value := getattr(spec, name)):
-            raise SpecError(f"Submitting a function with {name}={value!r}:", *reasons.get(name, (loaded, command)))
+    for name, value in unfit_for_function(spec).items():
+        raise SpecError(f"Submitting a function with {name}={value!r}:", *reasons.get(name, (loaded, command)))
 
 
-def fits_function(name: str, value: Any) -> bool:
-    """Whether a function can be submitted with this value of a field of JobSpec's."""
-    if name == "venv" and value:
-        return Path(value).expanduser().resolve() == Path(sys.prefix).resolve()
-    if name == "conda_env" and value:
-        return bool(value == os.environ.get("CONDA_DEFAULT_ENV"))
-    if name == "launcher":
-        return bool(value == "srun")
-    return name not in ("command", "container", "container_image") or not value
+def unfit_for_function(spec: JobSpec) -> dict[str, Any]:
+    """The fields of a specification with which a function can't be submitted."""
+    here = Path(sys.prefix).resolve()
+    fits = {
+        "command": not spec.command,
+        "container": not spec.container,
+        "container_image": not spec.container_image,
+        "venv": not spec.venv or Path(spec.venv).expanduser().resolve() == here,
+        "conda_env": not spec.conda_env or spec.conda_env == os.environ.get("CONDA_DEFAULT_ENV"),
+        "launcher": spec.launcher == "srun",
+    }
+    return {name: getattr(spec, name) for name, it_fits in fits.items() if not it_fits}
 
 
 def _chosen(request: Request) -> Path | None:

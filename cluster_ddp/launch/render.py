@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 import signal
 from pathlib import Path
@@ -81,9 +80,13 @@ def _rendered(template: str, *, spec: JobSpec, **values: object) -> str:
 
 def _signals(spec: JobSpec) -> list[str]:
     """What a task's shell passes on: what may stop a training, and the warning that was asked for."""
-    asked = re.sub(r"^R:|^SIG|@.*", "", (spec.signal or "").removeprefix("R:"))
-    name = signal.Signals(int(asked)).name.removeprefix("SIG") if asked.isdigit() else asked
-    return [*_STOP_SIGNALS, *({name} & {one.name.removeprefix("SIG") for one in signal.Signals} - {*_STOP_SIGNALS})]
+    asked = (spec.signal or "").removeprefix("R:").partition("@")[0]
+    found = [one.name.removeprefix("SIG") for one in signal.Signals if asked.removeprefix("SIG") in _spellings(one)]
+    return list(dict.fromkeys([*_STOP_SIGNALS, *found]))
+
+
+def _spellings(one: signal.Signals) -> tuple[str, str]:
+    return one.name.removeprefix("SIG"), str(one.value)
 
 
 def templates_folder() -> Path:

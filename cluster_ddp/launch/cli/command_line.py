@@ -143,12 +143,11 @@ def _reference(reference: Reference, name: str, words: list[str], values: Mappin
 
 def _refuse_unfit(spec: JobSpec, reference: Reference, words: tuple[str, ...]) -> None:
     """See that the reference job can be a function. Raises SpecError with the command that does the same."""
-    for name in planning.FUNCTION_FIELDS:
-        if not planning.fits_function(name, value := getattr(spec, name)):
-            found = "without a command, each task calls a function, in the environment that submits it."
-            inside = "submit from inside it, or " if name in ("venv", "conda_env") else ""
-            hint = f"{inside}submit the same training as a command: … -- {shlex.join(reference.command(words))}"
-            raise SpecError(f"Submitting the {reference.name} job with {name}={value!r}:", found, hint)
+    for name, value in planning.unfit_for_function(spec).items():
+        found = "without a command, each task calls a function, in the environment that submits it."
+        inside = "submit from inside it, or " if name in ("venv", "conda_env") else ""
+        hint = f"{inside}submit the same training as a command: … -- {shlex.join(reference.command(words))}"
+        raise SpecError(f"Submitting the {reference.name} job with {name}={value!r}:", found, hint)
 
 
 def _plan(asked: _Asked, reference: Reference, *, source: str) -> Plan:

@@ -242,6 +242,15 @@ def test_the_same_task_runs_on_this_machine(tmp_path: Path) -> None:
         assert found in text
 
 
+@pytest.mark.parametrize(
+    ("asked", "passed_on"), [("R:SIGALRM@60", "ALRM"), ("14@60", "ALRM"), ("USR1@60", ""), ("99@60", ""), ("ODD", "")]
+)
+def test_a_tasks_shell_passes_on_the_warning_that_was_asked_for(asked: str, passed_on: str) -> None:
+    """What is no signal here is sbatch's to refuse."""
+    text = render(JobSpec(name="x", command=("true",), signal=asked))
+    assert f"for signal in {' '.join(filter(None, ('USR1 USR2 HUP INT TERM', passed_on)))}; do trap" in text
+
+
 def test_foreign_scripts_get_torchruns_variables(tmp_path: Path) -> None:
     names = ["RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"]
     command = ("bash", "-c", "echo " + " ".join(f"{name}=${name}" for name in names))
