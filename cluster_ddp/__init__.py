@@ -8,9 +8,9 @@
 
     job = cluster_ddp.submit(cluster_ddp.JobSpec(name="fit", nodes=2, gpus_per_node=4), train)
 
-These names are all that scripts need; the modules below may change. Importing the package is cheap: torch is imported
-when a name that needs it is first used. In a job that `cluster_ddp.submit` made, warnings before the time limit (USR1,
-USR2) are noted from the import on.
+Scripts need these names only; the modules below may change. Importing the package is cheap: torch is imported when a
+name that needs it is first used. In a job that `cluster_ddp.submit` made, the import also starts to record the warnings
+before the time limit (USR1, USR2).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ __all__ = [
     "submit_array",
 ]
 
-# Where the names are that take time to import.
+# The modules of the names that are imported on first use.
 _MODULES = {
     "Checkpointer": "runtime.checkpoint.checkpointer",
     "FiniteCheck": "runtime.finite",
@@ -108,8 +108,8 @@ _MODULES = {
     "submit_array": "api",
 }
 
-# Our batch scripts start Python with the warnings ignored: it would die of one that comes before it has a handler.
-# Elsewhere hardly anybody ignores them, and an import installs no handler.
+# Our batch scripts start Python with the warnings ignored: a warning that comes before the handler would end it.
+# Other programs rarely ignore them; then the import installs no handler.
 if signal.SIG_IGN in (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGUSR2)):
     from cluster_ddp.runtime import stop_signals
 

@@ -1,24 +1,24 @@
-"""What cluster_ddp raises when what it was given can't work.
+"""The errors that cluster_ddp raises for wrong input, or for a cluster that can't do what was requested.
 
     ClusterDDPError
-    ├── HostlistError      text that is no Slurm hostlist
-    ├── TopologyError      an environment that describes no consistent world of ranks
+    ├── HostlistError      text that is not a Slurm hostlist
+    ├── TopologyError      an environment that does not describe a consistent world of ranks
     ├── RendezvousError    ranks that could not find each other in time
     ├── DeviceError        GPUs that don't match the ranks
-    ├── ForkError          a process in a state that must not be forked
-    ├── DataError          a dataset that is missing or damaged
+    ├── ForkError          a process that must not be forked, or a module that can't be preloaded
+    ├── DataError          a dataset that is missing, damaged or too small; an invalid batch size
     ├── RunDirError        a run directory that can't be written, or is in use
-    ├── CheckpointError    a checkpoint that is missing, damaged, or of another training
+    ├── CheckpointError    a checkpoint that is missing, damaged or of another training; a failed save
     ├── NonFiniteError     a non-finite loss or gradient (NaN or Inf)
-    ├── SpecError          a job that can't be asked for
+    ├── SpecError          a job or an option that is not valid
     │   └── ProfileError       a settings file that can't be used
     ├── JobError           a job that ended without a result
     ├── SlurmError         a Slurm command that failed
     │   └── JobNotFoundError   a job that Slurm does not know, or has forgotten
     └── SandboxError       a sandbox that can't be made, found or removed here
 
-Each says what was asked for, what was found, and a hint that mends it. Doors print it as one short
-block and exit with status 2 (`exit_on_error`); a traceback from this package means a bug.
+Each error states what was asked for, what was found, and a hint that fixes it. Entry points print it as one short block
+and exit with status 2 (`exit_on_error`). A traceback from this package means a bug.
 """
 
 from __future__ import annotations
@@ -33,8 +33,12 @@ USAGE_EXIT_STATUS = 2
 class ClusterDDPError(Exception):
     """Root of the package's errors.
 
-    `asked` is what the caller wanted, `found` is what the cluster (or file, or environment) says,
-    `hint` is what to do about it. All are whole sentences or commands, without a trailing newline.
+    Args:
+        asked: what the caller wanted.
+        found: what the cluster (or file, or environment) says.
+        hint: what to do about it.
+
+    Each is text without a trailing newline, and is kept as an attribute.
     """
 
     def __init__(self, asked: str, found: str, hint: str) -> None:
@@ -46,11 +50,11 @@ class ClusterDDPError(Exception):
 
 
 class HostlistError(ClusterDDPError):
-    """Text that is no Slurm hostlist."""
+    """Text that is not a Slurm hostlist."""
 
 
 class TopologyError(ClusterDDPError):
-    """An environment that describes no consistent world of ranks."""
+    """An environment that does not describe a consistent world of ranks."""
 
 
 class RendezvousError(ClusterDDPError):
@@ -62,11 +66,11 @@ class DeviceError(ClusterDDPError):
 
 
 class ForkError(ClusterDDPError):
-    """A process in a state that must not be forked."""
+    """A process that must not be forked, or a module that can't be imported before the fork."""
 
 
 class DataError(ClusterDDPError):
-    """A dataset that is missing or damaged."""
+    """A dataset that is missing, damaged or too small for the ranks; an invalid batch size."""
 
 
 class RunDirError(ClusterDDPError):
@@ -74,7 +78,7 @@ class RunDirError(ClusterDDPError):
 
 
 class CheckpointError(ClusterDDPError):
-    """A checkpoint that is missing, damaged, or of another training; a state that can't be saved."""
+    """A checkpoint that is missing, damaged or of another training; a state that can't be saved."""
 
 
 class NonFiniteError(ClusterDDPError):
@@ -82,7 +86,7 @@ class NonFiniteError(ClusterDDPError):
 
 
 class SpecError(ClusterDDPError):
-    """A job that can't be asked for."""
+    """A job or an option that is not valid."""
 
 
 class ProfileError(SpecError):
@@ -106,15 +110,15 @@ class SandboxError(ClusterDDPError):
 
 
 def nearest(word: str, legal: Iterable[str]) -> str:
-    """Such as " Did you mean gpu?", with the legal name that is nearest to `word`; empty where none is near."""
-    import difflib  # only where something is wrong
+    """Return a suggestion such as " Did you mean gpu?" with the legal name nearest to `word`, or "" if none is near."""
+    import difflib  # needed for errors only
 
     matches = difflib.get_close_matches(word, list(legal), n=1)
     return f" Did you mean {matches[0]}?" if matches else ""
 
 
 def printable(text: str) -> str:
-    """Text from elsewhere, as a terminal may have it: control characters would move its cursor or change its title."""
+    """Replace what is not printable by "?": control characters could move the cursor or change a terminal's title."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 

@@ -1,4 +1,4 @@
-"""Files and folders of a run directory: their owner's alone unless they are shared, and whole or not there at all."""
+"""Files and folders of a run directory: readable by their owner only unless shared, and written whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ T = TypeVar("T")
 
 
 def make_dir(path: Path, *, shared: bool | None = None) -> None:
-    """Make a folder of mode 0700, or 0750 where it is shared; the folders above it as the umask says.
+    """Make a folder of mode 0700, or 0750 if shared. Missing parents get the umask's mode.
 
     Args:
         path: of the folder.
-        shared: whether the group may read it; default: as `contract.Env.SHARE` in the environment says.
+        shared: whether the group may read it; default: from `contract.Env.SHARE` in the environment.
 
     Raises:
-        OSError: it is there already, or can't be made.
+        OSError: it already exists, or can't be made.
     """
     path.mkdir(mode=0o700, parents=True)
     if _is_shared(shared):
-        path.chmod(path.stat().st_mode & 0o7777 | 0o050)  # keeps the set-group-ID bit that it may have inherited
+        path.chmod(path.stat().st_mode & 0o7777 | 0o050)  # keeps the set-group-ID bit it may have inherited
 
 
 def open_own(path: Path, flags: int, *, shared: bool | None = None) -> int:
-    """Open a file, never through a symbolic link; one that is made has mode 0600, or 0640 where it is shared.
+    """Open a file, but not through a symbolic link.
+
+    A new file has mode 0600. If shared, with O_CREAT in `flags`, the group may also read the file, new or not.
 
     Args:
         path: of the file.
-        flags: as of os.open.
-        shared: whether the group may read it; default: as `contract.Env.SHARE` in the environment says.
+        flags: as for os.open.
+        shared: whether the group may read it; default: from `contract.Env.SHARE` in the environment.
 
     Returns:
         A descriptor that child processes do not inherit.
@@ -57,10 +59,14 @@ def open_own(path: Path, flags: int, *, shared: bool | None = None) -> int:
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Whether an open file is still the one at its path: others may have removed or replaced it.
+    """Whether `path` still names this open file: others may have removed or replaced it.
+
+    Args:
+        descriptor: of the open file.
+        path: where it was opened.
 
     Raises:
-        OSError: the path can't be looked at.
+        OSError: the path can't be examined.
     """
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
@@ -76,10 +82,10 @@ def _is_shared(shared: bool | None) -> bool:
 
 @contextmanager
 def atomic_write(path: Path, *, shared: bool | None = None) -> Iterator[BinaryIO]:
-    """Open a file that appears under its name only when the body has ended well. Its mode is that of `open_own`.
+    """Open a file for writing. It appears under its name only if the body succeeds, with the mode of `open_own`.
 
-    Written under a unique temporary name in the same folder, fsynced, then renamed, and the folder fsynced; an error in
-    the body leaves nothing. A killed process may leave `.<name>.<hex>.tmp`; see `remove_leftovers`.
+    The file has a unique temporary name in the same folder. It is fsynced and renamed, then the folder is fsynced.
+    After an error in the body no file is left. A killed process may leave `.<name>.<hex>.tmp`; see `remove_leftovers`.
 
     Raises:
         OSError: the folder is missing, full or not writable.
@@ -98,14 +104,14 @@ def atomic_write(path: Path, *, shared: bool | None = None) -> Iterator[BinaryIO
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes have left half written with `atomic_write`. Nobody else may write there now."""
+    """Remove the half-written files that killed processes left in `atomic_write`. No process may write there now."""
     for path in folder.glob(".*.tmp"):
         if re.fullmatch(r"\..+\.[0-9a-f]{8}\.tmp", path.name):
             path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make what was made or renamed in a folder last, where its file system can (fsync(2)).
+    """Flush a folder's entries to disk, if its file system supports that (fsync(2)).
 
     Raises:
         OSError: the folder is gone, or its disk fails.
@@ -125,17 +131,17 @@ _reserve: list[int] = []
 
 
 def reserve_descriptors() -> None:
-    """Hold some descriptors, so that files can be saved where connections have taken all others."""
+    """Keep a few descriptors open, so that files can be saved when connections have taken all others."""
     with suppress(OSError):
         while len(_reserve) < _RESERVED:
             _reserve.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
 
 def with_reserve(function: Callable[[], T]) -> T:
-    """Call a function that needs a descriptor; where there is none, give up one of those that are held for it.
+    """Call a function that needs a descriptor. If none is left, close a reserved one and call it again.
 
     Raises:
-        OSError: what the function raises.
+        OSError: the one that the function raises.
     """
     try:
         return function()

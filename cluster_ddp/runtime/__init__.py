@@ -1,13 +1,13 @@
 """What runs inside every rank. Needs torch.
 
-world        what a training asks of the ranks' process group; `distributed` joins and leaves it
-rendezvous   how they meet
-device       which device a rank drives
-data         each rank's samples
+world        a training's view of all ranks: collectives, DDP, data; `distributed` joins and leaves it
+rendezvous   how the ranks find each other
+device       the device of a rank
+data         the samples of a rank
 checkpoint   saving, resuming, stopping in time
-run_dir      what a run writes beside checkpoints
+run_dir      the files of a run except its checkpoints
 failure      how the ranks end when one of them fails
 fork         the launcher that imports torch once for all ranks of a node
 
-The other modules are one concern each, by their names.
+The other modules have one purpose each, told by the name.
 """

@@ -1,4 +1,4 @@
-"""The layout in which DDP adds up gradients."""
+"""The layout of the buckets in which DDP adds up gradients."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def prebuild_ddp_buckets(model: DistributedDataParallel) -> None:
-    """One backward pass of nothing, after which DDP has its buckets in the order that they keep.
+    """Run one backward pass of zeros, after which DDP's buckets have their final order. A collective.
 
-    DDP sorts parameters into buckets by the order in which the first backward pass reached them, from the second pass
-    on. On more than two ranks a gradient's place in its bucket decides in which order the ranks' values are added.
+    From the second pass on, DDP sorts parameters into buckets by the order in which the first backward pass reached
+    them. With more than two ranks, a gradient's place in its bucket decides the order in which the ranks' values are
+    added. Does nothing for models with sparse gradients.
+
+    Args:
+        model: just wrapped, before its first step. Its gradients are None afterwards.
     """
     if any(getattr(part, "sparse", False) for part in model.modules()):
-        return  # sparse gradients come from an embedding only
+        return  # only embeddings make sparse gradients
     bare = model.module
     model.module = _Nothing(bare)
     try:
         with torch.enable_grad():
-            # An input, since with device_ids, as on GPUs, DDP moves the first of its inputs to the device.
+            # It needs an input: with device_ids, as on GPUs, DDP moves its first input to the device.
             model(torch.zeros(())).backward()
     finally:
         model.module = bare
@@ -26,13 +30,13 @@ def prebuild_ddp_buckets(model: DistributedDataParallel) -> None:
 
 
 class _Nothing(torch.nn.Module):
-    """Zero, whose gradient reaches all parameters of another module, the last ones first."""
+    """Returns a zero whose gradient reaches all parameters of another module, the last ones first."""
 
     def __init__(self, other: torch.nn.Module) -> None:
         super().__init__()
         self.other = other
 
     def forward(self, _: torch.Tensor) -> torch.Tensor:
-        """The zero."""
+        """Return the zero."""
         parameters = [parameter for parameter in self.other.parameters() if parameter.requires_grad]
         return torch.stack([parameter.flatten()[:1].sum().real.float() for parameter in parameters]).sum() * 0

@@ -1,4 +1,4 @@
-"""Joining the world of ranks, and leaving it, whatever happens in between."""
+"""Join the world of ranks, and leave it, also after a failure."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def distributed(
     rendezvous_timeout_s: float = rendezvous.DEFAULT_TIMEOUT_S,
     collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S,
 ) -> Iterator[World]:
-    """Join the world of ranks that the environment describes, and leave it in the end.
+    """Join the world of ranks that the environment describes, and leave it at the end of the body.
 
-    An exception of the body is printed at once, with rank and host; the ranks that it brings down point to it. From
-    here on a warning (USR1, USR2) does not end the process: it is noted for `Checkpointer`.
+    An exception in the body is printed once, with rank and host. Warnings (USR1, USR2) are kept for `Checkpointer`.
 
     Args:
-        cuda: use GPUs where there are some.
-        deterministic: the same bits in every run on the same machines. NCCL's algorithms depend on it, too.
+        cuda: use GPUs if this process sees any.
+        deterministic: the same bits in every run on the same machines (NCCL chooses its algorithms by them, too).
         rendezvous_timeout_s: seconds to wait for all ranks.
-        collective_timeout_s: seconds that a rank may let the others wait later on; then they name it and end.
+        collective_timeout_s: seconds to wait for others in a collective; then ranks name the missing ones and end.
 
     Raises:
-        TopologyError: the environment contradicts itself.
-        RendezvousError: not all ranks came.
-        DeviceError: GPUs don't match the ranks, torch sees none of those that Slurm gave, or some ranks have none.
+        TopologyError, HostlistError: the environment contradicts itself, or its node list can't be read.
+        RendezvousError: ranks are missing, or rank 0 can't be found or can't serve them.
+        DeviceError: GPUs don't match the ranks, torch sees none of those that Slurm gave, or only some ranks have one.
+        RunDirError, CheckpointError: at the end, on rank 0: the last files can't be written.
     """
     reporter, topology = _begin(collective_timeout_s)
     device = devices.set_up(topology, cuda=cuda, deterministic=deterministic)
@@ -60,8 +60,8 @@ def distributed(
     try:
         yield world
         final_flush.settle(world)
-        world.barrier()  # rank 0 serves the store: it must not leave while others still ask it
-    except Stopped as stopped:  # by all ranks together, each with its affairs in order
+        world.barrier()  # rank 0 serves the store: it must not leave while others use it
+    except Stopped as stopped:  # on all ranks, after all was saved that could be
         _leave(reporter, peers)
         if final_flush.are_stuck():
             hard_exit.now(stopped.code)
@@ -74,7 +74,7 @@ def distributed(
 
 
 def _begin(collective_timeout_s: float) -> tuple[FailureReporter, Topology]:
-    """From here on failures are reported, and signals noted. Returns also this rank's place."""
+    """Start to report failures and to record signals. Also returns this rank's place."""
     stop_signals.note_early(stop_signals.WARNINGS, instead_of=(signal.SIG_DFL, signal.SIG_IGN))
     reporter = FailureReporter()
     reporter.install()
@@ -89,7 +89,7 @@ def _begin(collective_timeout_s: float) -> tuple[FailureReporter, Topology]:
 def _meet(
     topology: Topology, device: torch.device, reporter: FailureReporter, timeout_s: float
 ) -> tuple[World, PeerWatch]:
-    """Find the other ranks, and make the process group."""
+    """Find the other ranks and make the process group."""
     key = RunKey.of(topology, os.environ)
     reporter.store = rendezvous.meet(topology, device.type, key, timeout_s=timeout_s)
     choose_interface(topology, os.environ)
@@ -105,7 +105,7 @@ def _meet(
 
 
 def _join(topology: Topology, device: torch.device, reporter: FailureReporter) -> PeerWatch:
-    """Make the process group, under the eyes of a watch: NCCL waits for all ranks, without a time limit."""
+    """Make the process group, with a `PeerWatch` running: NCCL waits for all ranks without a time limit."""
     assert reporter.store is not None
     has_joined = threading.Event()
     peers = PeerWatch(reporter, lambda: not has_joined.is_set() or streams.is_busy(device), topology.world_size)
@@ -117,19 +117,19 @@ def _join(topology: Topology, device: torch.device, reporter: FailureReporter) -
         peers.stop()
         raise
     has_joined.set()
-    reporter.install()  # again: init_process_group has put a hook of its own before it
+    reporter.install()  # again: init_process_group has installed a hook before it
     return peers
 
 
 def _leave(reporter: FailureReporter, peers: PeerWatch) -> None:
-    """Leave with all others."""
+    """Leave together with all other ranks."""
     peers.stop()
-    reporter.store = None  # from here on, each rank's failures are its own
+    reporter.store = None  # later failures concern this rank only
     process_group.leave()
 
 
 def _leave_alone(device: torch.device, reporter: FailureReporter, error: BaseException) -> None:
-    """Leave after an exception, or end the process where that would take for ever."""
+    """Leave after an exception, or end the process if leaving would take forever."""
     is_failure = not isinstance(error, SystemExit) or bool(error.code)
     if is_failure:
         reporter.report(error)

@@ -21,20 +21,19 @@ OnNan = Literal["stop", "continue"]
 
 
 class FiniteCheck:
-    """Looks at each step's gradients, after DDP has averaged them: one rank's NaN is in all ranks' then.
+    """Checks each step's gradients, after DDP has averaged them: then one rank's NaN is in the gradients of all ranks.
 
-    So all ranks see the same, without a collective of its own; where something is wrong, they exchange their losses.
+    So all ranks get the same result without an extra collective. After a bad step they exchange their losses.
 
-    On a CPU each step is judged before its update. A GPU would have to be waited for: there the verdicts stay on the
-    device until `look`, which is to be called where it is waited for anyway, and before each save. Updates made since
-    the first bad step are lost with the training then; no checkpoint has them. To leave updates out, each step is
-    judged at once.
+    On a CPU, and with on_nan="continue", `may_update` checks each step before its update. On a GPU with on_nan="stop"
+    that would wait for the device in each step: the results stay there until `look`. Call `look` where you wait for the
+    device anyway, and before each save. The updates after the first bad step are then in no checkpoint.
 
     Args:
-        world: of the ranks.
-        model: whose gradients to look at.
-        on_nan: "stop", or "continue": leave out the update of that step.
-        last_good: the newest whole checkpoint, for the error.
+        world: all ranks.
+        model: the model under DDP.
+        on_nan: "stop": raise an error; "continue": skip the update of that step.
+        last_good: returns the newest undamaged checkpoint (on rank 0), for the error; None if there is none.
     """
 
     def __init__(
@@ -46,15 +45,18 @@ class FiniteCheck:
         self._verdicts: list[_Verdict] = []  # of the steps since the last look
 
     def may_update(self, loss: torch.Tensor, *, step: int, epoch: int) -> bool:
-        """Whether the optimizer may make its step, as far as is known; call it after backward().
+        """Return whether the optimizer may make its step. Call it on every rank after backward().
+
+        On a GPU with on_nan="stop" it is always True: `look` checks later.
 
         Args:
-            loss: this rank's, one element.
-            step: of the epoch, for the message.
-            epoch: for the message.
+            loss: this rank's loss, one element on any device.
+            step: number of the step in its epoch, for the message.
+            epoch: number of the epoch, for the message.
 
         Raises:
-            NonFiniteError: some gradient is non-finite (NaN or Inf); with the rank that it comes from.
+            NonFiniteError: a gradient is non-finite (NaN or Inf), and `on_nan` is "stop". It names the ranks with a
+                non-finite loss.
         """
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         asked = f"Training, step {step} of epoch {epoch}:"
@@ -62,10 +64,10 @@ class FiniteCheck:
         return self.look() if self._at_once else True
 
     def look(self) -> bool:
-        """Whether all steps since the last look were finite. On a GPU it waits for the device.
+        """Return whether all steps since the last call were finite. Call it on every rank. Waits for a GPU.
 
         Raises:
-            NonFiniteError: some step was not, and `on_nan` is "stop".
+            NonFiniteError: one was not, and `on_nan` is "stop".
         """
         verdicts, self._verdicts = self._verdicts, []
         self._world.synchronize()
@@ -82,27 +84,25 @@ class FiniteCheck:
         found = "; ".join(wrong) or "the loss is finite on all ranks, but gradients are not"
         if self._on_nan == "continue":
             if self._world.is_main:
-                log.warning("%s %s. This step's update is left out.", first.asked, found)
+                log.warning("%s %s. The update of this step is skipped.", first.asked, found)
             return
         last = self._world.broadcast(str(self._last_good() or "none yet"))
-        hint = (
-            "look at that rank's data; or a lower --lr in a new run directory; or leave updates out: --on-nan continue"
-        )
-        raise NonFiniteError(first.asked, f"{found}. Nothing of it is saved; last good checkpoint: {last}.", hint)
+        hint = "check that rank's data; or lower --lr in a new run directory; or skip such updates: --on-nan continue"
+        raise NonFiniteError(first.asked, f"{found}. This state is not saved; last good checkpoint: {last}.", hint)
 
 
 def _are_finite(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Whether all numbers are: bool, one element, on their device."""
+    """Whether all elements are finite: bool, one element, on the tensors' device."""
     if any(tensor.device.type != "cpu" or tensor.is_complex() for tensor in tensors):
         return torch.nn.utils.get_total_norm(tensors, norm_type=math.inf).isfinite()
-    # The same fifteen times as fast, on a CPU: NaN is passed on by both. In float64 as many dtypes can stand together.
+    # On a CPU this is fifteen times as fast. Both pass NaN on. float64 lets different dtypes be stacked.
     extremes = [extreme.double() for tensor in tensors if tensor.numel() for extreme in torch.aminmax(tensor)]
     return torch.stack([torch.zeros((), dtype=torch.float64), *extremes]).isfinite().all()
 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """Of one step; its tensors are on the device."""
+    """The result of one step; its tensors are on the device."""
 
     is_finite: torch.Tensor
     loss: torch.Tensor

@@ -1,4 +1,4 @@
-"""Sums over samples that outlive a stop in the middle of an epoch."""
+"""Sums over samples that survive a stop in the middle of an epoch."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from cluster_ddp.runtime.world import World
 
 
 class PerRank(Protocol):
-    """Something that each rank has for itself and a checkpoint keeps."""
+    """A state that differs between ranks and is part of each checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's, of tensors and plain values."""
+        """Return this rank's state, of tensors and plain values."""
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
-        """Take on this rank's; of another number of ranks, those of none or several."""
+        """Load states.
+
+        Args:
+            states: this rank's saved state; if another number of ranks saved, those of zero, one or several ranks.
+        """
 
 
 class Meter:
-    """A running sum and a count on this rank; `mean` is over all ranks. A checkpoint keeps every rank's.
+    """A running sum and a count on this rank; `mean` is over all ranks. Checkpoints keep those of every rank.
 
     Args:
-        world: of the ranks.
+        world: all ranks.
     """
 
     def __init__(self, world: World) -> None:
@@ -32,24 +36,29 @@ class Meter:
         self.total, self.count = torch.zeros((), device=world.device), 0
 
     def add(self, total: torch.Tensor, count: int) -> None:
-        """Add a batch: the sum over it (one element, any dtype and device) and its number of samples."""
+        """Add a batch.
+
+        Args:
+            total: the sum over it: one element, real, on this rank's device.
+            count: its number of samples.
+        """
         self.total, self.count = self.total + total.detach(), self.count + count
 
     def mean(self) -> float | None:
-        """The mean over all ranks since the last reset; None of nothing. A collective; it waits for the device."""
+        """Return the mean over all ranks since the last reset; None without samples. A collective."""
         total, count = self.world.sum(self.total, self.count)
         return total / count if count else None
 
     def reset(self) -> None:
-        """Begin again."""
+        """Set sum and count to 0."""
         self.total, self.count = torch.zeros((), device=self.world.device), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's sum and count."""
+        """Return this rank's sum and count."""
         return {"total": self.total, "count": self.count}
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
-        """Continue from this rank's state; where fewer ranks resume than stopped, from those of several."""
+        """Load the total of some ranks' states; none means 0. See `PerRank`."""
         self.reset()
         if states:
             self.total = torch.stack([state["total"] for state in states]).sum().to(self.world.device)

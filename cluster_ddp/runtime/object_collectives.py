@@ -1,7 +1,7 @@
 """Collectives of Python values: plain data as JSON and raw tensors, other objects pickled and sealed.
 
-Unpickling runs whatever the bytes say. So nothing is unpickled that was not sealed with the key of this run: gloo's
-connections have no authentication of their own.
+Unpickling can run any code. gloo's connections have no authentication. So only bytes with an HMAC of this run's key are
+unpickled.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class _NotPlainError(Exception):
 
 
 def pack(value: Any, key: RunKey) -> bytes:
-    """A value as bytes.
+    """Return a value as bytes.
 
     Args:
-        value: plain (None, bool, int, float, str, bytes, Path, tensors, NumPy's arrays and numbers, and lists, tuples,
-            dicts and sets of these) or anything that can be pickled.
-        key: of the run.
+        value: plain (None, bool, int, float, str, bytes, Path, dense tensors, NumPy's numeric arrays and numbers, and
+            lists, tuples, dicts and sets of these) or anything that can be pickled.
+        key: the key of this run.
 
     Raises:
-        ClusterDDPError: it must be pickled, and the ranks share no secret.
+        ClusterDDPError: the value must be pickled, and the ranks share no secret.
     """
     blobs: list[bytes] = []
     try:
@@ -53,10 +53,10 @@ def pack(value: Any, key: RunKey) -> bytes:
 
 
 def unpack(data: bytes, key: RunKey) -> Any:
-    """The value of bytes that a rank has packed.
+    """Return the value that a rank has packed.
 
     Raises:
-        ClusterDDPError: they are pickled, and no rank of this run has done so.
+        ClusterDDPError: it is pickled, and the ranks share no secret, or it does not come from a rank of this run.
     """
     kind, _, rest = data.partition(b"\n")
     head, _, body = rest.partition(b"\n")
@@ -65,19 +65,19 @@ def unpack(data: bytes, key: RunKey) -> Any:
     if not key.is_secret:
         raise _no_secret("Taking an object from another rank:")
     if not key.proves(head, _PURPOSE, body):
-        found = "it is pickled, and no rank of this run has sealed it: somebody else has joined the ranks' connections."
+        found = "it is pickled, and not signed by a rank of this run: somebody else has joined the ranks' connections."
         raise ClusterDDPError("Taking an object from another rank:", found, "tell your cluster's support")
     return pickle.loads(body)
 
 
 def _no_secret(asked: str) -> ClusterDDPError:
-    found = "it has to be pickled, and these ranks share no secret: whoever reaches their ports could run code in them."
+    found = "it must be pickled, and these ranks share no secret: who reaches their ports could run code in them."
     hint = f"send plain data or tensors; or, before the ranks start: export {Env.SECRET}=$(openssl rand -hex 32)"
     return ClusterDDPError(asked, found, hint)
 
 
 def all_gather(value: Any, key: RunKey) -> list[Any]:
-    """Every rank's value in the order of ranks, on every rank. A collective."""
+    """Return every rank's value, in the order of ranks, on every rank. A collective."""
     mine, sizes = _padded(pack(value, key))
     ranks = [torch.empty_like(mine) for _ in sizes]
     dist.all_gather(ranks, mine)
@@ -85,7 +85,7 @@ def all_gather(value: Any, key: RunKey) -> list[Any]:
 
 
 def gather(value: Any, key: RunKey) -> list[Any] | None:
-    """Every rank's value in the order of ranks, on rank 0; None on the others. A collective."""
+    """Return every rank's value, in the order of ranks, on rank 0; None on the others. A collective."""
     mine, sizes = _padded(pack(value, key))
     ranks = [torch.empty_like(mine) for _ in sizes] if dist.get_rank() == 0 else None
     dist.gather(mine, ranks)
@@ -93,7 +93,7 @@ def gather(value: Any, key: RunKey) -> list[Any] | None:
 
 
 def broadcast(value: Any, key: RunKey) -> Any:
-    """Rank 0's value, on every rank. A collective."""
+    """Return rank 0's value on every rank. A collective."""
     is_main = dist.get_rank() == 0
     data = pack(value, key) if is_main else b""
     size = torch.tensor(len(data))
@@ -104,7 +104,7 @@ def broadcast(value: Any, key: RunKey) -> Any:
 
 
 def _padded(data: bytes) -> tuple[torch.Tensor, list[int]]:
-    """The bytes with zeros after them, as long as the longest rank's; and all ranks' sizes."""
+    """The bytes, padded with zeros to the length of the longest rank's; and all ranks' sizes."""
     sizes = [torch.empty((), dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, torch.tensor(len(data)))
     numbers = [int(size) for size in sizes]
@@ -123,7 +123,7 @@ def _bytes(tensor: torch.Tensor, size: int) -> bytes:
 
 
 def _to_json(value: Any, blobs: list[bytes]) -> Any:
-    """What JSON has, too, as it is; the rest as [kind, …], the bytes of tensors and the like apart."""
+    """JSON's own types unchanged; others as [kind, …], with the bytes of tensors, arrays and bytes in `blobs`."""
     kind = type(value)
     if kind in (type(None), bool, int, float, str):
         return value

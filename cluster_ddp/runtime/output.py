@@ -1,4 +1,4 @@
-"""Printing that a full disk or a closed pipe can't end a night of training with."""
+"""Printing that does not end a training when the disk is full or a pipe is closed."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import sys
 
 
 def say(text: str) -> None:
-    """Print a line at once; where stdout takes no more, say so once on stderr, and no more."""
+    """Print a line at once. If stdout fails, say so once on stderr and drop all later lines."""
     try:
         try:
             print(text, flush=True)
         except UnicodeEncodeError:
             print(text.encode("ascii", "backslashreplace").decode(), flush=True)
     except (OSError, ValueError) as error:  # ValueError: somebody closed it
-        # What is still in its buffer would fail again, and Python would end with status 120 for it.
+        # Its buffer would fail again at exit, and Python would end with status 120.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         complain(f"stdout takes no more output ({error}); training continues without it.")
 
 
 def complain(text: str) -> None:
-    """Write a line to stderr in one piece, so that lines of several ranks don't mix; be silent if that fails."""
+    """Write a line to stderr in one piece, so that lines of several ranks don't mix. Failures are ignored."""
     if sys.stderr is None:  # there was none when Python started
         return
     try:

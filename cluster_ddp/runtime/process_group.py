@@ -1,4 +1,4 @@
-"""torch's process group: gloo on CPUs; on GPUs NCCL for what is on the device, and gloo for the rest."""
+"""torch's process group: gloo for tensors on the CPU, NCCL for tensors on a GPU."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ from cluster_ddp.slurm.topology import Topology
 
 log = logging.getLogger("cluster_ddp")
 
-# gloo's threads let go of the last tensors a little after a collective has ended. Where that falls into the end of the
-# interpreter, Python aborts the process ("terminate called without an active exception", torch 2.10 to 2.15).
+# gloo's threads release the last tensors shortly after a collective has ended. If the interpreter ends meanwhile,
+# Python aborts the process ("terminate called without an active exception", torch 2.10 to 2.15).
 _GLOO_SETTLES_S = 0.1
-# What NCCL may take to end after a failure. While a CUDA graph that uses it is alive it never ends.
+# How long NCCL may take to end after a failure. While a CUDA graph uses it, it never ends.
 _ABORT_S = 5.0
 
 before_leaving: list[Callable[[], object]] = []
-"""What `leave` calls first, the last one first; see `World.before_leaving`."""
+"""Functions that `leave` calls first, in reverse order; see `World.before_leaving`."""
 
 
 def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout_s: float) -> None:
-    """Make the default process group.
+    """Make torch's default process group. A collective.
 
     Args:
         topology: this rank's place.
-        device: what it computes on.
-        store: that all ranks share.
-        timeout_s: seconds that a rank waits for the others in a collective.
+        device: this rank's device.
+        store: the store that all ranks share.
+        timeout_s: seconds to wait for the others in a collective. NCCL's own limit is twice that: the wait of
+            `World.synchronize` ends first.
     """
     before_leaving.clear()
     on_gpu = device.type == "cuda"
@@ -42,8 +43,8 @@ def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout
         # torch 2.15's own choice for "nccl" (pytorch#192281) lets the compute stream wait for each bucket's all-reduce
         # at once: backward and communication don't overlap. Older ones don't know the variable.
         os.environ.setdefault("TORCH_DIST_USE_NCCL2", "0")
-        # After an error of the device the watchdog would end the process within 0.1 s, in the middle of our words and
-        # of a checkpoint that is being written. Its time limit stays.
+        # After an error of the device the watchdog would end the process within 0.1 s, while we still print the error
+        # or write a checkpoint. Its time limit stays.
         os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
         os.environ.setdefault("TORCH_NCCL_TEARDOWN_ON_TIMEOUT", "1")
     dist.init_process_group(
@@ -55,36 +56,37 @@ def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout
         device_id=device if on_gpu else None,
     )
     if on_gpu:
-        # NCCL's clock starts when a collective is launched, before we wait for it, and its watchdog ends the process
-        # without a word of who hangs: that is for the case that nobody waits.
+        # NCCL's time starts when a collective is launched, before we wait for it. Its watchdog ends the process without
+        # naming the rank that hangs. So it must act only if nothing waits for the collective.
         assert dist.group.WORLD is not None
         dist.group.WORLD._get_backend(device)._set_default_timeout(timedelta(seconds=2 * timeout_s))
 
 
 def barrier() -> None:
-    """Wait until all ranks are here, on the CPU: over gloo, whatever they compute on.
+    """Wait until all ranks are here, over gloo on the CPU, whatever their device.
 
-    gloo's wait ends in time, with an error; NCCL's would block in the device.
+    Raises:
+        RuntimeError: gloo: a rank did not come in time or is gone. (NCCL would block in the device.)
     """
     dist.all_reduce(torch.zeros(1))
 
 
 def leave() -> None:
-    """End it together with all other ranks. The device must have done its work."""
+    """End the process group together with all other ranks. The device must have done its work."""
     time.sleep(_GLOO_SETTLES_S)
     while before_leaving:
         try:
             before_leaving.pop()()
-        except Exception:  # the training's end, and its status, matter more
+        except Exception:  # the end of the training and its status matter more
             log.warning("Before leaving the world:", exc_info=True)
     dist.destroy_process_group()
 
 
 def abort(device: torch.device) -> bool:
-    """End it alone, after a failure.
+    """End the process group on this rank alone, after a failure.
 
     Returns:
-        Whether it has ended. If not, NCCL waits for what will never come, and so would Python at the process' end.
+        Whether it has ended. If not, NCCL waits for ranks that will never come, and Python would wait for it at exit.
     """
     if device.type != "cuda":
         dist.destroy_process_group()
@@ -92,8 +94,8 @@ def abort(device: torch.device) -> bool:
     has_ended = threading.Event()
 
     def end() -> None:
-        with contextlib.suppress(Exception):  # what went wrong was told already
-            # The orderly way waits for collectives that a failed rank will never join.
+        with contextlib.suppress(Exception):  # the failure was already reported
+            # destroy_process_group waits for collectives that a failed rank will never join.
             dist.distributed_c10d._abort_process_group()
             has_ended.set()
 

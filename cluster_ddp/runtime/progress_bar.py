@@ -1,4 +1,4 @@
-"""Progress of an epoch: a bar where somebody watches, plain regular lines where a file does."""
+"""Progress of an epoch: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from cluster_ddp.runtime.output import say
 
 
 class Progress:
-    """A bar on a terminal, else the lines themselves.
+    """A context manager that shows a bar on a terminal, and prints the lines of `update` elsewhere.
 
     Args:
-        title: before the bar.
-        total: the value of `update` at which it is full.
-        enabled: False on the ranks that stay silent.
+        title: text before the bar.
+        total: the value of `done` in `update` at which the bar is full.
+        enabled: False on ranks that print nothing.
     """
 
     def __init__(self, title: str, *, total: int, enabled: bool) -> None:
@@ -27,7 +27,12 @@ class Progress:
             self._task = self._bar.add_task(title, total=total)
 
     def update(self, done: int, line: str) -> None:
-        """Show that `done` of the total is done; `line` says it in words."""
+        """Show progress.
+
+        Args:
+            done: how much of the total is done.
+            line: the same in words. With a bar it is printed only when the bar is full.
+        """
         if self._bar is not None:
             self._bar.update(self._task, completed=done)
             if done == self._bar.tasks[0].total:

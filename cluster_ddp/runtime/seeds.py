@@ -1,4 +1,4 @@
-"""Seeds: one for each stream of random numbers of a run."""
+"""Random seeds: one for each stream of random numbers of a run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,13 @@ def seed_all(seed: int) -> None:
 
 
 def stream_seed(seed: int, stream: int) -> int:
-    """A seed of its own for each stream (epoch, rank …) of a run: 0 … 2**63 - 1.
+    """Return the seed of one stream of a run, 0 … 2**63 - 1, such that neighbouring seeds and streams are unrelated.
 
-    The mixing function of splitmix64 (Steele, Lea, Flood 2014), so that neighbouring seeds and streams share nothing.
+    It is the mixing function of splitmix64 (Steele, Lea, Flood 2014).
+
+    Args:
+        seed: the random seed of the run.
+        stream: number of the stream, such as an epoch or a rank.
     """
     x = (seed * 0x9E3779B97F4A7C15 + stream + 1) & 0xFFFFFFFFFFFFFFFF
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF

@@ -1,8 +1,8 @@
 """Stopping in time: before the time limit, at preemption, at scancel.
 
-A signal's handler only sets a flag. The job's time limit sets it, too (`checkpoint.time_limit`), where no signal comes.
-All ranks then agree on the step to stop after (`checkpoint.stop_agreement`). Imports no torch: a training may be told
-while it starts.
+A signal handler only sets a flag. Without a signal, the end of the job's time sets it (`checkpoint.time_limit`). All
+ranks then agree on the step to stop after (`checkpoint.stop_agreement`). Imports no torch: a signal may come while a
+training starts.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from cluster_ddp.files import open_own
 log = logging.getLogger("cluster_ddp")
 
 DEFAULT_SIGNALS = ("USR1", "USR2", "TERM")
-"""Before the time limit (sbatch --signal; USR2 is submitit's own choice), at preemption and scancel."""
+"""Signals before the time limit (sbatch --signal; USR2 is submitit's default), at preemption and scancel."""
 
 WARNINGS = ("USR1", "USR2")
-"""Those of them that leave time, and that a process need not die of."""
+"""The signals that come some time before the end, and by themselves should not end a process."""
 
 
 class Stopped(SystemExit):
-    """Ends the process, after everything was saved, with `contract.EXIT_STOPPED`. No error: nothing is reported."""
+    """Ends a process that was stopped in time and can resume, with status `contract.EXIT_STOPPED`. Not an error."""
 
     code: int
 
@@ -44,16 +44,16 @@ _early: list[int] = []  # signals that came before there was a StopFlag
 
 
 def note_early(signals: Sequence[str], *, instead_of: Sequence[object] | None = None) -> None:
-    """Keep warnings that come while a training starts: it then stops after its first step, instead of dying of them.
+    """Record warnings that come while a training starts: it then stops after its first step, instead of being killed.
 
-    TERM still ends the process: nothing is to be saved yet. Only the main thread can do this; others do nothing.
+    TERM still ends the process, since there is nothing to save yet. Has no effect outside the main thread.
 
     Args:
-        signals: names without SIG.
-        instead_of: the handlers that are replaced, such as signal.SIG_DFL; None for whatever is there.
+        signals: names of signals; SIG may be left out.
+        instead_of: the handlers to replace, such as signal.SIG_DFL; None replaces any.
 
     Raises:
-        SpecError: a signal that there is not, or that can't be handled.
+        SpecError: a signal does not exist or can't be handled.
     """
     for number in dict.fromkeys(map(number_of, signals)):
         replaced = instead_of is None or signal.getsignal(number) in instead_of
@@ -67,7 +67,7 @@ def _note_early(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def stop_signals_blocked() -> Iterator[None]:
-    """Hold them back from this thread, and from the processes that it starts, for the time of the body."""
+    """Block `DEFAULT_SIGNALS` in this thread, and in the processes that it starts, during the body."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, default_numbers())
     try:
         yield
@@ -76,18 +76,19 @@ def stop_signals_blocked() -> Iterator[None]:
 
 
 def default_numbers() -> list[signal.Signals]:
-    """The numbers of `DEFAULT_SIGNALS`."""
+    """Return the numbers of `DEFAULT_SIGNALS`."""
     return [signal.Signals[f"SIG{name}"] for name in DEFAULT_SIGNALS]
 
 
 class StopFlag:
-    """Whether this rank was told to stop.
+    """Whether this rank was told to stop. Make it in the main thread: it installs signal handlers.
 
     Args:
-        signals: names without SIG.
+        signals: names of the signals to stop at; SIG may be left out.
 
     Raises:
-        SpecError: a signal that there is not, or that can't be handled.
+        SpecError: a signal does not exist or can't be handled.
+        ValueError: this is not the main thread (signal.signal).
     """
 
     def __init__(self, signals: Sequence[str]) -> None:
@@ -99,11 +100,11 @@ class StopFlag:
         _early.clear()
 
     def stop_at(self, deadline: float) -> None:
-        """Stop by the clock, too: at a time as time.monotonic() counts."""
+        """Also stop at a time, on the clock of time.monotonic()."""
         self._deadline = deadline
 
     def reason(self) -> str | None:
-        """Why to stop; None to continue."""
+        """Return why to stop, None to continue."""
         if self._signal is not None:
             return f"{socket.gethostname()} got {signal.Signals(self._signal).name.removeprefix('SIG')}"
         if time.monotonic() >= self._deadline:
@@ -111,23 +112,23 @@ class StopFlag:
         return None
 
     def is_set(self) -> bool:
-        """Whether to stop."""
+        """Return whether to stop."""
         return self.reason() is not None
 
     def ignore(self) -> None:
-        """From now on let the signals do nothing, to the very end of the process.
+        """Ignore the signals until the process has ended.
 
-        The first rank to end with another status than 0 makes srun (--kill-on-bad-exit) send TERM to the others. Python
-        would forget a handler while it ends, and die of the signal: the status would be 143.
+        When the first rank ends with a status other than 0, srun (--kill-on-bad-exit) sends TERM to the others. Python
+        removes its handlers while it ends: the signal would then kill it, with status 143.
         """
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
 
     def give_back(self) -> None:
-        """Let the signals do what they did before; but warnings that would end the process are ignored.
+        """Restore the former handlers; but ignore warnings that would end the process.
 
-        The training has ended: whoever warns it has nothing left to save, and Python, which forgets handlers while it
-        ends, would die of a warning that comes just then.
+        After the training there is nothing left to save. Python removes its handlers while it ends: a warning that
+        comes then would kill it.
         """
         for number, before in self._before.items():
             is_deadly_warning = number != signal.SIGTERM and before in (None, signal.SIG_DFL, _note_early)
@@ -139,7 +140,13 @@ class StopFlag:
 
 
 def write_stop_marker(env: Mapping[str, str]) -> None:
-    """Tell the batch script that the job was stopped in time: not every launcher passes an exit status on."""
+    """Make the stop marker, which tells the batch script that the job was stopped in time.
+
+    Not every launcher passes an exit status on. If the file can't be written, that is logged.
+
+    Args:
+        env: an environment, such as os.environ; without `Env.STOPPED` there, nothing is done.
+    """
     if path := env.get(Env.STOPPED):
         try:
             os.close(open_own(Path(path), os.O_WRONLY | os.O_CREAT))
@@ -148,7 +155,10 @@ def write_stop_marker(env: Mapping[str, str]) -> None:
 
 
 def number_of(name: str) -> signal.Signals:
-    """The number of a signal that can stop a training.
+    """Return the number of a signal that can stop a training.
+
+    Args:
+        name: its name, in any case; SIG may be left out.
 
     Raises:
         SpecError: there is no such signal, or it can't be handled.

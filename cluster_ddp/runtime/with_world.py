@@ -1,4 +1,4 @@
-"""What a submitted function is called through: it gets the world."""
+"""Calls a submitted function with the world as its first argument."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class WithWorld:
-    """A function that joins the world and hands it to another function, as its first argument."""
+    """A callable that joins the world and calls a function with it as the first argument."""
 
     function: Callable[..., Any]
 
     def __call__(self, **values: str) -> Any:
-        """Call it in every rank; `values` are an array task's of its grid. Errors as of `distributed`."""
+        """Call the function in this rank and return its result.
+
+        Args:
+            values: keyword arguments: the values of this array task in its grid.
+
+        Raises:
+            ClusterDDPError: see `distributed`; and whatever the function raises.
+        """
         from cluster_ddp.runtime.distributed import distributed  # torch, in the job only
 
         with distributed() as world:

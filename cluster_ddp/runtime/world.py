@@ -1,4 +1,4 @@
-"""The world of ranks, inside a training script (see `distributed` for how it is joined and left):
+"""The world of ranks in a training script (`distributed` joins and leaves it):
 
 with cluster_ddp.distributed() as world:
     model = world.wrap(Model().to(world.device))
@@ -46,13 +46,13 @@ class World:
     topology: Topology
     """This rank's place."""
     device: torch.device
-    """What this rank computes on."""
+    """The device of this rank."""
     collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S
-    """Seconds that a rank may let the others wait."""
+    """Seconds to wait for the other ranks in a collective."""
     peer_failed: Callable[[], bool] = field(default=lambda: False, repr=False)
     """Whether another rank is known to have failed."""
     key: RunKey = field(default_factory=RunKey.of_one_process, repr=False)
-    """What only the ranks of this run have."""
+    """The key that only the ranks of this run have."""
 
     @property
     def rank(self) -> int:
@@ -70,53 +70,60 @@ class World:
         return self.rank == 0
 
     def print(self, text: str) -> None:
-        """Print on rank 0 only, at once. Others speak through logging.getLogger("cluster_ddp")."""
+        """Print a line at once, on rank 0 only. On other ranks use logging.getLogger("cluster_ddp")."""
         if self.is_main:
             say(text)
 
     def barrier(self) -> None:
-        """Wait until all ranks are here, and their devices have done what they were given."""
+        """Wait until all ranks are here and their devices have finished their work. A collective.
+
+        Raises:
+            DeviceTimeoutError, PeerFailedError: as `synchronize`.
+            RuntimeError: gloo: a rank did not come in time or is gone.
+        """
         self.synchronize()
         process_group.barrier()
 
     def synchronize(self) -> None:
-        """Wait until this rank's device has done all that it was given; on a CPU nothing is waited for.
+        """Wait until this rank's GPU has finished the work of the current stream; on a CPU return at once.
 
-        Use it before what would block until then (`tensor.item()`, `tensor.cpu()`): it lets signals through, and ends
-        with an error where other ranks have failed or hang.
+        Use it before calls that would block until then (`tensor.item()`, `tensor.cpu()`). It lets signal handlers run,
+        and raises an error if other ranks have failed or hang.
 
         Raises:
-            DeviceTimeoutError: after `collective_timeout_s` seconds.
-            PeerFailedError: another rank failed.
+            DeviceTimeoutError: the device was not done after `collective_timeout_s` seconds; a RuntimeError.
+            PeerFailedError: another rank failed; a RuntimeError.
         """
         nonblocking_wait.for_device(self.device, timeout_s=self.collective_timeout_s, peer_failed=self.peer_failed)
 
     def watch_stream(self, stream: torch.cuda.Stream) -> None:
-        """Count work on a CUDA stream of your own as this rank's.
+        """Watch a CUDA stream of your own for unfinished work. Otherwise only the default stream is watched.
 
-        A rank that has work to do when another one fails is ended: the work may be a collective, which would wait for
-        ever. Only the default stream is known otherwise.
+        When another rank fails, a rank with unfinished work is ended: the work may be a collective that waits forever.
         """
         streams.watch(stream)
 
     def before_leaving(self, function: Callable[[], object]) -> None:
-        """Call a function when all ranks leave the world, before the process group ends.
+        """Call a function when all ranks leave the world, before the process group ends. Last in, first out.
 
-        Reset CUDA graphs with collectives there: NCCL waits without a limit for the end of every graph that uses a
+        Reset CUDA graphs that contain collectives there: NCCL waits without a limit for every graph that uses a
         communicator (NCCL 2.30, init.cc, localPersistentRefs; pytorch#115388).
         """
         process_group.before_leaving.append(function)
 
     def sum(self, *values: float | torch.Tensor) -> list[float]:
-        """The sums of some values over all ranks, the same on every rank. A collective: all ranks must call it.
+        """Add up values over all ranks. A collective: all ranks must call it, with as many values.
 
         Args:
             values: numbers or one-element tensors of this rank.
 
         Returns:
-            As many sums, exact as float64.
+            One sum for each value, computed in float64; the same on every rank.
+
+        Raises:
+            DeviceTimeoutError, PeerFailedError: as `synchronize`.
         """
-        self.synchronize()  # a number's way to the device would block until then
+        self.synchronize()  # copying a number to the device would block until then
         mine = [torch.as_tensor(value, dtype=torch.float64).reshape(()) for value in values]
         total = torch.stack([value.to(self.device) for value in mine])
         dist.all_reduce(total)
@@ -124,10 +131,14 @@ class World:
         return [float(value) for value in total.tolist()]
 
     def mean(self, total: float | torch.Tensor, count: float | torch.Tensor) -> float:
-        """The mean over all ranks of something that each has summed up: sum of totals over sum of counts.
+        """Return the sum of `total` over all ranks, divided by the sum of `count`. A collective.
+
+        Args:
+            total: this rank's sum: a number or one-element tensor.
+            count: its number of samples: a number or one-element tensor.
 
         Raises:
-            DataError: nothing was counted anywhere.
+            DataError: the counts of all ranks are 0.
         """
         all_total, all_count = self.sum(total, count)
         if all_count == 0:
@@ -135,32 +146,37 @@ class World:
         return all_total / all_count
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value in the order of ranks, on every rank. A collective.
+        """Return every rank's value, in the order of ranks, on every rank. A collective.
 
-        Objects that are no plain data or tensors are pickled. That takes a secret of the ranks (see `messages`).
+        Objects other than plain data and tensors are pickled, which needs a secret (see `object_collectives`).
+
+        Raises:
+            ClusterDDPError: a value must be pickled, and the ranks share no secret.
         """
         return object_collectives.all_gather(value, self.key)
 
     def gather_to_main(self, value: T) -> list[T] | None:
-        """The same on rank 0 only, which takes as much memory for each rank as the largest value has; else None."""
+        """Return the same as `gather` on rank 0, None on other ranks. A collective.
+
+        For each rank, rank 0 needs as much memory as the largest value.
+        """
         return object_collectives.gather(value, self.key)
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's value, on every rank. A collective; the value as of `gather`."""
+        """Return rank 0's value on every rank. A collective; values and errors as for `gather`."""
         return object_collectives.broadcast(value, self.key)  # type: ignore[no-any-return]  # of the type that rank 0 gave
 
     def wrap(self, model: torch.nn.Module) -> DistributedDataParallel:
-        """The model under DDP, on this rank's device.
+        """Move a model to this rank's device and wrap it in DistributedDataParallel. A collective.
 
-        Gradients are views into the communication buckets: no memory is taken for them twice. (`zero_grad()`, which
-        sets them to None, lets each step copy them there; that was 3 % faster than adding them to zeros.) The buckets'
-        final layout is settled here, not in the first step, so that a training that is resumed adds up gradients in the
-        same order.
+        Gradients are views into the communication buckets and need no memory of their own. (`zero_grad()`, which sets
+        them to None, lets each step copy them there; that was 3 % faster than adding them to zeros.) The final layout
+        of the buckets is made here, not in the first step, so that a resumed training adds up gradients in the same
+        order.
         """
         device_ids = [self.device.index] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(model.to(self.device), device_ids=device_ids, gradient_as_bucket_view=True)
-        # In every hundredth step DDP would take its times, for which it waits for the device, and which no graph
-        # captures.
+        # In every hundredth step DDP would measure times: it waits for the device then, and no graph can capture that.
         wrapped._set_ddp_runtime_logging_sample_rate(_NEVER)
         prebuild_ddp_buckets(wrapped)
         return wrapped
@@ -174,20 +190,20 @@ class World:
         resident_share: float = RESIDENT_SHARE,
         **loader_options: Any,
     ) -> Shard:
-        """This rank's batches of a dataset: every sample on exactly one rank in each epoch.
+        """Return this rank's batches of a dataset. In each epoch, every sample is on exactly one rank.
 
-        A TensorDataset or `ResidentSet` for which there is room is kept on the device, and its batches are made there.
-        Others, and those with loader options, go through torch's DataLoader: its batches are the CPU's.
+        A TensorDataset or `ResidentSet` that fits is kept on the device, and its batches are made there. Other
+        datasets, and those with loader options, use torch's DataLoader: their batches are on the CPU.
 
         Args:
-            dataset: with a length and items by index.
-            batch_size: samples per rank and step.
-            shuffle_seed: reshuffles each epoch (`Shard.set_epoch`); None keeps the dataset's order.
-            resident_share: how much of a GPU's free memory a dataset kept on it may take; 0 keeps none there.
+            dataset: a dataset with a length and items by index.
+            batch_size: samples per rank and step. An epoch's last batch may be smaller, or one larger.
+            shuffle_seed: random seed for shuffling each epoch (`Shard.set_epoch`); None keeps the dataset's order.
+            resident_share: the part (0 to 1) of a GPU's free memory that a dataset kept there may take; 0 keeps none.
             loader_options: for torch's DataLoader (num_workers, collate_fn …); see `loader.Loader` for the defaults.
 
         Raises:
-            DataError: shuffling, that is training, fewer samples than ranks.
+            DataError: `batch_size` is below 1; or, with a shuffle seed, there are fewer samples than ranks.
         """
         size = len(dataset)  # type: ignore[arg-type]  # torch's Dataset declares no __len__
         if shuffle_seed is not None and size < self.world_size:
@@ -205,5 +221,9 @@ class World:
         return Shard(batches, loader, fingerprint=fingerprint(dataset))
 
     def seed_rank(self, seed: int) -> None:
-        """Give this rank random numbers of its own (torch's, Python's, NumPy's); call it after building the model."""
+        """Seed this rank's generators (torch, Python, NumPy) differently from other ranks'.
+
+        Args:
+            seed: random seed of the run, the same on all ranks. Call this after building the model.
+        """
         seed_all(stream_seed(seed, self.rank))

@@ -1,6 +1,6 @@
-"""How each launcher tells a process its place.
+"""Read a process's rank and world from the variables of each launcher.
 
-One reader a launcher; `read` chooses. Facts on Slurm's variables stand in `variables`.
+Each launcher has one reader; `read` chooses it. Facts about Slurm's variables are in `variables`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Launcher = Literal["slurm", "torchrun", "manual", "submitit-local", "single"]
 
 
 Fields = dict[str, Any]
-"""Fields of `topology.Topology`, by name; those that are not known are left out."""
+"""Fields of `topology.Topology` by name; unknown ones are left out."""
 
 
 def read(env: Mapping[str, str]) -> Fields:
-    """The place that an environment describes; see `Topology.from_environ`."""
+    """Return the fields of `Topology` that an environment describes; see `Topology.from_environ` for errors."""
     v = Variables(env)
     if env.get("SUBMITIT_EXECUTOR") == "local" and "SUBMITIT_LOCAL_GLOBALID" in env:
         return _submitit_local(v)
@@ -41,7 +41,7 @@ def read(env: Mapping[str, str]) -> Fields:
 
 
 def _in_step(v: Variables) -> bool:
-    """Whether srun started us. The batch shell, too, carries SLURM_PROCID=0, but always with SLURM_LOCALID."""
+    """Whether srun started this process. The batch shell has SLURM_PROCID=0, too, but always with SLURM_LOCALID."""
     rank = v.integer(*variables.RANK)
     if rank is None:
         return False
@@ -49,7 +49,7 @@ def _in_step(v: Variables) -> bool:
 
 
 def _has_launcher_of_its_own(v: Variables) -> bool:
-    """Whether the step's tasks start ranks of their own: a whole hand-set world of another size than the step's."""
+    """Whether the step's tasks start their own ranks: RANK and WORLD_SIZE are set, for another size than the step's."""
     world_size = v.integer("WORLD_SIZE")
     complete = v.text("RANK") is not None and world_size is not None
     return complete and world_size != v.integer(*variables.WORLD_SIZE)
@@ -62,11 +62,11 @@ def _slurm_step(v: Variables) -> Fields:
         raise TopologyError(
             "Finding the number of ranks of this step:",
             f"{v.shown('SLURM_PROCID', *variables.WORLD_SIZE)}.",
-            "pass Slurm's variables on into the container, or export WORLD_SIZE, RANK, LOCAL_RANK and MASTER_ADDR",
+            "pass Slurm's variables into the container, or export WORLD_SIZE, RANK, LOCAL_RANK and MASTER_ADDR",
         )
     _check_inherited(v, rank, world_size)
     gpus, tasks = v.integer(*variables.GPUS_ON_NODE), v.tasks_per_node() or ()
-    if sum(tasks) != world_size:  # the job's, not the step's: a container kept those alone
+    if sum(tasks) != world_size:  # the job's, not the step's: the container kept only those
         tasks = ()
     local_rank = _local_rank(v, rank, gpus, tasks)
     nodes = master_addr.node_names(v, variables.NODELIST)
@@ -98,7 +98,7 @@ def _slurm_step(v: Variables) -> Fields:
 
 
 def _node_rank(v: Variables, rank: int, gpus: int | None, num_nodes: int | None) -> int | None:
-    """SLURM_NODEID; where a container stripped it, derived for block distribution over equal nodes."""
+    """SLURM_NODEID; if a container removed it, derived for block distribution over equal nodes."""
     node_rank = v.integer(*variables.NODE_RANK)
     if node_rank is None and gpus:
         return rank // gpus
@@ -106,15 +106,15 @@ def _node_rank(v: Variables, rank: int, gpus: int | None, num_nodes: int | None)
 
 
 def _slurm_without_step(v: Variables) -> Fields:
-    """In the batch shell or in salloc's: right for one task only, today's silent hang for several."""
-    # Some versions leave SLURM_NTASKS unset where only --ntasks-per-node was given.
+    """In the shell of sbatch or salloc: correct for one task only. With several tasks, this process would hang."""
+    # With --ntasks-per-node alone, some versions leave SLURM_NTASKS unset.
     per_node = v.integer("SLURM_NTASKS_PER_NODE") or 1
     tasks = v.integer(*variables.JOB_TASKS) or per_node * (v.integer(*variables.JOB_NODES) or 1)
     if tasks > 1:
         raise TopologyError(
             f"Starting rank 0 of {tasks} without srun:",
             f"{v.shown('SLURM_JOB_ID', 'SLURM_NTASKS', 'SLURM_JOB_NUM_NODES', 'SLURM_STEP_ID')}: the job has "
-            f"{tasks} tasks, and this one process would wait for the others for ever.",
+            f"{tasks} tasks, and this one process would wait forever for the others.",
             "start it with srun, which starts all tasks: srun python …",
         )
     nodes = master_addr.node_names(v, variables.JOB_NODELIST)
@@ -193,7 +193,7 @@ def _submitit_local(v: Variables) -> Fields:
 
 
 def _fewest_nodes(world_size: int, gpus: int | None) -> int | None:
-    """How many nodes so many ranks fill, one GPU each; None where that can't be told."""
+    """The number of nodes that `world_size` ranks fill with one GPU each; None if unknown."""
     if world_size == 1:
         return 1
     return -(-world_size // gpus) if gpus else None
@@ -223,7 +223,7 @@ def _job(v: Variables) -> Fields:
 
 
 def _local_rank(v: Variables, rank: int, gpus: int | None, tasks: tuple[int, ...]) -> int:
-    """SLURM_LOCALID; where a container stripped it, derived for block distribution over equal nodes only."""
+    """SLURM_LOCALID; if a container removed it, derived for block distribution over equal nodes only."""
     local_rank = v.integer(*variables.LOCAL_RANK)
     if local_rank is not None:
         return local_rank
@@ -233,13 +233,13 @@ def _local_rank(v: Variables, rank: int, gpus: int | None, tasks: tuple[int, ...
     raise TopologyError(
         "Finding this process's local rank:",
         f"{v.shown('SLURM_LOCALID', 'SLURM_GPUS_ON_NODE', 'SLURM_DISTRIBUTION', *variables.TASKS_PER_NODE[:1])}: "
-        "it can be derived only with the GPUs on the node known, block distribution and equal nodes.",
-        "pass SLURM_LOCALID on into the container",
+        "deriving it needs SLURM_GPUS_ON_NODE, block distribution and equal nodes.",
+        "pass SLURM_LOCALID into the container",
     )
 
 
 def _check_inherited(v: Variables, rank: int, world_size: int) -> None:
-    """RANK or WORLD_SIZE exported in the batch shell reach every task with one value."""
+    """Refuse RANK or WORLD_SIZE exported in the batch shell: every task would have the same value."""
     for name, ours, theirs in (
         ("RANK", rank, "SLURM_PROCID"),
         ("WORLD_SIZE", world_size, "SLURM_STEP_NUM_TASKS"),
@@ -249,8 +249,8 @@ def _check_inherited(v: Variables, rank: int, world_size: int) -> None:
         if preset is not None and ours is not None and preset != ours:
             raise TopologyError(
                 f"Taking this task for rank {rank} of {world_size}:",
-                f"{v.shown(name, theirs)}, which contradict each other; a batch script that exports "
-                f"{name} gives every task the same one.",
+                f"{v.shown(name, theirs)}, which contradict each other. A batch script that exports "
+                f"{name} gives every task the same value.",
                 f"remove 'export {name}=…' from the batch script (or unset {name} before srun)",
             )
 
@@ -270,5 +270,5 @@ def _partial(v: Variables) -> TopologyError:
     return TopologyError(
         "Taking RANK, WORLD_SIZE and LOCAL_RANK from the environment:",
         f"{v.shown('RANK', 'WORLD_SIZE', 'LOCAL_RANK')}: all three are needed.",
-        "set all three, or unset them all (for one process), or start with srun or torchrun, which set them",
+        "set all three, or unset all (for one process), or start with srun or torchrun, which set them",
     )

@@ -1,10 +1,11 @@
-"""Slurm's compressed hostlists, expanded without scontrol (which containers often lack).
+"""Expand Slurm's compressed hostlists without scontrol, which containers often lack.
 
     expand("gpu[001-003,7]-ib,login") == ["gpu001-ib", "gpu002-ib", "gpu003-ib", "gpu7-ib", "login"]
 
-Agrees with `scontrol show hostnames`: order and repetitions are kept, so are leading zeros; several brackets make a
-product whose last bracket varies fastest. Text after a bracket is a suffix, which the scontrol of 22.05 still
-refuses. Grammar (scontrol(1), "show hostnames"; src/common/hostlist.c):
+The result is that of `scontrol show hostnames`: it keeps order, repetitions and leading zeros. Several brackets make a
+product whose last bracket varies fastest. Text after a bracket is a suffix; scontrol 22.05 still refuses it.
+
+Grammar (scontrol(1), "show hostnames"; src/common/hostlist.c):
 
     hostlist := item ("," item)*        item := (text | "[" range ("," range)* "]")+        range := digits ["-" digits]
 """
@@ -17,29 +18,29 @@ from math import prod
 
 from cluster_ddp.errors import HostlistError
 
-# Slurm's own limit on the hosts of one bracket (MAX_RANGE, 64k): a typing error must not fill the memory.
+# Slurm's own limit on the hosts of one range (MAX_RANGE, 64k): a typing error must not fill the memory.
 MAX_RANGE = 65536
 
 MAX_HOSTS = 1 << 20
 
 _ITEM = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]*\])+")
-_SEPARATOR = re.compile(r"[,\s]*")  # scontrol passes over empty items and blanks
+_SEPARATOR = re.compile(r"[,\s]*")  # scontrol skips empty items and spaces
 _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def expand(text: str) -> list[str]:
-    """The host names of a hostlist, in its order.
+    """Return the host names of a hostlist, in its order.
 
     Args:
-        text: such as the value of SLURM_STEP_NODELIST. Empty text is an empty list.
+        text: a hostlist, such as the value of SLURM_STEP_NODELIST. Empty text gives an empty list.
 
     Raises:
         HostlistError: brackets that don't match, an empty or backward range, a range of over 65,536 hosts,
             over a million hosts from one item.
     """
     hosts: list[str] = []
-    position = _SEPARATOR.match(text).end()  # type: ignore[union-attr]  # it matches nothing, too
+    position = _SEPARATOR.match(text).end()  # type: ignore[union-attr]  # it also matches empty text
     while position < len(text):
         item = _ITEM.match(text, position)
         if item is None:
@@ -53,7 +54,7 @@ def expand(text: str) -> list[str]:
 
 
 def _alternatives(text: str, item: str) -> list[list[str]]:
-    """What each part of an item may be: one literal, or the numbers of a bracket."""
+    """The alternatives of each part of an item: one literal, or the numbers of a bracket."""
     return [
         [part[2]] if part[2] else [number for piece in part[1].split(",") for number in _numbers(text, piece)]
         for part in _PART.finditer(item)
@@ -77,5 +78,5 @@ def _error(text: str, found: str) -> HostlistError:
     return HostlistError(
         f"Reading the hostlist {text!r}:",
         f"{found}.",
-        f"compare with what Slurm makes of it: scontrol show hostnames '{text}'",
+        f"compare with Slurm's own expansion: scontrol show hostnames '{text}'",
     )

@@ -1,4 +1,4 @@
-"""What Slurm tells of jobs: the controller, and where it has forgotten one, the accounting."""
+"""The status of jobs, from Slurm's controller or, for jobs that it has forgotten, from the accounting."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.slurm.commands import on, run
 
-# So many job ids fit into one argument of a command.
+# How many job ids fit into one argument of a command.
 _LABELS_AT_ONCE = 1000
 
-# Job states after which nothing more happens to a job (squeue(1), JOB STATE CODES).
+# Final job states (squeue(1), JOB STATE CODES).
 FINAL_STATES = frozenset(
     ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
 )
@@ -20,48 +20,48 @@ FINAL_STATES = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobStatus:
-    """One job (or array task) as `scontrol show job` tells it."""
+    """The status of one job or array task, as `scontrol show job` reports it. sacct and squeue report less."""
 
     job_id: int
     """SLURM_JOB_ID: each array task has its own."""
     state: str
     """As in squeue's long form: PENDING, RUNNING, COMPLETED …"""
     reason: str
-    """Why it is pending or failed; "None" where there is no reason."""
+    """Why it is pending or failed; "None" without a reason, or from sacct."""
     exit_code: int
-    """Of the batch script; 0 while it has not ended."""
+    """Exit code of the batch script; 0 before its end, or from squeue."""
     signal: int
-    """The signal that ended the batch script, else 0."""
+    """Signal that ended the batch script, else 0."""
     stdout: str
-    """Path of the job's output file."""
+    """Path of the job's output file; empty from sacct or squeue."""
     array_task: str | None = None
-    """Of an array: which task, or, while they wait together, which tasks ("3-7%4")."""
+    """Of an array: the task, or the tasks that are still pending together ("3-7%4")."""
     restarts: int = 0
-    """How often it was started again."""
+    """How often it was restarted; 0 from sacct."""
     elapsed: str = ""
-    """How long it has run since its last start, as D-HH:MM:SS or HH:MM:SS."""
+    """Run time since its last start, as D-HH:MM:SS or HH:MM:SS."""
     expected_start: str | None = None
-    """When the scheduler plans to start it, or when it started (local time of the cluster)."""
+    """Planned or actual start (local time of the cluster); None if unknown, or from sacct or squeue."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more happens to the job."""
+        """Whether the job is in a final state."""
         return self.state in FINAL_STATES
 
 
 def job_statuses(
     label: int | str, *, cluster: str | None = None, env: Mapping[str, str] | None = None
 ) -> list[JobStatus]:
-    """The job's status; for an array one status per task that the controller tells apart.
+    """Return the status of a job; for an array, one status per task that Slurm lists separately.
 
     Args:
-        label: as squeue shows it: 12, or 12_3 for an array's task.
-        cluster: where it is, if not on the default one.
-        env: the environment of scontrol.
+        label: the job as squeue shows it: 12, or 12_3 for an array task.
+        cluster: its cluster; None for the default one.
+        env: the environment of scontrol and sacct; default: this process's.
 
     Raises:
-        JobNotFoundError: the controller doesn't know the job (any more).
-        SlurmError: it doesn't answer.
+        JobNotFoundError: neither the controller nor the accounting knows the job.
+        SlurmError: scontrol failed or did not answer.
     """
     command = ["scontrol", *on(cluster), "--oneliner", "show", "job", str(label)]
     job = str(label).partition("_")[0]
@@ -75,9 +75,9 @@ def job_statuses(
 
 
 def _records(text: str, job: str) -> list[str]:
-    """What `scontrol --oneliner show job` prints of a job, or of each task of an array.
+    """Split the output of `scontrol --oneliner show job` into the records of the job or its array tasks.
 
-    A comment, a name or a command may hold line breaks (22.05 to 26.11), and words that look like a record.
+    A comment, a name or a command may contain line breaks (22.05 to 26.11), and text that looks like a record.
     """
     begins: dict[str, int] = {}
     start = rf"^JobId=({job}|\d+(?= (?:Array|Het)JobId={job} )) "
@@ -90,12 +90,12 @@ def _records(text: str, job: str) -> list[str]:
 def remembered_jobs(
     labels: Sequence[str], *, cluster: str | None = None, env: Mapping[str, str] | None = None
 ) -> dict[str, list[JobStatus]]:
-    """What sacct remembers of jobs that the controller has forgotten, by job id; nothing where there is no accounting.
+    """Return what sacct knows of jobs that the controller has forgotten, by job id; without accounting, nothing.
 
     Args:
-        labels: as squeue shows them.
-        cluster: where they are, if not on the default one.
-        env: the environment of sacct.
+        labels: the jobs as squeue shows them.
+        cluster: their cluster; None for the default one.
+        env: the environment of sacct; default: this process's.
     """
     columns = "JobIDRaw,JobID,State,ExitCode,Elapsed"
     command = ["sacct", *on(cluster), "--allocations", "--parsable2", "--noheader", f"--format={columns}"]
@@ -126,8 +126,9 @@ def _remembered(raw_id: str, shown_id: str, state: str, exit_status: str, elapse
 
 
 def _status(record: str) -> JobStatus:
-    # The name is the user's, and comes before what is Slurm's; the comment and the command come after it, but before
-    # StdOut. Such words may hold " Key=" and line breaks. A value holds blanks: it ends where the next " Key=" begins.
+    # The user chooses the name, the comment and the command: they may contain " Key=" and line breaks. The name comes
+    # before Slurm's own fields; the comment and the command come after them, but before StdOut. A value may contain
+    # spaces: it ends at the next " Key=".
     slurms = re.sub(r"\sJobName=.*?(?=\sUserId=)", "", record, count=1, flags=re.DOTALL)
     pairs = re.findall(r"(?:^|\s)([A-Za-z:/]+)=(.*?)(?=\s+[A-Za-z:/]+=|\s*$)", slurms, flags=re.DOTALL)
     fields = {**dict(reversed(pairs)), "StdOut": dict(pairs).get("StdOut", "")}

@@ -1,7 +1,7 @@
-"""Where the ranks meet: the address of rank 0's host and the ports to try there.
+"""The address of rank 0's host, and the ports to try there.
 
-Preset MASTER_ADDR and MASTER_PORT win. Never localhost where there may be more than one node: that would make several
-worlds of one.
+Preset MASTER_ADDR and MASTER_PORT win. If there may be several nodes, localhost is never used: each node would make a
+world of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ LOCALHOST = "127.0.0.1"
 
 
 def node_names(v: Variables, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The hosts of the first hostlist among `names` that is set; empty if none is."""
+    """Return the hosts of the first variable in `names` that is set; empty if none is.
+
+    Raises:
+        HostlistError: its value is not a hostlist.
+    """
     name = next((name for name in names if v.text(name)), None)
     if name is None:
         return ()
@@ -25,7 +29,11 @@ def node_names(v: Variables, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def step_address(v: Variables, nodes: tuple[str, ...], num_nodes: int | None) -> str:
-    """MASTER_ADDR if preset, else the step's first node, on which rank 0 runs."""
+    """Return MASTER_ADDR if preset, else the step's first node, on which rank 0 runs.
+
+    Raises:
+        TopologyError: no node is known, or MASTER_ADDR is a node of the job on which rank 0 of this step does not run.
+    """
     preset = v.text("MASTER_ADDR")
     if preset is None:
         if nodes:
@@ -35,7 +43,7 @@ def step_address(v: Variables, nodes: tuple[str, ...], num_nodes: int | None) ->
         raise _no_address(v, *variables.NODELIST)
     if nodes and preset != nodes[0] and preset in node_names(v, variables.JOB_NODELIST):
         raise TopologyError(
-            f"Meeting at {preset}:",
+            f"Meeting rank 0 on {preset}:",
             f"{v.shown('MASTER_ADDR', 'SLURM_STEP_NODELIST')}: rank 0 of this step runs on {nodes[0]}.",
             "unset MASTER_ADDR MASTER_PORT before an srun on part of the job's nodes",
         )
@@ -43,7 +51,11 @@ def step_address(v: Variables, nodes: tuple[str, ...], num_nodes: int | None) ->
 
 
 def hand_set_address(v: Variables, *, several_nodes: bool) -> str:
-    """MASTER_ADDR if preset, else this host if there can be no other."""
+    """Return MASTER_ADDR if preset, else the loopback address.
+
+    Raises:
+        TopologyError: MASTER_ADDR is not preset, and there may be several nodes.
+    """
     preset = v.text("MASTER_ADDR")
     if preset is None and several_nodes:
         raise _no_address(v, "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -53,16 +65,24 @@ def hand_set_address(v: Variables, *, several_nodes: bool) -> str:
 def _no_address(v: Variables, *names: str) -> TopologyError:
     return TopologyError(
         "Finding the host of rank 0:",
-        f"{v.shown('MASTER_ADDR', *names)}: the ranks may be on several nodes, and none is named.",
+        f"{v.shown('MASTER_ADDR', *names)}: the ranks may be on several nodes, and no node is named.",
         "export MASTER_ADDR=<host of rank 0>, or, if all ranks are on this node, LOCAL_WORLD_SIZE=$WORLD_SIZE",
     )
 
 
 def port_candidates(v: Variables, ours: tuple[int, ...], templates: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Ours, unless MASTER_PORT is preset to another.
+    """Return the ports to try: `ours`, or MASTER_PORT alone if it is preset to another port.
 
-    A preset that is one of ours, or of the `templates`' (which know no step id), is where a batch script found a free
-    one: then the others of its kind follow it.
+    A preset port that is in `ours` or `templates` is the free one that a batch script found. It then comes first, and
+    the others of its tuple follow.
+
+    Args:
+        v: the environment.
+        ours: candidates of this step.
+        templates: candidates of a batch script, which does not know the step id.
+
+    Raises:
+        TopologyError: MASTER_PORT is not a TCP port.
     """
     preset = v.integer("MASTER_PORT")
     if preset is None:
@@ -70,8 +90,8 @@ def port_candidates(v: Variables, ours: tuple[int, ...], templates: tuple[int, .
     if not 1 <= preset <= 65535:
         raise TopologyError(
             "Reading MASTER_PORT:",
-            f"{v.shown('MASTER_PORT')} is no TCP port (1 to 65535).",
-            "unset MASTER_PORT; a free one is then found",
+            f"{v.shown('MASTER_PORT')} is not a TCP port (1 to 65535).",
+            "unset MASTER_PORT; a free port is then chosen",
         )
     for walk in (ours, templates):
         if preset in walk:

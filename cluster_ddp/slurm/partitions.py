@@ -1,4 +1,4 @@
-"""What sinfo says about the partitions: which nodes they have, what is in those, and for how long one may ask.
+"""The partitions as sinfo shows them: nodes, CPUs, memory, GPUs and time limit.
 
 read() == [NodeGroup(partition="main", default=True, nodes=4, cpus=8, gpus={"a100": 2}, …), …]
 """
@@ -15,8 +15,8 @@ from cluster_ddp.slurm import commands
 # sinfo(1), --format: partition, its availability, the nodes' state, how many, CPUs, memory, time limit, gres.
 _FORMAT = "%P|%a|%T|%D|%c|%m|%l|%G"
 
-# How they begin (sinfo(1), NODE STATE CODES); flags such as "*" or "~" may follow. In all other states a node takes new
-# jobs, now or once it is free or awake.
+# Beginnings of the names of states (sinfo(1), NODE STATE CODES); flags such as "*" or "~" may follow. In all other
+# states a node takes new jobs, now or once it is free or awake.
 _UNUSABLE = re.compile(r"down|drain|drng|error|fail|futu?r|inval|maint|unk|n/a", re.IGNORECASE)
 _COUNT = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
@@ -24,47 +24,47 @@ _TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeGroup:
-    """Nodes of one partition that are alike. A node is in a group of each of its partitions."""
+    """Equal nodes of one partition. A node is in one group of each of its partitions."""
 
     partition: str
     """Name of the partition."""
     default: bool
-    """Whether jobs that name no partition go there."""
+    """Whether it is the default partition."""
     up: bool
     """Whether the partition takes and starts jobs."""
     usable: bool
-    """Whether the nodes take jobs: they are not down, drained, failed or in maintenance. Busy or asleep is usable."""
+    """Whether the nodes take jobs: not down, drained, failed or in maintenance. Busy and sleeping nodes are usable."""
     nodes: int
-    """How many; 0 in a partition without nodes."""
+    """Number of nodes; 0 in a partition without nodes."""
     cpus: int
-    """Of each node."""
+    """CPUs of each node."""
     mem_mb: int
-    """Memory of each node in MiB; 1 where the site has not configured any (slurm.conf(5), RealMemory)."""
+    """Memory of each node in MiB; 1 if the site has not configured it (slurm.conf(5), RealMemory)."""
     time_limit_s: int | None
-    """Of the partition; None for no limit."""
+    """Time limit of the partition in seconds; None for no limit."""
     gpus: Mapping[str, int]
-    """Type of GPU, as the cluster's gres names it ("" for none) -> how many each node has."""
+    """Type of GPU, as the cluster's gres names it ("" if untyped) -> number in each node."""
 
     def gpus_of(self, gpu_type: str | None) -> int:
-        """How many GPUs each node has: of one type, or of all where it is None."""
+        """Return the number of GPUs in each node: of one type, or of all types for None."""
         return sum(self.gpus.values()) if gpu_type is None else self.gpus.get(gpu_type, 0)
 
 
 def read(*, cluster: str | None = None, env: Mapping[str, str] | None = None) -> list[NodeGroup]:
-    """Ask sinfo once.
+    """Read all partitions with one call of sinfo.
 
     Args:
-        cluster: which one, if not the default.
-        env: the environment of sinfo; ours by default.
+        cluster: its name; None for the default one.
+        env: the environment of sinfo; default: this process's.
 
     Returns:
-        The groups in sinfo's order, of all partitions: also hidden ones may be asked for. Lines that can't be read are
-        left out, because versions of sinfo differ.
+        The groups in sinfo's order. Hidden partitions are included, since jobs may use them. Lines that can't be read
+        are left out, because versions of sinfo differ.
 
     Raises:
-        SlurmError: sinfo is not there, failed, or did not answer.
+        SlurmError: sinfo is not installed, failed, or did not answer.
     """
-    # SINFO_PARTITION and its like would be taken for options that we did not give.
+    # sinfo would take SINFO_PARTITION and the like as options.
     clean = {key: value for key, value in (os.environ if env is None else env).items() if not key.startswith("SINFO_")}
     options = ["--all", "--noheader", "--exact", "--noconvert", f"--format={_FORMAT}"]
     lines = commands.run(["sinfo", *options, *commands.on(cluster)], env=clean).splitlines()
@@ -72,7 +72,7 @@ def read(*, cluster: str | None = None, env: Mapping[str, str] | None = None) ->
 
 
 def _group(line: str) -> NodeGroup | None:
-    """One line of sinfo; None where it isn't one, such as the heading "CLUSTER: x"."""
+    """Read one line of sinfo; None for other lines, such as the heading "CLUSTER: x"."""
     try:
         partition, availability, state, nodes, cpus, mem_mb, time_limit, gres = line.strip().split("|")
         return NodeGroup(
@@ -104,7 +104,7 @@ def _seconds(text: str) -> int | None:
 def _gpus(gres: str) -> dict[str, int]:
     """The GPUs of a gres list: "gpu:a100:4(S:0,2-3),shard:16" -> {"a100": 4}.
 
-    An item is name[:type][:no_consume][:count], and where it sits in parentheses (slurm.conf(5), Gres).
+    An item is name[:type][:no_consume][:count], followed by its sockets in parentheses (slurm.conf(5), Gres).
     """
     counts: dict[str, int] = {}
     for item in re.sub(r"\([^)]*\)", "", gres).split(","):

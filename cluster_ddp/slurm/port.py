@@ -2,12 +2,12 @@
 
     port = 10000 + (job_id + 8377 * step_id) mod 22751          (in bash: templates/rendezvous.sh.j2)
 
-All ports lie in 10000–32750: above the well-known ones, below Linux's ephemeral range (32768 and up), from which
-any program's outgoing connection may take a port. 22751 is prime. So for one step id any 22,751
-consecutive job ids give distinct ports: the running tasks of an array never meet, for each has a SLURM_JOB_ID of its
-own. And for one job any 22,751 consecutive steps do.
+All ports lie in 10000–32750: above the well-known ports and below Linux's ephemeral range (32768 and up), from which
+any outgoing connection may take a port. 22751 is prime. So for one step id, any 22,751 consecutive job ids give
+distinct ports. The running tasks of an array do not collide, since each has its own SLURM_JOB_ID. For one job, any
+22,751 consecutive steps also give distinct ports.
 
-A port may still be taken by somebody else; `candidates` is the short list that rank 0 then walks.
+Another program may still hold a port. Then rank 0 tries the others of `candidates`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ CANDIDATE_COUNT = 8
 
 
 def master_port(job_id: int, step_id: int = 0) -> int:
-    """The first port to try for a job step.
+    """Return the first port to try for a job step.
 
     Args:
-        job_id: SLURM_JOB_ID, 0 or more (every task of an array has its own).
+        job_id: SLURM_JOB_ID, 0 or more (each array task has its own).
         step_id: SLURM_STEP_ID, 0 or more.
 
     Returns:
         A TCP port in 10000–32750.
 
     Raises:
-        ValueError: an id below 0.
+        ValueError: an id is below 0.
     """
     if job_id < 0 or step_id < 0:
         raise ValueError(f"job_id and step_id must be 0 or more, got {job_id} and {step_id}")
@@ -38,9 +38,10 @@ def master_port(job_id: int, step_id: int = 0) -> int:
 
 
 def candidates(job_id: int, step_id: int = 0) -> tuple[int, ...]:
-    """`master_port` and the seven ports to try after it, all distinct, in order.
+    """Return `master_port` and the seven ports to try after it, in order and all distinct.
 
-    They lie far apart, so that the second choice of one job is not the first of the job submitted after it.
+    They lie far apart, so that the second port of one job is not the first port of the next job. Arguments and errors
+    are those of `master_port`.
     """
     first = master_port(job_id, step_id) - FIRST_PORT
     return tuple(FIRST_PORT + (first + CANDIDATE_STRIDE * i) % PORT_COUNT for i in range(CANDIDATE_COUNT))

@@ -1,4 +1,4 @@
-"""All jobs of a cluster at once, where `job_status.job_statuses` would ask the controller for one after the other."""
+"""All jobs of a cluster in one request; `job_status.job_statuses` makes one request per job."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ from itertools import accumulate
 from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.job_status import JobStatus
 
-# squeue's columns and their widths. No user's words are in them; a reason holds blanks.
+# squeue's columns and their widths. None has text of the user; a reason may contain spaces.
 _QUEUE = {"ArrayJobID": 12, "ArrayTaskID": 64, "State": 20, "RestartCnt": 10, "TimeUsed": 20, "Reason": 200}
 
 
 def all_jobs(*, cluster: str | None = None, env: Mapping[str, str] | None = None) -> dict[str, list[JobStatus]]:
-    """All jobs that the controller knows, by job id (an array's by the array's), in one question.
+    """Return all jobs that the controller knows, by job id; array tasks are listed under the id of their array.
 
-    Their exit codes, output files and start times are not asked for.
+    Exit codes and signals are 0, output files empty and start times None: squeue is not asked for them.
+
+    Args:
+        cluster: its name; None for the default one.
+        env: the environment of squeue; default: this process's.
 
     Raises:
-        SlurmError: the controller doesn't answer.
+        SlurmError: squeue failed or did not answer.
     """
     columns = ",".join(f"{name}:{width}" for name, width in _QUEUE.items())
     command = ["squeue", *commands.on(cluster), "--all", "--noheader", "--states=all", f"--Format={columns}"]
@@ -29,7 +33,7 @@ def all_jobs(*, cluster: str | None = None, env: Mapping[str, str] | None = None
     jobs: dict[str, list[JobStatus]] = {}
     for line in commands.run(command, env=unfiltered).splitlines():
         job, task, state, restarts, elapsed, reason = (line[i:j].strip() for i, j in zip([0, *ends], ends))
-        if job.isdigit():  # else the name of a cluster
+        if job.isdigit():  # else a heading with the name of the cluster
             status = JobStatus(
                 job_id=int(job),
                 state=state,
@@ -46,7 +50,7 @@ def all_jobs(*, cluster: str | None = None, env: Mapping[str, str] | None = None
 
 
 def _padded(elapsed: str) -> str:
-    """squeue's 1:30 as scontrol and sacct have it: 00:01:30."""
+    """Write squeue's 1:30 as scontrol and sacct do: 00:01:30."""
     days, dash, clock = elapsed.rpartition("-")
     parts = [part.zfill(2) for part in clock.split(":")]
     return days + dash + ":".join(["00"] * (3 - len(parts)) + parts)

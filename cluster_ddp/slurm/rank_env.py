@@ -1,6 +1,6 @@
-"""The environment of every rank of a node, where one task of srun's stands for all of them.
+"""The environment of every rank of a node, if one srun task represents all of them.
 
-For equal nodes and block distribution, which the templates ask for. What each variable is called stands in `variables`.
+For equal nodes and block distribution, which the templates request. The variables' names are in `variables`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class NodeRanks:
     """The ranks of one node."""
 
     env: Mapping[str, str]
-    """The environment of the process that stands for them."""
+    """The environment of the process that represents them."""
     ranks: int
-    """How many they are, the same on every node."""
+    """Number of ranks, the same on every node."""
     node_rank: int
     """0 … num_nodes - 1."""
     num_nodes: int
@@ -30,14 +30,14 @@ class NodeRanks:
 
     @staticmethod
     def from_environ(env: Mapping[str, str], ranks: int) -> NodeRanks:
-        """Read the place of this node.
+        """Read the node rank and the number of nodes.
 
-        Understood: a step of srun's with one task on each node; WORLD_SIZE and NODE_RANK; else this node is the only
-        one.
+        They come from an srun step with one task on each node, or from WORLD_SIZE and NODE_RANK. Otherwise this node is
+        the only one.
 
         Args:
-            env: such as os.environ; only read.
-            ranks: ranks on each node.
+            env: an environment, such as os.environ; only read.
+            ranks: number of ranks on each node.
 
         Raises:
             TopologyError: the variables contradict each other or `ranks`.
@@ -50,7 +50,7 @@ class NodeRanks:
             if v.integer(*variables.WORLD_SIZE) != num_nodes:
                 raise TopologyError(
                     f"Forking {ranks} ranks on each node:",
-                    f"{v.shown(variables.WORLD_SIZE[0], variables.NUM_NODES[0])}: it takes one task on each node.",
+                    f"{v.shown(variables.WORLD_SIZE[0], variables.NUM_NODES[0])}: one task on each node is needed.",
                     "srun --ntasks-per-node=1 --ntasks=$SLURM_JOB_NUM_NODES …",
                 )
         else:
@@ -59,27 +59,28 @@ class NodeRanks:
             if rest or node_rank >= num_nodes:
                 raise TopologyError(
                     f"Forking {ranks} ranks on each node:",
-                    f"{v.shown('WORLD_SIZE', 'NODE_RANK')}, which does not fit.",
+                    f"{v.shown('WORLD_SIZE', 'NODE_RANK')} does not fit {ranks} ranks on each node.",
                     "unset both, or set them for equal nodes",
                 )
         return NodeRanks(env=env, ranks=ranks, node_rank=node_rank, num_nodes=num_nodes)
 
     def rank(self, local_rank: int) -> int:
-        """The rank over all nodes."""
+        """Return the rank over all nodes of a local rank."""
         return self.node_rank * self.ranks + local_rank
 
     def environ(self, local_rank: int, pid: int) -> dict[str, str | None]:
-        """What srun, or submitit's local executor, and the templates would have set in a task for this rank alone.
+        """Return the variables that the launcher and the templates would set in a task for this rank alone.
 
         Args:
             local_rank: 0 … ranks - 1.
             pid: the rank's process id.
 
         Returns:
-            The variables that differ from `env`, or may; None for one that is not to be set.
+            The variables that may differ from `env`; None for one that must be unset.
 
         Raises:
-            TopologyError: the ranks could not meet: it isn't known where.
+            TopologyError: the address or port of rank 0 is unknown or wrong, or a variable is not a number.
+            HostlistError: a node list that can't be read.
         """
         values: dict[str, object] = {
             "RANK": self.rank(local_rank),
@@ -94,7 +95,7 @@ class NodeRanks:
         return {name: None if value is None else str(value) for name, value in values.items()}
 
     def _launchers(self, local_rank: int, pid: int) -> dict[tuple[str, ...], object]:
-        """The launcher's variables with their values. Only those that the node's task has are set."""
+        """The launcher's variables with their values. The caller sets only those that the node's task has."""
         rank, first, world_size = self.rank(local_rank), self.rank(0), self.num_nodes * self.ranks
         return {
             variables.RANK: rank,
@@ -127,7 +128,7 @@ class NodeRanks:
         return ",".join(kept) or None
 
     def _distribution(self) -> str | None:
-        """srun's own choice is "cyclic" for one task on each node, and "block" for more (srun(1))."""
+        """srun's default is "cyclic" for one task on each node, and "block" for more (srun(1))."""
         said = Variables(self.env).text(*variables.DISTRIBUTION)
         return "block" if said == "cyclic" and self.ranks > 1 else said
 

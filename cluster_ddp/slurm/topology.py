@@ -1,9 +1,9 @@
-"""Where a process stands in its job: environment in, `Topology` out.
+"""A process's place in its job: environment in, `Topology` out.
 
     topology = Topology.from_environ(os.environ)
     topology.rank, topology.local_rank, topology.world_size, topology.master_addr, topology.master_port
 
-Show it with `cluster-ddp env`. How each launcher is read is in `environment`.
+`cluster-ddp env` prints it. The readers for each launcher are in `environment`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Topology:
     """
 
     launcher: Launcher
-    """Who started the process."""
+    """What started the process."""
     rank: int
     """0 … world_size - 1, over all nodes."""
     local_rank: int
@@ -33,37 +33,37 @@ class Topology:
     world_size: int
     """Number of ranks."""
     local_world_size: int | None = None
-    """Number of ranks on this node; None where a hand-set environment does not tell."""
+    """Number of ranks on this node; None if the environment does not say."""
     node_rank: int | None = None
-    """0 … num_nodes - 1; None where a hand-set environment does not tell."""
+    """0 … num_nodes - 1; None if the environment does not say."""
     num_nodes: int | None = None
-    """Number of nodes; None where a hand-set environment does not tell."""
+    """Number of nodes; None if the environment does not say."""
     nodes: tuple[str, ...] = ()
-    """Names of the nodes in the order of their node_rank; empty where nobody names them."""
+    """Names of the nodes in the order of node_rank; empty if unknown."""
     tasks_per_node: tuple[int, ...] = ()
-    """Number of ranks on each of `nodes`; empty where nobody tells."""
+    """Number of ranks on each node, in the same order; empty if unknown."""
     master_addr: str
-    """Host on which rank 0 runs."""
+    """Name or address of the host on which rank 0 runs."""
     port_candidates: tuple[int, ...]
-    """Ports that rank 0 tries, in this order; one alone where MASTER_PORT was preset to a port of the user's own."""
+    """Ports that rank 0 tries, in this order: those of the job, or a single port."""
     launcher_store: bool = False
-    """Whether the launcher itself serves the store at master_addr (torchrun's agent does)."""
+    """Whether the launcher itself serves the store at master_addr (torchrun's agent can)."""
     job_id: int | None = None
-    """SLURM_JOB_ID; each array task has its own."""
+    """SLURM_JOB_ID (each array task has its own), or the id of a job on this machine; None outside a job."""
     array_job_id: int | None = None
-    """The job id of the whole array."""
+    """Job id of the whole array; None outside an array."""
     array_task_id: int | None = None
-    """Which task of the array."""
+    """Index of the array task; None outside an array."""
     step_id: int | None = None
-    """The step that srun made."""
+    """Id of the step that srun made; None outside a step."""
     restart_count: int = 0
-    """How often the job was requeued (under torchrun: how often the agent restarted its workers)."""
+    """How often the job was requeued; under torchrun, plus the number of restarts by its agent."""
     cpus_per_task: int | None = None
-    """CPUs of each rank, as asked for."""
+    """CPUs requested for each rank; None if unknown."""
     gpus_on_node: int | None = None
-    """GPUs that Slurm gave the step on this node."""
+    """Number of GPUs that Slurm gave the step on this node; None if unknown."""
     end_time: int | None = None
-    """When Slurm will end the job, in seconds of UNIX time."""
+    """When Slurm will end the job, in seconds of UNIX time; None if unknown (before Slurm 23.02)."""
 
     def __post_init__(self) -> None:
         checks: tuple[tuple[str, int, str, int | None], ...] = (
@@ -77,7 +77,7 @@ class Topology:
                 raise TopologyError(
                     f"Finding this process's place (launcher {self.launcher}):",
                     f"{name}={getattr(self, name)} does not fit {limit_name}={limit}.",
-                    "see what is set: env | grep -E 'RANK|WORLD_SIZE|SLURM_'",
+                    "check what is set: env | grep -E 'RANK|WORLD_SIZE|SLURM_'",
                 )
 
     @property
@@ -87,19 +87,19 @@ class Topology:
 
     @property
     def job_label(self) -> str | None:
-        """The job as squeue shows it, "12" or "12_3"; None outside a job."""
+        """The job as squeue shows it, "12", or "12_3" for an array task; None outside a job."""
         if self.array_task_id is not None:
             return f"{self.array_job_id}_{self.array_task_id}"
         return None if self.job_id is None else str(self.job_id)
 
     @property
     def key(self) -> str:
-        """What ranks of the same run share and no other run does, a requeued job's former run included."""
+        """A text that differs between runs, also between the restarts of a job, and is equal on all ranks of a run."""
         parts = (self.job_id, self.array_task_id, self.step_id, self.restart_count, self.world_size)
         return "/".join(["cluster_ddp", self.launcher, *map(str, parts)])
 
     def exports(self) -> dict[str, str]:
-        """The variables that torch's env:// and scripts written for torchrun read; those not known are left out."""
+        """Return the variables that torch's env:// and scripts for torchrun read; unknown ones are left out."""
         values = {
             "RANK": self.rank,
             "LOCAL_RANK": self.local_rank,
@@ -115,14 +115,15 @@ class Topology:
     def from_environ(env: Mapping[str, str]) -> Topology:
         """Read a process's place from its environment.
 
-        Understood, in this order: submitit's local executor, torchrun, hand-set RANK and WORLD_SIZE, a step of
-        Slurm's, and, where nothing is set, a single process.
+        The first that applies counts: submitit's local executor; torchrun; a Slurm step; hand-set RANK and WORLD_SIZE;
+        a Slurm job of one task without srun; a single process. In a step, hand-set RANK and WORLD_SIZE count only if
+        WORLD_SIZE differs from the step's size: the tasks then start their own ranks.
 
         Args:
-            env: such as os.environ; only read.
+            env: an environment, such as os.environ; only read.
 
         Raises:
-            TopologyError: the variables contradict each other or are not enough; it names them with their values.
+            TopologyError: variables are missing or contradict each other; the error has their names and values.
             HostlistError: a node list that can't be read.
         """
         return Topology(**environment.read(env))

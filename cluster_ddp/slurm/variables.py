@@ -1,4 +1,4 @@
-"""The one table of Slurm's variable names, and reading them with clear errors.
+"""The table of Slurm's variable names, and typed access to their values.
 
 Sources: srun(1) and sbatch(1), "OUTPUT ENVIRONMENT VARIABLES", 20.11 to 26.05.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from cluster_ddp.contract import Env
 from cluster_ddp.errors import TopologyError
 
-# What each value is called, the step's own variable first: the job's differ from it for a step on part of the job.
+# The step's own variable comes first: the job's variables differ from it if the step uses part of the job.
 RANK = ("SLURM_PROCID",)
 LOCAL_RANK = ("SLURM_LOCALID",)
 NODE_RANK = ("SLURM_NODEID",)
@@ -30,34 +30,34 @@ ARRAY_TASK_ID = ("SLURM_ARRAY_TASK_ID",)
 RESTART_COUNT = ("SLURM_RESTART_COUNT",)  # unset before the first restart, up to 26.05
 CPUS_PER_TASK = ("SLURM_CPUS_PER_TASK",)
 TRES_PER_TASK = ("SLURM_TRES_PER_TASK",)  # from 23.11 on; repeats the CPUs per task: "cpu=2", in 23.11 "cpu:2"
-GPUS_ON_NODE = ("SLURM_GPUS_ON_NODE",)  # of the step, also where each task sees just one of them
+GPUS_ON_NODE = ("SLURM_GPUS_ON_NODE",)  # of the step, even if each task sees only one
 DISTRIBUTION = ("SLURM_DISTRIBUTION",)
 END_TIME = ("SLURM_JOB_END_TIME",)  # from 23.02 on
-NTASKS_PER_NODE = ("SLURM_NTASKS_PER_NODE",)  # set only where that option was given
+NTASKS_PER_NODE = ("SLURM_NTASKS_PER_NODE",)  # set only if that option was given
 RANKS_ON_NODE = ("SLURM_GTIDS",)  # such as "2,3"
 TASK_PID = ("SLURM_TASK_PID",)
 CPUS_ON_NODE = ("SLURM_CPUS_ON_NODE",)  # of the step
 SAID_CPUS_PER_TASK = (Env.CPUS_PER_TASK,)
 
-# Step ids from here on are Slurm's names for steps that srun did not make (batch, extern, interactive …).
+# Step ids from this number on are steps that srun did not make (batch, extern, interactive …).
 _SPECIAL_STEP_IDS = 0xFFFFFF00
 
 
 class Variables:
-    """Typed reading of an environment; an empty value counts as unset."""
+    """Typed access to an environment; an empty value counts as unset."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.env = env
 
     def text(self, *names: str) -> str | None:
-        """The first of `names` that is set."""
+        """Return the value of the first of `names` that is set, else None."""
         return next((self.env[name] for name in names if self.env.get(name)), None)
 
     def integer(self, *names: str) -> int | None:
-        """The first of `names` that is set, as an integer of 0 or more.
+        """Return the value of the first of `names` that is set, as an integer of 0 or more, else None.
 
         Raises:
-            TopologyError: it is none.
+            TopologyError: the value is not such an integer.
         """
         name = next((name for name in names if self.env.get(name)), None)
         if name is None:
@@ -65,27 +65,27 @@ class Variables:
         if not re.fullmatch(r"\d+", self.env[name].strip()):
             raise TopologyError(
                 f"Reading {name}:",
-                f"{self.shown(name)} is no whole number of 0 or more.",
-                "find who sets it: env | grep " + name,
+                f"{self.shown(name)} is not a whole number of 0 or more.",
+                "find what sets it: env | grep " + name,
             )
         return int(self.env[name])
 
     def shown(self, *names: str) -> str:
-        """`names` with their values, for an error: "RANK=0, WORLD_SIZE unset"."""
+        """Return `names` with their values, for an error: "RANK=0, WORLD_SIZE unset"."""
         return ", ".join(f"{name}={self.env[name]}" if self.env.get(name) else f"{name} unset" for name in names)
 
     def step_id(self) -> int | None:
-        """The id of the step that srun made, None in the batch shell (unset on 22.05, -5 on 26.11)."""
+        """Return the id of the step that srun made; None in the batch shell (unset on 22.05, -5 on 26.11)."""
         text = self.text(*STEP_ID)
         if text is None or not text.isdigit() or int(text) >= _SPECIAL_STEP_IDS:
             return None
         return int(text)
 
     def tasks_per_node(self) -> tuple[int, ...] | None:
-        """SLURM_STEP_TASKS_PER_NODE expanded: "2(x3),1" is (2, 2, 2, 1).
+        """Return the number of tasks on each node, None if unset: "2(x3),1" gives (2, 2, 2, 1).
 
         Raises:
-            TopologyError: it can't be read.
+            TopologyError: the value can't be read.
         """
         text = self.text(*TASKS_PER_NODE)
         if text is None:
@@ -96,8 +96,8 @@ class Variables:
             if match is None:
                 raise TopologyError(
                     "Reading the tasks per node:",
-                    f"{self.shown(*TASKS_PER_NODE)}: {part!r} is no count such as 2 or 2(x3).",
-                    "find who sets it: env | grep TASKS_PER_NODE",
+                    f"{self.shown(*TASKS_PER_NODE)}: {part!r} is not a count such as 2 or 2(x3).",
+                    "find what sets it: env | grep TASKS_PER_NODE",
                 )
             counts += [int(match[1])] * int(match[2] or 1)
         return tuple(counts)

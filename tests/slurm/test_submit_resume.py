@@ -35,7 +35,7 @@ with cluster_ddp.distributed(cuda=False) as world:
             raise SystemExit(3)
 """
 
-ALL_AFTER_A_CHECKPOINT = ([3, 4, 5, 6], [2, 3, 4, 5, 6])  # the second save is left out where the first takes long
+ALL_AFTER_A_CHECKPOINT = ([3, 4, 5, 6], [2, 3, 4, 5, 6])  # the second save is skipped if the first takes long
 
 
 @pytest.fixture

@@ -7,15 +7,15 @@ for epoch in checkpoint.epochs(10):
         optimizer.step()
         checkpoint.step()
 
-The first line resumes from the newest checkpoint of the run directory, if there is one. The last saves when it is time
-to, in the background, and stops when the job is told to stop (see `stop_signals`). A resumed training is exact: the
-same bits on the CPU as without the stop, where the number of ranks is the same.
+The first line resumes from the newest checkpoint of the run directory, if there is one. The last line saves in the
+background when a save is due, and stops when the job is told to stop (see `stop_signals`). With the same number of
+ranks, a resumed training on CPUs has the same bits as one without the stop.
 
-What follows the loop over the shard (an evaluation, the scheduler's step) may stand in any order. The state is copied
-when the shard has given its last batch, before any of that runs; a stop in it writes this copy. So after a stop or a
-kill, all that follows the last batch is made again from its beginning, and nothing of it counts twice. To copy only
-what is small would not do: averages of the weights may be renewed there, too. The copy costs one save's wait an epoch,
-and no memory: it is the memory of the saves. Where a save is still being written then, there is no copy.
+Code after the loop over the shard (an evaluation, the scheduler's step) may be in any order. The state is copied after
+the shard's last batch, before this code runs, and a stop in this code writes that copy. So after a stop or a kill, all
+that follows the last batch runs again from its beginning, and nothing counts twice. The copy is complete, because this
+code may change large parts, such as averaged weights. It costs the wait of one save per epoch, and no extra memory,
+since saves use the same memory. If a save is still being written at that moment, no copy is made.
 """
 
 from __future__ import annotations
@@ -45,34 +45,35 @@ from cluster_ddp.runtime.world import World
 
 log = logging.getLogger("cluster_ddp")
 
-# How often rank 0 tells the others that it is still writing: they would take it for hanging.
+# How often rank 0 tells the others that it is still writing, so that they don't time out.
 _REPORT_EVERY_S = 2.0
 
 
 class Checkpointer:
-    """Saves and resumes a training. Made on every rank, after everything in it, before the first step.
+    """Saves and resumes a training. Make it on every rank, in the main thread, after all parts.
 
     Args:
-        world: of the ranks.
-        shard: the training data; its place in the epoch and its shuffling are part of the state.
-        run_dir: where checkpoints are, under checkpoints/, and metrics.jsonl: a path, or a `RunDir`; default: the
-            submission's run directory.
-        every: how often to save: "1epoch", "500steps", "10min", or "never" but when stopped.
-        keep: how many of the newest checkpoints stay.
-        resume: "auto": from this run directory's newest checkpoint; "never": from the beginning, whatever an earlier
-            job has left (a job that was requeued resumes all the same); or a path: start from this checkpoint, or from
-            the newest one of another run directory.
-        identity: what must be the same for a checkpoint to fit, such as the dataset's name.
-        meters: what each rank has for itself, such as a `Meter`.
+        world: all ranks.
+        shard: the training data. Its place in the epoch and its shuffling are part of the state.
+        run_dir: a path or a `RunDir`, with the checkpoints in checkpoints/; default: the run directory of the
+            submission, else runs/training-<job id, or date and time>.
+        every: how often to save: "1epoch", "500steps", "10min"; "never" saves only when the job is told to stop.
+        keep: how many checkpoints to keep; the newest ones stay.
+        resume: "auto": from this run directory's newest checkpoint. "never": from the beginning; old checkpoints are
+            set aside (but a requeued job resumes from its own). A path: from this checkpoint, or from the newest one of
+            another run directory; ignored once this run directory has checkpoints.
+        identity: values that must be equal for a checkpoint to fit, such as the dataset's name.
+        meters: states that differ between ranks, such as a `Meter`, by name.
         stop_signals: names of the signals to stop at.
-        before_save: called before each save, on every rank; what it raises ends the training, and nothing is saved.
-        parts: everything with a state, by name. Of a DDP model, the module's state is saved.
+        before_save: called on every rank before each save. An exception in it ends the training without that save.
+        parts: everything else with a state, by name: model, optimizer, scheduler … Of a DDP model, the module is saved.
 
     Raises:
-        CheckpointError: a checkpoint that doesn't fit, can't be found or can't be loaded; a state that can't be saved.
+        CheckpointError: a checkpoint doesn't fit, can't be found or can't be loaded; or a state can't be saved.
         RunDirError: the run directory can't be written, or another job is using it.
-        SpecError: an interval or a signal that there is not; no checkpoint to be kept.
-        DataError: too few samples are left of the epoch for this number of ranks.
+        SpecError: `every` is not an interval, `keep` is below 1, or a signal does not exist.
+        DataError: too few samples are left in the epoch for this number of ranks.
+        OSError: files of an earlier run can't be set aside, or metrics.jsonl can't be continued.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Checkpointer:
         self._stop_flag = StopFlag(stop_signals)
         self._interval = Interval.parse(every)
         if keep < 1:
-            raise SpecError(f"Keeping {keep} checkpoints:", "there is nothing to resume from then.", "keep 1 or more")
+            raise SpecError(f"Keeping {keep} checkpoints:", "then there is nothing to resume from.", "keep 1 or more")
         self.run_dir = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir, world)
         self._state = TrainingState(world, shard, identity=identity or {}, meters=meters or {}, parts=parts)
         self._folder = folder.CheckpointFolder(self.run_dir.path / File.CHECKPOINTS, keep=keep)
@@ -112,12 +113,12 @@ class Checkpointer:
 
     @property
     def steps(self) -> int:
-        """Steps since the beginning of the training."""
+        """Number of steps since the beginning of the training."""
         return self._state.steps
 
     @property
     def epoch(self) -> int:
-        """The epoch that is under way, from 0."""
+        """The current epoch, from 0."""
         return self._state.epoch
 
     @property
@@ -126,13 +127,22 @@ class Checkpointer:
 
     @property
     def last_good(self) -> Path | None:
-        """On rank 0: the newest checkpoint that is known to be whole."""
+        """On rank 0: path of the newest checkpoint that is known to be undamaged, None without one. None on others."""
         return self._folder.last_good
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are left of `count`, from 0; after the last one all is saved."""
+        """Yield the numbers of the epochs that remain of `count` epochs, from 0. Use it once, on every rank.
+
+        After the last epoch the final state is saved (unless `every` is "never"), and signal handlers are restored.
+
+        Args:
+            count: number of epochs of the whole training.
+
+        Raises:
+            Stopped, CheckpointError, RunDirError: as `step`.
+        """
         if self.epoch >= count:
-            self.world.print(f"All {count} epochs are done already: nothing is trained.")
+            self.world.print(f"All {count} epochs are already done: nothing to train.")
         self.shard.at_end = self._after_training
         try:
             while self.epoch < count:
@@ -144,7 +154,7 @@ class Checkpointer:
                 self._after(epoch_ended=True)
         finally:
             if self.shard.at_end == self._after_training:
-                self.shard.at_end = None  # it holds this object, and all its memory
+                self.shard.at_end = None  # it refers to this object and all its memory
         self._exchange.finish()
         self._evaluation_exchange.finish()
         if self._saved != self._place and self._interval.unit != "never":
@@ -153,23 +163,28 @@ class Checkpointer:
         self._stop_flag.give_back()
 
     def step(self) -> None:
-        """To be called after each step of the optimizer: saves if it is time to, stops if the job is told to.
+        """Save if a save is due, and stop if the job is told to. Call it on every rank after each optimizer step.
 
         Raises:
-            Stopped: all is saved; the process ends with status 75.
+            Stopped: the job was told to stop, and can resume. It ends the process with status 75.
+            CheckpointError: the job was told to stop, but no checkpoint could be saved since its start.
+            RunDirError: another job has taken the run directory.
         """
         self._state.steps, self._is_training = self.steps + 1, True
         if self.steps == self._steps_at_start + 1:
-            self._state.reserve()  # now the optimizer has its state, too
+            self._state.reserve()  # now the optimizer also has its state
         self._after(epoch_ended=False)
-        if self.shard.seen == self.shard.size:  # also of a loop that is left by a break, or by counting
+        if self.shard.seen == self.shard.size:  # also if the loop ends with a break, or by counting
             self._after_training()
 
     def stop_if_asked(self) -> None:
-        """To be called now and then in a long evaluation, as often on every rank: stops as `step` does.
+        """Stop if the job is told to. Call it now and then in a long evaluation, equally often on every rank.
 
-        After the epoch's last batch, all that follows that batch is then made again. Between two batches call it after
-        `step`: what there is at that moment is saved, and that evaluation is not made again.
+        If it stops after the epoch's last batch, all code after that batch runs again on resume. Between two batches,
+        call it after `step`: the state of that moment is saved, and the evaluation does not run again.
+
+        Raises:
+            Stopped, CheckpointError: as `step`.
         """
         if self._evaluation_exchange.is_due():
             (stop,) = self._evaluation_exchange.collect(self._stop_flag.is_set())
@@ -178,7 +193,7 @@ class Checkpointer:
             self._evaluation_exchange.begin(self._stop_flag.is_set())
 
     def _after_training(self) -> None:
-        """Copy the state after an epoch's last batch, and save it if it is time to. A collective."""
+        """Copy the state after an epoch's last batch, and save it if a save is due. A collective."""
         if not self._is_training or self._trained == self._place:  # another pass over the same data
             return
         self._trained = self._place
@@ -186,9 +201,9 @@ class Checkpointer:
             self._save(write=self._interval.is_due(self.steps, self.epoch + 1, epoch_ended=True))
 
     def _after(self, *, epoch_ended: bool) -> None:
-        """What is to be done after a step, or an epoch."""
+        """Save or stop after a step or an epoch."""
         save = self._interval.is_due(self.steps, self.epoch, epoch_ended=epoch_ended)
-        save = save and not (epoch_ended and self._saved[1] == self.steps)  # it was saved after the last batch
+        save = save and not (epoch_ended and self._saved[1] == self.steps)  # already saved after the last batch
         is_exchange = epoch_ended or self._exchange.is_due()
         if is_exchange:
             stop, minutes_are_over = self._exchange.collect(*self._flags())
@@ -198,16 +213,16 @@ class Checkpointer:
         if save:
             self._save()
         if is_exchange:
-            self._exchange.begin(*self._flags())  # after the save, which begins the minutes anew
+            self._exchange.begin(*self._flags())  # after the save, which restarts the minutes
 
     def _flags(self) -> tuple[bool, bool]:
-        """Whether to stop, and, by rank 0's clock, whether a save is due that is made every so many minutes."""
+        """Whether to stop; and whether a save every so many minutes is due, by rank 0's clock."""
         self._folder.writer.check()  # raises where another job has taken the run directory
         minutes_are_over = self.world.is_main and self._interval.is_over(time.monotonic() - self._saved_at_s)
         return self._stop_flag.is_set(), minutes_are_over
 
     def _stop(self) -> None:
-        """Save, say so, and end this process with all the others'."""
+        """Save, print that, and end this process together with all others."""
         if self._trained == self._place:
             self._save_copy()
         else:
@@ -218,7 +233,7 @@ class Checkpointer:
         last_good = self.world.broadcast(self.last_good)
         saved = -1 if last_good is None else folder.step_of(last_good)
         if saved < self.steps and saved <= self._steps_at_start:
-            found = f"nothing could be saved since step {self._steps_at_start}: to start again would lead here again."
+            found = f"nothing could be saved since step {self._steps_at_start}: a restart would end here again."
             raise CheckpointError(asked, found, "see the errors above; is the disk full, or a quota used up?")
         if self.world.is_main:
             write_stop_marker(os.environ)
@@ -226,7 +241,7 @@ class Checkpointer:
         words = f"{asked} {is_saved}. To resume from {last_good}, unless the job is queued again:"
         self.world.print(f"{words} {self.run_dir.resume_command}")
         self._stop_flag.ignore()
-        self.world.barrier()  # rank 0 has saved: now the first to end may bring the others down
+        self.world.barrier()  # rank 0 has saved: now the first rank to end may end the others
         raise Stopped
 
     def _save_now(self) -> None:
@@ -244,18 +259,18 @@ class Checkpointer:
         self._wait()
 
     def _wait(self) -> None:
-        """Wait until rank 0 has written all, or gives it up. A collective, which takes as long as it takes."""
+        """Wait until rank 0 has written everything or gives up. A collective without a time limit."""
         while not self.world.broadcast(self._folder.wait(_REPORT_EVERY_S) or self._folder.is_stuck()):
             self._folder.writer.tell_if_slow()
 
     def _save(self, *, write: bool = True) -> None:
-        """Copy the state, and let it be written while training continues. A collective.
+        """Copy the state and write it in the background. A collective.
 
-        Where the save before is not written yet, this one is left out. What could not be written is overwritten by the
-        copy: then this one is written in its place.
+        While the previous save is still being written, this one is skipped. If the previous one failed, this one is
+        always written, since the copy overwrites what could have been tried again.
 
         Args:
-            write: or only copy it.
+            write: False only copies it.
         """
         self._before_save()
         self.world.synchronize()
@@ -265,7 +280,7 @@ class Checkpointer:
         self._saved_at_s = time.monotonic() if write else self._saved_at_s
         if is_busy:
             if self.world.is_main and write:
-                words = "The checkpoint before step %d is still being written; this one is left out. (%s)"
+                words = "The checkpoint before step %d is still being written; this one is skipped. (%s)"
                 log.warning(words, self.steps, writer.at_work())
             return
         self._saved = self._place if write else self._saved
@@ -275,7 +290,7 @@ class Checkpointer:
         self._copied = None
         try:
             self._copied = self._state.copy(ranks, metrics_bytes=self.run_dir.metrics_bytes)
-        except CheckpointError as error:  # a part has taken something into its state since the beginning
+        except CheckpointError as error:  # a part's state has something new that can't be saved
             log.error("%s\nTraining continues.", error)
             self._folder.note_failure(str(error))
             return
@@ -293,12 +308,12 @@ class Checkpointer:
         see(self.world, path, digest)
         saved = read(path)
         if complaint := self._state.complaint(saved):
-            hint = "give this training a folder of its own (--run-dir PATH), or start anew in this one: --resume never"
+            hint = "give this training its own run directory (--run-dir PATH), or start anew here: --resume never"
             raise CheckpointError(f"Resuming from {path}:", f"{complaint}.", hint)
         metrics_bytes, differences = saved["metrics_bytes"], self._state.differences(saved)
-        del saved  # and what it takes of memory
+        del saved  # frees its memory
         self._state.load(functools.partial(read, path))
-        self._is_training = self.shard.seen == self.shard.size  # what follows the training is left of the epoch
+        self._is_training = self.shard.seen == self.shard.size  # only the code after the last batch remains
         if is_own:
             self._saved = self._place
             self.run_dir.continue_metrics(metrics_bytes)

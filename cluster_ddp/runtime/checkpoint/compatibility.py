@@ -1,4 +1,4 @@
-"""Whether a checkpoint is one of this training."""
+"""Whether a checkpoint belongs to this training."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 import torch
 
 NoneType = type(None)
-_TOLD = 8  # lines about settings
+_TOLD = 8  # most lines about settings
 
 
 class _Missing:
-    """Stands for a value that is not there."""
+    """Marks a missing value."""
 
 
 _MISSING = _Missing()
 
 
-# What a checkpoint has to hold, and of what type.
+# Required content of a checkpoint, with types.
 _FORM: Mapping[str, Any] = {
     "saved_by": {"job": object, "array_task": (int, NoneType), "world_size": int},
     "identity": {},
@@ -36,11 +36,11 @@ _RANK: Mapping[str, Any] = {
 
 
 def malformed(state: Any) -> str | None:
-    """What a saved state lacks, or has of another type, in words; None where it has the form of one."""
+    """Return what a saved state lacks or has of a wrong type, in words; None if its form is right."""
     if words := _other_form(state, _FORM, "its content"):
         return words
     if not state["ranks"]:
-        return "it is of no rank"
+        return "it has no rank's state"
     forms = [(rank, _RANK, f"the state of rank {number}") for number, rank in enumerate(state["ranks"])]
     forms += [(part, {}, f"the state of its {name}") for name, part in state["parts"].items()]
     return next(filter(None, (_other_form(*form) for form in forms)), None)
@@ -58,7 +58,7 @@ def _other_form(value: Any, form: Any, name: str) -> str | None:
 
 
 def settings(state: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """What an optimizer or a scheduler was made with: the plain values of its state, before the first step."""
+    """Return the settings of an optimizer or a scheduler: the plain values of its state before the first step."""
     found: dict[str, str] = {}
     for key, value in state.items():
         if key in ("params", "state") or (str(key).startswith("_") and key != "_schedulers"):
@@ -73,11 +73,11 @@ def settings(state: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def differences(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """What is not as it was in a saved state that fits, and yet may be, in words.
+    """Return the permitted differences between a saved state that fits and this training, one line each.
 
     Args:
-        saved: what was saved.
-        ours: what would be saved now, without parts and ranks.
+        saved: the saved state.
+        ours: the state that would be saved now; needs no parts and ranks.
     """
     lines = []
     before, now = saved["saved_by"]["world_size"], ours["saved_by"]["world_size"]
@@ -90,27 +90,27 @@ def differences(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
         lines.append(f"a global batch of {now} samples instead of {before} (--batch-size is per rank)")
     before, now = saved["shard"].get("fingerprint"), ours["shard"].get("fingerprint")
     if before and now and before != now:
-        lines.append(f"the dataset has the fingerprint {now[:12]}, and had {before[:12]}: is it the same data?")
+        lines.append(f"the dataset has the fingerprint {now[:12]}, instead of {before[:12]}: is it the same data?")
     told = [line for name, made in ours["made_with"].items() for line in _other_settings(saved, name, made)]
-    more = [f"and {len(told) - _TOLD} settings more"] if len(told) > _TOLD else []
+    more = [f"and {len(told) - _TOLD} more settings"] if len(told) > _TOLD else []
     return lines + told[:_TOLD] + more
 
 
 def _other_settings(saved: Mapping[str, Any], name: str, now: Mapping[str, str]) -> list[str]:
     before = saved.get("made_with", {}).get(name, now)
     return [
-        f"{name}: {key} is {now.get(key)} in the script; {before.get(key)}, as it was begun with, is used"
+        f"{name}: {key} is {now.get(key)} in the script; {before.get(key)}, from the start of this training, is used"
         for key in {**before, **now}
         if before.get(key) != now.get(key)
     ]
 
 
 def complaint(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
-    """Why a saved state is not one of this training, in words; None where it is.
+    """Return why a saved state does not belong to this training, in words; None if it does.
 
     Args:
-        saved: what was saved.
-        ours: what would be saved now.
+        saved: the saved state.
+        ours: the state that would be saved now.
     """
     return (
         _other_array_task(saved["saved_by"], ours["saved_by"])
@@ -135,9 +135,9 @@ def _other_identity(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str |
 
 
 def _other_data(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
-    for key, what in (("size", "samples in the dataset"), ("seed", "as seed of the shuffle")):
+    for key, what in (("size", "number of samples in the dataset"), ("seed", "seed of the shuffle")):
         if theirs[key] != ours[key]:
-            return f"it was saved with {theirs[key]} {what}, and here there are {ours[key]}"
+            return f"its {what} is {theirs[key]}, and here it is {ours[key]}"
     return None
 
 
@@ -146,15 +146,15 @@ def _other_parts(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | No
         return f"it holds {', '.join(theirs)}, and here there are {', '.join(ours)}"
     for name, state in ours.items():
         if _groups(theirs[name]) != _groups(state):
-            return f"its {name} is of another kind, or has other groups of parameters"
+            return f"its {name} is of another type, or has other parameter groups"
         for key in {**theirs[name], **state}:
             if found := _unlike(theirs[name].get(key, _MISSING), state.get(key, _MISSING)):
-                return "it is of another {}: {} is {} there and {} here".format(name, key, *found)
+                return "it has another {}: {} is {} there and {} here".format(name, key, *found)
     return None
 
 
 def _unlike(there: Any, here: Any) -> tuple[str, str] | None:
-    """In what two values of a part's state differ that should be alike; a number that is missing may be a new one's."""
+    """How two values of a part's state differ that should be alike. A value that is not a tensor may be missing."""
     if isinstance(there, torch.Tensor) and isinstance(here, torch.Tensor):
         shapes, dtypes = (there.shape, here.shape), (str(there.dtype), str(here.dtype))
         return (str(tuple(shapes[0])), str(tuple(shapes[1]))) if shapes[0] != shapes[1] else _pair(*dtypes)
@@ -187,6 +187,6 @@ def _other_meters(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | N
 
 
 def _groups(state: Mapping[str, Any]) -> list[tuple[frozenset[str], int]]:
-    """Of an optimizer: what each group of parameters has set, and how many they are."""
+    """Of an optimizer: the settings and the number of parameters of each parameter group."""
     groups = state.get("param_groups", ())
     return [(frozenset(group), len(group["params"])) for group in groups if isinstance(group, Mapping)]

@@ -1,7 +1,7 @@
-"""One checkpoint file: what torch.save writes, and its SHA-256 in the last line.
+"""One checkpoint file: the output of torch.save, and its SHA-256 in the last line.
 
-`torch.load(path, weights_only=True)` reads it, too: a zip archive may be followed by other bytes. Reading it here first
-compares the digest, and never runs code that a file might bring along (CVE-2025-32434, CVE-2026-24747: torch < 2.10).
+`torch.load(path, weights_only=True)` reads it, too: other bytes may follow a zip archive. `digest` checks the content,
+and `read` never runs code from a file (CVE-2025-32434, CVE-2026-24747: torch < 2.10).
 """
 
 from __future__ import annotations
@@ -24,34 +24,38 @@ from cluster_ddp.files import atomic_write
 _MARK = b"\ncluster_ddp sha256 "
 _TRAILER_BYTES = len(_MARK) + 64 + 1
 _BLOCK_BYTES = 1 << 20
-# How long a node waits for a file that rank 0 has read.
+# How long a node waits for a file that rank 0 has seen.
 _VISIBLE_WITHIN_S = 60.0
 
 
 class DamagedError(Exception):
-    """A file that is not what was written; the text says how that was seen."""
+    """A file that is not as it was written; the text says why."""
 
 
 def import_all() -> None:
-    """Import what torch.save imports when it is first called: by then there may be no descriptor for that."""
+    """Import the modules that torch.save imports on its first call: no file descriptor may be left by then."""
     torch.save({}, io.BytesIO())
 
 
 def write(path: Path, state: Mapping[str, Any]) -> str:
-    """Write a state whole or not at all, with file and folder fsynced.
+    """Write a state whole or not at all, and fsync file and folder.
+
+    Args:
+        path: of the file; it is replaced.
+        state: of types that torch.load reads with weights_only.
 
     Returns:
         The SHA-256 as 64 hexadecimal digits.
 
     Raises:
-        OSError: the disk is full, the folder gone or not writable.
+        OSError: the disk is full, or the folder is gone or not writable.
     """
     with atomic_write(path) as file:
         hashing = _Hashing(file)
         try:
             torch.save(dict(state), hashing)  # type: ignore[arg-type]  # it asks for write() and flush() only
         except RuntimeError:
-            if hashing.error is not None:  # which torch does not tell
+            if hashing.error is not None:  # torch does not report it
                 raise hashing.error from None
             raise
         digest = hashing.digest.hexdigest()
@@ -60,14 +64,14 @@ def write(path: Path, state: Mapping[str, Any]) -> str:
 
 
 def digest(path: Path) -> str:
-    """The SHA-256 of a checkpoint's content, compared with the one in its last line.
+    """Return the SHA-256 of a checkpoint's content (hexadecimal), after comparing it with its last line.
 
     Raises:
-        DamagedError: they differ, or there is none; a folder, or a link to nothing, has its name.
+        DamagedError: they differ, or the last line is missing; or the path is a folder or a dangling link.
         OSError: the file can't be read.
     """
     if os.path.lexists(path) and not path.is_file():
-        raise DamagedError("it is a link to nothing" if path.is_symlink() else "it is no file")
+        raise DamagedError("it is a dangling symbolic link" if path.is_symlink() else "it is not a file")
     size = path.stat().st_size - _TRAILER_BYTES
     if size <= 0:
         raise DamagedError(f"it has only {size + _TRAILER_BYTES} bytes")
@@ -81,55 +85,59 @@ def digest(path: Path) -> str:
     if not trailer.startswith(_MARK):
         raise DamagedError("its end is missing")
     if trailer[len(_MARK) : -1] != found.hexdigest().encode():
-        raise DamagedError("its content has another SHA-256 than was written")
+        raise DamagedError("its content does not match its SHA-256")
     return found.hexdigest()
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The state in a file whose digest is known to be right, all tensors on the CPU.
+    """Return the state in a file whose `digest` is right, with all tensors on the CPU.
 
-    They are the file's own bytes, mapped into memory, and read when they are used: take copies of what is to stay. The
-    file may be removed by then, and a network file system has no bytes for it any more (SIGBUS).
+    The tensors are the file's bytes, mapped into memory and read on use. Copy what you keep: once the file is removed,
+    a network file system may no longer have its bytes (SIGBUS).
 
     Raises:
-        DamagedError: it holds something other than tensors and plain values, or no checkpoint.
+        DamagedError: it contains other types than tensors and plain values, or it is not a checkpoint.
         OSError: the file can't be read.
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError:
         raise
-    except Exception as error:  # whatever a broken or malicious pickle leads to
-        raise DamagedError(_refusal(error)) from None  # torch advises to load it all the same
+    except Exception as error:  # whatever a broken or malicious pickle causes
+        raise DamagedError(_refusal(error)) from None  # torch's text advises to load it anyway
     if not isinstance(state, dict) or not {"position", "parts", "ranks"} <= state.keys():
-        raise DamagedError("it is no checkpoint of cluster_ddp")
+        raise DamagedError("it is not a checkpoint of cluster_ddp")
     return state
 
 
 def _refusal(error: Exception) -> str:
-    """Why torch.load does not take a file, without what it advises: to let the file run its code."""
+    """Why torch.load refuses a file, without torch's advice to let the file run its code."""
     if found := re.search(r"GLOBAL ([\w.]{1,100})", str(error)):
-        return f"it asks for {found[1]}, where tensors and plain values are all that is read; nothing of it was run"
-    return f"its content is no checkpoint's ({type(error).__name__}); nothing of it was run"
+        return f"it contains {found[1]}, but only tensors and plain values are read; none of its code was run"
+    return f"it is not a checkpoint ({type(error).__name__}); none of its code was run"
 
 
 def taken(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor that `read` has given, and of no other: the memory that the file's bytes took is let go."""
+    """Return a copy of a tensor from `read` (no other), and release the memory of the file's bytes."""
     copy = tensor.clone()
     if tensor.layout != torch.strided:
         return copy
-    memory = tensor.untyped_storage()  # of an expanded tensor, less than its own size
+    memory = tensor.untyped_storage()  # an expanded tensor's is smaller than its size
     start = -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     nbytes = (memory.data_ptr() + memory.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE - start
-    if nbytes > 0:  # pages that are this tensor's alone; where they are read again, it is from the file
+    if nbytes > 0:  # pages of this tensor alone; a later access reads the file again
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(nbytes), mmap.MADV_DONTNEED)
     return copy
 
 
 def not_as_chosen(path: Path, chosen: str) -> str | None:
-    """Why this node does not see the file that rank 0 has chosen by its SHA-256; None once it does.
+    """Return why this node does not see the file that rank 0 has chosen; None if it does.
 
-    Waits a minute for it, since network file systems show a file to other nodes late.
+    Waits up to a minute, since network file systems show a file to other nodes late.
+
+    Args:
+        path: of the file.
+        chosen: its SHA-256 on rank 0.
     """
     deadline = time.monotonic() + _VISIBLE_WITHIN_S
     while True:

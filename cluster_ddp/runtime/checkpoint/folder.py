@@ -1,6 +1,6 @@
-"""The checkpoints of one run: a folder of files, written in the background; the newest are kept.
+"""The folder of a run's checkpoints: written in the background; only the newest are kept.
 
-Only rank 0 uses it, and only one run at a time: `RunDir` holds the run directory's lock.
+Only rank 0 uses it, and one run at a time: `RunDir` holds the lock of the run directory.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ _NAME = re.compile(r"step-(\d+)\.pt")
 
 
 class CheckpointFolder:
-    """Checkpoints by the number of their step.
+    """The checkpoints of a run, by step.
 
     Args:
-        path: made with the first checkpoint.
-        keep: how many of the newest stay.
+        path: of the folder, which is made with the first checkpoint.
+        keep: how many of the newest checkpoints stay.
     """
 
     def __init__(self, path: Path, *, keep: int) -> None:
         self.path, self.keep = path, keep
         self.last_good: Path | None = None
-        """The newest one that is known to be whole."""
+        """The newest checkpoint that is known to be undamaged."""
         self.writer = BackgroundWriter("checkpoint")
         file.import_all()
         self._failure = ""
         self._again: Callable[[], None] | None = None
-        self._has_ended = False  # the training: what fails again is said by who asks for it
+        self._has_ended = False  # the training: from then on `finish` reports failures, not `_write`
 
     def files(self) -> list[Path]:
-        """The checkpoints, newest first; also of a folder that is not there."""
+        """Return the paths of the checkpoints, newest first; none if the folder does not exist."""
         found = with_reserve(lambda: list(self.path.glob("*.pt")))
         steps = {int(match[1]): path for path in found if (match := _NAME.fullmatch(path.name))}
         return [steps[step] for step in sorted(steps, reverse=True)]
 
     def newest(self, *, set_aside: bool, but: Container[Path] = ()) -> tuple[Path, str] | None:
-        """The newest whole checkpoint and its SHA-256; damaged ones are reported.
+        """Return the newest undamaged checkpoint and its SHA-256; None without one. Damaged ones are logged.
 
         Args:
-            set_aside: rename the damaged ones to *.damaged.
-            but: those to pass over.
+            set_aside: rename damaged ones to *.damaged.
+            but: checkpoints to skip.
 
         Raises:
-            CheckpointError: one can't be read.
+            CheckpointError: a checkpoint can't be read.
         """
         for path in (path for path in self.files() if path not in but):
             try:
@@ -75,16 +75,16 @@ class CheckpointFolder:
         return None
 
     def remove_leftovers(self) -> None:
-        """Remove what killed processes have left half written."""
+        """Remove the half-written files of killed processes."""
         remove_leftovers(self.path)
 
     def save(self, step: int, state: Mapping[str, Any], *, first: Callable[[], None]) -> None:
-        """Write a checkpoint in the background, after the one before; a failure is a warning.
+        """Write a checkpoint in the background, after the previous one. A failure is logged, not raised.
 
         Args:
-            step: its number.
-            state: not changed until it is written.
-            first: what must be on disk before it is. Where it raises a RunDirError, so does `writer`.
+            step: number of steps, for its name.
+            state: must not change until it is written.
+            first: called first, to write what must be on disk before. Its RunDirError is raised by `writer`.
         """
         path = self.path / f"step-{step:08}.pt"
         self._again = lambda: self.writer.begin(path, lambda: self._write(path, state, first))
@@ -92,28 +92,32 @@ class CheckpointFolder:
 
     @property
     def has_failed(self) -> bool:
-        """Whether there is something that could not be saved, and nothing after it has been."""
+        """Whether the last save failed."""
         return bool(self._failure)
 
     def note_failure(self, words: str) -> None:
-        """Remember that there is something that could not be saved; nothing of what failed before is tried again."""
+        """Record that a state could not be saved, so that no earlier save is tried again.
+
+        Args:
+            words: what failed, for the error of `finish`.
+        """
         self._failure, self._again = words, None
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all is written, or has failed; whether that came within `timeout_s` seconds."""
+        """Wait until all is written or has failed, at most `timeout_s` seconds. Return whether that is so."""
         return self.writer.wait(timeout_s)
 
     def finish(self, timeout_s: float) -> str | None:
-        """Try again what was not saved at last.
+        """Try the last save again if it failed.
 
         Args:
             timeout_s: seconds to wait for it.
 
         Returns:
-            What is not on disk by then, in words; None if all is.
+            What is not on disk by then, in words; None if everything is.
 
         Raises:
-            CheckpointError: to try again is of no use.
+            CheckpointError: the last state can't be saved at all.
         """
         if self._failure and not self.writer.is_busy():
             if self._again is None:
@@ -125,7 +129,7 @@ class CheckpointFolder:
         return self._failure or None
 
     def is_stuck(self) -> bool:
-        """Whether a save takes so long that it is given up."""
+        """Return whether a save takes so long that it is given up (`background_writer.PATIENCE_S`)."""
         return self.writer.is_stuck()
 
     def _write(self, path: Path, state: Mapping[str, Any], first: Callable[[], None]) -> None:
@@ -137,7 +141,7 @@ class CheckpointFolder:
             file.write(path, state)
         except RunDirError:
             raise
-        except Exception as error:  # whatever it is, training is worth more than one checkpoint
+        except Exception as error:  # of any kind: training matters more than one checkpoint
             words = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             last = f"the last good one is {self.last_good}" if self.last_good else "there is none yet"
             self._failure = f"{path} is not saved: {words}; {last}"
@@ -155,27 +159,30 @@ class CheckpointFolder:
 
 
 def put_aside(path: Path, error: DamagedError) -> None:
-    """Rename a damaged checkpoint to *.damaged, and say so."""
+    """Rename a damaged checkpoint to *.damaged, and log it."""
     aside = path.with_name(f"{path.name}.damaged")
     path.replace(aside)
-    words = "The checkpoint %s is damaged: %s. It is set aside as %s; the one before is used."
+    words = "The checkpoint %s is damaged: %s. It is renamed to %s; the one before is used."
     log.warning(words, path, error, aside.name)
 
 
 def step_of(path: Path) -> int:
-    """The number of a checkpoint's step."""
+    """Return the number of steps in the name of a checkpoint."""
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match[1])
 
 
 def begin_with(path: Path) -> tuple[Path, str]:
-    """A checkpoint that was asked for: a file, a run directory, or its folder of checkpoints.
+    """Return the checkpoint that `--resume PATH` names, and its SHA-256.
+
+    Args:
+        path: a file; or a run directory or its folder of checkpoints: then the newest undamaged one.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
+        CheckpointError: there is none, or it is damaged or can't be read.
     """
-    asked = f"Beginning with --resume {path}:"
+    asked = f"Starting from --resume {path}:"
     hint = "name a checkpoint (…/checkpoints/step-00000120.pt) or a run directory, or leave --resume out"
     if path.is_file():
         try:
@@ -188,10 +195,10 @@ def begin_with(path: Path) -> tuple[Path, str]:
     if newest := CheckpointFolder(folder, keep=1).newest(set_aside=False):
         return newest
     raise CheckpointError(
-        asked, "there is no such file." if not path.is_dir() else "no whole checkpoint is in it.", hint
+        asked, "there is no such file." if not path.is_dir() else "it has no undamaged checkpoint.", hint
     )
 
 
 def _unreadable(path: Path, error: OSError) -> CheckpointError:
-    hint = "mend that, or move the file away: then the one before is used"
+    hint = "fix that, or move the file away to resume from the one before"
     return CheckpointError(f"Reading the checkpoint {path}:", f"{error.strerror or error}.", hint)

@@ -1,4 +1,4 @@
-"""A copy of a training's state in the host's memory, which is used again for each save."""
+"""A copy of a training's state in the host's memory. All saves use the same memory."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from cluster_ddp.errors import CheckpointError
 log = logging.getLogger("cluster_ddp")
 
 _PLAIN = (type(None), bool, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-_INT_BITS = 2039  # more, torch's weights_only does not read
+_INT_BITS = 2039  # torch's weights_only reads no longer ones
 _ALIGNED_TO = 64
 _PAGE = mmap.PAGESIZE
 
 
 class HostCopy:
-    """Copies states into one piece of memory of its own, as large as they are.
+    """Copies states into one piece of memory, just large enough for them.
 
-    For GPUs it is pinned, so that copies run at the bus' full speed without the CPU. (torch's pinned allocator would
-    round each tensor up to a power of two.)
+    For GPUs the memory is pinned, so that copies run at the full speed of the bus without the CPU. (torch's pinned
+    allocator would round each tensor up to a power of two.)
 
     Args:
-        device: where the tensors are.
+        device: the device of the tensors.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -41,10 +41,14 @@ class HostCopy:
         self._unpin: Callable[[], object] = lambda: None
 
     def reserve(self, value: Any, name: str = "state") -> None:
-        """Get the memory for a copy of such a value, if it isn't there yet.
+        """Allocate the memory for a copy of a value, unless there is enough.
+
+        Args:
+            value: tensors and plain values in mappings, lists and tuples.
+            name: of the value, for the error.
 
         Raises:
-            CheckpointError: something in it is neither a tensor nor a plain value; it says where.
+            CheckpointError: something in it is neither a tensor nor a plain value; the error says where.
         """
         total = 0
 
@@ -61,15 +65,19 @@ class HostCopy:
             self._pinned = self._pinned and _register(self._memory)
             if self._pinned:
                 self._unpin = weakref.finalize(self, _unregister, self._memory)
-                self._unpin.atexit = False  # at the process' end it could wait for kernels, and the memory goes anyhow
+                self._unpin.atexit = False  # at exit it could wait for kernels
 
     def of(self, value: Any, name: str = "state") -> Any:
-        """A copy that changes no more, with all tensors on the CPU; valid until the next call.
+        """Return a copy of a value with all tensors on the CPU. It is valid until the next call.
 
-        From a GPU, it is whole when the device has done its work: synchronize before it is read.
+        Copies from a GPU run asynchronously: synchronize before you read them.
+
+        Args:
+            value: tensors and plain values in mappings, lists and tuples.
+            name: of the value, for the error.
 
         Raises:
-            CheckpointError: something in it is neither a tensor nor a plain value; it says where.
+            CheckpointError: something in it is neither a tensor nor a plain value; the error says where.
         """
         self.reserve(value, name)
         self._used = 0
@@ -79,25 +87,25 @@ class HostCopy:
         if not _fits(tensor):
             return tensor.cpu().clone()
         start, self._used = self._used, self._used + _aligned(tensor.nbytes)
-        # A storage of its own for each tensor: torch.save would write one that they shared for each of their dtypes.
+        # Each tensor gets its own storage: torch.save would write a shared one once for each dtype.
         copied = torch.frombuffer(self._memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
         return copied.view(tensor.shape).copy_(tensor.contiguous(), non_blocking=True)
 
 
 def _register(memory: mmap.mmap) -> bool:
-    """Pin memory that is there, no more and no less (cudaHostRegister); whether that was possible."""
+    """Pin exactly this memory (cudaHostRegister). Return whether that succeeded."""
     status = int(torch.cuda.cudart().cudaHostRegister(_address(memory), len(memory), 0))
     if status:
         _forget_error()
         log.warning(
-            "%.1f GB for checkpoints can't be pinned (CUDA error %d): saves keep the training waiting for longer.",
+            "%.1f GB for checkpoints can't be pinned (CUDA error %d): training waits longer for each save.",
             *(len(memory) / 1e9, status),
         )
     return status == 0
 
 
 def _forget_error() -> None:
-    """Take CUDA's (or HIP's) note of the last error away: torch would find it after the next kernel, and blame that."""
+    """Clear CUDA's (or HIP's) last error: torch would find it after the next kernel, and blame that kernel."""
     names = {"libcudart": "cudaGetLastError", "libamdhip64": "hipGetLastError"}
     lines = Path("/proc/self/maps").read_text().splitlines()
     for path in {line.split(maxsplit=5)[5] for line in lines if ".so" in line}:
@@ -115,7 +123,7 @@ def _address(memory: mmap.mmap) -> int:
 
 
 def _fits(tensor: torch.Tensor) -> bool:
-    """Whether its values can be one piece of memory; an empty one has none."""
+    """Whether its values can be one piece of memory; an empty tensor has none."""
     return tensor.layout == torch.strided and not tensor.is_quantized and tensor.numel() > 0
 
 
@@ -124,10 +132,15 @@ def _aligned(nbytes: int) -> int:
 
 
 def with_tensors(value: Any, name: str, tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same containers and plain values, with each tensor as `tensor` gives it.
+    """Return a copy of the containers and plain values of a value, with each tensor replaced.
+
+    Args:
+        value: tensors and plain values in mappings, lists and tuples.
+        name: of the value, for the error.
+        tensor: returns the replacement of a (detached) tensor.
 
     Raises:
-        CheckpointError: something in it is neither; it says where.
+        CheckpointError: something in it is neither a tensor nor a plain value; the error says where.
     """
     if isinstance(value, torch.Tensor):
         return tensor(value.detach())
@@ -153,5 +166,5 @@ def with_tensors(value: Any, name: str, tensor: Callable[[torch.Tensor], torch.T
     raise CheckpointError(
         "Saving a checkpoint:",
         f"{name} is a {type(value).__name__} that torch.load does not read with weights_only.",
-        "let state_dict() hold tensors, numbers, texts, lists and dictionaries only",
+        "let state_dict() return only tensors, numbers, strings, lists and dictionaries",
     )

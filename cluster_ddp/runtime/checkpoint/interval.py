@@ -1,4 +1,4 @@
-"""How often to save: "1epoch", "500steps", "10min" or "never". Imports no torch: options are checked with it."""
+"""How often to save: "1epoch", "500steps", "10min" or "never". Imports no torch, since options are checked with it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Interval:
 
     @staticmethod
     def parse(text: str) -> Interval:
-        """Read "1epoch", "2 epochs", "500steps", "10min", "never".
+        """Read text such as "1epoch", "2 epochs", "500steps", "10min" or "never".
 
         Raises:
-            SpecError: it is none of these.
+            SpecError: it has another form.
         """
         if text == "never":
             return Interval(0, "never")
@@ -35,11 +35,11 @@ class Interval:
         return Interval(int(match[1]), cast(Unit, match[2]))
 
     def is_due(self, steps: int, epochs: int, *, epoch_ended: bool) -> bool:
-        """Whether to save after so many steps and whole epochs of the training."""
+        """Return whether to save after this many steps and whole epochs of the training."""
         if self.unit == "epoch":
             return epoch_ended and epochs % self.count == 0
         return self.unit == "step" and not epoch_ended and steps % self.count == 0
 
     def is_over(self, seconds: float) -> bool:
-        """Whether to save when the last save is so many seconds ago."""
+        """Return whether to save if the last save was this many seconds ago."""
         return self.unit == "min" and seconds >= 60 * self.count

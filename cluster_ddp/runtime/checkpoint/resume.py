@@ -19,15 +19,19 @@ log = logging.getLogger("cluster_ddp")
 
 
 def choose(world: World, folder: CheckpointFolder, resume: str | os.PathLike[str]) -> tuple[Path, str, bool] | None:
-    """On rank 0: the checkpoint, its SHA-256, and whether it is this run directory's; None without one.
+    """Choose the checkpoint to resume from. Call it on rank 0 only.
 
     Args:
-        world: of the ranks.
-        folder: this run directory's checkpoints.
-        resume: "auto", "never", or the path to begin with, as for `Checkpointer`.
+        world: all ranks.
+        folder: the checkpoints of this run directory.
+        resume: "auto", "never" or a path, as for `Checkpointer`.
+
+    Returns:
+        The checkpoint, its SHA-256, and whether it is in this run directory; None if there is none.
 
     Raises:
-        CheckpointError: the one to begin with can't be found or read.
+        CheckpointError: the checkpoint at the path can't be found, or checkpoints can't be used.
+        OSError: old files can't be renamed.
     """
     topology = world.topology
     folder.remove_leftovers()
@@ -37,7 +41,7 @@ def choose(world: World, folder: CheckpointFolder, resume: str | os.PathLike[str
         newest = None
     if newest:
         if resume not in ("auto", "never") and not topology.restart_count:
-            log.warning("There are checkpoints in %s already: %s is not used.", folder.path, resume)
+            log.warning("%s already has checkpoints: %s is not used.", folder.path, resume)
         return (*newest, True)
     if resume not in ("auto", "never"):
         return (*begin_with(Path(resume)), False)
@@ -48,10 +52,10 @@ def choose(world: World, folder: CheckpointFolder, resume: str | os.PathLike[str
 
 
 def _newest(folder: CheckpointFolder) -> tuple[Path, str] | None:
-    """The newest checkpoint with a content that can be used; newer ones are set aside.
+    """The newest checkpoint with usable content; newer ones are set aside.
 
     Raises:
-        CheckpointError: none of those that are whole can be used, as with another torch. To begin anew would lose all.
+        CheckpointError: undamaged ones exist, but none is usable, as with another torch. A new start loses all.
     """
     refused: dict[Path, DamagedError] = {}
     while newest := folder.newest(set_aside=True, but=refused):
@@ -72,7 +76,12 @@ def _is_this_jobs(world: World, path: Path) -> bool:
 
 
 def see(world: World, path: Path, digest: str) -> None:
-    """Let one rank of each node read all of the file that rank 0 has chosen. A collective.
+    """Check on each node that the file which rank 0 has chosen can be read. A collective.
+
+    Args:
+        world: all ranks.
+        path: of the file.
+        digest: its SHA-256 on rank 0.
 
     Raises:
         CheckpointError: a node does not see that file.
@@ -86,10 +95,11 @@ def see(world: World, path: Path, digest: str) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What is in a checkpoint whose digest is right, mapped into memory.
+    """Return the state in a checkpoint whose digest is right, mapped into memory (see `file.read`).
 
     Raises:
-        CheckpointError: torch.load refuses it, or it is no checkpoint.
+        CheckpointError: torch.load refuses it, or it is not a checkpoint.
+        OSError: it can't be read.
     """
     try:
         return _content(path)

@@ -11,7 +11,7 @@ from cluster_ddp.runtime.seeds import seed_all, stream_seed
 
 
 def capture(device: torch.device) -> dict[str, Any]:
-    """Their states, of types that torch.load takes with weights_only."""
+    """Return the states of all generators, in types that torch.load reads with weights_only."""
     import numpy  # torch has it already
 
     name, keys, position, has_gauss, cached = cast(tuple[Any, ...], numpy.random.get_state(legacy=True))
@@ -26,7 +26,7 @@ def capture(device: torch.device) -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any], device: torch.device) -> None:
-    """Set them to what `capture` found. On a GPU, where the state is a CPU's, that GPU's generator is left as it is."""
+    """Set all generators to a state of `capture`. If that has no GPU's state, the GPU's generator stays as it is."""
     import numpy
 
     torch.set_rng_state(state["torch"])
@@ -38,7 +38,12 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
 
 
 def derive(states: list[dict[str, Any]], rank: int) -> None:
-    """Seed them anew, for a rank that is one of another number of ranks than saved the states."""
+    """Seed all generators anew, for a run with another number of ranks than saved the states.
+
+    Args:
+        states: of `capture`, one of each rank that saved.
+        rank: this rank.
+    """
     generator = torch.Generator()
     generator.set_state(states[0]["torch"])
     common = int(torch.randint(2**62, (), generator=generator))

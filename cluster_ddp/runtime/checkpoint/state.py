@@ -1,4 +1,4 @@
-"""All that a training continues from: the parts, the place in the data, and what every rank has for itself."""
+"""All that a training resumes from: its parts, the place in the data, and the state of each rank."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _WITH_SETTINGS = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler
 
 
 class Stateful(Protocol):
-    """A model, an optimizer, a scheduler, a grad scaler: whatever has a state to resume from."""
+    """Anything with a state: a model, an optimizer, a scheduler, a grad scaler."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Its state, of tensors and plain values."""
+        """Return its state, of tensors and plain values."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Take that state on."""
+        """Load a state of `state_dict`."""
 
 
 class TrainingState:
-    """The training as it stands.
+    """The current state of the training.
 
     Args:
-        world: of the ranks.
+        world: all ranks.
         shard: the training data.
-        identity: what must be the same for another state to fit.
-        meters: what each rank has for itself.
-        parts: everything with a state, by name.
+        identity: values that must be equal for a saved state to fit.
+        meters: states that differ between ranks, by name.
+        parts: everything else with a state, by name.
 
     Raises:
-        CheckpointError: some part's state can't be saved.
+        CheckpointError: the state of a part can't be saved.
     """
 
     def __init__(
@@ -65,26 +65,29 @@ class TrainingState:
         }
         self._rng: dict[str, Any] | None = None
         self._host_copy = HostCopy(world.device)
-        if world.is_main:  # what can't be saved is told now; the memory for copies comes when a checkpoint is loaded
+        if world.is_main:  # fail now if something can't be saved
             with_tensors(self._states(), "state['parts']", lambda tensor: tensor)
 
     def reserve(self) -> None:
-        """Get the memory for copies of the state as it is now, so that no save has to."""
+        """Allocate the memory for copies of the current state, so that no save has to."""
         if self.world.is_main:
             self._host_copy.reserve(self._states(), "state['parts']")
 
     def gather(self) -> list[dict[str, Any]] | None:
-        """What each rank has for itself, in the order of ranks, on rank 0. A collective."""
+        """Return the states that differ between ranks, in order, on rank 0; None on other ranks. A collective."""
         return self.world.gather_to_main(
             {"rng": rng.capture(self.world.device), "buffers": self._own_buffers(), "meters": self._of_meters()}
         )
 
     def copy(self, ranks: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        """All of it in memory of its own, valid until the next copy.
+        """Return a copy of the whole state. It is valid until the next copy.
 
         Args:
-            ranks: of each rank what it has for itself, as gathered: nobody else has these objects.
-            more: what else is to be saved.
+            ranks: the states of all ranks, from `gather`. Their tensors are not copied: nothing else may use them.
+            more: more entries to save.
+
+        Raises:
+            CheckpointError: something in the state can't be saved.
         """
         whole = {
             **self._frame(),
@@ -96,16 +99,20 @@ class TrainingState:
         return whole
 
     def complaint(self, saved: Mapping[str, Any]) -> str | None:
-        """Why a saved state is not one of this training, in words; None where it is."""
+        """Return why a saved state does not belong to this training, in words; None if it does."""
         return compatibility.complaint(
             saved, {**self._frame(), "parts": self._states(), "ranks": [{"meters": self._of_meters()}]}
         )
 
     def load(self, read: Callable[[], dict[str, Any]]) -> None:
-        """Take on a saved state that fits, part by part. The random numbers follow with `restore_rng`.
+        """Load a saved state that fits, part by part. Then call `restore_rng` for the random number generators.
 
         Args:
-            read: the saved state, mapped anew by each call; with its end the memory that it took is free again.
+            read: returns the saved state, mapped anew by each call, so that memory is freed after each part.
+
+        Raises:
+            CheckpointError: a part does not accept its state.
+            DataError: too few samples are left in the epoch for this number of ranks.
         """
         saved = read()
         made_with = saved.get("made_with")
@@ -123,10 +130,10 @@ class TrainingState:
                 state.update(ranks[rank]["buffers"].get(name, {}))
             try:
                 part.load_state_dict(state)
-            except Exception as error:  # whatever it does with what it finds there, or does not find
+            except Exception as error:  # a part may raise anything for a state that it does not expect
                 words = f"{type(error).__name__}: {str(error)[:300]}."
-                found = f"it does not take the state that the checkpoint has of it: {words}"
-                hint = "is it made as it was when that was saved? To start anew: --resume never"
+                found = f"it does not accept its state in the checkpoint: {words}"
+                hint = "make it in the same way as when the checkpoint was saved; or start anew: --resume never"
                 raise CheckpointError(f"Loading {name!r}:", found, hint) from error
         for name, meter in self._meters.items():
             meter.load_state_dicts([one["meters"][name] for one in ranks[rank::world_size]])
@@ -136,7 +143,7 @@ class TrainingState:
         self._rng = {"same": ranks[rank]["rng"]} if same_size else {"anew": [one["rng"] for one in ranks]}
 
     def restore_rng(self) -> None:
-        """Set this rank's random number generators to what was loaded, once, right before training continues."""
+        """Set this rank's random number generators to the loaded state, once after each load."""
         if self._rng is not None:
             if "same" in self._rng:
                 rng.restore(self._rng["same"], self.world.device)
@@ -145,7 +152,7 @@ class TrainingState:
             self._rng = None
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
-        """What is not as it was, and yet may be, in words."""
+        """Return the permitted differences between a saved state that fits and this training, one line each."""
         return compatibility.differences(saved, self._frame())
 
     def _states(self) -> dict[str, Any]:
@@ -155,7 +162,7 @@ class TrainingState:
         return {name: _on_cpu(meter.state_dict()) for name, meter in self._meters.items()}
 
     def _own_buffers(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Those of this rank's buffers that are not as rank 0's, which are saved with the module. A collective."""
+        """This rank's buffers that differ from rank 0's, which are saved with the module. A collective."""
         buffers = self._buffers()
         if self.world.world_size == 1 or not any(buffers.values()):
             return {}
@@ -167,7 +174,7 @@ class TrainingState:
         }
 
     def _buffers(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The buffers of the modules (BatchNorm's statistics), which ranks have for themselves between two steps."""
+        """The buffers of the modules (such as BatchNorm's statistics), which differ between ranks between two steps."""
         buffers = {}
         for name, part in self._parts.items():
             if isinstance(part, torch.nn.Module):
@@ -176,7 +183,7 @@ class TrainingState:
         return buffers
 
     def _frame(self) -> dict[str, Any]:
-        """What is small: who saves it, whose it is, and the place in the data."""
+        """The small entries: who saves, identity, and the place in the data."""
         topology, batches = self.world.topology, self.shard.batches
         return {
             "saved_by": {
@@ -209,7 +216,7 @@ def _bare(part: Stateful) -> Stateful:
 
 
 def _parameters_and_buffers(part: Stateful) -> set[str]:
-    """What a module copies from the state that it is given; other parts may keep the tensors themselves."""
+    """The keys of a state that a module copies. Other parts may keep the given tensors."""
     if not isinstance(part, torch.nn.Module):
         return set()
     return {name for named in (part.named_parameters(), part.named_buffers()) for name, _ in named}

@@ -9,23 +9,23 @@ import torch.distributed as dist
 
 from cluster_ddp.runtime.world import World
 
-# How often the ranks exchange their flags. A flag takes two exchanges: the first one takes it along, the second one
-# collects what the first one found.
+# How often the ranks exchange their flags. A flag takes two exchanges: the first one sends it, the second one collects
+# the result of the first.
 AGREE_EVERY_S = 0.5
-# Where that is too often for gloo (its ring takes longer, the more ranks there are), up to this. Twice as long, and a
-# save, must fit into the time between a warning and the end: KillWait is 30 s by default.
+# If that is too often for gloo (its ring takes longer with more ranks), up to this. Twice this time and a save must fit
+# between a warning and the end: KillWait is 30 s by default.
 _AT_MOST_EVERY_S = 4.0
 _IS_WAITING_S = 0.1
-_MAX_STEPS = 128  # steps that suddenly take longer must not make it wait for ever
+_MAX_STEPS = 128  # if steps suddenly take longer, the next exchange must still come soon
 
 
 class StopAgreement:
-    """How the ranks agree: every so many steps one small all-reduce on the CPU, which runs beside the next steps.
+    """One small all-reduce on the CPU every so many steps, which runs during the next steps.
 
-    The number of steps follows from how long they take, which the ranks exchange too, so that it is the same on all.
+    The number of steps follows from their duration. The ranks exchange that, too, so that it is the same on all.
 
     Args:
-        world: of the ranks.
+        world: all ranks.
     """
 
     def __init__(self, world: World) -> None:
@@ -34,24 +34,24 @@ class StopAgreement:
         self._steps = self._steps_begun = 0
         self._every_s, self._waited_s = AGREE_EVERY_S, 0.0
         self._since = time.monotonic()
-        # What is under way, and of how many steps its seconds are.
+        # The all-reduce in flight, and the number of steps that its seconds are for.
         self._work: dist.Work | None = None
         self._values, self._made = torch.empty(0), 0
 
     def is_due(self) -> bool:
-        """To be called once a step, by all ranks alike: whether to `collect` and `begin` now."""
+        """Return whether to `collect` and `begin` now. Call it once a step on every rank."""
         self._steps += 1
         self._steps_left -= 1
         return self._steps_left <= 0
 
     def collect(self, *flags: bool) -> list[bool]:
-        """Whether any rank had each of the flags when all began; if nothing is under way, those of now. A collective.
+        """Return for each flag whether any rank had it at the last `begin`. A collective.
 
         Args:
-            flags: this rank's, as they are now; always as many.
+            flags: this rank's current flags, in the same number each time. They are used if no exchange was begun.
 
         Raises:
-            RuntimeError: gloo's, of a rank that did not answer in time or is gone.
+            RuntimeError: gloo: a rank did not answer in time or is gone.
         """
         if self._world.world_size == 1:
             return list(flags)
@@ -66,7 +66,7 @@ class StopAgreement:
         return [value > 0 for value in found]
 
     def begin(self, *flags: bool) -> None:
-        """Begin to exchange this rank's flags, as they are now. A collective."""
+        """Begin to exchange this rank's current flags. A collective."""
         if self._world.world_size == 1:
             return
         now = time.monotonic()
@@ -76,12 +76,12 @@ class StopAgreement:
         self._work = dist.all_reduce(self._values, op=dist.ReduceOp.MAX, async_op=True)
 
     def finish(self) -> None:
-        """Collect what is under way, before the ranks part. A collective."""
+        """Complete the exchange in flight, before the ranks leave. A collective."""
         if self._work is not None:
             self.collect()
 
     def _plan(self, slowest_s: float, waited_s: float) -> None:
-        """Decide after how many steps the next exchange is, from what the slowest rank took for the last ones."""
+        """Choose the number of steps until the next exchange, from the times of the slowest rank."""
         too_often = waited_s > _IS_WAITING_S
         self._every_s = min(2 * self._every_s, _AT_MOST_EVERY_S) if too_often else AGREE_EVERY_S
         if self._made > 0:

@@ -1,4 +1,4 @@
-"""When the job ends, by the clock."""
+"""When to stop before the end of the job's time."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from cluster_ddp.runtime.world import World
 log = logging.getLogger("cluster_ddp")
 
 MARGIN_S = 60.0
-"""How long before the job's end it stops by the clock; a quarter of the job's time limit where that is less."""
+"""Seconds between the stop and the end of the job's time; at most a quarter of the job's time limit."""
 
 _CLOCKS_AGREE_S = 30.0
 
 
 def deadline(world: World, env: Mapping[str, str]) -> float:
-    """When to stop by the clock, as time.monotonic() counts; infinite where nobody tells when the job ends.
+    """Return when to stop, on the clock of time.monotonic(); infinite if the end of the job is unknown. A collective.
 
-    A collective: the ranks compare their clocks. `env` is such as os.environ; it has SLURM_JOB_END_TIME, and the time
-    limit follows from SLURM_JOB_START_TIME; where that is missing, what is left now counts as the limit.
+    The end of the job is a time of the controller's clock. If the ranks' clocks differ by more than 30 s, or say that
+    the end has passed, they are not used, and only signals count.
 
-    The end is the controller's clock's. Where the ranks' clocks differ, or say that the end is over, they are not
-    believed: then only signals count.
+    Args:
+        world: all ranks.
+        env: an environment, such as os.environ. The end is SLURM_JOB_END_TIME. The time limit follows from
+            SLURM_JOB_START_TIME; without that, the time left counts as the limit.
     """
     text = env.get("SLURM_JOB_END_TIME", "")
-    world.barrier()  # one may have waited for its file system: now they look at the same time
+    world.barrier()  # a rank may have waited for its file system: now all read their clocks at the same time
     clocks = world.gather((socket.gethostname(), time.time()))
     if not re.fullmatch("[0-9]{1,11}", text):
         return float("inf")

@@ -1,6 +1,8 @@
-"""What a rank is fed with.
+"""The training data of a rank.
 
-shard      its samples of every batch
-resident   sets that fit into the device's memory: batches are gathered there
-loader     sets that don't: a DataLoader
+shard        its samples of every batch
+resident     datasets that fit into the device's memory: batches are gathered there
+loader       other datasets: a DataLoader
+fingerprint  tells datasets of the same size apart
+workers      a DataLoader's worker processes and stop signals
 """

@@ -1,4 +1,4 @@
-"""What tells a dataset from another one of the same size, where that can be known cheaply."""
+"""A fingerprint of a dataset, if it is cheap to compute: it tells datasets of the same size apart."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SAMPLES = 64
 
 
 def fingerprint(dataset: Dataset[object]) -> str | None:
-    """Its attribute `fingerprint` or `_fingerprint` (as of Hugging Face's datasets), if that is a text.
+    """Return the dataset's attribute `fingerprint` or `_fingerprint` (as in Hugging Face's datasets), if it is a str.
 
-    For a set of tensors, the SHA-256 of their dtypes and shapes, and of 64 samples from its beginning to its end: what
-    is changed elsewhere is not seen. None for others.
+    For a TensorDataset or `ResidentSet`, return the SHA-256 (hexadecimal) of dtypes, shapes and 64 evenly spaced
+    samples: changes in other samples are not seen. Return None for other datasets.
     """
     for name in ("fingerprint", "_fingerprint"):
         if isinstance(found := getattr(dataset, name, None), str):

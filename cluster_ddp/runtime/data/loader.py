@@ -1,4 +1,4 @@
-"""torch's DataLoader over a rank's batches, for datasets that are not in memory, with what a training wants of it."""
+"""torch's DataLoader over a rank's batches, with defaults for training, for datasets that are not in memory."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from cluster_ddp.runtime.data.resident import ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Indices
 from cluster_ddp.runtime.seeds import seed_all
 
-_MAX_WORKERS = 8  # a default that keeps a GPU busy; more may be asked for
+_MAX_WORKERS = 8  # a default that keeps a GPU busy; you may set more
 
 
 class Loader:
-    """Iterates over a rank's batches, epoch by epoch as `batches` says.
+    """Iterates over a rank's batches of the epoch that `batches` is set to. The batches are on the CPU.
 
     Args:
-        dataset: with items by index.
-        batches: this rank's.
-        device: that the batches are for: a GPU gets pinned ones.
-        cpus: of this rank.
-        options: for DataLoader, before the defaults: for a GPU, all but one of the CPUs are workers and stay from epoch
-            to epoch; a training on CPUs needs them itself.
+        dataset: a dataset with items by index.
+        batches: this rank's sample indices.
+        device: the device that the batches are for; for a GPU they are pinned.
+        cpus: number of CPUs of this rank.
+        options: for DataLoader; they replace these defaults: for a GPU, one worker for each CPU but one, at most 8; on
+            a CPU, none, since the training needs the CPUs. Workers are kept from epoch to epoch.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Loader:
         if workers:
             options.setdefault("persistent_workers", True)
             dataset = _SeededInWorkers(dataset)
-        # A generator of its own: the loader would draw from the rank's, and a resumed run once more than another.
+        # Its own generator: the loader would draw from the rank's, and in a resumed run once more than in another.
         options.setdefault("generator", torch.Generator().manual_seed(0))
         self._loader: DataLoader[Any] = DataLoader(dataset, **{"batch_sampler": batches, **options})
 
@@ -53,9 +53,9 @@ class Loader:
 
 
 class _SeededInWorkers(Dataset[Any]):
-    """A dataset whose random numbers, drawn in a loader's worker, depend on seed, epoch, step and rank alone.
+    """A dataset whose random numbers, drawn in a loader's worker, depend on seed, epoch, step and rank only.
 
-    Else they would depend on how many batches the worker has made since it was started.
+    Otherwise they would depend on how many batches the worker has made since its start.
     """
 
     def __init__(self, dataset: Dataset[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Datasets that are tensors in memory: kept on the device, where each batch is gathered at once, without a loader."""
+"""Datasets of tensors, kept in the memory of the device: each batch is gathered there, without a loader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("cluster_ddp")
 Batch = tuple[torch.Tensor, ...]
 
 RESIDENT_SHARE = 0.1
-"""Of a GPU's free memory. The rest is for gradients' buckets, the optimizer and activations, which come later."""
+"""Default part of a GPU's free memory. The rest is for buckets of gradients, the optimizer and activations."""
 
 
 def _as_they_are(*parts: torch.Tensor) -> Batch:
@@ -24,11 +24,15 @@ def _as_they_are(*parts: torch.Tensor) -> Batch:
 
 
 class ResidentSet(Dataset[Batch]):
-    """Samples as tensors, and what is to be done with a batch of them.
+    """A dataset of tensors, with a function that transforms each batch.
 
     Args:
-        tensors: of any dtype and device, all with one entry for each sample along their first dimension.
-        transform: takes a batch of each tensor, on their device, and returns the batch to train on.
+        tensors: of any dtype, on one device; the first dimension of each is the number of samples.
+        transform: takes a batch of each tensor, on their device, and returns a tuple: the batch to train on. Default:
+            returns them unchanged.
+
+    Raises:
+        AssertionError: the tensors have different numbers of samples.
     """
 
     def __init__(self, *tensors: torch.Tensor, transform: Callable[..., Batch] = _as_they_are) -> None:
@@ -40,27 +44,31 @@ class ResidentSet(Dataset[Batch]):
 
     @property
     def nbytes(self) -> int:
-        """Of all tensors."""
+        """Size of all tensors in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def to(self, device: torch.device) -> ResidentSet:
-        """The same on another device."""
+        """Return the dataset with its tensors on another device."""
         return ResidentSet(*(tensor.to(device) for tensor in self.tensors), transform=self.transform)
 
     def batch(self, indices: torch.Tensor) -> Batch:
-        """The samples with these numbers (int64, one dimension, on the tensors' device)."""
+        """Return the transformed batch of some samples.
+
+        Args:
+            indices: of the samples: int64, one dimension, on the tensors' device.
+        """
         return self.transform(*(tensor.index_select(0, indices) for tensor in self.tensors))
 
     def __getitem__(self, index: int) -> Batch:
         return tuple(part[0] for part in self.batch(torch.tensor([index])))
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """A whole batch, for a DataLoader whose collate_fn leaves it as it is."""
+        """Return a whole batch, for a DataLoader whose collate_fn returns it unchanged."""
         return self.batch(torch.tensor(indices))
 
 
 class DeviceLoader:
-    """A rank's batches of a resident set, epoch by epoch as `batches` says."""
+    """Iterates over a rank's batches of the epoch that `batches` is set to. The batches are on the dataset's device."""
 
     def __init__(self, dataset: ResidentSet, batches: DistributedBatchSampler) -> None:
         self.dataset, self.batches = dataset, batches
@@ -73,15 +81,15 @@ class DeviceLoader:
 
 
 def place(dataset: Dataset[Any], device: torch.device, *, share: float, told: bool) -> ResidentSet | None:
-    """The dataset on the device, if it is one of tensors and there is room for it; else None.
+    """Return a copy of the dataset on the device, if it is a TensorDataset or `ResidentSet` that fits; else None.
 
     Args:
-        dataset: any.
-        device: this rank's.
-        share: of a GPU's free memory, how much it may take.
-        told: whether to say that there is no room.
+        dataset: any dataset.
+        device: this rank's device.
+        share: the part (0 to 1) of a GPU's free memory that it may take.
+        told: whether to log that it does not fit.
     """
-    if type(dataset) is TensorDataset:  # a class derived from it may do more
+    if type(dataset) is TensorDataset:  # a subclass may do more
         dataset = ResidentSet(*dataset.tensors)
     if not isinstance(dataset, ResidentSet):
         return None

@@ -1,9 +1,9 @@
-"""Each rank's share of a dataset, batch by batch, nothing lost and nothing twice.
+"""Each rank's share of a dataset, batch by batch: no sample is lost or repeated.
 
-The order of an epoch's samples is a function of seed and epoch alone. It is cut into global batches of world_size x
-batch_size samples. From each, a rank takes every world_size-th sample. So all ranks make the same number of steps, and
-what a global batch holds does not depend on how many ranks share it. (DistributedSampler pads instead: it repeats
-samples.) The place in an epoch is a number of samples, so that another number of ranks can resume from it.
+The order of an epoch's samples depends on seed and epoch only. It is cut into global batches of world_size x batch_size
+samples. From each, a rank takes every world_size-th sample. So all ranks make the same number of steps, and the content
+of a global batch does not depend on how many ranks share it. (DistributedSampler repeats samples instead.) The place in
+an epoch is a number of samples, so that another number of ranks can resume from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cluster_ddp.runtime.seeds import stream_seed
 
 
 class Indices(list[int]):
-    """The samples of one batch, and a seed for what is drawn at random in loading them."""
+    """The indices of the samples of one batch, and the random seed for loading them."""
 
     def __init__(self, indices: list[int], seed: int) -> None:
         super().__init__(indices)
@@ -27,40 +27,43 @@ class Indices(list[int]):
 
 
 class DistributedBatchSampler(Sampler[list[int]]):
-    """The sample indices of one rank, a list per step.
+    """The sample indices of one rank, one list per step.
 
     Args:
-        size: samples in the dataset.
-        batch_size: samples a step on each rank.
+        size: number of samples in the dataset.
+        batch_size: samples per rank and step.
         rank: this rank.
         world_size: number of ranks.
-        seed: of the shuffle; None for the dataset's own order.
+        seed: random seed of the shuffle; None for the dataset's own order.
+
+    Raises:
+        DataError: `batch_size` is below 1.
     """
 
     def __init__(self, size: int, batch_size: int, *, rank: int, world_size: int, seed: int | None) -> None:
         if batch_size < 1:
-            raise DataError(f"Batches of {batch_size} samples:", "a batch holds 1 or more.", "--batch-size 64")
+            raise DataError(f"Batches of {batch_size} samples:", "a batch has 1 or more.", "--batch-size 64")
         self.size, self.rank, self.world_size, self.seed = size, rank, world_size, seed
         self.global_batch = batch_size * world_size
         self.epoch = self.first_step = 0
         self.bounds = self.bounds_from(0)
 
     def bounds_from(self, seen: int) -> list[tuple[int, int]]:
-        """The global batches of what is left of an epoch after `seen` samples: from, to."""
+        """Return the global batches that are left after `seen` samples, as (start, stop) in the order of the epoch."""
         starts = list(range(seen, self.size, self.global_batch))
-        # The last global batch needs a sample for every rank; what is less joins the one before it.
+        # The last global batch needs a sample for every rank; a smaller one joins the batch before it.
         if len(starts) > 1 and self.size - starts[-1] < self.world_size:
             starts.pop()
         return list(zip(starts, [*starts[1:], self.size]))
 
     def shares(self) -> Iterator[tuple[int, int]]:
-        """Where this rank's samples are in the order, in every world_size-th place: from, to."""
+        """Yield (start, stop) for each step: this rank takes every world_size-th sample of that range of the order."""
         for start, stop in self.bounds:
-            if start + self.rank < stop:  # a dataset smaller than the world leaves ranks without
+            if start + self.rank < stop:  # if there are fewer samples than ranks, some ranks get none
                 yield start + self.rank, stop
 
     def order(self) -> torch.Tensor:
-        """All sample indices in this epoch's order: int64, shape (size,)."""
+        """Return all sample indices in this epoch's order: int64, shape (size,), on the CPU."""
         if self.seed is None:
             return torch.arange(self.size)
         generator = torch.Generator().manual_seed(stream_seed(self.seed, self.epoch))
@@ -80,13 +83,13 @@ class DistributedBatchSampler(Sampler[list[int]]):
 class Shard:
     """Iterates over this rank's batches; made by `World.shard`.
 
-    Every pass over it is one epoch of `set_epoch`; without that, the order is the same each time. While a batch is
-    worked on, `step`, `seen`, `mean_batch` and `is_full_batch` are that batch's.
+    Each pass is the epoch of the last `set_epoch`; without it, the order is the same each time. In the loop, `step`,
+    `seen`, `progress`, `mean_batch` and `is_full_batch` are those of the current batch.
 
     Args:
-        batches: what is in them.
-        source: makes them, anew for each pass: a `resident.DeviceLoader` or a `loader.Loader`.
-        fingerprint: tells the dataset from others of its size; None where that is not known.
+        batches: the sample indices of this rank.
+        source: iterates over the batches, anew for each pass: a `resident.DeviceLoader` or a `loader.Loader`.
+        fingerprint: of the dataset (see `fingerprint`); None if unknown.
     """
 
     def __init__(
@@ -94,18 +97,22 @@ class Shard:
     ) -> None:
         self.batches, self.fingerprint = batches, fingerprint
         self.step = -1
-        """The number of the batch in its epoch, from 0; -1 before the first."""
+        """Number of the batch in its epoch, from 0; -1 before the first."""
         self.seen = 0
-        """Samples of the epoch that all ranks together have seen, with this batch."""
+        """Samples of the epoch that all ranks together have seen, including this batch."""
         self.at_end: Callable[[], object] | None = None
-        """Called after the last batch of a pass, before the loop over it is left."""
+        """Called after the last batch of a pass, before the loop ends."""
         self._source = source
         self._batch_samples = 0
         self._resume_at = (0, 0)
         self._steps_per_epoch = len(batches)
 
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle for this epoch; where it is another one than before, from its beginning."""
+        """Set the epoch of the next pass. A new epoch starts at its beginning.
+
+        Args:
+            epoch: its number, from 0.
+        """
         if epoch != self.batches.epoch:
             self.resume(epoch, step=0, seen=0)
 
@@ -113,38 +120,40 @@ class Shard:
         """Let the next pass start in the middle of an epoch.
 
         Args:
-            epoch: which.
+            epoch: its number, from 0.
             step: number of batches that are done.
-            seen: samples that all ranks together have seen.
+            seen: number of samples that all ranks together have seen.
 
         Raises:
-            DataError: fewer samples are left than there are ranks.
+            DataError: with a shuffle seed, fewer samples are left than there are ranks.
         """
         left, world_size = self.size - seen, self.batches.world_size
         if self.batches.seed is not None and 0 < left < world_size:
-            found = f"a rank without samples can't take part in the {left} that are left of the epoch."
-            raise DataError(f"Resuming with {world_size} ranks:", found, f"use at most {left} GPUs to the epoch's end")
+            found = f"{left} samples are left in the epoch, and a rank without samples can't take part."
+            raise DataError(
+                f"Resuming with {world_size} ranks:", found, f"use at most {left} GPUs to the end of this epoch"
+            )
         self.batches.epoch, self._resume_at = epoch, (step, seen)
         self.step, self.seen = step - 1, seen
 
     @property
     def is_full_batch(self) -> bool:
-        """Whether every rank has `batch_size` samples in this batch; all ranks say the same."""
+        """Whether every rank has exactly `batch_size` samples in this batch; the same on all ranks."""
         return self._batch_samples == self.batches.global_batch
 
     @property
     def mean_batch(self) -> float:
-        """Samples per rank in this batch, averaged over the ranks: a summed loss divided by it weighs all alike."""
+        """Mean number of samples per rank in this batch. Divide a summed loss by it to weight all samples equally."""
         return self._batch_samples / self.batches.world_size
 
     @property
     def progress(self) -> float:
-        """The part of the epoch that was done before this batch: 0 … below 1."""
+        """The part of the epoch before this batch: from 0 to below 1."""
         return (self.seen - self._batch_samples) / self.size
 
     @property
     def size(self) -> int:
-        """Samples in the whole dataset."""
+        """Number of samples in the whole dataset."""
         return self.batches.size
 
     def __iter__(self) -> Iterator[Any]:
@@ -158,5 +167,5 @@ class Shard:
             self.at_end()
 
     def __len__(self) -> int:
-        """Steps in a whole epoch, the same on all ranks."""
+        """Return the number of steps in a whole epoch, the same on all ranks."""
         return self._steps_per_epoch

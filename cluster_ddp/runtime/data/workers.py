@@ -1,8 +1,8 @@
-"""A DataLoader's workers: they outlive the signals that stop a training, and never outlive the training.
+"""A DataLoader's workers: they survive the signals that stop a training, and end with the training.
 
-slurmstepd sends such a signal to all processes of a step. A worker that dies of it takes the training with it, before
-anything is saved: torch raises an error where one ends. This holds for every DataLoader of a script, so torch's own
-class is changed (read in torch 2.10 to 2.15).
+slurmstepd sends such a signal to all processes of a step. If it kills a worker, torch raises an error in the training
+before anything is saved. This concerns every DataLoader of a script, so torch's own class is changed (checked in torch
+2.10 to 2.15).
 """
 
 from __future__ import annotations
@@ -22,17 +22,21 @@ _iterators: weakref.WeakSet[Any] = weakref.WeakSet()  # those that have workers
 
 
 class IgnoreStopSignals:
-    """A worker_init_fn: the signals that stop a training don't end the worker.
+    """A worker_init_fn that makes the worker ignore the signals that stop a training.
 
     Args:
-        then: another worker_init_fn to call.
+        then: another worker_init_fn to call afterwards.
     """
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self.then = then
 
     def __call__(self, worker: int) -> None:
-        """Called in the worker, with its number."""
+        """Ignore the signals. Called in the worker.
+
+        Args:
+            worker: its number.
+        """
         numbers = stop_signals.default_numbers()
         for number in numbers:
             signal.signal(number, signal.SIG_IGN)
@@ -43,7 +47,7 @@ class IgnoreStopSignals:
 
 @functools.cache
 def keep_through_stops() -> None:
-    """From now on, let the workers of every DataLoader ignore the stop signals, and end with this process."""
+    """From now on, workers of all DataLoaders ignore the stop signals and end with this process. Changes DataLoader."""
     get_iterator = DataLoader._get_iterator
 
     @functools.wraps(get_iterator)
@@ -55,7 +59,7 @@ def keep_through_stops() -> None:
         with stop_signals.stop_signals_blocked():  # until the worker ignores them
             iterator: Any = get_iterator(loader)
         for worker in iterator._workers:
-            # torch and multiprocessing end one that is busy with TERM, which it ignores, and wait for its end.
+            # torch and multiprocessing send TERM to a busy worker and wait for its end, but it ignores TERM.
             worker._popen.terminate = worker._popen.kill
         _iterators.add(iterator)
         return iterator
@@ -65,9 +69,9 @@ def keep_through_stops() -> None:
 
 
 def _end_workers() -> None:
-    """End the workers of loaders that live to the end of the interpreter, as torch ends those of others.
+    """End the workers of loaders that still exist at the end of the interpreter, as torch ends those of others.
 
-    Later on torch leaves them to multiprocessing, and takes their end for an error.
+    Later, torch would leave them to multiprocessing and report their end as an error.
     """
     for iterator in list(_iterators):
         iterator._shutdown_workers()

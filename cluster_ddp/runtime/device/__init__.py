@@ -1,10 +1,10 @@
-"""Which device a rank drives, and what GPUs need. None of it touches CUDA where a rank computes on the CPU.
+"""The device of a rank, and what GPUs need. Nothing here touches CUDA for a rank on the CPU.
 
-device            this rank's device, and its threads
-visible_gpus      which GPUs a rank's process may see
-cpu_affinity      the CPUs that are near its GPU
-nonblocking_wait  waiting for a GPU without blocking in it
-streams           the CUDA streams that a rank works on
+device            chooses a rank's device and number of threads
+visible_gpus      the GPUs that a rank's process may see
+cpu_affinity      the CPUs near its GPU
+nonblocking_wait  waiting for a GPU without blocking
+streams           the CUDA streams that a rank uses
 
-docs/explanation/gpu-paths.md tells what torch and NCCL do in each of them, and where that is written.
+docs/explanation/gpu-paths.md explains what torch and NCCL do in each of them, with sources.
 """

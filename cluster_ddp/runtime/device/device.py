@@ -1,4 +1,4 @@
-"""Which device a rank drives, and with how many threads."""
+"""The device of a rank, and its number of threads."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cluster_ddp.errors import DeviceError
 from cluster_ddp.runtime.device import cpu_affinity, visible_gpus
 from cluster_ddp.slurm.topology import Topology
 
-# cuBLAS' own condition for the same bits in every run; read when it is first used.
+# What cuBLAS needs for the same bits in every run; it reads this on first use.
 _CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def set_up(topology: Topology, *, cuda: bool, deterministic: bool) -> torch.device:
-    """Make this process ready for its device, before it is used and before the ranks' communicator is made.
+    """Choose and set up this rank's device. Call it before the device is used and before the process group is made.
 
     Args:
         topology: the rank's place.
@@ -25,7 +25,7 @@ def set_up(topology: Topology, *, cuda: bool, deterministic: bool) -> torch.devi
         deterministic: see `distributed`.
 
     Raises:
-        DeviceError: GPUs don't match the ranks, or Slurm gave some and torch sees none.
+        DeviceError: GPUs don't match the ranks, torch sees none of those that Slurm gave, or CUDA can't start.
     """
     if deterministic:
         os.environ.setdefault(*_CUBLAS_WORKSPACE)
@@ -41,14 +41,14 @@ def set_up(topology: Topology, *, cuda: bool, deterministic: bool) -> torch.devi
 
 
 def _start(device: torch.device) -> None:
-    """Make it the current device, which starts CUDA. (NVML counts GPUs for a driver that is too old, too.)"""
+    """Make it the current device, which starts CUDA. (NVML also counts GPUs if the driver is too old.)"""
     try:
         torch.cuda.set_device(device)
     except RuntimeError as error:
         raise DeviceError(
             f"Starting {device} with torch {torch.__version__}:",
             f"{str(error).splitlines()[0]} ({_shown(os.environ)})",
-            "is the driver too old for this torch, or the GPU in use or sick? Look there: nvidia-smi",
+            "check for an old driver, or a GPU that is in use or broken: nvidia-smi",
         ) from error
 
 
@@ -62,26 +62,26 @@ def _choose_visible(topology: Topology) -> str:
         raise DeviceError(
             f"Computing on one of the {topology.gpus_on_node} GPUs that Slurm gave on this node:",
             f"torch {torch.__version__} sees none ({_shown(os.environ)}).",
-            "is it a build for this driver? Compare: nvidia-smi; python -m torch.utils.collect_env. "
-            "To compute on the CPU all the same: --no-cuda, or distributed(cuda=False)",
+            "check that torch fits the driver: nvidia-smi; python -m torch.utils.collect_env. "
+            "To compute on the CPU instead: --no-cuda, or distributed(cuda=False)",
         )
     return "cuda:0" if instance and count else choose(topology, count, os.environ)
 
 
 def choose(topology: Topology, visible_gpus: int, env: Mapping[str, str]) -> str:
-    """The device of a rank, as torch names it.
+    """Return the name of a rank's device, as torch has it.
 
     Args:
         topology: the rank's place.
-        visible_gpus: how many GPUs torch sees in this process.
-        env: the environment, for the error alone.
+        visible_gpus: number of GPUs that torch sees in this process.
+        env: the environment, for the error only.
 
     Returns:
-        "cpu" where no GPU is visible; "cuda:0" where one is (tasks bound one to one, as with --gpus-per-task);
-        else "cuda:<local_rank>".
+        "cpu" if no GPU is visible; "cuda:0" if the task sees its own GPU only (as with --gpus-per-task); else
+        "cuda:<local_rank>".
 
     Raises:
-        DeviceError: fewer GPUs visible than ranks on this node.
+        DeviceError: fewer GPUs are visible than needed for the ranks of this node.
     """
     if visible_gpus == 0:
         return "cpu"
@@ -106,12 +106,12 @@ def _shown(env: Mapping[str, str]) -> str:
 
 
 def cpu_threads(topology: Topology, env: Mapping[str, str]) -> int | None:
-    """Threads for torch on the CPU; None where OMP_NUM_THREADS is set, which torch follows by itself."""
+    """Return the number of threads for torch on the CPU; None if OMP_NUM_THREADS is set, which torch reads itself."""
     return None if env.get("OMP_NUM_THREADS") else cpus(topology)
 
 
 def cpus(topology: Topology) -> int:
-    """The CPUs of a rank, and never more than it may run on: 1 or more."""
+    """Return the number of CPUs of a rank, 1 or more, and at most the number that it may run on."""
     usable = len(os.sched_getaffinity(0))
     if topology.cpus_per_task is not None:
         return min(topology.cpus_per_task, usable)

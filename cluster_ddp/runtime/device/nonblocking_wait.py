@@ -1,8 +1,8 @@
-"""Waiting for a GPU without blocking in it.
+"""Waiting for a GPU without blocking.
 
 A call that waits for a device (`.item()`, `.cpu()`, `torch.cuda.synchronize`) returns when the device is done. A
-collective whose peers never come is never done: the rank then waits in C++, where no signal handler of Python's runs
-and no deadline holds. Here the end of the work is an event that is asked for again and again.
+collective whose peers never come does not end: the rank then waits in C++, where no Python signal handler runs and no
+deadline applies. Here an event marks the end of the work and is polled.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 import torch
 
-# A log line's wait is as long as a few steps: what is added to it must be little, and so must be the CPU time.
+# A log line waits for a few steps. The pauses must add little to that, and polling must need little CPU time.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 1e-3
 
 
 class DeviceTimeoutError(RuntimeError):
-    """The device did not end its work in time: other ranks keep a collective waiting."""
+    """The device did not finish its work in time: other ranks keep a collective waiting."""
 
 
 class PeerFailedError(RuntimeError):
@@ -25,12 +25,12 @@ class PeerFailedError(RuntimeError):
 
 
 def for_device(device: torch.device, *, timeout_s: float, peer_failed: Callable[[], bool]) -> None:
-    """Wait until a device has done all work of this thread's current stream; on a CPU nothing is waited for.
+    """Wait until a GPU has finished all work of this thread's current stream. For a CPU return at once.
 
     Args:
-        device: this rank's.
+        device: this rank's device.
         timeout_s: seconds to wait at most.
-        peer_failed: whether another rank has failed by now.
+        peer_failed: returns whether another rank has failed.
 
     Raises:
         DeviceTimeoutError: it was not done in time.
@@ -43,7 +43,7 @@ def for_device(device: torch.device, *, timeout_s: float, peer_failed: Callable[
 
 
 def is_broken(device: torch.device) -> bool:
-    """Whether every call to a device fails, as after an assert in a kernel. A CPU is never broken."""
+    """Return whether every call to a device fails, as after an assert in a kernel. Always False for a CPU."""
     if device.type == "cuda":
         try:
             torch.cuda.current_stream(device).query()

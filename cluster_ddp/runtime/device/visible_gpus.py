@@ -1,22 +1,22 @@
-"""Which GPUs a rank's process may see, where the list that Slurm gives to all ranks of a node would not do."""
+"""The GPUs that a rank's process may see, if the list that Slurm gives to all ranks of a node is not suitable."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 NAMES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-"""The variables that limit it."""
+"""The variables that limit the visible GPUs."""
 
 
 def own(env: Mapping[str, str], local_rank: int) -> dict[str, str]:
-    """What to set so that a rank sees a MIG instance of its own; nothing where there are no such instances.
+    """Return the variables to set so that a rank sees its own MIG instance; empty without MIG instances.
 
-    CUDA enumerates one MIG instance at most, the first of a list (NVIDIA's MIG user guide, "CUDA Device Enumeration"):
-    all ranks of a node would take the same one.
+    CUDA enumerates at most one MIG instance, the first of a list (NVIDIA's MIG user guide, "CUDA Device Enumeration"):
+    all ranks of a node would use the same one.
 
     Args:
-        env: such as os.environ; only read.
-        local_rank: of the rank.
+        env: an environment, such as os.environ; only read.
+        local_rank: this rank's number on its node.
     """
     changes = {}
     for name in NAMES:
@@ -27,14 +27,14 @@ def own(env: Mapping[str, str], local_rank: int) -> dict[str, str]:
 
 
 def counted_once(env: Mapping[str, str]) -> dict[str, str]:
-    """What to set so that an AMD GPU is not selected twice; nothing where it isn't.
+    """Return the variables to set so that AMD GPUs are not selected twice; empty if they aren't.
 
-    ROCR_VISIBLE_DEVICES is applied first, and HIP_VISIBLE_DEVICES (or CUDA_VISIBLE_DEVICES, which HIP takes for it)
-    counts within what is left (ROCm's documentation, "GPU isolation techniques"). Slurm may set all to the same list:
-    of GPUs 2 and 3, HIP would look for the third and fourth of two.
+    ROCR_VISIBLE_DEVICES applies first. HIP_VISIBLE_DEVICES (or CUDA_VISIBLE_DEVICES, which HIP also reads) then counts
+    within the remaining GPUs (ROCm's documentation, "GPU isolation techniques"). Slurm may set all to the same list:
+    for GPUs 2 and 3, HIP would look for the third and fourth of two GPUs.
 
     Args:
-        env: such as os.environ; only read.
+        env: an environment, such as os.environ; only read.
     """
     first = env.get("ROCR_VISIBLE_DEVICES")
     if not first:

@@ -1,8 +1,8 @@
 """One rank's exception, printed once, with its rank and host.
 
-When one rank fails, the collectives of all the others fail after it; their tracebacks would bury the one that matters.
-So the first to fail leaves its name in the store, before its connections close, and the others print one line that
-points at it. Where it fails of waiting too long for the others, the ranks that have nothing to say are named.
+When one rank fails, the collectives of all others fail, too. Their tracebacks would hide the one that matters. So the
+first rank to fail writes its name into the store, before its connections close, and the others print one line that
+names it. If it failed because it waited too long, it names the ranks that did not answer.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
 _KEY = "first_failure"
 _STORE_IS_GONE = "stopped: rank 0, which serves the ranks' store, is gone."
-# Errors before the ranks have met are often every rank's; the first of each node tells them. The others wait this long;
-# by then srun (--kill-on-bad-exit) has ended them, unless the first rank of the node never ran.
+# Before the rendezvous, often all ranks have the same error; the first rank of each node prints it. The others wait
+# this long: by then srun (--kill-on-bad-exit) has ended them, unless the first rank of the node never ran.
 _SILENCE_S = 4.0
-# Rank 0 serves the store: after its own failure it stays until all others have asked who failed, or this long.
+# Rank 0 serves the store: after a failure it stays until all others have read who failed, at most this long.
 _LAST_WORDS_S = 5.0
-# How long a rank that waited too long listens who else did; those that hang don't.
+# How long a rank that timed out waits for the others that timed out. Those that hang don't report.
 _ROLL_CALL_S = 3.0
-# What gloo says of a collective that took too long, and of the next one after another has, such as the exchange of stop
-# flags that runs beside the steps; and NCCL's watchdog.
+# What gloo says of a collective that timed out, and of the one that follows (such as the exchange of stop flags during
+# the steps); and what NCCL's watchdog says.
 _TIMEOUT_WORDS = ("timed out waiting", "application timeout caused pair closure", "watchdog")
-# What gloo and torch's store say where another process has ended (gloo/transport/tcp: pair.cc, error.cc).
+# What gloo and torch's store say if another process has ended (gloo/transport/tcp: pair.cc, error.cc).
 _LOST_WORDS = ("connection closed by peer", "connection reset", "broken pipe", "connection refused", "failed to recv")
-# How long the store may take to answer: its server may be the one that hangs.
+# How long the store may take to answer: its server may hang.
 _STORE_PATIENCE_S = 5.0
 
 
@@ -51,21 +51,24 @@ class FailureReporter:
 
     def __init__(self) -> None:
         self.topology: Topology | None = None
-        """This rank's place, once it is known."""
+        """This rank's place; None until it is known."""
         self.store: dist.Store | None = None
-        """What the ranks share, once they have met."""
+        """The store of the ranks; None before the rendezvous and after the end."""
         self.collective_timeout_s = 0.0
-        """How long a rank waits for the others."""
+        """Seconds that a rank waits for the others, for the error."""
         self._reported: BaseException | None = None
 
     def install(self) -> None:
-        """Take the place of sys.excepthook."""
+        """Replace sys.excepthook."""
         sys.excepthook = self._excepthook
 
     def report(self, error: BaseException) -> None:
-        """Print an exception, or, where another rank failed first, one line that points there.
+        """Print an exception; or, if another rank failed first, one line that names it.
 
-        To be called before this rank's connections close, so that nobody fails of that before the name is known.
+        Call it before this rank's connections close: other ranks fail when they close, and must then find the name.
+
+        Args:
+            error: the exception.
         """
         self._reported = error
         name = f"rank {self._rank()} on {socket.gethostname()}"
@@ -73,7 +76,7 @@ class FailureReporter:
         if first not in (name, None):
             self.say(_stopped_by(first))
             if _is_timeout(error) or isinstance(error, PeerFailedError):
-                # Ending now would make Slurm wake up the one that hangs, or end those that look who it is.
+                # If this rank ended now, Slurm would wake the rank that hangs, or end those that look for it.
                 time.sleep(_ROLL_CALL_S + 1.0)
         elif _is_timeout(error):
             self.say(f"error: {self._who_hangs(first is not None)}")
@@ -85,7 +88,7 @@ class FailureReporter:
             self.say("".join(traceback.format_exception(error)).rstrip())
 
     def somebody_failed(self) -> bool:
-        """Whether a rank has reported a failure, or the store has gone, and rank 0 with it."""
+        """Return whether a rank has reported a failure, or the store, and so rank 0, is gone."""
         assert self.store is not None
         try:
             return self.store.check([_KEY])
@@ -93,7 +96,7 @@ class FailureReporter:
             return True
 
     def answer(self) -> str:
-        """Who failed, in words, where that is another rank; from now on the others know that this one does not hang."""
+        """Return which other rank failed, in words. The other ranks then know that this one does not hang."""
         name = f"rank {self._rank()} on {socket.gethostname()}"
         first = self._ask_store(self._first_failure, name)
         if first in (name, None):
@@ -101,11 +104,11 @@ class FailureReporter:
         return _stopped_by(first)
 
     def say(self, words: str) -> None:
-        """Print words, with this rank and its host."""
+        """Print words to stderr, with this rank and its host."""
         complain(f"[rank {self._rank()} {socket.gethostname()}] {words}")
 
     def linger(self) -> None:
-        """On rank 0, which serves the store: wait until all others have asked who failed, or for some seconds."""
+        """On rank 0, which serves the store: wait until all others have read who failed, at most some seconds."""
         if self.store is not None and self._rank() == "0":
             deadline = time.monotonic() + _LAST_WORDS_S
             while time.monotonic() < deadline and self._ask_store(self._absent, ""):
@@ -120,14 +123,14 @@ class FailureReporter:
         self.linger()
 
     def _ask_store(self, question: Callable[[dist.Store, str], str], name: str) -> str | None:
-        """What the store answers; None where it has gone, or doesn't answer in time. Before there is one, our name."""
+        """The store's answer; None if it is gone or doesn't answer in time; `name` if there is no store yet."""
         answers: list[str] = []
         store = self.store
         if store is None:
             return name
 
         def ask() -> None:
-            with contextlib.suppress(Exception):  # it went with rank 0
+            with contextlib.suppress(Exception):  # the store is gone with rank 0
                 answers.append(question(store, name))
 
         asking = threading.Thread(target=ask, daemon=True)
@@ -137,11 +140,11 @@ class FailureReporter:
 
     def _first_failure(self, store: dist.Store, name: str) -> str:
         first = str(store.compare_set(_KEY, "", name), "utf-8")
-        store.set(f"failed/{self._rank()}", "")  # rank 0 may go now, as far as this one is concerned
+        store.set(f"failed/{self._rank()}", "")  # this rank needs rank 0's store no more
         return first
 
     def _who_hangs(self, store_answers: bool) -> ClusterDDPError:
-        """The ranks that have not failed by now, too, while this one waited for them."""
+        """The error that names the ranks which have not reported a timeout as well."""
         assert self.topology is not None
         hanging = "rank 0"
         if store_answers:
@@ -150,7 +153,7 @@ class FailureReporter:
         return ClusterDDPError(
             f"Waiting {self.collective_timeout_s:g} s for the other ranks:",
             f"{hanging} did not answer: it hangs, was stopped, or its node is gone.",
-            "look at that node and that rank's output; ranks that may be slower: --collective-timeout-s",
+            "check that node and that rank's output; if ranks may be this slow: --collective-timeout-s",
         )
 
     def _absent(self, store: dist.Store, name: str) -> str:
@@ -176,11 +179,11 @@ def _stopped_by(other: str | None) -> str:
 
 
 def _is_timeout(error: BaseException) -> bool:
-    """Whether a collective took too long, or our own wait for a GPU."""
+    """Whether a collective, or our own wait for a GPU, timed out."""
     return isinstance(error, DeviceTimeoutError) or _says(error, _TIMEOUT_WORDS)
 
 
 def _says(error: BaseException, parts: tuple[str, ...]) -> bool:
-    """Whether this is an error of torch or gloo with any of these words; they have no types of their own for them."""
+    """Whether this is an error of torch or gloo with any of these texts; they have no exception types for them."""
     words = str(error).lower()
     return isinstance(error, RuntimeError) and any(part in words for part in parts)

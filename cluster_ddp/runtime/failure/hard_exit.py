@@ -1,6 +1,6 @@
-"""Ending this process at once, where Python's own way out would wait for ever.
+"""End this process at once, if Python's normal exit would wait forever.
 
-Destructors of CUDA and NCCL wait for kernels, and kernels for ranks that are gone.
+Destructors of CUDA and NCCL wait for kernels, and kernels wait for ranks that are gone.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _before: list[weakref.WeakMethod[Callable[[], object]]] = []
 
 
 def before(method: Callable[[], object]) -> None:
-    """Call this first: it keeps what must not be lost, such as a checkpoint that is being written.
+    """Let `now` call a method first. It saves what must not be lost, such as a checkpoint that is being written.
 
     Args:
-        method: a bound one, forgotten when its object is gone. It must not need the GPU.
+        method: a bound method, dropped with its object. It must not need the GPU.
     """
     assert isinstance(method, MethodType)
     _before.append(weakref.WeakMethod(method))
 
 
 def now(status: int) -> NoReturn:
-    """End the process with an exit status; may be called from any thread."""
+    """End the process with an exit status, after the methods of `before` (at most 60 s). Callable from any thread."""
     keeping = threading.Thread(target=_keep, daemon=True)
     keeping.start()
     keeping.join(_PATIENCE_S)

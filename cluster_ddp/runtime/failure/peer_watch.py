@@ -1,8 +1,8 @@
-"""Ending a rank when another one has failed, where it can't see that by itself.
+"""End a rank when another rank has failed, if it can't notice that by itself.
 
-On CPUs it can: gloo's collectives fail with the connection. On GPUs it waits in a kernel for a rank that will never
-come, and often in C++, where no signal handler of Python's runs. srun (--kill-on-bad-exit) sends TERM, to which a
-training listens in Python only, and KILL after KillWait (30 s). So a thread asks the store for failures.
+On CPUs it can: gloo's collectives fail with the connection. On GPUs a rank waits in a kernel for a rank that never
+comes, and often in C++, where no Python signal handler runs. srun (--kill-on-bad-exit) sends TERM, which a training
+handles in Python only, and KILL after KillWait (30 s). So a thread asks the store for failures.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from cluster_ddp.runtime.failure import hard_exit
 from cluster_ddp.runtime.failure.error_report import FailureReporter
 
 _EVERY_S = 1.0
-# The store's thread on rank 0 takes 19 µs for a question: all ranks together may take a fiftieth of its time.
+# The store's thread on rank 0 needs 19 µs per request: all ranks together may use a fiftieth of its time.
 _EVERY_S_PER_RANK = 1e-3
-# How long the rank's own Python code has, once another rank failed, to see that and end.
+# How long the rank's own Python code has to notice the failure of another rank and end.
 _GRACE_S = 5.0
 _EXIT_STATUS = 1
 
 
 class PeerWatch:
-    """A thread that asks whether another rank has failed, and then ends this process unless that ends by itself.
+    """A thread that polls for failures of other ranks, and then ends this process unless it ends by itself.
 
     Args:
-        reporter: of this rank's failures, which has the store.
-        is_busy: whether this rank's device has work to do. One that has waits for others. One that has not, and does
-            not end either, is what they wait for.
+        reporter: this rank's reporter, with the store.
+        is_busy: returns whether this rank's device has unfinished work: then it waits for other ranks. A rank whose
+            device is idle is not ended: the others may wait for it.
         world_size: number of ranks.
     """
 
@@ -38,15 +38,15 @@ class PeerWatch:
         self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread. Call it once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave it to the rank's own code how it ends."""
+        """Stop watching: the rank's own code ends it."""
         self._stopped.set()
 
     def has_failed(self) -> bool:
-        """Whether another rank has."""
+        """Return whether another rank has failed."""
         return self._failed.is_set()
 
     def _watch(self) -> None:
@@ -54,12 +54,12 @@ class PeerWatch:
             if self._stopped.wait(self._every_s):
                 return
         self._failed.set()
-        # Now, before somebody who waited in vain counts those that don't answer, and before rank 0 has gone.
+        # Now: before a rank that timed out lists those that don't answer, and before rank 0 is gone.
         words = self._reporter.answer() if self._is_busy() else None
         if self._stopped.wait(_GRACE_S):
             return
         if not self._is_busy():
-            # It may still be at work, or hang: it must not look as if it had answered.
+            # This rank may still work, or hang: it must not look as if it had answered.
             self._stopped.wait()
             return
         self._reporter.say(words or self._reporter.answer())

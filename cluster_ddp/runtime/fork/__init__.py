@@ -1,9 +1,9 @@
-"""`--launcher fork`: one process a node imports torch once, then becomes its ranks.
+"""`--launcher fork`: one process per node imports torch once, then forks the ranks.
 
 __main__   `python -m cluster_ddp.runtime.fork`
 target     the script or module that each rank runs
-preload    what is imported before
-affinity   which CPUs a rank gets
-rank_exit  what a rank does in the end
+preload    the modules imported before the fork
+affinity   the CPUs of a rank
+rank_exit  how a rank ends
 agent      watches the ranks: signals, failures, exit status
 """

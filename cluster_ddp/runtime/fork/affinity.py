@@ -1,4 +1,4 @@
-"""A node's CPUs, shared out among its ranks."""
+"""The CPUs of a node, divided among its ranks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 
 def share(cpus: set[int], local_rank: int, ranks: int, env: Mapping[str, str]) -> set[int]:
-    """The CPUs for one rank: neighbours, as many as for any other, give or take one.
+    """Return the CPUs for one rank: neighbours, in equal numbers for all ranks, give or take one.
 
     Args:
-        cpus: those that the ranks may run on.
+        cpus: the CPUs that the ranks may run on.
         local_rank: 0 … ranks - 1.
-        ranks: how many share them.
-        env: the environment.
+        ranks: number of ranks that share them.
+        env: an environment, such as os.environ.
 
     Returns:
-        All of them where there are fewer than ranks, or where Slurm binds nobody: more than it has given to this job.
+        A share of `cpus`; all of them if there are fewer CPUs than ranks, or more than SLURM_CPUS_ON_NODE (then Slurm
+        does not bind tasks).
     """
     given = Variables(env).integer(*variables.CPUS_ON_NODE)
     if len(cpus) < ranks or (given is not None and len(cpus) > given):
@@ -31,7 +32,7 @@ def share(cpus: set[int], local_rank: int, ranks: int, env: Mapping[str, str]) -
 
 
 def _place(cpu: int) -> tuple[int, int, int]:
-    """Socket, core, CPU: the hyper-threads of a core are neighbours so, whatever their numbers."""
+    """Socket, core, CPU: so the hyper-threads of a core are neighbours, whatever their numbers."""
     topology = _CPUS / f"cpu{cpu}" / "topology"
     try:
         return int((topology / "physical_package_id").read_text()), int((topology / "core_id").read_text()), cpu

@@ -1,4 +1,4 @@
-"""The process that watches the ranks that it has forked: passes signals on, and ends all when one fails."""
+"""Watches the ranks that this process has forked: passes signals on, and ends all ranks when one fails."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.output import complain
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-"""Passed on to each rank as soon as it catches them: by default it would die of them."""
+"""Passed on to each rank once it has a handler: without one they would kill it."""
 
 SIGNALS = (*WARNINGS, signal.SIGTERM, signal.SIGCHLD)
-"""What the agent waits for."""
+"""The signals that the agent waits for."""
 
 PATIENCE_S = 30.0
-"""How long the others may run once a rank was stopped in time, and then once they were told to end: time to save."""
+"""Seconds from the first rank that stopped in time to TERM for the others, and from TERM to KILL: time to save."""
 
-_POLL_S = 0.2  # while something is due, or a warning waits for a rank to catch it
+_POLL_S = 0.2  # while a deadline is set, or a warning waits for a rank's handler
 
 
 class Agent:
     """Watches ranks.
 
     Args:
-        ranks: process id -> rank. `SIGNALS` must have been blocked before they were forked.
-        env: the environment, where the stop marker may be named.
-        early: `WARNINGS` that came before the ranks were there.
+        ranks: process id -> rank. `SIGNALS` must have been blocked before the fork.
+        env: an environment, such as os.environ, which may name the stop marker.
+        early: `WARNINGS` that came before the fork.
     """
 
     def __init__(self, ranks: Mapping[int, int], env: Mapping[str, str], early: Sequence[int] = ()) -> None:
         self._running, self._env = dict(ranks), env
-        self._statuses: list[int] = []  # of ranks that did not end with 0, in the order of their ends
-        self._waiting: set[tuple[int, signal.Signals]] = set()  # warnings, and the process that does not catch them yet
-        self._term_at = self._kill_at = float("inf")  # as time.monotonic() counts
+        self._statuses: list[int] = []  # other than 0, in the order in which the ranks ended
+        self._waiting: set[tuple[int, signal.Signals]] = set()  # a process, and a warning for it
+        self._term_at = self._kill_at = float("inf")  # on the clock of time.monotonic()
         self._ending = False  # whether TERM was sent
         for number in early:
             self._pass_on(signal.Signals(number))
@@ -47,8 +47,8 @@ class Agent:
         """Wait for the end of all ranks.
 
         Returns:
-            75 where they were stopped in time, else the status of the first that failed (128 + n where a signal ended
-            it), else 0.
+            0 if all ranks ended with 0; else the `outcome` of the others' statuses: 75 for a rank that stopped in time,
+            128 + n for one that signal n ended.
         """
         while self._running:
             is_busy = self._waiting or min(self._term_at, self._kill_at) < float("inf")
@@ -60,7 +60,9 @@ class Agent:
             self._end_overdue()
         status = outcome(self._statuses)
         if status == EXIT_STOPPED:
-            stop_signals.write_stop_marker(self._env)  # srun tells the highest status only, which may be another node's
+            stop_signals.write_stop_marker(
+                self._env
+            )  # srun reports only the highest status, which may be another node's
         return status
 
     def _pass_on(self, number: signal.Signals) -> None:
@@ -99,11 +101,11 @@ class Agent:
             self._say(f"rank {rank} {_words(status)}.")
 
     def _end_overdue(self) -> None:
-        """TERM, and some time later KILL, for those that are still there."""
+        """Send TERM, and later KILL, to the ranks that still run, when that is due."""
         now = time.monotonic()
         if now >= self._term_at and self._running:
             self._send(signal.SIGTERM)
-            self._send(signal.SIGCONT)  # one that was stopped could not end
+            self._send(signal.SIGCONT)  # a suspended process could not end
             self._term_at, self._kill_at, self._ending = float("inf"), now + PATIENCE_S, True
         elif now >= self._kill_at and self._running:
             self._say(f"ranks {sorted(self._running.values())} did not end within {PATIENCE_S:g} s: killing them.")
@@ -111,7 +113,7 @@ class Agent:
             self._kill_at = float("inf")
 
     def _send(self, number: signal.Signals) -> None:
-        for pid in self._running:  # not waited for yet: the ids are still theirs
+        for pid in self._running:  # not reaped yet: the ids are still theirs
             os.kill(pid, number)
 
     def _say(self, text: str) -> None:
@@ -119,13 +121,13 @@ class Agent:
 
 
 def outcome(statuses: list[int]) -> int:
-    """The status of a node's ranks.
+    """Return the exit status for all ranks of a node.
 
     Args:
-        statuses: those that are not 0, in the order in which they came.
+        statuses: the statuses other than 0, in the order in which the ranks ended.
 
     Returns:
-        The first; one that TERM has caused, only if there is no other, since it came from outside or from the agent.
+        The first one that TERM did not cause, since TERM came from outside or from the agent; else the first, or 0.
     """
     ended = 128 + signal.SIGTERM
     return next((status for status in statuses if status != ended), statuses[0] if statuses else 0)

@@ -1,4 +1,4 @@
-"""What ranks import, imported once, before they are forked; and the state that must not be forked."""
+"""Imports the modules of the ranks once, before the fork; and checks for state that must not be forked."""
 
 from __future__ import annotations
 
@@ -29,28 +29,31 @@ MODULES = (
     "importlib.resources.readers",
     "tyro",
 )
-"""What a rank of a training imports in any case, or `cluster_ddp.train` does."""
+"""Modules that each rank of a training, or `cluster_ddp.train`, imports."""
 
 OPTIONAL_MODULES = ("typeguard",)
-"""What one of them imports where it is installed."""
+"""Modules that one of `MODULES` imports if they are installed."""
 
-# numpy's OpenBLAS starts its threads when it is loaded; the first of these that is set says how many.
+# NumPy's OpenBLAS starts its threads when it is loaded; the first of these that is set gives their number.
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 _DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd")
 _BLAS_SET_THREADS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 
 def load(more: Sequence[str] = ()) -> None:
-    """Import `MODULES` and, after them, `more`, which must be there.
+    """Import `MODULES`, then `more`. The environment stays as it is.
+
+    Args:
+        more: names of more modules, which must be installed.
 
     Raises:
-        ForkError: one of `more` can't be imported; or one has started threads or initialised CUDA, which a forked
-            process could not use.
+        ForkError: one of `more` can't be imported; or a module has started threads or initialised CUDA or HIP, which a
+            forked process could not use.
     """
-    gc.disable()  # a sixth of the time would go into looking for garbage
+    gc.disable()  # garbage collection would take a sixth of the time
     with _kept_environ():
         os.environ[_BLAS_THREADS[0]] = "1"
-        # A module may ask torch.cuda.is_available(): by default that starts CUDA, which no forked process can use then.
+        # A module may call torch.cuda.is_available(). By default that starts CUDA, which a forked process can't use.
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         for name in MODULES:
             importlib.import_module(name)
@@ -59,19 +62,22 @@ def load(more: Sequence[str] = ()) -> None:
                 importlib.import_module(name)
         for name in more:
             _import(name)
-    gc.freeze()  # what is there now stays in memory that the ranks share
+    gc.freeze()  # existing objects stay in memory that the ranks share
     gc.enable()
     _check()
 
 
 def reinit_after_fork(cpus: int) -> None:
-    """In a rank, make the modules as those of a process that was started on `cpus` CPUs: threads and random numbers.
+    """In a rank, set threads and random numbers of the modules as in a process that was started on its own.
 
-    Python's own random numbers are seeded anew by os.fork.
+    os.fork itself reseeds Python's random numbers.
+
+    Args:
+        cpus: number of CPUs of the rank.
     """
     import torch
 
-    torch.default_generator.seed()  # of the CPU; those of GPUs start with the same seed in every process
+    torch.default_generator.seed()  # the CPU's; those of GPUs start with the same seed in every process
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     if not os.environ.get("OMP_NUM_THREADS") and torch.get_num_threads() != cpus:
@@ -90,7 +96,7 @@ def _import(name: str) -> None:
 
 @contextmanager
 def _kept_environ() -> Iterator[None]:
-    """Take back what the body, or an import in it, changes in the environment."""
+    """Undo all changes of the environment in the body."""
     before = dict(os.environ)
     try:
         yield
@@ -101,7 +107,7 @@ def _kept_environ() -> Iterator[None]:
 
 
 def _set_blas_threads(count: int) -> None:
-    if count == 1:  # as it is
+    if count == 1:  # unchanged
         return
     maps = Path("/proc/self/maps").read_text().splitlines()
     for path in {line.split(maxsplit=5)[5] for line in maps if "openblas" in line}:
@@ -115,7 +121,7 @@ def _set_blas_threads(count: int) -> None:
 def _check() -> None:
     import torch
 
-    asked, elsewhere = "Forking the ranks:", "a task for each rank needs no forking: --launcher srun"
+    asked, elsewhere = "Forking the ranks:", "start one task per rank, without forking: --launcher srun"
     if torch.cuda.is_initialized() or (device := _open_driver(Path("/proc/self/fd"))):
         seen = "" if torch.cuda.is_initialized() else f" ({device} is open)"
         found = f"a module has initialised the GPU's driver{seen}, and a forked process can't use it."
@@ -127,12 +133,12 @@ def _check() -> None:
 
 
 def _open_driver(descriptors: Path) -> str | None:
-    """The device file that a process has open once it has initialised CUDA or HIP, whoever in it did so; None if not.
+    """The open device file that shows that something in this process has initialised CUDA or HIP; else None.
 
-    NVML, which only asks for the number of GPUs, opens others (/dev/nvidiactl, /dev/nvidia0).
+    NVML, which only counts GPUs, opens other files (/dev/nvidiactl, /dev/nvidia0).
     """
     for descriptor in descriptors.iterdir():
-        with contextlib.suppress(OSError):  # the folder's own, gone by now
+        with contextlib.suppress(OSError):  # the descriptor of the folder itself, closed by now
             if (target := str(descriptor.readlink())) in _DRIVERS:
                 return target
     return None

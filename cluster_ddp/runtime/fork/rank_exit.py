@@ -1,7 +1,7 @@
-"""The end of a rank that was forked: as Python's own, without its last walk through all that the ranks share.
+"""The end of a forked rank: like Python's own, but without finalizing the objects that the ranks share.
 
-That walk writes to every object, so the kernel copies all that was imported once for every rank: 64 ranks on two cores
-were done after 12 s and gone after 143 s.
+Finalization writes to every object, so the kernel would copy all imported modules for every rank: 64 ranks on two cores
+were done after 12 s, but ended after 143 s.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import NoReturn
 
-_STATUS_OF_LOST_OUTPUT = 120  # as Python's (sys.exit)
+_STATUS_OF_LOST_OUTPUT = 120  # as in Python (sys.exit)
 
 
 def after(run: Callable[[], None], shared: Mapping[str, ModuleType]) -> NoReturn:
-    """Run something, then end the process: threads, exit handlers, what its own modules hold, output.
+    """Run a function, then end the process: wait for threads, run exit handlers, drop its own modules, flush output.
 
     Args:
-        run: what the process is for. Its SystemExit tells the status.
-        shared: the modules that were imported before the fork; they stay as they are.
+        run: the function. Its SystemExit gives the exit status.
+        shared: the modules that were imported before the fork; they are not changed.
     """
     status = 0
     try:
         run()
     except SystemExit as error:
         status = _status(error.code)
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for those that are not daemons
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
     atexit._run_exitfuncs()
-    threading.excepthook = lambda arguments: None  # of daemons, whose modules are emptied now
+    threading.excepthook = lambda arguments: None  # daemon threads lose their modules now
     _drop([name for name, module in sys.modules.items() if module is not shared.get(name)])
     is_written = [_is_written(stream) for stream in (sys.stdout, sys.stderr)]
     if not all(is_written):
@@ -42,17 +42,17 @@ def after(run: Callable[[], None], shared: Mapping[str, ModuleType]) -> NoReturn
 
 
 def _drop(names: Sequence[str]) -> None:
-    """Let go of modules and what they hold, so that open files are written and destructors run."""
+    """Drop modules and their objects, so that open files are flushed and destructors run."""
     modules = [weakref.ref(sys.modules.pop(name)) for name in reversed(names)]
     gc.collect()
     for module in modules:
-        if (left := module()) is not None:  # somebody else refers to it
+        if (left := module()) is not None:  # something else refers to it
             vars(left).clear()
     gc.collect()
 
 
 def _status(code: object) -> int:
-    """What the process ends with after sys.exit(code)."""
+    """The exit status after sys.exit(code)."""
     if code is None or isinstance(code, int):
         return (code or 0) & 0xFF
     print(code, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A script or a module, run in this process as `python` would run it in one of its own."""
+"""Run a script or a module in this process as `python` would run it in a new one."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from cluster_ddp.errors import SpecError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """What is run.
+    """The script or module to run.
 
-    Not with runpy: it would take the module away from sys.modules["__main__"] before threads and exit handlers have
-    ended, which may need it to pickle.
+    runpy is not used: it removes the module from sys.modules["__main__"] before threads and exit handlers have ended,
+    which may need it for pickling.
     """
 
     name: str
-    """A script's path, or a module's name."""
+    """Path of the script, or name of the module."""
     is_module: bool
-    """Which of them."""
+    """Whether it is a module."""
     arguments: tuple[str, ...]
-    """What sys.argv holds after the first word."""
+    """The words of sys.argv after the first."""
 
     @staticmethod
     def parse(words: Sequence[str]) -> Target:
-        """From what would follow `python` on a command line: "script.py ARGUMENTS …" or "-m module ARGUMENTS …".
+        """Read the words after `python` on a command line: "script.py ARGUMENTS …" or "-m module ARGUMENTS …".
 
         Raises:
-            SpecError: none of these, or no such script.
+            SpecError: the words have another form, or the script does not exist.
         """
         match list(words):
             case ["-m", name, *arguments]:
@@ -49,23 +49,22 @@ class Target:
                         f"Running {name!r} in each rank:", found, "paths are relative to the working folder"
                     )
                 return Target(name=name, is_module=False, arguments=tuple(arguments))
-        found = "that is neither a script nor -m and a module."
+        found = "this is neither a script nor -m with a module."
         raise SpecError(
             f"Running {list(words)} in each rank:", found, "… -- script.py ARGUMENTS, or -- -m MODULE ARGUMENTS"
         )
 
     def prepare(self) -> None:
-        """Set sys.argv and the first entry of sys.path, which `python -m` of this package has set to the working
-        folder."""
+        """Set sys.argv, and for a script the first entry of sys.path, as `python` would."""
         sys.argv = ["-m" if self.is_module else self.name, *self.arguments]
         if not self.is_module and not getattr(sys.flags, "safe_path", sys.flags.isolated):
             sys.path[0] = str(Path(os.path.realpath(self.name)).parent)
 
     def run(self) -> None:
-        """Run it.
+        """Run the script or module.
 
         Raises:
-            SystemExit: it ends so, or with an exception, which sys.excepthook has shown without this package's frames.
+            SystemExit: it calls sys.exit; or it raises an exception, which sys.excepthook prints without our frames.
         """
         main = types.ModuleType("__main__")
         main.__dict__["__builtins__"] = builtins

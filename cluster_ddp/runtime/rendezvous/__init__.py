@@ -1,12 +1,12 @@
-"""How the ranks of one run find each other, and nobody else's.
+"""How the ranks of one run find each other, and no other run's ranks.
 
-store      `meet`: rank 0 serves a store, all others join it, and all are there
-beacon     by which rank 0 tells on which port
-secret     by which the ranks of one run know each other
-dns        addresses, without waiting for name servers that do not answer
-arrivals   who is missing, by rank and host
-network_interface   which one leads to the other ranks
-open_files          how many connections this process may have
+store               `meet`: rank 0 serves a store, and all ranks join it
+beacon              tells the other ranks the port of rank 0's store
+secret              proves that a rank belongs to the run
+dns                 addresses, without waiting for name servers that do not answer
+arrivals            the ranks that are missing, with their hosts
+network_interface   the interface that leads to the other ranks
+open_files          the limit on open files, and so on connections
 """
 
 from cluster_ddp.runtime.rendezvous.store import DEFAULT_TIMEOUT_S, meet

@@ -1,4 +1,4 @@
-"""Who is there: what the ranks leave in the store about themselves, read without asking for each rank alone."""
+"""Which ranks have arrived: each writes a key into the store. The keys are read in batches, not one by one."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
 
     from cluster_ddp.slurm.topology import Topology
 
-# The store's server reads a request anew with each 4 KiB of it that come (torch 2.15), so that the time for one over
-# all ranks would grow with their square; over 131,072 keys it refuses.
+# The store's server parses a request again for each 4 KiB that arrive (torch 2.15). The time for one request over all
+# ranks would grow with their square. It refuses more than 131,072 keys.
 _KEYS_AT_ONCE = 1024
 _NAMED_AT_MOST = 8
 
 
 def arrival(rank: int) -> str:
-    """Under which key of the store a rank has left the name of its host, and what it computes on ("node1 cuda")."""
+    """Return the key of the store for a rank's host name and kind of device. The value is such as "node1 cuda"."""
     return f"arrived/{rank}"
 
 
 def batches(keys: Sequence[str]) -> list[Sequence[str]]:
-    """The keys in pieces that the store takes in one request."""
+    """Split keys into batches for one request each."""
     return [keys[start : start + _KEYS_AT_ONCE] for start in range(0, len(keys), _KEYS_AT_ONCE)]
 
 
 def unset(store: dist.Store, keys: Sequence[str]) -> list[str]:
-    """Which of the keys the store does not have: some 2·log2(keys) questions for each of them, not one for each key."""
+    """Return the keys that the store does not have, with some 2·log2(keys) requests for each missing key."""
     if len(keys) > _KEYS_AT_ONCE:
         return [key for batch in batches(keys) for key in unset(store, batch)]
     if not keys or store.check(list(keys)):
@@ -40,22 +40,22 @@ def unset(store: dist.Store, keys: Sequence[str]) -> list[str]:
 
 
 def hosts(store: dist.Store, ranks: Sequence[int]) -> list[str]:
-    """The names of the hosts of ranks that have arrived."""
+    """Return the host names of ranks that have arrived."""
     return [host for host, _ in arrivals(store, ranks)]
 
 
 def arrivals(store: dist.Store, ranks: Sequence[int]) -> list[tuple[str, str]]:
-    """Of ranks that have arrived: the name of the host, and the kind of device."""
+    """Return host name and kind of device ("cpu" or "cuda") of ranks that have arrived."""
     values = [value for batch in batches([*map(arrival, ranks)]) for value in store.multi_get(list(batch))]
     parts = [value.decode().partition(" ") for value in values]
     return [(host, device_type) for host, _, device_type in parts]
 
 
 def odd_devices(arrived: Sequence[tuple[str, str]]) -> str | None:
-    """Which ranks compute on something else than most, in words; None where all are alike.
+    """Return which ranks have another kind of device than most, in words; None if all have the same.
 
     Args:
-        arrived: of all ranks, in their order: the name of the host, and the kind of device.
+        arrived: host name and kind of device of all ranks, in the order of ranks.
     """
     kinds = Counter(device_type for _, device_type in arrived)
     if len(kinds) < 2:
@@ -67,14 +67,13 @@ def odd_devices(arrived: Sequence[tuple[str, str]]) -> str | None:
 
 
 def missing_by_node(topology: Topology, arrived: dict[int, str]) -> list[str]:
-    """The ranks that have not arrived, with their nodes where those are certain: ["6", "7 (node4)"].
+    """Return the ranks that have not arrived, with their nodes if these are certain: ["6", "7 (node4)"].
 
-    They are certain where only one node lacks ranks, or where those that arrived stand as block distribution would have
-    them.
+    They are certain if only one node lacks ranks, or if the arrived ranks are placed as by block distribution.
 
     Args:
         topology: of any rank.
-        arrived: rank -> name of its host.
+        arrived: rank -> host name.
     """
     absent = [rank for rank in range(topology.world_size) if rank not in arrived]
     places = [n for n, count in zip(topology.nodes, topology.tasks_per_node) for _ in range(count)]

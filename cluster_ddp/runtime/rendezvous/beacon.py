@@ -1,17 +1,17 @@
-"""How the other ranks find rank 0's store on a port that anybody may hold, and rank 0 tells nobody else of it.
+"""The beacon: it tells the port of rank 0's store to the ranks of the run, and to nobody else.
 
-On the first of the topology's candidate ports that it can bind, rank 0 runs a beacon. The others ask the candidates one
-after the other until one proves to be their own beacon. So a candidate that somebody else holds costs a fraction of a
-second, whether that is another job of ours, a web server, or a socket that accepts and stays silent (on which a
-TCPStore client waits for ever, whatever its timeout: seen with torch 2.15).
+Rank 0 runs a beacon on the first of the topology's candidate ports that it can bind. The other ranks try the candidates
+one after the other until one proves to be their own beacon. A candidate that another program holds costs a fraction of
+a second, whether that is another job of ours, a web server, or a socket that accepts and stays silent. (A TCPStore
+client waits forever on such a socket, whatever its timeout: seen with torch 2.15.)
 
     rank      its nonce
     beacon    its nonce, and the HMAC of both for the purpose "rank 0"
     rank      the HMAC of both for the purpose "rank"
     beacon    the store's port, and the HMAC of it and both nonces for the purpose "port"
 
-So to one that does not have the run's key neither says more than random numbers, and what was recorded is worth nothing
-the next time. A stranger that passes all of it on learns the port, and cannot change it.
+So without the run's key one learns only random numbers, and a recorded exchange is useless later. A stranger that
+relays all messages learns the port, but cannot change it.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ LOOPBACK = "127.0.0.1"
 
 _BACKLOG = 4096
 _FIRST_PATIENCE_S, _LAST_PATIENCE_S = 0.25, 5.0
-# What an answer of the beacon may take where many ask at once. Who gave up too early would ask again, and add to them.
+# How long an answer of the beacon may take if many ask at once. A rank that gives up early asks again and adds load.
 _PATIENCE_PER_RANK_S = 0.001
 _NOBODY = os.strerror(errno.ECONNREFUSED).lower()
 _NOT_OURS = "rank 0 of another run, or with another secret"
-# Where nobody listens on a port, rank 0 is most likely not there yet: the ports after it are tried now and then only,
-# for those who wait may be many.
+# If nobody listens on a port, rank 0 has most likely not started: the ports after it are tried only now and then, since
+# many ranks may wait.
 _ASK_ALL_EVERY = 3
-# So that those who wait for rank 0 do not ask more often all together, the more they are: 50,000 rounds a second.
+# Limits the rounds of all waiting ranks together to 50,000 a second.
 _FIRST_PAUSE_S, _PAUSE_PER_RANK_S = 0.05, 2e-5
 _NONCE_BYTES = 16
 _LONGEST_LINE = 512
-_GREETING = b"cluster_ddp"  # begins the beacon's first line, so that others of ours know what it is
-# How long the beacon listens to a caller, and how many it has at once besides the ranks. Strangers may be silent, many,
-# or both: then the one that has been there longest has to go.
+_GREETING = b"cluster_ddp"  # begins the beacon's first line, so that ranks of other runs recognize it
+# How long the beacon keeps a caller, and how many besides the ranks it serves at once. Strangers may be silent, many,
+# or both: then the oldest connection is closed.
 _CALLER_S = 10.0
 _OTHER_CALLERS = 64
 _ACCEPTED_AT_ONCE = 64
 
 
 def bind_first_free(topology: Topology) -> socket.socket:
-    """A socket that listens on the first candidate port that is free here.
+    """Return a socket that listens on the first candidate port that is free here.
 
     Raises:
-        RendezvousError: none is.
+        RendezvousError: no candidate port is free.
     """
     for port in topology.port_candidates:
         with contextlib.suppress(OSError):
@@ -65,15 +65,23 @@ def bind_first_free(topology: Topology) -> socket.socket:
     host = socket.gethostname()
     if len(topology.port_candidates) == 1:
         found = f"port {ports} on {host} is in use by another program (MASTER_PORT was preset, so no other is tried)."
-        hint = f"unset MASTER_PORT, and a free one is found; who holds it: ss -ltnp 'sport = :{ports}' on {host}"
+        hint = f"unset MASTER_PORT, and a free port is chosen; find the program: ss -ltnp 'sport = :{ports}' on {host}"
     else:
         found = f"ports {ports} on {host} are all in use."
-        hint = f"who holds them: ss -ltnp on {host}"
+        hint = f"find the programs: ss -ltnp on {host}"
     raise RendezvousError(f"Serving the rendezvous of {topology.world_size} ranks:", found, hint)
 
 
 def listen(topology: Topology, port: int) -> socket.socket:
-    """A socket that listens on a port: of this machine alone where all ranks are on it, else of all its interfaces."""
+    """Return a socket that listens on a port: on loopback if the run has one node, else on all interfaces.
+
+    Args:
+        topology: of rank 0.
+        port: its number; 0 lets the system choose a free one.
+
+    Raises:
+        OSError: the port is taken.
+    """
     if topology.num_nodes == 1:
         return socket.create_server((LOOPBACK, port), backlog=_BACKLOG)
     if socket.has_dualstack_ipv6():
@@ -83,7 +91,14 @@ def listen(topology: Topology, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def answering(listener: socket.socket, key: RunKey, store_port: int, ranks: int) -> Iterator[None]:
-    """Inside, whoever connects to the listener and proves to have the key is told the store's port."""
+    """During the body, tell the store's port to everyone who connects and proves to have the key.
+
+    Args:
+        listener: the socket of the beacon; it is shut down at the end.
+        key: the key of this run.
+        store_port: the port to tell.
+        ranks: number of ranks that may connect at once.
+    """
     beacon = _Beacon(listener, key, str(store_port).encode(), ranks + _OTHER_CALLERS)
     thread = threading.Thread(target=beacon.run, name="beacon", daemon=True)
     thread.start()
@@ -96,7 +111,7 @@ def answering(listener: socket.socket, key: RunKey, store_port: int, ranks: int)
 
 
 class _Caller:
-    """One that has connected to the beacon."""
+    """A connection to the beacon."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -106,12 +121,12 @@ class _Caller:
 
 
 class _Beacon:
-    """Serves all callers from one thread, so that none waits for another."""
+    """Serves all callers from one thread. None waits for another."""
 
     def __init__(self, listener: socket.socket, key: RunKey, store_port: bytes, most_callers: int) -> None:
         self.is_over = False
         self._listener, self._key, self._store_port, self._most_callers = listener, key, store_port, most_callers
-        self._callers: dict[socket.socket, _Caller] = {}  # the one that came first is the first
+        self._callers: dict[socket.socket, _Caller] = {}  # in the order in which they connected
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
@@ -135,7 +150,7 @@ class _Beacon:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # shut down; or no more files may be open; or the caller is gone already
+            except OSError:  # shut down; or too many open files; or the caller is gone
                 if not self.is_over:
                     self._drop_first() if self._callers else time.sleep(0.01)
                 return
@@ -154,7 +169,7 @@ class _Beacon:
         caller.connection.close()
 
     def _listen_to(self, caller: _Caller) -> None:
-        """Answer what is one line now; send away who says too much, nothing more, or what is not right."""
+        """Answer a complete line. Drop callers that send too much or a wrong line, or that closed the connection."""
         try:
             heard = caller.connection.recv(_LONGEST_LINE)
             caller.heard += heard
@@ -171,7 +186,7 @@ class _Beacon:
             self._drop(caller)
 
     def _answer(self, caller: _Caller, line: bytes) -> bool:
-        """Answer a line; returns whether another one may follow."""
+        """Answer a line; return whether another one may follow."""
         if caller.nonces is None:
             caller.nonces = line, _nonce()
             proof = self._key.mac("rank 0", *caller.nonces)
@@ -188,16 +203,16 @@ def _nonce() -> bytes:
 
 
 def find_store(topology: Topology, key: RunKey, address: str, deadline: float) -> tuple[int | None, str]:
-    """Ask the candidate ports of rank 0's host one after the other until our own beacon answers.
+    """Try the candidate ports of rank 0's host one after the other until our own beacon answers.
 
     Args:
-        topology: of the rank that asks.
-        key: of its run.
-        address: of rank 0's host, numeric.
+        topology: of this rank.
+        key: the key of this run.
+        address: numeric address of rank 0's host.
         deadline: when to give up, on the clock of time.monotonic().
 
     Returns:
-        The store's port, None if nobody told it; and what was heard on each candidate in the end.
+        The store's port, or None if no beacon of this run answered; and the last answer on each port, in words.
     """
     patience_s = min(_LAST_PATIENCE_S, _FIRST_PATIENCE_S + _PATIENCE_PER_RANK_S * topology.world_size)
     heard: dict[int, str] = {}
@@ -219,7 +234,7 @@ def find_store(topology: Topology, key: RunKey, address: str, deadline: float) -
 
 
 def _ask(address: str, port: int, key: RunKey, patience_s: float) -> int | str:
-    """In at most `patience_s` seconds: the store's port, if our beacon holds this port; else what its holder says."""
+    """The store's port if our beacon is on this port; else what its holder says. Takes `patience_s` seconds at most."""
     deadline = time.monotonic() + patience_s
     try:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as connection:
@@ -233,7 +248,7 @@ def _ask(address: str, port: int, key: RunKey, patience_s: float) -> int | str:
 
 
 def _store_port(connection: socket.socket, key: RunKey, deadline: float) -> int | str:
-    """A rank's side of the protocol."""
+    """A rank's side of the protocol. Returns as `_ask`."""
     mine = _nonce()
     connection.sendall(mine + b"\n")
     line = _line(connection, deadline)
@@ -248,7 +263,7 @@ def _store_port(connection: socket.socket, key: RunKey, deadline: float) -> int 
 
 
 def _line(connection: socket.socket, deadline: float) -> bytes:
-    """A line without its end, or as much as comes until the deadline, of `_LONGEST_LINE` bytes at most."""
+    """A line without its line break, or what comes before the deadline; about `_LONGEST_LINE` bytes at most."""
     heard = b""
     while b"\n" not in heard and len(heard) < _LONGEST_LINE:
         connection.settimeout(max(0.001, deadline - time.monotonic()))

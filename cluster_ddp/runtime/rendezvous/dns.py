@@ -1,7 +1,7 @@
-"""Host names and addresses, where name servers may be slow or dead.
+"""Host names and addresses, even if name servers are slow or dead.
 
-A TCPStore looks up the names of its peers' addresses for its log, one after the other. Where no name server answers,
-the first look-up takes 10 s (seen, torch 2.15; after one that failed, that process looks up no more).
+For its log, a TCPStore looks up the names of its peers' addresses, one after the other. If no name server answers, the
+first look-up takes 10 s (seen with torch 2.15; after a failed one, that process looks up no more).
 """
 
 from __future__ import annotations
@@ -19,35 +19,40 @@ _UNKNOWN_NAME_PATIENCE_S = 10.0
 
 
 def resolve(host: str, deadline: float) -> str:
-    """The numeric address of a host.
+    """Return the numeric address of a host.
 
     Args:
         host: its name or address.
-        deadline: when to give up asking servers that don't answer, on the clock of time.monotonic().
+        deadline: when to give up on servers that don't answer, on the clock of time.monotonic(). An unknown name is
+            given up after 10 s.
 
     Raises:
-        RendezvousError: there is no such host, or nobody could be asked.
+        RendezvousError: the name is unknown, or no name server answered.
     """
     start = time.monotonic()
     while True:
         try:
-            # As bytes: of a str, Python makes bytes with the codec for international names, whose import takes 3 ms.
+            # As bytes: Python would encode a str with the codec for international names, whose import takes 3 ms.
             found = socket.getaddrinfo(host.encode(), None, type=socket.SOCK_STREAM)
             return str(found[0][4][0])
         except socket.gaierror as error:
-            # A server that does not answer may yet; one that knows no such name is asked again for a short while only.
+            # A server that does not answer may answer later; an unknown name is tried again for a short time only.
             give_up = deadline if error.errno == socket.EAI_AGAIN else min(deadline, start + _UNKNOWN_NAME_PATIENCE_S)
             if time.monotonic() + 1.0 > give_up:
                 raise RendezvousError(
                     f"Looking up {host}, the host of rank 0:",
                     f"{error.strerror or error} (asked on {socket.gethostname()}).",
-                    f"is MASTER_ADDR right? Try: getent hosts {host}",
+                    f"check MASTER_ADDR; try: getent hosts {host}",
                 ) from error
             time.sleep(1.0)
 
 
 class ReverseLookup:
-    """A look-up of the name of an address, under way while other things are done, to see how long that takes."""
+    """Looks up the name of an address in a thread, to measure how long that takes.
+
+    Args:
+        address: numeric, IPv4 or IPv6.
+    """
 
     def __init__(self, address: str) -> None:
         # In the form that the address of a peer has on a TCPStore's dual-stack socket.
@@ -61,17 +66,18 @@ class ReverseLookup:
             socket.getnameinfo((self._address, 0), socket.NI_NAMEREQD)
 
     def ends_within(self, patience_s: float) -> bool:
-        """Whether it takes at most so many seconds from its start; waits that long if need be."""
+        """Return whether it ends within this many seconds of its start; wait that long if necessary."""
         self._thread.join(max(0.0, self._start + patience_s - time.monotonic()))
         return not self._thread.is_alive()
 
 
 @contextlib.contextmanager
 def without_name_servers() -> Iterator[None]:
-    """Inside, the look-ups of this thread, and of no other, end with /etc/hosts.
+    """During the body, look-ups of this thread, but of no other, use only /etc/hosts.
 
-    glibc keeps a resolver state for each thread, whose first two fields are the time-out and the number of attempts
-    (resolver(3), struct __res_state). RES_OPTIONS would do for a whole process only, and only before its first look-up.
+    glibc keeps a resolver state for each thread. Its first two fields are the timeout and the number of attempts
+    (resolver(3), struct __res_state). RES_OPTIONS would apply to the whole process, and only before its first look-up.
+    Has no effect with another C library.
     """
     libc = ctypes.CDLL(None)
     try:

@@ -1,7 +1,7 @@
-"""How the ranks of one run know each other: a key that is made of the job's secret, and what is proven with it.
+"""The key of a run, made of the job's secret: the ranks prove with it that they belong to the run.
 
-The batch script makes the secret anew at each start of the job, and srun hands it to the tasks in their environment.
-It leaves this process in no form: what others see are HMACs of it, for one purpose each.
+The batch script makes a new secret at each start of the job, and srun passes it to the tasks in their environment. This
+process never sends it: others see only HMACs, each for one purpose.
 """
 
 from __future__ import annotations
@@ -15,34 +15,44 @@ from cluster_ddp.slurm.topology import Topology
 
 
 class RunKey:
-    """What only the ranks of one run have.
+    """The key that only the ranks of one run have.
 
     Args:
-        secret: the job's; empty where nobody has made one: then the key can be computed by anybody.
-        run: what tells this run from others of the same job.
+        secret: the job's secret; if empty, anybody can compute the key.
+        run: a text that differs between runs, such as `Topology.key`.
     """
 
     def __init__(self, secret: bytes, run: str) -> None:
         self.is_secret = bool(secret)
-        """Whether it is worth anything."""
+        """Whether it is made of a secret."""
         self._key = hmac.digest(secret, run.encode(), "sha256")
 
     @staticmethod
     def of(topology: Topology, env: Mapping[str, str]) -> RunKey:
-        """The key of the run that a rank belongs to; `env` is such as os.environ."""
+        """Return the key of the run that a rank belongs to.
+
+        Args:
+            topology: the rank's place.
+            env: an environment, such as os.environ, with the secret in `Env.SECRET`.
+        """
         if topology.world_size == 1:
             return RunKey.of_one_process()
         return RunKey(os.fsencode(env.get(Env.SECRET, "")), topology.key)
 
     @staticmethod
     def of_one_process() -> RunKey:
-        """A key that nobody else has."""
+        """Return a random key, for a run of one process."""
         return RunKey(os.urandom(32), "")
 
     def mac(self, purpose: str, *parts: bytes) -> bytes:
-        """The HMAC-SHA256 of some bytes for a purpose, in hexadecimal digits. No part but the last has a line break."""
+        """Return the HMAC-SHA256 of some parts for a purpose, in hexadecimal digits.
+
+        Args:
+            purpose: so that an HMAC for one purpose is useless for another.
+            parts: only the last one may contain line breaks.
+        """
         return hmac.digest(self._key, b"\n".join([purpose.encode(), *parts]), "sha256").hex().encode()
 
     def proves(self, mac: bytes, purpose: str, *parts: bytes) -> bool:
-        """Whether that is the `mac` of it, in a time that does not tell how much of it is right."""
+        """Return whether `mac` is the HMAC of the parts for the purpose, in constant time."""
         return hmac.compare_digest(mac, self.mac(purpose, *parts))

@@ -1,11 +1,11 @@
-"""A store for one run: rank 0 serves it, the others join, and all know that all are there.
+"""The store of one run: rank 0 serves it, all ranks join it, and each waits until all have arrived.
 
-Rank 0 serves a TCPStore on any free port; its `beacon` tells the others which, and nobody else. The key of the run is
-made of the job's secret, job, array task, step and restart count, so that a requeued job never meets its own ghost. A
-TCPStore itself knows no passwords: who finds its port can ask it for all keys (see docs/security.md).
+Rank 0 serves a TCPStore on any free port; its `beacon` tells the port to the other ranks only. The key of the run is
+made of the job's secret, job, array task, step and restart count, so that a requeued job never joins its former run. A
+TCPStore has no passwords: who finds its port can read all keys (see docs/security.md).
 
-Then every rank writes its host name and its kind of device into the store; rank 0 waits for all of them and writes the
-verdict: ranks on CPUs and ranks on GPUs would wait for each other in different collectives.
+Every rank writes its host name and its kind of device into the store. Rank 0 waits for all of them and writes the
+verdict. A mix of ranks on CPUs and on GPUs is refused: they would wait for each other in different collectives.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from cluster_ddp.slurm.topology import Topology
 log = logging.getLogger("cluster_ddp")
 
 DEFAULT_TIMEOUT_S = 300.0
-# Rank 0's verdict, which names the missing ranks, comes at most its whole timeout after it was reached, and this.
+# How much longer than the timeout the others wait for rank 0's verdict, which names the missing ranks.
 _VERDICT_GRACE_S = 5.0
-# What the look-ups of all peers together may take in one process; where they take longer, no name server is asked.
+# How long the look-ups of all peers may take in one process; if they take longer, name servers are not used.
 _LOOKUP_PATIENCE_S = 0.3
-# What a rank may have open besides its connections to the others: libraries, data, logs.
+# Open files besides the connections to the other ranks: libraries, data, logs.
 _OTHER_FILES = 256
 _PROCEED = "proceed"
 _ODD_DEVICES = "devices: "  # begins a verdict
@@ -43,18 +43,21 @@ _ODD_DEVICES = "devices: "  # begins a verdict
 def meet(
     topology: Topology, device_type: str, key: RunKey | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> dist.Store:
-    """Wait until all ranks of the run are there; returns a store that only they share.
+    """Wait until all ranks of the run have arrived.
 
     Args:
         topology: this process's place.
-        device_type: what it computes on: "cpu" or "cuda".
-        key: of the run; default: made of this process's environment.
-        timeout_s: seconds to wait for the others.
+        device_type: kind of its device: "cpu" or "cuda".
+        key: the key of the run; default: made from this process's environment.
+        timeout_s: seconds to wait for the other ranks.
+
+    Returns:
+        A store that only the ranks of the run share.
 
     Raises:
-        DeviceError: not all ranks compute on the same kind of device.
-        RendezvousError: ranks are missing (it names them), rank 0 can't be found, no candidate port is free,
-            or fewer files may be open than there are ranks.
+        DeviceError: not all ranks have the same kind of device.
+        RendezvousError: ranks are missing (it names them), another process has the same rank, rank 0 can't be found, no
+            candidate port is free, or the limit on open files is too low for the ranks.
     """
     if topology.world_size == 1:
         return dist.HashStore()
@@ -62,7 +65,7 @@ def meet(
     key = key or RunKey.of(topology, os.environ)
     if topology.rank == 0 and topology.num_nodes != 1 and not key.is_secret:
         log.warning(
-            "These ranks share no secret: whoever reaches %s over the network can join them. Hint: in the batch "
+            "These ranks share no secret: anybody who reaches %s over the network can join them. Hint: in the batch "
             "script, before srun: export %s=$(openssl rand -hex 32)",
             *(socket.gethostname(), Env.SECRET),
         )
@@ -78,7 +81,7 @@ def meet(
 
 
 def _check_open_files(topology: Topology) -> None:
-    """The store has a connection to every rank; `distributed` has raised the limit as far as it goes."""
+    """Check the limit: the store has a connection to every rank. `distributed` has raised it as far as possible."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit != resource.RLIM_INFINITY and limit < topology.world_size + _OTHER_FILES:
         raise RendezvousError(
@@ -89,7 +92,7 @@ def _check_open_files(topology: Topology) -> None:
 
 
 def _serve(topology: Topology, key: RunKey, device_type: str, timeout_s: float, deadline: float) -> dist.Store:
-    """Rank 0's part: the store, and the beacon until all have met."""
+    """Rank 0's part: serve the store, and the beacon until all have arrived."""
     _check_open_files(topology)
     lookup = ReverseLookup(beacon.LOOPBACK)
     with contextlib.closing(beacon.bind_first_free(topology)) as listener:
@@ -110,12 +113,12 @@ def _find(topology: Topology, key: RunKey, address: str, timeout_s: float, deadl
 
 
 def _names_in_time(lookup: ReverseLookup, patience_s: float) -> contextlib.AbstractContextManager[None]:
-    """Where look-ups take long: without name servers. For its log, a TCPStore looks up every peer that it connects."""
+    """If look-ups are slow, avoid name servers: for its log, a TCPStore looks up every peer that it connects."""
     return contextlib.nullcontext() if lookup.ends_within(patience_s) else without_name_servers()
 
 
 def _tcp_store(address: str, port: int, timeout_s: float, *, listener: socket.socket | None = None) -> dist.TCPStore:
-    """A client of the store at an address; where we have its listener, the server, too, which then owns that."""
+    """A client of the store at an address; with a listener, also its server, which then owns the listener."""
     descriptor = None if listener is None else listener.detach()
     return dist.TCPStore(
         address,
@@ -130,13 +133,13 @@ def _tcp_store(address: str, port: int, timeout_s: float, *, listener: socket.so
 def _gather(
     topology: Topology, key: RunKey, tcp_store: dist.TCPStore, device_type: str, timeout_s: float, deadline: float
 ) -> dist.Store:
-    """Note our arrival, and wait for the verdict of rank 0 on everybody's."""
+    """Write this rank's arrival, and wait for rank 0's verdict."""
     store = dist.PrefixStore(key.mac("store").decode(), tcp_store)
     if store.add(f"claim/{topology.rank}", 1) > 1:
         raise RendezvousError(
             f"Joining the run at {topology.master_addr} as rank {topology.rank}:",
-            f"another process is rank {topology.rank} there already.",
-            "is a second run using the same MASTER_ADDR and MASTER_PORT, or does every task have the same RANK?",
+            f"another process has already joined it as rank {topology.rank}.",
+            "check whether another run uses the same MASTER_ADDR and MASTER_PORT, or every task has the same RANK",
         )
     store.set(arrivals.arrival(topology.rank), f"{socket.gethostname()} {device_type}")
     if topology.rank == 0:
@@ -160,14 +163,14 @@ def _gather(
 
 
 def _verdict(topology: Topology, store: dist.Store, deadline: float) -> str:
-    """Wait for all ranks: whether they may proceed, or which did not come, or which have other devices."""
+    """Wait for all ranks; then say that they may proceed, or which are missing or have other devices."""
     everyone = [arrivals.arrival(rank) for rank in range(topology.world_size)]
     absent: set[str] = set()
     try:
         for batch in arrivals.batches(everyone):
             store.wait(list(batch), timedelta(seconds=max(0.01, deadline - time.monotonic())))
     except dist.DistError:
-        absent = set(arrivals.unset(store, everyone))  # none, if the last came just now
+        absent = set(arrivals.unset(store, everyone))  # none, if the last one arrived just now
     present = [rank for rank, key in enumerate(everyone) if key not in absent]
     arrived = arrivals.arrivals(store, present)
     if absent:
@@ -182,8 +185,8 @@ def _device_error(topology: Topology, found: str) -> DeviceError:
     return DeviceError(
         f"Training on {topology.world_size} ranks together:",
         found,
-        "look at that node's GPUs: nvidia-smi, sinfo -N -o '%N %G %E'; leave it out: --exclude=NODE; "
-        "or compute on CPUs everywhere: --no-cuda",
+        "check that node's GPUs: nvidia-smi, sinfo -N -o '%N %G %E'; leave the node out: --exclude=NODE; "
+        "or use CPUs everywhere: --no-cuda",
     )
 
 
@@ -191,6 +194,5 @@ def _timeout_error(topology: Topology, timeout_s: float, found: str) -> Rendezvo
     return RendezvousError(
         f"Waiting {timeout_s:g} s for {topology.world_size} ranks to meet on {topology.master_addr}:",
         found,
-        "look at those nodes' output for why their tasks did not start; "
-        "a slow start needs more: --rendezvous-timeout-s",
+        "read in those tasks' output why they did not start; for a slow start, wait longer: --rendezvous-timeout-s",
     )

@@ -1,8 +1,8 @@
-"""What a run writes into its run directory, beside checkpoints.
+"""What a run writes into its run directory, except checkpoints.
 
 run_dir            the directory, and run.json
-metrics            metrics.jsonl, a record a line
+metrics            metrics.jsonl, one record per line
 lock               one run at a time
-background_writer  writing beside the training
-final_flush        what is not on disk yet when a training ends
+background_writer  writes in a thread during the training
+final_flush        waits for the last writes when a training ends
 """

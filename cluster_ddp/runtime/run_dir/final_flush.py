@@ -1,4 +1,4 @@
-"""What is not on disk yet when a training ends: waited for, tried again, and named where it is lost."""
+"""When a training ends: wait for files that are not on disk yet, try failed writes again, and report what is lost."""
 
 from __future__ import annotations
 
@@ -19,33 +19,35 @@ _TELL_EVERY_S = 60.0
 
 
 class Files(Protocol):
-    """What rank 0 writes in the background."""
+    """Files that rank 0 writes in the background."""
 
     def finish(self, timeout_s: float) -> str | None:
-        """Write what is left, wait for it, and tell what is not on disk by then."""
+        """Write what is left, wait `timeout_s` seconds at most, and return what is not on disk then, or None."""
 
     def is_stuck(self) -> bool:
-        """Whether a write takes so long that it is given up."""
+        """Return whether a write takes so long that it is given up."""
 
 
 _files: list[Files] = []
 
 
 def expect(files: Files) -> None:
-    """Let the world not be left before these files are on disk."""
+    """Let `settle` wait for these files."""
     _files.append(files)
 
 
 def are_stuck() -> bool:
-    """Whether a write is given up that still blocks: Python would wait for it in the end."""
+    """Return whether a write that was given up still blocks: Python would wait for it at exit."""
     return any(files.is_stuck() for files in _files)
 
 
 def settle(world: World) -> None:
-    """Wait until rank 0 has all on disk. A collective.
+    """Wait until all files of rank 0 are on disk. A collective.
 
     Raises:
-        RunDirError: on rank 0, when `background_writer.PATIENCE_S` seconds were not enough.
+        RunDirError: on rank 0, if `background_writer.PATIENCE_S` seconds were not enough, or another job has taken the
+            run directory.
+        CheckpointError: on rank 0, if the last state can't be saved at all.
     """
     deadline = time.monotonic() + background_writer.PATIENCE_S
     tell_at = 0.0
@@ -62,14 +64,14 @@ def settle(world: World) -> None:
 
 
 def _missing() -> str:
-    """What is not on disk after another try, in words; "" if all is."""
+    """What is not on disk after another try, in words; "" if everything is."""
     return "; ".join(filter(None, [files.finish(_EVERY_S) for files in _files]))
 
 
 def _lost(missing: str) -> RunDirError:
     return RunDirError(
         "Writing what is left at the end of the training:",
-        f"{missing}. It was tried for {background_writer.PATIENCE_S:.0f} s, and is lost.",
-        "mend that (df -h, quota), then start the training again in the same run directory: it resumes from the last "
+        f"{missing}. Retries for {background_writer.PATIENCE_S:.0f} s failed; it is lost.",
+        "fix that (df -h, quota), then start the training again in the same run directory: it resumes from the last "
         "good checkpoint",
     )

@@ -21,23 +21,23 @@ from cluster_ddp.slurm.topology import Topology
 log = logging.getLogger("cluster_ddp")
 
 PATIENCE_S = 240.0
-"""How long a job that was started again waits for its former self to end."""
+"""Seconds that a restarted job waits for its former run to end."""
 
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class RunLock:
-    """A lock on a run directory, held until the process ends, however it ends.
+    """A lock on a run directory. The process holds it until it ends, in whatever way.
 
-    A POSIX lock (fcntl(2)), which NFS and, mounted with flock, Lustre keep across nodes. Where the file system has
-    none, that is said, and the run continues without.
+    It is a POSIX lock (fcntl(2)). NFS, and Lustre mounted with flock, keep it across nodes. If the file system has no
+    locks, that is logged, and the run continues without one.
 
     Args:
-        path: of the lock file, which tells who holds it.
-        topology: of the process that wants it.
+        path: of the lock file, which names the owner of the lock.
+        topology: of this process.
 
     Raises:
-        RunDirError: another job holds it, or the former run of this job does not end.
+        RunDirError: another job holds the lock, or the former run of this job does not end.
         OSError: the file can't be written.
     """
 
@@ -58,7 +58,7 @@ class RunLock:
         self._sign()
 
     def keep(self) -> None:
-        """See that others find this lock; where its file was removed or replaced, take it again.
+        """Check that other runs find this lock. If its file was removed or replaced, lock the new one.
 
         Raises:
             RunDirError: another job has taken it.
@@ -74,12 +74,12 @@ class RunLock:
         self._sign()
 
     def _open(self) -> int:
-        """The lock's file; whoever may read it could lock it."""
+        """Open the lock file, readable by its owner only: who may read it could lock it."""
         descriptor = open_own(self._path, os.O_RDWR | os.O_CREAT, shared=False)
         if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o077:
             with contextlib.suppress(OSError):  # some file systems have one mode for all files
                 os.fchmod(descriptor, 0o600)
-        return descriptor  # to close any descriptor of the file would end the lock
+        return descriptor  # closing any descriptor of the file would release the lock
 
     def _sign(self) -> None:
         owner = {
@@ -97,7 +97,7 @@ class RunLock:
         except OSError as error:
             if error.errno in _UNSUPPORTED:
                 path = self._path
-                log.warning("No locks on the file system of %s: two runs there at once would not be noticed.", path)
+                log.warning("The file system of %s has no locks: two runs at the same time would not be noticed.", path)
                 return True
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 return False
@@ -121,8 +121,8 @@ def _taken(lock: Path, owner: dict[str, object]) -> RunDirError:
     return RunDirError(
         f"Writing to the run directory {lock.parent}:",
         f"{lock.name} was removed or replaced, and {_who(owner)} is using the run directory now. This run ends: "
-        "two at once would spoil each other's files.",
-        "to run both, give each a run directory of its own: --run-dir PATH",
+        "two at the same time would damage each other's files.",
+        "to run both, give each its own run directory: --run-dir PATH",
     )
 
 
@@ -134,10 +134,10 @@ def _in_use(lock: Path, owner: dict[str, object], same_job: bool) -> RunDirError
         return RunDirError(
             f"Using the run directory {lock.parent}:",
             found,
-            f"where its node is gone for good: rm {shlex.quote(str(lock))}",
+            f"if its node is gone for good: rm {shlex.quote(str(lock))}",
         )
     return RunDirError(
         f"Using the run directory {lock.parent}:",
         f"{_who(owner)} is using it.",
-        f"give this run a folder of its own (--run-dir PATH), or {end_it}",
+        f"give this run its own run directory (--run-dir PATH), or {end_it}",
     )

@@ -1,4 +1,4 @@
-"""metrics.jsonl, a record a line, written in the background: no full disk and none that hangs stops a training."""
+"""metrics.jsonl, one record per line, written in the background: a full disk or one that hangs stops no training."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _BLOCK_BYTES = 1 << 20
 
 
 class MetricsFile:
-    """A file that grows by whole lines, in the order in which they come.
+    """A file to which whole lines are appended, in order, in a thread.
 
-    What an earlier run has left is set aside with the first record, or continued after `continue_at`.
+    The file of an earlier run is renamed at the first write, or continued after `continue_at`.
 
     Args:
         path: of the file.
@@ -35,8 +35,8 @@ class MetricsFile:
         self._written = 0  # bytes of the file
         self._waiting = bytearray()  # what follows them
         self._failure: str | None = None
-        self._is_begun = False  # a write that will take what is waiting
-        self._count, self._io = threading.Lock(), threading.Lock()  # of the counts above; of the file
+        self._is_begun = False  # a queued write will take what is waiting
+        self._count, self._io = threading.Lock(), threading.Lock()  # lock the counts above; lock the file
         self._writer = BackgroundWriter("metrics")
         hard_exit.before(self._writer.wait)
 
@@ -47,10 +47,13 @@ class MetricsFile:
             return self._written + len(self._waiting)
 
     def append(self, line: bytes) -> None:
-        """Let a line be written.
+        """Append a line.
+
+        Args:
+            line: with its line break.
 
         Raises:
-            RunDirError: too much is waiting already.
+            RunDirError: more than 256 MiB are waiting already.
         """
         with self._count:
             if len(self._waiting) > _MAX_WAITING_BYTES:
@@ -61,14 +64,14 @@ class MetricsFile:
         self._writer.tell_if_slow()
 
     def begin_write(self) -> None:
-        """Let what is waiting be written; before the first record, what an earlier run has left is set aside."""
+        """Start to write what is waiting. The first write renames the file of an earlier run."""
         with self._count:
             is_begun, self._is_begun = self._is_begun, True
         if not is_begun:
             self._writer.begin(self.path, self._write)
 
     def continue_at(self, size: int) -> None:
-        """Continue after the first `size` bytes: what follows them will be recorded anew.
+        """Continue after the first `size` bytes; cut off the rest, since it will be recorded again.
 
         Raises:
             OSError: the file can't be written.
@@ -83,10 +86,10 @@ class MetricsFile:
             self._written = size
 
     def sync(self) -> None:
-        """Write all that is waiting, and let it outlive the machine; make the file again where it is gone.
+        """Write all that is waiting and fsync it. Make the file again if it was removed.
 
         Raises:
-            OSError: the disk is full, say.
+            OSError: the file can't be written, such as on a full disk.
         """
         with self._io:
             self._put_back()
@@ -102,7 +105,7 @@ class MetricsFile:
             timeout_s: seconds to wait for it.
 
         Returns:
-            What is not on disk by then, in words; None if all is.
+            What is not written by then, in words; None if all is.
         """
         self.begin_write()
         if not self._writer.wait(timeout_s):
@@ -112,19 +115,19 @@ class MetricsFile:
         return f"{self.path} lacks its last {records} records: {self._failure}" if records else None
 
     def is_stuck(self) -> bool:
-        """Whether a write takes so long that it is given up."""
+        """Return whether a write takes so long that it is given up."""
         return self._writer.is_stuck()
 
     def _write(self) -> None:
         with self._count:
-            self._is_begun = False  # what comes from here on needs another
+            self._is_begun = False  # later lines need another write
         try:
             with self._io:
                 self._write_waiting()
             self._failure = None
         except OSError as error:
             if self._failure is None:
-                log.error("Writing to %s failed: %s. Training continues; tried again.", self.path, error.strerror)
+                log.error("Writing to %s failed: %s. Training continues; it is tried again.", self.path, error.strerror)
             self._failure = error.strerror or str(error)
 
     def _write_waiting(self) -> None:
@@ -145,7 +148,7 @@ class MetricsFile:
         return open_own(self.path, os.O_RDWR | os.O_CREAT)
 
     def _put_back(self) -> None:
-        """Where the file was removed or replaced, make it again of the one that is still open."""
+        """If the file was removed or replaced, copy it from the one that is still open."""
         if self._file is None or is_at(self._file, self.path):
             return
         log.warning("%s was removed or replaced while this run wrote to it; it is made again.", self.path)
@@ -155,7 +158,7 @@ class MetricsFile:
         except OSError as error:
             if error.errno != errno.ESTALE:
                 raise
-            os.close(self._file)  # on NFS, what another node has removed can't be read
+            os.close(self._file)  # on NFS, a file that another node has removed can't be read
             with self._count:
                 self._file, self._written = None, 0
             raise OSError(error.errno, f"the records before are lost: {error.strerror}") from error
@@ -169,11 +172,15 @@ class MetricsFile:
 
 
 def set_aside(path: Path) -> None:
-    """Rename another run's file or folder, if there is one, to name.1, name.2 … before its extension."""
+    """Rename another run's file or folder, if it exists and is no empty file: metrics.jsonl to metrics.1.jsonl.
+
+    Raises:
+        OSError: it can't be renamed.
+    """
     if not path.exists() or (path.is_file() and path.stat().st_size == 0):
         return
     numbers = itertools.count(1)
     others = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in numbers)
     other = next(other for other in others if not other.exists())
-    log.info("%s was there already: it is now %s.", path, other.name)
+    log.info("%s of an earlier run is now %s.", path, other.name)
     path.rename(other)

@@ -1,4 +1,4 @@
-"""The run directory: run.json (what ran, where, with what) and metrics.jsonl (what came out, a record a line)."""
+"""The run directory: run.json (what ran, where and with which versions) and metrics.jsonl (measurements)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cluster_ddp.runtime.world import World
 
 
 def default_run_dir(name: str, world: World) -> Path:
-    """The run directory of the submission, else runs/<name>-<job id, or date and time>."""
+    """Return the run directory of the submission, else runs/<name>-<job id, or date and time>."""
     if submitted := os.environ.get(Env.RUN_DIR):
         return Path(submitted)
     label = world.topology.job_label or time.strftime("%Y%m%d-%H%M%S")
@@ -35,19 +35,18 @@ def default_run_dir(name: str, world: World) -> Path:
 
 
 class RunDir:
-    """The folder of one run. Rank 0 writes; on the others the methods do nothing.
+    """The run directory. Rank 0 writes; on other ranks the methods do nothing.
 
-    What an earlier run has left in metrics.jsonl is set aside with the first record, or continued after
-    `continue_metrics`.
+    The metrics.jsonl of an earlier run is renamed at the first record, or continued after `continue_metrics`.
 
     Args:
-        path: made if need be, and locked: a second run in the same folder is an error. Default: the submission's, else
-            runs/<name>-<job id, or date and time>.
-        world: to know whether to write.
+        path: is made if missing, and locked: a second run in it is an error. Default: the run directory of the
+            submission, else runs/<name>-<job id, or date and time>.
+        world: all ranks.
         name: for the default path.
 
     Raises:
-        RunDirError: rank 0 can't write there, or another job is using it.
+        RunDirError: on rank 0: it can't be written, or another job is using it.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, world: World, *, name: str = "training") -> None:
@@ -70,12 +69,19 @@ class RunDir:
 
     @property
     def resume_command(self) -> str:
-        """What to type to resume this run, once it has ended."""
+        """The command that resumes this run after its end."""
         same = f"the same command with {Env.RUN_DIR}={shlex.quote(str(self.path))}"
         return os.environ.get(Env.RESUME) or same
 
     def describe(self, config: Any) -> None:
-        """Write run.json: configuration (a dataclass), topology, versions, command and git commit."""
+        """Write run.json: configuration, topology, device, versions, command, git commit and start time.
+
+        Args:
+            config: the configuration, a dataclass instance.
+
+        Raises:
+            OSError: the file can't be written.
+        """
         if not self.world.is_main:
             return
         description = {
@@ -96,26 +102,33 @@ class RunDir:
             file.write(json.dumps(description, indent=2, default=str).encode() + b"\n")
 
     def log(self, kind: str, values: Mapping[str, Any]) -> None:
-        """Append a record with its kind (see `contract.Record`) and time (seconds of UNIX time) to metrics.jsonl.
+        """Append a record with its `kind` and `time` (seconds of UNIX time) to metrics.jsonl.
 
-        It is written in the background; what a full disk does not take is kept, and written with a later record.
+        It is written in the background. If the disk is full, records are kept and written later.
+
+        Args:
+            kind: see `contract.Record`.
+            values: the other fields, of types that JSON has.
+
+        Raises:
+            RunDirError: more than 256 MiB of records are waiting to be written.
         """
         if self.world.is_main:
             record = {"kind": kind, "time": round(time.time(), 3), **values}
             self._metrics.append(json.dumps(record).encode() + b"\n")
 
     def begin_metrics(self) -> None:
-        """Set aside what an earlier run has left in metrics.jsonl, now, before a checkpoint refers to it."""
+        """Rename the metrics.jsonl of an earlier run now, in the background, not at the first record."""
         if self.world.is_main:
             self._metrics.begin_write()
 
     @property
     def metrics_bytes(self) -> int:
-        """On rank 0: the size of metrics.jsonl with all records so far."""
+        """On rank 0: the size of metrics.jsonl in bytes, including records that are not written yet."""
         return self._metrics.size
 
     def continue_metrics(self, size: int) -> None:
-        """Continue after the first `size` bytes of metrics.jsonl: what follows them will be recorded anew.
+        """Continue metrics.jsonl after its first `size` bytes; cut off the rest, since it will be recorded again.
 
         Raises:
             OSError: the file can't be written.
@@ -124,11 +137,11 @@ class RunDir:
             self._metrics.continue_at(size)
 
     def sync(self) -> None:
-        """Let what was recorded outlive the machine, and mend what others have removed: the folder, lock or metrics.
+        """Write and fsync all records. Make the folder, its lock and metrics.jsonl again if they were removed.
 
         Raises:
-            OSError: the disk is full, say.
-            RunDirError: the lock's file was removed, and another job has taken the folder.
+            OSError: files can't be written, such as on a full disk.
+            RunDirError: the lock file was removed, and another job has taken the run directory.
         """
         if self.world.is_main:
             self._make()
@@ -136,7 +149,15 @@ class RunDir:
             self._metrics.sync()
 
     def save(self, name: str, state: Mapping[str, Any]) -> None:
-        """Write a state dictionary with torch.save."""
+        """Write a state dictionary into the run directory with torch.save, whole or not at all.
+
+        Args:
+            name: of the file.
+            state: the state dictionary.
+
+        Raises:
+            OSError: the file can't be written.
+        """
         if self.world.is_main:
             with atomic_write(self.path / name) as file:
                 torch.save(dict(state), file)
@@ -147,7 +168,7 @@ class RunDir:
 
 
 def _git_commit() -> str | None:
-    """The commit that the package was run from, "-dirty" if changed; None outside a git checkout."""
+    """The git commit of this package, with "-dirty" if changed; None outside a git checkout."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--match="]
     folder = Path(__file__).parents[2]
     try:

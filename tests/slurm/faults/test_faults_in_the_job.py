@@ -152,7 +152,7 @@ def test_a_loss_that_is_no_number(started: Started) -> None:
     assert re.search(r"Training, step 9 of epoch 1:\n  rank 1 on node\d: loss nan\.", said)
     assert f"last good checkpoint: {run.path}/checkpoints/step-00000006.pt" in said
     said = started["nan continues"].completed()
-    assert "loss nan. This step's update is left out." in said
+    assert "loss nan. The update of this step is skipped." in said
 
 
 def test_clocks_an_hour_apart(started: Started) -> None:

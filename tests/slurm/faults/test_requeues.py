@@ -167,7 +167,7 @@ def test_preemption_while_a_save_is_under_way(place: Place, uninterrupted: list[
     urgent.succeed()
     said = run.completed(restarts=1)
     assert re.search(r"Stopped after step \d+ .* got TERM", said)
-    assert "this one is left out" in said  # training does not wait for the disk
+    assert "this one is skipped" in said  # training does not wait for the disk
     assert run.metrics() == uninterrupted
 
 
@@ -186,6 +186,6 @@ def test_scancel_is_final_and_a_new_job_goes_on(place: Place, uninterrupted: lis
     os.truncate(newest, newest.stat().st_size // 2)
     again = start(place, run_dir=run.path)
     said = again.completed()
-    assert f"{newest.name} is damaged: its end is missing. It is set aside as {newest.name}.damaged" in said
+    assert f"{newest.name} is damaged: its end is missing. It is renamed to {newest.name}.damaged" in said
     assert "Resuming from" in said
     assert again.metrics(run.path) == uninterrupted

@@ -132,11 +132,11 @@ def test_nan_on_one_of_two_ranks_is_named_on_both(tmp_path: Path) -> None:
     assert weights[2] == weights[3] != weights[4] != weights[5]
     assert all(number == number for step in weights for number in step[0])
     assert stopped[:2] == [True, True] and len(stopped) == 3
-    named = f"rank 1 on {socket.gethostname()}: loss nan. Nothing of it is saved; last good checkpoint: good.pt."
+    named = f"rank 1 on {socket.gethostname()}: loss nan. This state is not saved; last good checkpoint: good.pt."
     assert named in stopped[2] and "rank 0 on" not in stopped[2]
     assert len(last_weights) == 3
     warning = (
-        f"Training, step 2 of epoch 1: rank 1 on {socket.gethostname()}: loss nan. This step's update is left out."
+        f"Training, step 2 of epoch 1: rank 1 on {socket.gethostname()}: loss nan. The update of this step is skipped."
     )
     assert [end.output.count(warning) for end in ends] == [1, 0]
 
@@ -147,7 +147,7 @@ def test_it_says_on_rank_0_only_that_it_goes_on(monkeypatch: pytest.MonkeyPatch)
     model = torch.nn.Linear(3, 2)
     looking = check(model, on_nan="continue")
     assert not looking.may_update(backward(model, float("nan")), step=3, epoch=1)
-    assert warned and "This step's update is left out." in warned[0]
+    assert warned and "The update of this step is skipped." in warned[0]
     looking._world.is_main = False  # type: ignore[misc]
     assert not looking.may_update(torch.tensor(0.0), step=4, epoch=1)
     assert len(warned) == 1
@@ -160,7 +160,7 @@ def test_on_a_gpu_steps_are_judged_when_it_is_waited_for() -> None:
     for step, factor in enumerate((1.0, float("nan"), float("inf"))):
         model.zero_grad()
         assert looking.may_update(backward(model, factor), step=step, epoch=1)
-    with pytest.raises(NonFiniteError, match=r"(?s)step 1 of epoch 1.*loss nan.*Nothing of it is saved") as error:
+    with pytest.raises(NonFiniteError, match=r"(?s)step 1 of epoch 1.*loss nan.*This state is not saved") as error:
         looking.look()
     assert "loss inf" not in str(error.value)  # the first bad step is named, not the last
     assert looking.look()  # of none

@@ -275,7 +275,7 @@ def test_how_often_it_saves(
 def test_in_the_end_all_is_saved_however_slow_the_disk_is(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
 ) -> None:
-    """A save is left out while the one before is written; the last one must not be."""
+    """A save is skipped while the one before is written; the last one must not be."""
     write = file.write
 
     def slowly(path: Path, state: Any) -> str:
@@ -284,7 +284,7 @@ def test_in_the_end_all_is_saved_however_slow_the_disk_is(
 
     monkeypatch.setattr(folder.file, "write", slowly)
     train(world, tmp_path, seed=1, every="1epoch", patient=False)
-    assert "is still being written; this one is left out" in said.text
+    assert "is still being written; this one is skipped" in said.text
     assert saved(tmp_path)[-1] == 20
 
 
@@ -500,16 +500,16 @@ def malicious(path: Path) -> None:
 
 
 UNUSABLE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "directory": (make_directory, "it is no file"),
-    "dangling link": (make_dangling_link, "it is a link to nothing"),
+    "directory": (make_directory, "it is not a file"),
+    "dangling link": (make_dangling_link, "it is a dangling symbolic link"),
     "no step": (edit("position", "steps"), r"its content\['position'\] has no steps"),
     "step as a text": (edit("position", "steps", value="9"), r"its content\['position'\]\['steps'\] is a str"),
     "no saved_by": (edit("saved_by"), "its content has no saved_by"),
     "no metrics_bytes": (edit("metrics_bytes"), "its content has no metrics_bytes"),
     "a part as a list": (edit("parts", "model", value=[1]), "the state of its model is a list"),
     "no random numbers": (edit("ranks", 0, "rng", "torch"), r"the state of rank 0\['rng'\] has no torch"),
-    "no rank": (edit("ranks", value=[]), "it is of no rank"),
-    "malicious": (malicious, r"it asks for posix\.mkdir, where tensors"),
+    "no rank": (edit("ranks", value=[]), "it has no rank's state"),
+    "malicious": (malicious, r"it contains posix\.mkdir, but only tensors"),
 }
 
 
@@ -551,9 +551,9 @@ def test_where_none_can_be_used_nothing_is_set_aside(world: World, tmp_path: Pat
             "0.weight is torch.float64 there and torch.float32",
         ),
         (("model", "0.weight"), "x", r"0.weight is str there and \(5, 3\) here"),
-        (("scheduler", "last_epoch"), "1", "it is of another scheduler: last_epoch is str there and a number here"),
-        (("optimizer", "state"), None, "it does not take the state that the checkpoint has of it: KeyError: 'state'"),
-        (("optimizer", "state"), {0: 1}, "it does not take the state that the checkpoint has of it"),
+        (("scheduler", "last_epoch"), "1", "it has another scheduler: last_epoch is str there and a number here"),
+        (("optimizer", "state"), None, "it does not accept its state in the checkpoint: KeyError: 'state'"),
+        (("optimizer", "state"), {0: 1}, "it does not accept its state in the checkpoint"),
     ],
 )
 def test_a_part_of_another_kind_is_told_in_words(
@@ -568,9 +568,9 @@ def test_a_part_of_another_kind_is_told_in_words(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"width": 6}, r"it is of another model: 0.weight is \(5, 3\) there and \(6, 3\) here"),
-        ({"size": 44}, "it was saved with 40 samples in the dataset, and here there are 44"),
-        ({"data_seed": 4}, "it was saved with 3 as seed of the shuffle"),
+        ({"width": 6}, r"it has another model: 0.weight is \(5, 3\) there and \(6, 3\) here"),
+        ({"size": 44}, "its number of samples in the dataset is 40, and here it is 44"),
+        ({"data_seed": 4}, "its seed of the shuffle is 3, and here it is 4"),
         ({"identity": {"dataset": "b"}}, "its dataset is 'a', and here it is 'b'"),
         ({"meters": ()}, "its meters are loss, and here they are none"),
         ({"more": {"ema": Odd(1)}}, "it holds model, optimizer, scheduler, and here there are .*, ema"),
@@ -632,15 +632,15 @@ def test_what_differs_is_told_and_not_what_training_has_changed(
 
     assert told() == [] and told() == []
     lr = [
-        f"optimizer: param_groups[{number}].{key} is 0.2 in the script; 0.1, as it was begun with, is used"
+        f"optimizer: param_groups[{number}].{key} is 0.2 in the script; 0.1, from the start of this training, is used"
         for number in (0, 1)
         for key in ("lr", "initial_lr")
     ]
     assert set(lr) < set(told(lr=0.2))
     assert set(lr) < set(told(lr=0.2)), "each time, as long as it is so"
-    assert told(gamma=0.7) == ["scheduler: gamma is 0.7 in the script; 0.5, as it was begun with, is used"]
+    assert told(gamma=0.7) == ["scheduler: gamma is 0.7 in the script; 0.5, from the start of this training, is used"]
     (words,) = told(shift=1)
-    assert re.fullmatch(r"the dataset has the fingerprint \w{12}, and had \w{12}: is it the same data\?", words)
+    assert re.fullmatch(r"the dataset has the fingerprint \w{12}, instead of \w{12}: is it the same data\?", words)
 
 
 # Another number of ranks
@@ -884,7 +884,7 @@ def test_another_training_in_the_run_directory_ends_this_one(world: World, tmp_p
 def test_a_training_that_is_done_says_so(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(world, tmp_path, seed=1)
     assert train(world, tmp_path, seed=1).records == []
-    assert "All 2 epochs are done already: nothing is trained." in capsys.readouterr().out
+    assert "All 2 epochs are already done: nothing to train." in capsys.readouterr().out
 
 
 def test_a_state_that_can_no_longer_be_saved_does_not_end_the_training(

@@ -188,14 +188,14 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     for name in ("plain.pt", "text.pt", "empty.pt"):
         with pytest.raises(DamagedError):
             file.digest(tmp_path / name)
-    with pytest.raises(DamagedError, match="it is no file"):
+    with pytest.raises(DamagedError, match="it is not a file"):
         file.digest(tmp_path)
     with pytest.raises(OSError):
         file.digest(tmp_path / "missing.pt")
     with pytest.raises(OSError):
         file.read(tmp_path / "missing.pt")
     file.write(tmp_path / "other.pt", {"epoch": 1})
-    with pytest.raises(DamagedError, match="no checkpoint of cluster_ddp"):
+    with pytest.raises(DamagedError, match="not a checkpoint of cluster_ddp"):
         file.read(tmp_path / "other.pt")
 
 
@@ -249,7 +249,7 @@ def test_a_file_never_runs_code(tmp_path: Path, attack: str, form: Callable[[Any
     content = form({**FRAME, "attack": ATTACKS[attack](marker)})
     path.write_bytes(content + file._MARK + hashlib.sha256(content).hexdigest().encode() + b"\n")
     assert file.digest(path) == hashlib.sha256(content).hexdigest()
-    with pytest.raises(DamagedError, match="nothing of it was run"):
+    with pytest.raises(DamagedError, match="none of its code was run"):
         file.read(path)
     assert not marker.exists()
     if form is not _bare:  # the attack is a real one

@@ -240,8 +240,8 @@ def test_a_damaged_newest_is_set_aside_and_the_one_before_used(tmp_path: Path, s
         assert found is not None and found[0].name == "step-00000002.pt"
         assert [record.levelno for record in said.records] == [logging.WARNING] * 2
         assert "step-00000004.pt is damaged: its end is missing" in said.text
-        assert "step-00000003.pt is damaged: its content has another SHA-256" in said.text
-        assert ("set aside as step-00000004.pt.damaged; the one before is used" in said.text) == set_aside
+        assert "step-00000003.pt is damaged: its content does not match its SHA-256" in said.text
+        assert ("renamed to step-00000004.pt.damaged; the one before is used" in said.text) == set_aside
     suffixes = ["step-00000001.pt", "step-00000002.pt", "step-00000003.pt.damaged", "step-00000004.pt.damaged"]
     assert names(folder) == suffixes
     said.clear()
@@ -328,11 +328,11 @@ def test_beginning_with_a_file_a_run_dir_or_its_checkpoints(tmp_path: Path) -> N
 def test_beginning_with_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no such file"):
         begin_with(tmp_path / "missing")
-    with pytest.raises(CheckpointError, match="no whole checkpoint is in it"):
+    with pytest.raises(CheckpointError, match="it has no undamaged checkpoint"):
         begin_with(tmp_path)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "step-00000001.pt").write_text("no checkpoint")
-    with pytest.raises(CheckpointError, match="no whole checkpoint is in it"):
+    with pytest.raises(CheckpointError, match="it has no undamaged checkpoint"):
         begin_with(tmp_path)
     with pytest.raises(CheckpointError, match=r"(?s)step-00000001\.pt:.*it is damaged: it has only 13 bytes.*--resume"):
         begin_with(tmp_path / "checkpoints" / "step-00000001.pt")

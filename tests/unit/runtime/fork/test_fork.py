@@ -365,9 +365,9 @@ def is_alive(pid: int) -> bool:
     ("words", "env", "said"),
     [
         (("--ranks", "2", "--", "missing.py"), {}, "there is no such file in"),
-        (("--ranks", "2", "--"), {}, "neither a script nor -m and a module"),
-        (("--ranks", "2"), {}, "neither a script nor -m and a module"),
-        (("--ranks", "0", "--", "x.py"), {}, "no whole number of 1 or more"),
+        (("--ranks", "2", "--"), {}, "neither a script nor -m with a module"),
+        (("--ranks", "2"), {}, "neither a script nor -m with a module"),
+        (("--ranks", "0", "--", "x.py"), {}, "not a whole number of 1 or more"),
         (("--ranks", "2", "--", "script.py"), {"WORLD_SIZE": "3"}, "WORLD_SIZE=3"),
     ],
 )

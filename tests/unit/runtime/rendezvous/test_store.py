@@ -200,7 +200,7 @@ def test_a_missing_rank_is_named_where_rank_0_came_late(tmp_path: Path, job_id: 
 def test_a_rank_that_is_there_twice_is_refused(tmp_path: Path, job_id: int) -> None:
     environments = [slurm_step(rank, 3, job_id=job_id) for rank in (0, 1, 1)]
     ends = run_ranks(fail_to_meet, environments, tmp_path, timeout_s=TIMEOUT_S + 20)
-    refused = ["another process is rank 1 there already" in end.output for end in ends]
+    refused = ["another process has already joined it as rank 1" in end.output for end in ends]
     assert refused.count(True) == 1, ends
     assert not refused[0]
 

@@ -213,4 +213,4 @@ def test_without_locks_it_goes_on_and_says_so(
 
     monkeypatch.setattr(fcntl, "lockf", none)
     RunLock(tmp_path / ".lock", job(13))
-    assert "No locks on the file system of" in said.text
+    assert "has no locks: two runs" in said.text

@@ -314,7 +314,7 @@ def test_setting_aside_takes_the_next_free_number(tmp_path: Path, said: pytest.L
         folder.mkdir()
         set_aside(folder)
     assert sorted(p.name for p in tmp_path.glob("checkpoints*")) == ["checkpoints.1", "checkpoints.2"]
-    assert "was there already: it is now checkpoints.2." in said.text
+    assert "of an earlier run is now checkpoints.2." in said.text
 
 
 def test_a_folder_that_cannot_be_written_is_told_in_words(tmp_path: Path) -> None:
