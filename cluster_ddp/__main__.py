@@ -10,7 +10,7 @@ from cluster_ddp.errors import nearest
 VERBS = {
     "env": "show the place of this process in its job",
     "submit": "submit a training script to Slurm, or run it on this machine",
-    "status": "show what submitted jobs are doing, and how far they are",
+    "status": "show the state and progress of submitted jobs",
     "train": "train the MNIST CNN under DDP",
     "sandbox": "start a real multi-node Slurm on this machine",
 }
@@ -18,7 +18,7 @@ _MODULES = {"sandbox": "cluster_ddp.sandbox.__main__"}
 
 
 def main() -> int:
-    """Hand the command line to the verb's module. Returns the exit status."""
+    """Call the module of the verb. Returns the exit status."""
     verb = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if verb in VERBS:
         module = import_module(_MODULES.get(verb, f"cluster_ddp.{verb}"))
@@ -27,7 +27,7 @@ def main() -> int:
     if verb in ("-h", "--help"):
         print(f"usage: cluster-ddp VERB [OPTIONS]\n\n{listing}")
         return 0
-    print(f"cluster-ddp: error: no verb {verb!r}.{nearest(verb, VERBS)} Verbs:\n{listing}", file=sys.stderr)
+    print(f"cluster-ddp: error: there is no verb {verb!r}.{nearest(verb, VERBS)} Verbs:\n{listing}", file=sys.stderr)
     return 2
 
 

@@ -1,3 +1,3 @@
-"""The version, for those that must not import the whole package."""
+"""The version, for modules that must not import the whole package."""
 
 __version__ = "0.1.0"

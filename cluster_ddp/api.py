@@ -32,23 +32,23 @@ def submit(
     snapshot: bool = False,
     check: bool = True,
 ) -> Job:
-    """Submit a job.
+    """Submit a job, and return it without waiting for it.
 
     Args:
-        spec: what to run on what.
-        function_or_command: a function, called in every rank with the `World`; or a command, word by word. Default:
-            the spec's command.
-        local: run it on this machine. Where no Slurm is, it does so anyway.
+        spec: what to run, and on how many nodes and GPUs.
+        function_or_command: a function, called in every rank with the `World`; or a command, as a sequence of words.
+            Default: the spec's command.
+        local: run the job on this machine. Without sbatch on the PATH, it runs on this machine anyway.
         runs_dir: folder of the run directories.
-        run_dir: the new run directory; default: <name>-<job id> in `runs_dir`.
-        resume: a job that has ended (12, or 12_3 for an array's task), or its run directory: the new job resumes there.
+        run_dir: the new run directory. Default: <name>-<job id> in `runs_dir`.
+        resume: a job that has ended (12, or 12_3 for an array task), or its run directory. The new job runs there.
         snapshot: run a copy of the code as it is now.
-        check: look first whether the job can run, and ask the cluster; doubts become Python warnings.
+        check: check first whether the job can run, here and on the cluster. Doubts become Python warnings.
 
     Raises:
-        SpecError: it can't be asked for, or the cluster can't meet it; the job to resume has not ended.
-        RunDirError: the run directory can't be written.
-        SlurmError: Slurm refused, in its words. Nothing is left behind in any of these cases.
+        SpecError: the job can't be submitted like this, or can't run on this cluster; the job to resume has not ended.
+        RunDirError: the run directory exists already, or can't be written or resumed; a snapshot can't be taken.
+        SlurmError: Slurm refused; the error has its words. No job is left behind, unless the error names it.
     """
     _check_array(spec, wanted=False)
     request = Request(
@@ -71,15 +71,15 @@ def submit_array(
     snapshot: bool = False,
     check: bool = True,
 ) -> list[Job]:
-    """Submit an array: as `submit`, which has the other arguments and the errors.
+    """Submit a job array. The other arguments and the errors are those of `submit`.
 
     Args:
-        spec: what to run on what; its `grid` or `array` says how many tasks.
-        function_or_command: as for `submit`. A function gets its task's values of the grid as keywords (texts), in a
-            command `{key}` becomes the value.
+        spec: what to run; its `grid` or `array` sets the number of tasks.
+        function_or_command: as for `submit`. A function gets its task's grid values as keyword arguments (strings). In
+            a command, `{key}` becomes the value.
 
     Returns:
-        The tasks, in the order of their numbers.
+        One job per task, in the order of the task numbers.
     """
     _check_array(spec, wanted=True)
     request = Request(**_payload(spec, function_or_command), runs_dir=Path(runs_dir), take_snapshot=snapshot)
@@ -92,7 +92,7 @@ def _check_array(spec: JobSpec, *, wanted: bool) -> None:
         raise SpecError("Submitting an array:", "the specification has neither grid nor array.", hint)
     if spec.array is not None and not wanted:
         hint = "cluster_ddp.submit_array(spec, …), which returns a job for each task"
-        raise SpecError(f"Submitting one job with array={spec.array!r}:", "that is an array.", hint)
+        raise SpecError(f"Submitting one job with array={spec.array!r}:", "this is a job array.", hint)
 
 
 def _payload(spec: JobSpec, function_or_command: Callable[..., Any] | Sequence[str] | None) -> dict[str, Any]:

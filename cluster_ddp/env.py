@@ -1,7 +1,7 @@
 """`cluster-ddp env`: show this process's place in its job, as a table, JSON or shell exports.
 
-srun python -m cluster_ddp.env                      who is where
-eval "$(cluster-ddp env --export)"                  RANK, LOCAL_RANK, WORLD_SIZE … for a script that wants them
+srun python -m cluster_ddp.env                      which rank is on which node
+eval "$(cluster-ddp env --export)"                  set RANK, LOCAL_RANK, WORLD_SIZE … for a script
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ PROGRAM = "cluster-ddp env"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse, read the environment, print. Returns the exit status."""
+    """Parse the options, read the environment, print. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one line of JSON")
-    form.add_argument("--export", action="store_true", help="lines for the shell's eval")
+    form.add_argument("--json", action="store_true", help="print one line of JSON")
+    form.add_argument("--export", action="store_true", help="print export lines for the shell's eval")
     arguments = parser.parse_args(argv)
     with exit_on_error(PROGRAM):
         topology = Topology.from_environ(os.environ)

@@ -1,6 +1,6 @@
-"""`cluster-ddp status [JOB …]`: what submitted jobs are doing, and how far they are, in one table.
+"""`cluster-ddp status [JOB …]`: state and progress of submitted jobs, in one table.
 
-JOB is a job id (12, 12_3; an array's id means its tasks) or a run directory. Without one, all jobs in runs/ are shown.
+JOB is a job id (12, 12_3; an array's id means its tasks) or a run directory. Without JOB, all jobs in runs/ are shown.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from cluster_ddp.launch.run_dirs import resume_command
 from cluster_ddp.slurm.job_status import FINAL_STATES
 
 PROGRAM = "cluster-ddp status"
-# A longer name, say, is cut.
+# Longer cells, such as a long job name, are cut.
 _WIDEST = 120
 _HEADINGS = ("JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "EPOCH", "ACCURACY", "SAMPLES/S", "")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse, look, print. Returns the exit status."""
+    """Parse the options, look up the jobs, print the table. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
     failed = [one for one in found if one.run_dir and one.state in {*FINAL_STATES, "unknown"} - {"COMPLETED"}]
     if failed:
-        others = ", and others alike" if len(failed) > 1 else ""
+        others = " (the others likewise)" if len(failed) > 1 else ""
         print(f"To resume job {failed[-1].job}{others}: {resume_command(failed[-1].run_dir or Path())}")
     return 0
 

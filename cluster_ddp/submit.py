@@ -1,12 +1,12 @@
 """`cluster-ddp submit`: submit a training script to Slurm, or run it on this machine.
 
---nodes 2 --gpus-per-node 4 -- python my_train.py           a command; each GPU gets a task that runs it
---nodes 2 --gpus-per-node 2 --epochs 3                      no command: the MNIST training, with its own options
+--nodes 2 --gpus-per-node 4 -- python my_train.py           a command, run in one task per GPU
+--nodes 2 --gpus-per-node 2 --epochs 3                      no command: the MNIST training and its options
 --array seed=0..3 lr=0.1,1.0 -- python t.py --lr {lr} …     an array over all combinations
---dry-run … --test-only … --watch …                         show the script; ask when it would start; follow the job
+--dry-run … --test-only … --watch …                         print the script; ask when it would start; follow the job
 --resume 12                                                 resume job 12 in its run directory
 
-From Python, `cluster_ddp.submit(spec, function_or_command)` does the same, `cluster_ddp.submit_array` for an array.
+From Python, `cluster_ddp.submit(spec, function_or_command)` does the same, `cluster_ddp.submit_array` submits an array.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ PROGRAM = "cluster-ddp submit"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse, plan, submit. Returns the exit status."""
-    words, here = sys.argv[1:] if argv is None else argv, Path.cwd()  # what resumes changes to another folder
+    """Parse the options, plan, submit. Returns the exit status."""
+    words, here = sys.argv[1:] if argv is None else argv, Path.cwd()  # resuming changes to another folder
 
     def submit_and_follow(plan: Plan, watch: bool) -> int:
         jobs = job.submit(plan)
@@ -61,7 +61,7 @@ def _follow(plan: Plan, jobs: list[Job]) -> int:
     except KeyboardInterrupt:
         label = jobs[0].id.partition("_")[0]
         cancel = "scancel" if isinstance(plan.scheduler, Slurm) else "kill"
-        print(f"\nNot followed any more; job {label} continues. To end it: {cancel} {label}", file=sys.stderr)
+        print(f"\nNo longer following; job {label} continues. To end it: {cancel} {label}", file=sys.stderr)
         return 130
 
 
@@ -76,25 +76,25 @@ def _announcement(plan: Plan, jobs: list[Job], here: Path) -> str:
 
 
 class _Mnist:
-    """The reference job: the training of mnist/, with its options checked before it is submitted."""
+    """The reference job: the training of mnist/. Its options are checked before it is submitted."""
 
     name = "mnist"
 
     def function(self, options: list[str], grid: Grid) -> Train:
-        """The training; the options of the first, or only, task are read to see that they are right."""
+        """The training. Checks the options of the first (or only) task."""
         if options and not options[0].startswith("-"):
             words = shlex.join(options)
-            raise SpecError(f"Submitting {words}:", "a command stands after two dashes.", f"… -- {words}")
+            raise SpecError(f"Submitting {words}:", "a command comes after two dashes.", f"… -- {words}")
         refuse_habits(options)
         self._config(options, grid)
         return Train(tuple(options))
 
     def command(self, options: Sequence[str]) -> list[str]:
-        """The training, by whatever Python the job finds."""
+        """The training, as a command for the first python on the job's PATH."""
         return ["python", "-m", "cluster_ddp.train", *options]
 
     def check(self, options: list[str], grid: Grid) -> None:
-        """That the data is there; its content is checked in the job."""
+        """Check that the data is there. The job checks its content."""
         from cluster_ddp.mnist import files
 
         config = self._config(options, grid)
@@ -107,7 +107,7 @@ class _Mnist:
 
 
 class _Door(types.ModuleType):
-    """Lets `cluster_ddp.submit(…)` work, too, once this module has been imported and bears that name."""
+    """Makes this module callable: once imported, it hides the function `cluster_ddp.submit` of the same name."""
 
     __call__ = staticmethod(api.submit)
 

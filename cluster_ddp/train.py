@@ -1,8 +1,8 @@
-"""`cluster-ddp train`: train the MNIST CNN under DDP; the options are `mnist.config.TrainConfig`'s.
+"""`cluster-ddp train`: train the MNIST CNN under DDP. The options are the fields of `mnist.config.TrainConfig`.
 
 cluster-ddp train --dataset digits --epochs 3               one process
-srun python -m cluster_ddp.train                            one per Slurm task
-torchrun --nproc-per-node 2 -m cluster_ddp.train            one per torchrun worker
+srun python -m cluster_ddp.train                            one process per Slurm task
+torchrun --nproc-per-node 2 -m cluster_ddp.train            one process per torchrun worker
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROGRAM = "cluster-ddp train"
 
 
 def parse(options: Sequence[str], *, program: str = PROGRAM) -> TrainConfig:
-    """The options of a command line. Prints help or an error and exits where they ask for it."""
+    """Parse the options of a command line. With --help or a wrong option, prints a text and exits."""
     if not options:
         return TrainConfig()
     import tyro
@@ -38,16 +38,16 @@ class Train:
     """The training as a function to submit."""
 
     options: tuple[str, ...]
-    """Its options, with placeholders for an array task's values."""
+    """Options of the training. They may hold placeholders for an array task's values."""
 
     def __call__(self, **values: str) -> TrainResult:
-        """Call `mnist.train` with the options. Errors as there."""
+        """Call `mnist.train` with the options, `values` in their placeholders. Raises what `mnist.train` raises."""
         config = self.config({ARRAY_TASK: os.environ.get("SLURM_ARRAY_TASK_ID", ""), **values})
         stop_signals.note_early(config.stop_signals)
         return mnist.train(config)
 
     def config(self, values: Mapping[str, str], *, program: str = PROGRAM) -> TrainConfig:
-        """The options with these values in their placeholders."""
+        """Parse the options, with these values in their placeholders."""
         return parse([grids.fill_in(word, values) for word in self.options], program=program)
 
     def __repr__(self) -> str:
@@ -55,7 +55,7 @@ class Train:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse and train. Returns the exit status."""
+    """Parse the options and train. Returns the exit status."""
     with exit_on_error(PROGRAM):
         config = parse(sys.argv[1:] if argv is None else argv)
         stop_signals.note_early(config.stop_signals)

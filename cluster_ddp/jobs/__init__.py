@@ -1,6 +1,6 @@
 """What became of submitted jobs. Reads run directories and asks Slurm; no torch.
 
-job      one job, to wait for, to cancel, to ask for its result
-status   how far jobs are
-watch    following a job to its end
+job      one job: wait for it, cancel it, get its result
+status   state and progress of jobs
+watch    follow a job to its end
 """

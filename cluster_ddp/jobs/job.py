@@ -1,4 +1,4 @@
-"""A submitted job, in the hands of whoever submitted it."""
+"""A submitted job, as an object: its state, result and logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIRST_POLL_S, _LAST_POLL_S = 1.0, 10.0
 
 
 def poll_intervals_s() -> Iterator[float]:
-    """How long to wait before asking for a job's state again: at first often, then sparing the controller."""
+    """Yield the seconds to wait between queries of a job's state: from 1 up to 10, to spare the controller."""
     interval_s = _FIRST_POLL_S
     while True:
         yield interval_s
@@ -31,76 +31,84 @@ class Job:
     """One job, or one task of an array."""
 
     id: str
-    """As squeue shows it: "12", or "12_3" for an array's task. On this machine a process id."""
+    """As squeue shows it: "12", or "12_3" for an array task. Of a job on this machine, a process id."""
     run_dir: Path
     """Its run directory."""
     tasks: int
-    """How many tasks it has: ranks, or under torchrun nodes."""
+    """Number of tasks: ranks, or nodes under torchrun."""
     cluster: str | None = None
-    """Which cluster has it, where there are several."""
+    """Name of its cluster, if sbatch gave one; else None."""
     is_function: bool = False
-    """Whether a function runs in it, or a command."""
+    """Whether it runs a function, not a command."""
     scheduler: Scheduler = field(repr=False)
-    """Who runs it."""
+    """What runs it: Slurm or this machine."""
 
     def status(self) -> JobStatus:
-        """All that is known of it.
+        """Return all that Slurm, or this machine, knows of the job.
 
         Raises:
-            SlurmError: nobody knows it any more, or the controller doesn't answer.
+            JobNotFoundError: Slurm has forgotten it.
+            SlurmError: the controller doesn't answer.
         """
         return self.scheduler.statuses(self.id, self.cluster, self.run_dir)[0]
 
     def state(self) -> str:
-        """PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT … as squeue has it. Errors as of `status`."""
+        """Return its state as squeue names it: PENDING, RUNNING, COMPLETED, FAILED … Raises what `status` raises."""
         return self.status().state
 
     def wait(self, timeout_s: float | None = None) -> JobStatus:
-        """Wait until nothing more happens to it.
+        """Wait until the job has ended, and return its status.
+
+        Args:
+            timeout_s: seconds to wait at most; None for no limit.
 
         Raises:
-            JobError: it took longer than `timeout_s`.
-            SlurmError: as of `status`.
+            JobError: it has not ended after `timeout_s`.
+            SlurmError: as for `status`.
         """
         intervals_s = poll_intervals_s()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not (status := self.status()).ended:
             if deadline is not None and time.monotonic() > deadline:
                 raise JobError(
-                    f"Waiting for job {self.id}:", f"still {status.state} after {timeout_s:g} s.", "wait longer"
+                    f"Waiting for job {self.id}:", f"still {status.state} after {timeout_s:g} s.", "raise timeout_s"
                 )
             time.sleep(next(intervals_s))
         return status
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """Wait for its end.
+        """Wait until the job has ended, and return its result.
+
+        Args:
+            timeout_s: seconds to wait at most; None for no limit.
 
         Returns:
-            What the function returned on rank 0; of a command, its exit status, which is 0.
+            What the function returned on rank 0. For a command, its exit status, which is 0.
 
         Raises:
-            JobError: it failed; what it said last is in the error.
-            RunDirError: others may have written the file that it left, which would run as you when it is loaded.
-            SlurmError: as of `status`.
+            JobError: it failed, or has not ended after `timeout_s`. The error has a function's traceback, or the last
+                lines of the logs.
+            RunDirError: others could have written the result file. It is a pickle: loading it would run code as you.
+            SlurmError: as for `status`.
         """
         status = self.wait(timeout_s)
         if self.is_function and (status.state == "COMPLETED" or submitit_task.has_results(self.run_dir, self.id)):
             return submitit_task.result(self.run_dir, self.id, self.tasks)
         if status.state != "COMPLETED":
             found = f"it ended as {status.state} with exit status {status.exit_code}.\n{self._last_words()}"
-            raise JobError(f"The result of job {self.id}:", found, f"its output is in {self.run_dir}")
+            raise JobError(f"The result of job {self.id}:", found, f"read its logs in {self.run_dir}")
         return 0
 
     def cancel(self) -> None:
-        """End it. Errors as of `status`."""
+        """Cancel the job. Raises SlurmError if scancel fails."""
         self.scheduler.cancel(self.id, self.cluster, self.run_dir)
 
     def logs(self) -> str:
-        """All that it has printed so far: the batch script, then each task, under their files' names."""
+        """Return all it has printed so far: the batch script, then each task, each under the name of its file."""
         return "".join(f"==> {path.name} <==\n{path.read_text(errors='replace')}" for path in self.log_files())
 
     def log_files(self) -> list[Path]:
-        """The logs that are there by now."""
+        """Return the log files that exist so far."""
         names = [File.JOB_LOG, *(File.TASK_LOG.format(i) for i in range(self.tasks))]
         return [path for name in names if (path := self.run_dir / name).exists()]
 
@@ -110,5 +118,5 @@ class Job:
 
 
 def submit(plan: Plan) -> list[Job]:
-    """Submit what was planned. Returns the job, or an array's tasks. Errors as of `submission.submit`."""
+    """Submit a plan. Returns the job, or one job per array task. Raises what `submission.submit` raises."""
     return [Job(**task._asdict()) for task in submission.submit(plan)]

@@ -1,4 +1,4 @@
-"""How far submitted jobs are: Slurm's word on each, and the last figures in its run directory."""
+"""State and progress of submitted jobs: what Slurm says of each, and the last figures in its run directory."""
 
 from __future__ import annotations
 
@@ -22,48 +22,49 @@ _Records = dict[Path, dict[str, Any]]
 # By cluster and job id: the job, or its array tasks by name.
 _Known = dict[tuple[str | None, str], dict[str, JobStatus]]
 
-# Enough of its end for the last line of each kind.
+# Enough of the end of metrics.jsonl for the last record of each kind.
 _TAIL_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
-    """One job's, or one array task's. None where it isn't known (yet)."""
+    """State and progress of one job or array task. None stands for what isn't known (yet)."""
 
     job: str
-    """As squeue shows it."""
+    """Its id, as squeue shows it."""
     name: str
-    """The job's."""
+    """Name of the job; "-" without a run directory."""
     state: str
-    """As squeue has it; "unknown" where Slurm has forgotten the job, or does not answer."""
+    """As squeue names it; "unknown" if Slurm has forgotten the job or does not answer."""
     reason: str | None = None
-    """Why it waits."""
+    """Why it waits, if it is PENDING."""
     elapsed: str | None = None
-    """Since its last start."""
+    """Time since its last start, as D-HH:MM:SS or HH:MM:SS."""
     restarts: int | None = None
-    """How often it was started again."""
+    """How often it was restarted."""
     epoch: int | None = None
-    """The last epoch with a record."""
+    """Epoch of the last record."""
     accuracy: float | None = None
-    """On the test set, after the last epoch: 0 to 1."""
+    """Accuracy of the last evaluation on the test set: 0 to 1."""
     samples_per_s: float | None = None
-    """Training samples per second, over all ranks, by the last line of training."""
+    """Training samples per second, over all ranks, in the last training record."""
     run_dir: Path | None = None
-    """Its run directory."""
+    """Its run directory; None if it has none in `runs_dir`."""
 
 
 def run_statuses(runs_dir: Path, asked: Sequence[str]) -> list[RunStatus]:
-    """How far jobs are.
+    """Look up the state and progress of jobs.
 
     Args:
         runs_dir: folder of the run directories.
-        asked: job ids (12; 12_3; the id of an array means its tasks) or run directories; none for all in `runs_dir`.
+        asked: job ids (12; 12_3; the id of an array means its tasks) or run directories; empty for all in `runs_dir`.
 
     Returns:
-        In the order of submission.
+        In the order asked; the tasks of an array, and all jobs of `runs_dir`, in the order of submission.
 
     Raises:
-        JobError: neither a run directory nor Slurm knows one of them.
+        JobError: a job has no run directory in `runs_dir`, and Slurm does not know it.
+        RunDirError: the spec.json of a run directory that was asked for can't be read.
     """
     folders_in = functools.cache(_folders)
     chosen = [_chosen(word, runs_dir, folders_in) for word in asked or [""]]
@@ -78,7 +79,7 @@ def run_statuses(runs_dir: Path, asked: Sequence[str]) -> list[RunStatus]:
 
 
 def _chosen(word: str, runs_dir: Path, folders_in: Callable[[Path], _Records]) -> tuple[str, _Records]:
-    """The job id that a word means, and its run directories; all of `runs_dir` where the word is empty."""
+    """The job id that a word means, and its run directories. An empty word means all of `runs_dir`."""
     is_folder = bool(word) and Path(word, File.SPEC).exists()
     label = run_dirs.read(Path(word))["job"] if is_folder else word
     folders = folders_in(Path(word).resolve().parent if is_folder else runs_dir)
@@ -86,7 +87,7 @@ def _chosen(word: str, runs_dir: Path, folders_in: Callable[[Path], _Records]) -
 
 
 def _folders(runs_dir: Path) -> _Records:
-    """The run directories with what their spec.json says, in the order of submission; whole arrays' are left out."""
+    """The run directories and their spec.json, in the order of submission, without those of whole arrays."""
     folders = {}
     for path in runs_dir.glob(f"*/{File.SPEC}"):
         if path.parent.is_symlink() or not path.is_file():
@@ -94,7 +95,7 @@ def _folders(runs_dir: Path) -> _Records:
         try:
             record = run_dirs.read(path.parent)
         except RunDirError:
-            continue  # being made, or not ours
+            continue  # just being made, or not made by a submission
         if record["spec"].get("array") is None or "_" in record["job"]:
             folders[path.parent] = record
     return dict(sorted(folders.items(), key=lambda item: (item[1]["submitted"], _numbers(item[1]["job"]))))
@@ -132,7 +133,7 @@ def _is_slurms(folder: Path, record: Mapping[str, Any]) -> bool:
 
 
 def _known(records: Iterable[Mapping[str, Any]]) -> _Known:
-    """What Slurm says of jobs, in two questions for all of a cluster's: who is in the queue, who is remembered."""
+    """What Slurm says of jobs. Two commands for each cluster: squeue, and sacct for jobs not in the queue."""
     jobs: dict[str | None, set[str]] = {}
     for record in records:
         jobs.setdefault(record["cluster"], set()).add(_job(record))
@@ -148,12 +149,12 @@ def _known(records: Iterable[Mapping[str, Any]]) -> _Known:
 
 
 def _job(record: Mapping[str, Any]) -> str:
-    """The job's id; of an array's task the array's."""
+    """The job's id; for an array task the array's."""
     return str(record["job"].partition("_")[0])
 
 
 def _status(folder: Path, record: Mapping[str, Any], known: _Known) -> JobStatus | None:
-    """None if nobody knows the job any more."""
+    """The status that the scheduler knows, if any."""
     if not _is_slurms(folder, record):
         try:
             return ThisMachine().statuses(record["job"], None, folder)[0]
@@ -161,7 +162,7 @@ def _status(folder: Path, record: Mapping[str, Any], known: _Known) -> JobStatus
             return None  # a damaged ended.json
     tasks = known.get((record["cluster"], _job(record)), {})
     task = record["job"].partition("_")[2]
-    # Those that wait are one record, under a name such as "3-7%4".
+    # Waiting tasks share one record, with a name such as "3-7%4".
     return tasks.get(task) or next((one for name, one in tasks.items() if not name.isdigit()), None)
 
 
@@ -171,7 +172,7 @@ def _without_folder(word: str, runs_dir: Path) -> list[RunStatus]:
     except SlurmError as error:
         found = f"no run directory found in {runs_dir}. Slurm says: {error.found}"
         raise JobError(
-            f"Job {word}:", found, "give a job id or a run directory, and --runs-dir if it is elsewhere"
+            f"Job {word}:", found, "give a job id or a run directory; look in another folder with --runs-dir PATH"
         ) from error
     return [
         RunStatus(job=f"{word.partition('_')[0]}_{one.array_task}" if one.array_task else word, name="-", **_of(one))
@@ -180,13 +181,13 @@ def _without_folder(word: str, runs_dir: Path) -> list[RunStatus]:
 
 
 def _figures(path: Path) -> dict[str, Any]:
-    """The last epoch, accuracy and throughput in a metrics.jsonl; those that are in it."""
+    """The last epoch, accuracy and throughput in a metrics.jsonl, as far as it has them."""
     figures: dict[str, Any] = {}
     for line in _tail(path):
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
-            continue  # the first line of the tail may be cut, the last half written
+            continue  # the first line of the tail may be cut, the last line half written
         if not isinstance(record, dict):
             continue
         name = {Record.TRAIN: "samples_per_s", Record.TEST: "accuracy"}.get(str(record.get("kind")))
@@ -198,7 +199,7 @@ def _figures(path: Path) -> dict[str, Any]:
 
 
 def _number(value: object) -> float | None:
-    """A figure that a table has room for; None for anything else, such as NaN."""
+    """A number that fits the table; None for anything else, such as NaN."""
     return value if isinstance(value, (int, float)) and abs(value) < 1e12 else None
 
 

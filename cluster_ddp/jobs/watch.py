@@ -1,4 +1,4 @@
-"""Following a job: its state, why it waits and until when, what it prints, how it ends."""
+"""Follow a job: its state, why and until when it waits, what it prints, how it ends."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _LOG_POLL_S = 0.5
 
 
 def follow(jobs: Sequence[Job], *, show: Callable[[str], None]) -> int:
-    """Follow a job, or the tasks of an array, to the end. An interruption leaves them running.
+    """Follow a job, or the tasks of an array, until they end. They keep running if you interrupt this.
 
     Args:
         jobs: one job, or all tasks of one array.
-        show: gets the lines.
+        show: called with each line.
 
     Returns:
-        The exit status: 0, the job's own, or 128 + the signal that ended it; of an array the highest.
+        The exit status: 0, the job's own, or 128 + the signal that ended it; for an array the highest. 1 if Slurm
+        forgets the job before its end was seen.
     """
     following = _Following(jobs, show)
     intervals_s = poll_intervals_s()
@@ -47,16 +48,16 @@ class _Following:
         self.read: dict[Path, int] = {}
 
     def update(self) -> bool:
-        """Ask for the state, and say what is new of it. Returns whether all has ended."""
+        """Query the state, and show it if it is new. Returns whether the job, or every task, has ended."""
         first = self.jobs[0]
         try:
             self.statuses = first.scheduler.statuses(self.label, first.cluster, first.run_dir)
         except JobNotFoundError:
-            self.show(f"job {self.label}: Slurm does not know it any more.")
+            self.show(f"job {self.label}: Slurm no longer knows it.")
             return True
         except SlurmError as error:
             if self.answers:
-                self.show(f"Slurm does not answer ({error.found}); the job continues, trying again …")
+                self.show(f"Slurm does not answer ({error.found}); the job continues. Trying again …")
             self.answers = False
             return False
         if not self.answers:
@@ -65,7 +66,7 @@ class _Following:
         described = self._describe_array() if self.is_array else self._describe(self.statuses[0])
         ended = all(status.ended for status in self.statuses)
         if ended:
-            time.sleep(_LOG_POLL_S)  # for what is still on its way through the file system
+            time.sleep(_LOG_POLL_S)  # the last lines may still be on their way through the file system
             self.show_logs(to_the_end=True)
         if described != self.said:
             self.show(described)
@@ -73,7 +74,7 @@ class _Following:
         return ended
 
     def show_logs(self, *, to_the_end: bool = False) -> None:
-        """Print what is new in a job's logs; of an array none, they would mix."""
+        """Show new lines of a job's logs. Not for arrays: the tasks' lines would mix."""
         if self.is_array:
             return
         for path in self.jobs[0].log_files():
@@ -81,14 +82,14 @@ class _Following:
                 file.seek(self.read.get(path, 0))
                 text = file.read()
             if not to_the_end:
-                text = text[: text.rfind(b"\n") + 1]  # the rest of a line comes with its end
+                text = text[: text.rfind(b"\n") + 1]  # an unfinished line is shown once it is whole
             self.read[path] = self.read.get(path, 0) + len(text)
             prefix = "" if path.name in (File.JOB_LOG, File.TASK_LOG.format(0)) else f"[{path.stem}] "
             for line in text.decode(errors="replace").splitlines():
                 self.show(prefix + line)
 
     def outcome(self) -> int:
-        """Say which tasks of an array failed. Returns the exit status."""
+        """Show what failed, and how to resume it. Returns the exit status."""
         if not self.statuses:
             return 1
         failed = [status for status in self.statuses if status.state != "COMPLETED"]
@@ -96,7 +97,7 @@ class _Following:
         for status in failed if self.is_array else ():
             label = f"{self.label}_{status.array_task}"
             self.show(f"job {label}: {status.state}, {_exit(status)}")
-            if label in by_label:  # several that never started are one record
+            if label in by_label:  # tasks that never started share one record
                 self.show(f"  To resume: {run_dirs.resume_command(by_label[label])}")
         if failed and not self.is_array:
             self.show(f"Its logs: {self.jobs[0].run_dir}")
@@ -116,7 +117,7 @@ class _Following:
 
     def _describe_array(self) -> str:
         counts = Counter(status.state for status in self.statuses)
-        waiting = len(self.jobs) - sum(counts.values())  # those that wait are one record
+        waiting = len(self.jobs) - sum(counts.values())  # waiting tasks share one record
         if waiting > 0:
             counts["PENDING"] += waiting
         states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))

@@ -1,4 +1,4 @@
-"""What we ask of Slurm, or of this machine: a job as data (`spec`), a plan (`planning`), submitted (`submission`).
+"""From a job as data (`spec`) to a plan (`planning`) to a submission (`submission`), on Slurm or this machine.
 
-No torch; jinja2, submitit and what else takes time to import are imported on use.
+No torch. jinja2, submitit and other slow imports are imported on use.
 """

@@ -15,23 +15,23 @@ Grid = Mapping[str, tuple[str, ...]]
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 MAX_TASKS = 4_000_000
-"""No cluster takes more, or higher numbers: MaxArraySize is at most 4,000,001 (slurm.conf(5), 26.05)."""
+"""Limit of every cluster, for tasks and for their numbers: MaxArraySize is at most 4,000,001 (slurm.conf(5), 26.05)."""
 
 _RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})")
 
 
 def parse(words: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], str | None]:
-    """Read what follows --array.
+    """Parse the words after --array.
 
     Args:
-        words: Slurm's own form ("0-7%4"), or KEY=VALUES words, VALUES being values and ranges separated by commas
-            ("0..7", "0.1,1.0", "0..3,8"); a last word or suffix "%4" runs at most four tasks at a time.
+        words: Slurm's own form ("0-7%4"), or KEY=VALUES words. VALUES are values and ranges, separated by commas
+            ("0..7", "0.1,1.0", "0..3,8"). A last word or suffix "%4" runs at most four tasks at a time.
 
     Returns:
-        The grid (empty for Slurm's own form) and the text for sbatch's --array.
+        The grid, and the text for sbatch's --array. Slurm's own form gives an empty grid; `JobSpec` checks its text.
 
     Raises:
-        SpecError: none of these forms, or nothing in it.
+        SpecError: a word is not KEY=VALUES, repeats a key, or has an empty value or range.
     """
     if len(words) == 1 and "=" not in words[0]:
         return {}, words[0]
@@ -49,17 +49,17 @@ def parse(words: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], str | None]
 
 
 def tasks(array: str) -> list[int]:
-    """The task numbers of sbatch's --array: "1,3-9:2%4" is 1, 3, 5, 7, 9."""
+    """Return the task numbers of sbatch's --array, sorted: 1, 3, 5, 7, 9 for "1,3-9:2%4"."""
     return sorted({number for part in _ranges(array) for number in part})
 
 
 def count(array: str) -> int:
-    """How many task numbers that names, each as often as it is named, without making a list of them."""
+    """Count the task numbers of sbatch's --array without listing them. A repeated number counts each time."""
     return sum(map(len, _ranges(array)))
 
 
 def last(array: str) -> int:
-    """The highest task number of one that is not empty."""
+    """Return the highest task number of sbatch's --array, which must not be empty."""
     return max(part[-1] for part in _ranges(array) if part)
 
 
@@ -73,12 +73,12 @@ def _ranges(array: str) -> list[range]:
 
 
 def size(grid: Grid) -> int:
-    """The number of configurations."""
+    """Return the number of configurations."""
     return math.prod(len(values) for values in grid.values())
 
 
 def configuration(grid: Grid, task: int) -> dict[str, str]:
-    """The values of array task number `task`, 0 … size - 1."""
+    """Return the values of array task number `task`, from 0 to size - 1."""
     values: dict[str, str] = {}
     for key in reversed(list(grid)):
         task, index = divmod(task, len(grid[key]))
@@ -87,12 +87,12 @@ def configuration(grid: Grid, task: int) -> dict[str, str]:
 
 
 def fill_in(word: str, values: Mapping[str, str]) -> str:
-    """The word with the placeholders of `values` replaced; braces around anything else stay."""
+    """Replace the placeholders of `values` in a word. Other braces stay."""
     return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), word)
 
 
 def placeholders(words: Sequence[str]) -> set[str]:
-    """The names in braces."""
+    """Return the names in braces."""
     return {name for word in words for name in PLACEHOLDER.findall(word)}
 
 
@@ -100,7 +100,7 @@ def _values(word: str, part: str) -> list[str]:
     match = _RANGE.fullmatch(part)
     if match is None:
         if not part:
-            raise _error(word, "there is an empty value in it")
+            raise _error(word, "it has an empty value")
         return [part]
     first, last = int(match[1]), int(match[2])
     if last < first:

@@ -1,4 +1,4 @@
-"""What a command lets Python run: where its own words end (`--launcher fork` puts itself there), what it imports."""
+"""Parse a Python command: where its script or module begins (`--launcher fork` puts itself there), what it imports."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ _PYTHON = re.compile(r"python[\d.]*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _IMPORT = re.compile(r"^\s*(import|from)\s+cluster_ddp\b", re.MULTILINE)
-_NO_SCRIPT = set("cmihV")  # options, alone or in a group of letters, after which Python runs something else
+_NO_SCRIPT = set("cmihV")  # option letters, alone or in a group, with which Python runs no script
 
 
 def is_python(command: Sequence[str]) -> bool:
-    """Whether a command's program is a Python interpreter."""
+    """Return whether a command's program is a Python interpreter."""
     return any(_PYTHON.fullmatch(Path(word).name) for word in list(command)[_program(command) :][:1])
 
 
 def imports_us(command: Sequence[str]) -> bool:
-    """Whether a Python command imports cluster_ddp, as far as its words and the scripts that they name tell.
+    """Return whether a Python command imports cluster_ddp, judged by its words and the scripts that they name.
 
-    Python begins with warnings (USR1, USR2) ignored then: the import notes them from there on. Other scripts must not
-    begin so. PyTorch Lightning (2.6) takes a signal that is ignored for one that has a handler, and would not save.
+    Such a command starts with warnings (USR1, USR2) ignored; from the import on, they are noted. Other scripts must not
+    start like this: PyTorch Lightning (2.6) treats an ignored signal as one with a handler, and would not save.
     """
     words = list(command)[_program(command) + 1 :] if is_python(command) else []
     return any(word.startswith("cluster_ddp.") or _IMPORT.search(word) or _IMPORT.search(_text(word)) for word in words)
 
 
 def _text(word: str) -> str:
-    """What is in a script; nothing of anything else."""
+    """The content of a script; empty for any other word."""
     try:
         return Path(word).read_text(errors="replace") if word.endswith(".py") else ""
     except OSError:
@@ -39,10 +39,10 @@ def _text(word: str) -> str:
 
 
 def interpreter_words(command: Sequence[str]) -> int:
-    """How many words of a command are its interpreter's: of `env A=1 python -u train.py --lr 1` four.
+    """Count the words of a command before its script or module: four in `env A=1 python -u train.py --lr 1`.
 
     Raises:
-        SpecError: it isn't a script or module that Python runs.
+        SpecError: Python does not run a script or module in it.
     """
     words = list(command)
     at = _program(words)
@@ -54,15 +54,15 @@ def interpreter_words(command: Sequence[str]) -> int:
         if word == "-m" and at + 1 < len(words):
             return at
         if word == "-" or (not word.startswith(_WITH_VALUE) and _NO_SCRIPT & set(word)):
-            raise _error(words, f"with {word} Python runs no script of its own, or it is to stand alone (-m)")
+            raise _error(words, f"with {word}, Python runs no script (write -m as a word of its own)")
         at += 2 if word in _WITH_VALUE else 1
     if at >= len(words):
-        raise _error(words, "it names no script and no module")
+        raise _error(words, "it names neither a script nor a module")
     return at
 
 
 def _program(words: Sequence[str]) -> int:
-    """The place of the program, after `env` and the variables that it sets."""
+    """Index of the program, after `env` and the variables that it sets."""
     if not words or Path(words[0]).name != "env":
         return 0
     return next((at for at, word in enumerate(words) if at and not _ASSIGNMENT.fullmatch(word)), len(words))
@@ -71,6 +71,6 @@ def _program(words: Sequence[str]) -> int:
 def _error(words: Sequence[str], found: str) -> SpecError:
     return SpecError(
         f"Running {' '.join(words[:4])!r} with --launcher fork:",
-        f"{found}; one process of each node imports torch and becomes its ranks, which run a Python script or module.",
-        "--launcher srun starts any command for each rank; or -- python SCRIPT.py …",
+        f"{found}. One process per node imports torch, then forks the ranks, which run a Python script or module.",
+        "use --launcher srun, which runs any command; or a script: -- python SCRIPT.py …",
     )

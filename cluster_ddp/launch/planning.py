@@ -24,40 +24,40 @@ from cluster_ddp.launch.spec import JobSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What is to be submitted, and how."""
+    """What to submit, and how."""
 
     spec: JobSpec
     """The job."""
     function: Callable[..., Any] | None = None
-    """What to call in each task instead of the spec's command, with an array task's values as keywords."""
+    """Function to call in each task instead of the spec's command. An array task's values are its keyword arguments."""
     reference_options: tuple[str, ...] | None = None
-    """The options of the reference job, where `function` is that."""
+    """Options of the reference job; None if `function` is not the reference job."""
     local: bool = False
-    """Run it on this machine, also where Slurm is."""
+    """Run the job on this machine even if Slurm is available."""
     runs_dir: Path = Path("runs")
     """Folder of the run directories."""
     run_dir: Path | None = None
-    """A new run directory; default: one in `runs_dir`, under the job's id."""
+    """The new run directory. Default: <name>-<job id> in `runs_dir`."""
     earlier: Earlier | None = None
-    """A run to resume in its run directory."""
+    """The run to resume, in its run directory."""
     code: str | None = None
-    """The folder to run in, in a snapshot that the run directory has already, relative to it."""
+    """Working folder of the job in its snapshot, relative to the run directory; None without a snapshot."""
     take_snapshot: bool = False
-    """Whether the job runs a copy of the code, as it is now."""
+    """Whether the job runs a copy of the code as it is now."""
     source: str = "Submitted by cluster_ddp.submit from Python."
-    """What asked for it, for the script's header."""
+    """How the job was submitted, for the script's header."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """A submission that is ready to be made."""
+    """A job that is ready to be submitted."""
 
     request: Request
-    """What was asked for; paths are absolute, and the environment and the working folder are chosen."""
+    """The request, with absolute paths and with its environment and working folder chosen."""
     scheduler: Slurm | ThisMachine
-    """Who runs it."""
+    """What runs the job: Slurm or this machine."""
     script: str
-    """What bash runs."""
+    """The script, as text."""
 
     @property
     def spec(self) -> JobSpec:
@@ -66,29 +66,29 @@ class Plan:
 
     @property
     def options(self) -> list[str]:
-        """sbatch's options besides those in the script."""
+        """Options for sbatch that are not in the script."""
         folder = self.request.run_dir or _prefix(self.request) + ("%A_%a" if self.spec.array else "%j")
         return [f"--output={folder}/{File.JOB_LOG}"]
 
     def __str__(self) -> str:
-        """All of it, as --dry-run shows it."""
+        """Return the whole plan as text, as --dry-run shows it."""
         if isinstance(self.scheduler, ThisMachine):
             folder = self.request.run_dir or f"{_prefix(self.request)}<process id>"
             return f"$ bash {File.LOCAL_SCRIPT} {folder}\n\n{self.script}"
-        start = f"scontrol update JobId=<id> StartTime={self.spec.begin or 'now'}   # its run directory is there now"
+        start = f"scontrol update JobId=<id> StartTime={self.spec.begin or 'now'}   # once its run directory is made"
         return f"$ sbatch --parsable {WAIT} {shlex.join(self.options)} <{File.BATCH_SCRIPT}\n$ {start}\n\n{self.script}"
 
 
 def plan(request: Request, *, must_run: bool = True) -> Plan:
-    """What would be submitted. Changes nothing.
+    """Plan a submission. Changes nothing.
 
     Args:
-        request: what is asked for.
-        must_run: False for a look only: a job for Slurm is then shown where there is none, too.
+        request: what to submit.
+        must_run: False to only show the plan. A job that needs Slurm can then be planned without Slurm, too.
 
     Raises:
-        SpecError: nothing to run, a function with what only commands can have, or a job that can't run here.
-        RunDirError: a snapshot of a folder that is no git checkout; a new run directory that is there already.
+        SpecError: there is nothing to run, the request contradicts itself, or the job can't run on this machine.
+        RunDirError: the working folder is not in a git checkout (for a snapshot); the new run directory exists already.
     """
     _check(request)
     spec = _with_environment(request.spec)
@@ -121,32 +121,32 @@ def _prefix(request: Request) -> str:
 
 
 def _check(request: Request) -> None:
-    """There is something to run, and it can be run."""
+    """Check that there is something to run, and that the request does not contradict itself."""
     if request.function is not None:
         _check_function(request.spec)
     elif not request.spec.command:
         raise SpecError("Submitting a job without a command:", "there is nothing to run.", "give a command after --")
     if request.earlier is not None and request.take_snapshot:
-        found = "its job runs the copy that it has, or the code where it was submitted."
-        raise SpecError("Resuming a run with a snapshot:", found, "leave the snapshot out, or begin a new run")
+        found = "a resumed run uses the snapshot that it has, or the code where it was submitted."
+        raise SpecError("Resuming a run with a snapshot:", found, "leave the snapshot out, or start a new run")
 
 
 def _check_function(spec: JobSpec) -> None:
-    """A function is loaded by the Python that submits it, and called in a task for each GPU: the rest has no effect."""
+    """Refuse settings that have no effect on a function."""
     loaded = f"a function is loaded by the Python that submits it, {sys.executable}."
     command = 'submit a command instead: cluster_ddp.submit(spec, ["python", "train.py"])'
     reasons = {
-        "command": ("a job runs one of the two.", "leave the function out, or the command of the spec"),
+        "command": ("a job runs either a function or a command.", "leave out the function, or the command of the spec"),
         "venv": (loaded, f"submit from inside that environment, or {command}"),
         "conda_env": (loaded, f"submit from inside that environment, or {command}"),
-        "launcher": ("a function is called in a task for each GPU.", f'launcher="srun", or {command}'),
+        "launcher": ("a function is called in one task per GPU.", f'launcher="srun", or {command}'),
     }
     for name, value in unfit_for_function(spec).items():
         raise SpecError(f"Submitting a function with {name}={value!r}:", *reasons.get(name, (loaded, command)))
 
 
 def unfit_for_function(spec: JobSpec) -> dict[str, Any]:
-    """The fields of a specification with which a function can't be submitted."""
+    """Return the fields of a specification that a function can't have, with their values."""
     here = Path(sys.prefix).resolve()
     fits = {
         "command": not spec.command,
@@ -160,22 +160,22 @@ def unfit_for_function(spec: JobSpec) -> dict[str, Any]:
 
 
 def _chosen(request: Request) -> Path | None:
-    """The run directory that was chosen, absolute."""
+    """The chosen run directory, absolute; None if the job's id names it."""
     earlier, chosen, array = request.earlier, request.run_dir, request.spec.array
     path = earlier.run_dir if earlier else chosen and chosen.expanduser().absolute()
     if path is None:
         return None
     if array is not None:
-        found = f"each of the {grids.count(array)} tasks of the array needs one of its own."
-        raise SpecError(f"Running in the run directory {path}:", found, "--runs-dir PATH holds them all")
+        found = f"each of the {grids.count(array)} array tasks needs its own."
+        raise SpecError(f"Running in the run directory {path}:", found, "choose a folder for all: --runs-dir PATH")
     if earlier is None and os.path.lexists(path):
-        found = "it is there already, and a new run needs a new one."
-        raise RunDirError(f"Running in the run directory {path}:", found, f"resume what is in it: --resume {path}")
+        found = "it exists already, and a new run needs a new one."
+        raise RunDirError(f"Running in the run directory {path}:", found, f"resume its run: --resume {path}")
     return path
 
 
 def _with_environment(spec: JobSpec) -> JobSpec:
-    """With absolute paths; where no environment is named, with the virtual one that submits: it need not be active."""
+    """Make paths absolute. Without a named environment, use this Python's virtual environment, active or not."""
     spec = dataclasses.replace(spec, venv=_absolute(spec.venv), container=_absolute(spec.container))
     named = spec.venv or spec.conda_env or spec.container or spec.container_image
     if named or sys.prefix == sys.base_prefix or not Path(sys.prefix, "bin", "activate").is_file():
@@ -199,16 +199,16 @@ def _scheduler(request: Request, must_run: bool) -> Slurm | ThisMachine:
 
 
 def _not_on_this_machine(spec: JobSpec) -> str:
-    """Why only Slurm can run the job; empty if this machine can, too."""
+    """Why only Slurm can run the job; empty if this machine can run it, too."""
     if spec.nodes > 1:
         possible = f"--nodes 1 --gpus-per-node {spec.gpus_per_node}"
-        return f"it asks for {spec.nodes} nodes, and this is one; {possible} can be met."
+        return f"it asks for {spec.nodes} nodes, but this machine is one node; {possible} would fit."
     for name, what in (
         ("array", "arrays"),
-        ("after", "waiting for other jobs"),
-        ("begin", "waiting"),
-        ("container_image", "Pyxis"),
+        ("after", "job dependencies"),
+        ("begin", "start times"),
+        ("container_image", "Pyxis images"),
     ):
         if getattr(spec, name) is not None:
-            return f"it sets {name}={getattr(spec, name)!r}, and {what} is Slurm's."
+            return f"it sets {name}={getattr(spec, name)!r}, and only Slurm supports {what}."
     return ""

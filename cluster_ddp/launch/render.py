@@ -31,15 +31,16 @@ def render(
     run_dir: Path | None = None,
     code: str | None = None,
 ) -> str:
-    """The batch script of a job.
+    """Render the batch script of a job.
 
     Args:
         spec: the job.
         task: what its tasks run.
         source: what made the script and how to submit it, for its header; one or more lines.
-        run_prefix: path of the run directory up to the job's id; None for a script that writes where it is submitted.
-        run_dir: the run directory, where it does not follow from the job's id.
-        code: the snapshot to run in, relative to the run directory.
+        run_prefix: path of the run directory up to the job's id. None: no run directory; logs go to the folder in which
+            the script is submitted.
+        run_dir: the run directory, if it does not follow from the job's id.
+        code: working folder in the snapshot, relative to the run directory (for an array, to the whole array's).
 
     Returns:
         Text for sbatch, ending with a line break. Every value is either checked by `JobSpec` or quoted for the shell.
@@ -59,7 +60,7 @@ def render(
 
 
 def render_local(spec: JobSpec, task: TaskCommand, *, source: str, code: str | None = None) -> str:
-    """The script that runs a job on this machine, with the run directory as its argument; otherwise as `render`."""
+    """Render the script that runs a job on this machine. It takes the run directory as its argument. See `render`."""
     return _rendered(
         "local.sh.j2",
         spec=spec,
@@ -79,7 +80,7 @@ def _rendered(template: str, *, spec: JobSpec, **values: object) -> str:
 
 
 def _signals(spec: JobSpec) -> list[str]:
-    """What a task's shell passes on: what may stop a training, and the warning that was asked for."""
+    """Signals that a task's shell passes on: those that may stop a training, and the one of --signal."""
     asked = (spec.signal or "").removeprefix("R:").partition("@")[0]
     found = [one.name.removeprefix("SIG") for one in signal.Signals if asked.removeprefix("SIG") in _spellings(one)]
     return list(dict.fromkeys([*_STOP_SIGNALS, *found]))
@@ -90,7 +91,7 @@ def _spellings(one: signal.Signals) -> tuple[str, str]:
 
 
 def templates_folder() -> Path:
-    """The templates: in the wheel inside the package, in a checkout beside it."""
+    """Return the folder of the templates: inside the package in a wheel, beside it in a checkout."""
     package = Path(__file__).parents[1]
     inside = package / "templates"
     return inside if inside.is_dir() else package.parent / "templates"
@@ -105,14 +106,14 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        optimized=False,  # each template is compiled for one use
+        optimized=False,  # each template is compiled and used once
     )
     environment.filters["sh"] = shlex.quote
     return environment
 
 
 def _word(argument: str, spec: JobSpec) -> str:
-    """An argument quoted for bash, its placeholders replaced by variables."""
+    """Quote an argument for bash, with its placeholders replaced by variables."""
     variables = {key: f"grid_{key}" for key in spec.grid}
     if spec.array is not None:
         variables[ARRAY_TASK] = "SLURM_ARRAY_TASK_ID"
@@ -129,6 +130,6 @@ def _quoted(text: str) -> str:
 
 
 def _strides(grid: grids.Grid) -> dict[str, int]:
-    """How many array tasks in a row share a key's value: the last key varies fastest."""
+    """How many consecutive array tasks share a key's value. The last key varies fastest."""
     sizes = [len(values) for values in grid.values()]
     return {key: math.prod(sizes[i + 1 :]) for i, key in enumerate(grid)}

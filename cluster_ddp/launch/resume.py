@@ -1,7 +1,7 @@
-"""Resuming a run: a new job in the run directory of an earlier one, which has ended.
+"""Resume a run: start a new job in the run directory of an earlier one, which has ended.
 
-What the earlier job has left of its own (spec.json, script, logs, pickles) moves to job-<its id>/ in the run directory.
-What the training has left (checkpoints, metrics.jsonl, files of its own) stays where it is.
+The earlier job's own files (spec.json, script, logs, pickles) move to job-<its id>/ in the run directory.
+The training's files (checkpoints, metrics.jsonl, others that it wrote) stay where they are.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,12 @@ _TRAININGS_OWN = ("auto", "never")
 
 @dataclass(frozen=True, slots=True)
 class Pickled:
-    """The function of an earlier job, as it was pickled then."""
+    """The pickled function of an earlier job."""
 
     content: bytes
 
     def __call__(self, **values: str) -> Any:
-        """The job calls what is in the pickle, never this."""
+        """Never called: the job calls the function in the pickle."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -51,39 +52,39 @@ class Earlier:
     run_dir: Path
     """Absolute."""
     job: str = ""
-    """The job as squeue shows it; empty where no submission has made the run directory."""
+    """The job's id as squeue shows it; empty if no submission has made the run directory."""
     cluster: str | None = None
-    """Which cluster had it, where there are several."""
+    """Name of its cluster, if sbatch gave one."""
     local: bool = False
-    """Whether it was asked to run on this machine."""
+    """Whether it was submitted with --local."""
     reference_options: tuple[str, ...] | None = None
-    """The options of the reference job, where it was that."""
+    """Options of the reference job; None if it was another job."""
     folder: Path | None = None
-    """Where it was submitted."""
+    """The folder in which it was submitted."""
     code: str | None = None
     """The working folder in its copy of the code, relative to the run directory; None without --snapshot."""
     spec: JobSpec | None = None
-    """What was asked for; an array's task is a job of its own."""
+    """Its specification. An array task has that of a single job."""
 
     def enter(self) -> JobSpec:
-        """Go to the folder in which it was submitted, where its command's paths hold. Returns what was asked for.
+        """Change to the folder in which it was submitted, so that relative paths hold. Returns its specification.
 
         Raises:
-            RunDirError: no submission is known, or the folder is gone.
+            RunDirError: no submission has made the run directory, or the folder can't be entered.
         """
         asked, again = f"Resuming {self.run_dir}:", run_dirs.resume_command(self.run_dir)
         if self.spec is None or self.folder is None:
-            found = f"no submission has made it: there is no {File.SPEC} in it."
-            raise RunDirError(asked, found, f"say what to run: {again} -- COMMAND")
+            found = f"it has no {File.SPEC}, so no submission has made it."
+            raise RunDirError(asked, found, f"give the command to run: {again} -- COMMAND")
         try:
             os.chdir(self.folder)
         except OSError as error:
             found = f"it was submitted in {self.folder}, which can't be entered: {error.strerror}."
-            raise RunDirError(asked, found, f"say what to run, where you are: {again} -- COMMAND") from error
+            raise RunDirError(asked, found, f"give the command to run from here: {again} -- COMMAND") from error
         return self.spec
 
     def function(self) -> Pickled | None:
-        """What it called in each task, where that was a function.
+        """Return the function that it called in each task; None if it ran a command.
 
         Raises:
             RunDirError: the pickle is missing, or others could have changed it.
@@ -95,10 +96,10 @@ class Earlier:
         return Pickled(path.read_bytes())
 
     def refuse_unended(self) -> None:
-        """See that the job has ended.
+        """Check that the job has ended. A job that Slurm has forgotten has ended.
 
         Raises:
-            SpecError: it has not; two jobs must not run in one run directory.
+            SpecError: it has not ended; two jobs must not run in one run directory.
             SlurmError: Slurm does not answer.
         """
         if not self.job:
@@ -111,20 +112,20 @@ class Earlier:
             return  # forgotten, so it has ended
         if not status.ended:
             end_it = f"{'scancel' if on_slurm else 'kill'} {self.job}"
-            found = f"job {self.job} is {status.state} in it: one run directory is for one job at a time."
-            raise SpecError(f"Resuming {self.run_dir}:", found, f"wait for its end, or end it first: {end_it}")
+            found = f"job {self.job} is {status.state} in it, and a run directory is for one job at a time."
+            raise SpecError(f"Resuming {self.run_dir}:", found, f"wait until it has ended, or end it: {end_it}")
 
 
 def find(asked: str | os.PathLike[str], runs_dir: Path) -> Earlier:
-    """The run that is to be resumed.
+    """Find the run to resume.
 
     Args:
-        asked: its run directory, or the id of a job that has run in it: 12, or 12_3 for an array's task.
-        runs_dir: folder of the run directories, where an id is looked for.
+        asked: its run directory, or the id of a job that has run in it: 12, or 12_3 for an array task.
+        runs_dir: folder of the run directories, in which an id is looked up.
 
     Raises:
-        RunDirError: there is none, or others could have changed what it says.
-        SpecError: an array, whose tasks resume one by one; or an option of the training.
+        RunDirError: it does not exist, its spec.json is of no use, or others could have changed that file.
+        SpecError: it is a whole array; its tasks are resumed one by one.
     """
     path = Path(asked).expanduser()
     if not path.is_dir():
@@ -133,9 +134,9 @@ def find(asked: str | os.PathLike[str], runs_dir: Path) -> Earlier:
     if not (path / File.SPEC).exists():
         return Earlier(run_dir=path)
     record = run_dirs.read(path)
-    run_dirs.refuse_others(path / File.SPEC)  # the job would run as us what it says
+    run_dirs.refuse_others(path / File.SPEC)  # the job would run its content as us
     if record["spec"].get("array") is not None:
-        found = f"it is the directory of a whole array, job {record['job']}; its tasks resume one by one."
+        found = f"it is the directory of a whole array, job {record['job']}; its tasks are resumed one by one."
         raise SpecError(f"Resuming {path}:", found, run_dirs.resume_command(path.with_name(f"{path.name}_0")))
     return Earlier(
         run_dir=path,
@@ -150,33 +151,33 @@ def find(asked: str | os.PathLike[str], runs_dir: Path) -> Earlier:
 
 
 def set_aside(earlier: Earlier) -> Path | None:
-    """Move what the earlier job has left of its own to job-<its id>/.
+    """Move the earlier job's own files to job-<its id>/.
 
     Returns:
-        The folder; None where there was no job.
+        That folder; None if there was no job.
 
     Raises:
-        RunDirError: it can't be made; or it is there: the run is being resumed by somebody else.
+        RunDirError: the files can't be moved; or the folder exists, since another submission is resuming the run.
     """
     if not earlier.job:
         return None
     aside = earlier.run_dir / f"job-{earlier.job}"
-    asked = f"Moving what job {earlier.job} has left to {aside}:"
+    asked, look = f"Moving the files of job {earlier.job} to {aside}:", f"ls -la {shlex.quote(str(earlier.run_dir))}"
     try:
         make_dir(aside, shared=earlier.spec is not None and earlier.spec.share)
     except OSError as error:
-        raise RunDirError(asked, f"{error.strerror}.", "has another submission just resumed it?") from error
+        raise RunDirError(asked, f"{error.strerror}.", f"check whether somebody else is resuming it: {look}") from error
     try:
         _move(earlier.run_dir, aside)
     except OSError as error:
         _move(aside, earlier.run_dir)
         aside.rmdir()
-        raise RunDirError(asked, f"{error.strerror}.", f"may you write all of {earlier.run_dir}?") from error
+        raise RunDirError(asked, f"{error.strerror}.", f"check that you may write all of it: {look}") from error
     return aside
 
 
 def put_back(aside: Path) -> None:
-    """Undo `set_aside`; what the new job has there by now is removed."""
+    """Undo `set_aside`. Removes the files that the new job has written by now."""
     for path in _files(aside.parent):
         path.unlink()
     _move(aside, aside.parent)
@@ -193,16 +194,16 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _of_job(label: str, runs_dir: Path) -> Path:
-    """The run directory that a job has run in, now or before others."""
+    """The run directory that a job has run in, as the last job or an earlier one."""
     for record in runs_dir.glob(f"*/{File.SPEC}"):
         if not record.parent.is_symlink() and _label(record.parent) == label:
             return record.parent
     if re.fullmatch(r"[\d_]+", label) and (aside := next(runs_dir.glob(f"*/job-{label}"), None)):
         return aside.parent
     if label in _TRAININGS_OWN:
-        hint = f"that is the training's option: -- python -m cluster_ddp.train --resume {label}"
+        hint = f"give it to the training: -- python -m cluster_ddp.train --resume {label}"
     else:
-        hint = "name the run directory itself, or the folder that it is in: --runs-dir PATH"
+        hint = "give the path of the run directory, or the folder that holds it: --runs-dir PATH"
     raise RunDirError(f"Resuming {label}:", f"there is no such folder, and no job {label} in {runs_dir}.", hint)
 
 
@@ -214,11 +215,11 @@ def _label(path: Path) -> str:
     try:
         return str(run_dirs.read(path)["job"])
     except RunDirError:
-        return ""  # another's, or damaged
+        return ""  # not made by a submission, or damaged
 
 
 def _spec(path: Path, record: dict[str, Any]) -> JobSpec:
-    """The specification in a spec.json. What an earlier job waited for is over."""
+    """The specification in a spec.json, without what the earlier job waited for."""
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
     values |= {"grid": {}, "after": None, "begin": None}
     known = {field.name for field in dataclasses.fields(JobSpec)}
@@ -228,5 +229,5 @@ def _spec(path: Path, record: dict[str, Any]) -> JobSpec:
         return JobSpec(**values)
     except (ValueError, TypeError, SpecError) as error:
         found = f"its {File.SPEC} is of no use: {getattr(error, 'found', error)}"
-        hint = f"say what to run: {run_dirs.resume_command(path)} -- COMMAND"
+        hint = f"give the command to run: {run_dirs.resume_command(path)} -- COMMAND"
         raise RunDirError(f"Resuming {path}:", found, hint) from error

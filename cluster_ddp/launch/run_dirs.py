@@ -1,14 +1,14 @@
-"""The run directories of a submission: runs/<name>-<job id>, and runs/latest, which points at the last one.
+"""The run directories of a submission: runs/<name>-<job id>. The link runs/latest points at the last one.
 
-    runs/fit-12/            spec.json   what was asked for, by whom, when and where
-                            job.sbatch  the script (job.sh on this machine); 12_submitted.pkl where a function runs
-                            code/       with --snapshot
-                            job.log     what the batch script printed, and Slurm about it
+    runs/fit-12/            spec.json   what was submitted, by which command, when and where
+                            job.sbatch  the script (job.sh on this machine); 12_submitted.pkl for a function
+                            code/       the copy of the code, with --snapshot
+                            job.log     what the batch script printed, and Slurm's messages about the job
                             task-0.log  what task 0 printed, and so on
                             ended.json  how a job on this machine ended
-                            metrics.jsonl, run.json  of a run of cluster_ddp's
+                            metrics.jsonl, run.json  written by a training that uses cluster_ddp
 
-An array has such a folder for the whole (script, snapshot) and one for each task: runs/fit-12_0, runs/fit-12_1 …
+An array has one such folder for the whole (script, snapshot) and one per task: runs/fit-12_0, runs/fit-12_1 …
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from cluster_ddp.files import make_dir, open_own
 from cluster_ddp.launch.spec import JobSpec
 
 RESUME = "cluster-ddp submit --resume"
-"""Followed by a run directory, what resumes it."""
+"""The command that resumes a run, without its last word: the run directory."""
 
 
 def resume_command(run_dir: Path) -> str:
-    """What resumes a run, as a line for a shell."""
+    """Return the command that resumes a run, quoted for a shell."""
     return f"{RESUME} {shlex.quote(str(run_dir))}"
 
 
 def prefix(runs_dir: Path, spec: JobSpec) -> str:
-    """The path of the job's run directories up to the job's id."""
+    """Return the path of a job's run directories up to the job's id."""
     return f"{runs_dir}/{spec.name}-"
 
 
 def prepare(runs_dir: Path, run_dir: Path | None = None) -> Path | None:
-    """Make the folder of all runs, and see that it can be written.
+    """Make the folder of the run directories, and check that it can be written.
 
     Args:
         runs_dir: the folder.
-        run_dir: the run directory, where it was chosen.
+        run_dir: the run directory, if it was chosen. Only its name is checked here.
 
     Returns:
-        The topmost folder that had to be made for it; None if all were there.
+        The topmost folder that was made; None if all existed.
 
     Raises:
-        RunDirError: it can't be made or written, or has a name that Slurm would change.
+        RunDirError: it can't be made or written, or its path has '%', a backslash or a control character.
     """
     if any(not character.isprintable() or character in "%\\" for character in str(run_dir or runs_dir)):
-        found = "Slurm takes '%' and '\\' in a path for its own, and it can hold no control characters"
+        found = "its path must not have '%' or '\\', which Slurm interprets, nor control characters"
         raise _error(run_dir or runs_dir, found)
     missing = [folder for folder in (runs_dir, *runs_dir.parents) if not folder.exists()]
     try:
@@ -70,25 +70,32 @@ def prepare(runs_dir: Path, run_dir: Path | None = None) -> Path | None:
 
 
 def create(path: Path, *, shared: bool) -> None:
-    """Make a run directory, which only its owner may enter, or read its group where it is shared.
+    """Make a run directory. Only its owner may enter it; if `shared`, its group may read it.
 
     Raises:
-        RunDirError: it is there already, or can't be made.
+        RunDirError: it exists already, or can't be made.
     """
     try:
         make_dir(path, shared=shared)
     except FileExistsError as error:
-        found = "it is there already: a job of another cluster, or of an earlier time, had the same name and id."
+        found = "it exists already: an earlier job, or one of another cluster, had the same name and id."
         raise RunDirError(f"Making the run directory {path}:", found, "choose another --name or --runs-dir") from error
     except OSError as error:
         raise _error(path, error.strerror or str(error)) from error
 
 
 def fill(path: Path, files: Mapping[str, bytes], *, shared: bool) -> None:
-    """Write a job's files. They are not fsynced: an array has thousands, and the job is released after them.
+    """Write a job's files into its run directory.
+
+    They are not fsynced: an array has thousands, and the job is released only after they are written.
+
+    Args:
+        path: the run directory.
+        files: content by file name.
+        shared: whether the group may read them.
 
     Raises:
-        RunDirError: one is there already, or can't be written.
+        RunDirError: a file exists already, or can't be written.
     """
     try:
         for name, content in files.items():
@@ -108,16 +115,16 @@ def description(
     values: Mapping[str, str],
     reference_options: Sequence[str] | None = None,
 ) -> bytes:
-    """The content of spec.json.
+    """Return the content of spec.json: JSON, with the present time and working folder.
 
     Args:
-        spec: the fields of this job's specification; an array's task is a job of its own here.
-        label: the job as squeue shows it, 12 or 12_3.
-        local: whether it was asked to run on this machine.
-        cluster: which cluster has it, where there are several.
-        code: the snapshot that it runs in, relative to the run directory.
+        spec: the fields of this job's specification. An array task has those of a single job.
+        label: the job's id as squeue shows it, 12 or 12_3.
+        local: whether it was submitted with --local.
+        cluster: name of its cluster, if sbatch gave one.
+        code: working folder in the snapshot, relative to the run directory; None without a snapshot.
         values: this array task's values of the grid.
-        reference_options: the options of the reference job, where it is that.
+        reference_options: options of the reference job; None if it is another job.
     """
     record = {
         "job": label,
@@ -135,7 +142,7 @@ def description(
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What `description` wrote into a run directory.
+    """Read the spec.json of a run directory, as `description` made it.
 
     Raises:
         RunDirError: there is none, or it is damaged.
@@ -144,42 +151,43 @@ def read(path: Path) -> dict[str, Any]:
         record = json.loads((path / File.SPEC).read_text())
         label, cluster, spec = str(record["job"]), record.get("cluster"), dict(record["spec"])
         if not (re.fullmatch(r"\d{1,12}(_\d{1,12})?", label) and isinstance(spec["name"], str)):
-            raise ValueError("it has no job id or no name")
+            raise ValueError("it lacks a job id or a name")
         if not (cluster is None or isinstance(cluster, str)):
-            raise ValueError("its cluster is no name")
+            raise ValueError("its cluster is not a name")
         return {**record, "job": label, "cluster": cluster, "spec": spec, "submitted": float(record["submitted"])}
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         found = f"{File.SPEC} can't be read: {error}."
         raise RunDirError(
-            f"Looking at the run directory {path}:", found, "name a folder that a submission has made"
+            f"Reading the run directory {path}:", found, "give a folder that a submission has made"
         ) from error
 
 
 def refuse_others(path: Path) -> None:
-    """See that nobody else can have written a file whose content will be run.
+    """Refuse a file that somebody else could have written, since its content will be run.
 
     Raises:
-        RunDirError: it is missing, another user's, or others may write it or its folder.
+        RunDirError: it is missing or not a regular file; it or its folder belongs to another user; others may write it
+            or its folder.
     """
     asked = f"Using {path}:"
     try:
         file, folder = path.lstat(), path.parent.stat()
     except OSError as error:
-        raise RunDirError(asked, f"{error.strerror}.", "is this the run directory of a job of yours?") from error
+        raise RunDirError(asked, f"{error.strerror}.", "give the run directory of a job of yours") from error
     owners = {one.st_uid for one in (file, folder)} - {os.geteuid()}
     if owners or not stat.S_ISREG(file.st_mode):
-        found = f"it belongs to user {owners.pop()}" if owners else "it is no plain file"
-        raise RunDirError(asked, f"{found}; what is in it would run as you.", "use what you have submitted yourself")
+        found = f"it belongs to user {owners.pop()}" if owners else "it is not a regular file"
+        raise RunDirError(asked, f"{found}, and its content would run as you.", "use a job that you submitted yourself")
     others = stat.S_IWGRP | stat.S_IWOTH
     can_enter = folder.st_mode & (stat.S_IXGRP | stat.S_IXOTH)
     if folder.st_mode & others or (can_enter and file.st_mode & others):
-        found = "others may write it; what is in it would run as you."
-        hint = f"see that it is as you left it, then: chmod -R go-w {shlex.quote(str(path.parent))}"
+        found = "others may write it, and its content would run as you."
+        hint = f"check that nobody has changed it, then: chmod -R go-w {shlex.quote(str(path.parent))}"
         raise RunDirError(asked, found, hint)
 
 
 def point_latest(path: Path) -> None:
-    """Let runs/latest point at a run directory. What else has that name, or is another user's link, stays."""
+    """Let runs/latest point at a run directory, unless that is a file, a folder, or a link that we can't replace."""
     latest = path.parent / LATEST
     if latest.exists() and not latest.is_symlink():
         return
@@ -188,11 +196,11 @@ def point_latest(path: Path) -> None:
         temporary.symlink_to(path.name)
         temporary.replace(latest)
     except OSError:
-        temporary.unlink(missing_ok=True)  # the job is submitted: that counts
+        temporary.unlink(missing_ok=True)  # no reason to fail: the job is submitted
 
 
 def remove(paths: Sequence[Path], made: Path | None) -> None:
-    """Take back run directories, and the folders above them that `prepare` made, as far as nothing else is in them."""
+    """Remove run directories, and the folders from `made` down (see `prepare`) that are empty then."""
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
     if made is not None:

@@ -1,4 +1,4 @@
-"""A copy of the code in the run directory, so that later edits don't reach a job that waits."""
+"""A copy of the code in the run directory, so that later edits don't reach a waiting job."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from cluster_ddp.errors import RunDirError
 
 
 def subfolder(folder: Path) -> str:
-    """Where the working folder is in the copy: "code", or below it.
+    """Return the path of the working folder in the copy, relative to the run directory: "code", or below it.
 
     Raises:
-        RunDirError: it isn't in a git checkout.
+        RunDirError: the folder is not in a git checkout.
     """
     return str(Path(File.CODE) / folder.resolve().relative_to(_root(folder)))
 
 
 def take(folder: Path, run_dir: Path) -> None:
-    """Copy the git checkout that `folder` is in: tracked files, and those that git doesn't ignore.
+    """Copy the git checkout that holds `folder` to code/ in a run directory: tracked files, and untracked ones that git
+    does not ignore.
 
-    What git ignores at its top (data, environments, earlier runs) is linked, so that relative paths to it still hold.
+    Ignored files and folders at the top of the checkout (data, environments, earlier runs) are linked, so that relative
+    paths to them still hold.
 
     Raises:
-        RunDirError: no git checkout, or the copy failed.
+        RunDirError: `folder` is not in a git checkout, or a file can't be copied.
     """
     root, copy = _root(folder), run_dir / File.CODE
     copy.mkdir()

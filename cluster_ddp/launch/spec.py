@@ -1,6 +1,6 @@
 """A job as data, checked before anything is rendered or submitted.
 
-One task drives one GPU, so nothing here asks for tasks: the script's --ntasks-per-node is its GPU count by design.
+One rank drives one GPU, so no field sets the number of tasks: it follows from the number of GPUs.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ ARRAY_TASK_PLACEHOLDER = f"{{{ARRAY_TASK}}}"
 Launcher = Literal["srun", "torchrun", "fork"]
 
 ALTERNATIVES = (("venv", "conda_env"), ("container", "container_image"))
-"""Fields that exclude each other."""
+"""Pairs of fields that exclude each other."""
 
 _PATH = (r"[^\x00-\x1f\x7f]+", "a path without line breaks")
 
-# What each text field may hold: sbatch's own syntax without anything a shell or an #SBATCH line could take for more.
-# (sbatch(1); in none are blanks, quotes, '$', '`', '\\', '#' or line breaks. Paths are quoted where they stand.)
+# What each text field may hold: sbatch's own syntax (sbatch(1)), without characters that a shell or an #SBATCH line
+# interprets: blanks, quotes, '$', '`', '\\', '#', line breaks. Paths, images and environments may have most of them, as
+# the templates quote these. So may the description, which stands in a comment.
 _PATTERNS: dict[str, tuple[str, str]] = {
     "name": (r"[\w.+@=-]{1,128}", "letters, digits and . _ + - @ ="),
     "gpu_type": (r"[\w.-]+", "a type that sinfo -o %G shows, such as a100"),
@@ -39,10 +40,10 @@ _PATTERNS: dict[str, tuple[str, str]] = {
     ),
     "signal": (
         r"(R:)?[A-Z0-9]+(@\d+)?",
-        "such as USR1@120: the signal, seconds before the end (not B:…, which ends the batch script and so the job)",
+        "a signal and seconds before the end, such as USR1@120 (not B:…, which would end the batch script and the job)",
     ),
     "begin": (r"[\w:+/-]+", "a time such as 16:00, tomorrow, now+2hours or 2030-01-31T12:00"),
-    "after": (r"\d+(_\d+)?(:\d+(_\d+)?)*|[a-z]+(:[\w:+,?]+)?", "a job id such as 12, or such as afterany:12"),
+    "after": (r"\d+(_\d+)?(:\d+(_\d+)?)*|[a-z]+(:[\w:+,?]+)?", "a job id, such as 12, or a dependency, afterany:12"),
     "venv": _PATH,
     "conda_env": (r"[^\x00-\x1f\x7f]+", "a name or path without line breaks"),
     "container": _PATH,
@@ -50,7 +51,7 @@ _PATTERNS: dict[str, tuple[str, str]] = {
     "description": (r"[^\x00-\x1f\x7f]*", "one line"),
 }  # fmt: skip
 
-# The same for each word of a field that holds several.
+# The same for each word of a field that holds several words.
 _WORD_PATTERNS: dict[str, tuple[str, str]] = {
     "modules": (r"[\w.+/][\w.+/-]*", "names that module avail shows, such as cuda/12.8"),
     "container_binds": (r"[^\x00-\x1f\x7f,]+", "paths such as /data or /scratch/me:/data, without commas"),
@@ -59,8 +60,8 @@ _WORD_PATTERNS: dict[str, tuple[str, str]] = {
     "setup": (r"[^\x00]*", "lines of bash"),
 }  # fmt: skip
 
-# Options of sbatch that other fields, the template or the submission set; and those with which sbatch does more or less
-# than submit a job and tell its id: --wait, --help, --usage, --version, --quiet.
+# Options of sbatch that other fields, the template or the submission set. Also --wait, --help, --usage, --version and
+# --quiet: with them, sbatch does not simply submit a job and print its id.
 _OURS = frozenset(
     [
         *(
@@ -84,76 +85,76 @@ _OURS = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSpec:
-    """What to run on what. None leaves a setting to the cluster's default.
+    """What to run, and on which nodes and GPUs. None leaves a setting to the cluster's default.
 
     Raises:
-        SpecError: a field that sbatch or a shell would misread; it names the field.
+        SpecError: a field has an illegal value, or contradicts another field. The error names the field.
     """
 
     name: str
     """Name of the job, as squeue shows it."""
     command: tuple[str, ...] = ()
-    """Command of every task, one word an item; each is quoted for the shell. In an array, "{array_task_id}" becomes the
-    task's number, and "{key}" the task's value of this key of the grid."""
+    """Command of every task, one item per word; each is quoted for the shell. In an array, "{array_task_id}" becomes
+    the task's number, and "{key}" the task's value of this key of the grid."""
     description: str = ""
     """One line for the script's header."""
     nodes: int = 1
     """Number of nodes."""
     gpus_per_node: int = 1
-    """GPUs, and so ranks, on each node."""
+    """Number of GPUs, and of ranks, on each node."""
     gpu_type: str | None = None
-    """Type of GPU, as the cluster's gres names it."""
+    """Type of GPU, such as a100; sinfo -o %G shows the types."""
     cpus_per_task: int | None = None
-    """CPUs for each rank."""
+    """Number of CPUs for each rank."""
     mem: str | None = None
     """Memory per node, such as 32G."""
     time: str | None = None
-    """Time limit: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S. Kept as D-HH:MM:SS."""
+    """Time limit: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S or UNLIMITED. Kept as D-HH:MM:SS."""
     partition: str | None = None
-    """Partition, or several separated by commas: Slurm takes the one that starts the job first."""
+    """Partition, or several separated by commas: Slurm uses the one that starts the job first."""
     account: str | None = None
     """Slurm account to charge."""
     qos: str | None = None
-    """Quality of service."""
+    """Quality of service (QOS)."""
     constraint: str | None = None
     """Features that the nodes must have."""
     array: str | None = None
     """Task numbers of a job array, such as 0-7 or 0-99%4 (four at a time)."""
     grid: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Values of each placeholder of the command. Array task number i runs the i-th combination."""
+    """Values of each placeholder of the command. Array task i runs combination i."""
     begin: str | None = None
-    """Earliest start, as sbatch's --begin has it, such as 16:00 or now+2hours."""
+    """Earliest start, in the form of sbatch's --begin, such as 16:00 or now+2hours."""
     after: str | None = None
-    """Id of a job that must complete first, or what sbatch's --dependency takes, such as afterany:12."""
+    """Id of a job that must succeed first, or a dependency for sbatch, such as afterany:12."""
     signal: str | None = None
-    """Signal before the time limit, such as USR1@120: two minutes before."""
+    """Signal to send before the time limit, such as USR1@120: two minutes before."""
     requeue: bool | None = None
     """Let Slurm requeue the job after preemption or the loss of a node."""
     max_requeues: int = 20
-    """How often the job is requeued after its command was stopped in time (exit status 75)."""
+    """Requeue a job that was stopped in time (exit status 75), unless it has restarted this often already."""
     requeue_on_failure: int = 0
-    """How often the job is requeued after a failure; never more than three times without a new checkpoint."""
+    """On Slurm: how often to requeue the job after a failure. It stops after three times without a new checkpoint."""
     launcher: Launcher = "srun"
-    """srun: one task per GPU. torchrun: one task per node; its agent starts a worker per GPU. fork: one task per node,
-    which imports torch once and forks a rank per GPU; for Python scripts and modules."""
+    """srun: one task per GPU. torchrun: one task per node; its agent starts a worker per GPU. fork: one task per node;
+    it imports torch once and forks a rank per GPU; for Python scripts and modules."""
     modules: tuple[str, ...] = ()
-    """Environment modules to load first."""
+    """Environment modules to load before the ranks start."""
     venv: str | None = None
     """Virtual environment to activate."""
     conda_env: str | None = None
     """Conda environment to activate."""
     setup: tuple[str, ...] = ()
-    """Lines of bash to run before the ranks start. They are run as they are: never put text from others here."""
+    """Lines of bash to run before the ranks start. They run unchecked: never put text from others here."""
     container: str | None = None
-    """Image for Apptainer or Singularity: a .sif file or a URI such as docker://…"""
+    """Container image for Apptainer or Singularity: a .sif file or a URI such as docker://…"""
     container_image: str | None = None
-    """Image for Pyxis and Enroot."""
+    """Container image for Pyxis and Enroot."""
     container_binds: tuple[str, ...] = ()
-    """More folders for the container, as PATH or SOURCE:DESTINATION. It sees the working and the run directory."""
+    """More folders for the container, as PATH or SOURCE:DESTINATION. It always has the working and run directories."""
     container_overlays: tuple[str, ...] = ()
     """Overlays of an Apptainer container, mounted read-only."""
     share: bool = False
-    """Let your group read the run directory. By default only you can."""
+    """Let your group read the run directory. By default, only you can."""
     sbatch_options: tuple[str, ...] = ()
     """More options for sbatch, such as --reservation=course."""
 
@@ -168,7 +169,7 @@ class JobSpec:
         for name in ("command", *_WORD_PATTERNS):
             words = getattr(self, name)
             if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
-                raise _error(name, words, "a tuple of texts")
+                raise _error(name, words, "a tuple of strings")
         for spec_field in fields(self):
             self._check_text(spec_field.name)
         if self.launcher not in get_args(Launcher):
@@ -196,7 +197,7 @@ class JobSpec:
             if not isinstance(value, str) or not re.fullmatch(pattern, value, flags):
                 raise _error(name, value, legal)
             if name == "name" and value.startswith("-"):
-                raise _error(name, value, "without a '-' in front")
+                raise _error(name, value, "a name that does not begin with '-'")
         if name in _WORD_PATTERNS:
             pattern, legal = _WORD_PATTERNS[name]
             if not all(re.fullmatch(pattern, word, re.ASCII) for word in value):
@@ -205,7 +206,7 @@ class JobSpec:
     def _check_choices(self) -> None:
         for one, other in ALTERNATIVES:
             if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise _error(other, getattr(self, other), f"left out where {one} is given")
+                raise _error(other, getattr(self, other), f"left out when {one} is given")
         if self.container_overlays and self.container is None:
             raise _error("container_overlays", self.container_overlays, "left out without container")
         if self.container_binds and self.container is None and self.container_image is None:
@@ -213,7 +214,7 @@ class JobSpec:
         for option in self.sbatch_options:
             name = option[2:].partition("=")[0]
             if any(ours.startswith(name) for ours in _OURS):  # sbatch takes abbreviations
-                raise _error("sbatch_options", option, "an option for which there is no field of its own")
+                raise _error("sbatch_options", option, "an option that has no field of its own")
 
     def _check_array(self) -> None:
         if self.array is not None and grids.count(self.array) == 0:
@@ -225,16 +226,21 @@ class JobSpec:
             elif self.array.partition("%")[0] != tasks:
                 raise _error("array", self.array, f"{tasks} for this grid")
         if self.array is not None and max(grids.count(self.array), grids.last(self.array)) > grids.MAX_TASKS:
-            raise _error("array", self.array, f"of at most {grids.MAX_TASKS:,} tasks, as on every Slurm")
+            raise _error("array", self.array, f"of at most {grids.MAX_TASKS:,} tasks, none with a higher number")
         if self.command:
             check_placeholders(self.command, self.grid, array=self.array)
 
 
 def check_placeholders(words: Sequence[str], grid: grids.Grid, *, array: str | None) -> None:
-    """See that the words of a command use all keys of a grid, and no others; and no task number outside an array.
+    """Check the placeholders of a command against a grid and an array.
+
+    Args:
+        words: the command.
+        grid: each of its keys must be used. If it is empty, unknown names in braces are left alone.
+        array: sbatch's --array; if None, "{array_task_id}" is not allowed.
 
     Raises:
-        SpecError: they don't.
+        SpecError: a key is not used, or a placeholder has no value.
     """
     names = grids.placeholders(words)
     if array is None and ARRAY_TASK in names:
@@ -248,13 +254,13 @@ def check_placeholders(words: Sequence[str], grid: grids.Grid, *, array: str | N
 
 
 def normalized_time(text: str) -> str:
-    """A time limit in the form D-HH:MM:SS, or UNLIMITED.
+    """Return a time limit in the form D-HH:MM:SS, or UNLIMITED.
 
     Args:
-        text: one of sbatch(1)'s forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S, UNLIMITED.
+        text: one of sbatch(1)'s forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S, UNLIMITED, INFINITE.
 
     Raises:
-        SpecError: none of them, or nothing.
+        SpecError: it has another form, or is 0.
     """
     total_s = seconds(text)
     if total_s is None:
@@ -265,7 +271,7 @@ def normalized_time(text: str) -> str:
 
 
 def seconds(time: str) -> int | None:
-    """A time limit in seconds; None for UNLIMITED. Forms and errors as in `normalized_time`."""
+    """Return a time limit in seconds; None for UNLIMITED. Forms and errors are those of `normalized_time`."""
     if isinstance(time, str) and time.upper() in ("UNLIMITED", "INFINITE"):
         return None
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time, re.ASCII) if isinstance(time, str) else None
@@ -278,7 +284,7 @@ def seconds(time: str) -> int | None:
     else:
         total_s = first * 60 + (second or 0)
     if total_s == 0:
-        raise _error("time", time, "longer than nothing (0 would be no limit at all)")
+        raise _error("time", time, "longer than 0, which sbatch takes as no limit")
     return total_s
 
 

@@ -1,4 +1,4 @@
-"""From a plan to a job that is submitted: all of it or nothing."""
+"""From a plan to a submitted job: all of it or nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cluster_ddp.launch.submit_signals import SubmitSignals
 
 
 class Submitted(NamedTuple):
-    """A job that is submitted, or one task of an array: what `jobs.job.Job` is made of."""
+    """A submitted job, or one task of an array. `jobs.job.Job` is made from it and describes the fields."""
 
     id: str
     run_dir: Path
@@ -29,18 +29,19 @@ class Submitted(NamedTuple):
 
 
 def submit(plan: Plan) -> list[Submitted]:
-    """Submit what was planned: all of it or nothing.
+    """Submit a plan: all of it or nothing.
 
-    The job first waits, so that its run directory is there, under the job's id, before anything of it starts. INT, HUP
-    and TERM take it back before they do what they do.
+    The job waits until its run directory exists, named by the job's id; only then can it start. INT, HUP and TERM first
+    cancel the job and remove its files, then have their usual effect.
 
     Returns:
-        The job; of an array its tasks, in the order of their numbers.
+        The job; for an array one item per task, in the order of the task numbers.
 
     Raises:
-        RunDirError: the run directories can't be written; nothing is submitted then.
-        SpecError: the run that is to be resumed has not ended.
-        SlurmError: Slurm refused, in its words; nothing is left behind then.
+        RunDirError: the run directories can't be written, or the snapshot can't be taken. No job is left behind.
+        SpecError: the run to resume has not ended.
+        SlurmError: Slurm refused; the error has its words. No job is left behind, unless the error names one that
+            could not be cancelled.
     """
     request = plan.request
     if request.earlier is not None:
@@ -50,7 +51,7 @@ def submit(plan: Plan) -> list[Submitted]:
         folders: list[Path] = []
         held = aside = None
         try:
-            with signals.late():  # without the job's id, nobody could take it back
+            with signals.late():  # without the job's id, it could not be cancelled
                 held = plan.scheduler.hold(plan.script, plan.options)
             with signals.late():
                 aside = resume.set_aside(request.earlier) if request.earlier else None
@@ -73,12 +74,12 @@ def _take_back(plan: Plan, held: Held) -> None:
     try:
         plan.scheduler.abandon(held)
     except SlurmError as error:
-        found = f"{error.found} The job has no run directory and would start in an hour."
-        raise SlurmError(f"Taking back job {held.label}:", found, f"scancel {held.label}") from error
+        found = f"{error.found} The job has no run directory, and would start in an hour."
+        raise SlurmError(f"Cancelling job {held.label}:", found, f"scancel {held.label}") from error
 
 
 def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Submitted]:
-    """Make and fill the run directories; each is noted in `folders` before it is made."""
+    """Make and fill the run directories. Each is added to `folders` before it is made."""
     spec, request = plan.spec, plan.request
     whole = request.run_dir or Path(run_dirs.prefix(request.runs_dir, spec) + held.label)
     described = dataclasses.asdict(spec)
@@ -90,7 +91,7 @@ def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Submitted
         files = {File.SPEC: _description(plan, held, held.label, described, {})}
         _make_folder(plan, whole, {**files, **script}, folders)
         made = {f"{held.label}_{number}": Path(f"{whole}_{number}") for number in grids.tasks(spec.array)}
-        described |= {"array": None, "grid": {}}  # a task resumes as a job of its own; the grid is in the array's
+        described |= {"array": None, "grid": {}}  # a task resumes as a single job; the array's spec.json has the grid
         for label, path in made.items():
             number = label.rpartition("_")[2]
             values = grids.configuration(spec.grid, int(number)) if spec.grid else {}
@@ -122,7 +123,7 @@ def _make_folder(plan: Plan, path: Path, files: Mapping[str, bytes], folders: li
 def _files(
     plan: Plan, held: Held, label: str, described: dict[str, Any], values: Mapping[str, str]
 ) -> dict[str, bytes]:
-    """What is in the run directory of a job, or of an array's task with its values of the grid."""
+    """Files for the run directory of a job, or of an array task with its values of the grid."""
     spec, function = plan.spec, plan.request.function
     command = tuple(grids.fill_in(word, values) for word in spec.command)
     files = {File.SPEC: _description(plan, held, label, {**described, "command": command}, values)}

@@ -1,4 +1,4 @@
-"""INT (Ctrl-C), HUP (a closed terminal) and TERM while something is made that must be whole or not there."""
+"""INT (Ctrl-C), HUP (a closed terminal) and TERM during a submission, which must be complete or undone."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ _NUMBERS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
-    """A signal came; the body shall take back what it has done."""
+    """A signal arrived; the body must undo what it has done."""
 
 
 class SubmitSignals:
-    """For the time of the body such a signal raises `Interrupted`; after it, it does what it would have done.
+    """Context manager: in its body, such a signal raises `Interrupted`; at its end, the signal has its usual effect.
 
-    What is ignored stays ignored (nohup). Outside the main thread nothing changes: signals are the main thread's.
+    Ignored signals stay ignored (nohup). Outside the main thread nothing changes, since only it can set handlers.
+
+    Raises:
+        KeyboardInterrupt: a signal arrived, and the caller's own handler returned.
     """
 
     def __init__(self) -> None:
@@ -46,7 +49,7 @@ class SubmitSignals:
 
     @contextmanager
     def late(self) -> Iterator[None]:
-        """Let signals wait for the end of the body, when it is whole."""
+        """Delay signals until the end of the body, so that it is completed. Then it raises `Interrupted`."""
         came, self._is_late = len(self._came), True
         try:
             yield

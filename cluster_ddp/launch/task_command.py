@@ -1,4 +1,4 @@
-"""From a payload and a launcher to the command of each task."""
+"""From a command or function, and a launcher, to the command of each task."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from cluster_ddp.launch.spec import JobSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskCommand:
-    """What each task of a job runs. The templates put the launcher and the container of the `JobSpec` around it."""
+    """What each task of a job runs. The templates add the launcher and the container of the `JobSpec`."""
 
     argv: tuple[str, ...]
-    """The program and its arguments; in an array, a command's with the placeholders of its grid."""
+    """The program and its arguments; for a command in an array, with the placeholders of the grid."""
     imports_us: bool
-    """Whether it is a Python that imports this package: it begins with warnings (USR1, USR2) ignored."""
+    """Whether it is a Python command that imports this package. It starts with warnings (USR1, USR2) ignored."""
     interpreter_words: int = 0
-    """With the launcher fork: how many of the words are Python's own, before its script or module."""
+    """With the launcher fork: number of words before the script or module; else 0."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables for the task alone, as text for bash."""
+    """Environment variables of the task alone; the values are bash words."""
     is_function: bool = False
-    """Whether submitit's runner calls a function, which it loads from a pickle in the run directory."""
+    """Whether submitit's runner loads a function from a pickle in the run directory and calls it."""
 
 
 def of_command(spec: JobSpec) -> TaskCommand:
-    """The command of a specification, as it stands there.
+    """Return the command of a specification as a `TaskCommand`.
 
     Raises:
-        SpecError: with the launcher fork, a command that is no script or module that Python runs.
+        SpecError: the launcher is fork, and the command does not run a Python script or module.
     """
     words = parse_python_command.interpreter_words(spec.command) if spec.launcher == "fork" else 0
     return TaskCommand(
@@ -39,11 +39,11 @@ def of_command(spec: JobSpec) -> TaskCommand:
 
 
 def of_function(folder: str, *, local: bool) -> TaskCommand:
-    """A pickled function.
+    """Return the command that runs a pickled function.
 
     Args:
-        folder: the run directory; %j in it is the job's id.
-        local: on this machine, where submitit's runner is told its place by other variables.
+        folder: the run directory; %j in it stands for the job's id.
+        local: whether the job runs on this machine. submitit's runner then reads its rank from other variables.
     """
     env = {"SUBMITIT_EXECUTOR": "slurm", "SUBMITIT_LOG_LEVEL": '"${SUBMITIT_LOG_LEVEL-WARNING}"'}
     if local:

@@ -64,7 +64,7 @@ def test_the_same_training_stopped_and_queued_again(place: Place) -> None:
     commands.run(["scancel", "--signal=USR1", job], env=place.slurm.env)
     said = place.completed(run_dir)
     assert "got USR1" in said
-    assert "Stopped in time: queueing job" in said
+    assert "Stopped in time: requeueing job" in said
     assert "Resuming from" in said
     (status,) = job_status.job_statuses(job, env=place.slurm.env)
     assert status.restarts == 1

@@ -109,7 +109,7 @@ def test_an_arrays_task_resumes_alone(place: Place) -> None:
         2,
         False,
     )
-    assert "its tasks resume one by one" in whole.stderr
+    assert "its tasks are resumed one by one" in whole.stderr
     (place.folder / "mended").touch()
     again = place.submit("--no-check", "--resume", f"{array}_0", "--watch")
     assert again.returncode == 0, again.stdout + again.stderr

@@ -37,7 +37,7 @@ def test_an_sbatch_that_answers_too_late(slurm: Cluster, tmp_path: Path, monkeyp
     monkeypatch.setenv("PATH", f"{tmp_path}:{slurm.env['PATH']}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(commands, "TIMEOUT_S", 20.0)
-    with pytest.raises(SlurmError, match=r"The job that it had submitted is cancelled\."):
+    with pytest.raises(SlurmError, match=r"It had submitted the job, which is now cancelled\."):
         cluster_ddp.submit_array(cluster_ddp.JobSpec(name="late", array="0-2"), ["true"], check=False)
     statuses = job_status.job_statuses((tmp_path / "id").read_text().strip(), env=slurm.env)
     assert {status.state for status in statuses} == {"CANCELLED"}

@@ -1,7 +1,7 @@
-"""Who runs a job: Slurm, or this machine.
+"""What runs a job: Slurm, or this machine.
 
-Each starts a job that waits, so that its run directory can be made under its id before anything of it runs, and then
-lets it go (`hold`, then `release` or `abandon`).
+Each first starts a job that waits (`hold`). Its run directory is then made, named by the job's id. Then the job may run
+(`release`), or it is cancelled (`abandon`).
 
 slurm             sbatch, scontrol, scancel
 local             this machine; `local_supervisor` runs the tasks there
@@ -22,30 +22,30 @@ class Held(NamedTuple):
     """A job that waits to be released."""
 
     label: str
-    """The job's id; of an array the whole array's."""
+    """The job's id; for an array, that of the whole array."""
     cluster: str | None = None
-    """Which cluster has it, where there are several."""
+    """Name of its cluster, if sbatch gave one."""
     process: Any = None
-    """On this machine: the process that waits."""
+    """On this machine: the waiting process, a subprocess.Popen; on Slurm None."""
 
 
 class Scheduler(Protocol):
-    """What runs jobs."""
+    """What runs jobs. The classes `Slurm` and `ThisMachine` say which errors they raise."""
 
     script_name: str
-    """Under which name the run directory keeps the script."""
+    """Name of the script in the run directory."""
 
     def hold(self, script: str, options: Sequence[str]) -> Held:
-        """Start a job that waits."""
+        """Start a job that waits; `options` are sbatch's."""
 
     def release(self, held: Held, folder: Path, begin: str) -> None:
-        """Let a job go, whose run directory is there now, from a time on (sbatch's --begin)."""
+        """Let a held job run in its run directory `folder`, not before `begin` (a time as for sbatch's --begin)."""
 
     def abandon(self, held: Held) -> None:
-        """Take back a job that was not released."""
+        """Cancel a job that was not released."""
 
     def cancel(self, label: str, cluster: str | None, folder: Path) -> None:
-        """End a job, whatever its state."""
+        """Cancel a job in any state. `folder` is its run directory."""
 
     def statuses(self, label: str, cluster: str | None, folder: Path) -> list[JobStatus]:
-        """What is known of a job; of an array one per task that is told apart."""
+        """Return the status of a job; for an array, one status per task that the scheduler tells apart."""

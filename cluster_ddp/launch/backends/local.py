@@ -1,4 +1,4 @@
-"""Jobs on this machine: no queue; `local_supervisor` starts the tasks."""
+"""Jobs on this machine, without a queue; `local_supervisor` starts the tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cluster_ddp.contract import File
 from cluster_ddp.launch.backends import Held, submit_env
 from cluster_ddp.slurm.job_status import JobStatus
 
-# Waits for the run directory's path on stdin; then becomes the job's script, with the same process id.
+# Reads the run directory's path from stdin, then becomes the job's script, with the same process id.
 _WAITING = (
     "IFS= read -r folder"
     f' && exec bash "$folder/{File.LOCAL_SCRIPT}" "$folder" >>"$folder/{File.JOB_LOG}" 2>&1 </dev/null'
@@ -22,7 +22,7 @@ _WAITING = (
 
 
 class ThisMachine:
-    """The machine that we are on. A job's id is its process id; it keeps running when we end."""
+    """This machine. A job's id is its process id. It keeps running when the submitting process ends."""
 
     script_name = File.LOCAL_SCRIPT
 
@@ -39,7 +39,7 @@ class ThisMachine:
         return Held(label=str(process.pid), process=process)
 
     def release(self, held: Held, folder: Path, begin: str) -> None:
-        """Tell the process its run directory."""
+        """Tell the process its run directory. The job runs at once, whatever `begin` is."""
         held.process.stdin.write(os.fsencode(folder) + b"\n")
         held.process.stdin.close()
 
@@ -49,21 +49,25 @@ class ThisMachine:
         held.process.wait()
 
     def cancel(self, label: str, cluster: str | None, folder: Path) -> None:
-        """End the job's processes."""
+        """Send TERM to the job, which ends its tasks. Nothing happens if it has ended."""
         with contextlib.suppress(ProcessLookupError):
             if _is_running(label, folder):
                 os.kill(int(label), signal.SIGTERM)
 
     def statuses(self, label: str, cluster: str | None, folder: Path) -> list[JobStatus]:
-        """From what the job has left in its run directory, and from whether its process is there."""
-        running = _is_running(label, folder)  # before its outcome is looked for: it writes that, then ends
+        """Return the job's status, from ended.json in its run directory and from its process.
+
+        Raises:
+            ValueError, KeyError: ended.json is damaged.
+        """
+        running = _is_running(label, folder)  # before its outcome is read: the job writes that, then ends
         state, exit_code = "RUNNING", 0
         try:
             outcome = json.loads((folder / File.OUTCOME).read_text())
             state, exit_code = str(outcome["state"]), int(outcome["exit_code"])
         except FileNotFoundError:
             if not running:
-                state, exit_code = "FAILED", 1  # before its tasks were started, or killed
+                state, exit_code = "FAILED", 1  # it ended before its tasks started, or was killed
         return [
             JobStatus(
                 job_id=int(label),
@@ -77,13 +81,13 @@ class ThisMachine:
 
 
 def _is_running(label: str, folder: Path) -> bool:
-    """Whether the process of that id is the job that has this run directory, not a later one with the same id."""
+    """Whether the process with that id is the job of this run directory, not a later process with the same id."""
     process = Path("/proc", label)
     try:
         state = (process / "stat").read_text().rpartition(")")[2].split()[0]
         command = (process / "cmdline").read_bytes()
     except OSError:
         return False
-    # While it becomes another program (exec), it has no command line for a moment, as one that has ended.
+    # During exec, a process has no command line for a moment, like one that has ended.
     ours = not command or os.fsencode(folder) in command or _WAITING.encode() in command
     return ours and state not in "ZX"

@@ -1,8 +1,8 @@
 """`python -m cluster_ddp.launch.backends.local_supervisor … RUN_DIR -- COMMAND`: the tasks of a job on this machine.
 
 The rendered job.sh starts it. It does what Slurm and the batch script do on a cluster: it starts the tasks, each with
-its rank and log, ends all when one fails, warns them before the time limit, and starts them again when they were
-stopped in time. It leaves the outcome in ended.json, since nobody else remembers it.
+its rank and log; ends all when one fails; warns them before the time limit; restarts them when they were stopped in
+time. It writes the outcome to ended.json.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from cluster_ddp.processes import catches
 from cluster_ddp.slurm import port
 
 WARNING_S = 90
-"""How long before the time limit the tasks are warned with USR1."""
+"""How many seconds before the time limit the tasks get the warning, USR1."""
 
 _NOT_FINISHED = f"""\
 error: A training was stopped in time, but the command ended with status 0:
-  the job is not finished, and not started again.
+  the job is not finished, and is not restarted.
   Hint: let the command end with the training's status ({EXIT_STOPPED}), as with set -e in a shell script."""
 _TOO_OFTEN = "error: stopped in time, but started again {0} times already (--max-requeues {0})."
 _POLL_S = 0.05
@@ -44,9 +44,9 @@ class Supervisor:
     Args:
         folder: the run directory.
         command: what each task runs.
-        tasks: how many there are.
-        time_limit_s: for each start, as on Slurm; None for none.
-        max_requeues: how often they are started again.
+        tasks: number of tasks.
+        time_limit_s: time limit of each start, in seconds; None for no limit.
+        max_requeues: how often the tasks are restarted after they were stopped in time.
     """
 
     def __init__(
@@ -61,10 +61,13 @@ class Supervisor:
         signal.signal(signal.SIGTERM, self._cancel)
 
     def run(self) -> tuple[str, int]:
-        """Start the tasks until they have ended in another way than stopped in time.
+        """Run the tasks to their end; restart them if they were stopped in time.
 
         Returns:
             The job's state, as Slurm names it, and its exit status.
+
+        Raises:
+            OSError: a task can't be started, or its log can't be written.
         """
         restarts = 0
         while True:
@@ -77,7 +80,7 @@ class Supervisor:
                 print(_NOT_FINISHED, file=sys.stderr, flush=True)
                 return "FAILED", EXIT_STOPPED
             is_stopped = state == "FAILED" and (status == EXIT_STOPPED or marker.exists())
-            if not is_stopped or self._has_killed:  # what was killed may have left processes, which still write
+            if not is_stopped or self._has_killed:  # a killed task may have left processes that still write
                 return state, status
             if restarts == self._max_requeues:
                 print(_TOO_OFTEN.format(restarts), file=sys.stderr, flush=True)
@@ -85,7 +88,7 @@ class Supervisor:
             restarts += 1
 
     def _start(self, restarts: int, marker: Path) -> None:
-        """Start the tasks, with a secret and a port of this start's own; all or none."""
+        """Start all tasks or none, with a secret and a port for this start."""
         shared = {
             Env.SECRET: os.urandom(32).hex(),
             Env.STOPPED: str(marker),
@@ -110,7 +113,7 @@ class Supervisor:
             os.close(log)
 
     def _wait(self) -> tuple[str, int]:
-        """Wait for the end of all tasks, of the first that fails, of the time limit, or for a cancellation."""
+        """Wait until all tasks end, one fails, the time limit is reached, or the job is cancelled."""
         deadline = time.monotonic() + self._limit_s
         to_warn = list(self._tasks) if self._limit_s > WARNING_S else []
         while True:
@@ -140,14 +143,14 @@ class Supervisor:
 
     def _send(self, number: int) -> None:
         for process in self._tasks:
-            process.send_signal(number)  # nothing where it has ended
+            process.send_signal(number)  # does nothing if it has ended
 
     def _cancel(self, number: int, frame: FrameType | None) -> None:
         self._cancelled = number
 
 
 def _warned(process: subprocess.Popen[bytes]) -> bool:
-    """Warn a task, if it has a handler: it would die of it. Returns whether that is done with."""
+    """Warn a task once it has a handler: without one, it would die. Returns whether no warning is needed any longer."""
     if process.poll() is None:
         if not catches(process.pid, signal.SIGUSR1):
             return False
@@ -156,7 +159,7 @@ def _warned(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _free_port() -> int:
-    """The first of the job's candidates on which nobody listens here; the last one if all are taken."""
+    """The job's first candidate port on which nothing listens here; the last one if all are taken."""
     for candidate in port.candidates(os.getpid()):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", candidate)) != 0:
@@ -165,17 +168,17 @@ def _free_port() -> int:
 
 
 def main() -> int:
-    """Run the tasks, leave the outcome in the run directory. Returns the job's exit status."""
+    """Run the tasks and write the outcome to the run directory. Returns the job's exit status."""
     parser = argparse.ArgumentParser(
         usage="%(prog)s --tasks N --max-requeues N [--time-limit-s S] RUN_DIR -- COMMAND …",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--tasks", type=int, required=True, metavar="N", help="number of tasks")
-    parser.add_argument("--max-requeues", type=int, required=True, metavar="N", help="how often they start again")
+    parser.add_argument("--max-requeues", type=int, required=True, metavar="N", help="how often they are restarted")
     parser.add_argument("--time-limit-s", type=int, metavar="S", help="time limit of each start, in seconds")
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="the run directory")
-    at = sys.argv.index("--")  # not argparse's: it would take a later one out of the command, too
+    at = sys.argv.index("--")  # argparse would also remove a later "--" from the command
     asked, command = parser.parse_args(sys.argv[1:at]), sys.argv[at + 1 :]
     supervisor = Supervisor(
         asked.run_dir,
@@ -191,7 +194,7 @@ def main() -> int:
     if state != "COMPLETED":
         print(f"To resume: {run_dirs.resume_command(asked.run_dir)}", flush=True)
     if state != "COMPLETED" and os.getpgid(0) == os.getpid():
-        os.killpg(0, signal.SIGKILL)  # what a task that had to be killed has left behind, and this process
+        os.killpg(0, signal.SIGKILL)  # processes that a killed task has left behind, and this one
     return status
 
 

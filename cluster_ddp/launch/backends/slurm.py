@@ -14,11 +14,11 @@ from cluster_ddp.launch.backends import Held, submit_env
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
 
-# The job waits with a start time that is far off, not with --hold: what is held, sbatch takes without looking whether
-# any node can run it (seen, 22.05).
+# The job waits with a late start time, not with --hold: sbatch accepts a held job without checking whether any node can
+# run it (seen with 22.05).
 WAIT = "--begin=now+1hour"
 
-_OWN_COMMENT = re.compile(r"^#SBATCH --com", re.MULTILINE)  # which sbatch takes for --comment
+_OWN_COMMENT = re.compile(r"^#SBATCH --com", re.MULTILINE)  # sbatch accepts it as --comment
 
 
 class Slurm:
@@ -30,7 +30,8 @@ class Slurm:
         """Submit a job that does not start yet.
 
         Raises:
-            SlurmError: sbatch refused, in its words; or it did not answer in time, and the job is cancelled.
+            SlurmError: sbatch refused; or it did not answer in time. The job is then cancelled if squeue shows it; the
+                error says which.
         """
         mark, env = f"cluster_ddp-{os.urandom(8).hex()}", submit_env.clean(os.environ)
         comment = [] if _OWN_COMMENT.search(script) else [f"--comment={mark}"]
@@ -43,10 +44,10 @@ class Slurm:
         return Held(label=str(answer.job_id), cluster=answer.cluster)
 
     def release(self, held: Held, folder: Path, begin: str) -> None:
-        """Let the scheduler have the job.
+        """Let the scheduler start the job from `begin` on.
 
         Raises:
-            SlurmError: the controller doesn't answer.
+            SlurmError: the controller refuses or doesn't answer.
         """
         start = [f"JobId={held.label}", f"StartTime={begin}"]
         commands.run(["scontrol", *commands.on(held.cluster), "update", *start])
@@ -55,23 +56,24 @@ class Slurm:
         """Cancel the job, which has not started.
 
         Raises:
-            SlurmError: the controller doesn't answer; the job is then still there.
+            SlurmError: the controller doesn't answer. The job then still exists.
         """
         commands.run(["scancel", *commands.on(held.cluster), held.label])
 
     def cancel(self, label: str, cluster: str | None, folder: Path) -> None:
-        """End the job, a whole array or one task of it.
+        """Cancel the job: a single job, a whole array or one task of it.
 
         Raises:
-            SlurmError: it isn't known (any more), isn't ours, or the controller doesn't answer.
+            SlurmError: scancel failed: the job is unknown or another user's, or the controller doesn't answer.
         """
         commands.run(["scancel", *commands.on(cluster), label])
 
     def statuses(self, label: str, cluster: str | None, folder: Path) -> list[JobStatus]:
-        """From the controller; where it has forgotten the job, from the accounting.
+        """Ask the controller; if it has forgotten the job, ask the accounting.
 
         Raises:
-            SlurmError: neither knows it, or the controller doesn't answer.
+            JobNotFoundError: neither knows the job.
+            SlurmError: the controller doesn't answer.
         """
         return job_status.job_statuses(label, cluster=cluster)
 
@@ -79,16 +81,16 @@ class Slurm:
 def _without_answer(mark: str, error: SlurmError) -> SlurmError:
     """Cancel the job that sbatch may have submitted before it was ended."""
     if commands.cancel_by_comment(mark):
-        return SlurmError(error.asked, f"{error.found} The job that it had submitted is cancelled.", error.hint)
-    found = f"{error.found} No job came of it within the same time; one that still comes would start in an hour."
+        return SlurmError(error.asked, f"{error.found} It had submitted the job, which is now cancelled.", error.hint)
+    found = f"{error.found} squeue shows no job of it so far. A job that still appears would start in an hour."
     return SlurmError(error.asked, found, f"look for it later: squeue --me --format='%i %k' | grep {mark}")
 
 
 def test_only(script: str, options: Sequence[str]) -> str:
-    """What the scheduler would do with the job: its words, on when and where it would start.
+    """Ask the scheduler when and where the job would start (sbatch --test-only). Returns its words.
 
     Raises:
-        SlurmError: it would refuse.
+        SlurmError: it would refuse the job, or does not answer.
     """
     argv = ["sbatch", "--test-only", *options]
     return commands.run(argv, env=submit_env.clean(os.environ), text=script, words_on_stderr=True).strip()

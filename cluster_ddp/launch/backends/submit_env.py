@@ -1,4 +1,4 @@
-"""The environment that a new job inherits: the submitting shell's, without what belongs to a job that runs there."""
+"""The environment that a new job inherits: the submitting shell's, without the variables of a job around it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from cluster_ddp.contract import Env
 
 # Variables of a job, a step or a rank. sbatch and srun read many of them as options (sbatch(1), INPUT ENVIRONMENT
-# VARIABLES), and a rank would believe the others.
+# VARIABLES), and a rank would take the others for its own.
 _PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_", "PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_", "SUBMITIT_")
 _NAMES = frozenset(
     [
@@ -17,18 +17,18 @@ _NAMES = frozenset(
     ]
 )
 _KEPT = frozenset(["SLURM_CONF", "SLURM_JWT"])
-# Slurm sets these in a job; outside one they are the user's own.
+# Slurm sets these in a job. Outside a job they are the user's own.
 _OF_A_JOB = frozenset(["CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"])
 
 
 def clean(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment for sbatch, and so for the job."""
+    """Return the environment for sbatch, and so for the job."""
     in_a_job = "SLURM_JOB_ID" in env
     return {name: value for name, value in env.items() if not _is_foreign(name, in_a_job)}
 
 
 def ignored_options(env: Mapping[str, str]) -> dict[str, str]:
-    """The options for sbatch, and the run directory, that the user's own environment holds and `clean` takes away."""
+    """Return the variables of the user's shell that set sbatch's options or the run directory. `clean` removes them."""
     in_a_job = "SLURM_JOB_ID" in env
     return {name: value for name, value in env.items() if name.startswith(("SBATCH_", Env.RUN_DIR)) and not in_a_job}
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from cluster_ddp.launch.checks.performance_warnings import Advice
 from cluster_ddp.launch.spec import JobSpec
 
-# NAME=value, --name=value or --name value. What a shell fills in ("$…") is not in the text.
+# NAME=value, --name=value or --name value. Shell variables ("$…") don't match: the text has no secret then.
 _NAMED = re.compile(
     r"(?i)\b((?:\w+[_-])?(?:token|api[_-]?key|secret|secret[_-]?key|access[_-]?key|password|passwd))"
     r"(?:\s*=\s*|\s+)['\"]?[\w./+~-]{8,}"
@@ -18,14 +18,14 @@ _KNOWN = re.compile(r"\b(hf_|sk-|gh[pousr]_|github_pat_|glpat-|AKIA|xox[abp]-)[\
 
 
 def advise(spec: JobSpec) -> list[Advice]:
-    """Say what looks like a secret, by its name or first letters: it would be kept in files and shown by ps."""
+    """Warn of what looks like a secret, by its name or first letters: files would keep it, and ps would show it."""
     found = list(dict.fromkeys(_found(spec)))
     if not found:
         return []
     text = (
-        f"What looks like a secret is in it: {', '.join(found)}. It would be kept in spec.json and the job's script, "
-        "and ps shows a command to everybody on its node. Export it in your shell instead, which the job inherits, or "
-        "name a file of it: --sbatch-options=--export-file=PATH (NAME=VALUE, each ended by a NUL byte)."
+        f"The job seems to contain a secret: {', '.join(found)}. It would be kept in spec.json and the job's script, "
+        "and ps shows a command to everybody on its node. Export it in your shell instead: the job inherits it. Or put "
+        "it into a file: --sbatch-options=--export-file=PATH (NAME=VALUE, each ended by a NUL byte)."
     )
     return [Advice("secret", text)]
 

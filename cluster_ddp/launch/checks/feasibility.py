@@ -1,8 +1,7 @@
-"""Whether the cluster has what a job asks for, before it is submitted.
+"""Check before the submission whether the cluster has what a job asks for.
 
-sbatch says only that the "requested node configuration is not available", or queues a job that never starts.
-An error here is for what the cluster can surely not give; where that depends on what sinfo doesn't tell, there is a
-warning.
+sbatch only says that the "requested node configuration is not available", or queues a job that never starts.
+An error means that the cluster surely can't run the job. If that depends on what sinfo doesn't tell, it is a warning.
 """
 
 from __future__ import annotations
@@ -23,32 +22,33 @@ _MAX_HINTS = 3
 
 
 class _Lack(NamedTuple):
-    """Why a partition can't hold a job, and the fields of a JobSpec that mend just that."""
+    """Why a partition can't hold a job, and the changed JobSpec fields that mend it."""
 
     found: str
     change: Mapping[str, Any]
 
 
 def check(spec: JobSpec, groups: Sequence[NodeGroup]) -> list[str]:
-    """Compare a job with the nodes of its partitions. Of several partitions one must be able to hold it.
+    """Compare a job with the nodes of its partitions. One of several partitions must be able to hold it.
 
     Args:
         spec: the job.
-        groups: what `cluster_ddp.slurm.partitions.read` found.
+        groups: the cluster's nodes, from `cluster_ddp.slurm.partitions.read`.
 
     Returns:
-        Warnings: what is uncertain, or not usable now.
+        Warnings, as whole sentences: what is uncertain, or not usable now.
 
     Raises:
-        SpecError: the job can't run there, whatever is free; it says what the nodes have and names a change that fits.
+        SpecError: the job can't run there even if all nodes are free. The error says what the nodes have, and names
+            options that fit, if there are any.
     """
     if not groups:
-        return ["Whether the cluster has what the job asks for was not checked: sinfo shows no partition."]
+        return ["sinfo shows no partition, so it was not checked whether the cluster can run the job."]
     everywhere = _by_partition(groups)
     _check_names(spec, everywhere)
     asked = asked_partitions(spec, groups)
     if not asked:
-        return [f"No partition is the default here; name one with --partition: {', '.join(everywhere)}."]
+        return [f"This cluster has no default partition. Name one with --partition: {', '.join(everywhere)}."]
     lacks = {name: _lack(spec, name, nodes) for name, nodes in asked.items()}
     if all(lacks.values()):
         raise _error(spec, everywhere, {name: lack for name, lack in lacks.items() if lack})
@@ -56,7 +56,7 @@ def check(spec: JobSpec, groups: Sequence[NodeGroup]) -> list[str]:
 
 
 def asked_partitions(spec: JobSpec, groups: Sequence[NodeGroup]) -> Partitions:
-    """The groups of each partition that a job asks for, or of the default one; of none that isn't there."""
+    """Return the node groups of the partitions that a job asks for, or of the default one. Skips unknown names."""
     if spec.partition is None:
         return _by_partition([group for group in groups if group.default])
     names = spec.partition.split(",")
@@ -64,7 +64,7 @@ def asked_partitions(spec: JobSpec, groups: Sequence[NodeGroup]) -> Partitions:
 
 
 def holding(spec: JobSpec, groups: Sequence[NodeGroup]) -> list[NodeGroup]:
-    """The groups whose nodes have the GPUs, CPUs and memory that a job asks of each node."""
+    """Return the groups whose nodes have the GPUs, CPUs and memory that a job needs on each node."""
     return [
         group
         for group in groups
@@ -98,7 +98,7 @@ def _cpus(spec: JobSpec) -> int:
 
 
 def _mem_mb(spec: JobSpec) -> int:
-    """Memory per node in MiB; 0, as for sbatch, is whatever the node has."""
+    """Memory per node in MiB; 0 means all that the node has, as for sbatch."""
     digits = (spec.mem or "0").rstrip("KMGT")
     return ceil(int(digits) * _MIB[(spec.mem or "")[len(digits) :] or "M"])
 
@@ -114,7 +114,7 @@ def _limit(groups: Sequence[NodeGroup]) -> str:
 
 
 def _lack(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> _Lack | None:
-    """What a partition lacks first: GPUs, CPUs or memory in one node, enough such nodes, time."""
+    """The first thing that a partition lacks: GPUs, CPUs or memory in one node, enough such nodes, time."""
     with_gpus = holding(replace(spec, cpus_per_task=None, mem=None), groups)
     if not with_gpus:
         most = max((group.gpus_of(spec.gpu_type) for group in groups), default=0)
@@ -156,8 +156,8 @@ def _error(spec: JobSpec, everywhere: Partitions, lacks: Mapping[str, _Lack]) ->
 
 
 def _mended(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> JobSpec | None:
-    """The job as the partition can hold it; None where it can't hold any such job."""
-    while (lack := _lack(spec, name, groups)) is not None:  # each is mended once at most, in the order of _lack
+    """The job, changed so that the partition can hold it; None if no change helps."""
+    while (lack := _lack(spec, name, groups)) is not None:  # each lack is mended at most once, in the order of _lack
         if not all(lack.change.values()):
             return None
         spec = replace(spec, **lack.change)
@@ -171,12 +171,12 @@ def _difference(spec: JobSpec, other: JobSpec) -> str:
 
 
 def _warnings(spec: JobSpec, asked: Partitions) -> list[str]:
-    """About partitions that could hold the job, if all their nodes were up."""
+    """Warnings about partitions that could hold the job if all their nodes were up."""
     names = ", ".join(asked)
     up = {name: groups for name, groups in asked.items() if any(group.up for group in groups)}
     warnings = []
     if not up:
-        warnings.append(f"Partition {names} is not up: sbatch refuses the job, or the job waits.")
+        warnings.append(f"Partition {names} is not up: sbatch will refuse the job, or the job will wait.")
     if spec.qos is not None and all(_is_over_time(spec, groups) for groups in asked.values()):
         limits = ", ".join(map(_limit, asked.values()))
         warnings.append(f"The time limit of partition {names} is {limits}, unless the QOS {spec.qos} may exceed it.")
@@ -190,7 +190,7 @@ def _short_now(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> str:
     if usable >= spec.nodes:
         return ""
     gone = f"{count - usable} of {count} such nodes of partition {name} are down, drained, failed or in maintenance"
-    return f"{gone}; until {spec.nodes} are usable, the job waits."
+    return f"{gone}. The job waits until {spec.nodes} are usable."
 
 
 def _nodes(count: int) -> str:
@@ -202,6 +202,6 @@ def _gpus(spec: JobSpec, count: int) -> str:
 
 
 def _kinds(groups: Sequence[NodeGroup]) -> str:
-    """Such as "4 a100, 8 h100": the most that one node has of each type."""
+    """The most GPUs of each type in one node, such as "4 a100, 8 h100"."""
     types = sorted({gpu_type for group in groups for gpu_type in group.gpus})
     return ", ".join(f"{max(group.gpus_of(t) for group in groups)} {t}".strip() for t in types) or "none"

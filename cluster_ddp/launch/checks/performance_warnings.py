@@ -1,4 +1,4 @@
-"""What would run, and yet not as well as it could: traps that cost a user time, each with a code that silences it."""
+"""Warnings about jobs that would run, but worse than they could. Each has a code that silences it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cluster_ddp.launch.spec import JobSpec, seconds
 from cluster_ddp.slurm.partitions import NodeGroup
 
 CODES = ("several-nodes", "one-gpu-per-node", "no-requeue", "node-local-path", "fork-of-one", "early-signal")
-"""What `advise` may say."""
+"""Codes of the warnings that `advise` may return."""
 
 LONG_S = 4 * 3600
-"""A job that may run longer than this is worth starting again."""
+"""Seconds. A job with a longer time limit should be requeued if its node is lost."""
 
-# sbatch(1), --signal: how long before the limit by default, and how much earlier it may be. Limits are whole minutes.
+# sbatch(1), --signal: default time before the limit, and how much earlier it may come. Limits are whole minutes.
 _SIGNAL_S = 60
 _SIGNAL_EARLY_S = 60
 
@@ -27,10 +27,10 @@ _NODE_LOCAL = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 class Advice(NamedTuple):
-    """One warning about a job that can be submitted all the same."""
+    """A warning about a job that can be submitted all the same."""
 
     code: str
-    """What silences it."""
+    """The code that silences it: --accept CODE."""
     text: str
     """Whole sentences: the reason, and what to do."""
 
@@ -42,17 +42,16 @@ def advise(
     folders: Sequence[Path] = (),
     requeue_default: bool | None = None,
 ) -> list[Advice]:
-    """Look for what is likely not meant.
+    """Warn of settings that are probably not meant.
 
     Args:
         spec: the job.
-        groups: what `cluster_ddp.slurm.partitions.read` found; empty where it isn't known.
-        folders: where the job reads or writes besides what its command names.
-        requeue_default: whether the cluster starts lost jobs again that don't say (slurm.conf(5), JobRequeue); None
-            where it isn't known.
+        groups: the cluster's nodes, from `cluster_ddp.slurm.partitions.read`; empty if unknown.
+        folders: folders that the job uses, besides the paths in its command.
+        requeue_default: whether the cluster requeues lost jobs by default (slurm.conf(5), JobRequeue); None if unknown.
 
     Returns:
-        At most one of each code.
+        Warnings, at most one of each code.
     """
     local = _node_local([*_paths(spec.command), *map(str, folders)])
     texts = {
@@ -66,14 +65,14 @@ def advise(
 
 
 def _node_local(paths: Sequence[str]) -> list[str]:
-    """Those of the paths that are absolute and lie in a folder that usually every node has for itself."""
+    """The absolute paths in folders that usually each node has for itself."""
     roots = [*_NODE_LOCAL, os.path.normpath(tempfile.gettempdir())]
     absolute = [path for path in dict.fromkeys(paths) if path.startswith("/")]
     return [path for path in absolute if any(PurePosixPath(os.path.normpath(path)).is_relative_to(r) for r in roots)]
 
 
 def _spread(spec: JobSpec, groups: Sequence[NodeGroup]) -> dict[str, str]:
-    """GPUs on more nodes than they need."""
+    """Warnings about GPUs on more nodes than necessary."""
     if spec.nodes == 1:
         return {}
     partitions = asked_partitions(spec, groups)
@@ -81,9 +80,9 @@ def _spread(spec: JobSpec, groups: Sequence[NodeGroup]) -> dict[str, str]:
     holder = next((name for name, nodes in partitions.items() if _fits(one, nodes)), None)
     if holder is not None:
         reason = (
-            f"One node of partition {holder} has the {spec.world_size} GPUs that are asked for on {spec.nodes} nodes"
+            f"One node of partition {holder} has the {spec.world_size} GPUs that the job asks of {spec.nodes} nodes"
         )
-        text = f"{reason}; inside a node they exchange gradients faster than over the network: {_options(spec, one)}"
+        text = f"{reason}. Inside a node, they exchange gradients faster than over the network: {_options(spec, one)}"
         return {"several-nodes": f"{text}."}
     if spec.gpus_per_node > 1:
         return {}
@@ -94,11 +93,11 @@ def _spread(spec: JobSpec, groups: Sequence[NodeGroup]) -> dict[str, str]:
     fitting = (other for other in smaller if any(_fits(other, nodes) for nodes in partitions.values()))
     better = next((f": {_options(spec, other)}" for other in fitting), " with --nodes and --gpus-per-node")
     reason = f"With one GPU on each of {spec.nodes} nodes, all gradients go over the network"
-    return {"one-gpu-per-node": f"{reason}; ask for several GPUs on fewer nodes{better}."}
+    return {"one-gpu-per-node": f"{reason}. Ask for several GPUs on fewer nodes{better}."}
 
 
 def _regrouped(spec: JobSpec, nodes: int) -> JobSpec:
-    """The same ranks on fewer nodes, with as much memory for each."""
+    """The same ranks on fewer nodes, with the same memory per rank."""
     digits = (spec.mem or "").rstrip("KMGT")
     mem = f"{int(digits) * spec.nodes // nodes}{spec.mem[len(digits) :]}" if spec.mem else None
     return replace(spec, nodes=nodes, gpus_per_node=spec.world_size // nodes, mem=mem)
@@ -114,25 +113,25 @@ def _options(spec: JobSpec, other: JobSpec) -> str:
 
 
 def _no_requeue(spec: JobSpec, requeue_default: bool | None) -> str:
-    """Where a long job is lost with its node."""
+    """A long job that is lost with its node."""
     requeued = requeue_default if spec.requeue is None else spec.requeue
     if requeued is not False or spec.time is None:
         return ""
     limit_s = seconds(spec.time)
     if limit_s is not None and limit_s <= LONG_S:
         return ""
-    reason = f"A job of up to {spec.time} that is preempted or loses a node is not started again"
-    return f"{reason}; with --requeue Slurm does that, and a script that saves checkpoints resumes from the last."
+    reason = f"A job of up to {spec.time} that is preempted or loses a node is not requeued"
+    return f"{reason}. With --requeue it is, and a script that saves checkpoints resumes from the last one."
 
 
 def _fork_of_one(spec: JobSpec) -> str:
     if spec.launcher != "fork" or spec.gpus_per_node > 1:
         return ""
-    return "With one rank on each node, --launcher fork saves no import of torch; the default, srun, runs any command."
+    return "With one rank on each node, --launcher fork saves no import of torch. The default, srun, runs any command."
 
 
 def _early_signal(spec: JobSpec) -> str:
-    """Where the warning may come as soon as the job starts."""
+    """A warning signal that may come as soon as the job starts."""
     limit_s = seconds(spec.time) if spec.time is not None else None
     if spec.signal is None or limit_s is None:
         return ""
@@ -141,11 +140,11 @@ def _early_signal(spec: JobSpec) -> str:
     if limit_s > before_s + _SIGNAL_EARLY_S:
         return ""
     reason = f"The limit is {limit_s} s, and Slurm may send --signal {spec.signal} {_SIGNAL_EARLY_S} s early"
-    return f"{reason}: as soon as the job starts. Each start would then make one step; use a larger --time."
+    return f"{reason}: as soon as the job starts. Each start would then train for one step. Use a larger --time."
 
 
 def _paths(command: Sequence[str]) -> list[str]:
-    """The arguments, and what follows "=" in them."""
+    """The arguments, and the part of each after "="."""
     return [word for argument in command for word in (argument, argument.partition("=")[2])]
 
 
@@ -153,5 +152,5 @@ def _node_local_text(paths: Sequence[str]) -> str:
     if not paths:
         return ""
     verb, them = ("lies", "it") if len(paths) == 1 else ("lie", "them")
-    reason = f"{' and '.join(paths)} {verb} where usually every node has a folder of its own"
-    return f"{reason}, so the job may not find {them} there; use a folder that all nodes share."
+    reason = f"{' and '.join(paths)} {verb} in a folder that usually each node has for itself"
+    return f"{reason}, so the job may not find {them}. Use a folder that all nodes share."

@@ -1,4 +1,4 @@
-"""What is checked before a job is submitted: what it names must be there, the cluster must have what it asks for."""
+"""Checks before a job is submitted: the files that it names must exist, and the cluster must be able to run it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _NO_MODULES = 99
 
 
 def check(plan: Plan, *, ask_cluster: bool) -> list[Advice]:
-    """Look for what would make the job fail or wait in vain.
+    """Look for what would make the job fail or wait forever.
 
     Args:
-        plan: what is to be submitted.
-        ask_cluster: ask Slurm what it has; False to look at this machine only.
+        plan: the job to submit.
+        ask_cluster: ask Slurm what the cluster has; False to check on this machine only.
 
     Returns:
         Warnings, each with the code that silences it.
 
     Raises:
-        SpecError: it can't work.
+        SpecError: the job can't work.
     """
     warnings = _environment(plan.spec) + exposed_tokens.advise(plan.spec)
     if plan.request.function is None:
@@ -50,11 +50,11 @@ def check(plan: Plan, *, ask_cluster: bool) -> list[Advice]:
             _check_array_size(plan.spec, config)
             warnings += [Advice("cluster", text) for text in feasibility.check(plan.spec, groups)]
         except SlurmError as error:
-            warnings.append(Advice("cluster", f"Whether the cluster can run this was not asked: {error.found}"))
+            warnings.append(Advice("cluster", f"It was not checked whether the cluster can run the job: {error.found}"))
     warnings += _resumed(plan)
     for name, value in submit_env.ignored_options(os.environ).items():
         say = "--run-dir for a new run directory, --resume for an earlier one" if name == Env.RUN_DIR else "an option"
-        text = f"{name}={value} in your environment is not used; say it with {say}, or in cluster.toml."
+        text = f"{name}={value} in your environment is ignored. Use {say}, or cluster.toml."
         warnings.append(Advice("environment", text))
     if on_slurm:
         folders = [plan.request.run_dir or plan.request.runs_dir, Path.cwd()]
@@ -66,16 +66,16 @@ def _check_array_size(spec: JobSpec, config: str) -> None:
     match = re.search(r"^MaxArraySize\s*=\s*(\d+)", config, re.MULTILINE)
     if spec.array is None or match is None or grids.last(spec.array) < int(match[1]):
         return
-    found = f"the highest number that this cluster takes is {int(match[1]) - 1} (MaxArraySize = {match[1]})."
+    found = f"the highest task number on this cluster is {int(match[1]) - 1} (MaxArraySize = {match[1]})."
     raise SpecError(f"An array {spec.array}:", found, "submit several smaller arrays")
 
 
 def _resumed(plan: Plan) -> list[Advice]:
-    """What is likely not meant where a run is resumed."""
+    """Warn of a resumed run without a checkpoint."""
     earlier = plan.request.earlier
     if earlier is None or any(earlier.run_dir.glob("checkpoints/*.pt")):
         return []
-    text = f"There is no checkpoint in {earlier.run_dir}: cluster_ddp's training begins anew there."
+    text = f"There is no checkpoint in {earlier.run_dir}: a training that uses cluster_ddp starts from the beginning."
     return [Advice("no-checkpoint", text)]
 
 
@@ -90,11 +90,11 @@ def _environment(spec: JobSpec) -> list[Advice]:
         raise SpecError(
             f"Activating the virtual environment {spec.venv}:",
             found,
-            f"python -m venv {spec.venv}, or name another with --venv",
+            f"make it: python -m venv {spec.venv}; or name another: --venv PATH",
         )
     if spec.container is not None and "://" not in spec.container and not Path(spec.container).exists():
         raise SpecError(
-            f"Running in the container {spec.container}:", "there is no such file.", "apptainer pull makes one"
+            f"Running in the container {spec.container}:", "there is no such file.", "make one: apptainer pull"
         )
     for bind in spec.container_binds:
         if not Path(bind.split(":")[0]).exists():
@@ -114,7 +114,7 @@ def _conda(name: str | None) -> list[Advice]:
         raise SpecError(
             f"Activating the conda environment {name}:",
             "there is no conda on the PATH.",
-            "load its module in your shell first, or use --venv",
+            "load conda's module in your shell first, or use --venv",
         )
     listing = _words(["conda", "env", "list"])
     known = {word for line in listing.splitlines() if not line.startswith("#") for word in line.split()} - {"*"}
@@ -123,7 +123,7 @@ def _conda(name: str | None) -> list[Advice]:
     raise SpecError(
         f"Activating the conda environment {name}:",
         f"conda env list shows: {', '.join(sorted(known)) or 'none'}.",
-        f"conda create --name {name} python",
+        f"make it: conda create --name {name} python",
     )
 
 
@@ -136,32 +136,30 @@ def _modules(modules: tuple[str, ...]) -> list[Advice]:
             ["bash", "-lc", load], capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
-        return [Advice("modules", f"Whether the modules {' '.join(modules)} are there could not be seen within 30 s.")]
+        return [Advice("modules", f"The check of the modules {' '.join(modules)} took longer than 30 s.")]
     if done.returncode == _NO_MODULES:
         return [
-            Advice(
-                "modules", "There is no module command here, so whether the nodes have these modules was not checked."
-            )
+            Advice("modules", "There is no module command here. Whether the nodes have these modules was not checked.")
         ]
-    # Environment Modules before 5 ends with 0, whatever happens.
+    # Environment Modules before 5 always ends with status 0.
     if done.returncode != 0 or "unable to locate" in done.stderr.lower():
         raise SpecError(
-            f"Loading the modules {' '.join(modules)}:", done.stderr.strip(), "see which there are: module avail"
+            f"Loading the modules {' '.join(modules)}:", done.stderr.strip(), "look at what there is: module avail"
         )
     return []
 
 
 def _command(spec: JobSpec) -> list[Advice]:
-    """Whether the command's program is there, and the script that it names."""
+    """Check that the command's program exists, and the script that it names."""
     if spec.container is not None or spec.container_image is not None:
-        return []  # they are in there
+        return []  # they are in the container
     program, *arguments = spec.command
     path = os.pathsep.join([*([f"{spec.venv}/bin"] if spec.venv else []), os.environ.get("PATH", os.defpath)])
     if shutil.which(program, path=path) is None:
         asked, found = f"Running {program!r}:", "there is no such program here."
         if spec.modules or spec.conda_env or spec.setup:
             return [
-                Advice("command", f"{asked} {found} Do the modules, the conda environment or the setup lines bring it?")
+                Advice("command", f"{asked} {found} The modules, the conda environment or the setup must provide it.")
             ]
         raise SpecError(asked, found, _program_hint(program))
     script = arguments[0] if arguments else ""
@@ -181,12 +179,12 @@ def _program_hint(program: str) -> str:
     if program.endswith(".py"):
         return f"-- python {program}"
     if Path(program).is_file():
-        return f"make it executable (chmod +x), or name what runs it: -- bash {program}"
-    return "is it spelled as in your shell, and its environment active?"
+        return f"make it executable: chmod +x {program}; or name what runs it: -- bash {program}"
+    return f"check its spelling, or activate its environment first; your shell must find it: type {program}"
 
 
 def _words(command: list[str]) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SpecError(f"Running {' '.join(command)}:", str(error), "try it by hand") from error
+        raise SpecError(f"Running {' '.join(command)}:", str(error), "try it in your shell") from error

@@ -1,1 +1,1 @@
-"""The command line of a submission: its options, a site's settings, and what is said about it."""
+"""The command line of a submission: its options, the site's settings, the warnings."""

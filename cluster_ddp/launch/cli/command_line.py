@@ -1,4 +1,4 @@
-"""A submission from the command line: from words to a job, and what is said about it."""
+"""A submission from the command line: from its words to a job, with warnings."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ from cluster_ddp.launch.spec import JobSpec, check_placeholders
 
 
 class Reference(Protocol):
-    """The job that is submitted where no command is given."""
+    """The job that is submitted if no command is given."""
 
     name: str
 
     def function(self, options: list[str], grid: grids.Grid) -> Callable[..., Any]:
-        """What its tasks call. Raises ClusterDDPError, or exits, for options that it has not."""
+        """Return the function that its tasks call. Raises ClusterDDPError, or exits, for a wrong option."""
 
     def command(self, options: Sequence[str]) -> list[str]:
-        """What does the same as a command."""
+        """Return a command that does the same."""
 
     def check(self, options: list[str], grid: grids.Grid) -> None:
-        """See whether it has what it needs. Raises ClusterDDPError."""
+        """Check that it has what it needs. Raises ClusterDDPError if not."""
 
 
 def run(
     argv: Sequence[str], *, program: str, description: str, reference: Reference, submit: Callable[[Plan, bool], int]
 ) -> int:
-    """Parse, plan, check; then show, ask, or submit.
+    """Parse the command line, plan, check; then show the plan, ask Slurm about it, or submit it.
 
     Args:
-        argv: the command line.
-        program: how the command is called.
-        description: for --help.
-        reference: the job without a command of the user's own.
-        submit: submits a plan, follows the job if wanted, and returns the exit status.
+        argv: the words of the command line.
+        program: name of the command, for messages.
+        description: text for --help.
+        reference: the job that is submitted if no command is given.
+        submit: submits a plan, follows the job if its second argument is true, and returns the exit status.
 
     Returns:
         The exit status.
 
     Raises:
-        ClusterDDPError: it can't be submitted; nothing is left behind.
+        ClusterDDPError: the job can't be submitted, or can't work. No job is left behind, unless the error names it.
     """
     asked = _Asked.parse(argv, program, description)
     if asked.parsed.show_config:
@@ -69,20 +69,20 @@ def run(
 
 
 class _Asked(NamedTuple):
-    """A command line that is read, with the settings files."""
+    """A parsed command line, with the settings files."""
 
     parsed: argparse.Namespace
     given: Mapping[str, Any]
-    """The options that it gives."""
+    """The options that were given."""
     rest: list[str]
-    """The options that are the reference job's."""
+    """The options of the reference job."""
     command: list[str] | None
-    """What stands after the two dashes."""
+    """The words after the two dashes; None without them."""
     settings: site_config.Settings
     values: dict[str, Any]
-    """The settings with the options on top, as JobSpec takes them."""
+    """The settings, overridden by the options, as JobSpec takes them."""
     earlier: resume.Earlier | None
-    """The run that it resumes."""
+    """The run to resume."""
 
     @staticmethod
     def parse(argv: Sequence[str], program: str, description: str) -> _Asked:
@@ -101,7 +101,7 @@ class _Asked(NamedTuple):
 
 
 def _advice(asked: _Asked, plan: Plan, reference: Reference) -> list[Advice]:
-    """What to think of before it is submitted. Raises ClusterDDPError for what can't work."""
+    """Warnings before the submission. Raises ClusterDDPError for what can't work."""
     advice = options.tasks_advice(vars(asked.parsed), plan.spec.nodes, plan.spec.gpus_per_node)
     if not asked.parsed.no_check:
         advice += preflight.check(plan, ask_cluster=not asked.parsed.dry_run)
@@ -111,7 +111,7 @@ def _advice(asked: _Asked, plan: Plan, reference: Reference) -> list[Advice]:
 
 
 class _Work(NamedTuple):
-    """What is to be run: a command, or a function, which may be the reference job."""
+    """What to run: a command, or a function, which may be the reference job."""
 
     name: str
     command: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ class _Work(NamedTuple):
 
 
 def _work(asked: _Asked, reference: Reference) -> _Work:
-    """The command; else what the earlier job ran, in its folder; else the reference job."""
+    """The command; without one, what the earlier job ran, in its folder; without that, the reference job."""
     if asked.command is not None:
         return _Work(options.job_name(asked.command), tuple(asked.command))
     if asked.earlier is None:
@@ -132,7 +132,7 @@ def _work(asked: _Asked, reference: Reference) -> _Work:
         return _Work(spec.name, (*spec.command, *asked.rest))
     if asked.rest:
         hint = f"{run_dirs.resume_command(asked.earlier.run_dir)} -- {shlex.join([*spec.command, *asked.rest])}"
-        raise SpecError(f"Resuming with {asked.rest[0]}:", "there is no such option; is it the command's?", hint)
+        raise SpecError(f"Resuming with {asked.rest[0]}:", "there is no such option here.", hint)
     return _Work(spec.name, spec.command, asked.earlier.function())
 
 
@@ -142,9 +142,9 @@ def _reference(reference: Reference, name: str, words: list[str], values: Mappin
 
 
 def _refuse_unfit(spec: JobSpec, reference: Reference, words: tuple[str, ...]) -> None:
-    """See that the reference job can be a function. Raises SpecError with the command that does the same."""
+    """Check that the reference job can be a function. Raises SpecError with a command that does the same."""
     for name, value in planning.unfit_for_function(spec).items():
-        found = "without a command, each task calls a function, in the environment that submits it."
+        found = "without a command, each task calls a function in the environment that submits it."
         inside = "submit from inside it, or " if name in ("venv", "conda_env") else ""
         hint = f"{inside}submit the same training as a command: … -- {shlex.join(reference.command(words))}"
         raise SpecError(f"Submitting the {reference.name} job with {name}={value!r}:", found, hint)
@@ -173,25 +173,25 @@ def _plan(asked: _Asked, reference: Reference, *, source: str) -> Plan:
 
 
 def _settings_of(earlier: resume.Earlier, files: site_config.Settings, name: str | None) -> site_config.Settings:
-    """An earlier job's settings, instead of the files' as they are now; but on top those of a profile that is named."""
+    """The earlier job's settings instead of those in the files; with --profile, the files' settings override them."""
     if earlier.spec is None:
         return files
     keys = [key for key in site_config.legal_keys() if key not in site_config.SUBMISSION_KEYS and key != "array"]
     before = {key: value for key in keys if (value := getattr(earlier.spec, key)) is not None}
     if earlier.reference_options is not None:
-        before.pop("venv", None)  # it was the one that submitted; the function is made anew by the one that does now
+        before.pop("venv", None)  # the function is pickled again, by the environment that submits now
     now = {key: value for key, value in files.values.items() if name is not None or key == "accept"}
     origins = dict.fromkeys(before, f"job {earlier.job}") | {key: files.origins[key] for key in now}
     return site_config.Settings(values=site_config.overlay(before, now), origins=origins)
 
 
 def _values(settings: site_config.Settings, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The files' settings with the command line's on top, as JobSpec takes them."""
+    """The settings of the files, overridden by the command line, as JobSpec takes them."""
     values = site_config.overlay(settings.values, {key: given[key] for key in site_config.legal_keys() if key in given})
     if "array" in given:
         values["grid"], values["array"] = grids.parse(given["array"])
     if not values.get("container") and not values.get("container_image") and "container_binds" not in given:
-        values.pop("container_binds", None)  # a site's binds wait for a container
+        values.pop("container_binds", None)  # binds in the settings apply only to a container
     return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
@@ -207,6 +207,6 @@ def _show_config(asked: _Asked) -> None:
 
 def _test_only(plan: Plan) -> int:
     if not isinstance(plan.scheduler, Slurm):
-        raise SpecError("Asking the scheduler with --test-only:", "there is none here.", "leave --test-only out")
+        raise SpecError("Asking the scheduler with --test-only:", "this machine has none.", "leave --test-only out")
     print(test_only(plan.script, plan.options))
     return 0

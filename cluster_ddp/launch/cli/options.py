@@ -1,4 +1,4 @@
-"""The command line of a submission: an option for each of JobSpec's fields, and those of the submission itself."""
+"""The command line of a submission: an option for each field of JobSpec, and options of the submission itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.launch.checks.performance_warnings import Advice
 from cluster_ddp.launch.spec import JobSpec
 
-# How sbatch's users say it -> how it is said here.
+# An option of sbatch -> the option here.
 _HABITS = {
     "-N": "--nodes",
     "-n": "--nodes and --gpus-per-node",
@@ -40,7 +40,7 @@ _HABITS = {
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Our options, and the command that follows the first "--"; None where there is no "--"."""
+    """Split a command line at its first "--" into our options and the command, which is None without "--"."""
     words = list(argv)
     if "--" not in words:
         return words, None
@@ -49,11 +49,11 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 
 def parser(program: str, description: str, *, with_texts: bool) -> argparse.ArgumentParser:
-    """The parser. An option that is not given is None, or False for a flag.
+    """Make the parser. An option that is not given is None, or False for a flag.
 
     Args:
-        program: how it is called.
-        description: for --help.
+        program: name of the command.
+        description: text for --help.
         with_texts: read the fields' docstrings for --help, which takes some milliseconds.
     """
     top = _Parser(
@@ -64,13 +64,13 @@ def parser(program: str, description: str, *, with_texts: bool) -> argparse.Argu
         allow_abbrev=False,
     )
     texts = _field_texts() if with_texts else {}
-    job = top.add_argument_group("the job (each also a key of cluster.toml)")
+    job = top.add_argument_group("the job (each option is also a key of cluster.toml)")
     for field in dataclasses.fields(JobSpec):
         if field.name not in ("command", "description", "grid", "array"):
             _add(job, field, texts.get(field.name, ""))
     array = "task numbers such as 0-7%%4, or a grid: KEY=VALUES …, with {KEY} in the command"
     job.add_argument("--array", nargs="+", metavar="KEY=VALUES", help=array)
-    _add_submission(top.add_argument_group("submitting it"))
+    _add_submission(top.add_argument_group("the submission"))
     return top
 
 
@@ -81,7 +81,7 @@ def _add_submission(how: Any) -> None:
     how.add_argument("--runs-dir", metavar="PATH", help="folder for run directories (default: runs)")
     where = how.add_mutually_exclusive_group()
     where.add_argument("--run-dir", metavar="PATH", help="new run directory (default: RUNS_DIR/NAME-JOB_ID)")
-    resume = "submit an ended job again, in its run directory; other options here change it"
+    resume = "resume an ended job in its run directory; other options override its settings"
     where.add_argument("--resume", metavar="JOB|RUN_DIR", help=resume)
     how.add_argument("--profile", metavar="NAME", help="use the profile [NAME] of cluster.toml")
     how.add_argument(
@@ -89,11 +89,11 @@ def _add_submission(how: Any) -> None:
     )
     for flag, text in (
         ("snapshot", "run a copy of the code as it is now"),
-        ("no-check", "skip the check whether the job can run"),
+        ("no-check", "do not check whether the job can run"),
         ("watch", "follow the job to its end, and exit with its status"),
-        ("dry-run", "print the script, and submit nothing"),
-        ("test-only", "ask Slurm when the job would start, and submit nothing"),
-        ("show-config", "print the settings and where each comes from"),
+        ("dry-run", "print the script and submit nothing"),
+        ("test-only", "ask Slurm when the job would start; submit nothing"),
+        ("show-config", "print the settings and the origin of each"),
     ):
         how.add_argument(f"--{flag}", action="store_true", help=text)
     for habit in ("--ntasks", "--ntasks-per-node"):
@@ -101,25 +101,30 @@ def _add_submission(how: Any) -> None:
 
 
 def refuse(rest: Sequence[str], legal: argparse.ArgumentParser, program: str) -> None:
-    """Nothing unknown may stand before the two dashes of a command of the user's own.
+    """Refuse unknown words before the two dashes of a command.
+
+    Args:
+        rest: the words that the parser does not know.
+        legal: the parser.
+        program: name of the command, for the hint.
 
     Raises:
-        SpecError: something does; with the nearest option.
+        SpecError: there is such a word. The error names the nearest option.
     """
     if not rest:
         return
     refuse_habits(rest)
     option = rest[0].partition("=")[0]
     names = [name for action in legal._actions for name in action.option_strings]
-    hint = f"options of the command stand after the --; ours: {program} --help"
+    hint = f"put options of your command after the --; for the options here: {program} --help"
     raise SpecError(f"Submitting with {option}:", f"there is no such option.{nearest(option, names)}", hint)
 
 
 def refuse_habits(rest: Sequence[str]) -> None:
-    """sbatch's own options are said otherwise here.
+    """Refuse options of sbatch that have another name here.
 
     Raises:
-        SpecError: one is used; it says how.
+        SpecError: there is one. The error names the option to use.
     """
     for word in rest:
         option = word.partition("=")[0]
@@ -128,31 +133,34 @@ def refuse_habits(rest: Sequence[str]) -> None:
 
 
 def tasks_advice(said: Mapping[str, int | None], nodes: int, gpus_per_node: int) -> list[Advice]:
-    """Tasks follow from GPUs; who says them all the same must say the same.
+    """Check --ntasks and --ntasks-per-node, which follow from the GPUs, if they are given all the same.
 
     Args:
-        said: "ntasks" and "ntasks_per_node", None where not said.
+        said: values of "ntasks" and "ntasks_per_node"; None if not given.
         nodes: number of nodes.
-        gpus_per_node: GPUs on each.
+        gpus_per_node: number of GPUs on each node.
+
+    Returns:
+        A warning for each that is given.
 
     Raises:
-        SpecError: they don't match the GPUs.
+        SpecError: one does not match the GPUs.
     """
     advice = []
     for name, needed in (("ntasks", nodes * gpus_per_node), ("ntasks_per_node", gpus_per_node)):
         asked, option = said[name], "--" + name.replace("_", "-")
         if asked is not None and asked != needed:
             found = f"one task drives one GPU: {nodes} nodes x {gpus_per_node} GPUs are {option} {needed}."
-            hint = f"leave {option} out; say --nodes and --gpus-per-node"
+            hint = f"leave {option} out; use --nodes and --gpus-per-node"
             raise SpecError(f"Submitting with {option} {asked}:", found, hint)
         if asked is not None:
-            text = f"{option} is not needed: one task drives one GPU, so the tasks follow from the GPUs; leave it out."
+            text = f"{option} is not needed: one task drives one GPU, so the tasks follow from the GPUs. Leave it out."
             advice.append(Advice("ntasks", text))
     return advice
 
 
 def job_name(command: Sequence[str]) -> str:
-    """A name for a job from what it runs: the script's, the module's, or the program's."""
+    """Return a name for a job: that of its script, its module or its program."""
     program, *rest = command or ["job"]
     name = Path(program).stem
     if name.startswith("python"):
@@ -193,12 +201,12 @@ def _field_texts() -> dict[str, str]:
 
 
 def as_words(command: Sequence[str]) -> tuple[str, ...]:
-    """A command from Python.
+    """Return a command that was given in Python as a tuple.
 
     Raises:
-        SpecError: it is one text, not its words.
+        SpecError: it is one string, not a sequence of words.
     """
     if isinstance(command, str):
-        found = "it is one text, which no shell will split."
+        found = "it is one string, and no shell splits it into words."
         raise SpecError(f"Submitting the command {command!r}:", found, f"give its words: {shlex.split(command)}")
     return tuple(command)

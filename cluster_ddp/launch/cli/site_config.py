@@ -1,9 +1,9 @@
 """Settings of a site in TOML, so that a command line need not repeat them.
 
-Two files are read where they are there: the project's `cluster.toml`, the nearest one in the working folder or a parent
-of it, and the user's `$XDG_CONFIG_HOME/cluster_ddp/cluster.toml` (~/.config where that is unset). Keys at the top level
-apply to every job, those of a table `[NAME]` on top with `--profile NAME`. Later wins: the user's top level, the
-project's top level, the user's `[NAME]`, the project's `[NAME]`, the command line. examples/profiles shows some.
+Two files are read if they exist: the project's `cluster.toml`, the nearest in the working folder or its parents, and
+the user's `$XDG_CONFIG_HOME/cluster_ddp/cluster.toml` (~/.config if that is unset). Keys at the top level apply to
+every job; those of a table `[NAME]` apply with `--profile NAME`. Later ones win: the user's top level, the project's
+top level, the user's `[NAME]`, the project's `[NAME]`, the command line. examples/profiles has examples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILE_NAME = "cluster.toml"
 SUBMISSION_KEYS: Mapping[str, type] = {"runs_dir": str, "accept": tuple}
 
 _NO_SETTINGS = ("command", "description", "grid")  # fields that belong to one job
-# What a field needs beside it to be checked on its own.
+# Fields that another field needs beside it when it is checked alone.
 _COMPANIONS: Mapping[str, Mapping[str, Any]] = {
     "container_overlays": {"container": "image.sif"},
     "container_binds": {"container": "image.sif"},
@@ -41,7 +41,7 @@ _LEGAL: Mapping[type, tuple[str, str]] = {
 
 
 class Settings(NamedTuple):
-    """What the files set."""
+    """What the settings files set."""
 
     values: Mapping[str, Any]
     """Value of each key that is set, as JobSpec takes it."""
@@ -61,7 +61,7 @@ def load(profile: str | None, *, folder: Path, env: Mapping[str, str]) -> Settin
         The settings, empty where there is no file.
 
     Raises:
-        ProfileError: a file that can't be read or used, in whichever of its tables, or no such profile.
+        ProfileError: a file can't be read, or has an error in any of its tables; there is no such profile.
     """
     user, project = _user_path(env), _project_path(folder)
     files = {path: _read(path) for path in (user, project) if path is not None and os.path.lexists(path)}
@@ -79,7 +79,7 @@ def load(profile: str | None, *, folder: Path, env: Mapping[str, str]) -> Settin
 
 
 def overlay(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with others on top; one of two alternatives, such as venv, takes away the other, such as conda_env."""
+    """Override values by others. One of two alternatives, such as venv, removes the other, such as conda_env."""
     replaced = {
         other for pair in ALTERNATIVES for one, other in (pair, pair[::-1]) if one in more and other not in more
     }
@@ -87,7 +87,7 @@ def overlay(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
 
 
 def legal_keys() -> tuple[str, ...]:
-    """All legal keys."""
+    """Return all legal keys."""
     return tuple(_kinds())
 
 
@@ -108,7 +108,7 @@ def _kind(hint: Any) -> type:
 
 def _user_path(env: Mapping[str, str]) -> Path | None:
     config = Path(env.get("XDG_CONFIG_HOME", ""))
-    if config.is_absolute():  # others are to be ignored, says the XDG base directory specification
+    if config.is_absolute():  # relative paths are ignored, as the XDG base directory specification says
         return config / "cluster_ddp" / FILE_NAME
     return Path(env["HOME"], ".config", "cluster_ddp", FILE_NAME) if env.get("HOME") else None
 
@@ -124,7 +124,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     profiles = {name: keys_of for name, keys_of in table.items() if isinstance(keys_of, dict)}
     for name in profiles:
         if name in _kinds() or name in _NO_SETTINGS:
-            found = f"the table [{name}] has the name of a key, and a profile needs one of its own."
+            found = f"the table [{name}] has the name of a key, and a profile needs another name."
             raise _error(str(path), found, f"rename [{name}]")
     top = {key: _value(str(path), key, raw) for key, raw in table.items() if key not in profiles}
     return top, {
@@ -142,19 +142,19 @@ def _parse(path: Path) -> dict[str, Any]:
         folder, owner = path.parent.stat(), path.stat().st_uid
         if folder.st_mode & stat.S_IWOTH and owner not in (0, os.geteuid()):
             found = (
-                f"it belongs to user {owner}, in a folder where everybody can write; its setup lines would run as you."
+                f"it belongs to user {owner}, in a folder that everybody can write; its setup lines would run as you."
             )
             raise _error(str(path), found, "submit from a folder of your own, or copy the file there")
         content = path.read_bytes()
     except OSError as error:
         raise _error(str(path), f"{error.strerror}.", f"see what it is: ls -ld {shlex.quote(str(path))}") from error
     try:
-        table: dict[str, Any] = tomllib.loads(content.decode("utf-8-sig"))  # some editors put a mark in front
+        table: dict[str, Any] = tomllib.loads(content.decode("utf-8-sig"))  # some editors write a byte order mark
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise _error(str(path), f"it is not UTF-8: {error.reason} in line {line}.", "save it as UTF-8") from error
     except (ValueError, RecursionError) as error:
-        hint = 'keys are written as nodes = 2, partition = "gpu", modules = ["cuda/12.8"]'
+        hint = 'write keys as nodes = 2, partition = "gpu", modules = ["cuda/12.8"]'
         raise _error(str(path), f"it is not TOML: {error}.", hint) from error
     return table
 
@@ -182,7 +182,7 @@ def _value(origin: str, key: str, raw: Any) -> Any:
 
 
 def _line(key: str, raw: Any) -> str:
-    """How the key is written in TOML, with the value that was probably meant."""
+    """The line in TOML for a key, with the value that was probably meant."""
     kind = _kinds()[key]
     if kind is int and isinstance(raw, str) and raw.isdecimal():
         return f"{key} = {int(raw)}"
@@ -195,7 +195,7 @@ def _line(key: str, raw: Any) -> str:
 
 def _unknown_key(origin: str, key: str) -> ProfileError:
     if key in _NO_SETTINGS:
-        return _error(origin, f"{key} belongs to one job, so it is no setting.", "give it on the command line")
+        return _error(origin, f"{key} belongs to one job, so it can't be a setting.", "give it on the command line")
     found = f"there is no key {key!r}.{nearest(key.replace('-', '_').lower(), legal_keys())}"
     return _error(origin, found, f"the keys are {', '.join(legal_keys())}; a profile is a table, [NAME]")
 

@@ -89,7 +89,7 @@ def test_a_silent_controller_is_waited_for(tmp_path: Path) -> None:
     assert outcome == 0
     assert lines == [
         "job 12: RUNNING",
-        "Slurm does not answer (Unable to contact slurm controller); the job continues, trying again …",
+        "Slurm does not answer (Unable to contact slurm controller); the job continues. Trying again …",
         "Slurm answers again.",
         "job 12: COMPLETED",
     ]
@@ -99,7 +99,7 @@ def test_a_forgotten_job_is_not_waited_for(tmp_path: Path) -> None:
     gone = JobNotFoundError("Running scontrol:", "slurm_load_jobs error: Invalid job id specified", "x")
     outcome, lines = follow(tmp_path, [[status("RUNNING")], gone])
     assert outcome == 1
-    assert lines[1] == "job 12: Slurm does not know it any more."
+    assert lines[1] == "job 12: Slurm no longer knows it."
 
 
 def test_a_restart_is_told(tmp_path: Path) -> None:

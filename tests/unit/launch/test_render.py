@@ -414,7 +414,7 @@ def test_slurm_may_refuse_to_queue_it_again(tmp_path: Path) -> None:
     stand_in(tmp_path, "scontrol", f"#!/bin/sh\necho {DISABLED} >&2; exit 1\n")
     done = run_script(text, tmp_path)
     assert done.returncode == 75
-    assert f"  Slurm said: {DISABLED}\n  Hint: may the job be requeued? Submit it with --requeue." in done.stderr
+    assert f"  Slurm said: {DISABLED}\n  Hint: submit it with --requeue, so that it may be requeued." in done.stderr
 
 
 @pytest.mark.parametrize("setup", ["", "exec >/dev/full 2>&1"])
@@ -427,7 +427,7 @@ def test_it_is_queued_again_when_the_controller_is_back(tmp_path: Path, setup: s
     stand_in(tmp_path, "scontrol", away.replace("[[", f'echo "$*" >>"{tmp_path}/told"; [[', 1))
     done = run_script(text, tmp_path)
     assert (done.returncode, len(requeues(tmp_path))) == (-signal.SIGKILL, 5)
-    assert done.stderr.count("Slurm said: Unexpected message received. Asking again") == (not setup)
+    assert done.stderr.count("Slurm said: Unexpected message received. Trying again") == (not setup)
 
 
 WARN_ITSELF = (

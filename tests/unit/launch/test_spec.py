@@ -67,7 +67,7 @@ def test_nasty_options_are_refused(value: str) -> None:
 
 @pytest.mark.parametrize("value", ["--nodes=3", "--gres=gpu:1", "--output=x", "--wrap=x", "--hold", "--ntasks=4"])
 def test_what_has_a_field_is_no_option(value: str) -> None:
-    with pytest.raises(SpecError, match="an option for which there is no field"):
+    with pytest.raises(SpecError, match="an option that has no field of its own"):
         JobSpec(**GOOD, sbatch_options=(value,))
 
 

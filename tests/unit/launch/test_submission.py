@@ -193,7 +193,7 @@ def test_what_can_not_be_released_is_cancelled(fake_slurm: FakeSlurm, in_a_folde
 def test_what_can_not_be_taken_back_either_is_told(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     fake_slurm.command("scontrol", "echo no >&2; exit 1")
     fake_slurm.command("scancel", "echo neither >&2; exit 1")
-    with pytest.raises(SlurmError, match=r"Taking back job 12:\n  neither .*\n  Hint: scancel 12"):
+    with pytest.raises(SlurmError, match=r"Cancelling job 12:\n  neither .*\n  Hint: scancel 12"):
         submit()
 
 
@@ -239,11 +239,11 @@ def test_sbatch_that_does_not_answer_leaves_no_job(
     monkeypatch.setattr(commands, "TIMEOUT_S", 5.0)
     fake_slurm.command("sbatch", 'printf "%s\n" "$@" | sed -n s/--comment=//p >"$0.mark"; exec sleep 100')
     fake_slurm.command("squeue", f'echo "7 else"; echo "12 $(cat "{fake_slurm.folder}/sbatch.mark")"')
-    with pytest.raises(SlurmError, match=r"no answer within 5 s\. The job that it had submitted is cancelled\."):
+    with pytest.raises(SlurmError, match=r"no answer within 5 s\. It had submitted the job, which is now cancelled\."):
         submit()
     assert fake_slurm.calls("scancel") == [["12"]]
     fake_slurm.command("squeue", "true")
-    with pytest.raises(SlurmError, match=r"No job came of it.*\n  Hint: look for it later: squeue --me"):
+    with pytest.raises(SlurmError, match=r"squeue shows no job of it so far.*\n  Hint: look for it later: squeue --me"):
         submit()
     assert files(in_a_folder) == []
 
@@ -272,11 +272,11 @@ def test_run_directories_are_for_their_owner_unless_shared(
 
 def test_a_chosen_run_directory_is_a_new_one_and_for_one_job(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     (in_a_folder / "here").mkdir()
-    with pytest.raises(RunDirError, match=r"there already.*\n  Hint: .* --resume"):
+    with pytest.raises(RunDirError, match=r"exists already.*\n  Hint: .* --resume"):
         submit(run_dir=Path("here"))
-    with pytest.raises(SpecError, match="each of the 2 tasks"):
+    with pytest.raises(SpecError, match="each of the 2 array tasks"):
         submit(JobSpec(name="fit", command=("t",), array="0-1"), run_dir=Path("there"))
-    with pytest.raises(RunDirError, match="Slurm takes"):
+    with pytest.raises(RunDirError, match="which Slurm interprets"):
         submit(run_dir=Path("100%j"))
     assert fake_slurm.calls("sbatch") == []
 
@@ -284,7 +284,7 @@ def test_a_chosen_run_directory_is_a_new_one_and_for_one_job(fake_slurm: FakeSlu
 def test_a_run_dir_of_an_earlier_job_is_left_alone(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     (in_a_folder / "runs" / "fit-12").mkdir(parents=True)
     (in_a_folder / "runs" / "fit-12" / "precious").write_text("x")
-    with pytest.raises(RunDirError, match="it is there already"):
+    with pytest.raises(RunDirError, match="it exists already"):
         submit()
     assert fake_slurm.calls("scancel") == [["12"]]
     assert files(in_a_folder) == ["runs", "runs/fit-12", "runs/fit-12/precious"]
@@ -292,7 +292,7 @@ def test_a_run_dir_of_an_earlier_job_is_left_alone(fake_slurm: FakeSlurm, in_a_f
 
 def test_half_an_array_is_taken_back(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     (in_a_folder / "runs" / "fit-12_1").mkdir(parents=True)
-    with pytest.raises(RunDirError, match="it is there already"):
+    with pytest.raises(RunDirError, match="it exists already"):
         submit(JobSpec(name="fit", command=("t",), array="0-3"))
     assert fake_slurm.calls("scancel") == [["12"]]
     assert files(in_a_folder) == ["runs", "runs/fit-12_1"]
@@ -311,7 +311,7 @@ def test_an_unwritable_folder_is_found_before_sbatch(fake_slurm: FakeSlurm, in_a
 
 @pytest.mark.parametrize("name", ["100%j", "a\\b", "a\nb"])
 def test_folders_that_slurm_would_misread_are_refused(fake_slurm: FakeSlurm, in_a_folder: Path, name: str) -> None:
-    with pytest.raises(RunDirError, match="Slurm takes"):
+    with pytest.raises(RunDirError, match="which Slurm interprets"):
         submit(runs_dir=in_a_folder / name)
     assert fake_slurm.calls("sbatch") == []
     assert files(in_a_folder) == []
@@ -328,18 +328,22 @@ def test_a_plan_changes_nothing(fake_slurm: FakeSlurm, in_a_folder: Path) -> Non
 @pytest.mark.parametrize(
     ("spec", "options", "found"),
     [
-        (SPEC, {"local": True}, "it asks for 2 nodes, and this is one; --nodes 1 --gpus-per-node 2 can be met"),
-        (JobSpec(name="x", command=("t",), array="0-3"), {"local": True}, "arrays is Slurm's"),
-        (JobSpec(name="x", command=("t",), after="3"), {"local": True}, "waiting for other jobs is Slurm's"),
-        (JobSpec(name="x", command=("t",), container_image="a"), {"local": True}, "Pyxis is Slurm's"),
+        (
+            SPEC,
+            {"local": True},
+            "it asks for 2 nodes, but this machine is one node; --nodes 1 --gpus-per-node 2 would fit",
+        ),
+        (JobSpec(name="x", command=("t",), array="0-3"), {"local": True}, "only Slurm supports arrays"),
+        (JobSpec(name="x", command=("t",), after="3"), {"local": True}, "only Slurm supports job dependencies"),
+        (JobSpec(name="x", command=("t",), container_image="a"), {"local": True}, "only Slurm supports Pyxis images"),
         (JobSpec(name="x"), {}, "there is nothing to run"),
-        (JobSpec(name="x", command=("t",)), {"function": print}, "a job runs one of the two"),
+        (JobSpec(name="x", command=("t",)), {"function": print}, "a job runs either a function or a command"),
         (JobSpec(name="x", container="x.sif"), {"function": print}, "loaded by the Python that submits it"),
         (JobSpec(name="x", container_image="x"), {"function": print}, "loaded by the Python that submits it"),
         (JobSpec(name="x", venv="/else/where"), {"function": print}, "loaded by the Python that submits it"),
         (JobSpec(name="x", conda_env="else"), {"function": print}, "loaded by the Python that submits it"),
-        (JobSpec(name="x", launcher="torchrun"), {"function": print}, "in a task for each GPU"),
-        (JobSpec(name="x", launcher="fork"), {"function": print}, "in a task for each GPU"),
+        (JobSpec(name="x", launcher="torchrun"), {"function": print}, "in one task per GPU"),
+        (JobSpec(name="x", launcher="fork"), {"function": print}, "in one task per GPU"),
     ],
 )
 def test_what_can_not_be_combined(fake_slurm: FakeSlurm, spec: JobSpec, options: dict[str, Any], found: str) -> None:

@@ -128,8 +128,8 @@ def test_where_little_fits(groups: list[NodeGroup], fields: dict[str, Any], hint
 @pytest.mark.parametrize(
     ("groups", "fields", "warnings"),
     [
-        ([], {"partition": "x"}, ["Whether the cluster has what the job asks for was not checked"]),
-        (SITE[3:], {}, ["No partition is the default here; name one with --partition: big, cpu, old."]),
+        ([], {"partition": "x"}, ["sinfo shows no partition, so it was not checked"]),
+        (SITE[3:], {}, ["This cluster has no default partition. Name one with --partition: big, cpu, old."]),
         (SITE, {"partition": "old"}, ["Partition old is not up"]),
         (SITE, {"nodes": 4, "gpus_per_node": 4}, ["1 of 4 such nodes of partition main are down, drained"]),
         (SITE, {"partition": "main,old", "nodes": 2, "gpus_per_node": 2}, []),

@@ -34,7 +34,7 @@ SITE = [
     group("big", 1, {"h100": 8}),
     group("asleep", 1, {"": 8}, usable=False),
 ]
-HOLD = "inside a node they exchange gradients faster than over the network: "
+HOLD = "Inside a node, they exchange gradients faster than over the network: "
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_long_job_that_is_not_started_again(
 ) -> None:
     advice = advise(spec(**fields), SITE, requeue_default=requeue_default)
     assert [one.code for one in advice] == (["no-requeue"] if advised else [])
-    assert all("with --requeue" in one.text for one in advice)
+    assert all("With --requeue" in one.text for one in advice)
 
 
 @pytest.mark.parametrize(

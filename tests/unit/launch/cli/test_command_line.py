@@ -148,7 +148,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--gpus-per-node", "-1"), "gpus_per_node must be"),
     (("--nodes", "two"), "--nodes: invalid int value"),
     (("--time", "1h"), "time must be one of 30 (minutes)"),
-    (("--time", "0"), "longer than nothing"),
+    (("--time", "0"), "longer than 0"),
     (("--mem", "32GB"), "mem must be a size such as 32G"),
     (("--name", "a b"), "name must be"),
     (("--name", "$(touch pwned)"), "name must be"),
@@ -156,7 +156,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--partition", "a;b"), "partition must be"),
     (("--account", "`x`"), "account must be"),
     (("--launcher", "mpirun"), "launcher must be one of srun, torchrun, fork"),
-    (("--launcher", "fork", "--", "bash", "train.sh"), "--launcher srun starts any command"),
+    (("--launcher", "fork", "--", "bash", "train.sh"), "--launcher srun, which runs any command"),
     (("--array", "seed="), "an empty value"),
     (("--array", "seed=3..1"), "the range 3..1 is empty"),
     (("--array", "seed=0..3"), "put {seed} into it"),
@@ -168,7 +168,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--", "python", "no_such_script.py"), "there is no such file in"),
     (("--", "my_train.py"), "-- python my_train.py"),
     (("--",), "there is nothing to run"),
-    (("python", "my_train.py"), "a command stands after two dashes"),
+    (("python", "my_train.py"), "a command comes after two dashes"),
     (("--epochs", "0"), "epochs must be"),
     (("--nodes", "1"), "train-images-idx3-ubyte is missing"),
     (("--data-dir", "else where"), "python scripts/download_data.py --data-dir 'else where'"),
@@ -181,19 +181,19 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--gres", "gpu:2"), "here it is --gpus-per-node and --gpu-type"),
     (("-N", "2", "--", "python", "my_train.py"), "here it is --nodes"),
     (("--ntasks", "3"), "one task drives one GPU: 1 nodes x 1 GPUs are --ntasks 1"),
-    (("--runs-dir", "a%j", "--", "true"), "Slurm takes"),
+    (("--runs-dir", "a%j", "--", "true"), "which Slurm interprets"),
     (("--snapshot",), "not a git repository"),
-    (("--local", "--nodes", "2"), "it asks for 2 nodes, and this is one"),
+    (("--local", "--nodes", "2"), "it asks for 2 nodes, but this machine is one node"),
     (("--local", "--nodes", "2"), "with --no-local"),
-    (("--local", "--test-only", "--", "true"), "there is none here"),
+    (("--local", "--test-only", "--", "true"), "this machine has none"),
     (("--sbatch-options=--wait", "--", "true"), "sbatch_options must be"),
     (("--array", "0-99999999", "--", "true"), "of at most 4,000,000 tasks"),
     (("--resume", "12"), "no job 12 in runs"),
     (("--resume", "never"), "-- python -m cluster_ddp.train --resume never"),
-    (("--resume", "."), "no submission has made it"),
+    (("--resume", "."), "so no submission has made it"),
     (("--resume", ".", "--run-dir", "x"), "not allowed with argument"),
     (("--resume", ".", "--snapshot", "--", "true"), "leave the snapshot out"),
-    (("--run-dir", ".", "--", "true"), "resume what is in it: --resume"),
+    (("--run-dir", ".", "--", "true"), "resume its run: --resume"),
 ]
 
 
@@ -252,7 +252,7 @@ def test_needless_tasks_are_advised_against(capsys) -> None:
 def test_options_of_sbatch_in_the_environment_are_told_of(capsys, monkeypatch) -> None:
     monkeypatch.setenv("SBATCH_ACCOUNT", "me")
     _, _, err = run(capsys, "--dry-run", "--", "true")
-    assert "SBATCH_ACCOUNT=me in your environment is not used" in err
+    assert "SBATCH_ACCOUNT=me in your environment is ignored" in err
 
 
 def test_a_module_that_is_not_there(capsys, monkeypatch, tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_module_that_is_not_there(capsys, monkeypatch, tmp_path: Path) -> None
 )
 def test_what_looks_like_a_secret_is_told_of_but_not_told(capsys, argv: tuple[str, ...], name: str) -> None:
     _, _, err = run(capsys, "--dry-run", *argv)
-    assert f"What looks like a secret is in it: {name}. " in err
+    assert f"The job seems to contain a secret: {name}. " in err
     assert "(silence: --accept secret)" in err
     assert not any(secret in err for secret in ("0123456789", "abcdefghij", "horse"))
 
@@ -300,14 +300,14 @@ def test_the_clusters_limit_on_arrays(capsys, fake_slurm: FakeSlurm) -> None:
     fake_slurm.command("scontrol", "echo 'MaxArraySize            = 1001'")
     status, _, err = run(capsys, "--array", "0-1001", "--", "true")
     assert status == 2
-    assert "the highest number that this cluster takes is 1000 (MaxArraySize = 1001)" in err
+    assert "the highest task number on this cluster is 1000 (MaxArraySize = 1001)" in err
     assert fake_slurm.calls("sbatch") == []
 
 
 def test_an_exported_run_directory_is_told_of(capsys, monkeypatch) -> None:
     monkeypatch.setenv("CLUSTER_DDP_RUN_DIR", "runs/mine")
     _, _, err = run(capsys, "--dry-run", "--", "true")
-    assert "CLUSTER_DDP_RUN_DIR=runs/mine in your environment is not used; say it with --run-dir" in err
+    assert "CLUSTER_DDP_RUN_DIR=runs/mine in your environment is ignored. Use --run-dir" in err
 
 
 def test_a_conda_environment_is_looked_up(capsys, fake_slurm: FakeSlurm) -> None:

@@ -183,7 +183,7 @@ def test_a_byte_order_mark_and_other_line_ends_are_read(site: Site) -> None:
         ('accept = "cluster"', "accept must be an array of strings.", 'write accept = ["cluster"]'),
         ("modules = [1]", "modules must be an array of strings. It is [1].", 'write modules = ["…", "…"]'),
         ("nodes = 0", "nodes must be a whole number of 1 or more. It is 0.", "change nodes"),
-        ("time = 0", "time must be longer than nothing", "change time"),
+        ("time = 0", "time must be longer than 0", "change time"),
         ("time = -5", "It is -5.", "change time"),
         ('time = "soon"', "time must be one of 30 (minutes)", "change time"),
         ('qos = ""', "qos must be a name that sacctmgr show qos shows. It is ''.", "change qos"),
@@ -191,7 +191,11 @@ def test_a_byte_order_mark_and_other_line_ends_are_read(site: Site) -> None:
         ('launcher = "mpirun"', "launcher must be one of srun, torchrun, fork. It is 'mpirun'.", "change launcher"),
         ('modules = ["cuda; rm"]', "modules must be names that module avail shows", "change modules"),
         ('container_overlays = ["a\\nb"]', "container_overlays must be a path", "change container_overlays"),
-        ('sbatch_options = ["--nodes=2"]', "sbatch_options must be an option for which", "change sbatch_options"),
+        (
+            'sbatch_options = ["--nodes=2"]',
+            "sbatch_options must be an option that has no field",
+            "change sbatch_options",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_its_file(site: Site, text: str, found: str, hint: str) -> None:
