@@ -4,26 +4,26 @@ VENV := .venv
 BIN := $(VENV)/bin
 # demo: empty (use what is there) or sandbox (start a Slurm on this machine).
 SLURM ?=
-# chaos: how many faults, and which.
+# chaos: number of faults, and the random seed that chooses them.
 FAULTS ?= 200
 SEED ?= 1
 # bench: the Python of an environment with lightning-fabric and accelerate, and a torchx, to compare with.
 PEERS ?=
 TORCHX ?=
-# A folder that may hold MNIST's files: a copy for several checkouts, beside them.
+# A folder that may hold MNIST's files, such as a copy that several checkouts share.
 MNIST_FROM ?= $(wildcard ../shared/data/mnist)
 export MNIST_FROM
-# Hundreds of processes import this package: Python may keep it compiled, whatever the shell says.
+# Hundreds of processes import this package: let Python cache its bytecode, whatever the shell has set.
 export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help demo test test-unit test-slurms test-gpu test-gpu-pair test-gpu-nodes check bench chaos jobs sandbox venv
-help:  ## this list
+help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 23
 
 demo: $(VENV)/.installed  ## train the MNIST CNN here; SLURM=sandbox does it on a Slurm of its own
 	@$(BIN)/python scripts/demo.py --slurm "$(SLURM)" --mnist-from "$(MNIST_FROM)"
 
-# Tests side by side: a file in each of so many processes. The long files, those with jobs on Slurm, come first.
+# Test processes that run side by side, each with a file at a time. The long files, those with jobs on Slurm, come first.
 WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
@@ -37,19 +37,19 @@ test: $(VENV)/.installed  ## all tests, those on a real Slurm and on a newer one
 test-unit: $(VENV)/.installed  ## the tests that need no Slurm
 	$(PYTEST) tests/unit
 
-test-slurms: $(VENV)/.installed  ## the tests of jobs on 24.11 and 26.05, too (fetched from Debian)
+test-slurms: $(VENV)/.installed  ## the tests of jobs on Slurm 24.11 and 26.05 (fetched from Debian)
 	@set -e; for version in $(SLURM_VERSIONS); do \
 	  $(PYTEST) --slurm-version $$version tests/slurm --ignore tests/slurm/test_chaos.py --ignore tests/slurm/test_sandbox.py; \
 	done
 
-# They need torch and numpy only. A machine with GPUs may have no way to install more: a Python that has them is taken.
+# The GPU tests need only torch and numpy. A machine with GPUs may be unable to install more: use a Python that has both.
 GPU_PYTHON = $$($(PYTHON) -c 'import torch, numpy' 2>/dev/null && echo $(PYTHON) || echo $(BIN)/python)
 define gpu-tests
 @$(PYTHON) -c 'import torch, numpy' 2>/dev/null || $(MAKE) --no-print-directory --silent venv
 @$(GPU_PYTHON) tests/gpu/run.py
 endef
 
-test-gpu:  ## tests that need one GPU (without: says that nothing was tested)
+test-gpu:  ## tests that need one GPU (without one: tests nothing, and says so)
 	$(gpu-tests) gpu
 
 test-gpu-pair:  ## tests of two ranks on one GPU (NCCL 2.30)

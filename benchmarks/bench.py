@@ -1,7 +1,7 @@
 """Run the benchmarks one after another: `make bench`, or `python benchmarks/bench.py [throughput …]` for some of them.
 
-What they report goes to benchmarks/record.json, and as tables to benchmarks/README.md; those that were not run keep
-their place in both. One that fails, or can't run on this machine, is told there as such.
+Their reports go into benchmarks/record.json, and as tables into benchmarks/README.md. Benchmarks that were not run keep
+their entries. One that fails, or can't run on this machine, is marked there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from record import without_folder
 FOLDER = Path(__file__).parent
 RECORD, README = FOLDER / "record.json", FOLDER / "README.md"
 GPU_FIGURES = FOLDER / "gpu-figures.json"
-"""What `make test-gpu`, `test-gpu-pair` and `test-gpu-nodes` leave, a report for each group."""
+"""What `make test-gpu`, `test-gpu-pair` and `test-gpu-nodes` write: a report for each group."""
 GPU_GROUPS = {"gpu": "One GPU", "gpu_pair": "Two ranks on one GPU", "gpu_nodes": "GPUs of several nodes"}
 TIMEOUT_S = 1200
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -39,11 +39,11 @@ class Benchmark:
     about: str
     """What is measured, in Markdown."""
     arguments: tuple[str, ...] = ()
-    """{data_dir}, {peers} and {torchx} stand for bench.py's options; what names an empty one is left out."""
+    """{data_dir}, {peers} and {torchx} stand for bench.py's options. An argument with an empty one is left out."""
     launcher: tuple[str, ...] = ()
 
     def command(self, options: dict[str, str]) -> list[str]:
-        """To run it, from the folder above this one."""
+        """The command line that runs it, from the repository's root."""
         empty = [f"{{{name}}}" for name, value in options.items() if not value]
         words = (word.format(**options) for word in self.arguments if not any(name in word for name in empty))
         return [sys.executable, *self.launcher, f"{FOLDER.name}/{self.script}", *words]
@@ -140,7 +140,7 @@ BENCHMARKS = (
 
 
 def main() -> int:
-    """Run what was asked for, write record and tables after each. Returns the exit status."""
+    """Run the chosen benchmarks, and write record and tables after each. Returns the exit status."""
     options = _parse()
     chosen = [one for one in BENCHMARKS if not options.names or Path(one.script).stem in options.names]
     _fetch_mnist(options.data_dir, options.mnist_from)
@@ -155,13 +155,13 @@ def main() -> int:
 
 
 class Others:
-    """How much of the machine others use, from here on: a loaded machine's figures mean little."""
+    """How much CPU other processes use from now on: a loaded machine's figures mean little."""
 
     def __init__(self) -> None:
         self._start_s, self._used_s = time.monotonic(), self._by_others_s()
 
     def percent(self) -> float:
-        """Of the time of all CPUs; stolen time of a virtual machine included."""
+        """Percent of the time of all CPUs, stolen time of a virtual machine included."""
         cpus = os.cpu_count() or 1
         return 100 * (self._by_others_s() - self._used_s) / ((time.monotonic() - self._start_s) * cpus)
 
@@ -174,7 +174,7 @@ class Others:
 
 
 def run(command: list[str]) -> dict[str, Any]:
-    """What a benchmark reports, or how it has failed."""
+    """Run a benchmark. Returns its report, or how it failed."""
     try:
         done = subprocess.run(command, cwd=FOLDER.parent, capture_output=True, text=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -183,7 +183,7 @@ def run(command: list[str]) -> dict[str, Any]:
         print(done.stderr[-2000:], file=sys.stderr)
         return _failed(command, f"status {done.returncode}: {(done.stderr.splitlines() or [''])[-1][:200]}")
     try:
-        return dict(json.loads(done.stdout[done.stdout.index("{\n") :]))  # a training may have talked before
+        return dict(json.loads(done.stdout[done.stdout.index("{\n") :]))  # a training may have printed before it
     except ValueError:
         return _failed(command, "it printed no JSON")
 
@@ -211,7 +211,7 @@ def _write(record: Mapping[str, Any]) -> None:
 
 
 def _gpu_sections() -> list[str]:
-    """The GPU tests' figures, where they have left some."""
+    """The sections of the GPU tests that have left figures."""
     reports: dict[str, Any] = json.loads(GPU_FIGURES.read_text()) if GPU_FIGURES.exists() else {}
     about = "What the tests for GPUs measured on the way."
     return [tables.section(title, about, reports[group]) for group, title in GPU_GROUPS.items() if group in reports]
@@ -220,19 +220,19 @@ def _gpu_sections() -> list[str]:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [Path(one.script).stem for one in BENCHMARKS]
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)} (default: all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(names)} (default: all)")
     parser.add_argument("--data-dir", default="data", help="the root of torchvision's MNIST class")
     parser.add_argument("--mnist-from", default="", help="a folder that may hold MNIST's files")
     parser.add_argument("--peers", default="", help="the Python of an environment with lightning-fabric and accelerate")
     parser.add_argument("--torchx", default="", help="the torchx to compare with")
     options = parser.parse_args()
     if unknown := set(options.names) - set(names):
-        parser.error(f"there is no {', '.join(sorted(unknown))}: {', '.join(names)}")
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are: {', '.join(names)}")
     return options
 
 
 def _fetch_mnist(data_dir: str, source: str) -> None:
-    """Bring MNIST into place, where it isn't. Without it, the benchmarks that need it fail and say so."""
+    """Fetch MNIST if it is missing. Without it, the benchmarks that need it fail and say so."""
     found = ["--from", source] if source else []
     command = [sys.executable, "scripts/download_data.py", "--data-dir", data_dir, *found]
     subprocess.run(command, cwd=FOLDER.parent, stdout=subprocess.DEVNULL)

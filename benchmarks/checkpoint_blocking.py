@@ -1,7 +1,7 @@
 """How long a save keeps training waiting: `python benchmarks/checkpoint_blocking.py [--mb 500] [--rounds 9]`.
 
-For the reference training: what `Checkpointer.step` takes where it saves, after a real step of the optimizer. For a
-large model: the same, against saving the same state in the foreground (copy, write, SHA-256, fsync), alternately.
+For the reference training: the time of a `Checkpointer.step` that saves, after a real step of the optimizer. For a
+large model: the same, alternating with a save of the same state in the foreground (copy, write, SHA-256, fsync).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ LAYERS = 10
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mb", type=int, default=500, help="size of the large model")
-    parser.add_argument("--rounds", type=int, default=9, help="saves of it, of each kind")
+    parser.add_argument("--mb", type=int, default=500, help="size of the large model, in 10**6 bytes")
+    parser.add_argument("--rounds", type=int, default=9, help="its saves of each kind (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
     options = parser.parse_args()
     logging.getLogger("cluster_ddp").setLevel(logging.ERROR)
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def reference(world: World, folder: Path) -> list[Figure]:
-    """The reference training's own model and optimizer, saved after each step."""
+    """Save the reference training's model and optimizer after each step."""
     model = world.wrap(Net())
     optimizer = torch.optim.Adadelta(model.parameters())
     shard = world.shard(TensorDataset(torch.zeros(8, 1)), batch_size=1, shuffle_seed=1)
@@ -59,7 +59,7 @@ def reference(world: World, folder: Path) -> list[Figure]:
         optimizer.step()
         taken_ms.append(1000 * seconds(checkpoint.step))
         checkpoint._folder.wait()
-    first, *others = taken_ms  # before the first save, the optimizer has no state to get memory for
+    first, *others = taken_ms  # the first save also gets the memory for its copy
     size_mb = checkpoint.last_good.stat().st_size / 1e6 if checkpoint.last_good else 0
     what = f"the reference training's state, {size_mb:.0f} MB: blocked for"
     return [
@@ -70,7 +70,7 @@ def reference(world: World, folder: Path) -> list[Figure]:
 
 
 def large(world: World, folder: Path, options: argparse.Namespace) -> list[Figure]:
-    """A model of many megabytes, against saving in the foreground."""
+    """Save a large model in the background and in the foreground."""
     model = world.wrap(model_of(options.mb))
     shard = world.shard(TensorDataset(torch.zeros(8, 1)), batch_size=1, shuffle_seed=1)
     checkpoint = cluster_ddp.Checkpointer(
@@ -97,13 +97,13 @@ def large(world: World, folder: Path, options: argparse.Namespace) -> list[Figur
 
 
 def model_of(mb: int) -> torch.nn.Module:
-    """Linear layers with so many megabytes (10**6 bytes) of float32 weights in all."""
+    """Linear layers with `mb` megabytes (10**6 bytes) of float32 weights in all."""
     width = round((mb * 1e6 / 4 / LAYERS) ** 0.5)
     return torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(LAYERS)))
 
 
 def seconds(action: Callable[[], object]) -> float:
-    """How long it takes."""
+    """How long a call of `action` takes."""
     start_s = time.perf_counter()
     action()
     return time.perf_counter() - start_s

@@ -1,7 +1,7 @@
-"""What loading a checkpoint takes of memory: `python benchmarks/checkpoint_loading.py [--gib 2] [--rounds 3]`.
+"""How much memory loading a checkpoint takes: `python benchmarks/checkpoint_loading.py [--gib 2] [--rounds 3]`.
 
-One process saves a model with Adam's state, others load it. The peak of each is the kernel's (ru_maxrss), pages of the
-mapped file included.
+One process saves a model and its optimizer, others load them: with Adam, and with SGD, which has no state. The peak of
+each process is the kernel's (ru_maxrss), pages of the mapped file included.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ GIB = 1 << 30
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=float, default=2, help="size of model and optimizer together, in 2**30 bytes")
-    parser.add_argument("--rounds", type=int, default=3, help="how often to load it")
-    parser.add_argument("--folder", type=Path, help="of the checkpoint (default: a temporary one)")
+    parser.add_argument("--gib", type=float, default=2, help="size of model and optimizer state, in 2**30 bytes")
+    parser.add_argument("--rounds", type=int, default=3, help="how often to load it (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
     parser.add_argument("--one", choices=("Adam", "SGD"), help=argparse.SUPPRESS)  # a process that saves or loads
     options = parser.parse_args()
     if options.one:
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def figures(name: str, options: argparse.Namespace) -> list[Figure]:
-    """Of a model with an optimizer that has a state (Adam), or none (SGD)."""
+    """The figures for an optimizer that has a state (Adam), or none (SGD)."""
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         command = [sys.executable, __file__, f"--one={name}", f"--gib={options.gib}", f"--folder={folder}"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -55,7 +55,7 @@ def figures(name: str, options: argparse.Namespace) -> list[Figure]:
 
 
 def one(folder: Path, gib: float, name: str) -> None:
-    """Save where there is nothing yet; else load, and print both peaks in times the state's size."""
+    """Save if the folder has no checkpoint; else load it and print both peaks, in multiples of the state's size."""
     logging.getLogger("cluster_ddp").setLevel(logging.ERROR)
     with cluster_ddp.distributed(cuda=False) as world:
         empty = peak_bytes()
@@ -77,7 +77,7 @@ def one(folder: Path, gib: float, name: str) -> None:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has had."""
+    """The most memory that this process has had, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

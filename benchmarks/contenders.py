@@ -1,4 +1,4 @@
-"""Who trains the MNIST CNN in these benchmarks, and how: in processes of their own, which take turns."""
+"""The scripts that train the MNIST CNN in these benchmarks. Each runs in its own processes, which take turns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BASELINES = Path(__file__).parent / "baselines"
-# Of a turn. The epoch has 937 whole batches of 64: enough for 35 turns.
+# Steps of a turn. One process's epoch has 937 whole batches of 64: enough for 35 turns after those to warm up.
 WARMUP, STEPS = 5, 20
 TURNS_TO_WARM_UP = 2
 ENDS_WITHIN_S = 30
@@ -21,20 +21,20 @@ ENDS_WITHIN_S = 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contender:
-    """One way to train it."""
+    """One way to train the CNN."""
 
     name: str
     script: str
-    """In baselines/."""
+    """Its file in baselines/."""
     options: tuple[str, ...] = ()
     at_least: float | None = None
-    """The target: times the samples per second of the documents' script."""
+    """The target, in multiples of a peer's samples per second."""
     dtype: str = "fp32"
-    """What it multiplies."""
+    """The dtype of its matrix products."""
     python: str = sys.executable
-    """Of the environment that has what it needs."""
+    """The Python of the environment that has what it needs."""
     needs: str = ""
-    """A module which that environment may lack."""
+    """A module that this environment may lack."""
 
     def is_installed(self) -> bool:
         """Whether its environment has what it needs."""
@@ -47,30 +47,30 @@ DOCUMENTS = Contender(name="the documents' script", script="documents.py")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """What one process has measured in one turn."""
+    """What one process measured in one turn."""
 
     samples: int
     seconds: float
     waited_s: float
-    """Of those, for data."""
+    """How many of the seconds it waited for data."""
 
     @property
     def samples_per_s(self) -> float:
-        """Of this process alone."""
+        """Samples per second of this process alone."""
         return self.samples / self.seconds
 
 
 class Team:
-    """Processes of one contender which take their turns together, and sleep while others have theirs.
+    """Processes of one contender. They take their turns together, and sleep while others have theirs.
 
-    All are started once; turns are short. So whatever else the machine does meanwhile hits all contenders alike, and
-    few turns of each.
+    All are started once, and turns are short. So other load on the machine hits all contenders alike, and few turns of
+    each.
 
     Args:
-        contender: who.
+        contender: which one.
         data_dir: the root of torchvision's MNIST class.
-        cores: of each process; it has a thread on each of them.
-        is_one_training: the processes are the ranks of one training; else they know nothing of each other.
+        cores: the cores of each process, which has a thread on each of them.
+        is_one_training: whether the processes are the ranks of one training; else each is a world of one.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class Team:
         self._cores = cores
         self._worlds = _ranks(len(cores)) if is_one_training else [{}] * len(cores)
         self._processes: list[subprocess.Popen[str]] = []
-        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115  # it is gone with the team
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115  # removed with the team
 
     def __enter__(self) -> Team:
-        """Start, and warm up."""
+        """Start the processes and warm them up."""
         for cores, world in zip(self._cores, self._worlds):
             process = subprocess.Popen(
                 ["taskset", "--cpu-list", ",".join(map(str, cores)), *self._command],
@@ -128,7 +128,7 @@ class Team:
 
 
 def _ranks(count: int) -> list[dict[str, str]]:
-    """The environments of the ranks of one training, such as torchrun makes."""
+    """The environments of the ranks of one training, as torchrun sets them."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
     world = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

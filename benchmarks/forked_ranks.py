@@ -1,7 +1,7 @@
 """Many forked ranks on one node: `python benchmarks/forked_ranks.py [--ranks 64] [--rounds 3]`.
 
-What `--launcher fork` starts on each node, run here without Slurm. Measured are the time from its start until all ranks
-have met, and from then until the last of them has ended. Prints JSON.
+It runs what `--launcher fork` starts on each node, without Slurm. It measures the time from the start until all ranks
+have met, and from then until the last rank has ended. Prints JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> int:
     """Measure, print. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=64, help="ranks on the node (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="times that they are started (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of starts (default: %(default)s)")
     arguments = parser.parse_args()
     met, ended = zip(*(seconds(arguments.ranks) for _ in range(arguments.rounds)))
     what = f"{arguments.ranks} forked ranks of one node"
@@ -41,10 +41,10 @@ def main() -> int:
 
 
 def seconds(ranks: int) -> tuple[float, float]:
-    """How long the ranks took to meet, and then to end.
+    """Seconds that the ranks took to meet, and then to end.
 
     Raises:
-        subprocess.CalledProcessError: one has failed.
+        subprocess.CalledProcessError: a rank failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "meets.py").write_text(MEETS)

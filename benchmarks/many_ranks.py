@@ -1,8 +1,8 @@
 """Many ranks on one machine, in a network of their own whose name servers are dead or answer.
 
-The ranks are forked from one process that has imported torch: that is what makes a thousand of them fit. Such a rank
-shares its memory with all others until it writes to it; what the kernel then has to copy would be most of the time. So
-all do everything once before they say that they are ready.
+The ranks are forked from one process that has imported torch, so that a thousand of them fit. A rank shares its memory
+with all others until it writes to it. The kernel's copies would then take most of the time. So each rank does
+everything once before it reports that it is ready.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ NameServers = Literal["dead", "working"]
 
 
 def enter_own_network(name_servers: NameServers) -> None:
-    """Join what `in_own_network` has made: an interface, /etc/hosts with `HOST` alone, and a name server.
+    """Set up the network that `in_own_network` has made: an interface, /etc/hosts with `HOST` alone, a name server.
 
-    A dead one is an address to which packets go and from which none come. A working one says at once that it knows no
+    A dead name server is an address that takes packets and sends none. A working one answers at once that it knows no
     such name.
     """
     for command in (
@@ -54,7 +54,7 @@ def enter_own_network(name_servers: NameServers) -> None:
 
 
 def _write_hosts(*, both_ways: bool) -> None:
-    """Names of addresses; addresses of names too, if `both_ways`, so that no look-up goes to a name server."""
+    """Write /etc/hosts. With `both_ways`, reverse look-ups find their names in it too, and ask no name server."""
     hosts = {"127.0.0.1": "localhost", _ADDRESS: HOST}
     lines = [f"{address} {host}\n" for address, host in hosts.items()]
     lines += [f"::ffff:{address} {host}\n" for address, host in hosts.items() if both_ways]
@@ -62,7 +62,7 @@ def _write_hosts(*, both_ways: bool) -> None:
 
 
 def in_own_network(command: list[str]) -> list[str]:
-    """The command line that runs `command` where it may call `enter_own_network`. Needs root."""
+    """The command line that runs `command` in a new network, where it may call `enter_own_network`. Needs root."""
     return ["unshare", "--net", "--mount", *command]
 
 
@@ -84,21 +84,21 @@ def _serve_names() -> None:
 def start_all(
     ranks: int, meet: Callable[[int], object], *, rehearse: Callable[[int], object] | None = None, limit_s: int = 120
 ) -> list[float]:
-    """Fork ranks, let all go at once when all are ready, and see when each is through.
+    """Fork ranks, start all at once when all are ready, and time each.
 
     Args:
         ranks: how many.
-        meet: what each does, given its rank. What it returns is kept until all are through.
+        meet: what each does, given its rank. What it returns is kept until all ranks have finished.
         rehearse: the same for another run, done before.
         limit_s: seconds after which the ranks are killed.
 
     Returns:
-        Seconds from the start of all to the end of `meet`, for each rank, in the order in which they came through.
+        Seconds from the common start to the end of `meet` for each rank, in the order in which they finished.
 
-    Raises RuntimeError where not all came through.
+    Raises RuntimeError: not all ranks finished.
     """
     (ready, say_ready), (go, let_go), (through, say_through), (leave, let_leave) = (os.pipe() for _ in range(4))
-    _write_hosts(both_ways=True)  # a look-up that fails makes torch look up nothing more in that process
+    _write_hosts(both_ways=True)  # after a failed look-up, torch looks up nothing more in that process
 
     def be(rank: int) -> None:
         os.close(let_go)
@@ -156,7 +156,7 @@ def _kill(pids: Sequence[int]) -> None:
 def _meet_and_stay(
     rank: int, meet: Callable[[int], object], say_through: int, leave: int, *until_the_end: object
 ) -> None:
-    """In a rank: do it, tell when it is done, and stay, so that no rank's end costs the others time."""
+    """In a rank: call `meet`, report the time, and stay, so that no rank's end costs the others time."""
     status = 1
     try:
         until_the_end += (meet(rank),)
@@ -169,7 +169,7 @@ def _meet_and_stay(
 
 
 def _read(pipe: int, size: int) -> bytes:
-    """So many bytes, or fewer if all writers have gone."""
+    """Read `size` bytes, or fewer if all writers have ended."""
     data = b""
     while len(data) < size and (more := os.read(pipe, size - len(data))):
         data += more

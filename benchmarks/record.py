@@ -1,4 +1,4 @@
-"""What every benchmark prints: figures, and what they are compared with, as JSON. `bench.py` makes the table of it."""
+"""What every benchmark prints: figures, and what they are compared with, as JSON. `bench.py` makes tables from it."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Figure:
     what: str
     """What was measured, with its conditions: "training, batch 64, fp32"."""
     values: Sequence[float]
-    """One for each run."""
+    """One value for each run."""
     unit: str
     ratios: Sequence[float] = ()
-    """Against `peer`, one for each run, from values that were taken in turn."""
+    """Ratio to `peer`, one for each run. Both values are from the same round."""
     peer: str = ""
     """What it is compared with."""
     limit: str = ""
     """What the machine could do at best, and how that is known."""
     at_least: float | None = None
-    """The target: of the ratio where there is one, else of the value."""
+    """The target: for the median ratio if there are ratios, else for the median value. `at_most` likewise."""
     at_most: float | None = None
 
     def result(self) -> dict[str, object]:
-        """Its medians and spread, and whether the target is met."""
+        """The figure as a dictionary, with its medians, its spread, and whether the target is met."""
         judged = statistics.median(self.ratios or self.values)
         met = (self.at_least is None or judged >= self.at_least) and (self.at_most is None or judged <= self.at_most)
         has_target = (self.at_least, self.at_most) != (None, None)
@@ -49,12 +49,12 @@ class Figure:
 
 
 def report(*figures: Figure, **more: object) -> None:
-    """Print figures, and on what they were measured, to standard output."""
+    """Print figures as JSON to standard output, with the machine, the versions, the day and the command."""
     print(json.dumps({"figures": [one.result() for one in figures], **about(), **more}, indent=2))
 
 
 def unable(why: str) -> NoReturn:
-    """Print why this can't be measured here, and end."""
+    """Print why this can't be measured here, and exit with status 0."""
     print(json.dumps({"unable": why, **about()}, indent=2))
     sys.exit(0)
 
@@ -78,7 +78,7 @@ def _launcher() -> str:
 
 
 def without_folder(argument: str) -> str:
-    """An argument of a command, as others may read it: where a folder is, is this machine's affair."""
+    """An argument of a command for the record, without the folder of an absolute path."""
     name, equals, value = argument.rpartition("=")
     return f"{name}{equals}…/{Path(value).name}" if value.startswith("/") else argument
 

@@ -1,9 +1,9 @@
-"""How long so many ranks take to meet, on this machine: `python benchmarks/rendezvous_scale.py` (as root, on Linux).
+"""How long many ranks take to meet, on this machine: `python benchmarks/rendezvous_scale.py` (as root, on Linux).
 
-From "all are started and ready" to "all know that all are there", by `rendezvous.meet` and, in turn with it, by a plain
-TCPStore: made as `init_process_group` makes it for env://, then torch's barrier over it (TORCH_DIST_INIT_BARRIER). With
-name servers that are dead, and with some that answer at once. How the ranks are made is told in `many_ranks`. Prints
-JSON, and to standard error a table.
+It measures from "all are started and ready" to "all know that all are there", for `rendezvous.meet` and, alternating
+with it, for a plain TCPStore: made as `init_process_group` makes it for env://, then torch's barrier over it
+(TORCH_DIST_INIT_BARRIER). The name servers are dead, or answer at once. `many_ranks` describes how the ranks are made.
+Prints JSON, and a table to standard error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TARGET_RANKS, TARGET_S = 1000, 1.5
 _TIMEOUT_S = 110.0
 _PEER = "a TCPStore as env:// makes it, and torch's barrier over it"
 
-# name servers -> ranks -> who -> seconds until the last was through, one for each round
+# name servers -> ranks -> who -> seconds until the last rank finished, one for each round
 Seconds = dict[str, dict[int, dict[str, list[float]]]]
 
 
@@ -37,7 +37,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[16, 64, 250, 1000], help="default: %(default)s")
-    parser.add_argument("--rounds", type=int, default=3, help="times that each is measured (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each (default: %(default)s)")
     parser.add_argument("--name-servers", nargs="+", choices=get_args(NameServers), default=get_args(NameServers))
     parser.add_argument("--alone", action="store_true", help="without the peer")
     parser.add_argument("--inside", choices=get_args(NameServers), help=argparse.SUPPRESS)
@@ -71,7 +71,7 @@ def _measure(arguments: argparse.Namespace) -> dict[int, dict[str, list[float]]]
 
 
 def _meet(ranks: int, job_id: int) -> Callable[[int], object]:
-    """What a rank of a job does."""
+    """What a rank of our job does."""
     from cluster_ddp.runtime import rendezvous
 
     return lambda rank: rendezvous.meet(_topology(rank, ranks, job_id), "cpu", timeout_s=_TIMEOUT_S)

@@ -1,7 +1,7 @@
 """How long a recipe takes: `python benchmarks/speedrun.py [--recipe fast] [--seeds 30] [--data-dir data]`.
 
-Each run is `python -m cluster_ddp.train` without the imports: reading the data, training, a test after each epoch,
-checkpoints and records. Real MNIST; all runs in one process, one after the other. Prints JSON.
+A run is `python -m cluster_ddp.train` without the imports: it reads MNIST, trains, tests after each epoch, and writes
+checkpoints and records. All runs are in one process, one after another. Prints JSON.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ SECONDS_AT_MOST = {"fast": 15.0, "reference": None}
 
 
 def main() -> None:
-    """Train, and print."""
+    """Train and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", choices=SECONDS_AT_MOST, default="fast")
-    parser.add_argument("--seeds", type=int, default=30, help="runs, each with a seed of its own")
+    parser.add_argument("--recipe", choices=SECONDS_AT_MOST, default="fast", help="default: %(default)s")
+    parser.add_argument("--seeds", type=int, default=30, help="runs, each with its own seed (default: %(default)s)")
     parser.add_argument("--amp", choices=("off", "bf16"), help="default: the recipe's")
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     arguments = parser.parse_args()
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _run(arguments: argparse.Namespace, seed: int) -> tuple[float, float]:
-    """Seconds, and the accuracy after the last epoch."""
+    """One run: its seconds, and the accuracy after the last epoch."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
         config = TrainConfig(
             recipe=arguments.recipe,

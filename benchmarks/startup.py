@@ -1,7 +1,7 @@
 """From srun to the first optimizer step, with each launcher: `python benchmarks/startup.py [--rounds 5]`, as root.
 
-A sandbox of its own plays two nodes. In each round, one after the other, each launcher starts the MNIST training on all
-ranks; what is measured ends when rank 0 has recorded the mean loss of the first step, which needs all ranks. Prints
+It runs on a sandbox of its own, with two nodes. In each round the launchers start the MNIST training on all ranks, one
+after another. The time ends when rank 0 has recorded the mean loss of the first step, which needs all ranks. Prints
 JSON.
 """
 
@@ -30,10 +30,10 @@ AT_LEAST_TIMES, AT_MOST_S = 3.0, 4.0
 def main() -> int:
     """Measure, print. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="times that each is started (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="starts of each (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=2, help="nodes of the sandbox (default: %(default)s)")
     parser.add_argument("--ranks", type=int, default=8, help="ranks on each node (default: %(default)s)")
-    parser.add_argument("--launchers", nargs="+", default=LAUNCHERS, help="which (default: all)")
+    parser.add_argument("--launchers", nargs="+", default=LAUNCHERS, help="launchers to start (default: all)")
     arguments = parser.parse_args()
     name = f"startup-{os.getpid()}"
     cluster.up(name, nodes=arguments.nodes, gpus_per_node=arguments.ranks)
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def seconds(launcher: str, arguments: argparse.Namespace, sandbox: str, folder: Path) -> float:
-    """The time of one start.
+    """Seconds from srun to the first step of one start.
 
     Raises:
         subprocess.CalledProcessError: the job failed; its output is shown.
@@ -88,7 +88,7 @@ def seconds(launcher: str, arguments: argparse.Namespace, sandbox: str, folder: 
 
 
 def figure(launcher: str, rounds: list[dict[str, float]], arguments: argparse.Namespace) -> Figure:
-    """The line of one launcher, compared with srun."""
+    """The figure of one launcher, compared with srun."""
     what = f"srun to first step, {arguments.nodes} x {arguments.ranks} ranks, --launcher {launcher}"
     line = Figure(what=what, values=[one[launcher] for one in rounds], unit="s")
     if launcher == "srun" or "srun" not in rounds[0]:

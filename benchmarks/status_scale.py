@@ -1,6 +1,6 @@
 """How long `status` takes with many run directories: `python benchmarks/status_scale.py`, as root.
 
-Slurm has forgotten their jobs. A sandbox of its own plays the cluster, without accounting. Each run directory has a
+Slurm has forgotten their jobs. The cluster is a sandbox of its own, without accounting. Each run directory has a
 spec.json, a script and a metrics.jsonl of a hundred lines, as a training leaves them. Prints JSON.
 """
 
@@ -24,15 +24,15 @@ from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.sandbox import cluster
 
 AT_MOST_S = 5.0
-# Beyond what a sandbox has run.
+# Above any id that the sandbox has given.
 _FIRST_JOB = 100_000
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", type=int, nargs="+", default=[100, 2000], help="how many (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="times that each is measured (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, nargs="+", default=[100, 2000], help="how many jobs (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each (default: %(default)s)")
     options = parser.parse_args()
     name = f"status-{os.getpid()}"
     cluster.up(name, nodes=1, gpus_per_node=1)

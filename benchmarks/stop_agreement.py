@@ -1,7 +1,7 @@
 """What agreeing on when to stop costs: `torchrun --nproc-per-node 2 benchmarks/stop_agreement.py`.
 
-The time in `Checkpointer.step` (nothing is saved) as a share of all the time, over training steps of the MNIST CNN, and
-the time from a signal on one rank until all is saved and the process would end.
+It measures the share of training time (MNIST CNN) that `Checkpointer.step` takes when it saves nothing, and the time
+from a signal on one rank until everything is saved and the process would end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WARMUP = 50
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=3, help="for each batch size (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=3, help="runs for each batch size (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=200, help="training steps in each run (default: %(default)s)")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[64, 8], help="samples per rank and step")
     options = parser.parse_args()
@@ -67,7 +67,7 @@ class Training:
         )
 
     def step(self) -> float:
-        """One training step; the seconds that agreeing took in it."""
+        """Make one training step. Returns the seconds that agreeing took."""
         self.optimizer.zero_grad()
         F.nll_loss(self.model(self.images), self.labels).backward()
         self.optimizer.step()
@@ -76,14 +76,14 @@ class Training:
         return time.perf_counter() - start_s
 
     def run(self, steps: int) -> tuple[float, float]:
-        """Some steps: the milliseconds of one, and the percentage that agreeing takes, on the rank where it is most."""
+        """Make steps. Returns milliseconds per step, and the highest percentage that agreeing took on any rank."""
         start_s = time.perf_counter()
         agreeing_s = sum(self.step() for _ in range(steps))
         taken_s = time.perf_counter() - start_s
         return 1000 * taken_s / steps, max(self.world.gather(100 * agreeing_s / taken_s))
 
     def stopped_after_s(self) -> float:
-        """From a signal on the last rank until all is saved on all."""
+        """Seconds from a signal on the last rank until everything is saved on all ranks."""
         start_s = time.perf_counter()
         if self.world.rank == self.world.world_size - 1:
             os.kill(os.getpid(), signal.SIGUSR1)
@@ -95,7 +95,7 @@ class Training:
 
 
 def figures(training: Training, runs: int, steps: int) -> list[Figure]:
-    """What one batch size says. A collective."""
+    """The figures of one batch size. A collective."""
     for _ in range(WARMUP):
         training.step()
     step_ms, percent = zip(*(training.run(steps) for _ in range(runs)))

@@ -1,8 +1,8 @@
-"""How long submitting a job array takes beside Slurm's part, and how much it writes.
+"""How long submitting a job array takes without Slurm's part, and how much it writes.
 
     python benchmarks/submit_array.py [--tasks 1000] [--rounds 5]
 
-Commands that answer at once stand in for Slurm's. Needs this package, installed.
+Commands that answer at once stand in for Slurm's. This package must be installed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SECONDS_AT_MOST = 10.0
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", type=int, default=1000, help="of the array (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="times that each is run (default: %(default)s)")
+    parser.add_argument("--tasks", type=int, default=1000, help="tasks of the array (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="number of submissions (default: %(default)s)")
     options = parser.parse_args()
     seconds, sizes_mb = zip(*(measure(options.tasks) for _ in range(options.rounds)))
     report(
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def measure(tasks: int) -> tuple[float, float]:
-    """Seconds of the submission, and megabytes of the files."""
+    """Submit an array. Returns the seconds, and the megabytes (10**6 bytes) of its files."""
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
         folder = Path(name)
         for command, answer in (("sbatch", "echo 12"), ("scontrol", "true")):

@@ -1,9 +1,9 @@
-"""How long the command line of a submission takes, against two Python imports and against TorchX.
+"""How long the command line of a submission takes, compared with two Python imports and with TorchX.
 
     python benchmarks/submit_startup.py [--rounds 20] [--torchx PATH]
 
-Runs each command once a round, in turn, as a whole process. Needs this package, installed; --torchx names the `torchx`
-of an environment that has it.
+Each round runs each command once, as a whole process. This package must be installed; --torchx names the `torchx` of an
+environment that has it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TIMES_TORCHX_AT_MOST = 0.5
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20, help="times that each is run (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=20, help="runs of each (default: %(default)s)")
     parser.add_argument("--torchx", help="the torchx to compare with")
     options = parser.parse_args()
     submit = (sys.executable, "-m", "cluster_ddp.submit")
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(commands: Mapping[str, tuple[str, ...]], rounds: int) -> dict[str, list[float]]:
-    """The seconds of each command, by round."""
+    """Command -> its seconds in each round."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "my_train.py").touch()
         for command in commands.values():
@@ -63,7 +63,7 @@ def _seconds(command: tuple[str, ...], folder: str) -> float:
 
 
 def figures(taken_s: Mapping[str, Sequence[float]]) -> list[Figure]:
-    """Each against the imports, and a script's dry run against TorchX's, where there is one."""
+    """Compare each command with the imports, and the dry run of a script with TorchX's if it was measured."""
     imports, *ours = [name for name in taken_s if not name.startswith("torchx")]
     found = [Figure(what=imports, values=taken_s[imports], unit="s")]
     found += [_against(name, imports, taken_s, TIMES_IMPORTS_AT_MOST) for name in ours]

@@ -1,4 +1,4 @@
-"""What benchmarks have reported (see `record`), as Markdown."""
+"""The reports of benchmarks (see `record`) as Markdown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def replaced(document: str, text: str) -> str:
     """A document with another text between its two markers.
 
     Raises:
-        ValueError: it has not both of them.
+        ValueError: a marker is missing.
     """
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -30,7 +30,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def section(title: str, about: str, result: Mapping[str, Any]) -> str:
-    """A benchmark's heading, what it is about, and its table, or why there is none."""
+    """A benchmark's heading, its description, and its table, or why there is none."""
     parts = [f"## {title}", about, _caption(result)]
     if "figures" in result:
         parts.append(table(_HEAD, [_cells(figure) for figure in result["figures"]]))
@@ -70,12 +70,12 @@ def _ratio(ratios: list[float], median: float | None) -> str:
 
 
 def _target(figure: Mapping[str, Any]) -> str:
-    """Of the ratio where there is one, else of the value, with its unit."""
+    """The target, with its unit: for the ratio if there is one, else for the value."""
     unit = " ×" if figure["ratios"] else f" {figure['unit']}"
     bounds = (("at least", figure["at_least"]), ("at most", figure["at_most"]))
     return ", ".join(f"{words} {_number(bound)}{unit}" for words, bound in bounds if bound is not None)
 
 
 def _number(value: float) -> str:
-    """Three digits, or all before the point."""
+    """A number with three digits, or with all digits before the point."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,10 +1,9 @@
-"""How many samples a second the reference training makes: `python benchmarks/throughput.py [--python PATH]`.
+"""How many samples a second the reference training processes: `python benchmarks/throughput.py [--python PATH]`.
 
-One process with a thread on each core; ours against PyTorch's own MNIST example under DDP, as the documents teach it,
-and against Lightning Fabric and Hugging Face Accelerate. Each is a process of its own; they take short turns, in
-rounds, and a ratio is of two turns of the same round. How fast these cores multiply matrices is measured in each round,
-too: that is the limit. --python names the Python of an environment that has the peers; they are left out where they are
-missing.
+Each contender is one process with a thread on each core: ours, PyTorch's own MNIST example under DDP as the documents
+teach it, Lightning Fabric, and Hugging Face Accelerate. They take short turns, in rounds, and a ratio is of two turns
+of the same round. Each round also measures how fast these cores multiply matrices: that is the limit. --python names
+the Python of an environment that has the peers. Peers that are missing are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch
 from contenders import DOCUMENTS, Block, Contender, Team
 from record import Figure, report
 
-# Ours: options of cluster_ddp.train, and how many times the samples of the documents' script there should be.
+# Ours, with options of cluster_ddp.train. `at_least` is a multiple of the documents' script's samples per second.
 OURS = (
     Contender(name="cluster_ddp, fp32", script="ours.py", at_least=1.25),
     Contender(name="cluster_ddp, bf16", script="ours.py", options=("--", "--amp", "bf16"), at_least=2.5, dtype="bf16"),
@@ -30,11 +29,11 @@ PEERS = (
     Contender(name="Lightning Fabric", script="fabric.py", needs="lightning_fabric"),
     Contender(name="Hugging Face Accelerate", script="hugging_face.py", needs="accelerate"),
 )
-# Forward and backward: 3 times the multiplications and additions of both convolutions and both linear layers, less
-# what the first one would need for a gradient of its input.
+# Forward and backward: 3 times the multiplications and additions of both convolutions and both linear layers, without
+# the gradient of the first convolution's input.
 FLOP_PER_SAMPLE = 71.57e6
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-# Of the rate of torch.mm, in percent.
+# Percent of the rate of torch.mm.
 SHARE_AT_LEAST = {"bf16": 50.0}
 GEMM_SIZES = (512, 1024, 2048)
 GEMM_S = 0.1
@@ -65,12 +64,12 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="the root of torchvision's MNIST class")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each (default: %(default)s)")
-    parser.add_argument("--python", help="of the environment that has lightning-fabric and accelerate")
+    parser.add_argument("--python", help="Python of an environment with lightning-fabric and accelerate")
     return parser.parse_args()
 
 
 def gemm_gflops(dtype: torch.dtype) -> float:
-    """The rate of torch.mm on these cores: of the best size, its best time."""
+    """The rate of torch.mm on these cores in GFLOP/s: the best of all sizes and calls."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     best = 0.0
     for size in GEMM_SIZES:
@@ -91,12 +90,12 @@ def _best_s(action: Callable[[], object]) -> float:
 def figures(
     contenders: Sequence[Contender], blocks: Mapping[str, Sequence[Block]], rates: Mapping[str, Sequence[float]]
 ) -> list[Figure]:
-    """All lines of the table.
+    """All figures.
 
     Args:
         contenders: the documents' script first.
-        blocks: of each contender, by round.
-        rates: torch.mm's GFLOP/s by dtype, by round.
+        blocks: contender -> its block of each round.
+        rates: dtype -> torch.mm's GFLOP/s in each round.
     """
     best = {dtype: max(values) for dtype, values in rates.items()}
     limits = {dtype: f"torch.mm {dtype}: {value:,.0f} GFLOP/s" for dtype, value in best.items()}

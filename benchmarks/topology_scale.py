@@ -1,7 +1,7 @@
-"""What finding its place costs one rank, against the number of ranks: `python benchmarks/topology_scale.py`.
+"""How long a rank takes to find its place, by the number of ranks: `python benchmarks/topology_scale.py`.
 
-Environments as srun sets them, of 8 tasks a node, for three kinds of node list: numbered nodes in one bracket, every
-other of them, and names that nothing can compress. Prints JSON, and to standard error a table.
+The environments are as srun sets them, with 8 tasks a node and three kinds of node list: numbered nodes in one bracket,
+every other one of them, and names that nothing can compress. Prints JSON, and a table to standard error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cluster_ddp.slurm.topology import Topology
 
 TASKS_PER_NODE = 8
 SIZES = (8, 64, 256, 1024, 4096, 16_384, 100_000)
-# The growth is fitted from here on: below, reading the other variables takes most of the time.
+# The growth is fitted from this number of ranks on. Below it, reading the other variables takes most of the time.
 _LARGE = 1024
 NODE_LISTS: dict[str, Callable[[int], str]] = {
     "one bracket": lambda nodes: f"n[00001-{nodes:05d}]",
@@ -51,7 +51,7 @@ def environment(rank: int, ranks: int, node_list: str) -> dict[str, str]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="times that each is measured (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="measurements of each (default: %(default)s)")
     parser.add_argument("--ranks", type=int, nargs="+", default=SIZES, help="numbers of ranks (default: %(default)s)")
     arguments = parser.parse_args()
     works = dict[str, Callable[[int], Callable[[], object]]]()
@@ -91,7 +91,7 @@ def _reading(node_list: Callable[[int], str], ranks: int) -> Callable[[], object
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Of one call, as the mean of as many as fit into 20 ms."""
+    """Seconds of one call: the mean of as many as fit into 20 ms."""
     start, calls = time.perf_counter(), 0
     while True:
         work()

@@ -1,10 +1,10 @@
 """What a second rank costs: `python benchmarks/weak_scaling.py`.
 
-Two ranks of one training, each on a core of its own and with the same samples a step, against one rank on one of these
-cores: the speed of each rank, of which communication (gloo) and what cores share (memory, caches, clock) take their
-parts. Two processes at the same time that know nothing of each other lose the second part only: against them, what
-is lost is communication. Two ranks that meet in each step but exchange no gradients show how much of that is waiting
-for whichever rank is the slower one just then. All take short turns, in rounds, ours and the documents' script.
+It compares the speed of each of two ranks of one training, each with its own core and the same samples a step, with one
+rank on one of these cores. Communication (gloo) and what the cores share (memory, caches, clock) take their parts. Two
+independent processes at the same time lose only the second part: compared with them, the loss is communication. Two
+ranks that meet in each step but exchange no gradients show how much of it is waiting for the rank that is slower just
+then. Our training and the documents' script take short turns, in rounds.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from statistics import mean, median
 from contenders import DOCUMENTS, Contender, Team
 from record import Figure, report, unable
 
-# Of the speed of a rank that is alone.
+# The target, as a share of the speed of a rank that is alone.
 AT_LEAST = 0.92
 OURS = Contender(name="cluster_ddp", script="ours.py", at_least=AT_LEAST)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """Samples a second of each rank, or each process."""
+    """Samples per second of each rank, or each process."""
 
     alone: float
     together: float
     apart: float
     waiting: float = math.nan
-    """Only where the contender can leave the gradients out."""
+    """NaN if the contender can't leave the gradients out."""
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def start(stack: ExitStack, one: Contender, data_dir: Path, cores: Sequence[int]) -> dict[str, Team]:
-    """A contender in each way of `Round`."""
+    """Start a contender's teams, one for each field of `Round`."""
     each = [[core] for core in cores]
     teams = {
         "alone": Team(one, data_dir, each[:1]),
@@ -70,7 +70,7 @@ def start(stack: ExitStack, one: Contender, data_dir: Path, cores: Sequence[int]
 
 
 def figures(one: Contender, rounds: Sequence[Round]) -> list[Figure]:
-    """What a contender's rounds say."""
+    """A contender's figures."""
     apart, waiting = median(a.apart / a.alone for a in rounds), median(a.waiting / a.alone for a in rounds)
     limits = [f"two processes apart: {apart:.3f}"]
     if not math.isnan(waiting):

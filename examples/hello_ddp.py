@@ -1,4 +1,4 @@
-"""Who is where, and one all-reduce: the shortest distributed program. `sbatch jobs/hello_ddp.sbatch`"""
+"""Print each rank's place and do one all-reduce: the shortest distributed program. `sbatch jobs/hello_ddp.sbatch`"""
 
 import socket
 

@@ -1,6 +1,6 @@
-"""Plain torch, without cluster_ddp: knows only RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+"""Plain torch, without cluster_ddp: it reads only RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
-Runs unmodified under the templates' srun, as any script written for torchrun does.
+It runs unchanged in the jobs of cluster_ddp, as any script for torchrun does.
 """
 
 import os
@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    """Fit a line on all ranks, print the loss of each."""
+    """Fit a linear function on all ranks and print the loss of each."""
     local_rank = int(os.environ["LOCAL_RANK"])
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
@@ -32,7 +32,7 @@ def main() -> None:
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: loss {loss.item():.6f}", flush=True)
     dist.destroy_process_group()
     if not cuda:
-        time.sleep(0.2)  # gloo's threads may still hold tensors, and abort a Python that ends meanwhile
+        time.sleep(0.2)  # gloo's threads may still hold tensors, and would abort a Python that ends now
 
 
 if __name__ == "__main__":

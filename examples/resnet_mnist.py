@@ -1,4 +1,4 @@
-"""A model and a dataset of torchvision's, saved and resumed: ResNet-18 on MNIST.
+"""Train torchvision's ResNet-18 on torchvision's MNIST, with checkpoints.
 
 python scripts/download_data.py
 cluster-ddp submit --nodes 2 --gpus-per-node 2 -- python examples/resnet_mnist.py data

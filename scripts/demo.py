@@ -1,8 +1,8 @@
 """`make demo`: train the MNIST CNN on what this machine has, and print its test accuracy.
 
-With a Slurm on the machine it submits jobs/mnist_2node.sbatch and follows it; with --slurm sandbox it starts a Slurm of
-its own for it; else it trains with two ranks here. The data: MNIST if it is at hand or can be had within seconds, else
-digits.
+If this machine has Slurm, it submits jobs/mnist_2node.sbatch and follows the job. With --slurm sandbox it starts its
+own Slurm for that. Otherwise it trains with two ranks here. It uses MNIST if the files are here or can be fetched
+within seconds, else digits.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from cluster_ddp.slurm import commands, job_status
 SANDBOX_NAME = "demo"
 DATA_DIR = Path("data")
 JOB = Path("jobs/mnist_2node.sbatch")
-# On two cores about a minute of MNIST; the digits are 40 times fewer.
+# About a minute on two cores. digits has 40 times fewer samples.
 EPOCHS = {"mnist": 1, "digits": 8}
 
 
 def main() -> int:
     """Find data, find somewhere to train, train. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--slurm", choices=["", "sandbox"], default="", help="start a sandbox for it")
+    parser.add_argument("--slurm", choices=["", "sandbox"], default="", help="sandbox: start one and train there")
     parser.add_argument("--mnist-from", default="", help="a folder that may hold MNIST's files")
     options = parser.parse_args()
     with exit_on_error("make demo"):
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def _dataset(mnist_from: str) -> str:
-    """MNIST if it is there, or comes from a folder, or from the internet within seconds."""
+    """mnist if its files are here, or can be fetched from a folder or the internet; else digits."""
     source = ["--from", mnist_from] if mnist_from else ["--timeout-s", "5", "--retries", "0"]
     try:
         files.check(DATA_DIR)
@@ -60,8 +60,8 @@ def _dataset(mnist_from: str) -> str:
     if done is not None and done.returncode == 0:
         print(f"MNIST is in {DATA_DIR}/ now.", flush=True)
         return "mnist"
-    print("MNIST can't be had here, so this demo trains on the 1,797 digits that are in the package.")
-    print("(Later, with internet: python scripts/download_data.py)", flush=True)
+    print("MNIST can't be fetched here, so this demo trains on the package's 1,797 digits.")
+    print("(To fetch it later, with internet: python scripts/download_data.py)", flush=True)
     return "digits"
 
 
@@ -82,7 +82,7 @@ def _on_this_machine(arguments: list[str]) -> int:
 
 def _on_sandbox(arguments: list[str]) -> int:
     packages.install()
-    cluster.down(SANDBOX_NAME)  # one that a killed demo has left
+    cluster.down(SANDBOX_NAME)  # what a killed demo may have left
     layout = cluster.up(SANDBOX_NAME, nodes=2, gpus_per_node=2)
     print(f"A sandbox of {layout.nodes} nodes with {layout.gpus_per_node} GPUs each is up.")
     try:

@@ -1,11 +1,11 @@
-"""Bring MNIST to where torchvision's MNIST class looks for it. For login nodes: compute nodes have no internet.
+"""Fetch MNIST to where torchvision's MNIST class looks for it. Run it on a login node: compute nodes have no internet.
 
     python scripts/download_data.py                          from the mirrors into data/MNIST/raw
-    python scripts/download_data.py --from ~/mnist           from files that were brought by hand, packed or not
+    python scripts/download_data.py --from ~/mnist           from files that you have copied there, as .gz or unpacked
     python scripts/download_data.py --mirror http://host/    from a mirror of your own, tried first
 
-What counts is the unpacked content (SHA-256), so any mirror's packing will do. A file appears under its name only when
-it is whole and right; files that are there and right are left alone.
+It checks the unpacked content (SHA-256); mirrors may compress it in any way. A file gets its name only when it is
+complete and right. Files that are right already are kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
-# By so much a packed file may be longer than its content, and the last read than the file.
+# How much longer a packed file may be than its content, and the last read than the file.
 _PACKING_BYTES = 64 * 1024
 
 
@@ -53,9 +53,9 @@ def parser() -> argparse.ArgumentParser:
         prog="download_data.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     top.add_argument("--data-dir", type=Path, default=Path("data"), help="folder for MNIST/raw (default: %(default)s)")
-    top.add_argument("--dataset", choices=["mnist", "digits"], default="mnist")
+    top.add_argument("--dataset", choices=["mnist", "digits"], default="mnist", help="digits needs no download")
     top.add_argument("--mirror", action="append", default=[], metavar="URL", help="mirror to try first")
-    top.add_argument("--from", dest="source", type=Path, metavar="FOLDER", help="folder with the files")
+    top.add_argument("--from", dest="source", type=Path, metavar="FOLDER", help="folder with MNIST's four files")
     top.add_argument("--timeout-s", type=float, default=30, help="seconds to wait for an answer (default: %(default)s)")
     top.add_argument("--deadline-s", type=float, default=900, help="seconds per file and mirror (default: %(default)s)")
     top.add_argument("--retries", type=int, default=2, help="retries per file and mirror (default: %(default)s)")
@@ -63,16 +63,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def fetch(options: argparse.Namespace) -> None:
-    """Make all four files be there.
+    """Fetch those of MNIST's four files that are missing or damaged.
 
     Raises:
-        DataError: a file is in no mirror that answers, not in the given folder, or can't be written.
+        DataError: no mirror has a file, the given folder does not have it, or it can't be written.
     """
     folder = raw_folder(options.data_dir)
     missing = [f for f in IDX_FILES if complaint(folder / f.name, f)]
     for idx_file in IDX_FILES:
         if idx_file not in missing:
-            print(f"{folder / idx_file.name}: there already")
+            print(f"{folder / idx_file.name}: already there")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for idx_file in missing:
@@ -98,7 +98,7 @@ def _from_folder(source: Path, idx_file: IdxFile, folder: Path) -> None:
         raise DataError(
             f"Taking {idx_file.name} from {source.absolute()}:",
             f"{problem}.",
-            "bring MNIST's four files into that folder, packed (.gz) or not, unchanged",
+            "copy MNIST's four files into that folder, unchanged, as .gz or unpacked",
         )
     print(f"{folder / idx_file.name}: taken from {found}")
 
@@ -119,8 +119,8 @@ def _from_mirrors(mirrors: Sequence[str], idx_file: IdxFile, folder: Path, optio
     raise DataError(
         f"Downloading {idx_file.name}:",
         "\n  ".join(problems),
-        "no internet here? Fetch the four .gz files of one of these folders elsewhere, bring them over, and run: "
-        f"python scripts/download_data.py --data-dir {shlex.quote(str(options.data_dir))} --from FOLDER",
+        "without internet here, download the four .gz files from one of these mirrors elsewhere, copy them here, "
+        f"and run: python scripts/download_data.py --data-dir {shlex.quote(str(options.data_dir))} --from FOLDER",
     )
 
 
@@ -162,7 +162,7 @@ def _reason(error: BaseException) -> str:
 
 
 class _Bar:
-    """A progress bar on a terminal, in the form that pooch drives; it ends a download that is too long or given up."""
+    """The progress bar that pooch drives, shown on a terminal. It ends a download that is too long or was given up."""
 
     def __init__(self, name: str, most_bytes: int) -> None:
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
@@ -183,10 +183,10 @@ class _Bar:
         self._progress.update(self._task, total=value)
 
     def update(self, more: int) -> None:
-        """So many bytes more."""
+        """Count the bytes that were read. Raises OSError, which ends the download."""
         self._bytes += more
         if self._given_up or self._bytes > self._most_bytes:
-            raise OSError(f"more than {self._most_bytes:,} bytes, and the file has fewer")
+            raise OSError(f"more than {self._most_bytes:,} bytes came, and the file has fewer")
         self._progress.advance(self._task, more)
 
     def reset(self) -> None:
@@ -195,7 +195,7 @@ class _Bar:
         self._progress.reset(self._task)
 
     def close(self) -> None:
-        """All is there."""
+        """pooch calls it at the end."""
 
     def __enter__(self) -> _Bar:
         self._progress.start()

@@ -1,7 +1,7 @@
 """Render jobs/*.sbatch from the templates: `make jobs`.
 
 python scripts/render_jobs.py            write them
-python scripts/render_jobs.py --check    say which are not as the templates would have them; exit 1 if any
+python scripts/render_jobs.py --check    name those that differ from the templates; exit 1 if any does
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ JOBS = (
 
 def main() -> int:
     """Write or compare. Returns the exit status."""
-    os.chdir(ROOT)  # the commands' scripts are looked at
+    os.chdir(ROOT)  # render reads the scripts that the commands name
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, only compare")
     check = parser.parse_args().check
@@ -90,9 +90,9 @@ def main() -> int:
             if not check:
                 path.write_text(text)
     if check and stale:
-        print(f"Not as the templates would have them: {', '.join(stale)}. Hint: make jobs")
+        print(f"These jobs differ from the templates: {', '.join(stale)}. Hint: make jobs")
         return 1
-    print(f"{len(JOBS)} jobs, {len(stale)} {'stale' if check else 'rendered anew'}.")
+    print(f"{len(JOBS)} jobs, {len(stale)} {'stale' if check else 'rendered again'}.")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What all contenders share: the model, the options, and the stopwatch around each script's own loop."""
+"""What all contenders share: the model, the options, and the stopwatch around each script's loop."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ class Net(nn.Module):
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser of the options that all have."""
+    """A parser of the options that all scripts have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, default=Path("data"), help="the root of torchvision's MNIST class")
-    parser.add_argument("--warmup", type=int, default=50, help="steps before those that are measured")
-    parser.add_argument("--steps", type=int, default=250, help="steps that are measured, within the first epoch")
-    parser.add_argument("--paced", action="store_true", help="measure anew for each line of standard input")
+    parser.add_argument("--warmup", type=int, default=50, help="steps before the measured ones")
+    parser.add_argument("--steps", type=int, default=250, help="measured steps, within the first epoch")
+    parser.add_argument("--paced", action="store_true", help="measure again for each line of standard input")
     parser.add_argument("--batch-size", type=int, default=64, help="samples per rank and step")
-    parser.add_argument("--threads", type=int, help="of torch (default: as torch chooses)")
+    parser.add_argument("--threads", type=int, help="torch's threads (default: torch's choice)")
     parser.add_argument("--workers", type=int, default=0, help="processes that load data, in the baselines")
     parser.add_argument("--log-interval", type=int, default=10, help="steps between two lines of training loss")
     return parser
 
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The options of the command line; the number of threads is set."""
+    """Parse the command line and set torch's number of threads. Returns the options."""
     options = parser.parse_args()
     if options.threads:
-        os.environ["OMP_NUM_THREADS"] = str(options.threads)  # so that nobody else chooses
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)  # so that nothing else sets another number
         torch.set_num_threads(options.threads)
     return options
 
@@ -66,16 +66,16 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 class Watch:
     """Times a loop from the outside, in blocks of steps: `for batch in watch(loader)`.
 
-    After each block it prints a line of JSON: this process's samples and seconds, and how many of those it waited for
-    data. With --paced it waits before each block until a line comes on standard input, so that processes can take
-    turns, and ends when there come no more; else it ends after one.
+    After each block it prints a line of JSON: this process's samples, the seconds, and the seconds that it waited for
+    data. With --paced it waits for a line on standard input before each block, so that processes can take turns, and
+    ends with the input. Otherwise it ends after one block.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.steps, self.warmup, self.is_paced = options.steps, options.warmup, options.paced
 
     def __call__(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of those blocks."""
+        """The batches of the blocks, warm-up included."""
         iterator = iter(batches)
         while not self.is_paced or sys.stdin.readline():
             yield from self._next(iterator, self.warmup, [])
@@ -96,7 +96,7 @@ class Watch:
             batch = next(iterator, None)
             waits_s.append(time.perf_counter() - asked_s)
             if batch is None:
-                raise SystemExit("the epoch has fewer steps than were asked for")
+                raise SystemExit("the epoch has fewer steps than --warmup and --steps ask for")
             yield batch
 
 

@@ -26,7 +26,7 @@ ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.
 
 
 def main() -> None:
-    """One epoch at most: the watch ends it."""
+    """Train for one epoch at most: the watch ends it."""
     options = parsed(make_parser(__doc__))
     if "RANK" not in os.environ:
         os.environ.update(ALONE)
@@ -61,7 +61,7 @@ def train(
     optimizer: Optimizer,
     watch: Watch,
 ) -> None:
-    """The loop that is measured."""
+    """The measured loop."""
     model.train()
     for batch_idx, (data, target) in enumerate(watch(loader)):
         data, target = data.to(device), target.to(device)

@@ -12,7 +12,7 @@ from torchvision import datasets, transforms
 
 
 def main() -> None:
-    """One epoch at most: the watch ends it."""
+    """Train for one epoch at most: the watch ends it."""
     options = parsed(make_parser(__doc__))
     fabric = lightning_fabric.Fabric(accelerator="auto", strategy="ddp", devices=1)
     fabric.launch()

@@ -15,7 +15,7 @@ from torchvision import datasets, transforms
 
 
 def main() -> None:
-    """One epoch at most: the watch ends it."""
+    """Train for one epoch at most: the watch ends it."""
     options = parsed(make_parser(__doc__))
     accelerator = Accelerator()
     set_seed(1)

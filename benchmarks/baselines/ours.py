@@ -1,4 +1,4 @@
-"""`python -m cluster_ddp.train` as it is, its batches under the same stopwatch as the baselines'.
+"""`python -m cluster_ddp.train` as it is, timed by the same stopwatch as the baselines.
 
     python benchmarks/baselines/ours.py [options of this] [-- options of cluster_ddp.train]
 
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def _exchange_no_gradients() -> None:
-    """Let the ranks meet once in each step, with four bytes: it spoils the training, and shows what waiting costs."""
+    """Exchange four bytes a step instead of the gradients. It spoils the training, and shows what waiting costs."""
     wrap = World.wrap
 
     def met(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -2,9 +2,9 @@
 
 config   its options                    files  the dataset's files and their digests
 model    the CNNs, plain                data   images and labels as tensors
-recipes  optimizer, learning rate       step   what is done with a batch
+recipes  optimizer, learning rate       step   forward, backward, update
 loop     train and test                 result what a training returns
-fast_cpu the same, faster on CPUs       cuda_graphs  a step launched as one, on GPUs
+fast_cpu the CNNs, faster on CPUs       cuda_graphs  a step as CUDA graphs
 """
 
 from __future__ import annotations
@@ -17,11 +17,18 @@ if TYPE_CHECKING:
 
 
 def train(config: TrainConfig) -> TrainResult:
-    """Join the world, train for all epochs, test after each. Every rank calls it.
+    """Join the other ranks, train for all epochs and test after each. Every rank calls it.
+
+    Args:
+        config: the options.
+
+    Returns:
+        The last figures, and the run directory.
 
     Raises:
-        ClusterDDPError: the ranks did not meet, the data is missing, the run directory can't be written, or a
-            checkpoint does not fit.
+        ClusterDDPError: ranks are missing, the data is missing or damaged, the run directory can't be written, a
+            checkpoint does not fit, or the loss is non-finite.
+        RuntimeError: another rank failed or hangs, or the ranks end with different weights.
         Stopped: the job was told to stop; all is saved.
     """
     from cluster_ddp.mnist.loop import run  # torch

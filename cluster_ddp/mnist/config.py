@@ -52,7 +52,7 @@ class TrainConfig:
     cuda_graph: bool = False
     """On GPUs: run each step's forward and backward pass as one CUDA graph, and the update as another."""
     resident_share: float = 0.1
-    """Share of a GPU's free memory that the images may take. If they need more, a DataLoader makes the batches."""
+    """Share of a GPU's free memory that a dataset may take. If it needs more, a DataLoader makes the batches."""
     seed: int = 1
     """Random seed for weights, shuffling and dropout."""
     log_interval: int = 10
@@ -66,14 +66,15 @@ class TrainConfig:
     rendezvous_timeout_s: float = 300.0
     """Seconds to wait for all ranks at the start."""
     collective_timeout_s: float = 600.0
-    """Seconds that ranks wait for another one while they train; then they name it and end."""
+    """Seconds that ranks wait for another rank while they train. Then they name it and end."""
     checkpoint_every: str = "1epoch"
     """How often to save: 1epoch, 500steps, 10min, or never (then only when the job is stopped)."""
     keep_checkpoints: int = 3
     """Number of newest checkpoints to keep."""
     resume: str = "auto"
-    """auto: resume from the run directory's newest checkpoint. never: start from the beginning. Or a path: start from
-    this checkpoint, or from the newest one of another run directory."""
+    """auto: resume from the run directory's newest checkpoint. never: start from the beginning (a requeued job still
+    resumes its own). Or a path: start from this checkpoint, or from the newest one of another run directory, if the run
+    directory has none yet."""
     stop_signals: tuple[str, ...] = ("USR1", "USR2", "TERM")
     """Signals at which to save and stop."""
     on_nan: Literal["stop", "continue"] = "stop"
@@ -100,7 +101,7 @@ class TrainConfig:
             if not getattr(self, name) > 0:
                 raise _error(name, getattr(self, name), "a number above 0")
         if self.deterministic and self.tune == "always":
-            asked, found = "Training with --deterministic --tune always:", "what is the fastest may differ each time."
+            asked, found = "Training with --deterministic --tune always:", "the fastest layout may differ each time."
             raise SpecError(asked, found, "give one of the two")
         Interval.parse(self.checkpoint_every)
         for signal in self.stop_signals:

@@ -1,7 +1,7 @@
 """A step as a CUDA graph: launched as one, instead of kernel by kernel.
 
 Kernels of a small model take less time than the CPU needs to launch them. See CUDA Graphs in PyTorch's CUDA semantics
-(docs.pytorch.org/docs/stable/notes/cuda.html), which also tells what a function must not do.
+(docs.pytorch.org/docs/stable/notes/cuda.html), which also lists what a captured function must not do.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 
 from cluster_ddp import DeviceError, World
 
-# DDP takes its own times in the first ten steps, with events that can't be captured.
+# In its first ten steps DDP times itself, with events that can't be captured.
 _WARM_UPS = 11
 
-# NCCL does not let go of a communicator as long as a graph that uses it is alive: see `reset_all`.
+# NCCL can't destroy a communicator while a graph that uses it is alive: see `reset_all`.
 _alive: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
 
 def prepare(world: World) -> None:
-    """Put all further work of this thread on a stream that can be captured. Call it before DDP is made.
+    """Put all further work of this thread on a stream that can be captured. Call it before the model is made.
 
     Raises:
         DeviceError: this rank computes on no GPU.
@@ -30,21 +30,22 @@ def prepare(world: World) -> None:
     if device.type != "cuda":
         raise DeviceError("CUDA graphs (--cuda-graph):", f"this rank computes on {device}.", "leave the option out")
     stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))  # what is there already may still be on its way
+    stream.wait_stream(torch.cuda.current_stream(device))  # earlier work may still be running
     torch.cuda.set_stream(stream)
     world.watch_stream(stream)
     world.before_leaving(reset_all)
 
 
 class Graphed:
-    """A function of tensors, for what it does to tensors that stay where they are in memory; it returns nothing.
+    """Runs a function of tensors: at first as it is, later as a CUDA graph.
 
-    The first calls run it as it is, since libraries set themselves up in them. The first full batch after them is
-    captured, and every full batch from there on is replayed. Random numbers are drawn as they would be without.
-    Python's numbers are captured as they are: what changes must be a tensor.
+    The first 11 calls run the function itself, since libraries initialise themselves in them. The first full batch
+    after them is captured. It and every later full batch are replayed. Random numbers are the same as without a graph.
+    Python's numbers are frozen at the capture: what changes must be a tensor.
 
     Args:
-        function: what to capture. It must not wait for the device.
+        function: what to capture. Its results must be in tensors that stay where they are in memory. It must not wait
+            for the device.
     """
 
     def __init__(self, function: Callable[..., object]) -> None:
@@ -53,12 +54,12 @@ class Graphed:
         self._replay: Callable[[], None] | None = None
 
     def __call__(self, *inputs: torch.Tensor, full_batch: bool = True) -> None:
-        """Run it, on the current stream.
+        """Run it on the current stream. What it returns is dropped.
 
         Args:
-            inputs: of the same shapes in every full batch.
-            full_batch: whether every rank has a batch of the full size. All ranks must say the same: NCCL does not take
-                a collective that some ranks replay and others launch.
+            inputs: tensors of the same shapes in every full batch.
+            full_batch: whether every rank has a batch of the full size. It must be the same on all ranks: NCCL does not
+                support a collective that some ranks replay and others launch.
         """
         if self._warm_ups > 0 or not full_batch:
             self._warm_ups -= 1
@@ -74,7 +75,7 @@ class Graphed:
 
 
 def captured(function: Callable[..., object], inputs: tuple[torch.Tensor, ...]) -> Callable[[], None]:
-    """What launches all that the function would, without having run it."""
+    """Capture what the function launches, without running it. Returns what replays the graph."""
     graph = torch.cuda.CUDAGraph()
     _alive.add(graph)
     # "thread_local": the thread that pins a loader's batches calls CUDA while this one captures.
@@ -84,7 +85,7 @@ def captured(function: Callable[..., object], inputs: tuple[torch.Tensor, ...]) 
 
 
 def reset_all() -> None:
-    """Let go of all graphs: they can't be replayed any more. The device must have done its work.
+    """Reset all graphs: they can't be replayed any more. The device must have finished its work.
 
     ncclCommDestroy and ncclCommAbort wait, without a limit, for the end of every graph that has captured the
     communicator (NCCL 2.30, init.cc, localPersistentRefs; pytorch#115388).

@@ -1,4 +1,4 @@
-"""Images and labels as tensors: MNIST, or the digits that are in the package.
+"""Images and labels as tensors: MNIST, or the digits in the package.
 
 The digits are the 1,797 of "Optical Recognition of Handwritten Digits" (Alpaydin, Kaynak 1998; UCI Machine
 Learning Repository, doi:10.24432/C50P49, CC BY 4.0), 8x8 pixels of 0 to 16, here scaled to 28x28 pixels of 0 to 255.
@@ -27,28 +27,30 @@ DIGITS_TEST_EVERY = 5
 
 
 class Normalise:
-    """Of a batch of images; on the CPU to the same bits as torchvision's ToTensor and Normalize.
+    """Normalises a batch of images. On the CPU the bits are those of torchvision's ToTensor and Normalize.
 
     Args:
-        mean: of the pixels, as a fraction of 255.
-        std: their standard deviation, likewise.
+        mean: mean of the pixels, as a fraction of 255.
+        std: their standard deviation, as a fraction of 255.
     """
 
     def __init__(self, mean: float, std: float) -> None:
         self.mean, self.std = mean, std
 
     def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> Batch:
-        """From uint8 (N, 28, 28) to float32 (N, 1, 28, 28); the labels stay."""
+        """Images from uint8 (N, 28, 28) to float32 (N, 1, 28, 28); labels as they are."""
         return images.unsqueeze(1).to(torch.float32).div_(255).sub_(self.mean).div_(self.std), labels
 
 
 def load(name: DatasetName, data_dir: Path, *, check_content: bool = True) -> tuple[ResidentSet, ResidentSet]:
-    """The training set and the test set: images, uint8 (N, 28, 28), and labels, int64 (N,), normalised batch by batch.
+    """The training set and the test set: images, uint8 (N, 28, 28), and labels, int64 (N,).
+
+    The images are normalised batch by batch (see `Normalise`).
 
     Args:
         name: "mnist": 60,000 and 10,000 images; "digits": 1,437 and 360.
         data_dir: the root of torchvision's MNIST class; not used for digits.
-        check_content: compare MNIST's digests, not only its files' sizes.
+        check_content: compare the SHA-256 of MNIST's files, not only their sizes.
 
     Raises:
         DataError: MNIST is missing or damaged.
@@ -73,7 +75,7 @@ def _labels(path: Path) -> torch.Tensor:
 
 
 def _content(path: Path, *, header_bytes: int) -> torch.Tensor:
-    """The bytes of an IDX file (http://yann.lecun.com/exdb/mnist) after its header, whose size says the dimensions."""
+    """The bytes of an IDX file (http://yann.lecun.com/exdb/mnist) after its header."""
     return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8, offset=header_bytes)
 
 

@@ -1,7 +1,7 @@
 """What makes the reference workload fast, above all on CPUs, with the measured reason beside each.
 
 `Step` switches it on: `FAST` has the models, `tune_malloc` sets up memory, `fastest` chooses the memory layout. Shares
-of the time are those of torch 2.15 on one thread of an x86-64 CPU.
+of time were measured with torch 2.15 on one thread of an x86-64 CPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FastNet(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Log-probabilities of the ten digits."""
         x = F.relu(self.conv1(x))
-        # The maximum before relu: the same values and gradients, on a quarter of the memory; and dropout after flatten.
+        # Pool before relu: the same values and gradients, on a quarter of the memory. Dropout comes after flatten.
         x = F.relu(pooled(self.conv2(x)).flatten(1))
         x = F.relu(self.fc1(self.dropout1(x)))
         return _log_probabilities(self.fc2(self.dropout2(x)))
@@ -57,10 +57,10 @@ FAST: Mapping[type[nn.Module], Callable[[], nn.Module]] = {Net: FastNet, SmallNe
 class ByteDropout(nn.Module):
     """Dropout (Srivastava et al. 2014) that on the CPU draws one random byte for each value.
 
-    torch's draws a double: a fifth of the step's time of `Net`. On a GPU it is torch's.
+    torch's own draws a double, which takes a fifth of the time of a step of `Net`. On a GPU torch's own is used.
 
     Args:
-        p: probability of zero, a multiple of 1/256.
+        p: probability of zero, below 1, a multiple of 1/256.
     """
 
     def __init__(self, p: float) -> None:
@@ -69,7 +69,7 @@ class ByteDropout(nn.Module):
         self.p = p
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The same shape and dtype."""
+        """Drop values, in training mode only. The result has the shape and dtype of `x`."""
         if not self.training or x.device.type != "cpu":
             return F.dropout(x, self.p, self.training)
         words = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(2**63), None)
@@ -78,10 +78,10 @@ class ByteDropout(nn.Module):
 
 
 def pooled(x: torch.Tensor) -> torch.Tensor:
-    """The maximum of each 2 x 2 values.
+    """The maximum of each 2 x 2 values: (N, C, H, W) -> (N, C, H // 2, W // 2), of the same dtype.
 
-    On the CPU in channels_last, there and back, whatever the input's layout: the same bits, but contiguous it takes
-    sixteen times as long, and of a contiguous gradient three times.
+    On the CPU the forward and the backward pass use channels_last, whatever the input's layout, and the result has it.
+    The bits are the same. A contiguous input takes sixteen times as long, a contiguous gradient three times.
     """
     if x.device.type != "cpu":
         return F.max_pool2d(x, 2)
@@ -96,12 +96,12 @@ def _log_probabilities(scores: torch.Tensor) -> torch.Tensor:
 
 
 def tune_malloc(env: Mapping[str, str]) -> None:
-    """Let malloc keep what is freed, instead of giving large blocks back to the system at once.
+    """Let malloc keep freed memory (mallopt(3)), instead of giving large blocks back to the system at once.
 
-    A training step frees all that it has allocated, and the next one allocates the same again: from the system, page by
-    page, which is a fifth of the time of a step of the MNIST CNN (5,000 page faults of bf16, glibc 2.36). The memory of
-    the largest step stays with the process. Where malloc's settings are in the environment, or it is not glibc's,
-    nothing changes.
+    A training step frees all that it has allocated, and the next step allocates the same again. From the system that
+    happens page by page: a fifth of the time of a step of the MNIST CNN (5,000 page faults in bf16, glibc 2.36). The
+    process keeps the memory of its largest step. If the environment has settings for malloc, or the C library is not
+    glibc, nothing changes.
 
     Args:
         env: such as os.environ; only read.
@@ -115,14 +115,15 @@ def tune_malloc(env: Mapping[str, str]) -> None:
 
 
 def fastest(world: World, ways: Mapping[str, Callable[[], object]]) -> tuple[str, dict[str, float]]:
-    """Time the ways alternately. All ranks do so at once, and go by the slowest of them. A collective.
+    """Time several ways to do the same, alternately. A collective: the slowest rank counts.
 
     Args:
         world: of the ranks.
-        ways: by name; each leaves everything that matters as it was (random numbers may be drawn).
+        ways: by name. A call must change nothing that matters; it may draw random numbers.
 
     Returns:
-        The name of the fastest way, the same on all ranks, and the seconds that each takes.
+        The name of the fastest way, and for each way the seconds on the slowest rank (the median of 7 calls). Both are
+        the same on all ranks.
     """
     with torch.random.fork_rng([world.device] if world.device.type == "cuda" else []):
         for way in ways.values():

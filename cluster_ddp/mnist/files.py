@@ -16,9 +16,9 @@ class IdxFile:
 
     name: str
     size: int
-    """In bytes."""
+    """Size in bytes."""
     sha256: str
-    """Of the unpacked content: mirrors differ in how they packed it."""
+    """SHA-256 of the unpacked content. Mirrors compress it differently."""
 
 
 IDX_FILES = (
@@ -66,14 +66,14 @@ def complaint(path: Path, idx_file: IdxFile, *, check_content: bool = True) -> s
 
 
 def check(data_dir: Path, *, check_content: bool = True) -> None:
-    """Make sure that MNIST is in a folder.
+    """Check that MNIST's files are in a folder.
 
     Args:
         data_dir: the root that torchvision's MNIST class takes.
-        check_content: compare digests too (0.1 to 0.3 s), not only sizes.
+        check_content: compare SHA-256 digests too (0.1 to 0.3 s), not only sizes.
 
     Raises:
-        DataError: files are missing or damaged; it names them, and the command to run on the login node.
+        DataError: files are missing, damaged or can't be read. It names them, and the command for the login node.
     """
     folder = raw_folder(data_dir)
     complaints = (complaint(folder / f.name, f, check_content=check_content) for f in IDX_FILES)

@@ -17,11 +17,11 @@ from cluster_ddp.mnist.recipes import chosen
 from cluster_ddp.mnist.result import TrainResult
 from cluster_ddp.mnist.step import Step
 
-_LONG_RUN_STEPS = 1000  # trying the layouts takes the time of about twenty
+_LONG_RUN_STEPS = 1000  # timing the layouts takes as long as about twenty
 
 
 def run(config: TrainConfig) -> TrainResult:
-    """What `mnist.train` does."""
+    """Train and test, as `mnist.train` describes."""
     with distributed(
         cuda=config.cuda,
         deterministic=config.deterministic,
@@ -36,7 +36,7 @@ def run(config: TrainConfig) -> TrainResult:
 
 
 class Training:
-    """One rank's training: everything that it needs, made in the order in which it must be made."""
+    """One rank's training. The order in which the constructor makes its parts matters."""
 
     def __init__(self, config: TrainConfig, world: World) -> None:
         self.config, self.world = config, world
@@ -79,7 +79,7 @@ class Training:
         self._tune()
 
     def train(self, epoch: int) -> None:
-        """What is left of an epoch of training; logs the mean loss of all ranks since the last line."""
+        """Train the rest of an epoch (from 1). Each log line has the mean loss over all ranks since the last line."""
         shard, device = self.train_shard, self.world.device
         self.step.model.train()
         start_s, seen_before = time.perf_counter(), shard.seen
@@ -102,7 +102,7 @@ class Training:
                     break
 
     def test(self, epoch: int) -> None:
-        """Loss and accuracy over the whole test set, every sample counted once, whatever the number of ranks."""
+        """Log loss and accuracy over the whole test set. Every sample counts once, whatever the number of ranks."""
         self.step.model.eval()
         shard, device = self.test_shard, self.world.device
         loss_sum = correct = torch.zeros((), device=device)
@@ -111,7 +111,7 @@ class Training:
             output = self.step.output(images)
             loss_sum = loss_sum + F.nll_loss(output, labels, reduction="sum")
             correct = correct + (output.argmax(dim=1) == labels).sum()
-            if shard.seen < shard.size:  # in its last batch, a small set has samples for some ranks only
+            if shard.seen < shard.size:  # in the last batch of a small set, some ranks have no samples
                 self.checkpoint.stop_if_asked()
         all_loss, all_correct = self.world.sum(loss_sum, correct)
         values = {
@@ -129,14 +129,18 @@ class Training:
         )
 
     def finish(self) -> TrainResult:
-        """Record that it is done. Returns the last figures."""
+        """Log the end of the training, with the weights' digest. Returns the last figures.
+
+        Raises:
+            RuntimeError: the ranks have different weights.
+        """
         self.run_dir.log("done", {"weights_sha256": _same_weights(self.world, self.step.model)})
         if self.config.save_model:
             self.run_dir.save("mnist_cnn.pt", self.step.model.module.state_dict())
         return TrainResult(run_dir=self.run_dir.path, **self.measured)
 
     def _tune(self) -> None:
-        """In a long run, or where that is wanted, take the way that is the fastest here."""
+        """In a long run, or with --tune always, take the memory layout that is the fastest here."""
         steps = self.epochs * len(self.train_shard) - self.checkpoint.steps
         wanted = self.config.tune == "always" or (self.config.tune == "auto" and steps >= _LONG_RUN_STEPS)
         if self.config.deterministic or self.step.is_tuned or not wanted:
@@ -163,7 +167,7 @@ class Training:
 
 
 def _shards(config: TrainConfig, batch_size: int, world: World) -> tuple[Shard, Shard]:
-    # One rank of each node reads all bytes for the digests; that the files are there and whole, all look.
+    # One rank of each node reads all bytes for the digests. All ranks check that the files are there, and their sizes.
     check_content = world.topology.local_rank == 0
     train_set, test_set = data.load(config.dataset, config.data_dir, check_content=check_content)
     return (

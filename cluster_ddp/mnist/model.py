@@ -34,7 +34,7 @@ class Net(nn.Module):
 
 
 class SmallNet(nn.Module):
-    """A fifteenth of `Net`'s arithmetic: half the channels, the maximum after each convolution, no dropout.
+    """A sixteenth of `Net`'s arithmetic: half the channels, max-pooling after each convolution, no dropout.
 
     float32 (N, 1, 28, 28) -> log-probabilities, float32 (N, 10).
     """

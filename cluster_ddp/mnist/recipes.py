@@ -1,4 +1,4 @@
-"""How a CNN is trained: which one, its optimizer, its learning rate, and the defaults of the options."""
+"""How a CNN is trained: the model, its optimizer, its learning rate, and the defaults of the options."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ class Recipe:
     """One way to train."""
 
     model: type[nn.Module]
-    """Makes it, with random weights."""
+    """Makes the CNN, with random weights."""
     optimizer: Callable[[Iterable[nn.Parameter], float], Optimizer]
-    """Makes it, of parameters and learning rate."""
+    """Makes the optimizer from parameters and learning rate."""
     schedule: Callable[[float, int, float], float]
-    """The factor on the learning rate, after so many epochs of so many, with `gamma`."""
+    """The factor on the learning rate, from the epochs done, the number of epochs, and `gamma`."""
     epochs: int
     batch_size: int
-    """On each rank."""
+    """Samples per rank and step."""
     lr: float
     amp: Amp
     layout: str
-    """Of the images in memory, where nothing is tried out: one of `LAYOUTS`."""
+    """Memory layout of the images, one of `LAYOUTS`, unless the layouts are timed."""
 
     def options(self) -> dict[str, Any]:
-        """What `TrainConfig` may change of it."""
+        """The fields that `TrainConfig` may change."""
         return {name: getattr(self, name) for name in ("epochs", "batch_size", "lr", "amp")}
 
 
 def every_epoch(done: float, epochs: int, gamma: float) -> float:
-    """torch's StepLR: a factor after each epoch."""
+    """The factor of torch's StepLR: `gamma` once for each epoch done."""
     return float(gamma ** int(done))
 
 
 def one_cycle(done: float, epochs: int, gamma: float) -> float:
-    """Up from a tenth in the first fifth of the training, then down to nothing, both evenly (Smith, Topin 2018)."""
+    """Rises linearly from 0.1 to 1 in the first fifth of the training, then falls linearly to 0 (Smith, Topin 2018)."""
     share, top = done / epochs, 0.2
     return 0.1 + 0.9 * share / top if share < top else (1 - share) / (1 - top)
 
@@ -84,7 +84,7 @@ RECIPES: dict[RecipeName, Recipe] = {
 
 
 def chosen(config: TrainConfig) -> Recipe:
-    """The recipe that a configuration names, changed as it says."""
+    """The recipe that a configuration names, with the options that the configuration sets."""
     recipe = RECIPES[config.recipe]
     given = {name: value for name in recipe.options() if (value := getattr(config, name)) is not None}
     return dataclasses.replace(recipe, **given)

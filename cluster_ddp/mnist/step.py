@@ -1,4 +1,4 @@
-"""What is done with a batch, as fast as this machine can: precision and memory layout are decided here."""
+"""Forward, backward and update of a batch. Precision and memory layout are decided here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Step:
 
     Args:
         config: the options.
-        recipe: what they choose.
+        recipe: the one that they name, with their values.
         world: of the ranks.
     """
 
@@ -35,7 +35,7 @@ class Step:
             cuda_graphs.prepare(world)
         if recipe.amp == "off":
             # torch's default for convolutions is TF32 (10 bits of mantissa); for matrix products it is float32 already.
-            # Not with the newer fp32_precision: after it, reading this flag, as torch's own code does, is an error.
+            # The newer fp32_precision is not used: once it is set, reading this flag is an error, and torch reads it.
             torch.backends.cudnn.allow_tf32 = False
         torch.manual_seed(config.seed)
         if world.device.type == "cpu":
@@ -47,7 +47,7 @@ class Step:
         self.optimizer = recipe.optimizer(self.model.parameters(), recipe.lr)
         self.layout = recipe.layout
         self.is_tuned = False
-        # The tensors that a step reads and writes besides: a graph keeps using the same ones.
+        # The other tensors that a step reads and writes. A graph always uses the same ones.
         self._mean_batch, self._loss = torch.ones((), device=world.device), torch.zeros((), device=world.device)
         self._lr: torch.Tensor | None = None
         self._graphed_gradients: cuda_graphs.Graphed | None = None
@@ -56,12 +56,15 @@ class Step:
             self._use_graphs()
 
     def backward(self, images: torch.Tensor, labels: torch.Tensor, shard: Shard) -> torch.Tensor:
-        """Make the gradients, averaged over all ranks; the loss summed over this rank's batch.
+        """Compute the gradients of the mean loss over the global batch, the same on all ranks.
 
         Args:
             images: float32 (N, 1, 28, 28).
             labels: int64 (N,).
-            shard: that the batch is of.
+            shard: where the batch comes from.
+
+        Returns:
+            The loss, summed over this rank's batch: float32, shape ().
         """
         self._mean_batch.fill_(shard.mean_batch)
         if self._graphed_gradients is None:
@@ -71,7 +74,7 @@ class Step:
         return self._loss.clone()
 
     def update(self, epochs_done: float) -> None:
-        """Let the optimizer make its step, at the learning rate that the recipe has after so many epochs."""
+        """Make the optimizer's step, with the recipe's learning rate after `epochs_done` epochs (a fraction counts)."""
         recipe = self._recipe
         lr = recipe.lr * recipe.schedule(epochs_done, recipe.epochs, self._gamma)
         for group in self.optimizer.param_groups:
@@ -85,7 +88,7 @@ class Step:
         self._loss.copy_(loss.detach())
 
     def _use_graphs(self) -> None:
-        """From now on launch each half of the step as one CUDA graph."""
+        """Launch each half of the step as one CUDA graph from now on."""
         self._lr = torch.tensor(self._recipe.lr, device=self._world.device)
         for group in self.optimizer.param_groups:
             group["capturable"] = self._world.device.type == "cuda"
@@ -94,11 +97,15 @@ class Step:
 
     @torch.inference_mode()
     def output(self, images: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities, float32 (N, 10), by this rank alone: DDP's own forward may communicate."""
+        """Log-probabilities, float32 (N, 10), of images, float32 (N, 1, 28, 28), without communication."""
         return self._output(self.model.module, images, self.layout)
 
     def tune(self) -> dict[str, float]:
-        """Try which memory layout is the fastest with the recipe's batches; the seconds of each. A collective."""
+        """Time the memory layouts with the recipe's batch size, and take the fastest. A collective.
+
+        Returns:
+            Seconds of a forward and backward pass by layout, on the slowest rank.
+        """
         batch_size = self._recipe.batch_size
         model = copy.deepcopy(self.model.module).train()
         images = torch.ones(batch_size, *_IMAGE, device=self._world.device)
@@ -112,7 +119,7 @@ class Step:
         return seconds
 
     def state_dict(self) -> dict[str, Any]:
-        """What `fastest` has chosen: bits depend on it."""
+        """The memory layout, and whether it was timed: bits depend on it."""
         return {"layout": self.layout, "is_tuned": self.is_tuned}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -127,5 +134,5 @@ class Step:
 
 
 def _in_order(gradient: torch.Tensor) -> torch.Tensor:
-    """With the strides of DDP's buckets, which a convolution's gradient has not under channels_last."""
+    """Give a gradient the strides of DDP's buckets. Under channels_last, a convolution's gradient has others."""
     return gradient.reshape(-1).view(gradient.shape)

@@ -2,9 +2,9 @@
 
 up      start it: --nodes 4 --gpus-per-node 2 [--install] [--name NAME] [--slurm PREFIX | --slurm-version 26.05]
 run     run a command on its login node: run -- sbatch jobs/mnist_2node.sbatch
-shell   a shell on its login node
-status  its nodes and jobs
-down    take it away, with every trace
+shell   start a shell on its login node
+status  show its nodes and jobs
+down    stop it, and remove every trace of it
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--gpus-per-node", type=int, default=2, help="number of dummy GPUs on each (default: %(default)s)")
     up.add_argument("--install", action="store_true", help="install Slurm with apt-get, if needed")
     which = up.add_mutually_exclusive_group()
-    which.add_argument("--slurm", type=Path, metavar="PREFIX", help="folder of another Slurm (default: the PATH's)")
+    which.add_argument("--slurm", type=Path, metavar="PREFIX", help="prefix of another Slurm (default: the PATH's)")
     which.add_argument(
         "--slurm-version",
         choices=sorted(releases.SUITES),
-        help="a Slurm from Debian's packages, unpacked beside the system's into ~/.cache/cluster_ddp (30 MB to fetch)",
+        help="a Slurm from Debian's packages, unpacked into ~/.cache/cluster_ddp (a download of 30 MB)",
     )
-    verbs.add_parser("down", parents=[common], help="take it away, with every trace")
-    verbs.add_parser("status", parents=[common], help="its nodes and jobs")
-    verbs.add_parser("shell", parents=[common], help="a shell on its login node")
+    verbs.add_parser("down", parents=[common], help="stop it, and remove every trace of it")
+    verbs.add_parser("status", parents=[common], help="show its nodes and jobs")
+    verbs.add_parser("shell", parents=[common], help="start a shell on its login node")
     run = verbs.add_parser("run", parents=[common], help="run a command on its login node")
     run.add_argument("command", nargs="+", metavar="-- COMMAND …", help="the command")
     return top
 
 
 def up(arguments: argparse.Namespace) -> int:
-    """Start a sandbox and say how to use it."""
+    """Start a sandbox and print how to use it."""
     start = time.monotonic()
     if arguments.install:
         packages.install()
@@ -71,9 +71,9 @@ def up(arguments: argparse.Namespace) -> int:
 
 
 def down(arguments: argparse.Namespace) -> int:
-    """Take a sandbox away."""
+    """Stop and remove a sandbox."""
     existed = cluster.down(arguments.name)
-    print(f"The sandbox {arguments.name!r} {'is gone' if existed else 'was not there'}.")
+    print(f"The sandbox {arguments.name!r} {'is gone' if existed else 'did not exist'}.")
     return 0
 
 
@@ -87,7 +87,7 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a command on the login node; its exit status is ours."""
+    """Run a command on the login node. Returns its exit status."""
     env = cluster.environment(arguments.name)
     try:
         return subprocess.run(arguments.command, env=env).returncode
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def shell(arguments: argparse.Namespace) -> int:
-    """A shell on the login node; its exit status is ours."""
+    """Start a shell on the login node. Returns its exit status."""
     cluster.environment(arguments.name)  # is it up?
     print(f"A shell on the login node of {arguments.name!r}; leave it with exit.", flush=True)
     arguments.command = [os.environ.get("SHELL", "/bin/sh")]

@@ -1,4 +1,4 @@
-"""Bring a sandbox up, take it down, and say how it is."""
+"""Start a sandbox, remove it, and show its state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cluster_ddp.sandbox import config, network, packages
 from cluster_ddp.sandbox.layout import CONTROLLER, SLURM, STATE_ROOT, Layout, check_name, search_path
 from cluster_ddp.slurm import commands
 
-START_TIMEOUT_S = 180.0  # for what hangs only: what ends is noticed at once
+START_TIMEOUT_S = 180.0  # for a daemon that hangs: one that ends is noticed at once
 _STEP_TIMEOUT_S = 20
 SLURMCTLD_PORT = 6817  # slurm.conf(5): the default
 
@@ -31,7 +31,7 @@ class Daemon(NamedTuple):
 
 
 def up(name: str, *, nodes: int, gpus_per_node: int, slurm: Path | None = None) -> Layout:
-    """Start a sandbox and wait until a step has run on every node, and all are idle.
+    """Start a sandbox and wait until a step has run on every node and all nodes are idle.
 
     Args:
         name: of the sandbox.
@@ -40,10 +40,11 @@ def up(name: str, *, nodes: int, gpus_per_node: int, slurm: Path | None = None) 
         slurm: the prefix of its Slurm; None for the PATH's.
 
     Returns:
-        Where everything is; `slurm_conf` is what SLURM_CONF must point at.
+        Its names, addresses and paths. SLURM_CONF must point at `slurm_conf`.
 
     Raises:
-        SandboxError: this machine can't, one of that name is up, or it did not start; then nothing is left of it.
+        SandboxError: this machine can't run one, the name or a size is not allowed, a sandbox of that name exists, or
+            this one did not start; then nothing of it is left.
     """
     packages.require(slurm)
     layout = Layout(name=name, index=0, nodes=nodes, gpus_per_node=gpus_per_node)
@@ -61,13 +62,13 @@ def up(name: str, *, nodes: int, gpus_per_node: int, slurm: Path | None = None) 
 
 
 def down(name: str) -> bool:
-    """End a sandbox and remove every trace of it, also of one that crashed or never came up.
+    """Stop a sandbox and remove every trace of it, even if it crashed or never started.
 
     Returns:
         Whether there was anything to remove.
 
     Raises:
-        SandboxError: not root.
+        SandboxError: not root, or the name is not allowed.
     """
     check_name(name)
     packages.require_root()
@@ -78,20 +79,20 @@ def down(name: str) -> bool:
 
 
 def _exists(name: str) -> bool:
-    """Whether there is anything of a sandbox."""
+    """Whether any trace of a sandbox exists."""
     return (STATE_ROOT / name).exists() or bool(network.namespaces(name) or network.interfaces(name))
 
 
 def names() -> list[str]:
-    """The sandboxes of this machine, whole or in ruins."""
+    """The names of this machine's sandboxes, crashed ones included."""
     return sorted(path.name for path in STATE_ROOT.glob("*") if path.is_dir())
 
 
 def environment(name: str) -> dict[str, str]:
-    """The environment for commands on the sandbox's login node (which is this machine itself).
+    """The environment for commands on the sandbox's login node (this machine itself).
 
     Raises:
-        SandboxError: no such sandbox is up.
+        SandboxError: no sandbox of that name is up, or the name is not allowed.
     """
     check_name(name)
     slurm_conf = STATE_ROOT / name / "slurm.conf"
@@ -99,7 +100,7 @@ def environment(name: str) -> dict[str, str]:
         others = ", ".join(names()) or "none"
         raise SandboxError(
             f"Using the sandbox {name!r}:",
-            f"it is not up; up are: {others}.",
+            f"it is not up; sandboxes on this machine: {others}.",
             f"cluster-ddp sandbox up --name {name}",
         )
     outer = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
@@ -107,10 +108,10 @@ def environment(name: str) -> dict[str, str]:
 
 
 def node_states(name: str) -> dict[str, str]:
-    """Node -> its state in sinfo's words ("idle", "mixed", "down*" …).
+    """Node -> its state, as sinfo prints it ("idle", "mixed", "down*" …).
 
     Raises:
-        SandboxError: no such sandbox is up.
+        SandboxError: no sandbox of that name is up.
         SlurmError: its controller does not answer.
     """
     arguments = ["sinfo", "--noheader", "--Node", "--partition=main", "--format=%N %T"]
@@ -120,7 +121,7 @@ def node_states(name: str) -> dict[str, str]:
 
 @contextmanager
 def _lock() -> Iterator[None]:
-    """One `up` or `down` at a time on a machine. The last sandbox's `down` takes the folder away."""
+    """One `up` or `down` at a time on a machine. The last sandbox's `down` removes the folder of all sandboxes."""
     descriptor = _locked_state_root()
     try:
         yield
@@ -131,7 +132,7 @@ def _lock() -> Iterator[None]:
 
 
 def _locked_state_root() -> int:
-    """The descriptor of the folder of all sandboxes, locked; made anew if the holder before took it away."""
+    """The descriptor of the folder of all sandboxes, locked. If the holder before removed it, it is made again."""
     while True:
         STATE_ROOT.mkdir(mode=0o755, exist_ok=True)
         descriptor = os.open(STATE_ROOT, os.O_RDONLY)
@@ -143,13 +144,13 @@ def _locked_state_root() -> int:
 
 @contextmanager
 def _claimed(layout: Layout) -> Iterator[Layout]:
-    """The layout with an index that nobody uses; its folder is made, with the index written down."""
+    """The layout with a free index. Its folder is made, and the index is written into it."""
     with _lock():
         if _exists(layout.name):
             raise SandboxError(
                 f"Starting the sandbox {layout.name!r}:",
-                "one of that name is there already.",
-                f"use it (cluster-ddp sandbox status --name {layout.name}), take it away "
+                "a sandbox of that name exists already.",
+                f"use it (cluster-ddp sandbox status --name {layout.name}), remove it "
                 f"(… down --name {layout.name}), or start another (… up --name OTHER)",
             )
         taken = {_index(name) for name in names()}
@@ -163,7 +164,7 @@ def _claimed(layout: Layout) -> Iterator[Layout]:
             raise SandboxError(
                 f"Starting the sandbox {layout.name!r}:",
                 "every subnet 10.213.0.0/24 to 10.213.255.0/24 is in use on this machine.",
-                "take a sandbox away: cluster-ddp sandbox status shows them",
+                f"remove a sandbox: cluster-ddp sandbox down --name NAME   (their names: ls {STATE_ROOT})",
             )
         claimed.folder.mkdir(mode=0o755)
         _index_file(layout.name).write_text(f"{claimed.index}\n")
@@ -189,7 +190,7 @@ def _start_daemons(layout: Layout) -> list[Daemon]:
     munge = layout.munge_socket.parent
     files = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
     options = [f"--{option}={munge / name}" for option, name in files.items()]
-    # --force: munged would rather not run as root, but the key and the socket are root's here.
+    # --force: munged objects to running as root, but the key and the socket are root's here.
     munged = ["munged", "--force", f"--key-file={munge / 'key'}", *options]
     daemons = [_start(layout, CONTROLLER, [*munged, "--foreground"], "munged")]
     _wait_for(layout.munge_socket.exists, layout, daemons)
@@ -223,15 +224,15 @@ def _start(layout: Layout, host: str, command: list[str], log: str) -> Daemon:
 
 
 def wait_until_usable(layout: Layout, nodes: Sequence[str], daemons: Sequence[Daemon]) -> None:
-    """Wait until a step has run on every one of `nodes`.
+    """Wait until a step has run on each of `nodes`.
 
-    A node that slurmctld calls idle may still refuse a launch, with "Communication connection failure" (seen with
-    22.05 just after its slurmd was started).
+    A node that slurmctld calls idle may still refuse a launch with "Communication connection failure" (seen with
+    22.05, just after its slurmd was started).
 
     Args:
         layout: of the sandbox.
         nodes: their names.
-        daemons: what was started for it.
+        daemons: those whose end is an error.
 
     Raises:
         SandboxError: one of `daemons` has ended, or it takes longer than `START_TIMEOUT_S`.
@@ -250,7 +251,7 @@ def wait_until_given_up(layout: Layout, node: str) -> None:
 
 
 def _controller_listens(layout: Layout) -> bool:
-    """Whether it can be asked; sinfo would insist for ten seconds."""
+    """Whether slurmctld accepts connections. sinfo would try for ten seconds."""
     try:
         socket.create_connection((layout.controller_address, SLURMCTLD_PORT), timeout=0.5).close()
     except OSError:
@@ -259,7 +260,7 @@ def _controller_listens(layout: Layout) -> bool:
 
 
 def _takes_steps(layout: Layout, nodes: Sequence[str]) -> bool:
-    """Whether a step of one task on every one of these nodes ends well. It fits beside jobs that leave a CPU free."""
+    """Whether a step with one task on each of these nodes succeeds. It needs one free CPU on each."""
     where = (f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", "--ntasks-per-node=1", "--mem=1", "--time=1")
     step = ["timeout", str(_STEP_TIMEOUT_S), "srun", f"--immediate={_STEP_TIMEOUT_S // 2}", *where, "true"]
     with open(layout.folder / "log" / "srun.out", "wb") as output:
@@ -279,11 +280,11 @@ def _wait_for(condition: Callable[[], bool], layout: Layout, daemons: Sequence[D
     while not condition():
         dead = [daemon.name for daemon in daemons if daemon.process.poll() is not None]
         if dead or time.monotonic() > deadline:
-            complaint = f"{', '.join(dead)} ended at once" if dead else f"not all was up within {START_TIMEOUT_S:g} s"
+            complaint = f"{', '.join(dead)} ended" if dead else f"not everything was up within {START_TIMEOUT_S:g} s"
             raise SandboxError(
                 f"Starting the sandbox {layout.name!r}:",
                 f"{complaint}. The logs end with:\n{_log_ends(layout)}",
-                "mend what they say; or does a firewall keep bridged packets from passing (iptables -L FORWARD)?",
+                "fix what they report, or check whether a firewall drops bridged packets: iptables -L FORWARD",
             )
         time.sleep(0.1)
 
@@ -295,7 +296,7 @@ def _log_ends(layout: Layout) -> str:
 
 
 def _remove(name: str) -> None:
-    """Remove what there is of a sandbox; each step works whether or not the others did."""
+    """Remove every part of a sandbox that exists. No step needs the others to succeed."""
     network.end_processes(name)
     network.remove(name)
     shutil.rmtree(STATE_ROOT / name, ignore_errors=True)

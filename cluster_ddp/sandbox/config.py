@@ -18,7 +18,7 @@ CPUS_PER_GPU = 4
 NODE_MEMORY_MB = 16000
 
 _SLURM_CONF = """\
-# The sandbox {name!r} of cluster_ddp; gone with it.
+# The sandbox {name!r} of cluster_ddp. `cluster-ddp sandbox down` removes this file.
 ClusterName={name}
 SlurmctldHost={controller}({controller_address})
 SlurmUser=root
@@ -44,14 +44,14 @@ SlurmdParameters=config_overrides
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
-# Quick where a cluster is patient, so that faults can be tried out.
+# Shorter than on a cluster, so that faults can be tried out quickly.
 KillWait=15
 SlurmdTimeout=20
 SlurmctldTimeout=20
 BatchStartTimeout=20
 CompleteWait=0
 SchedulerParameters=sched_interval=5,bf_interval=5,batch_sched_delay=0,sched_min_interval=100000
-# scontrol tells of ended jobs for a day: there is no accounting to ask.
+# There is no accounting: scontrol shows ended jobs for a day instead.
 MinJobAge=86400
 DefMemPerCPU=500
 {plugin_dir}
@@ -61,12 +61,12 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 Priorit
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE DefaultTime=60 PriorityTier=10 PreemptMode=OFF State=UP
 """
 
-# Where a node takes longer than MessageTimeout (10 s) to answer, slurmctld repeats its order a minute later (seen on a
-# busy machine, 22.05). On a cluster no requeued job has started again by then; here, the order to end a step would end
-# the one of the new start.
+# If a node takes longer than MessageTimeout (10 s) to answer, slurmctld repeats its order a minute later (seen on a
+# busy machine, 22.05). On a cluster no requeued job has started again by then. Here a job may have, and a repeated
+# order to end a step would end the step of its new start.
 _PATIENT = "MessageTimeout=60\nDebugFlags=NO_CONF_HASH\n"
 
-# The nodes share one machine's cores, whatever CPUs they claim; and their GPUs are none, so that ranks use the CPU.
+# The nodes share one machine's cores, whatever CPUs they claim. Their GPUs are dummies, so ranks use the CPU.
 _TASK_PROLOG = f"""\
 #!/bin/sh
 echo "export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-1}}"
@@ -84,7 +84,7 @@ def slurm_version(layout: Layout) -> tuple[int, int]:
 
 
 def write(layout: Layout, slurm: Path | None) -> None:
-    """Write the sandbox's folder: configuration, dummy devices, and the folders its daemons want.
+    """Write the sandbox's folder: configuration, dummy devices, and the folders that its daemons need.
 
     Args:
         layout: of the sandbox.
@@ -97,7 +97,7 @@ def write(layout: Layout, slurm: Path | None) -> None:
         (folder / part).mkdir(parents=True, mode=0o755)
     conf = _slurm_conf(layout)
     layout.slurm_conf.write_text(conf)
-    layout.slurmctld_conf.write_text(conf + _PATIENT)  # commands insist as long: theirs is another
+    layout.slurmctld_conf.write_text(conf + _PATIENT)  # not for commands: they would wait as long
     layout.hosts.write_text(_hosts(layout))
     prolog = folder / "task_prolog"
     prolog.write_text(_TASK_PROLOG)
@@ -109,7 +109,7 @@ def write(layout: Layout, slurm: Path | None) -> None:
     key.write_bytes(os.urandom(1024))
     if layout.gpus_per_node:
         for gpu in range(layout.gpus_per_node):
-            # Another name for /dev/null: Slurm wants a device file for each GPU and never opens it.
+            # The device of /dev/null: Slurm needs a device file for each GPU and never opens it.
             os.mknod(folder / "dev" / f"gpu{gpu}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
         (folder / "gres.conf").write_text(f"Name=gpu File={folder}/dev/gpu{_range(layout)}\n")
 

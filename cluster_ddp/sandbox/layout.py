@@ -20,7 +20,7 @@ class Layout:
     """Where everything of one sandbox is.
 
     Raises:
-        SandboxError: a name or a size that can't be.
+        SandboxError: the name, or a number of nodes or GPUs, is not allowed.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Layout:
             if not low <= value <= high:
                 raise SandboxError(
                     f"A sandbox with {field} {value}:",
-                    f"one machine can play {low} to {high}.",
+                    f"a sandbox can have {low} to {high}.",
                     f"give {field} a number from {low} to {high}",
                 )
 
     @property
     def folder(self) -> Path:
-        """State of the sandbox; gone when it is down."""
+        """The sandbox's state; `down` removes it."""
         return STATE_ROOT / self.name
 
     @property
@@ -67,7 +67,7 @@ class Layout:
 
     @property
     def slurm(self) -> Path:
-        """A link to the prefix of its Slurm; not there where that is the PATH's."""
+        """A link to the prefix of its Slurm; missing if it uses the PATH's."""
         return self.folder / SLURM
 
     @property
@@ -112,23 +112,27 @@ class Layout:
         return f"{namespace_prefix(self.name)}{host}"
 
     def link(self, host: str) -> str:
-        """The bridge's end of a host's link: at most 15 characters, as Linux wants."""
+        """The bridge's end of a host's link: at most 15 characters, Linux's limit."""
         return f"{self.bridge}{host.replace('node', 'n')}"
 
 
 def search_path(prefix: Path | None) -> str:
-    """The PATH with the programs of a prefix first, if it is there."""
+    """The PATH, with a prefix's bin and sbin first if they exist."""
     ours = [str(prefix / part) for part in ("bin", "sbin") if (prefix / part).is_dir()] if prefix else []
     return ":".join([*ours, os.environ.get("PATH", os.defpath)])
 
 
 def check_name(name: str) -> None:
-    """Raise SandboxError unless `name` may name a sandbox."""
+    """Check a sandbox's name.
+
+    Raises:
+        SandboxError: the name is not allowed.
+    """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{0,19}", name):
         raise SandboxError(
             f"A sandbox named {name!r}:",
-            "a name is 1 to 20 letters, digits and '-', the first no '-'.",
-            "choose another --name",
+            "a name has 1 to 20 letters, digits and '-', and does not begin with '-'.",
+            "choose another name: --name my-sandbox",
         )
 
 

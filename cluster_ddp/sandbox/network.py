@@ -1,6 +1,6 @@
 """The sandbox's network: a bridge, and for every host a namespace with a link to it.
 
-Also the processes of a sandbox: one belongs to it if it lives in one of its namespaces, so none can be overlooked.
+Also the processes of a sandbox: all that run in its namespaces, so none is overlooked.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ def ip(*arguments: str) -> str:
     """Run ip(8).
 
     Raises:
-        SandboxError: it failed, in its words.
+        SandboxError: it failed; the error has its message.
     """
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=30)
     if done.returncode != 0:
         raise SandboxError(
             f"Building the sandbox's network with: ip {' '.join(arguments)}",
             done.stderr.strip() or f"exit status {done.returncode}.",
-            "a sandbox needs root and a kernel that may make network namespaces, bridges and veth pairs; "
-            "containers often may not (docker run --privileged may)",
+            "run it as root, where the kernel allows network namespaces, bridges and veth pairs; "
+            "most containers do not (docker run --privileged does)",
         )
     return done.stdout
 
@@ -80,17 +80,17 @@ def enter(layout: Layout, host: str, command: Sequence[str]) -> list[str]:
 
 
 def namespaces(name: str) -> list[Path]:
-    """The namespaces of a sandbox that exist, also after a crash."""
+    """The paths of a sandbox's namespaces that exist, also after a crash."""
     return sorted(NAMESPACE_ROOT.glob(f"{namespace_prefix(name)}*"))
 
 
 def processes(name: str) -> list[int]:
-    """The ids of all processes that live in a sandbox's namespaces."""
+    """The ids of all processes in a sandbox's namespaces."""
     return processes_in(namespaces(name))
 
 
 def processes_in(paths: Iterable[Path]) -> list[int]:
-    """The ids of all processes that live in these namespaces."""
+    """The ids of all processes in these network namespaces."""
     inodes = {path.stat().st_ino for path in paths}
     pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
     return [pid for pid in pids if _net(pid) in inodes]
@@ -125,7 +125,7 @@ def interfaces(name: str) -> list[str]:
 def remove(name: str) -> None:
     """Remove a sandbox's links, bridge and namespaces.
 
-    The links would go with their namespaces, but only some time after them.
+    The kernel removes a namespace's links too, but only some time after it.
     """
     for interface in interfaces(name):
         ip("link", "delete", interface)

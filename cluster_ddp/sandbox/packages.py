@@ -25,12 +25,12 @@ PROGRAMS = (*_OF_SLURM, "munged", "ip", "nsenter", "unshare")
 
 
 def missing_programs(programs: Sequence[str] = PROGRAMS, *, path: str | None = None) -> list[str]:
-    """Those that are not on `path` (by default the PATH)."""
+    """The programs that are not on `path` (by default the PATH)."""
     return [program for program in programs if shutil.which(program, path=path) is None]
 
 
 def require_root() -> None:
-    """Check that this user may play a cluster.
+    """Check that this user may manage a sandbox.
 
     Raises:
         SandboxError: not root.
@@ -44,7 +44,7 @@ def require_root() -> None:
 
 
 def require(slurm: Path | None = None) -> None:
-    """Check that this machine can play a cluster at all.
+    """Check that this machine can run a sandbox.
 
     Args:
         slurm: the prefix of a Slurm that is not on the PATH.
@@ -57,7 +57,7 @@ def require(slurm: Path | None = None) -> None:
         raise SandboxError(
             f"Using the Slurm in {slurm}:",
             f"not in its bin or sbin: {', '.join(missing)}.",
-            "give --slurm the folder that a Slurm was installed to",
+            "give --slurm the prefix that Slurm was installed to: --slurm /opt/slurm",
         )
     if missing := missing_programs(path=search_path(slurm)):
         raise SandboxError(
@@ -83,7 +83,7 @@ def install(programs: Sequence[str] = PROGRAMS, names: Sequence[str] = PACKAGES)
     if shutil.which("apt-get") is None or os.geteuid() != 0:
         raise SandboxError(
             f"{asked}:",
-            "that works as root on Debian and Ubuntu (apt-get) only.",
+            "it works only as root on Debian and Ubuntu (apt-get).",
             f"install these programs yourself: {', '.join(missing_programs(programs))}",
         )
     for command in (
@@ -94,20 +94,20 @@ def install(programs: Sequence[str] = PROGRAMS, names: Sequence[str] = PACKAGES)
 
 
 def call(command: Sequence[str], asked: str) -> None:
-    """Run a command of the packages' management.
+    """Run a command of the package manager.
 
     Args:
-        command: its arguments.
+        command: program and arguments.
         asked: the first part of the error.
 
     Raises:
-        SandboxError: it failed, in its words, or took longer than 10 minutes.
+        SandboxError: it failed, or took longer than 10 minutes. The error has the end of its output.
     """
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     except subprocess.TimeoutExpired:
-        raise SandboxError(asked, "no end within 10 minutes.", "look at the network, and try again") from None
+        raise SandboxError(asked, "it took longer than 10 minutes.", "check the network, and try again") from None
     if done.returncode != 0:
         said = "\n  ".join(done.stderr.strip().splitlines()[-5:])
-        raise SandboxError(asked, said or f"exit status {done.returncode}.", "mend what it says, and try again")
+        raise SandboxError(asked, said or f"exit status {done.returncode}.", "fix what it reports, and try again")

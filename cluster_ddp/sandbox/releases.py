@@ -1,7 +1,7 @@
 """Other releases of Slurm than the system's: Debian's packages, unpacked into a folder of the user's cache.
 
-A prefix has its programs in bin and its plugins in lib/slurm, as `make install` of Slurm's sources leaves them, and
-needs nothing of the system's libraries. The system's packages are not touched.
+A prefix has its programs in bin and its plugins in lib/slurm, as `make install` of Slurm's sources leaves them. It uses
+none of the system's libraries. The system's packages are not touched.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ exec -a slurmd "$daemons/slurmd-wlm" -d "$daemons/slurmstepd-wlm" "$@"
 
 
 def fetch(version: str) -> Path:
-    """The prefix of a release, which is downloaded (30 MB) if it is not in the cache.
+    """Download a release (30 MB), unless it is in the cache.
 
     Args:
-        version: one of `SUITES`.
+        version: a key of `SUITES`.
 
     Returns:
-        What `up --slurm` takes.
+        Its prefix, for `up --slurm`.
 
     Raises:
-        SandboxError: it cannot be downloaded or unpacked here.
+        SandboxError: it can't be downloaded or unpacked here.
     """
     prefix = _cache() / f"slurm-{version}"
     if prefix.exists():
@@ -66,7 +66,7 @@ def _cache() -> Path:
 
 
 def _download(version: str, work: Path) -> list[Path]:
-    """The packages of a release and of all that they need, by an apt with a configuration of its own."""
+    """Download the packages of a release and their dependencies, by an apt with its own configuration."""
     suite, mirror = SUITES[version], mirror_in(_apt_sources())
     asked = f"Downloading Slurm {version} from {mirror} ({suite}):"
     if not _KEYRING.exists():
@@ -91,18 +91,19 @@ def _download(version: str, work: Path) -> list[Path]:
     archives = sorted((work / "cache/archives").glob("*.deb"))
     if not any(archive.name.startswith(f"slurmctld_{version}.") for archive in archives):
         found = next((archive.name for archive in archives if archive.name.startswith("slurmctld_")), "none")
-        raise SandboxError(asked, f"it has {found}.", "choose another --slurm-version, or give a --slurm PREFIX")
+        hint = "choose another --slurm-version, or install this one and give --slurm PREFIX"
+        raise SandboxError(asked, f"the mirror has {found}.", hint)
     return archives
 
 
 def _apt_sources() -> str:
-    """The machine's own."""
+    """The text of the machine's own apt sources."""
     places = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
     return "\n".join(place.read_text() for place in places if place.suffix in (".list", ".sources") and place.exists())
 
 
 def mirror_in(sources: str) -> str:
-    """The first Debian mirror that apt sources, of either form, name; Debian's own if they name none."""
+    """The first Debian mirror in the text of apt sources (.list or .sources); Debian's own if there is none."""
     found = re.search(r"^(?:deb |URIs:).*?(\S+://\S+/debian)/?(?:\s|$)", sources, re.MULTILINE)
     return found[1] if found else _FALLBACK_MIRROR
 

@@ -67,7 +67,7 @@ def test_a_second_sandbox_beside_the_first(slurm: Cluster) -> None:
         assert "2 nodes with 0 GPUs each" in done.stdout
         assert len(network.interfaces(NAME)) == 4  # the bridge, the controller's link, two nodes'
         again = door("up", "--name", NAME)
-        assert (again.returncode, "one of that name is there already" in again.stderr) == (2, True)
+        assert (again.returncode, "a sandbox of that name exists already" in again.stderr) == (2, True)
         config = door("run", "--name", NAME, "--", "scontrol", "show", "config").stdout
         assert re.search(r"MessageTimeout +=\s+60 sec", config)  # else orders to a busy node may come twice
         where = "hostname; cat /proc/net/fib_trie | grep -o '10\\.213\\.[0-9]*\\.1[0-9]' | head -n 1"
@@ -81,7 +81,7 @@ def test_a_second_sandbox_beside_the_first(slurm: Cluster) -> None:
         assert door("run", "--name", NAME, "--", "sh", "-c", "exit 7").returncode == 7
     finally:
         assert door("down", "--name", NAME).returncode == 0
-    assert "was not there" in door("down", "--name", NAME).stdout
+    assert "did not exist" in door("down", "--name", NAME).stdout
 
 
 def test_a_node_that_came_back_takes_a_step_at_once(

@@ -192,7 +192,7 @@ def test_dry_run_takes_one_step(tmp_path: Path) -> None:
         ("--seed -1", "seed must be"),
         ("--dry-run --checkpoint-every 3h", "a whole number of epochs, steps or minutes"),
         ("--dry-run --stop-signals USR3", "no such signal"),
-        ("--deterministic --tune always", "what is the fastest may differ"),
+        ("--deterministic --tune always", "the fastest layout may differ"),
     ],
 )
 def test_bad_options_are_refused_at_once(tmp_path: Path, arguments: str, mentioned: str) -> None:

@@ -140,7 +140,7 @@ def words_for_a_terminal(write: Callable[[bytes], object]) -> None:
 @pytest.mark.parametrize(
     ("answer", "found"),
     [
-        (endless, "more than 70,536 bytes, and the file has fewer"),
+        (endless, "more than 70,536 bytes came, and the file has fewer"),
         (drops_of_content, "not done after 1 s"),
         (drops_of_headers, "not done after 1 s"),
         (bomb, "file-0.gz holds more than the 5,000 bytes of file-0"),
