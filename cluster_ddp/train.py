@@ -20,6 +20,7 @@ from cluster_ddp.launch.spec import ARRAY_TASK
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.result import TrainResult
 from cluster_ddp.runtime import stop_signals
+from cluster_ddp.runtime.fork import rank_exit
 
 PROGRAM = "cluster-ddp train"
 
@@ -68,4 +69,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    rank_exit.after(lambda: sys.exit(main()))
