@@ -106,13 +106,13 @@ class _Mnist:
         return Train(tuple(options)).config({ARRAY_TASK: "0", **values}, program=PROGRAM)
 
 
-class _Door(types.ModuleType):
+class _Callable(types.ModuleType):
     """Makes this module callable: once imported, it hides the function `cluster_ddp.submit` of the same name."""
 
     __call__ = staticmethod(api.submit)
 
 
-sys.modules[__name__].__class__ = _Door
+sys.modules[__name__].__class__ = _Callable
 
 if __name__ == "__main__":
     sys.exit(main())

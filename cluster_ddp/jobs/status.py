@@ -69,12 +69,12 @@ def run_statuses(runs_dir: Path, asked: Sequence[str]) -> list[RunStatus]:
     folders_in = functools.cache(_folders)
     chosen = [_chosen(word, runs_dir, folders_in) for word in asked or [""]]
     known = _known([record for _, folders in chosen for path, record in folders.items() if _is_slurms(path, record)])
-    found: dict[str, RunStatus] = {}
+    found: dict[Path | str, RunStatus] = {}  # a job on this machine may have the id of one on Slurm
     for label, folders in chosen:
         of_these = [_run_status(path, record, known) for path, record in folders.items()]
         if label and not of_these:
             of_these = _without_folder(label, runs_dir)
-        found |= {one.job: one for one in of_these}
+        found |= {one.run_dir or one.job: one for one in of_these}
     return list(found.values())
 
 
@@ -158,8 +158,8 @@ def _status(folder: Path, record: Mapping[str, Any], known: _Known) -> JobStatus
     if not _is_slurms(folder, record):
         try:
             return ThisMachine().statuses(record["job"], None, folder)[0]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None  # a damaged ended.json
+        except (OSError, RunDirError):
+            return None
     tasks = known.get((record["cluster"], _job(record)), {})
     task = record["job"].partition("_")[2]
     # Waiting tasks share one record, with a name such as "3-7%4".

@@ -31,8 +31,8 @@ def take(folder: Path, run_dir: Path) -> None:
         RunDirError: `folder` is not in a git checkout, or a file can't be copied.
     """
     root, copy = _root(folder), run_dir / File.CODE
-    copy.mkdir()
     try:
+        copy.mkdir()
         for name in _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"):
             _copy(root / name, copy / name)
         for name in _git(root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from cluster_ddp.errors import SandboxError, SlurmError
-from cluster_ddp.sandbox import config, network, packages
+from cluster_ddp.sandbox import claims, config, network, packages
 from cluster_ddp.sandbox.layout import CONTROLLER, SLURM, STATE_ROOT, Layout, check_name, search_path
 from cluster_ddp.slurm import commands
 
@@ -48,7 +46,7 @@ def up(name: str, *, nodes: int, gpus_per_node: int, slurm: Path | None = None) 
     """
     packages.require(slurm)
     layout = Layout(name=name, index=0, nodes=nodes, gpus_per_node=gpus_per_node)
-    with _claimed(layout) as layout:
+    with claims.claimed(layout) as layout:
         try:
             config.write(layout, slurm)
             network.build(layout)
@@ -72,20 +70,10 @@ def down(name: str) -> bool:
     """
     check_name(name)
     packages.require_root()
-    with _lock():
-        existed = _exists(name)
+    with claims.lock():
+        existed = claims.exists(name)
         _remove(name)
     return existed
-
-
-def _exists(name: str) -> bool:
-    """Whether any trace of a sandbox exists."""
-    return (STATE_ROOT / name).exists() or bool(network.namespaces(name) or network.interfaces(name))
-
-
-def names() -> list[str]:
-    """The names of this machine's sandboxes, crashed ones included."""
-    return sorted(path.name for path in STATE_ROOT.glob("*") if path.is_dir())
 
 
 def environment(name: str) -> dict[str, str]:
@@ -97,7 +85,7 @@ def environment(name: str) -> dict[str, str]:
     check_name(name)
     slurm_conf = STATE_ROOT / name / "slurm.conf"
     if not slurm_conf.exists():
-        others = ", ".join(names()) or "none"
+        others = ", ".join(claims.names()) or "none"
         raise SandboxError(
             f"Using the sandbox {name!r}:",
             f"it is not up; sandboxes on this machine: {others}.",
@@ -117,73 +105,6 @@ def node_states(name: str) -> dict[str, str]:
     arguments = ["sinfo", "--noheader", "--Node", "--partition=main", "--format=%N %T"]
     lines = commands.run(arguments, env=environment(name), timeout_s=15).splitlines()
     return dict(line.split(maxsplit=1) for line in lines)
-
-
-@contextmanager
-def _lock() -> Iterator[None]:
-    """One `up` or `down` at a time on a machine. The last sandbox's `down` removes the folder of all sandboxes."""
-    descriptor = _locked_state_root()
-    try:
-        yield
-    finally:
-        if not any(STATE_ROOT.iterdir()):
-            STATE_ROOT.rmdir()
-        os.close(descriptor)
-
-
-def _locked_state_root() -> int:
-    """The descriptor of the folder of all sandboxes, locked. If the holder before removed it, it is made again."""
-    while True:
-        STATE_ROOT.mkdir(mode=0o755, exist_ok=True)
-        descriptor = os.open(STATE_ROOT, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if STATE_ROOT.exists() and os.path.samestat(os.fstat(descriptor), STATE_ROOT.stat()):
-            return descriptor
-        os.close(descriptor)
-
-
-@contextmanager
-def _claimed(layout: Layout) -> Iterator[Layout]:
-    """The layout with a free index. Its folder is made, and the index is written into it."""
-    with _lock():
-        if _exists(layout.name):
-            raise SandboxError(
-                f"Starting the sandbox {layout.name!r}:",
-                "a sandbox of that name exists already.",
-                f"use it (cluster-ddp sandbox status --name {layout.name}), remove it "
-                f"(… down --name {layout.name}), or start another (… up --name OTHER)",
-            )
-        taken = {_index(name) for name in names()}
-        free = (
-            candidate
-            for candidate in (_with_index(layout, index) for index in range(256))
-            if candidate.index not in taken and network.subnet_is_free(candidate)
-        )
-        claimed = next(free, None)
-        if claimed is None:
-            raise SandboxError(
-                f"Starting the sandbox {layout.name!r}:",
-                "every subnet 10.213.0.0/24 to 10.213.255.0/24 is in use on this machine.",
-                f"remove a sandbox: cluster-ddp sandbox down --name NAME   (their names: ls {STATE_ROOT})",
-            )
-        claimed.folder.mkdir(mode=0o755)
-        _index_file(layout.name).write_text(f"{claimed.index}\n")
-        yield claimed
-
-
-def _with_index(layout: Layout, index: int) -> Layout:
-    return Layout(name=layout.name, index=index, nodes=layout.nodes, gpus_per_node=layout.gpus_per_node)
-
-
-def _index_file(name: str) -> Path:
-    return STATE_ROOT / name / "index"
-
-
-def _index(name: str) -> int | None:
-    try:
-        return int(_index_file(name).read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _start_daemons(layout: Layout) -> list[Daemon]:
@@ -247,7 +168,7 @@ def wait_until_given_up(layout: Layout, node: str) -> None:
     Raises:
         SandboxError: it takes longer than `START_TIMEOUT_S`.
     """
-    _wait_for(lambda: node_states(layout.name)[node].startswith("down"), layout, [])
+    _wait_for(lambda: node_states(layout.name)[node].startswith("down"), layout, [], f"Waiting until {node} is down")
 
 
 def _controller_listens(layout: Layout) -> bool:
@@ -275,14 +196,16 @@ def _all_idle(layout: Layout) -> bool:
     return len(states) == layout.nodes and set(states.values()) == {"idle"}
 
 
-def _wait_for(condition: Callable[[], bool], layout: Layout, daemons: Sequence[Daemon]) -> None:
+def _wait_for(
+    condition: Callable[[], bool], layout: Layout, daemons: Sequence[Daemon], doing: str = "Starting the sandbox"
+) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while not condition():
         dead = [daemon.name for daemon in daemons if daemon.process.poll() is not None]
         if dead or time.monotonic() > deadline:
-            complaint = f"{', '.join(dead)} ended" if dead else f"not everything was up within {START_TIMEOUT_S:g} s"
+            complaint = f"{', '.join(dead)} ended" if dead else f"it took longer than {START_TIMEOUT_S:g} s"
             raise SandboxError(
-                f"Starting the sandbox {layout.name!r}:",
+                f"{doing} ({layout.name}):",
                 f"{complaint}. The logs end with:\n{_log_ends(layout)}",
                 "fix what they report, or check whether a firewall drops bridged packets: iptables -L FORWARD",
             )

@@ -107,7 +107,8 @@ def remembered_jobs(
         except SlurmError:
             break
         for fields in (line.split("|") for line in lines if line.count("|") == 4):
-            jobs.setdefault(fields[1].partition("_")[0], []).append(_remembered(*fields))
+            job = re.split("[_+]", fields[1])[0]  # of "12_3", an array's task, or "12+1", of a heterogeneous job
+            jobs.setdefault(job, []).append(_remembered(*fields))
     return jobs
 
 

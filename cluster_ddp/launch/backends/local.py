@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.contract import File
+from cluster_ddp.errors import RunDirError
 from cluster_ddp.launch.backends import Held, submit_env
 from cluster_ddp.slurm.job_status import JobStatus
 
@@ -58,16 +60,20 @@ class ThisMachine:
         """Return the job's status, from ended.json in its run directory and from its process.
 
         Raises:
-            ValueError, KeyError: ended.json is damaged.
+            RunDirError: ended.json is damaged.
         """
         running = _is_running(label, folder)  # before its outcome is read: the job writes that, then ends
         state, exit_code = "RUNNING", 0
+        path = folder / File.OUTCOME
         try:
-            outcome = json.loads((folder / File.OUTCOME).read_text())
+            outcome = json.loads(path.read_text())
             state, exit_code = str(outcome["state"]), int(outcome["exit_code"])
         except FileNotFoundError:
             if not running:
                 state, exit_code = "FAILED", 1  # it ended before its tasks started, or was killed
+        except (ValueError, KeyError, TypeError) as error:
+            hint = f"remove it, and the job counts as failed: rm {shlex.quote(str(path))}"
+            raise RunDirError(f"Reading {path}:", "it is damaged.", hint) from error
         return [
             JobStatus(
                 job_id=int(label),

@@ -46,7 +46,7 @@ def check(plan: Plan, *, ask_cluster: bool) -> list[Advice]:
         try:
             groups = partitions.read(cluster=_cluster(plan.spec))
             config = commands.run(["scontrol", "show", "config"])
-            requeue_default = "JobRequeue              = 1" in config
+            requeue_default = re.search(r"^JobRequeue\s*= 1\s*$", config, re.MULTILINE) is not None
             _check_array_size(plan.spec, config)
             warnings += [Advice("cluster", text) for text in feasibility.check(plan.spec, groups)]
         except SlurmError as error:

@@ -73,7 +73,6 @@ class Checkpointer:
         RunDirError: the run directory can't be written, or another job is using it.
         SpecError: `every` is not an interval, `keep` is below 1, or a signal does not exist.
         DataError: too few samples are left in the epoch for this number of ranks.
-        OSError: files of an earlier run can't be set aside, or metrics.jsonl can't be continued.
     """
 
     def __init__(
@@ -299,7 +298,8 @@ class Checkpointer:
 
     def _resume(self, resume: str | os.PathLike[str]) -> None:
         """Load the checkpoint to resume from. Rank 0 chooses it for all ranks."""
-        found = self.world.broadcast(choose(self.world, self._folder, resume) if self.world.is_main else None)
+        with self.run_dir.written():
+            found = self.world.broadcast(choose(self.world, self._folder, resume) if self.world.is_main else None)
         if found is None or not found[2]:
             self.run_dir.begin_metrics()
         if found is None:
@@ -316,6 +316,7 @@ class Checkpointer:
         self._is_training = self.shard.seen == self.shard.size  # only the code after the last batch remains
         if is_own:
             self._saved = self._place
-            self.run_dir.continue_metrics(metrics_bytes)
+            with self.run_dir.written():
+                self.run_dir.continue_metrics(metrics_bytes)
         place = f"step {self.steps}, epoch {self.epoch + 1}, {self.shard.seen} of its {self.shard.size} samples seen"
         self.world.print("\n  ".join([f"Resuming from {path}: {place}", *differences]))

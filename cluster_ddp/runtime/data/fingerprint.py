@@ -25,7 +25,7 @@ def fingerprint(dataset: Dataset[object]) -> str | None:
         return None
     digest = hashlib.sha256()
     for tensor in dataset.tensors:
-        rows = torch.linspace(0, len(tensor) - 1, _SAMPLES, device=tensor.device).long()
+        rows = torch.linspace(0, len(tensor) - 1, _SAMPLES if len(tensor) else 0, device=tensor.device).long()
         sample = tensor[rows].cpu().contiguous()
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(sample.reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from cluster_ddp.errors import DataError
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler
 
 log = logging.getLogger("cluster_ddp")
@@ -32,11 +33,14 @@ class ResidentSet(Dataset[Batch]):
             returns them unchanged.
 
     Raises:
-        AssertionError: the tensors have different numbers of samples.
+        DataError: no tensors, or tensors with different numbers of samples.
     """
 
     def __init__(self, *tensors: torch.Tensor, transform: Callable[..., Batch] = _as_they_are) -> None:
-        assert len({len(tensor) for tensor in tensors}) == 1, "the tensors have different numbers of samples"
+        sizes = [len(tensor) for tensor in tensors]
+        if len(set(sizes)) != 1:
+            found = f"they have {sizes} samples." if sizes else "there is none."
+            raise DataError("Making a ResidentSet of tensors:", found, "give one or more, with a sample in each row")
         self.tensors, self.transform = tensors, transform
 
     def __len__(self) -> int:

@@ -10,7 +10,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +54,23 @@ class RunDir:
         self.path, self.world = Path(path or default_run_dir(name, world)), world
         if not world.is_main:
             return
-        try:
+        with self.written():
             self._make()
             self._lock = RunLock(self.path / File.LOCK, world.topology)
             remove_leftovers(self.path)
-        except OSError as error:
-            raise RunDirError(
-                f"Writing to the run directory {self.path}:",
-                f"{error.strerror or error}.",
-                "choose a directory that you may write to: --run-dir PATH",
-            ) from error
         self._metrics = MetricsFile(self.path / File.METRICS)
         final_flush.expect(self._metrics)
         reserve_descriptors()
+
+    @contextmanager
+    def written(self) -> Iterator[None]:
+        """Raise a RunDirError for an OSError of the body, which writes to the run directory."""
+        try:
+            yield
+        except OSError as error:
+            asked = f"Writing to the run directory {self.path}:"
+            hint = "choose a directory that you may write to: --run-dir PATH"
+            raise RunDirError(asked, f"{error.strerror or error}.", hint) from error
 
     @property
     def resume_command(self) -> str:

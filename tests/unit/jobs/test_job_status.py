@@ -94,7 +94,7 @@ def test_forgotten_jobs_are_looked_up_in_the_accounting_all_at_once(capsys, fake
     submit(array="0-1")
     slurm_says(fake_slurm, record(99))
     remembered = [
-        "12|12|CANCELLED by 1000|0:15|01:00:00",
+        "12|12+0|CANCELLED by 1000|0:15|01:00:00",
         "16|15_0|COMPLETED|0:0|00:00:05",
         "15|15_1|FAILED|3:0|00:00:06",
     ]
@@ -194,6 +194,14 @@ def test_what_others_wrote_moves_no_cursor_and_no_column(capsys, fake_slurm: Fak
     assert all(character.isprintable() or character == "\n" for character in said)
     assert "13   ?]0;title????evil" in said and "(?[31mred)" in said
     assert max(map(len, said.splitlines())) < 300
+
+
+def test_jobs_here_and_on_slurm_with_the_same_id_are_both_shown(capsys, folder: Path) -> None:
+    for name, script in (("here", "job.sh"), ("there", "job.sbatch")):
+        (folder / "runs" / name).mkdir(parents=True)
+        (folder / "runs" / name / script).touch()
+        (folder / "runs" / name / "spec.json").write_text(json.dumps({**SPEC, "job": "13"}))
+    assert [row[0] for row in rows(capsys)] == ["13", "13"]
 
 
 def test_a_damaged_end_of_a_job_on_this_machine_is_no_end(capsys, folder: Path) -> None:

@@ -203,6 +203,16 @@ def test_a_functions_exception_is_in_the_error() -> None:
         submit(function=fails).result(timeout_s=scaled(60))
 
 
+@pytest.mark.parametrize("text", ["{", '{"state": "COMPLETED"}', "[]"])
+def test_a_damaged_outcome_is_a_short_error(text: str) -> None:
+    job = submit("true")
+    job.wait(timeout_s=scaled(60))
+    (job.run_dir / "ended.json").write_text(text)
+    for ask in (job.status, resume.find(job.run_dir, job.run_dir.parent).refuse_unended):
+        with pytest.raises(RunDirError, match=r"ended\.json:\n  it is damaged"):
+            ask()
+
+
 def test_the_job_goes_on_without_us(tmp_path: Path) -> None:
     """Submitted by a process that ends; looked at by this one."""
     code = (
@@ -227,7 +237,10 @@ def test_what_was_stopped_in_time_is_started_again_as_often_as_it_may() -> None:
     assert "error: stopped in time, but started again 2 times already (--max-requeues 2)." in job.logs()
     job = submit("bash", "-c", "exit $((${SLURM_RESTART_COUNT:-0} ? 0 : 75))")
     assert job.result(timeout_s=scaled(60)) == 0
-    assert processes_of(job) == []
+    deadline = time.monotonic() + scaled(10)  # it ends once its outcome is written
+    while processes_of(job):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_each_start_has_a_secret_that_only_its_ranks_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

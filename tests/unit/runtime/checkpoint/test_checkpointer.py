@@ -384,6 +384,21 @@ def test_never_sets_aside_what_an_earlier_job_has_left(world: World, tmp_path: P
     assert not (tmp_path / "checkpoints.2").exists() and not (tmp_path / "metrics.2.jsonl").exists()
 
 
+@pytest.mark.parametrize(("resume", "name"), [("never", "checkpoints"), ("auto", "metrics.jsonl")])
+def test_earlier_files_that_cannot_be_changed_are_a_short_error(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: str, name: str
+) -> None:
+    end_at(world, tmp_path, 8)
+
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    owner, function = {"checkpoints": (Path, "rename"), "metrics.jsonl": (os, "ftruncate")}[name]
+    monkeypatch.setattr(owner, function, refused)
+    with pytest.raises(RunDirError, match=r"(?s)Writing to the run directory .*Permission denied\."):
+        end_at(world, tmp_path, 5, resume=resume)
+
+
 @pytest.mark.parametrize("resume", ["never", "PATH"])
 def test_an_earlier_runs_records_are_never_cut(world: World, tmp_path: Path, resume: str) -> None:
     """Also where this run saved a checkpoint before it had anything to record."""

@@ -25,4 +25,5 @@ def test_tensors_are_looked_at_in_places() -> None:
     assert found == fingerprint(ResidentSet(images.clone(), labels)) != fingerprint(TensorDataset(images))
     others = (images.flip(0), labels), (images, labels + 1), (images.float(), labels), (images[:999], labels[:999])
     assert found not in {fingerprint(TensorDataset(*other)) for other in others}
+    assert fingerprint(TensorDataset(torch.empty(0, 3))) is not None
     assert fingerprint(TensorDataset(torch.empty(3, 0), torch.ones(3, dtype=torch.bfloat16))) is not None
