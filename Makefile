@@ -27,15 +27,14 @@ demo: $(VENV)/.installed  ## train the MNIST CNN here; SLURM=sandbox does it on 
 WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
-# Debian's releases of Slurm beside the system's; the last one runs the tests marked every_slurm in `make test`.
-SLURM_VERSIONS := 24.11 26.05
-
 test: $(VENV)/.installed  ## all tests, those on a real Slurm and on a newer one included (as root on Debian/Ubuntu)
 	$(PYTEST)
-	$(PYTEST) tests/slurm -m every_slurm --slurm-version $(lastword $(SLURM_VERSIONS))
 
-test-unit: $(VENV)/.installed  ## the tests that need no Slurm
-	$(PYTEST) tests/unit
+test-unit: $(VENV)/.installed  ## the tests that need no Slurm, without the longest
+	$(PYTEST) tests/unit -m "not long"
+
+# Debian's releases of Slurm beside the system's.
+SLURM_VERSIONS := 24.11 26.05
 
 test-slurms: $(VENV)/.installed  ## the tests of jobs on Slurm 24.11 and 26.05 (fetched from Debian)
 	@set -e; for version in $(SLURM_VERSIONS); do \

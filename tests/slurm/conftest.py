@@ -1,11 +1,11 @@
-"""A real Slurm for the tests in this folder: one sandbox for the whole session."""
+"""A real Slurm for the tests in this folder: sandboxes of the system's and of the newest, for the whole session."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,22 +26,43 @@ def machine() -> None:
         skip(str(error))
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the tests marked every_slurm on the newest Slurm, too, unless --slurm-version names one for all tests."""
+    is_marked = metafunc.definition.get_closest_marker("every_slurm")
+    if is_marked and "slurm" in metafunc.fixturenames and not metafunc.config.getoption("--slurm-version"):
+        metafunc.parametrize("slurm", [None, releases.NEWEST], indirect=True, ids=["system", releases.NEWEST])
+
+
 @pytest.fixture(scope="session")
-def slurm(machine: None, pytestconfig: pytest.Config) -> Iterator[Cluster]:
-    """Four nodes with two GPUs each."""
-    name, version = sandbox_name("test"), pytestconfig.getoption("--slurm-version")
+def sandboxes(machine: None, pytestconfig: pytest.Config) -> Iterator[Callable[[str | None], Cluster]]:
+    """Start a sandbox of a Slurm at its first use: four nodes with two GPUs each. They stay until the session's end."""
+    started: dict[str | None, Cluster] = {}
+
+    def sandbox(version: str | None) -> Cluster:
+        if version not in started:
+            name = sandbox_name("test" if version is None else f"test{version.replace('.', '')}")
+            layout = cluster.up(name, nodes=4, gpus_per_node=2, slurm=version and releases.fetch(version))
+            # The environment of these tests first on the PATH, as in a shell where it is activated.
+            env = cluster.environment(name)
+            env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+            started[version] = Cluster(layout, env, pytestconfig.getoption("--launcher"))
+        return started[version]
+
+    yield sandbox
+    for one in started.values():
+        cluster.down(one.name)
+
+
+@pytest.fixture(scope="session")
+def slurm(
+    request: pytest.FixtureRequest, sandboxes: Callable[[str | None], Cluster], pytestconfig: pytest.Config
+) -> Cluster:
+    """The sandbox to test on."""
+    version = getattr(request, "param", None) or pytestconfig.getoption("--slurm-version")
     try:
-        prefix = None if version is None else releases.fetch(version)
-        layout = cluster.up(name, nodes=4, gpus_per_node=2, slurm=prefix)
+        return sandboxes(version)
     except SandboxError as error:  # a container that may not make network namespaces, say
         skip(str(error))
-    try:
-        # The environment of these tests first on the PATH, as in a shell where it is activated.
-        env = cluster.environment(name)
-        env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
-        yield Cluster(layout, env, pytestconfig.getoption("--launcher"))
-    finally:
-        cluster.down(name)
 
 
 @pytest.fixture(scope="session")

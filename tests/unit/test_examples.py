@@ -8,8 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from cluster_ddp.mnist.files import IDX_FILES, raw_folder
 
+pytestmark = pytest.mark.long
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

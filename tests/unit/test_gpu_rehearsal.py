@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from slowness import scaled
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 GPU_TESTS = ROOT / "tests" / "gpu"
 

@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 TRAIN = ("-m", "cluster_ddp.train", "--dataset", "digits", "--epochs", "1")
@@ -118,17 +119,15 @@ def test_the_environment_has_what_the_wheel_asks_for_and_nothing_else(python: Pa
     assert pytests == "None"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_digits_are_learned(python: Path, tmp_path: Path, ranks: int) -> None:
-    said = run([python, *TRAIN], tmp_path, ranks=ranks)
-    assert f"{ranks} ranks, 1437 training samples" in said
+def test_the_digits_are_learned(python: Path, tmp_path: Path) -> None:
+    said = run([python, *TRAIN], tmp_path)
+    assert "1 ranks, 1437 training samples" in said
     assert "Test set: Average loss" in said
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_script_of_ones_own_gathers_objects(python: Path, tmp_path: Path, ranks: int) -> None:
+def test_a_script_of_ones_own_gathers_objects(python: Path, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN_SCRIPT)
-    assert str([{"rank": rank} for rank in range(ranks)]) in run([python, "own.py"], tmp_path, ranks=ranks)
+    assert str([{"rank": 0}, {"rank": 1}]) in run([python, "own.py"], tmp_path, ranks=2)
 
 
 def test_jobs_are_rendered(python: Path, tmp_path: Path) -> None:
