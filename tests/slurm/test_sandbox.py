@@ -236,5 +236,5 @@ def test_without_slurm_it_names_what_is_missing(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(SandboxError, match="slurmctld") as caught:
         packages.require()
     assert "--install" in caught.value.hint
-    with pytest.raises(SandboxError, match=r"apt-get\) only"):
+    with pytest.raises(SandboxError, match=r"only as root on Debian and Ubuntu \(apt-get\)"):
         packages.install()
