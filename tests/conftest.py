@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import signal_handlers
 
@@ -14,6 +15,10 @@ from cluster_ddp.sandbox import cluster, releases
 
 # Threads that outnumber the cores wait actively: five times the CPU time. torch reads this where it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Time limits of tests are for hangs only: the machine may be busy.
+hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tests")
 
 # `nohup make test &` begins with these ignored, and so would what the tests start and then interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

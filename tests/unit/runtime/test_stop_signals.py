@@ -174,7 +174,7 @@ def test_it_stops_in_time_before_the_jobs_end(
     assert told.reason() == "the job's time is nearly up"
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(text=st.text(max_size=12) | st.from_regex(r"-?\d{1,30}", fullmatch=True))
 @example("")
 @example("Unknown")
@@ -187,7 +187,7 @@ def test_no_end_time_does_harm(said: pytest.LogCaptureFixture, text: str) -> Non
     assert flag(text).reason() is None
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(end=st.integers(0, 10**21))
 def test_no_end_time_does_harm_where_clocks_are_apart(said: pytest.LogCaptureFixture, end: int) -> None:
     assert flag(end, ("node2", 3600.0)).reason() is None

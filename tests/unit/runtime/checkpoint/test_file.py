@@ -107,7 +107,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(value=plain)
 def test_whatever_plain_value_can_be_copied_comes_back(tmp_path: Path, value: Any) -> None:
     """What HostCopy takes, and read then refuses, would be noticed only when a training is to go on."""
@@ -165,7 +165,7 @@ def test_any_byte_changed_is_damage(tmp_path: Path) -> None:
         assert found is None or (index == len(content) - 1 and same(found, state))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_no_edit_gives_another_state(tmp_path: Path, data: st.DataObject) -> None:
     """Bytes put in the place of others, more or fewer: a page of zeros, a block of another file, an appended line."""
