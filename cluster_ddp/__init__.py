@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from cluster_ddp.runtime.distributed import distributed
     from cluster_ddp.runtime.finite import FiniteCheck
     from cluster_ddp.runtime.meter import Meter
+    from cluster_ddp.runtime.model.learning_rate import lr_scale, with_warmup
     from cluster_ddp.runtime.progress_bar import Progress
     from cluster_ddp.runtime.run_dir.run_dir import RunDir
     from cluster_ddp.runtime.stop_signals import Stopped
@@ -85,8 +86,10 @@ __all__ = [
     "World",
     "__version__",
     "distributed",
+    "lr_scale",
     "submit",
     "submit_array",
+    "with_warmup",
 ]
 
 # The modules of the names that are imported on first use.
@@ -104,8 +107,10 @@ _MODULES = {
     "Topology": "slurm.topology",
     "World": "runtime.world",
     "distributed": "runtime.distributed",
+    "lr_scale": "runtime.model.learning_rate",
     "submit": "api",
     "submit_array": "api",
+    "with_warmup": "runtime.model.learning_rate",
 }
 
 # Our batch scripts start Python with the warnings ignored: a warning that comes before the handler would end it.

@@ -24,8 +24,9 @@ and exit with status 2 (`exit_on_error`). A traceback from this package means a 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 USAGE_EXIT_STATUS = 2
 
@@ -107,6 +108,13 @@ class JobNotFoundError(SlurmError):
 
 class SandboxError(ClusterDDPError):
     """A sandbox that can't be made, found or removed here."""
+
+
+def options_of(function: Callable[..., Any], *, without: Collection[str]) -> list[str]:
+    """Return the names of the keyword arguments that a function takes, without some of them."""
+    import inspect
+
+    return [name for name in inspect.signature(function).parameters if name not in without]
 
 
 def nearest(word: str, legal: Iterable[str]) -> str:

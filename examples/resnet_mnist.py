@@ -27,7 +27,7 @@ def main(data_dir: str) -> None:
         for _ in checkpoint.epochs(2):
             for images, labels in shard:
                 optimizer.zero_grad()
-                F.cross_entropy(model(images.to(world.device)), labels.to(world.device)).backward()
+                F.cross_entropy(model(images), labels).backward()
                 optimizer.step()
                 checkpoint.step()
 
@@ -35,7 +35,7 @@ def main(data_dir: str) -> None:
         correct = seen = 0
         with torch.no_grad():
             for images, labels in test_shard:
-                correct += int((model(images.to(world.device)).argmax(1).cpu() == labels).sum())
+                correct += int((model(images).argmax(1) == labels).sum())
                 seen += len(labels)
         world.print(f"accuracy {world.mean(correct, seen):.4f}")
 

@@ -80,12 +80,11 @@ class Training:
 
     def train(self, epoch: int) -> None:
         """Train the rest of an epoch (from 1). Each log line has the mean loss over all ranks since the last line."""
-        shard, device = self.train_shard, self.world.device
+        shard = self.train_shard
         self.step.model.train()
         start_s, seen_before = time.perf_counter(), shard.seen
         with Progress(f"epoch {epoch}", total=shard.size, enabled=self.world.is_main) as progress:
             for images, labels in shard:
-                images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
                 loss = self.step.backward(images, labels, shard)
                 if self.finite.may_update(loss, step=shard.step, epoch=epoch):
                     self.step.update(epoch - 1 + shard.progress)
@@ -107,7 +106,6 @@ class Training:
         shard, device = self.test_shard, self.world.device
         loss_sum = correct = torch.zeros((), device=device)
         for images, labels in shard:
-            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
             output = self.step.output(images)
             loss_sum = loss_sum + F.nll_loss(output, labels, reduction="sum")
             correct = correct + (output.argmax(dim=1) == labels).sum()

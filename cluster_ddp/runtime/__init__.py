@@ -4,6 +4,7 @@ world        a training's view of all ranks: collectives, DDP, data; `distribute
 rendezvous   how the ranks find each other
 device       the device of a rank
 data         the samples of a rank
+model        a model under DDP
 checkpoint   saving, resuming, stopping in time
 run_dir      the files of a run except its checkpoints
 failure      how the ranks end when one of them fails

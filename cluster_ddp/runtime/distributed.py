@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 
 from cluster_ddp.runtime import process_group, rendezvous, stop_signals
+from cluster_ddp.runtime.collectives import DEFAULT_COLLECTIVE_TIMEOUT_S
 from cluster_ddp.runtime.data.workers import keep_through_stops
 from cluster_ddp.runtime.device import device as devices
 from cluster_ddp.runtime.device import nonblocking_wait, streams
@@ -24,7 +25,7 @@ from cluster_ddp.runtime.rendezvous.network_interface import choose_interface
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.runtime.run_dir import final_flush
 from cluster_ddp.runtime.stop_signals import Stopped
-from cluster_ddp.runtime.world import DEFAULT_COLLECTIVE_TIMEOUT_S, World
+from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.topology import Topology
 
 log = logging.getLogger("cluster_ddp")

@@ -6,13 +6,13 @@ import os
 import sys
 
 
-def say(text: str) -> None:
-    """Print a line at once. If stdout fails, say so once on stderr and drop all later lines."""
+def say(text: str, end: str = "\n") -> None:
+    """Print a text and `end` at once. If stdout fails, say so once on stderr and drop all later lines."""
     try:
         try:
-            print(text, flush=True)
+            print(text, end=end, flush=True)
         except UnicodeEncodeError:
-            print(text.encode("ascii", "backslashreplace").decode(), flush=True)
+            print(text.encode("ascii", "backslashreplace").decode(), end=end, flush=True)
     except (OSError, ValueError) as error:  # ValueError: somebody closed it
         # Its buffer would fail again at exit, and Python would end with status 120.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from cluster_ddp._version import __version__
 from cluster_ddp.errors import CheckpointError
@@ -16,6 +15,7 @@ from cluster_ddp.runtime.checkpoint import compatibility, file, rng
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, with_tensors
 from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.meter import PerRank
+from cluster_ddp.runtime.model.plain import plain
 from cluster_ddp.runtime.world import World
 
 _WITH_SETTINGS = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler
@@ -57,7 +57,7 @@ class TrainingState:
         self.world, self.shard = world, shard
         self.steps = self.epoch = 0
         self._identity, self._meters = dict(identity), dict(meters)
-        self._parts = {name: _bare(part) for name, part in parts.items()}
+        self._parts = {name: plain(part) for name, part in parts.items()}
         self._made_with = {
             name: compatibility.settings(part.state_dict())
             for name, part in self._parts.items()
@@ -209,10 +209,6 @@ class TrainingState:
             },
             "made_with": self._made_with,
         }
-
-
-def _bare(part: Stateful) -> Stateful:
-    return part.module if isinstance(part, DistributedDataParallel) else part
 
 
 def _parameters_and_buffers(part: Stateful) -> set[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from cluster_ddp.errors import SpecError, nearest, options_of
+from cluster_ddp.runtime.data import on_gpu
 from cluster_ddp.runtime.data.resident import ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Indices
 from cluster_ddp.runtime.seeds import seed_all
@@ -16,13 +18,14 @@ _MAX_WORKERS = 8  # a default that keeps a GPU busy; you may set more
 
 
 class Loader:
-    """Iterates over a rank's batches of the epoch that `batches` is set to. The batches are on the CPU.
+    """Iterates over a rank's batches of the epoch that `batches` is set to.
 
     Args:
         dataset: a dataset with items by index.
         batches: this rank's sample indices.
         device: the device that the batches are for; for a GPU they are pinned.
         cpus: number of CPUs of this rank.
+        to_device: copy the batches to the device; else they stay on the CPU.
         options: for DataLoader; they replace these defaults: for a GPU, one worker for each CPU but one, at most 8; on
             a CPU, none, since the training needs the CPUs. Workers are kept from epoch to epoch.
     """
@@ -34,11 +37,13 @@ class Loader:
         *,
         device: torch.device,
         cpus: int,
+        to_device: bool = True,
         **options: Any,
     ) -> None:
-        on_gpu = device.type == "cuda"
-        workers = options.setdefault("num_workers", min(cpus - 1, _MAX_WORKERS) if on_gpu else 0)
-        options.setdefault("pin_memory", on_gpu)
+        _check(options)
+        is_gpu = device.type == "cuda"
+        workers = options.setdefault("num_workers", min(cpus - 1, _MAX_WORKERS) if is_gpu else 0)
+        options.setdefault("pin_memory", is_gpu)
         if isinstance(dataset, ResidentSet):
             options.setdefault("collate_fn", _whole)
         if workers:
@@ -46,10 +51,14 @@ class Loader:
             dataset = _SeededInWorkers(dataset)
         # Its own generator: the loader would draw from the rank's, and in a resumed run once more than in another.
         options.setdefault("generator", torch.Generator().manual_seed(0))
-        self._loader: DataLoader[Any] = DataLoader(dataset, **{"batch_sampler": batches, **options})
+        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
+        self._device, self._ahead = device if to_device and is_gpu else None, bool(workers)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._loader)
+        if self._device is None:
+            return iter(self._loader)
+        # Without workers, the next batch's random numbers would be drawn before this step's: no copy ahead then.
+        return on_gpu.copied(self._loader, self._device, ahead=self._ahead)
 
 
 class _SeededInWorkers(Dataset[Any]):
@@ -67,6 +76,23 @@ class _SeededInWorkers(Dataset[Any]):
         if hasattr(self.dataset, "__getitems__"):
             return self.dataset.__getitems__(list(indices))
         return [self.dataset[index] for index in indices]
+
+
+_CHOSEN = {
+    "shuffle": "world.shard(…, shuffle_seed=1) shuffles each epoch anew",
+    "batch_sampler": "give the order of an epoch's samples: world.shard(…, sampler=lambda seed, epoch: indices)",
+}
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    legal = options_of(DataLoader.__init__, without=("self", "dataset", *_CHOSEN))
+    for name in options:
+        asked = f"world.shard(…, {name}=…):"
+        if name in _CHOSEN:
+            raise SpecError(asked, "ranks share the samples, so world.shard chooses them.", _CHOSEN[name])
+        if name not in legal:
+            found = f"torch's DataLoader has no such option.{nearest(name, legal)}"
+            raise SpecError(asked, found, f"its options are {', '.join(legal)}")
 
 
 def _whole(batch: Any) -> Any:

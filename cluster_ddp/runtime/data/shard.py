@@ -8,14 +8,39 @@ an epoch is a number of samples, so that another number of ranks can resume from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime.seeds import stream_seed
+
+Order = Callable[[int, int], Sequence[int]]
+"""A sampler of one's own: from a random seed and an epoch to the indices of its samples, the same on every rank."""
+
+
+def epoch_size(dataset: Dataset[Any], sampler: object, seed: int | None, ranks: int) -> int:
+    """Return the number of samples in an epoch.
+
+    Raises:
+        DataError: the dataset has no length, as an IterableDataset; the sampler is one of torch's; or, with a seed,
+            there are fewer samples than ranks.
+    """
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        found = "it has no length and no index, so its place in an epoch can't be shared or resumed."
+        hint = "give a dataset with __len__ and __getitem__: an index of its files or records, read at __getitem__"
+        raise DataError(f"Sharing a {type(dataset).__name__} among ranks:", found, hint)
+    if sampler is not None and not callable(sampler):
+        found = "its order does not follow from a seed and an epoch, so ranks would differ, and none could resume."
+        hint = "give a function: sampler=lambda seed, epoch: indices"
+        raise DataError(f"Sharing samples by a {type(sampler).__name__}:", found, hint)
+    size = len(dataset if sampler is None else sampler(seed or 0, 0))
+    if seed is not None and size < ranks:
+        found = "a rank without samples can't take part in training."
+        raise DataError(f"Sharing {size} samples among {ranks} ranks:", found, f"use at most {size} GPUs")
+    return size
 
 
 class Indices(list[int]):
@@ -30,21 +55,38 @@ class DistributedBatchSampler(Sampler[list[int]]):
     """The sample indices of one rank, one list per step.
 
     Args:
-        size: number of samples in the dataset.
+        size: number of samples in an epoch, before `drop_last`.
         batch_size: samples per rank and step.
         rank: this rank.
         world_size: number of ranks.
         seed: random seed of the shuffle; None for the dataset's own order.
+        sampler: gives the order of an epoch, of `size` samples; None: each sample once.
+        drop_last: leave out an epoch's last global batch if it is smaller than the others.
 
     Raises:
-        DataError: `batch_size` is below 1.
+        DataError: `batch_size` is below 1; or `drop_last` leaves nothing.
     """
 
-    def __init__(self, size: int, batch_size: int, *, rank: int, world_size: int, seed: int | None) -> None:
+    def __init__(
+        self,
+        size: int,
+        batch_size: int,
+        *,
+        rank: int,
+        world_size: int,
+        seed: int | None,
+        sampler: Order | None = None,
+        drop_last: bool = False,
+    ) -> None:
         if batch_size < 1:
             raise DataError(f"Batches of {batch_size} samples:", "a batch has 1 or more.", "--batch-size 64")
-        self.size, self.rank, self.world_size, self.seed = size, rank, world_size, seed
+        self.rank, self.world_size, self.seed = rank, world_size, seed
         self.global_batch = batch_size * world_size
+        self.size = size // self.global_batch * self.global_batch if drop_last else size
+        if size > 0 == self.size:
+            asked = f"Global batches of {self.global_batch} samples, with drop_last=True:"
+            raise DataError(asked, f"there are only {size} samples.", "use smaller batches or fewer ranks")
+        self._samples, self._sampler = size, sampler
         self.epoch = self.first_step = 0
         self.bounds = self.bounds_from(0)
 
@@ -63,11 +105,21 @@ class DistributedBatchSampler(Sampler[list[int]]):
                 yield start + self.rank, stop
 
     def order(self) -> torch.Tensor:
-        """Return all sample indices in this epoch's order: int64, shape (size,), on the CPU."""
+        """Return all sample indices in this epoch's order: int64, one dimension, on the CPU.
+
+        Raises:
+            DataError: the sampler gives another number of samples than in the first epoch.
+        """
+        if self._sampler is not None:
+            order = torch.as_tensor(self._sampler(self.seed or 0, self.epoch), dtype=torch.int64)
+            if order.shape != (self._samples,):
+                found = f"it gave indices of shape {tuple(order.shape)}, and {self._samples} indices for epoch 0."
+                raise DataError(f"Sampling epoch {self.epoch}:", found, "return as many indices for each epoch")
+            return order
         if self.seed is None:
-            return torch.arange(self.size)
+            return torch.arange(self._samples)
         generator = torch.Generator().manual_seed(stream_seed(self.seed, self.epoch))
-        return torch.randperm(self.size, generator=generator)
+        return torch.randperm(self._samples, generator=generator)
 
     def __iter__(self) -> Iterator[list[int]]:
         order = self.order().tolist()
@@ -153,7 +205,7 @@ class Shard:
 
     @property
     def size(self) -> int:
-        """Number of samples in the whole dataset."""
+        """Number of samples in an epoch, of all ranks together."""
         return self.batches.size
 
     def __iter__(self) -> Iterator[Any]:

@@ -37,9 +37,8 @@ def _difference(world: cluster_ddp.World, dataset: Dataset[tuple[torch.Tensor, .
         resident.set_epoch(epoch)
         loaded.set_epoch(epoch)
         for ours, theirs in zip(resident, loaded, strict=True):
-            assert all(part.device.type == world.device.type for part in ours)
-            assert all(part.is_pinned() for part in theirs) or world.device.type == "cpu"
-            found = [float((one.cpu().double() - other.double()).abs().max()) for one, other in zip(ours, theirs)]
+            assert all(part.device.type == world.device.type for part in (*ours, *theirs))
+            found = [float((one.cpu().double() - other.cpu().double()).abs().max()) for one, other in zip(ours, theirs)]
             greatest = list(map(max, greatest, found))
     return greatest
 

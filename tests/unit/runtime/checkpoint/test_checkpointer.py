@@ -29,8 +29,8 @@ import cluster_ddp
 from cluster_ddp.errors import CheckpointError, RunDirError, SpecError
 from cluster_ddp.runtime.checkpoint import checkpointer, file, folder, stop_agreement
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
-from cluster_ddp.runtime.ddp_buckets import prebuild_ddp_buckets
 from cluster_ddp.runtime.meter import Meter
+from cluster_ddp.runtime.model.ddp_buckets import prebuild_ddp_buckets
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.seeds import seed_all
 from cluster_ddp.runtime.stop_signals import Stopped

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, RandomSampler, TensorDataset
 
-from cluster_ddp.errors import DataError
+from cluster_ddp.errors import ClusterDDPError, DataError
+from cluster_ddp.runtime.data import on_gpu
 from cluster_ddp.runtime.data.loader import Loader
 from cluster_ddp.runtime.data.resident import DeviceLoader, ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard
 from cluster_ddp.runtime.seeds import stream_seed
+from cluster_ddp.runtime.world import World
+from cluster_ddp.slurm.topology import Topology
 
 
 def shard_of(size: int, batches: DistributedBatchSampler) -> Shard:
@@ -139,3 +147,115 @@ def test_neighbouring_streams_have_different_seeds(seed: int, stream: int) -> No
     neighbours = {stream_seed(seed + i, stream + j) for i in range(3) for j in range(3)}
     assert len(neighbours) == 9
     assert all(0 <= value < 2**63 for value in neighbours)
+
+
+def alone() -> World:
+    return World(topology=Topology.from_environ({}), device=torch.device("cpu"))
+
+
+def test_a_sampler_of_ones_own_gives_the_order_of_each_epoch() -> None:
+    """Weighted sampling: indices may come twice. On two ranks each global batch is the sampler's."""
+
+    def sampler(seed: int, epoch: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(100 * seed + epoch)
+        return torch.multinomial(torch.tensor([1.0, 0, 3, 0]), 6, replacement=True, generator=generator)
+
+    for epoch in range(2):
+        ranks = []
+        for rank in range(2):
+            batches = DistributedBatchSampler(6, 2, rank=rank, world_size=2, seed=3, sampler=sampler)
+            batches.epoch = epoch
+            ranks.append(list(batches))
+        order = sampler(3, epoch).tolist()
+        assert [sorted(a + b) for a, b in zip(*ranks)] == [sorted(order[:4]), sorted(order[4:])]
+    shard = alone().shard(TensorDataset(torch.arange(4)), batch_size=4, shuffle_seed=3, sampler=sampler)
+    assert (shard.size, len(shard)) == (6, 2)
+    assert torch.cat([batch for (batch,) in shard]).tolist() == sampler(3, 0).tolist()
+
+
+def test_a_sampler_that_changes_its_mind_is_an_error() -> None:
+    shard = alone().shard(TensorDataset(torch.arange(4)), batch_size=2, sampler=lambda seed, epoch: range(4 - epoch))
+    assert len(list(shard)) == 2
+    shard.set_epoch(1)
+    with pytest.raises(DataError, match=r"shape \(3,\), and 4 indices for epoch 0"):
+        list(shard)
+
+
+def test_the_last_batch_can_be_dropped() -> None:
+    shard = alone().shard(TensorDataset(torch.arange(7)), batch_size=3, drop_last=True)
+    assert [batch.tolist() for (batch,) in shard] == [[0, 1, 2], [3, 4, 5]]
+    assert shard.seen == shard.size == 6 and len(shard) == 2
+    shuffled = alone().shard(TensorDataset(torch.arange(7)), batch_size=3, drop_last=True, shuffle_seed=1)
+    left_out = []
+    for epoch in range(20):
+        shuffled.set_epoch(epoch)
+        left_out += set(range(7)) - {int(sample) for (batch,) in shuffled for sample in batch}
+    assert len(left_out) == 20 and len(set(left_out)) > 3  # others in each epoch
+    with pytest.raises(DataError, match="there are only 7 samples"):
+        alone().shard(TensorDataset(torch.arange(7)), batch_size=8, drop_last=True)
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "words"),
+    [
+        (Stream(), {}, "Sharing a Stream among ranks:\n  it has no length and no index"),
+        (TensorDataset(torch.arange(4)), {"sampler": RandomSampler(range(4))}, "sampler=lambda seed, epoch: indices"),
+        (TensorDataset(torch.arange(4)), {"shuffle": True}, "shuffle_seed=1) shuffles each epoch anew"),
+        (TensorDataset(torch.arange(4)), {"batch_sampler": []}, "sampler=lambda seed, epoch: indices"),
+        (TensorDataset(torch.arange(4)), {"num_worker": 2}, "Did you mean num_workers?"),
+    ],
+)
+def test_what_cannot_be_shared_is_a_short_error(dataset: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ClusterDDPError) as caught:
+        alone().shard(dataset, batch_size=2, **options)
+    assert words in str(caught.value)
+
+
+class FakeStream:
+    """Stands in for a CUDA stream: notes what it is asked."""
+
+    def __init__(self, asked: list[str]) -> None:
+        self.asked = asked
+
+    def record_event(self) -> str:
+        return "event"
+
+    def wait_event(self, event: str) -> None:
+        self.asked.append(f"wait for the {event}")
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_gpus_next_batch_is_copied_while_this_one_is_used(monkeypatch: pytest.MonkeyPatch, ahead: bool) -> None:
+    """But not where its random numbers would be drawn in this process, before those of this step."""
+    asked: list[str] = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream(asked))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(asked))
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: asked.append("record"))
+
+    def batches() -> Iterator[tuple[torch.Tensor, str]]:
+        for number in range(3):
+            asked.append(f"make {number}")
+            yield torch.tensor(number), "label"
+
+    for batch, label in on_gpu.copied(batches(), torch.device("meta"), ahead=ahead):
+        assert batch.device.type == "meta" and label == "label"
+        asked.append("use")
+    handed = ["wait for the event", "record", "use"]
+    if ahead:
+        assert asked == ["make 0", "make 1", *handed, "make 2", *handed, *handed]
+    else:
+        assert asked == ["make 0", "use", "make 1", "use", "make 2", "use"]
+
+
+def test_batches_of_any_form_are_moved() -> None:
+    Pair = namedtuple("Pair", "a b")
+    batch = {"x": [torch.zeros(1), (torch.ones(1), "text")], "y": Pair(torch.ones(2), 3)}
+    found = on_gpu.moved(batch, torch.device("meta"))
+    assert found["x"][0].device.type == found["x"][1][0].device.type == found["y"].a.device.type == "meta"
+    assert (found["x"][1][1], found["y"].b) == ("text", 3) and type(found["y"]) is Pair

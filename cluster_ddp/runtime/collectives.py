@@ -1,0 +1,170 @@
+"""What all ranks do together: sums, maxima, waiting for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from cluster_ddp.errors import DataError
+from cluster_ddp.runtime import object_collectives, process_group
+from cluster_ddp.runtime.device import nonblocking_wait
+from cluster_ddp.runtime.rendezvous.secret import RunKey
+from cluster_ddp.slurm.topology import Topology
+
+T = TypeVar("T")
+
+DEFAULT_COLLECTIVE_TIMEOUT_S = 600.0
+_OPERATIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collectives:
+    """All ranks of the run, seen from one of them. Every rank must make the same calls in the same order."""
+
+    topology: Topology
+    """This rank's place."""
+    device: torch.device
+    """The device of this rank."""
+    collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S
+    """Seconds to wait for the other ranks in a collective."""
+    peer_failed: Callable[[], bool] = field(default=lambda: False, repr=False)
+    """Whether another rank is known to have failed."""
+    key: RunKey = field(default_factory=RunKey.of_one_process, repr=False)
+    """The key that only the ranks of this run have."""
+
+    @property
+    def rank(self) -> int:
+        """0 … world_size - 1."""
+        return self.topology.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.topology.world_size
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, the one that prints and writes."""
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here and their devices have finished their work. A collective.
+
+        Raises:
+            DeviceTimeoutError, PeerFailedError: as `synchronize`.
+            RuntimeError: gloo: a rank did not come in time or is gone.
+        """
+        self.synchronize()
+        process_group.barrier()
+
+    def synchronize(self) -> None:
+        """Wait until this rank's GPU has finished the work of the current stream; on a CPU return at once.
+
+        Use it before calls that would block until then (`tensor.item()`, `tensor.cpu()`). It lets signal handlers run,
+        and raises an error if other ranks have failed or hang.
+
+        Raises:
+            DeviceTimeoutError: the device was not done after `collective_timeout_s` seconds; a RuntimeError.
+            PeerFailedError: another rank failed; a RuntimeError.
+        """
+        nonblocking_wait.for_device(self.device, timeout_s=self.collective_timeout_s, peer_failed=self.peer_failed)
+
+    def sum(self, *values: float | torch.Tensor) -> list[float]:
+        """Add up values over all ranks. A collective: all ranks must call it, with as many values.
+
+        Args:
+            values: numbers or one-element tensors of this rank.
+
+        Returns:
+            One sum for each value, computed in float64; the same on every rank.
+
+        Raises:
+            DeviceTimeoutError, PeerFailedError: as `synchronize`.
+        """
+        return self._reduced(values, "sum")
+
+    def max(self, value: float | torch.Tensor) -> float:
+        """Return the largest of all ranks' values: numbers or one-element tensors. A collective; see `sum`."""
+        return self._reduced([value], "max")[0]
+
+    def min(self, value: float | torch.Tensor) -> float:
+        """Return the smallest of all ranks' values: numbers or one-element tensors. A collective; see `sum`."""
+        return self._reduced([value], "min")[0]
+
+    def all_reduce(self, tensor: torch.Tensor, operation: Literal["sum", "max", "min"] = "sum") -> torch.Tensor:
+        """Return the sum, maximum or minimum of all ranks' tensors, element by element. A collective.
+
+        Args:
+            tensor: of the same shape and dtype on every rank, on any device; it is not changed.
+            operation: "sum", "max" or "min".
+
+        Returns:
+            A tensor of that shape and dtype on this rank's device, the same on every rank.
+        """
+        self.synchronize()  # copying a tensor to the device would block until then
+        result = tensor.detach().to(self.device, copy=True).contiguous()
+        dist.all_reduce(result, op=_OPERATIONS[operation])
+        return result
+
+    def mean(self, total: float | torch.Tensor, count: float | torch.Tensor) -> float:
+        """Return the sum of `total` over all ranks, divided by the sum of `count`. A collective.
+
+        Args:
+            total: this rank's sum: a number or one-element tensor.
+            count: its number of samples: a number or one-element tensor.
+
+        Raises:
+            DataError: the counts of all ranks are 0.
+        """
+        all_total, all_count = self.sum(total, count)
+        if all_count == 0:
+            raise DataError("A mean over all ranks:", "no rank counted any sample.", "is the dataset empty?")
+        return all_total / all_count
+
+    def gather(self, value: T) -> list[T]:
+        """Return every rank's value, in the order of ranks, on every rank. A collective.
+
+        Objects other than plain data and tensors are pickled, which needs a secret (see `object_collectives`).
+
+        Raises:
+            ClusterDDPError: a value must be pickled, and the ranks share no secret.
+        """
+        return object_collectives.all_gather(value, self.key)
+
+    def gather_to_main(self, value: T) -> list[T] | None:
+        """Return the same as `gather` on rank 0, None on other ranks. A collective.
+
+        For each rank, rank 0 needs as much memory as the largest value.
+        """
+        return object_collectives.gather(value, self.key)
+
+    def broadcast(self, value: T) -> T:
+        """Return rank 0's value on every rank. A collective; values and errors as for `gather`."""
+        return object_collectives.broadcast(value, self.key)  # type: ignore[no-any-return]  # of the type that rank 0 gave
+
+    @contextmanager
+    def main_first(self, *, of_node: bool = False) -> Iterator[None]:
+        """Run the body on rank 0 first, then on all other ranks: to download or prepare files once. A collective.
+
+        Args:
+            of_node: on the first rank of each node, for files on a node's own disk.
+        """
+        is_first = self.topology.local_rank == 0 if of_node else self.is_main
+        if not is_first:
+            self.barrier()
+        yield
+        if is_first:
+            self.barrier()
+
+    def _reduced(self, values: Sequence[float | torch.Tensor], operation: str) -> list[float]:
+        self.synchronize()  # copying a number to the device would block until then
+        mine = [torch.as_tensor(value, dtype=torch.float64).reshape(()) for value in values]
+        total = torch.stack([value.to(self.device) for value in mine])
+        dist.all_reduce(total, op=_OPERATIONS[operation])
+        self.synchronize()
+        return [float(value) for value in total.tolist()]

@@ -1,0 +1,63 @@
+"""A model in DistributedDataParallel, with defaults for training that resumes exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from cluster_ddp.errors import SpecError, nearest, options_of
+from cluster_ddp.runtime.model.ddp_buckets import prebuild_ddp_buckets
+
+_NEVER = 2**31 - 1
+_CHOSEN = ("device_ids", "output_device")
+
+
+def wrap(
+    model: torch.nn.Module, device: torch.device, *, place: bool, options: Mapping[str, Any]
+) -> DistributedDataParallel:
+    """Wrap a model as `World.wrap` describes.
+
+    Args:
+        model: the model.
+        device: this rank's device.
+        place: move the model to the device.
+        options: for DistributedDataParallel; they replace the defaults.
+
+    Raises:
+        SpecError: DistributedDataParallel has no such option.
+    """
+    _check(options)
+    device_ids = [device.index] if place and device.type == "cuda" else None
+    model = model.to(device) if place else model
+    wrapped = DistributedDataParallel(model, device_ids=device_ids, **{"gradient_as_bucket_view": True, **options})
+    # In every hundredth step DDP would measure times: it waits for the device then, and no graph can capture that.
+    wrapped._set_ddp_runtime_logging_sample_rate(_NEVER)
+    if not wrapped.static_graph:  # its first backward pass must be a real one: it notes which parameters are used
+        prebuild_ddp_buckets(wrapped)
+    return wrapped
+
+
+def sync_batchnorm(model: torch.nn.Module, device: torch.device) -> tuple[torch.nn.Module, str]:
+    """Convert the BatchNorm layers of a model to SyncBatchNorm, which torch has for GPUs only.
+
+    Returns:
+        The model, and what to tell the user; empty if there is nothing to tell.
+    """
+    if device.type == "cpu":
+        return model, "SyncBatchNorm needs GPUs: on CPUs each rank's BatchNorm uses its own batch."
+    return torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), ""
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    legal = options_of(DistributedDataParallel.__init__, without=("self", "module", *_CHOSEN))
+    for name in options:
+        asked = f"world.wrap(model, {name}=…):"
+        if name in _CHOSEN:
+            hint = "leave it out; for a model on several devices: world.wrap(model, place=False)"
+            raise SpecError(asked, "world.wrap chooses it.", hint)
+        if name not in legal:
+            found = f"DistributedDataParallel has no such option.{nearest(name, legal)}"
+            raise SpecError(asked, found, f"its options are {', '.join(legal)}")

@@ -1,0 +1,170 @@
+"""What a user's own model and loop ask of the world: on two ranks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import run_ranks, slurm_step
+from torch import nn
+
+import cluster_ddp
+from cluster_ddp.errors import SpecError
+from cluster_ddp.runtime.model.plain import plain
+
+JOB_ID = 26_000 + os.getpid() % 2000
+
+
+class Branches(nn.Module):
+    """Uses one of its layers only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(3, 1), nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.used(x)
+        return out
+
+
+def batch(step: int, rank: int) -> torch.Tensor:
+    return torch.randn(4, 3, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def everything() -> None:
+    with cluster_ddp.distributed(cuda=False) as world:
+        options_of_ddp(world)
+        sync_batchnorm(world)
+        compiled(world)
+        accumulation(world)
+        collectives(world)
+        world.print("all", "right", sep=" is ")
+
+
+def options_of_ddp(world: cluster_ddp.World) -> None:
+    for options in ({"find_unused_parameters": True}, {"static_graph": True}, {"bucket_cap_mb": 1, "place": False}):
+        torch.manual_seed(0)
+        model = world.wrap(Branches() if options.get("find_unused_parameters") else nn.Linear(3, 1), **options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            model(batch(step, world.rank)).square().mean().backward()
+            optimizer.step()
+        weights = [parameter.tolist() for parameter in model.parameters()]
+        assert world.gather(weights) == [weights, weights]
+
+
+def sync_batchnorm(world: cluster_ddp.World) -> None:
+    model = world.wrap(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), sync_batchnorm=True)
+    assert type(model.module[1]) is nn.BatchNorm1d
+
+
+def compiled(world: cluster_ddp.World) -> None:
+    inside = world.wrap(torch.compile(nn.Linear(3, 1), backend="eager"))  # type: ignore[arg-type]
+    outside = torch.compile(world.wrap(nn.Linear(3, 1)), backend="eager")
+    for model in (inside, outside):
+        assert list(plain(model).state_dict()) == ["weight", "bias"]
+        with world.accumulate(model, 0, every=2, steps=4) as is_last:  # type: ignore[arg-type]
+            assert not is_last
+
+
+def accumulation(world: cluster_ddp.World) -> None:
+    """The gradients of four batches in two groups of an epoch of five: those of one batch of all."""
+    torch.manual_seed(0)
+    model = world.wrap(nn.Linear(3, 1))
+    updates = []
+    for step in range(5):
+        with world.accumulate(model, step, every=2, steps=5) as is_last:
+            model(batch(step, world.rank)).square().mean().backward()
+        gradient = model.module.weight.grad
+        assert gradient is not None
+        same = world.gather(gradient.clone())
+        assert torch.equal(same[0], same[1]) == is_last
+        if is_last:
+            updates.append(step)
+            if step == 1:
+                torch.manual_seed(0)
+                other = nn.Linear(3, 1)
+                for number in (0, 1):
+                    for rank in (0, 1):
+                        (other(batch(number, rank)).square().mean() / 2).backward()
+                assert other.weight.grad is not None
+                torch.testing.assert_close(gradient, other.weight.grad)
+            model.zero_grad()
+    assert updates == [1, 3, 4]
+
+
+def collectives(world: cluster_ddp.World) -> None:
+    assert (world.max(world.rank), world.min(torch.tensor(world.rank))) == (1, 0)
+    mine = torch.tensor([[1, 2], [3, 4]]) * (world.rank + 1)
+    assert world.all_reduce(mine).tolist() == [[3, 6], [9, 12]]
+    assert world.all_reduce(mine, "max").tolist() == [[2, 4], [6, 8]]
+    assert mine.tolist() == (torch.tensor([[1, 2], [3, 4]]) * (world.rank + 1)).tolist()
+    made = Path(os.environ["MADE"])
+    with world.main_first():
+        assert made.exists() == (not world.is_main)
+        made.touch()
+    with world.main_first(of_node=True):
+        pass
+
+
+def test_what_two_ranks_can_do(tmp_path: Path) -> None:
+    environments = [slurm_step(rank, 2, job_id=JOB_ID, MADE=str(tmp_path / "made")) for rank in range(2)]
+    ends = run_ranks(everything, environments, tmp_path)
+    assert [end.exit_code for end in ends] == [0, 0], ends
+    assert ends[0].output.count("SyncBatchNorm needs GPUs") == 1
+    assert "all is right\n" in ends[0].output and "all is right" not in ends[1].output
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"find_unused": True}, "Did you mean find_unused_parameters?"),
+        ({"device_ids": [0]}, "for a model on several devices: world.wrap(model, place=False)"),
+        ({"nonsense": 1}, "its options are dim, broadcast_buffers"),
+    ],
+)
+def test_options_that_ddp_has_not(world: cluster_ddp.World, options: dict[str, object], words: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        world.wrap(nn.Linear(1, 1), **options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(("rule", "factor"), [("linear", 0.25), ("sqrt", 0.5)])
+def test_the_learning_rate_of_another_global_batch(world: cluster_ddp.World, rule: str, factor: float) -> None:
+    assert cluster_ddp.lr_scale(world, 8, 32, rule) == factor  # type: ignore[arg-type]
+
+
+def test_a_learning_rate_that_warms_up(world: cluster_ddp.World) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    later = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    scheduler = cluster_ddp.with_warmup(optimizer, later, steps=4, start=0.2)
+    seen = []
+    for _ in range(9):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert seen == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1, 0.5, 0.5, 0.25])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda world: cluster_ddp.lr_scale(world, 0, 32),
+        lambda world: cluster_ddp.lr_scale(world, 8, 32, "cubic"),
+        lambda world: cluster_ddp.with_warmup(None, None, steps=0),  # type: ignore[arg-type]
+        lambda world: world.accumulate(world.wrap(nn.Linear(1, 1)), 0, every=0, steps=1).__enter__(),
+        lambda world: world.accumulate(nn.Linear(1, 1), 0, every=2, steps=1).__enter__(),
+    ],
+)
+def test_wrong_values_are_a_short_error(world: cluster_ddp.World, wrong) -> None:
+    with pytest.raises(SpecError):
+        wrong(world)
+
+
+def test_mixed_precision(world: cluster_ddp.World) -> None:
+    with world.autocast():
+        assert nn.Linear(1, 1)(torch.ones(1, 1)).dtype == torch.bfloat16
+    assert not world.grad_scaler(torch.bfloat16).is_enabled()
