@@ -1,19 +1,141 @@
-"""The examples that no Slurm test runs."""
+"""The examples run as their first lines say, alone and on two ranks, and resume as if they had not been stopped."""
 
 from __future__ import annotations
 
+import ast
+import difflib
+import functools
 import os
 import re
+import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ranks import Outcome, run_ranks, slurm_step
+from slowness import scaled
 
+import cluster_ddp
 from cluster_ddp.mnist.files import IDX_FILES, raw_folder
 
-pytestmark = pytest.mark.long
 EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
+JOB_ID = 28_000 + os.getpid() % 2000
+
+
+def run_example(name: str, arguments: tuple[str, ...], stop_at: int | None) -> None:
+    """In a rank: run a script as `python NAME` would; the first start gets USR1 after so many steps."""
+    if stop_at is not None:
+        step = cluster_ddp.Checkpointer.step
+
+        def stopped(self: cluster_ddp.Checkpointer) -> None:
+            if self.steps == stop_at:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            step(self)
+
+        cluster_ddp.Checkpointer.step = stopped  # type: ignore[method-assign]
+    sys.argv = [name, *arguments]
+    sys.path.insert(0, str(EXAMPLES))
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+def run(
+    folder: Path, name: str, *arguments: str, ranks: int, stop_at: int | None = None, restarts: int = 0
+) -> list[Outcome]:
+    folder.mkdir(exist_ok=True)
+    env = {"CLUSTER_DDP_RUN_DIR": str(folder / "run"), "SLURM_RESTART_COUNT": str(restarts)}
+    environments = [slurm_step(rank, ranks, job_id=JOB_ID + ranks, **env) for rank in range(ranks)]
+    return run_ranks(functools.partial(run_example, name, arguments, stop_at), environments, folder)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("hello_ddp.py", "The sum of all ranks is"),
+        ("collectives.py", "ranks: all results are right."),
+        ("ddp_from_scratch.py", "gradients equal DDP's"),
+        ("checkpoint_by_hand.py", "ranks have the same weights as before."),
+    ],
+)
+def test_it_does_what_it_says(tmp_path: Path, name: str, words: str, ranks: int) -> None:
+    ends = run(tmp_path, name, ranks=ranks)
+    assert [end.exit_code for end in ends] == [0] * ranks, ends
+    assert [words in end.output for end in ends] == [True, False][:ranks]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("name", "arguments"), [("ddp.py", ()), ("convnet.py", ("--epochs", "1"))])
+def test_a_stopped_training_prints_what_an_undisturbed_one_does(
+    tmp_path: Path, name: str, arguments: tuple[str, ...], ranks: int
+) -> None:
+    whole = run(tmp_path / "whole", name, *arguments, ranks=ranks)
+    assert [end.exit_code for end in whole] == [0] * ranks, whole
+    begun = run(tmp_path / "stopped", name, *arguments, ranks=ranks, stop_at=13)
+    assert [end.exit_code for end in begun] == [75] * ranks, begun
+    (tmp_path / "stopped" / "rank0.log").rename(tmp_path / "before")
+    ended = run(tmp_path / "stopped", name, *arguments, ranks=ranks, restarts=1)
+    assert [end.exit_code for end in ended] == [0] * ranks, ended
+    assert figures(begun[0]) + figures(ended[0]) == figures(whole[0]) != []
+
+
+def figures(end: Outcome) -> list[str]:
+    return re.findall(r"^epoch .*?accuracy [\d.]+", end.output, re.MULTILINE)
+
+
+def test_ranks_that_are_started_by_hand(tmp_path: Path) -> None:
+    port = str(20_000 + os.getpid() % 10_000)
+    common = ("--world-size", "2", "--master-port", port, "--epochs", "1")
+    functions = [functools.partial(run_example, "convnet.py", (*common, "--rank", str(rank)), None) for rank in (0, 1)]
+    env = {"CLUSTER_DDP_RUN_DIR": str(tmp_path / "run"), "NUMBER": "0"}
+    environments = [{**env, "NUMBER": str(rank)} for rank in (0, 1)]
+    ends = run_ranks(functools.partial(by_number, functions), environments, tmp_path)
+    assert [end.exit_code for end in ends] == [0, 0], ends
+    assert [end.output.count("Training completed in") for end in ends] == [1, 0]
+
+
+def by_number(functions: list[functools.partial[None]]) -> None:
+    functions[int(os.environ["NUMBER"])]()
+
+
+def test_from_one_device_to_many_in_eight_lines() -> None:
+    single, ddp = (code_lines(EXAMPLES / name) for name in ("single.py", "ddp.py"))
+    changed = 0
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, single, ddp, autojunk=False).get_opcodes():
+        changed += max(b - a, d - c) if kind != "equal" else 0
+    assert changed <= 8
+    diff = [line for line in difflib.ndiff(single, ddp) if line[0] in "+-"]
+    told = (EXAMPLES.parent / "docs" / "examples.md").read_text().partition("```diff\n")[2].partition("```")[0]
+    assert sorted(line[0] + line[2:] for line in diff) == sorted(told.splitlines())
+
+
+def code_lines(path: Path) -> list[str]:
+    """Without its docstring, and blank lines."""
+    text = path.read_text()
+    docstring = ast.parse(text).body[0].end_lineno or 0
+    return [line for line in text.splitlines()[docstring:] if line.strip()]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_it_is_short_and_begins_with_its_command(script: Path) -> None:
+    text = script.read_text()
+    assert len(text.splitlines()) <= 120
+    assert f"examples/{script.name}" in (ast.get_docstring(ast.parse(text)) or "") or script.name == "hello_ddp.py"
+
+
+def test_without_gpus_there_is_nothing_to_compare(tmp_path: Path) -> None:
+    (end,) = run(tmp_path, "data_parallel_comparison.py", ranks=1)
+    assert (end.exit_code, "two or more are needed" in end.output) == (0, True), end
+
+
+@pytest.mark.long
+def test_each_way_to_meet_works(tmp_path: Path) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(EXAMPLES / "init_methods.py")]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=scaled(200))
+    assert (done.returncode, done.stdout.count("works. It needs")) == (0, 3), done.stderr
 
 
 def write_small_mnist(data_dir: Path) -> None:
@@ -31,15 +153,16 @@ def write_small_mnist(data_dir: Path) -> None:
         (raw / idx_file.name).write_bytes(b"".join(number.to_bytes(4, "big") for number in header) + content)
 
 
+@pytest.mark.long
 def test_torchvisions_resnet_is_trained_and_resumed(tmp_path: Path) -> None:
     write_small_mnist(tmp_path / "data")
     command = [sys.executable, str(EXAMPLES / "resnet_mnist.py"), str(tmp_path / "data")]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CLUSTER_DDP_RUN_DIR": str(tmp_path / "run")}
     accuracies = []
     for _ in range(2):
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=scaled(300))
         assert done.returncode == 0, done.stderr
         accuracies += re.findall(r"accuracy (\S+)", done.stdout)
     assert len(accuracies) == 2
     assert accuracies[0] == accuracies[1]
-    assert "All 2 epochs are already done" in done.stdout
+    assert "All 2 epochs are done already" in done.stdout
