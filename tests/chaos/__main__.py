@@ -129,11 +129,14 @@ class Chaos:
         self.made[fault.name] += 1
         self._say(f"fault {self.made.total()}: {fault.name}: {done}, {before}")
         if fault.is_fatal:
-            made_s, unheard_s = time.monotonic(), time.time() + UNHEARD_AFTER_S
-            # A warning may come before a rank listens.
+            made_s, warned_s = time.monotonic(), time.time()
+            # A warning may come before a rank listens. One that was heard stops the training after its first steps.
             may_be_unheard = fault.is_warning and not run.has_progress()
             run.wait_until(
-                lambda: run.was_brought_down(pids) or (may_be_unheard and run.has_recorded_since(unheard_s)),
+                lambda: (
+                    run.was_brought_down(pids)
+                    or (may_be_unheard and run.has_trained_for(UNHEARD_AFTER_S, since_s=warned_s))
+                ),
                 RESTART_TIMEOUT_S,
                 f"an effect of {fault.name}",
             )

@@ -168,15 +168,15 @@ class Run:
 
     def has_progress(self) -> bool:
         """Whether it has recorded anything since it was last begun. If so, held ports are given back."""
-        if not self.has_recorded_since(self.since_s):
+        if not self.has_trained_for(0, since_s=self.since_s):
             return False
         self.thieves.close()
         return True
 
-    def has_recorded_since(self, time_s: float) -> bool:
-        """Whether it has recorded anything since a UNIX time."""
-        records = self.records()
-        return bool(records) and bool(records[-1]["time"] >= time_s)
+    def has_trained_for(self, seconds: float, *, since_s: float) -> bool:
+        """Whether it has recorded for so long since a UNIX time, from its first record then: a start may be slow."""
+        times = [record["time"] for record in self.records() if record["time"] >= since_s]
+        return bool(times) and bool(times[-1] - times[0] >= seconds)
 
     def is_nearly_done(self) -> bool:
         """Whether it is in its last epochs, so that a fault may come too late to disturb it."""
