@@ -4,7 +4,7 @@ python examples/data_parallel_comparison.py
 
 DataParallel is one process with a thread for each GPU. In every step it copies the model to all GPUs, gathers all
 outputs on the first one, and its threads wait for each other at Python's lock. DDP is a process for each GPU that keeps
-its model, and adds up gradients while the backward pass goes on. It runs over several nodes, too. Use DDP.
+its model, and adds up gradients while the backward pass runs. It runs over several nodes, too. Use DDP.
 """
 
 import subprocess

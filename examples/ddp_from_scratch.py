@@ -29,7 +29,7 @@ def partition(world: cluster_ddp.World) -> Iterator[tuple[torch.Tensor, torch.Te
 def average_gradients(model: nn.Module) -> None:
     """Replace each gradient by its mean over all ranks.
 
-    DDP does the same for buckets of gradients, from the last layer on, while the backward pass goes on.
+    DDP does the same for buckets of gradients, from the last layer on, while the backward pass runs.
     """
     for parameter in model.parameters():
         assert parameter.grad is not None
