@@ -24,7 +24,7 @@ and exit with status 2 (`exit_on_error`). A traceback from this package means a 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -110,11 +110,30 @@ class SandboxError(ClusterDDPError):
     """A sandbox that can't be made, found or removed here."""
 
 
-def options_of(function: Callable[..., Any], *, without: Collection[str]) -> list[str]:
-    """Return the names of the keyword arguments that a function takes, without some of them."""
-    import inspect
+def check_options(
+    options: Iterable[str], call: str, function: Callable[..., Any], *, chosen: Mapping[str, tuple[str, str]]
+) -> None:
+    """Check the names of keyword arguments that a call passes on to a function of another library.
 
-    return [name for name in inspect.signature(function).parameters if name not in without]
+    Args:
+        options: the names.
+        call: the call, such as "world.wrap(model, {}=…)".
+        function: the class or function that they are passed on to.
+        chosen: what the call chooses itself, with what the error says and its hint.
+
+    Raises:
+        SpecError: the function has no such argument, or the call chooses it.
+    """
+    import inspect  # torch has it by then
+
+    legal = [name for name in inspect.signature(function).parameters if name not in chosen]
+    for name in options:
+        asked = f"{call.format(name)}:"
+        if name in chosen:
+            raise SpecError(asked, *chosen[name])
+        if name not in legal:
+            found = f"{function.__name__} has no such option.{nearest(name, legal)}"
+            raise SpecError(asked, found, f"its options are {', '.join(legal)}")
 
 
 def nearest(word: str, legal: Iterable[str]) -> str:

@@ -88,16 +88,14 @@ def figures(end: Outcome) -> list[str]:
 def test_ranks_that_are_started_by_hand(tmp_path: Path) -> None:
     port = str(20_000 + os.getpid() % 10_000)
     common = ("--world-size", "2", "--master-port", port, "--epochs", "1")
-    functions = [functools.partial(run_example, "convnet.py", (*common, "--rank", str(rank)), None) for rank in (0, 1)]
-    env = {"CLUSTER_DDP_RUN_DIR": str(tmp_path / "run"), "NUMBER": "0"}
-    environments = [{**env, "NUMBER": str(rank)} for rank in (0, 1)]
-    ends = run_ranks(functools.partial(by_number, functions), environments, tmp_path)
+    environments = [{"CLUSTER_DDP_RUN_DIR": str(tmp_path / "run"), "NUMBER": str(rank)} for rank in (0, 1)]
+    ends = run_ranks(functools.partial(by_hand, common), environments, tmp_path)
     assert [end.exit_code for end in ends] == [0, 0], ends
     assert [end.output.count("Training completed in") for end in ends] == [1, 0]
 
 
-def by_number(functions: list[functools.partial[None]]) -> None:
-    functions[int(os.environ["NUMBER"])]()
+def by_hand(arguments: tuple[str, ...]) -> None:
+    run_example("convnet.py", (*arguments, "--rank", os.environ["NUMBER"]), None)
 
 
 def test_from_one_device_to_many_in_eight_lines() -> None:

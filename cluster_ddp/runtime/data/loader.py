@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from cluster_ddp.errors import SpecError, nearest, options_of
+from cluster_ddp.errors import check_options
 from cluster_ddp.runtime.data import on_gpu
 from cluster_ddp.runtime.data.resident import ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Indices
 from cluster_ddp.runtime.seeds import seed_all
 
 _MAX_WORKERS = 8  # a default that keeps a GPU busy; you may set more
+_SHARED = "ranks share the samples, so world.shard chooses them."
+_CHOSEN = {
+    "dataset": (_SHARED, "give it first: world.shard(dataset, …)"),
+    "shuffle": (_SHARED, "world.shard(…, shuffle_seed=1) shuffles each epoch anew"),
+    "batch_sampler": (
+        _SHARED,
+        "give an epoch's order: world.shard(…, sampler=lambda seed, epoch: indices)",
+    ),
+}
 
 
 class Loader:
@@ -40,7 +49,7 @@ class Loader:
         to_device: bool = True,
         **options: Any,
     ) -> None:
-        _check(options)
+        check_options(options, "world.shard(…, {}=…)", DataLoader, chosen=_CHOSEN)
         is_gpu = device.type == "cuda"
         workers = options.setdefault("num_workers", min(cpus - 1, _MAX_WORKERS) if is_gpu else 0)
         options.setdefault("pin_memory", is_gpu)
@@ -76,23 +85,6 @@ class _SeededInWorkers(Dataset[Any]):
         if hasattr(self.dataset, "__getitems__"):
             return self.dataset.__getitems__(list(indices))
         return [self.dataset[index] for index in indices]
-
-
-_CHOSEN = {
-    "shuffle": "world.shard(…, shuffle_seed=1) shuffles each epoch anew",
-    "batch_sampler": "give the order of an epoch's samples: world.shard(…, sampler=lambda seed, epoch: indices)",
-}
-
-
-def _check(options: Mapping[str, Any]) -> None:
-    legal = options_of(DataLoader.__init__, without=("self", "dataset", *_CHOSEN))
-    for name in options:
-        asked = f"world.shard(…, {name}=…):"
-        if name in _CHOSEN:
-            raise SpecError(asked, "ranks share the samples, so world.shard chooses them.", _CHOSEN[name])
-        if name not in legal:
-            found = f"torch's DataLoader has no such option.{nearest(name, legal)}"
-            raise SpecError(asked, found, f"its options are {', '.join(legal)}")
 
 
 def _whole(batch: Any) -> Any:

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from cluster_ddp.errors import SpecError, nearest, options_of
+from cluster_ddp.errors import check_options
 from cluster_ddp.runtime.model.ddp_buckets import prebuild_ddp_buckets
 
 _NEVER = 2**31 - 1
-_CHOSEN = ("device_ids", "output_device")
+_HINT = "leave it out; for a model on several devices: world.wrap(model, place=False)"
+_CHOSEN = dict.fromkeys(("module", "device_ids", "output_device"), ("world.wrap chooses it.", _HINT))
 
 
 def wrap(
@@ -29,7 +30,7 @@ def wrap(
     Raises:
         SpecError: DistributedDataParallel has no such option.
     """
-    _check(options)
+    check_options(options, "world.wrap(model, {}=…)", DistributedDataParallel, chosen=_CHOSEN)
     device_ids = [device.index] if place and device.type == "cuda" else None
     model = model.to(device) if place else model
     wrapped = DistributedDataParallel(model, device_ids=device_ids, **{"gradient_as_bucket_view": True, **options})
@@ -49,15 +50,3 @@ def sync_batchnorm(model: torch.nn.Module, device: torch.device) -> tuple[torch.
     if device.type == "cpu":
         return model, "SyncBatchNorm needs GPUs: on CPUs each rank's BatchNorm uses its own batch."
     return torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), ""
-
-
-def _check(options: Mapping[str, Any]) -> None:
-    legal = options_of(DistributedDataParallel.__init__, without=("self", "module", *_CHOSEN))
-    for name in options:
-        asked = f"world.wrap(model, {name}=…):"
-        if name in _CHOSEN:
-            hint = "leave it out; for a model on several devices: world.wrap(model, place=False)"
-            raise SpecError(asked, "world.wrap chooses it.", hint)
-        if name not in legal:
-            found = f"DistributedDataParallel has no such option.{nearest(name, legal)}"
-            raise SpecError(asked, found, f"its options are {', '.join(legal)}")
