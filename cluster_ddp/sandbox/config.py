@@ -29,8 +29,9 @@ SlurmdLogFile={folder}/log/slurmd.%n.log
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool/%n
 AuthType=auth/munge
-# A requeued job may start again after 5 s instead of two minutes; see `_PATIENT`.
-AuthInfo=socket={munge_socket},cred_expire=5
+# A requeued job may start again after 15 s instead of two minutes; see `_PATIENT`. On a busy machine 5 s were too few
+# to launch a step ("Job credential expired").
+AuthInfo=socket={munge_socket},cred_expire=15
 CredType=cred/munge
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ def copied(batches: Iterable[Any], device: torch.device, *, ahead: bool) -> Iter
     """Yield the batches with their tensors on a GPU.
 
     Args:
-        batches: nested lists, tuples and dicts of tensors, pinned, and of anything else.
+        batches: nested lists, tuples and dicts of tensors, pinned, and of anything else. What has a method `to` of its
+            own, such as a PackedSequence or a BatchEncoding, is moved by that.
         device: the GPU.
-        ahead: copy the next batch while the training works on this one, in a stream of its own.
+        ahead: copy the next batch's tensors while the training works on this one, in a stream of their own.
     """
     if not ahead:
         for batch in batches:
@@ -24,7 +25,7 @@ def copied(batches: Iterable[Any], device: torch.device, *, ahead: bool) -> Iter
     waiting: tuple[Any, torch.cuda.Event] | None = None
     for batch in batches:
         with torch.cuda.stream(stream):
-            following = moved(batch, device), stream.record_event()
+            following = _changed(batch, lambda part: _tensor(part, device)), stream.record_event()
         if waiting is not None:
             yield _arrived(*waiting, device)
         waiting = following
@@ -33,34 +34,43 @@ def copied(batches: Iterable[Any], device: torch.device, *, ahead: bool) -> Iter
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Return a batch with all its tensors on a device; what has a method `to`, such as a BatchEncoding, as well."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(part, device) for part in batch))
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(moved(part, device) for part in batch)
-    if hasattr(batch, "to"):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: moved(part, device) for key, part in batch.items()}
-    return batch
+    """Return a batch with all its tensors on a device."""
+    return _changed(batch, lambda part: _object(_tensor(part, device), device))
 
 
 def _arrived(batch: Any, copied: torch.cuda.Event, device: torch.device) -> Any:
-    """Let the training's stream wait for the copy; its memory is not reused before that stream is done with it."""
+    """Let the training's stream wait for the copy; its memory is not reused before that stream is done with it.
+
+    Objects with a method `to` move now, in the training's stream: nobody could tell whether all their tensors are
+    recorded.
+    """
     current = torch.cuda.current_stream(device)
     current.wait_event(copied)
-    _record(batch, current)
-    return batch
+
+    def received(part: Any) -> Any:
+        if isinstance(part, torch.Tensor):
+            part.record_stream(current)
+        return _object(part, device)
+
+    return _changed(batch, received)
 
 
-def _record(batch: Any, stream: torch.cuda.Stream) -> None:
-    if isinstance(batch, torch.Tensor):
-        batch.record_stream(stream)
-    elif isinstance(batch, Mapping):
-        for part in batch.values():
-            _record(part, stream)
-    elif isinstance(batch, (list, tuple)):
-        for part in batch:
-            _record(part, stream)
+def _tensor(part: Any, device: torch.device) -> Any:
+    return part.to(device, non_blocking=True) if isinstance(part, torch.Tensor) else part
+
+
+def _object(part: Any, device: torch.device) -> Any:
+    return part.to(device) if hasattr(part, "to") and not isinstance(part, torch.Tensor) else part
+
+
+def _changed(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the nested lists, tuples and dicts with each part that is none of these, or has a `to`, changed."""
+    if hasattr(batch, "to"):
+        return change(batch)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_changed(part, change) for part in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(_changed(part, change) for part in batch)
+    if isinstance(batch, Mapping):
+        return {key: _changed(part, change) for key, part in batch.items()}
+    return change(batch)

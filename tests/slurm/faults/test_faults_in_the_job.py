@@ -87,7 +87,7 @@ def test_a_killed_rank_and_requeue_on_failure(started: Started, uninterrupted: l
     """1. One rank gets SIGKILL in mid-step.
 
     slurmctld repeats after a minute what a slurmd did not acknowledge. On a busy machine it has ended the second start
-    so: the sandbox's jobs start again within seconds (cred_expire=5), where a cluster's wait for two minutes.
+    so: the sandbox's jobs start again within seconds (cred_expire=15), where a cluster's wait for two minutes.
     """
     run = started["killed"]
     said = run.completed()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import Dataset, RandomSampler, TensorDataset
 
 from cluster_ddp.errors import ClusterDDPError, DataError
@@ -229,14 +230,20 @@ class FakeStream:
         self.asked.append(f"wait for the {event}")
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_a_gpus_next_batch_is_copied_while_this_one_is_used(monkeypatch: pytest.MonkeyPatch, ahead: bool) -> None:
-    """But not where its random numbers would be drawn in this process, before those of this step."""
+def _streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replace CUDA's streams. Returns what they are asked, in order."""
     asked: list[str] = []
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream(asked))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(asked))
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: asked.append("record"))
+    return asked
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_gpus_next_batch_is_copied_while_this_one_is_used(monkeypatch: pytest.MonkeyPatch, ahead: bool) -> None:
+    """But not where its random numbers would be drawn in this process, before those of this step."""
+    asked = _streams(monkeypatch)
 
     def batches() -> Iterator[tuple[torch.Tensor, str]]:
         for number in range(3):
@@ -259,3 +266,26 @@ def test_batches_of_any_form_are_moved() -> None:
     found = on_gpu.moved(batch, torch.device("meta"))
     assert found["x"][0].device.type == found["x"][1][0].device.type == found["y"].a.device.type == "meta"
     assert (found["x"][1][1], found["y"].b) == ("text", 3) and type(found["y"]) is Pair
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_has_a_to_of_its_own_moves_itself_in_the_trainings_stream(
+    monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """A PackedSequence is a named tuple whose batch_sizes stay on the CPU; a BatchEncoding is a mapping."""
+    asked = _streams(monkeypatch)
+
+    class Encoding(UserDict[str, torch.Tensor]):
+        def to(self, device: torch.device) -> Encoding:
+            asked.append("moved")
+            return Encoding({name: tensor.to(device) for name, tensor in self.items()})
+
+    def batches() -> Iterator[Any]:
+        yield {"text": Encoding(ids=torch.zeros(2)), "packed": pack_sequence([torch.ones(2), torch.ones(1)])}
+        asked.append("end")
+
+    (batch,) = on_gpu.copied(batches(), torch.device("meta"), ahead=ahead)
+    assert type(batch["text"]) is Encoding and batch["text"]["ids"].device.type == "meta"
+    assert isinstance(batch["packed"], PackedSequence)
+    assert (batch["packed"].data.device.type, batch["packed"].batch_sizes.device.type) == ("meta", "cpu")
+    assert asked == (["end", "wait for the event", "moved"] if ahead else ["moved", "end"])
