@@ -73,7 +73,7 @@ def one(folder: Path, gib: float, name: str) -> None:
         model(torch.rand(1, width)).sum().backward()
         optimizer.step()
         checkpoint.step()
-        checkpoint._wait()
+        checkpoint._saver.wait()
 
 
 def peak_bytes() -> int:

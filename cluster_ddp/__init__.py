@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from cluster_ddp.runtime.finite import FiniteCheck
     from cluster_ddp.runtime.meter import Meter
     from cluster_ddp.runtime.model.learning_rate import lr_scale, with_warmup
+    from cluster_ddp.runtime.model.weights import load_weights
     from cluster_ddp.runtime.progress_bar import Progress
     from cluster_ddp.runtime.run_dir.run_dir import RunDir
     from cluster_ddp.runtime.stop_signals import Stopped
@@ -86,6 +87,7 @@ __all__ = [
     "World",
     "__version__",
     "distributed",
+    "load_weights",
     "lr_scale",
     "submit",
     "submit_array",
@@ -107,6 +109,7 @@ _MODULES = {
     "Topology": "slurm.topology",
     "World": "runtime.world",
     "distributed": "runtime.distributed",
+    "load_weights": "runtime.model.weights",
     "lr_scale": "runtime.model.learning_rate",
     "submit": "api",
     "submit_array": "api",

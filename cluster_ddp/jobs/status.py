@@ -190,10 +190,10 @@ def _figures(path: Path) -> dict[str, Any]:
             continue  # the first line of the tail may be cut, the last line half written
         if not isinstance(record, dict):
             continue
-        name = {Record.TRAIN: "samples_per_s", Record.TEST: "accuracy"}.get(str(record.get("kind")))
-        if name is not None:
-            epoch = _number(record.get("epoch"))
-            figures |= {"epoch": None if epoch is None else int(epoch), name: _number(record.get(name))}
+        for name in ("epoch", "samples_per_s", "accuracy"):
+            if name in record and (name != "accuracy" or record.get("kind") != Record.TRAIN):
+                value = _number(record[name])
+                figures[name] = int(value) if name == "epoch" and value is not None else value
         figures["done"] = record.get("kind") == Record.DONE
     return figures
 

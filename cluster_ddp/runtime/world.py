@@ -10,15 +10,16 @@ with cluster_ddp.distributed() as world:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
+from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.data.fingerprint import fingerprint
@@ -36,6 +37,34 @@ from cluster_ddp.runtime.seeds import seed_all, stream_seed
 @dataclass(frozen=True, kw_only=True, slots=True)
 class World(Collectives):
     """All ranks of the run, seen from one of them. Collectives are in `Collectives`."""
+
+    run_log: list[Callable[[str, Mapping[str, Any]], None]] = field(default_factory=list, repr=False)
+    """`RunDir.log` of the newest run directory; empty before there is one."""
+
+    def log(self, kind: str, /, **values: Any) -> None:
+        """Append a record to metrics.jsonl in the run directory, on rank 0, in the background.
+
+        `status` shows the newest `epoch` and `samples_per_s`, and the newest `accuracy` that is not a "train" record's.
+
+            world.log("train", epoch=epoch, loss=loss, samples_per_s=shard.samples_per_s)
+            world.log("test", epoch=epoch, accuracy=accuracy)
+
+        Args:
+            kind: "train", "test", or one of your own.
+            values: numbers, text, lists and dictionaries of them; tensors of one element. Reading a tensor waits for
+                its device.
+
+        Raises:
+            SpecError: there is no run directory yet, or a value is of another type.
+            DeviceTimeoutError, PeerFailedError: as `synchronize`.
+            RunDirError: more than 256 MiB of records are waiting to be written.
+        """
+        if not self.run_log:
+            hint = "make the Checkpointer before, or without one: cluster_ddp.RunDir(None, world)"
+            raise SpecError(f"Logging a {kind!r} record:", "there is no run directory yet.", hint)
+        if self.is_main and any(isinstance(value, torch.Tensor) for value in values.values()):
+            self.synchronize()
+        self.run_log[0](kind, values)
 
     def print(self, *values: object, sep: str = " ", end: str = "\n") -> None:
         """Print at once, on rank 0 only, as Python's print. On other ranks use logging.getLogger("cluster_ddp")."""

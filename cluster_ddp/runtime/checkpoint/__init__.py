@@ -1,6 +1,7 @@
 """Training that can be stopped at any moment, and resumes as if nothing had happened.
 
 checkpointer    when to save, load and stop
+saver           copies the state and has it written
 resume          which checkpoint is loaded
 state           all that a training resumes from
 host_copy       a copy of the state in the host's memory, so that training continues during a save

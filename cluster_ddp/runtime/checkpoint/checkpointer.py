@@ -20,33 +20,25 @@ since saves use the same memory. If a save is still being written at that moment
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
-import time
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from cluster_ddp.contract import File
 from cluster_ddp.errors import CheckpointError, SpecError
 from cluster_ddp.runtime.checkpoint import folder, time_limit
 from cluster_ddp.runtime.checkpoint.interval import Interval
-from cluster_ddp.runtime.checkpoint.resume import choose, read, see
+from cluster_ddp.runtime.checkpoint.resume import load_into
+from cluster_ddp.runtime.checkpoint.saver import Place, Saver
 from cluster_ddp.runtime.checkpoint.state import Stateful, TrainingState
 from cluster_ddp.runtime.checkpoint.stop_agreement import StopAgreement
 from cluster_ddp.runtime.data.shard import Shard
-from cluster_ddp.runtime.failure import hard_exit
 from cluster_ddp.runtime.meter import PerRank
-from cluster_ddp.runtime.run_dir import final_flush
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag, Stopped, write_stop_marker
 from cluster_ddp.runtime.world import World
-
-log = logging.getLogger("cluster_ddp")
-
-# How often rank 0 tells the others that it is still writing, so that they don't time out.
-_REPORT_EVERY_S = 2.0
 
 
 class Checkpointer:
@@ -54,10 +46,12 @@ class Checkpointer:
 
     Args:
         world: all ranks.
-        shard: the training data. Its place in the epoch and its shuffling are part of the state.
+        shard: the training data, or several. Its place in the epoch and its shuffling are part of the state. None for a
+            training that makes its own data: loop over `until` then.
         run_dir: a path or a `RunDir`, with the checkpoints in checkpoints/; default: the run directory of the
             submission, else runs/training-<job id, or date and time>.
         every: how often to save: "1epoch", "500steps", "10min"; "never" saves only when the job is told to stop.
+            Default: "1epoch", without a shard "10min".
         keep: how many checkpoints to keep; the newest ones stay.
         resume: "auto": from this run directory's newest checkpoint. "never": from the beginning; old checkpoints are
             set aside (but a requeued job resumes from its own). A path: from this checkpoint, or from the newest one of
@@ -71,7 +65,7 @@ class Checkpointer:
     Raises:
         CheckpointError: a checkpoint doesn't fit, can't be found or can't be loaded; or a state can't be saved.
         RunDirError: the run directory can't be written, or another job is using it.
-        SpecError: `every` is not an interval, `keep` is below 1, or a signal does not exist.
+        SpecError: `every` is not an interval, or of epochs without a shard; `keep` is below 1; no such signal.
         DataError: too few samples are left in the epoch for this number of ranks.
     """
 
@@ -79,9 +73,9 @@ class Checkpointer:
         self,
         world: World,
         *,
-        shard: Shard,
+        shard: Shard | Sequence[Shard] | None = None,
         run_dir: RunDir | str | os.PathLike[str] | None = None,
-        every: str = "1epoch",
+        every: str | None = None,
         keep: int = 3,
         resume: str | os.PathLike[str] = "auto",
         identity: Mapping[str, str | int | float] | None = None,
@@ -90,22 +84,24 @@ class Checkpointer:
         before_save: Callable[[], object] = lambda: None,
         **parts: Stateful,
     ) -> None:
-        self.world, self.shard, self._before_save = world, shard, before_save
+        self.world, self._shards = world, _several(shard)
         self._stop_flag = StopFlag(stop_signals)
-        self._interval = Interval.parse(every)
+        self._interval = Interval.parse(every or ("1epoch" if self._shards else "10min"))
+        if self._interval.unit == "epoch" and not self._shards:
+            found = "a training without a shard has no epochs."
+            raise SpecError(f"Saving every {every}:", found, "save every 500steps or 10min, or give shard=")
         if keep < 1:
             raise SpecError(f"Keeping {keep} checkpoints:", "then there is nothing to resume from.", "keep 1 or more")
         self.run_dir = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir, world)
-        self._state = TrainingState(world, shard, identity=identity or {}, meters=meters or {}, parts=parts)
+        self._state = TrainingState(world, self._shards, identity=identity or {}, meters=meters or {}, parts=parts)
         self._folder = folder.CheckpointFolder(self.run_dir.path / File.CHECKPOINTS, keep=keep)
-        hard_exit.before(self._folder.wait)
-        final_flush.expect(self._folder)
-        # Places: the epoch and the number of steps.
-        self._saved = self._trained = (-1, -1)
-        self._is_training = False
-        self._copied: dict[str, Any] | None = None
-        self._resume(resume)
-        self._saved_at_s = time.monotonic()
+        self._trained: Place = (-1, -1)
+        self._keeps_best = False
+        is_own = load_into(self._state, self._folder, self.run_dir, resume)
+        self._saver = Saver(self._state, self._folder, self.run_dir, before_save)
+        if is_own:
+            self._saver.saved = self._saver.place
+        self._is_training = self._is_at_end()  # only the code after the last batch remains
         self._steps_at_start = self.steps
         self._stop_flag.stop_at(time_limit.deadline(world, os.environ))
         self._exchange, self._evaluation_exchange = StopAgreement(world), StopAgreement(world)
@@ -121,10 +117,6 @@ class Checkpointer:
         return self._state.epoch
 
     @property
-    def _place(self) -> tuple[int, int]:
-        return self.epoch, self.steps
-
-    @property
     def last_good(self) -> Path | None:
         """On rank 0: path of the newest checkpoint that is known to be undamaged, None without one. None on others."""
         return self._folder.last_good
@@ -138,28 +130,61 @@ class Checkpointer:
             count: number of epochs of the whole training.
 
         Raises:
+            SpecError: there is no shard.
             Stopped, CheckpointError, RunDirError: as `step`.
         """
+        if not self._shards:
+            hint = "give shard=world.shard(dataset, …), or loop over checkpoint.until(steps)"
+            raise SpecError(f"Training for {count} epochs:", "without a shard an epoch has no end.", hint)
         if self.epoch >= count:
             self.world.print(f"All {count} epochs are already done: nothing to train.")
-        self.shard.at_end = self._after_training
+        for shard in self._shards:
+            shard.at_end = self._after_training
         try:
             while self.epoch < count:
-                self.shard.set_epoch(self.epoch)
+                self._set_epoch()
                 self._state.restore_rng()
                 yield self.epoch
                 self._state.epoch, self._is_training = self.epoch + 1, False
-                self.shard.set_epoch(self.epoch)
+                self._set_epoch()
                 self._after(epoch_ended=True)
         finally:
-            if self.shard.at_end == self._after_training:
-                self.shard.at_end = None  # it refers to this object and all its memory
-        self._exchange.finish()
-        self._evaluation_exchange.finish()
-        if self._saved != self._place and self._interval.unit != "never":
-            self._save_now()
-        self._wait()
-        self._stop_flag.give_back()
+            for shard in self._shards:
+                if shard.at_end == self._after_training:
+                    shard.at_end = None  # it refers to this object and all its memory
+        self._finish()
+
+    def until(self, steps: int) -> Iterator[int]:
+        """Yield the number of steps done, up to `steps` of the whole training. For a training without a shard.
+
+            for done in checkpoint.until(10_000):
+                ...
+                optimizer.step()
+                checkpoint.step()
+
+        After the last step the final state is saved (unless `every` is "never"), and signal handlers are restored. It
+        resumes exactly if the data depend on `done` and the random number generators of torch, Python and NumPy only.
+
+        Args:
+            steps: number of steps of the whole training.
+
+        Raises:
+            SpecError: there is a shard; or the body did not call `step`.
+            Stopped, CheckpointError, RunDirError: as `step`.
+        """
+        if self._shards:
+            hint = "loop over checkpoint.epochs(count), or leave shard= out"
+            raise SpecError(f"Training for {steps} steps:", "a training with a shard has epochs.", hint)
+        if self.steps >= steps:
+            self.world.print(f"All {steps} steps are already done: nothing to train.")
+        self._state.restore_rng()
+        while (done := self.steps) < steps:
+            yield done
+            if self.steps == done:
+                raise SpecError(
+                    f"Step {done + 1} of {steps}:", "it was not counted.", "call checkpoint.step() in the loop"
+                )
+        self._finish()
 
     def step(self) -> None:
         """Save if a save is due, and stop if the job is told to. Call it on every rank after each optimizer step.
@@ -173,8 +198,36 @@ class Checkpointer:
         if self.steps == self._steps_at_start + 1:
             self._state.reserve()  # now the optimizer also has its state
         self._after(epoch_ended=False)
-        if self.shard.seen == self.shard.size:  # also if the loop ends with a break, or by counting
+        if self._is_at_end():  # also if the loop ends with a break, or by counting
             self._after_training()
+
+    def best(self, name: str, value: float, *, mode: Literal["max", "min"] = "max") -> bool:
+        """Keep the state as checkpoints/best-<name>.pt if its value is the best in the run directory. A collective.
+
+        Call it after the evaluation, on every rank. After an epoch's last batch the state of that moment is kept. It is
+        written in the background, once the save before it is written.
+
+        Args:
+            name: of the value, such as "accuracy": letters, digits, "_" and "-".
+            value: of this evaluation, the same on every rank. NaN is never the best.
+            mode: whether a larger or a smaller value is better.
+
+        Returns:
+            Whether the value is the best so far.
+
+        Raises:
+            SpecError: another `mode`, or a name with other characters.
+        """
+        if mode not in ("max", "min") or not re.fullmatch(r"[\w-]+", name, re.ASCII):
+            asked = f"Keeping the best {name!r} by mode={mode!r}:"
+            raise SpecError(asked, "that is no mode, or no name of a file.", 'best("accuracy", value, mode="max")')
+        sign = 1 if mode == "max" else -1
+        self._keeps_best = True
+        before = self._folder.best(name) if self.world.is_main else None
+        is_best = value == value if before is None else sign * (value - before) > 0
+        if is_best := self.world.broadcast(is_best):
+            self._saver.save_best(name, float(value), of_copy=self._trained == self._saver.place)
+        return is_best
 
     def stop_if_asked(self) -> None:
         """Stop if the job is told to. Call it now and then in a long evaluation, equally often on every rank.
@@ -191,18 +244,37 @@ class Checkpointer:
                 self._stop()
             self._evaluation_exchange.begin(self._stop_flag.is_set())
 
+    def _set_epoch(self) -> None:
+        for shard in self._shards:
+            shard.set_epoch(self.epoch)
+
+    def _is_at_end(self) -> bool:
+        """Whether the epoch's last batch is done; of several shards, those of all."""
+        return bool(self._shards) and all(shard.seen == shard.size for shard in self._shards)
+
+    def _finish(self) -> None:
+        """Save the final state."""
+        self._exchange.finish()
+        self._evaluation_exchange.finish()
+        if self._saver.saved != self._saver.place and self._interval.unit != "never":
+            self._saver.save_now()
+        self._saver.wait()
+        self._stop_flag.give_back()
+
     def _after_training(self) -> None:
         """Copy the state after an epoch's last batch, and save it if a save is due. A collective."""
-        if not self._is_training or self._trained == self._place:  # another pass over the same data
+        if not self._is_training or self._trained == self._saver.place:  # another pass over the same data
             return
-        self._trained = self._place
-        if self._saved != self._place:
-            self._save(write=self._interval.is_due(self.steps, self.epoch + 1, epoch_ended=True))
+        self._trained = self._saver.place
+        if self._keeps_best:  # it needs the copy: none is made during a save
+            self._saver.wait()
+        if self._saver.saved != self._saver.place:
+            self._saver.save(write=self._interval.is_due(self.steps, self.epoch + 1, epoch_ended=True))
 
     def _after(self, *, epoch_ended: bool) -> None:
         """Save or stop after a step or an epoch."""
         save = self._interval.is_due(self.steps, self.epoch, epoch_ended=epoch_ended)
-        save = save and not (epoch_ended and self._saved[1] == self.steps)  # already saved after the last batch
+        save = save and not (epoch_ended and self._saver.saved[1] == self.steps)  # already saved after the last batch
         is_exchange = epoch_ended or self._exchange.is_due()
         if is_exchange:
             stop, minutes_are_over = self._exchange.collect(*self._flags())
@@ -210,22 +282,22 @@ class Checkpointer:
                 self._stop()
             save = save or minutes_are_over
         if save:
-            self._save()
+            self._saver.save()
         if is_exchange:
             self._exchange.begin(*self._flags())  # after the save, which restarts the minutes
 
     def _flags(self) -> tuple[bool, bool]:
         """Whether to stop; and whether a save every so many minutes is due, by rank 0's clock."""
         self._folder.writer.check()  # raises where another job has taken the run directory
-        minutes_are_over = self.world.is_main and self._interval.is_over(time.monotonic() - self._saved_at_s)
+        minutes_are_over = self.world.is_main and self._interval.is_over(self._saver.age_s)
         return self._stop_flag.is_set(), minutes_are_over
 
     def _stop(self) -> None:
         """Save, print that, and end this process together with all others."""
-        if self._trained == self._place:
-            self._save_copy()
+        if self._trained == self._saver.place:
+            self._saver.save_copy()
         else:
-            self._save_now()
+            self._saver.save_now()
         reasons = self.world.gather(self._stop_flag.reason())
         rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason)
         asked = f"Stopped after step {self.steps} (epoch {self.epoch + 1}): rank {rank}: {reason}."
@@ -243,80 +315,8 @@ class Checkpointer:
         self.world.barrier()  # rank 0 has saved: now the first rank to end may end the others
         raise Stopped
 
-    def _save_now(self) -> None:
-        """Save, and wait until all is written. A collective."""
-        self._wait()
-        self._save()
-        self._wait()
 
-    def _save_copy(self) -> None:
-        """Save the state as it was after the epoch's last batch, and wait until it is written. A collective."""
-        self._wait()
-        is_written = self.last_good is not None and folder.step_of(self.last_good) == self.steps
-        if self._copied and self._copied["position"]["steps"] == self.steps and not is_written:
-            self._folder.save(self.steps, self._copied, first=self.run_dir.sync)
-        self._wait()
-
-    def _wait(self) -> None:
-        """Wait until rank 0 has written everything or gives up. A collective without a time limit."""
-        while not self.world.broadcast(self._folder.wait(_REPORT_EVERY_S) or self._folder.is_stuck()):
-            self._folder.writer.tell_if_slow()
-
-    def _save(self, *, write: bool = True) -> None:
-        """Copy the state and write it in the background. A collective.
-
-        While the previous save is still being written, this one is skipped. If the previous one failed, this one is
-        always written, since the copy overwrites what could have been tried again.
-
-        Args:
-            write: False only copies it.
-        """
-        self._before_save()
-        self.world.synchronize()
-        writer = self._folder.writer
-        is_busy, has_failed = self.world.broadcast((writer.is_busy(), self._folder.has_failed))
-        write = write or has_failed
-        self._saved_at_s = time.monotonic() if write else self._saved_at_s
-        if is_busy:
-            if self.world.is_main and write:
-                words = "The checkpoint before step %d is still being written; this one is skipped. (%s)"
-                log.warning(words, self.steps, writer.at_work())
-            return
-        self._saved = self._place if write else self._saved
-        ranks = self._state.gather()
-        if ranks is None:  # rank 0 writes
-            return
-        self._copied = None
-        try:
-            self._copied = self._state.copy(ranks, metrics_bytes=self.run_dir.metrics_bytes)
-        except CheckpointError as error:  # a part's state has something new that can't be saved
-            log.error("%s\nTraining continues.", error)
-            self._folder.note_failure(str(error))
-            return
-        if write:
-            self._folder.save(self.steps, self._copied, first=self.run_dir.sync)
-
-    def _resume(self, resume: str | os.PathLike[str]) -> None:
-        """Load the checkpoint to resume from. Rank 0 chooses it for all ranks."""
-        with self.run_dir.written():
-            found = self.world.broadcast(choose(self.world, self._folder, resume) if self.world.is_main else None)
-        if found is None or not found[2]:
-            self.run_dir.begin_metrics()
-        if found is None:
-            return
-        path, digest, is_own = found
-        see(self.world, path, digest)
-        saved = read(path)
-        if complaint := self._state.complaint(saved):
-            hint = "give this training its own run directory (--run-dir PATH), or start anew here: --resume never"
-            raise CheckpointError(f"Resuming from {path}:", f"{complaint}.", hint)
-        metrics_bytes, differences = saved["metrics_bytes"], self._state.differences(saved)
-        del saved  # frees its memory
-        self._state.load(functools.partial(read, path))
-        self._is_training = self.shard.seen == self.shard.size  # only the code after the last batch remains
-        if is_own:
-            self._saved = self._place
-            with self.run_dir.written():
-                self.run_dir.continue_metrics(metrics_bytes)
-        place = f"step {self.steps}, epoch {self.epoch + 1}, {self.shard.seen} of its {self.shard.size} samples seen"
-        self.world.print("\n  ".join([f"Resuming from {path}: {place}", *differences]))
+def _several(shard: Shard | Sequence[Shard] | None) -> list[Shard]:
+    if shard is None:
+        return []
+    return [shard] if isinstance(shard, Shard) else list(shard)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,12 +22,13 @@ _MISSING = _Missing()
 _FORM: Mapping[str, Any] = {
     "saved_by": {"job": object, "array_task": (int, NoneType), "world_size": int},
     "identity": {},
-    "position": {"steps": int, "epoch": int, "step": int, "seen": int},
-    "shard": {"size": int, "seed": (int, NoneType), "global_batch": int},
+    "position": {"steps": int, "epoch": int},
+    "shards": list,
     "metrics_bytes": int,
     "parts": {},
     "ranks": list,
 }
+_SHARD: Mapping[str, Any] = {"size": int, "seed": (int, NoneType), "global_batch": int, "step": int, "seen": int}
 _RANK: Mapping[str, Any] = {
     "rng": {"torch": torch.Tensor, "python": tuple, "numpy": tuple},
     "buffers": {},
@@ -41,7 +42,8 @@ def malformed(state: Any) -> str | None:
         return words
     if not state["ranks"]:
         return "it has no rank's state"
-    forms = [(rank, _RANK, f"the state of rank {number}") for number, rank in enumerate(state["ranks"])]
+    forms = [(shard, _SHARD, f"the place in shard {number}") for number, shard in enumerate(state["shards"])]
+    forms += [(rank, _RANK, f"the state of rank {number}") for number, rank in enumerate(state["ranks"])]
     forms += [(part, {}, f"the state of its {name}") for name, part in state["parts"].items()]
     return next(filter(None, (_other_form(*form) for form in forms)), None)
 
@@ -85,15 +87,20 @@ def differences(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"{now} ranks instead of {before}: same weights and place in the data, new streams of random numbers"
         )
-    before, now = saved["shard"]["global_batch"], ours["shard"]["global_batch"]
-    if before != now:
-        lines.append(f"a global batch of {now} samples instead of {before} (--batch-size is per rank)")
-    before, now = saved["shard"].get("fingerprint"), ours["shard"].get("fingerprint")
-    if before and now and before != now:
-        lines.append(f"the dataset has the fingerprint {now[:12]}, instead of {before[:12]}: is it the same data?")
+    for theirs, shard in zip(saved["shards"], ours["shards"], strict=True):
+        lines += _other_batches(theirs, shard)
     told = [line for name, made in ours["made_with"].items() for line in _other_settings(saved, name, made)]
     more = [f"and {len(told) - _TOLD} more settings"] if len(told) > _TOLD else []
     return lines + told[:_TOLD] + more
+
+
+def _other_batches(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[str]:
+    before, now = theirs["global_batch"], ours["global_batch"]
+    if before != now:
+        yield f"a global batch of {now} samples instead of {before} (--batch-size is per rank)"
+    before, now = theirs.get("fingerprint"), ours.get("fingerprint")
+    if before and now and before != now:
+        yield f"the dataset has the fingerprint {now[:12]}, instead of {before[:12]}: is it the same data?"
 
 
 def _other_settings(saved: Mapping[str, Any], name: str, now: Mapping[str, str]) -> list[str]:
@@ -115,7 +122,7 @@ def complaint(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
     return (
         _other_array_task(saved["saved_by"], ours["saved_by"])
         or _other_identity(saved["identity"], ours["identity"])
-        or _other_data(saved["shard"], ours["shard"])
+        or _other_data(saved["shards"], ours["shards"])
         or _other_parts(saved["parts"], ours["parts"])
         or _other_meters(saved["ranks"][0]["meters"], ours["ranks"][0]["meters"])
     )
@@ -134,10 +141,13 @@ def _other_identity(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str |
     return "; ".join(told) or None
 
 
-def _other_data(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
-    for key, what in (("size", "number of samples in the dataset"), ("seed", "seed of the shuffle")):
-        if theirs[key] != ours[key]:
-            return f"its {what} is {theirs[key]}, and here it is {ours[key]}"
+def _other_data(theirs: Sequence[Mapping[str, Any]], ours: Sequence[Mapping[str, Any]]) -> str | None:
+    if len(theirs) != len(ours):
+        return f"its number of shards is {len(theirs)}, and here it is {len(ours)}"
+    for there, here in zip(theirs, ours):
+        for key, what in (("size", "number of samples in the dataset"), ("seed", "seed of the shuffle")):
+            if there[key] != here[key]:
+                return f"its {what} is {there[key]}, and here it is {here[key]}"
     return None
 
 

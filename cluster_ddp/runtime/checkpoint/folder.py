@@ -39,6 +39,7 @@ class CheckpointFolder:
         """The newest checkpoint that is known to be undamaged."""
         self.writer = BackgroundWriter("checkpoint")
         file.import_all()
+        self._best: dict[str, float] = {}
         self._failure = ""
         self._again: Callable[[], None] | None = None
         self._has_ended = False  # the training: from then on `finish` reports failures, not `_write`
@@ -87,8 +88,23 @@ class CheckpointFolder:
             first: called first, to write what must be on disk before. Its RunDirError is raised by `writer`.
         """
         path = self.path / f"step-{step:08}.pt"
-        self._again = lambda: self.writer.begin(path, lambda: self._write(path, state, first))
-        self._again()
+        self._begin(path, state, first, written=lambda: self._note_newest(path))
+
+    def best(self, name: str) -> float | None:
+        """Return the value of the best checkpoint by that name; None without one. A damaged one is logged."""
+        path = self._best_path(name)
+        if name not in self._best and path.exists():
+            try:
+                self._best[name] = file.read(path)["best"][name]
+            except (DamagedError, KeyError, OSError) as error:
+                log.warning("The best checkpoint %s can't be used: %s. The next one replaces it.", path, error)
+        return self._best.get(name)
+
+    def save_best(self, name: str, value: float, state: Mapping[str, Any], *, first: Callable[[], None]) -> None:
+        """Write the best checkpoint by a name in the background, in place of the one before. See `save`."""
+        whole = {**state, "best": {name: value}}
+        self._best[name] = value
+        self._begin(self._best_path(name), whole, first, failed=lambda: self._best.pop(name, None))
 
     @property
     def has_failed(self) -> bool:
@@ -132,7 +148,26 @@ class CheckpointFolder:
         """Return whether a save takes so long that it is given up (`background_writer.PATIENCE_S`)."""
         return self.writer.is_stuck()
 
-    def _write(self, path: Path, state: Mapping[str, Any], first: Callable[[], None]) -> None:
+    def _best_path(self, name: str) -> Path:
+        return self.path / f"best-{name}.pt"
+
+    def _begin(
+        self,
+        path: Path,
+        state: Mapping[str, Any],
+        first: Callable[[], None],
+        *,
+        written: Callable[[], object] = lambda: None,
+        failed: Callable[[], object] = lambda: None,
+    ) -> None:
+        def write() -> None:
+            written() if self._write(path, state, first) else failed()
+            reserve_descriptors()
+
+        self._again = lambda: self.writer.begin(path, write)
+        self._again()
+
+    def _write(self, path: Path, state: Mapping[str, Any], first: Callable[[], None]) -> bool:
         try:
             first()
             if not self.path.is_dir():
@@ -147,15 +182,18 @@ class CheckpointFolder:
             self._failure = f"{path} is not saved: {words}; {last}"
             if not self._has_ended:
                 log.error("Saving the checkpoint %s failed: %s. Training continues; %s.", path, words, last)
-            return
-        self.last_good, self._failure = path, ""
+            return False
+        self._failure = ""
+        return True
+
+    def _note_newest(self, path: Path) -> None:
+        self.last_good = path
         if run_dir := os.environ.get(Env.RUN_DIR):  # for the batch script: --requeue-on-failure
             with contextlib.suppress(OSError), atomic_write(Path(run_dir, File.PROGRESS)) as progress:
                 progress.write(f"{path.name}\n".encode())
         with contextlib.suppress(OSError):
             for old in self.files()[self.keep :]:
                 old.unlink()
-        reserve_descriptors()
 
 
 def put_aside(path: Path, error: DamagedError) -> None:
@@ -173,8 +211,8 @@ def step_of(path: Path) -> int:
     return int(match[1])
 
 
-def begin_with(path: Path) -> tuple[Path, str]:
-    """Return the checkpoint that `--resume PATH` names, and its SHA-256.
+def named_by(path: Path) -> tuple[Path, str]:
+    """Return the checkpoint that a path names, and its SHA-256.
 
     Args:
         path: a file; or a run directory or its folder of checkpoints: then the newest undamaged one.
@@ -182,8 +220,8 @@ def begin_with(path: Path) -> tuple[Path, str]:
     Raises:
         CheckpointError: there is none, or it is damaged or can't be read.
     """
-    asked = f"Starting from --resume {path}:"
-    hint = "name a checkpoint (…/checkpoints/step-00000120.pt) or a run directory, or leave --resume out"
+    asked = f"Reading the checkpoint {path}:"
+    hint = "name a checkpoint (…/checkpoints/step-00000120.pt) or a run directory"
     if path.is_file():
         try:
             return path, file.digest(path)

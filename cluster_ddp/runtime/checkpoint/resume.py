@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
@@ -11,11 +12,55 @@ from typing import Any
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.checkpoint import compatibility, file
 from cluster_ddp.runtime.checkpoint.file import DamagedError
-from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, begin_with, put_aside
+from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, named_by, put_aside
+from cluster_ddp.runtime.checkpoint.state import TrainingState
 from cluster_ddp.runtime.run_dir.metrics import set_aside
+from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.world import World
 
 log = logging.getLogger("cluster_ddp")
+
+
+def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, resume: str | os.PathLike[str]) -> bool:
+    """Load the checkpoint to resume from, which rank 0 chooses for all ranks, if there is one. A collective.
+
+    The records of metrics.jsonl after it are cut off.
+
+    Args:
+        state: the state of the training.
+        folder: the checkpoints of this run directory.
+        run_dir: the run directory.
+        resume: "auto", "never" or a path, as for `Checkpointer`.
+
+    Returns:
+        Whether the checkpoint is one of this run directory.
+
+    Raises:
+        CheckpointError: it doesn't fit, can't be found or can't be loaded.
+        RunDirError: the run directory can't be written.
+        DataError: too few samples are left in the epoch for this number of ranks.
+    """
+    world = state.world
+    with run_dir.written():
+        found = world.broadcast(choose(world, folder, resume) if world.is_main else None)
+    if found is None or not found[2]:
+        run_dir.begin_metrics()
+    if found is None:
+        return False
+    path, digest, is_own = found
+    see(world, path, digest)
+    saved = read(path)
+    if complaint := state.complaint(saved):
+        hint = "give this training its own run directory (--run-dir PATH), or start anew here: --resume never"
+        raise CheckpointError(f"Resuming from {path}:", f"{complaint}.", hint)
+    metrics_bytes, differences = saved["metrics_bytes"], state.differences(saved)
+    del saved  # frees its memory
+    state.load(functools.partial(read, path))
+    if is_own:
+        with run_dir.written():
+            run_dir.continue_metrics(metrics_bytes)
+    world.print("\n  ".join([f"Resuming from {path}: {state.place_in_words()}", *differences]))
+    return bool(is_own)
 
 
 def choose(world: World, folder: CheckpointFolder, resume: str | os.PathLike[str]) -> tuple[Path, str, bool] | None:
@@ -44,7 +89,7 @@ def choose(world: World, folder: CheckpointFolder, resume: str | os.PathLike[str
             log.warning("%s already has checkpoints: %s is not used.", folder.path, resume)
         return (*newest, True)
     if resume not in ("auto", "never"):
-        return (*begin_with(Path(resume)), False)
+        return (*named_by(Path(resume)), False)
     if topology.restart_count:
         where = f"restart {topology.restart_count} of job {topology.job_label}"
         log.warning("This is %s, and there is no checkpoint in %s yet.", where, folder.path)

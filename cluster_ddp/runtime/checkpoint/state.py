@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -36,7 +36,7 @@ class TrainingState:
 
     Args:
         world: all ranks.
-        shard: the training data.
+        shards: the training data.
         identity: values that must be equal for a saved state to fit.
         meters: states that differ between ranks, by name.
         parts: everything else with a state, by name.
@@ -48,13 +48,13 @@ class TrainingState:
     def __init__(
         self,
         world: World,
-        shard: Shard,
+        shards: Sequence[Shard],
         *,
         identity: Mapping[str, Any],
         meters: Mapping[str, PerRank],
         parts: Mapping[str, Stateful],
     ) -> None:
-        self.world, self.shard = world, shard
+        self.world, self.shards = world, list(shards)
         self.steps = self.epoch = 0
         self._identity, self._meters = dict(identity), dict(meters)
         self._parts = {name: plain(part) for name, part in parts.items()}
@@ -116,7 +116,7 @@ class TrainingState:
         """
         saved = read()
         made_with = saved.get("made_with")
-        position, ranks = saved["position"], with_tensors(saved["ranks"], "ranks", file.taken)
+        position, places, ranks = saved["position"], saved["shards"], with_tensors(saved["ranks"], "ranks", file.taken)
         rank, world_size = self.world.rank, self.world.world_size
         same_size = len(ranks) == world_size
         for name, part in self._parts.items():
@@ -139,7 +139,8 @@ class TrainingState:
             meter.load_state_dicts([one["meters"][name] for one in ranks[rank::world_size]])
         self._made_with = made_with or self._made_with
         self.steps, self.epoch = position["steps"], position["epoch"]
-        self.shard.resume(self.epoch, step=position["step"], seen=position["seen"])
+        for shard, place in zip(self.shards, places, strict=True):
+            shard.resume(self.epoch, step=place["step"], seen=place["seen"])
         self._rng = {"same": ranks[rank]["rng"]} if same_size else {"anew": [one["rng"] for one in ranks]}
 
     def restore_rng(self) -> None:
@@ -150,6 +151,11 @@ class TrainingState:
             else:
                 rng.derive(self._rng["anew"], self.world.rank)
             self._rng = None
+
+    def place_in_words(self) -> str:
+        """Return the place in the training, as "step 30, epoch 2, 20 of its 40 samples seen"."""
+        seen = [f"{shard.seen} of its {shard.size} samples seen" for shard in self.shards]
+        return ", ".join([f"step {self.steps}", *([f"epoch {self.epoch + 1}"] if seen else []), *seen])
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
         """Return the permitted differences between a saved state that fits and this training, one line each."""
@@ -184,7 +190,7 @@ class TrainingState:
 
     def _frame(self) -> dict[str, Any]:
         """The small entries: who saves, identity, and the place in the data."""
-        topology, batches = self.world.topology, self.shard.batches
+        topology = self.world.topology
         return {
             "saved_by": {
                 "job": topology.job_label,
@@ -195,20 +201,22 @@ class TrainingState:
                 "time": time.time(),
             },
             "identity": self._identity,
-            "position": {
-                "steps": self.steps,
-                "epoch": self.epoch,
-                "step": self.shard.step + 1,
-                "seen": self.shard.seen,
-            },
-            "shard": {
-                "size": batches.size,
-                "seed": batches.seed,
-                "global_batch": batches.global_batch,
-                "fingerprint": self.shard.fingerprint,
-            },
+            "position": {"steps": self.steps, "epoch": self.epoch},
+            "shards": [_frame_of(shard) for shard in self.shards],
             "made_with": self._made_with,
         }
+
+
+def _frame_of(shard: Shard) -> dict[str, Any]:
+    batches = shard.batches
+    return {
+        "size": batches.size,
+        "seed": batches.seed,
+        "global_batch": batches.global_batch,
+        "fingerprint": shard.fingerprint,
+        "step": shard.step + 1,
+        "seen": shard.seen,
+    }
 
 
 def _parameters_and_buffers(part: Stateful) -> set[str]:

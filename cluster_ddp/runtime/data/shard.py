@@ -8,6 +8,7 @@ an epoch is a number of samples, so that another number of ranks can resume from
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -157,6 +158,7 @@ class Shard:
         self._source = source
         self._batch_samples = 0
         self._resume_at = (0, 0)
+        self._began = (0.0, 0)
         self._steps_per_epoch = len(batches)
 
     def set_epoch(self, epoch: int) -> None:
@@ -204,6 +206,12 @@ class Shard:
         return (self.seen - self._batch_samples) / self.size
 
     @property
+    def samples_per_s(self) -> float:
+        """Samples per second of all ranks together, since this pass began; 0 before its first batch."""
+        began_s, seen = self._began
+        return (self.seen - seen) / max(time.monotonic() - began_s, 1e-9)
+
+    @property
     def size(self) -> int:
         """Number of samples in an epoch, of all ranks together."""
         return self.batches.size
@@ -211,7 +219,7 @@ class Shard:
     def __iter__(self) -> Iterator[Any]:
         (step, seen), self._resume_at = self._resume_at, (0, 0)
         self.batches.first_step, self.batches.bounds = step, self.batches.bounds_from(seen)
-        self.step, self.seen = step - 1, seen
+        self.step, self.seen, self._began = step - 1, seen, (time.monotonic(), seen)
         for (start, stop), batch in zip(self.batches.bounds, self._source):
             self.step, self.seen, self._batch_samples = self.step + 1, stop, stop - start
             yield batch

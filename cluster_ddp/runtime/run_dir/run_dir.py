@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import platform
 import shlex
@@ -19,7 +20,7 @@ import torch
 
 from cluster_ddp._version import __version__
 from cluster_ddp.contract import Env, File
-from cluster_ddp.errors import RunDirError
+from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.files import atomic_write, make_dir, remove_leftovers, reserve_descriptors
 from cluster_ddp.runtime.run_dir import final_flush
 from cluster_ddp.runtime.run_dir.lock import RunLock
@@ -52,6 +53,7 @@ class RunDir:
 
     def __init__(self, path: str | os.PathLike[str] | None, world: World, *, name: str = "training") -> None:
         self.path, self.world = Path(path or default_run_dir(name, world)), world
+        world.run_log[:] = [self.log]
         if not world.is_main:
             return
         with self.written():
@@ -113,14 +115,18 @@ class RunDir:
 
         Args:
             kind: see `contract.Record`.
-            values: the other fields, of types that JSON has.
+            values: the other fields: of types that JSON has, or tensors and arrays of one element.
 
         Raises:
+            SpecError: a value of another type, or named "kind" or "time".
             RunDirError: more than 256 MiB of records are waiting to be written.
         """
+        if taken := {"kind", "time"} & values.keys():
+            name = taken.pop()
+            raise SpecError(f"Logging {name!r}:", "each record has one already.", f"another name: {kind}_{name}")
         if self.world.is_main:
             record = {"kind": kind, "time": round(time.time(), 3), **values}
-            self._metrics.append(json.dumps(record).encode() + b"\n")
+            self._metrics.append(json.dumps(record, default=_number).encode() + b"\n")
 
     def begin_metrics(self) -> None:
         """Rename the metrics.jsonl of an earlier run now, in the background, not at the first record."""
@@ -170,6 +176,15 @@ class RunDir:
     def _make(self) -> None:
         if not self.path.is_dir():
             make_dir(self.path)
+
+
+def _number(value: Any) -> Any:
+    """A tensor or an array of one element as a number."""
+    if getattr(value, "shape", None) is not None and math.prod(value.shape) == 1:
+        return value.item()
+    shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+    found = "a record holds numbers, text, and lists and dictionaries of them."
+    raise SpecError(f"Logging a {type(value).__name__}{shape}:", found, "log one number, such as its mean")
 
 
 def _git_commit() -> str | None:

@@ -51,7 +51,8 @@ def test_the_last_figures_are_shown(capsys, fake_slurm: FakeSlurm) -> None:
         {"kind": "test", "epoch": 1, "accuracy": 0.5},
         {"kind": "train", "epoch": 2, "samples_per_s": 1234.4},
         {"kind": "test", "epoch": 2, "accuracy": 0.98765},
-        {"kind": "train", "epoch": 3, "samples_per_s": 1300.0},
+        {"kind": "train", "epoch": 3, "samples_per_s": 1300.0, "accuracy": 1.0},
+        {"kind": "memory", "gigabytes": 3},
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "tra'
     (submit() / "metrics.jsonl").write_text(text)
@@ -171,7 +172,7 @@ def test_damaged_run_directories_are_passed_over(capsys, fake_slurm: FakeSlurm, 
         '{"kind": "train", "epoch": "one", "samples_per_s": "many"}\n{"kind": "test", "accuracy": [1]}',
         '{"kind": "train", "epoch": NaN, "samples_per_s": Infinity}\n{"kind": "test", "accuracy": NaN}',
         f'{{"kind": "train", "epoch": 1{"0" * 400}, "samples_per_s": 1{"0" * 400}}}',
-        '{"kind": ["train"], "epoch": 3}',
+        '{"kind": ["train"], "epoch": [3]}',
         "[" * 50_000,
         "\x1b[2J\xff",
     ],

@@ -27,7 +27,7 @@ from ranks import run_ranks, slurm_step
 
 import cluster_ddp
 from cluster_ddp.errors import CheckpointError, RunDirError, SpecError
-from cluster_ddp.runtime.checkpoint import checkpointer, file, folder, stop_agreement
+from cluster_ddp.runtime.checkpoint import file, folder, saver, stop_agreement
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
 from cluster_ddp.runtime.meter import Meter
 from cluster_ddp.runtime.model.ddp_buckets import prebuild_ddp_buckets
@@ -262,7 +262,7 @@ def test_how_often_it_saves(
 ) -> None:
     """And in the end, where it was not just then. A step takes 25 s on a clock of its own."""
     now = [1000.0]
-    monkeypatch.setattr(checkpointer, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    monkeypatch.setattr(saver, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
 
     def tick(checkpoint: Checkpointer) -> None:
         checkpoint._folder.wait()
@@ -519,6 +519,7 @@ UNUSABLE: dict[str, tuple[Callable[[Path], None], str]] = {
     "dangling link": (make_dangling_link, "it is a dangling symbolic link"),
     "no step": (edit("position", "steps"), r"its content\['position'\] has no steps"),
     "step as a text": (edit("position", "steps", value="9"), r"its content\['position'\]\['steps'\] is a str"),
+    "no place in a shard": (edit("shards", 0, "seen"), "the place in shard 0 has no seen"),
     "no saved_by": (edit("saved_by"), "its content has no saved_by"),
     "no metrics_bytes": (edit("metrics_bytes"), "its content has no metrics_bytes"),
     "a part as a list": (edit("parts", "model", value=[1]), "the state of its model is a list"),

@@ -14,7 +14,7 @@ def state(model: torch.nn.Module | None = None) -> dict[str, Any]:
     return {
         "saved_by": {"job": "12_3", "array_task": 3},
         "identity": {"dataset": "digits", "classes": 10},
-        "shard": {"size": 100, "seed": 1, "global_batch": 16},
+        "shards": [{"size": 100, "seed": 1, "global_batch": 16}],
         "parts": {"model": model.state_dict(), "optimizer": torch.optim.SGD(model.parameters()).state_dict()},
         "ranks": [{"meters": {"loss": {}}}],
     }
@@ -42,7 +42,7 @@ def test_a_state_fits_itself() -> None:
     [
         ("saved_by/array_task", 3),
         ("saved_by/job", "99"),
-        ("shard/global_batch", 32),
+        ("shards/0/global_batch", 32),
         ("parts/model/weight", torch.ones(2, 3)),
     ],
 )
@@ -65,8 +65,9 @@ def test_a_checkpoint_from_outside_an_array_fits_a_task_of_one() -> None:
         ("identity/dataset", "mnist", "its dataset is 'mnist', and here it is 'digits'"),
         ("identity/classes", None, "its classes is None, and here it is 10"),
         ("identity/depth", 5, "its depth is 5, and here it is None"),
-        ("shard/size", 99, "its number of samples in the dataset is 99, and here it is 100"),
-        ("shard/seed", 2, "its seed of the shuffle is 2, and here it is 1"),
+        ("shards/0/size", 99, "its number of samples in the dataset is 99, and here it is 100"),
+        ("shards", [], "its number of shards is 0, and here it is 1"),
+        ("shards/0/seed", 2, "its seed of the shuffle is 2, and here it is 1"),
         ("parts/optimizer", None, "it holds model, and here there are model, optimizer"),
         ("parts/ema", {}, "it holds model, optimizer, ema, and here there are model, optimizer"),
         ("parts/model/weight", torch.ones(4, 3), "it has another model: weight is (4, 3) there and (2, 3) here"),

@@ -19,7 +19,7 @@ import torch
 from cluster_ddp import files
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.checkpoint import file
-from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, begin_with
+from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, named_by
 
 log = logging.getLogger("cluster_ddp")
 
@@ -318,28 +318,28 @@ def test_beginning_with_a_file_a_run_dir_or_its_checkpoints(tmp_path: Path) -> N
     folder = CheckpointFolder(tmp_path / "run" / "checkpoints", keep=3)
     save(folder, 1, 2, 3)
     one, two, three = (folder.path / f"step-0000000{step}.pt" for step in (1, 2, 3))
-    assert begin_with(one) == (one, file.digest(one))
-    assert begin_with(tmp_path / "run") == begin_with(folder.path) == (three, file.digest(three))
+    assert named_by(one) == (one, file.digest(one))
+    assert named_by(tmp_path / "run") == named_by(folder.path) == (three, file.digest(three))
     os.truncate(three, 100)
-    assert begin_with(tmp_path / "run")[0] == two
+    assert named_by(tmp_path / "run")[0] == two
     assert three.exists()  # another run's folder is not changed
 
 
 def test_beginning_with_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no such file"):
-        begin_with(tmp_path / "missing")
+        named_by(tmp_path / "missing")
     with pytest.raises(CheckpointError, match="it has no undamaged checkpoint"):
-        begin_with(tmp_path)
+        named_by(tmp_path)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "step-00000001.pt").write_text("no checkpoint")
     with pytest.raises(CheckpointError, match="it has no undamaged checkpoint"):
-        begin_with(tmp_path)
-    with pytest.raises(CheckpointError, match=r"(?s)step-00000001\.pt:.*it is damaged: it has only 13 bytes.*--resume"):
-        begin_with(tmp_path / "checkpoints" / "step-00000001.pt")
+        named_by(tmp_path)
+    with pytest.raises(CheckpointError, match=r"(?s)step-00000001\.pt:.*it is damaged: it has only 13 bytes"):
+        named_by(tmp_path / "checkpoints" / "step-00000001.pt")
 
 
 def test_a_folder_in_the_place_of_a_checkpoint_is_told_as_an_error(tmp_path: Path) -> None:
     """Not as a traceback: what can't be read is the file system's business, and the user's."""
     (tmp_path / "step-00000001.pt").mkdir()
     with pytest.raises(CheckpointError):
-        begin_with(tmp_path)
+        named_by(tmp_path)

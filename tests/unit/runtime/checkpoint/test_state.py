@@ -48,7 +48,7 @@ def save_buffers() -> None:
             print(json.dumps({"own": model.module.own.item(), "same": model.module.same.sum().item()}))
             return
         checkpoint.step()
-        checkpoint._wait()
+        checkpoint._saver.wait()
 
 
 def test_of_buffers_only_those_that_differ_are_gathered(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ with cluster_ddp.distributed(cuda=False) as world:
         model(torch.rand(1, width)).sum().backward()
         optimizer.step()
         checkpoint.step()
-        checkpoint._wait()
+        checkpoint._saver.wait()
 """
 
 

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
-from cluster_ddp.errors import RunDirError
+from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.runtime.run_dir import background_writer, final_flush, metrics
 from cluster_ddp.runtime.run_dir.metrics import set_aside
 from cluster_ddp.runtime.run_dir.run_dir import RunDir, default_run_dir
@@ -344,3 +345,38 @@ def test_where_a_run_dir_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_run_dir("digits", a_world()).name.startswith("digits-2")
     monkeypatch.setenv("CLUSTER_DDP_RUN_DIR", "/x/y")
     assert default_run_dir("digits", a_world(job_id=12)) == Path("/x/y")
+
+
+def test_a_world_logs_to_its_newest_run_directory(tmp_path: Path) -> None:
+    world = a_world()
+    with pytest.raises(
+        SpecError, match=r"Logging a 'train' record:\n  there is no run directory yet.\n  Hint: make the Ch"
+    ):
+        world.log("train", loss=1)
+    RunDir(tmp_path / "one", world)
+    run_dir = RunDir(tmp_path / "two", world)
+    world.log("train", epoch=1, loss=torch.tensor([0.5]), many=numpy.float32(2.5), lr=[0.1, 0.2], words="x")
+    run_dir.sync()
+    record = json.loads((tmp_path / "two" / "metrics.jsonl").read_text())
+    assert record.pop("time") > 1e9
+    assert record == {"kind": "train", "epoch": 1, "loss": 0.5, "many": 2.5, "lr": [0.1, 0.2], "words": "x"}
+    assert not (tmp_path / "one" / "metrics.jsonl").exists()
+    other = a_world(rank=1)
+    RunDir(tmp_path / "two", other)
+    other.log("train", epoch=1)  # nothing
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"loss": torch.zeros(2, 3)}, r"Logging a Tensor of shape \(2, 3\):\n  a record holds numbers, text"),
+        ({"model": object()}, r"Logging a object:\n  a record holds"),
+        ({"time": 3}, r"Logging 'time':\n  each record has one already.\n  Hint: another name: train_time"),
+        ({"kind": 3}, r"Logging 'kind':"),
+    ],
+)
+def test_what_a_record_cannot_hold_is_a_short_error(tmp_path: Path, values: dict[str, Any], words: str) -> None:
+    world = a_world()
+    RunDir(tmp_path, world)
+    with pytest.raises(SpecError, match=words):
+        world.log("train", **values)

@@ -1,0 +1,133 @@
+"""Saves the state of a training: copied to host memory between two steps, written in the background."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cluster_ddp.errors import CheckpointError
+from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, step_of
+from cluster_ddp.runtime.checkpoint.state import TrainingState
+from cluster_ddp.runtime.failure import hard_exit
+from cluster_ddp.runtime.run_dir import final_flush
+from cluster_ddp.runtime.run_dir.run_dir import RunDir
+
+log = logging.getLogger("cluster_ddp")
+
+# How often rank 0 tells the others that it is still writing, so that they don't time out.
+_REPORT_EVERY_S = 2.0
+
+Place = tuple[int, int]
+"""Where the training is: the epoch, and the number of steps."""
+
+
+class Saver:
+    """Saves a training. Rank 0 writes; all methods are collectives.
+
+    Args:
+        state: the state of the training.
+        folder: where checkpoints are written.
+        run_dir: its metrics are written before each checkpoint, which has their size.
+        before_save: called on every rank before each save.
+    """
+
+    def __init__(
+        self, state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, before_save: Callable[[], object]
+    ) -> None:
+        self.world, self._state, self._folder = state.world, state, folder
+        self._run_dir, self._before_save = run_dir, before_save
+        self.saved: Place = (-1, -1)
+        """The place of the last save that began."""
+        self._saved_at_s = time.monotonic()
+        self._copied: dict[str, Any] | None = None
+        hard_exit.before(folder.wait)
+        final_flush.expect(folder)
+
+    @property
+    def place(self) -> Place:
+        """Where the training is."""
+        return self._state.epoch, self._state.steps
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last save, or since the start."""
+        return time.monotonic() - self._saved_at_s
+
+    def save(self, *, write: bool = True) -> None:
+        """Copy the state and write it in the background.
+
+        While the previous save is still being written, this one is skipped. If the previous one failed, this one is
+        always written, since the copy overwrites what could have been tried again.
+
+        Args:
+            write: False only copies it.
+        """
+        self._before_save()
+        self.world.synchronize()
+        writer = self._folder.writer
+        is_busy, has_failed = self.world.broadcast((writer.is_busy(), self._folder.has_failed))
+        write = write or has_failed
+        self._saved_at_s = time.monotonic() if write else self._saved_at_s
+        if is_busy:
+            if self.world.is_main and write:
+                words = "The checkpoint before step %d is still being written; this one is skipped. (%s)"
+                log.warning(words, self._state.steps, writer.at_work())
+            return
+        self.saved = self.place if write else self.saved
+        self._copy()
+        if write and self._copied:
+            self._folder.save(self._state.steps, self._copied, first=self._run_dir.sync)
+
+    def save_now(self) -> None:
+        """Save, and wait until all is written."""
+        self.wait()
+        self.save()
+        self.wait()
+
+    def save_copy(self) -> None:
+        """Save the state as it was copied at this step, and wait until it is written."""
+        self.wait()
+        last_good = self._folder.last_good
+        is_written = last_good is not None and step_of(last_good) == self._state.steps
+        if self._has_copy() and not is_written:
+            assert self._copied is not None
+            self._folder.save(self._state.steps, self._copied, first=self._run_dir.sync)
+        self.wait()
+
+    def save_best(self, name: str, value: float, *, of_copy: bool) -> None:
+        """Write the state as the best checkpoint by that name, in the background.
+
+        Args:
+            name: what is best.
+            value: the value of `name`.
+            of_copy: write the state as it was copied at this step, if it was.
+        """
+        self.wait()
+        if not (of_copy and self.world.broadcast(self._has_copy())):
+            self._before_save()
+            self.world.synchronize()
+            self._copy()
+        if self._copied:
+            self._folder.save_best(name, value, self._copied, first=self._run_dir.sync)
+
+    def wait(self) -> None:
+        """Wait until rank 0 has written everything or gives up, without a time limit."""
+        while not self.world.broadcast(self._folder.wait(_REPORT_EVERY_S) or self._folder.is_stuck()):
+            self._folder.writer.tell_if_slow()
+
+    def _has_copy(self) -> bool:
+        return self._copied is not None and self._copied["position"]["steps"] == self._state.steps
+
+    def _copy(self) -> None:
+        """Copy the state on rank 0. If it can't be saved, that is logged, and there is no copy."""
+        ranks = self._state.gather()
+        if ranks is None:  # rank 0 writes
+            return
+        self._copied = None
+        try:
+            self._copied = self._state.copy(ranks, metrics_bytes=self._run_dir.metrics_bytes)
+        except CheckpointError as error:  # a part's state has something new that can't be saved
+            log.error("%s\nTraining continues.", error)
+            self._folder.note_failure(str(error))

@@ -1,0 +1,143 @@
+"""The best checkpoint beside the newest, and weights from a checkpoint."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import cluster_ddp
+from cluster_ddp.errors import CheckpointError, SpecError
+from cluster_ddp.runtime.checkpoint import file
+from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
+from cluster_ddp.runtime.stop_signals import Stopped
+from cluster_ddp.runtime.world import World
+
+
+def train(world: World, path: Path, values: list[float], *, stop: int = -1, **options: Any) -> list[bool]:
+    """An epoch of two steps for each value. The weight is the number of steps, and another one in the evaluation."""
+    shard = world.shard(TensorDataset(torch.arange(8.0)), batch_size=4, shuffle_seed=1)
+    model = world.wrap(torch.nn.Linear(1, 1))
+    weight = model.module.weight.data
+    weight.zero_()
+    checkpoint = Checkpointer(world, shard=shard, run_dir=path, model=model, **options)
+    found = []
+    for epoch in checkpoint.epochs(len(values)):
+        for _ in shard:
+            weight += 1
+            checkpoint.step()
+        weight += 100  # as of an average of the weights
+        found.append(checkpoint.best("accuracy", values[epoch], mode="max"))
+        checkpoint.best("loss", -values[epoch], mode="min")
+        if epoch == stop:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        checkpoint.stop_if_asked()
+        weight -= 100
+    return found
+
+
+def weight_of(path: Path) -> float:
+    model = torch.nn.Linear(1, 1)
+    assert cluster_ddp.load_weights(path, model).is_file()
+    return model.weight.item()
+
+
+def test_the_best_one_stays_as_it_was_after_its_last_batch(world: World, tmp_path: Path) -> None:
+    assert train(world, tmp_path, [0.1, 0.5, math.nan, 0.5, 0.4], keep=1) == [True, True, False, False, False]
+    folder = tmp_path / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["best-accuracy.pt", "best-loss.pt", "step-00000010.pt"]
+    assert weight_of(folder / "best-accuracy.pt") == weight_of(folder / "best-loss.pt") == 4
+    assert weight_of(tmp_path) == weight_of(folder) == 10
+    assert file.digest(folder / "best-loss.pt") and file.read(folder / "best-loss.pt")["best"] == {"loss": -0.5}
+
+
+def test_a_resumed_training_knows_the_best_one(world: World, tmp_path: Path) -> None:
+    values = [0.1, 0.7, 0.3, 0.6, 0.8]
+    with pytest.raises(Stopped):
+        train(world, tmp_path, values, stop=2)
+    assert train(world, tmp_path, values) == [False, False, True]  # epochs 2 (its evaluation again), 3 and 4
+    assert weight_of(tmp_path / "checkpoints" / "best-accuracy.pt") == 10
+
+
+def test_a_damaged_best_one_is_replaced(world: World, tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
+    train(world, tmp_path, [0.9])
+    best = tmp_path / "checkpoints" / "best-accuracy.pt"
+    best.write_bytes(best.read_bytes()[:100])
+    assert train(world, tmp_path, [0.9, 0.2]) == [True]
+    assert f"The best checkpoint {best} can't be used: " in said.text
+    assert weight_of(best) == 4
+
+
+def test_a_best_one_that_could_not_be_written_is_not_the_best(
+    world: World, tmp_path: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = file.write
+
+    def failing(path: Path, state: Any) -> str:
+        if path.name == "best-accuracy.pt" and state["position"]["steps"] == 4:
+            raise OSError(28, "No space left on device")
+        return write(path, state)
+
+    monkeypatch.setattr(file, "write", failing)
+    assert train(world, tmp_path, [0.1, 0.9, 0.5]) == [True, True, True]
+    assert "best-accuracy.pt failed: No space left on device" in said.text
+    assert weight_of(tmp_path / "checkpoints" / "best-accuracy.pt") == 6
+
+
+def test_between_two_steps_the_state_of_that_moment_is_kept(world: World, tmp_path: Path) -> None:
+    model = world.wrap(torch.nn.Linear(1, 1))
+    checkpoint = Checkpointer(world, run_dir=tmp_path, every="never", model=model)
+    for done in checkpoint.until(3):
+        model.module.weight.data.fill_(done)
+        checkpoint.step()
+        checkpoint.best("loss", abs(done - 1.0), mode="min")
+    assert weight_of(tmp_path / "checkpoints" / "best-loss.pt") == 1
+
+
+@pytest.mark.parametrize(("name", "mode"), [("val/accuracy", "max"), ("", "max"), ("accuracy", "highest")])
+def test_other_names_and_modes_are_refused(world: World, tmp_path: Path, name: str, mode: Any) -> None:
+    checkpoint = Checkpointer(world, run_dir=tmp_path, model=torch.nn.Linear(1, 1))
+    with pytest.raises(SpecError, match=r'best\("accuracy", value, mode="max"\)'):
+        checkpoint.best(name, 0.5, mode=mode)
+
+
+@pytest.fixture
+def trained(world: World, tmp_path: Path) -> Path:
+    train(world, tmp_path, [0.5])
+    return tmp_path
+
+
+def test_weights_are_loaded_into_wrapped_and_compiled_models(world: World, trained: Path) -> None:
+    for model in (world.wrap(torch.nn.Linear(1, 1)), torch.compile(torch.nn.Linear(1, 1))):
+        cluster_ddp.load_weights(str(trained), model)
+        assert next(iter(model.parameters())).item() == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "part", "words"),
+    [
+        (torch.nn.Linear(2, 1), "model", r"size mismatch for weight"),
+        (torch.nn.Sequential(torch.nn.Linear(1, 1)), "model", r"Missing key\(s\) in state_dict: \"0.weight\""),
+        (
+            torch.nn.Linear(1, 1),
+            "encoder",
+            r"Loading 'encoder' from .*step-00000002.pt:\n  it holds model.\n  Hint: part='model'",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_a_short_error(
+    trained: Path, model: torch.nn.Module, part: str, words: str
+) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        cluster_ddp.load_weights(trained, model, part=part)
+
+
+def test_weights_that_are_missing_are_a_short_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no such file"):
+        cluster_ddp.load_weights(tmp_path / "x.pt", torch.nn.Linear(1, 1))
