@@ -29,6 +29,8 @@ class Env:
     """Set by the supervisor of a job on this machine, without Slurm: the job's id, which is its process id."""
     CPUS_PER_TASK: Final = "CLUSTER_DDP_CPUS_PER_TASK"
     """With `--launcher fork`: the job's SLURM_CPUS_PER_TASK, empty if unset. The step's value differs."""
+    GPUS_PER_TASK: Final = "CLUSTER_DDP_GPUS_PER_TASK"
+    """Number of GPUs that each rank drives, if it is more than one (`--gpus-per-task`)."""
     PRELOAD: Final = "CLUSTER_DDP_PRELOAD"
     """Set by you: modules that `--launcher fork` imports before it forks, separated by spaces."""
     DUMMY_GPUS: Final = "CLUSTER_DDP_DUMMY_GPUS"

@@ -1,6 +1,6 @@
 """A job as data, checked before anything is rendered or submitted.
 
-One rank drives one GPU, so no field sets the number of tasks: it follows from the number of GPUs.
+One rank drives one GPU, or `gpus_per_task`. So no field sets the number of tasks: it follows from the number of GPUs.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ class JobSpec:
     nodes: int = 1
     """Number of nodes."""
     gpus_per_node: int = 1
-    """Number of GPUs, and of ranks, on each node."""
+    """Number of GPUs on each node, and of ranks, unless gpus_per_task is more than 1."""
+    gpus_per_task: int = 1
+    """Number of GPUs that each rank drives, for a model over several: `distributed(gpus_per_task=…)`."""
     gpu_type: str | None = None
     """Type of GPU, such as a100; sinfo -o %G shows the types."""
     cpus_per_task: int | None = None
@@ -135,8 +137,8 @@ class JobSpec:
     requeue_on_failure: int = 0
     """On Slurm: how often to requeue the job after a failure. It stops after three times without a new checkpoint."""
     launcher: Launcher = "srun"
-    """srun: one task per GPU. torchrun: one task per node; its agent starts a worker per GPU. fork: one task per node;
-    it imports torch once and forks a rank per GPU; for Python scripts and modules."""
+    """srun: one task per rank. torchrun: one task per node; its agent starts the ranks. fork: one task per node; it
+    imports torch once and forks the ranks; for Python scripts and modules."""
     modules: tuple[str, ...] = ()
     """Environment modules to load before the ranks start."""
     venv: str | None = None
@@ -159,7 +161,7 @@ class JobSpec:
     """More options for sbatch, such as --reservation=course."""
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "gpus_per_node", "cpus_per_task"):
+        for name in ("nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise _error(name, value, "a whole number of 1 or more")
@@ -185,9 +187,14 @@ class JobSpec:
         self._check_array()
 
     @property
+    def ranks_per_node(self) -> int:
+        """Number of ranks on each node."""
+        return self.gpus_per_node // self.gpus_per_task
+
+    @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self.nodes * self.gpus_per_node
+        return self.nodes * self.ranks_per_node
 
     def _check_text(self, name: str) -> None:
         value = getattr(self, name)
@@ -204,6 +211,9 @@ class JobSpec:
                 raise _error(name, value, legal)
 
     def _check_choices(self) -> None:
+        if self.gpus_per_node % self.gpus_per_task:
+            legal = f"a divisor of gpus_per_node={self.gpus_per_node}"
+            raise _error("gpus_per_task", self.gpus_per_task, legal)
         for one, other in ALTERNATIVES:
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise _error(other, getattr(self, other), f"left out when {one} is given")

@@ -103,7 +103,7 @@ def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Submitted
         Submitted(
             id=label,
             run_dir=path,
-            tasks=spec.nodes * (1 if spec.launcher == "torchrun" else spec.gpus_per_node),
+            tasks=spec.nodes if spec.launcher == "torchrun" else spec.world_size,
             cluster=held.cluster,
             is_function=request.function is not None,
             scheduler=plan.scheduler,

@@ -29,13 +29,20 @@ class Collectives:
     topology: Topology
     """This rank's place."""
     device: torch.device
-    """The device of this rank."""
+    """The device of this rank; of several, the first one."""
+    more_devices: tuple[torch.device, ...] = ()
+    """The other devices of this rank (`gpus_per_task`)."""
     collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S
     """Seconds to wait for the other ranks in a collective."""
     peer_failed: Callable[[], bool] = field(default=lambda: False, repr=False)
     """Whether another rank is known to have failed."""
     key: RunKey = field(default_factory=RunKey.of_one_process, repr=False)
     """The key that only the ranks of this run have."""
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All devices of this rank, for a model over several; see `gpus_per_task` of `JobSpec`."""
+        return self.device, *self.more_devices
 
     @property
     def rank(self) -> int:
@@ -63,7 +70,7 @@ class Collectives:
         process_group.barrier()
 
     def synchronize(self) -> None:
-        """Wait until this rank's GPU has finished the work of the current stream; on a CPU return at once.
+        """Wait until this rank's GPUs have finished the work of their current streams; on a CPU return at once.
 
         Use it before calls that would block until then (`tensor.item()`, `tensor.cpu()`). It lets signal handlers run,
         and raises an error if other ranks have failed or hang.
@@ -72,7 +79,8 @@ class Collectives:
             DeviceTimeoutError: the device was not done after `collective_timeout_s` seconds; a RuntimeError.
             PeerFailedError: another rank failed; a RuntimeError.
         """
-        nonblocking_wait.for_device(self.device, timeout_s=self.collective_timeout_s, peer_failed=self.peer_failed)
+        for device in self.devices:
+            nonblocking_wait.for_device(device, timeout_s=self.collective_timeout_s, peer_failed=self.peer_failed)
 
     def sum(self, *values: float | torch.Tensor) -> list[float]:
         """Add up values over all ranks. A collective: all ranks must call it, with as many values.

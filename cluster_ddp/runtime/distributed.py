@@ -56,8 +56,8 @@ def distributed(
         RunDirError, CheckpointError: at the end, on rank 0: the last files can't be written.
     """
     reporter, topology = _begin(collective_timeout_s)
-    device = devices.set_up(topology, cuda=cuda, deterministic=deterministic)
-    world, peers = _meet(topology, device, reporter, rendezvous_timeout_s)
+    device, *more_devices = devices.set_up(topology, cuda=cuda, deterministic=deterministic)
+    world, peers = _meet(topology, [device, *more_devices], reporter, rendezvous_timeout_s)
     try:
         yield world
         final_flush.settle(world)
@@ -88,16 +88,18 @@ def _begin(collective_timeout_s: float) -> tuple[FailureReporter, Topology]:
 
 
 def _meet(
-    topology: Topology, device: torch.device, reporter: FailureReporter, timeout_s: float
+    topology: Topology, all_devices: list[torch.device], reporter: FailureReporter, timeout_s: float
 ) -> tuple[World, PeerWatch]:
     """Find the other ranks and make the process group."""
+    device = all_devices[0]
     key = RunKey.of(topology, os.environ)
     reporter.store = rendezvous.meet(topology, device.type, key, timeout_s=timeout_s)
     choose_interface(topology, os.environ)
-    peers = _join(topology, device, reporter)
+    peers = _join(topology, all_devices, reporter)
     world = World(
         topology=topology,
         device=device,
+        more_devices=tuple(all_devices[1:]),
         collective_timeout_s=reporter.collective_timeout_s,
         peer_failed=peers.has_failed,
         key=key,
@@ -105,11 +107,16 @@ def _meet(
     return world, peers
 
 
-def _join(topology: Topology, device: torch.device, reporter: FailureReporter) -> PeerWatch:
+def _join(topology: Topology, all_devices: list[torch.device], reporter: FailureReporter) -> PeerWatch:
     """Make the process group, with a `PeerWatch` running: NCCL waits for all ranks without a time limit."""
     assert reporter.store is not None
     has_joined = threading.Event()
-    peers = PeerWatch(reporter, lambda: not has_joined.is_set() or streams.is_busy(device), topology.world_size)
+    device = all_devices[0]
+
+    def is_busy() -> bool:
+        return not has_joined.is_set() or any(map(streams.is_busy, all_devices))
+
+    peers = PeerWatch(reporter, is_busy, topology.world_size)
     if device.type == "cuda" and topology.world_size > 1:
         peers.start()
     try:

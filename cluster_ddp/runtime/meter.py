@@ -39,10 +39,10 @@ class Meter:
         """Add a batch.
 
         Args:
-            total: the sum over it: one element, real, on this rank's device.
+            total: the sum over it: one element, real, on a device of this rank.
             count: its number of samples.
         """
-        self.total, self.count = self.total + total.detach(), self.count + count
+        self.total, self.count = self.total + total.detach().to(self.total.device), self.count + count
 
     def mean(self) -> float | None:
         """Return the mean over all ranks since the last reset; None without samples. A collective."""

@@ -53,7 +53,8 @@ def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout
         rank=topology.rank,
         world_size=topology.world_size,
         timeout=timedelta(seconds=timeout_s),
-        device_id=device if on_gpu else None,
+        # A process group that is bound to a device refuses tensors on another one (ProcessGroupNCCL.cpp).
+        device_id=device if on_gpu and topology.gpus_per_task == 1 else None,
     )
     if on_gpu:
         # NCCL's time starts when a collective is launched, before we wait for it. Its watchdog ends the process without

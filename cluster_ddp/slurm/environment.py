@@ -25,6 +25,10 @@ Fields = dict[str, Any]
 def read(env: Mapping[str, str]) -> Fields:
     """Return the fields of `Topology` that an environment describes; see `Topology.from_environ` for errors."""
     v = Variables(env)
+    return {**_place(v, env), "gpus_per_task": v.integer(*variables.GPUS_PER_TASK) or 1}
+
+
+def _place(v: Variables, env: Mapping[str, str]) -> Fields:
     if env.get("SUBMITIT_EXECUTOR") == "local" and "SUBMITIT_LOCAL_GLOBALID" in env:
         return _submitit_local(v)
     if "TORCHELASTIC_RUN_ID" in env:
@@ -65,19 +69,19 @@ def _slurm_step(v: Variables) -> Fields:
             "pass Slurm's variables into the container, or export WORLD_SIZE, RANK, LOCAL_RANK and MASTER_ADDR",
         )
     _check_inherited(v, rank, world_size)
-    gpus, tasks = v.integer(*variables.GPUS_ON_NODE), v.tasks_per_node() or ()
+    ranks_on_node, tasks = _ranks_on_node(v), v.tasks_per_node() or ()
     if sum(tasks) != world_size:  # the job's, not the step's: the container kept only those
         tasks = ()
-    local_rank = _local_rank(v, rank, gpus, tasks)
+    local_rank = _local_rank(v, rank, ranks_on_node, tasks)
     nodes = master_addr.node_names(v, variables.NODELIST)
-    num_nodes = len(nodes) or v.integer(*variables.NUM_NODES) or len(tasks) or _fewest_nodes(world_size, gpus)
-    node_rank = _node_rank(v, rank, gpus, num_nodes)
+    num_nodes = len(nodes) or v.integer(*variables.NUM_NODES) or len(tasks) or _fewest_nodes(world_size, ranks_on_node)
+    node_rank = _node_rank(v, rank, ranks_on_node, num_nodes)
+    local_world_size = world_size if num_nodes == 1 else ranks_on_node
     if tasks and node_rank is not None:
-        local_world_size: int | None = tasks[min(node_rank, len(tasks) - 1)]
-    else:
-        local_world_size = world_size if num_nodes == 1 else gpus
-    _check_gpus(v, local_world_size, gpus)
+        local_world_size = tasks[min(node_rank, len(tasks) - 1)]
+    _check_gpus(v, local_world_size)
     job_id, step_id = v.integer(*variables.JOB_ID) or 0, v.step_id() or 0
+    ports = port.candidates(job_id, step_id), port.candidates(job_id)
     return {
         "launcher": "slurm",
         "rank": rank,
@@ -89,19 +93,19 @@ def _slurm_step(v: Variables) -> Fields:
         "nodes": nodes,
         "tasks_per_node": tasks,
         "master_addr": master_addr.step_address(v, nodes, num_nodes),
-        "port_candidates": master_addr.port_candidates(v, port.candidates(job_id, step_id), port.candidates(job_id)),
+        "port_candidates": master_addr.port_candidates(v, *ports),
         "step_id": step_id,
         "cpus_per_task": v.integer(*variables.CPUS_PER_TASK),
-        "gpus_on_node": gpus,
+        "gpus_on_node": v.integer(*variables.GPUS_ON_NODE),
         **_job(v),
     }
 
 
-def _node_rank(v: Variables, rank: int, gpus: int | None, num_nodes: int | None) -> int | None:
+def _node_rank(v: Variables, rank: int, ranks_on_node: int | None, num_nodes: int | None) -> int | None:
     """SLURM_NODEID; if a container removed it, derived for block distribution over equal nodes."""
     node_rank = v.integer(*variables.NODE_RANK)
-    if node_rank is None and gpus:
-        return rank // gpus
+    if node_rank is None and ranks_on_node:
+        return rank // ranks_on_node
     return 0 if node_rank is None and num_nodes == 1 else node_rank
 
 
@@ -192,11 +196,11 @@ def _submitit_local(v: Variables) -> Fields:
     }
 
 
-def _fewest_nodes(world_size: int, gpus: int | None) -> int | None:
-    """The number of nodes that `world_size` ranks fill with one GPU each; None if unknown."""
+def _fewest_nodes(world_size: int, ranks_on_node: int | None) -> int | None:
+    """The number of nodes that `world_size` ranks fill with `ranks_on_node` on each; None if unknown."""
     if world_size == 1:
         return 1
-    return -(-world_size // gpus) if gpus else None
+    return -(-world_size // ranks_on_node) if ranks_on_node else None
 
 
 def _alone(v: Variables, ports: tuple[int, ...]) -> Fields:
@@ -222,14 +226,14 @@ def _job(v: Variables) -> Fields:
     }
 
 
-def _local_rank(v: Variables, rank: int, gpus: int | None, tasks: tuple[int, ...]) -> int:
+def _local_rank(v: Variables, rank: int, ranks_on_node: int | None, tasks: tuple[int, ...]) -> int:
     """SLURM_LOCALID; if a container removed it, derived for block distribution over equal nodes only."""
     local_rank = v.integer(*variables.LOCAL_RANK)
     if local_rank is not None:
         return local_rank
     block = (v.text(*variables.DISTRIBUTION) or "block").startswith("block")
-    if gpus and block and len(set(tasks)) <= 1:
-        return rank - gpus * (rank // gpus)
+    if ranks_on_node and block and len(set(tasks)) <= 1:
+        return rank - ranks_on_node * (rank // ranks_on_node)
     raise TopologyError(
         "Finding this process's local rank:",
         f"{v.shown('SLURM_LOCALID', 'SLURM_GPUS_ON_NODE', 'SLURM_DISTRIBUTION', *variables.TASKS_PER_NODE[:1])}: "
@@ -255,15 +259,27 @@ def _check_inherited(v: Variables, rank: int, world_size: int) -> None:
             )
 
 
-def _check_gpus(v: Variables, local_world_size: int | None, gpus: int | None) -> None:
-    if not gpus or local_world_size is None or local_world_size == gpus:
+def _ranks_on_node(v: Variables) -> int | None:
+    """The number of ranks that the node's GPUs are for."""
+    return (v.integer(*variables.GPUS_ON_NODE) or 0) // (v.integer(*variables.GPUS_PER_TASK) or 1) or None
+
+
+def _check_gpus(v: Variables, local_world_size: int | None) -> None:
+    gpus, gpus_per_task = v.integer(*variables.GPUS_ON_NODE), v.integer(*variables.GPUS_PER_TASK) or 1
+    if not gpus or local_world_size is None or local_world_size * gpus_per_task == gpus:
         return
-    more = "more" if local_world_size > gpus else "fewer"
-    raise TopologyError(
-        f"Running {local_world_size} tasks on this node, one GPU each:",
-        f"{v.shown('SLURM_GPUS_ON_NODE', *variables.TASKS_PER_NODE[:1], 'SLURM_NTASKS')}: {more} tasks than GPUs.",
-        f"ask for as many tasks as GPUs: --ntasks-per-node={gpus} --gres=gpu:{gpus}",
-    )
+    shown = ["SLURM_GPUS_ON_NODE", *variables.TASKS_PER_NODE[:1], "SLURM_NTASKS"]
+    if gpus_per_task > 1:
+        asked, matching = f"{gpus_per_task} GPUs each", gpus_per_task * local_world_size
+        found = f"{v.shown(*shown, *variables.GPUS_PER_TASK)}: that needs {matching} GPUs."
+        hint = f"--ntasks-per-node={local_world_size} --gres=gpu:{matching}"
+    else:
+        asked, more = "one GPU each", "more" if local_world_size > gpus else "fewer"
+        found = f"{v.shown(*shown)}: {more} tasks than GPUs."
+        hint = f"ask for as many tasks as GPUs: --ntasks-per-node={gpus} --gres=gpu:{gpus}"
+        if gpus % local_world_size == 0:
+            hint += f"; for a model over several GPUs: export {variables.GPUS_PER_TASK[0]}={gpus // local_world_size}"
+    raise TopologyError(f"Running {local_world_size} tasks on this node, {asked}:", found, hint)
 
 
 def _partial(v: Variables) -> TopologyError:

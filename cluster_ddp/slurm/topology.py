@@ -62,6 +62,8 @@ class Topology:
     """CPUs requested for each rank; None if unknown."""
     gpus_on_node: int | None = None
     """Number of GPUs that Slurm gave the step on this node; None if unknown."""
+    gpus_per_task: int = 1
+    """Number of GPUs that each rank drives."""
     end_time: int | None = None
     """When Slurm will end the job, in seconds of UNIX time; None if unknown (before Slurm 23.02)."""
 

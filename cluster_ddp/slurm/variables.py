@@ -38,6 +38,7 @@ RANKS_ON_NODE = ("SLURM_GTIDS",)  # such as "2,3"
 TASK_PID = ("SLURM_TASK_PID",)
 CPUS_ON_NODE = ("SLURM_CPUS_ON_NODE",)  # of the step
 SAID_CPUS_PER_TASK = (Env.CPUS_PER_TASK,)
+GPUS_PER_TASK = (Env.GPUS_PER_TASK,)
 
 # Step ids from this number on are steps that srun did not make (batch, extern, interactive …).
 _SPECIAL_STEP_IDS = 0xFFFFFF00

@@ -77,6 +77,19 @@ def test_hello(slurm: Cluster, tmp_path: Path) -> None:
     assert "The sum of all ranks is 6." in output
 
 
+def test_ranks_that_drive_two_gpus_each(slurm: Cluster, tmp_path: Path) -> None:
+    """Two nodes with two GPUs each: a rank on each node, whose model is on both."""
+    spec = JobSpec(
+        name="two_device_model",
+        command=("python", str(ROOT / "examples" / "two_device_model.py")),
+        nodes=2,
+        gpus_per_node=2,
+        gpus_per_task=2,
+    )
+    output = slurm.submit(slurm.script(spec), tmp_path).succeed()
+    assert re.findall(r"epoch (\d): accuracy 0\.[4-9]\d+, on cpu and cpu", output) == ["1", "2"]
+
+
 @pytest.mark.parametrize("listen", ["thief.listen()", ""], ids=["listening", "bound only"])
 def test_a_taken_first_port_does_not_cost_the_job(slurm: Cluster, tmp_path: Path, listen: str) -> None:
     setup = (THIEF.format(listen=listen), "sleep 2")

@@ -46,6 +46,8 @@ def run(
 ) -> list[Outcome]:
     folder.mkdir(exist_ok=True)
     env = {"CLUSTER_DDP_RUN_DIR": str(folder / "run"), "SLURM_RESTART_COUNT": str(restarts)}
+    if name == "two_device_model.py":
+        env |= {"CLUSTER_DDP_GPUS_PER_TASK": "2", "SLURM_GPUS_ON_NODE": str(2 * ranks), "CLUSTER_DDP_DUMMY_GPUS": "1"}
     environments = [slurm_step(rank, ranks, job_id=JOB_ID + ranks, **env) for rank in range(ranks)]
     return run_ranks(functools.partial(run_example, name, arguments, stop_at), environments, folder)
 
@@ -67,7 +69,9 @@ def test_it_does_what_it_says(tmp_path: Path, name: str, words: str, ranks: int)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize(("name", "arguments"), [("ddp.py", ()), ("convnet.py", ("--epochs", "1"))])
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("ddp.py", ()), ("convnet.py", ("--epochs", "1")), ("two_device_model.py", ())]
+)
 def test_a_stopped_training_prints_what_an_undisturbed_one_does(
     tmp_path: Path, name: str, arguments: tuple[str, ...], ranks: int
 ) -> None:

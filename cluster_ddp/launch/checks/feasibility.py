@@ -94,7 +94,7 @@ def _check_names(spec: JobSpec, everywhere: Partitions) -> None:
 
 
 def _cpus(spec: JobSpec) -> int:
-    return (spec.cpus_per_task or 0) * spec.gpus_per_node
+    return (spec.cpus_per_task or 0) * spec.ranks_per_node
 
 
 def _mem_mb(spec: JobSpec) -> int:
@@ -119,14 +119,15 @@ def _lack(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> _Lack | None
     if not with_gpus:
         most = max((group.gpus_of(spec.gpu_type) for group in groups), default=0)
         found = f"the nodes of partition {name} have {f'at most {most}' if most else 'no'} {_gpus(spec, most)}"
-        same_ranks = {"nodes": spec.world_size // most} if most and spec.world_size % most == 0 else {}
+        total, most = spec.nodes * spec.gpus_per_node, most // spec.gpus_per_task * spec.gpus_per_task
+        same_ranks = {"nodes": total // most} if most and total % most == 0 else {}
         return _Lack(found, {**same_ranks, "gpus_per_node": most})
     such = f"the nodes of partition {name} with {spec.gpus_per_node} {_gpus(spec, spec.gpus_per_node)}"
     with_cpus = holding(replace(spec, mem=None), groups)
     if not with_cpus:
         most = max(group.cpus for group in with_gpus)
-        found = f"{such} have {most} CPUs, not {_cpus(spec)} ({spec.cpus_per_task} for each GPU)"
-        return _Lack(found, {"cpus_per_task": most // spec.gpus_per_node})
+        found = f"{such} have {most} CPUs, not {_cpus(spec)} ({spec.cpus_per_task} for each rank)"
+        return _Lack(found, {"cpus_per_task": most // spec.ranks_per_node})
     fitting = holding(spec, groups)
     if not fitting:
         most = max(group.mem_mb for group in with_cpus)

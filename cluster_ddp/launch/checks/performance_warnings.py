@@ -79,9 +79,8 @@ def _spread(spec: JobSpec, groups: Sequence[NodeGroup]) -> dict[str, str]:
     one = _regrouped(spec, 1)
     holder = next((name for name, nodes in partitions.items() if _fits(one, nodes)), None)
     if holder is not None:
-        reason = (
-            f"One node of partition {holder} has the {spec.world_size} GPUs that the job asks of {spec.nodes} nodes"
-        )
+        gpus = spec.nodes * spec.gpus_per_node
+        reason = f"One node of partition {holder} has the {gpus} GPUs that the job asks of {spec.nodes} nodes"
         text = f"{reason}. Inside a node, they exchange gradients faster than over the network: {_options(spec, one)}"
         return {"several-nodes": f"{text}."}
     if spec.gpus_per_node > 1:
@@ -100,7 +99,7 @@ def _regrouped(spec: JobSpec, nodes: int) -> JobSpec:
     """The same ranks on fewer nodes, with the same memory per rank."""
     digits = (spec.mem or "").rstrip("KMGT")
     mem = f"{int(digits) * spec.nodes // nodes}{spec.mem[len(digits) :]}" if spec.mem else None
-    return replace(spec, nodes=nodes, gpus_per_node=spec.world_size // nodes, mem=mem)
+    return replace(spec, nodes=nodes, gpus_per_node=spec.nodes * spec.gpus_per_node // nodes, mem=mem)
 
 
 def _fits(spec: JobSpec, groups: Sequence[NodeGroup]) -> bool:
@@ -125,7 +124,7 @@ def _no_requeue(spec: JobSpec, requeue_default: bool | None) -> str:
 
 
 def _fork_of_one(spec: JobSpec) -> str:
-    if spec.launcher != "fork" or spec.gpus_per_node > 1:
+    if spec.launcher != "fork" or spec.ranks_per_node > 1:
         return ""
     return "With one rank on each node, --launcher fork saves no import of torch. The default, srun, runs any command."
 

@@ -102,7 +102,7 @@ class _Asked(NamedTuple):
 
 def _advice(asked: _Asked, plan: Plan, reference: Reference) -> list[Advice]:
     """Warnings before the submission. Raises ClusterDDPError for what can't work."""
-    advice = options.tasks_advice(vars(asked.parsed), plan.spec.nodes, plan.spec.gpus_per_node)
+    advice = options.tasks_advice(vars(asked.parsed), plan.spec)
     if not asked.parsed.no_check:
         advice += preflight.check(plan, ask_cluster=not asked.parsed.dry_run)
         if plan.request.reference_options is not None and not asked.parsed.dry_run:

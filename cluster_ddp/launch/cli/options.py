@@ -20,7 +20,6 @@ _HABITS = {
     "-n": "--nodes and --gpus-per-node",
     "-G": "--nodes and --gpus-per-node",
     "--gpus": "--nodes and --gpus-per-node",
-    "--gpus-per-task": "--gpus-per-node",
     "--gres": "--gpus-per-node and --gpu-type",
     "-c": "--cpus-per-task",
     "--cpus-per-gpu": "--cpus-per-task",
@@ -132,13 +131,12 @@ def refuse_habits(rest: Sequence[str]) -> None:
             raise SpecError(f"Submitting with {option}:", "that is sbatch's option.", f"here it is {_HABITS[option]}")
 
 
-def tasks_advice(said: Mapping[str, int | None], nodes: int, gpus_per_node: int) -> list[Advice]:
+def tasks_advice(said: Mapping[str, int | None], spec: JobSpec) -> list[Advice]:
     """Check --ntasks and --ntasks-per-node, which follow from the GPUs, if they are given all the same.
 
     Args:
         said: values of "ntasks" and "ntasks_per_node"; None if not given.
-        nodes: number of nodes.
-        gpus_per_node: number of GPUs on each node.
+        spec: the job.
 
     Returns:
         A warning for each that is given.
@@ -147,14 +145,15 @@ def tasks_advice(said: Mapping[str, int | None], nodes: int, gpus_per_node: int)
         SpecError: one does not match the GPUs.
     """
     advice = []
-    for name, needed in (("ntasks", nodes * gpus_per_node), ("ntasks_per_node", gpus_per_node)):
+    drives = "one task drives " + ("one GPU" if spec.gpus_per_task == 1 else f"{spec.gpus_per_task} GPUs")
+    for name, needed in (("ntasks", spec.world_size), ("ntasks_per_node", spec.ranks_per_node)):
         asked, option = said[name], "--" + name.replace("_", "-")
         if asked is not None and asked != needed:
-            found = f"one task drives one GPU: {nodes} nodes x {gpus_per_node} GPUs are {option} {needed}."
-            hint = f"leave {option} out; use --nodes and --gpus-per-node"
+            found = f"{drives}: {spec.nodes} nodes x {spec.gpus_per_node} GPUs are {option} {needed}."
+            hint = f"leave {option} out; use --nodes and --gpus-per-node, and for several GPUs a task --gpus-per-task"
             raise SpecError(f"Submitting with {option} {asked}:", found, hint)
         if asked is not None:
-            text = f"{option} is not needed: one task drives one GPU, so the tasks follow from the GPUs. Leave it out."
+            text = f"{option} is not needed: {drives}, so the tasks follow from the GPUs. Leave it out."
             advice.append(Advice("ntasks", text))
     return advice
 

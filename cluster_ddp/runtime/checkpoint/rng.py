@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -10,8 +11,12 @@ import torch
 from cluster_ddp.runtime.seeds import seed_all, stream_seed
 
 
-def capture(device: torch.device) -> dict[str, Any]:
-    """Return the states of all generators, in types that torch.load reads with weights_only."""
+def capture(devices: Sequence[torch.device]) -> dict[str, Any]:
+    """Return the states of all generators, in types that torch.load reads with weights_only.
+
+    Args:
+        devices: the devices of this rank.
+    """
     import numpy  # torch has it already
 
     name, keys, position, has_gauss, cached = cast(tuple[Any, ...], numpy.random.get_state(legacy=True))
@@ -20,12 +25,12 @@ def capture(device: torch.device) -> dict[str, Any]:
         "python": random.getstate(),
         "numpy": (str(name), torch.from_numpy(keys.astype("int64")), int(position), int(has_gauss), float(cached)),
     }
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
+    if devices[0].type == "cuda":
+        state["cuda"] = [torch.cuda.get_rng_state(device) for device in devices]
     return state
 
 
-def restore(state: dict[str, Any], device: torch.device) -> None:
+def restore(state: dict[str, Any], devices: Sequence[torch.device]) -> None:
     """Set all generators to a state of `capture`. If that has no GPU's state, the GPU's generator stays as it is."""
     import numpy
 
@@ -33,8 +38,9 @@ def restore(state: dict[str, Any], device: torch.device) -> None:
     random.setstate(state["python"])
     name, keys, position, has_gauss, cached = state["numpy"]
     numpy.random.set_state((name, keys.numpy().astype("uint32"), position, has_gauss, cached))
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
+    if devices[0].type == "cuda":
+        for device, of_device in zip(devices, state.get("cuda", [])):
+            torch.cuda.set_rng_state(of_device, device)
 
 
 def derive(states: list[dict[str, Any]], rank: int) -> None:

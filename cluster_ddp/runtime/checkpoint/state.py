@@ -76,7 +76,7 @@ class TrainingState:
     def gather(self) -> list[dict[str, Any]] | None:
         """Return the states that differ between ranks, in order, on rank 0; None on other ranks. A collective."""
         return self.world.gather_to_main(
-            {"rng": rng.capture(self.world.device), "buffers": self._own_buffers(), "meters": self._of_meters()}
+            {"rng": rng.capture(self.world.devices), "buffers": self._own_buffers(), "meters": self._of_meters()}
         )
 
     def copy(self, ranks: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class TrainingState:
         """Set this rank's random number generators to the loaded state, once after each load."""
         if self._rng is not None:
             if "same" in self._rng:
-                rng.restore(self._rng["same"], self.world.device)
+                rng.restore(self._rng["same"], self.world.devices)
             else:
                 rng.derive(self._rng["anew"], self.world.rank)
             self._rng = None

@@ -1,4 +1,4 @@
-"""The device of a rank, and its number of threads."""
+"""The devices of a rank, and its number of threads."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from cluster_ddp.slurm.topology import Topology
 _CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def set_up(topology: Topology, *, cuda: bool, deterministic: bool) -> torch.device:
+def set_up(topology: Topology, *, cuda: bool, deterministic: bool) -> list[torch.device]:
     """Choose and set up this rank's device. Call it before the device is used and before the process group is made.
+
+    With several GPUs per task, the next ones follow it. On a CPU, the same device stands in for each.
 
     Args:
         topology: the rank's place.
@@ -37,7 +39,9 @@ def set_up(topology: Topology, *, cuda: bool, deterministic: bool) -> torch.devi
             cpu_affinity.bind(device, topology.cpus_per_task, told=topology.rank == 0)
     elif (threads := cpu_threads(topology, os.environ)) is not None:
         torch.set_num_threads(threads)
-    return device
+    first = device.index or 0
+    numbers = range(first, first + topology.gpus_per_task)
+    return [torch.device(device.type, number) if device.type == "cuda" else device for number in numbers]
 
 
 def _start(device: torch.device) -> None:
@@ -65,11 +69,12 @@ def _choose_visible(topology: Topology) -> str:
             "check that torch fits the driver: nvidia-smi; python -m torch.utils.collect_env. "
             "To compute on the CPU instead: --no-cuda, or distributed(cuda=False)",
         )
-    return "cuda:0" if instance and count else choose(topology, count, os.environ)
+    one = instance and count and topology.gpus_per_task == 1
+    return "cuda:0" if one else choose(topology, count, os.environ)
 
 
 def choose(topology: Topology, visible_gpus: int, env: Mapping[str, str]) -> str:
-    """Return the name of a rank's device, as torch has it.
+    """Return the name of a rank's device, as torch has it; with several GPUs per task, of the first one.
 
     Args:
         topology: the rank's place.
@@ -77,25 +82,27 @@ def choose(topology: Topology, visible_gpus: int, env: Mapping[str, str]) -> str
         env: the environment, for the error only.
 
     Returns:
-        "cpu" if no GPU is visible; "cuda:0" if the task sees its own GPU only (as with --gpus-per-task); else
-        "cuda:<local_rank>".
+        "cpu" if no GPU is visible; "cuda:0" if the task sees its own GPUs only (as with --gpus-per-task); else
+        "cuda:<local_rank * gpus_per_task>".
 
     Raises:
         DeviceError: fewer GPUs are visible than needed for the ranks of this node.
     """
     if visible_gpus == 0:
         return "cpu"
-    bound_one_to_one = visible_gpus == 1 and (
-        topology.local_world_size in (None, 1) or topology.gpus_on_node == topology.local_world_size
-    )
-    if bound_one_to_one:
+    each, ranks = topology.gpus_per_task, topology.local_world_size
+    sees_its_own_only = visible_gpus == each and (ranks in (None, 1) or topology.gpus_on_node == each * (ranks or 1))
+    if sees_its_own_only:
         return "cuda:0"
-    if topology.local_rank < visible_gpus:
-        return f"cuda:{topology.local_rank}"
+    first = topology.local_rank * each
+    if first + each <= visible_gpus:
+        return f"cuda:{first}"
+    number = "N" if each == 1 else f"{each}*N"
     raise DeviceError(
-        f"Giving local rank {topology.local_rank} a GPU of its own:",
+        f"Giving local rank {topology.local_rank} {'a GPU' if each == 1 else f'{each} GPUs'} of its own:",
         f"{visible_gpus} visible to this process ({_shown(env)}).",
-        "ask for as many GPUs as tasks on each node: --ntasks-per-node=N --gres=gpu:N",
+        f"ask for {'as' if each == 1 else f'{each} times as'} many GPUs as tasks on each node: "
+        f"--ntasks-per-node=N --gres=gpu:{number}",
     )
 
 

@@ -39,4 +39,5 @@ class _Nothing(torch.nn.Module):
     def forward(self, _: torch.Tensor) -> torch.Tensor:
         """Return the zero."""
         parameters = [parameter for parameter in self.other.parameters() if parameter.requires_grad]
-        return torch.stack([parameter.flatten()[:1].sum().real.float() for parameter in parameters]).sum() * 0
+        touched = [parameter.flatten()[:1].sum().real.float() for parameter in parameters]
+        return torch.stack([one.to(touched[0].device) for one in touched]).sum() * 0

@@ -61,6 +61,15 @@ def test_tasks_and_gpus_match() -> None:
     assert {"--nodes=3", "--ntasks-per-node=4", "--gres=gpu:a100:4"} <= set(directives(text))
 
 
+@pytest.mark.parametrize(("launcher", "tasks", "cpus"), [("srun", 4, 3), ("torchrun", 1, 12), ("fork", 4, 3)])
+def test_tasks_match_where_each_drives_several_gpus(launcher: Any, tasks: int, cpus: int) -> None:
+    options: dict[str, Any] = {"command": ("python", "x.py"), "cpus_per_task": 3, "launcher": launcher}
+    text = render(JobSpec(name="x", nodes=2, gpus_per_node=8, gpus_per_task=2, **options))
+    assert {f"--ntasks-per-node={tasks}", "--gres=gpu:8", f"--cpus-per-task={cpus}"} <= set(directives(text))
+    assert "export CLUSTER_DDP_GPUS_PER_TASK=2\n" in text
+    assert ("--nproc-per-node=4" in text) == (launcher == "torchrun")
+
+
 def test_only_what_was_asked_for_is_asked_for() -> None:
     assert directives(render(JobSpec(name="x", command=("true",)), source="")) == [
         "--job-name=x",

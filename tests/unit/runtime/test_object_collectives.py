@@ -92,9 +92,9 @@ def test_of_a_tensor_its_view_and_its_gradient_flag_arrive() -> None:
 
 
 def test_what_a_checkpoint_gathers_is_plain() -> None:
-    state = rng.capture(torch.device("cpu"))
+    state = rng.capture([torch.device("cpu")])
     back = object_collectives.unpack(object_collectives.pack(state, NO_SECRET), NO_SECRET)
-    rng.restore(back, torch.device("cpu"))
+    rng.restore(back, [torch.device("cpu")])
     assert back["python"] == state["python"] and back["torch"].equal(state["torch"])
 
 

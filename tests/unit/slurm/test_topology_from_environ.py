@@ -86,6 +86,16 @@ GOOD = {
             job_label="70_3",
         ),
     ),
+    "several GPUs for each task": (
+        without(STEP, "SLURM_LOCALID", "SLURM_NODEID")
+        | {"SLURM_GPUS_ON_NODE": "4", "CLUSTER_DDP_GPUS_PER_TASK": "2"},
+        place(local_rank=1, node_rank=1, local_world_size=2, gpus_on_node=4, gpus_per_task=2),
+    ),
+    "several GPUs for each of torchrun's workers": (
+        {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "h", "CLUSTER_DDP_GPUS_PER_TASK": "2"},
+        place(local_rank=1, gpus_per_task=2),
+    ),
+    "several GPUs for a single process": ({"CLUSTER_DDP_GPUS_PER_TASK": "2"}, place(rank=0, gpus_per_task=2)),
     "cyclic distribution": (
         STEP | {"SLURM_PROCID": "2", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_DISTRIBUTION": "cyclic"},
         place(rank=2, local_rank=1, node_rank=0),
@@ -246,7 +256,12 @@ BAD = {
     "fewer tasks than GPUs": (
         STEP | {"SLURM_GPUS_ON_NODE": "4"},
         ["SLURM_GPUS_ON_NODE=4", "fewer tasks"],
-        "--ntasks-per-node=4 --gres=gpu:4",
+        "--ntasks-per-node=4 --gres=gpu:4; for a model over several GPUs: export CLUSTER_DDP_GPUS_PER_TASK=2",
+    ),
+    "several GPUs for each task, and too few": (
+        STEP | {"SLURM_GPUS_ON_NODE": "2", "CLUSTER_DDP_GPUS_PER_TASK": "2"},
+        ["SLURM_GPUS_ON_NODE=2", "CLUSTER_DDP_GPUS_PER_TASK=2: that needs 4 GPUs"],
+        "--ntasks-per-node=2 --gres=gpu:4",
     ),
     "RANK alone": ({"RANK": "0"}, ["RANK=0", "WORLD_SIZE unset"], "torchrun"),
     "WORLD_SIZE alone": ({"WORLD_SIZE": "2"}, ["RANK unset", "WORLD_SIZE=2"], "srun"),

@@ -71,7 +71,7 @@ def test_what_fits(fields: dict[str, Any]) -> None:
         ({"nodes": 6, "gpus_per_node": 8}, "at most 4 GPUs", "--nodes 4 --gpus-per-node 4"),
         (
             {"gpus_per_node": 4, "cpus_per_task": 10},
-            "the nodes of partition main with 4 GPUs have 32 CPUs, not 40 (10 for each GPU)",
+            "the nodes of partition main with 4 GPUs have 32 CPUs, not 40 (10 for each rank)",
             "--cpus-per-task 8, or --partition big",
         ),
         (

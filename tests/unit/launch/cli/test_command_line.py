@@ -181,6 +181,14 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--gres", "gpu:2"), "here it is --gpus-per-node and --gpu-type"),
     (("-N", "2", "--", "python", "my_train.py"), "here it is --nodes"),
     (("--ntasks", "3"), "one task drives one GPU: 1 nodes x 1 GPUs are --ntasks 1"),
+    (
+        ("--gpus-per-node", "4", "--gpus-per-task", "3", "--", "true"),
+        "gpus_per_task must be a divisor of gpus_per_node=4",
+    ),
+    (
+        ("--gpus-per-node", "4", "--gpus-per-task", "2", "--ntasks-per-node", "4", "--", "true"),
+        "one task drives 2 GPUs: 1 nodes x 4 GPUs are --ntasks-per-node 2",
+    ),
     (("--runs-dir", "a%j", "--", "true"), "which Slurm interprets"),
     (("--snapshot",), "not a git repository"),
     (("--local", "--nodes", "2"), "it asks for 2 nodes, but this machine is one node"),

@@ -163,7 +163,11 @@ def test_a_byte_order_mark_and_other_line_ends_are_read(site: Site) -> None:
         ("nodes = 2\npartition = gpu", "it is not TOML: Invalid value (at line 2, column 13)", 'partition = "gpu"'),
         ("nodes = 1\nnodes = 2", "it is not TOML: Cannot overwrite a value", "nodes = 2"),
         ("time = 2024-13-45", "it is not TOML", "nodes = 2"),
-        ("gpus-per-node = 4", "no key 'gpus-per-node'. Did you mean gpus_per_node?", "nodes, gpus_per_node, gpu_type"),
+        (
+            "gpus-per-node = 4",
+            "no key 'gpus-per-node'. Did you mean gpus_per_node?",
+            "nodes, gpus_per_node, gpus_per_task, gpu_type",
+        ),
         ('Partition = "gpu"', "no key 'Partition'. Did you mean partition?", "runs_dir, accept"),
         ("xyzzy = 1", "no key 'xyzzy'.", "the keys are name, nodes"),
         ('[[long]]\nqos = "x"', "no key 'long'.", "a profile is a table, [NAME]"),

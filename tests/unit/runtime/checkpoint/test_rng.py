@@ -19,9 +19,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def own_generators() -> Iterator[None]:
-    before = rng.capture(CPU)
+    before = rng.capture([CPU])
     yield
-    rng.restore(before, CPU)
+    rng.restore(before, [CPU])
 
 
 def draw() -> list[float]:
@@ -42,12 +42,12 @@ def test_the_same_is_drawn_after_a_checkpoint(tmp_path: Path, draws_before: int)
     seed_all(1)
     for _ in range(draws_before):
         draw()
-    state = rng.capture(CPU)
+    state = rng.capture([CPU])
     expected = [draw() for _ in range(3)]
     file.write(tmp_path / "x.pt", HostCopy(CPU).of({"position": 0, "parts": 0, "ranks": [state]}))
     seed_all(2)
     draw()
-    rng.restore(file.read(tmp_path / "x.pt")["ranks"][0], CPU)
+    rng.restore(file.read(tmp_path / "x.pt")["ranks"][0], [CPU])
     assert [draw() for _ in range(3)] == expected
 
 
@@ -55,9 +55,9 @@ def test_looking_changes_nothing() -> None:
     seed_all(1)
     expected = draw()
     seed_all(1)
-    state = rng.capture(CPU)
+    state = rng.capture([CPU])
     assert draw() == expected
-    rng.restore(state, CPU)
+    rng.restore(state, [CPU])
     assert draw() == expected
 
 
@@ -65,10 +65,10 @@ def test_other_ranks_get_streams_of_their_own() -> None:
     states = []
     for seed in range(3):
         seed_all(seed)
-        states.append(rng.capture(CPU))
+        states.append(rng.capture([CPU]))
     old = []
     for state in states:
-        rng.restore(state, CPU)
+        rng.restore(state, [CPU])
         old.append(draw())
 
     def derived(rank: int, states: list[dict]) -> list[float]:
@@ -80,7 +80,7 @@ def test_other_ranks_get_streams_of_their_own() -> None:
     values = [value for stream in [*old, *new] for value in stream if not float(value).is_integer()]
     assert len(values) == len(set(values))
     assert [derived(rank, states) for rank in range(4)] == new
-    rng.restore(states[0], CPU)
+    rng.restore(states[0], [CPU])
     draw()
-    later = [rng.capture(CPU), *states[1:]]
+    later = [rng.capture([CPU]), *states[1:]]
     assert derived(0, later) != new[0]  # a second time, at a later step, they are others again

@@ -38,6 +38,9 @@ def topology(**fields: Any) -> Topology:
         ({"rank": 0, "local_rank": 0, "world_size": 1, "local_world_size": 1}, 1, "cuda:0"),
         ({"local_world_size": None}, 1, "cuda:0"),
         ({"rank": 3, "local_rank": 3, "world_size": 4, "local_world_size": None}, 8, "cuda:3"),
+        ({"gpus_per_task": 2}, 4, "cuda:2"),
+        ({"gpus_per_task": 2, "gpus_on_node": 4}, 4, "cuda:2"),
+        ({"gpus_per_task": 2, "gpus_on_node": 4}, 2, "cuda:0"),  # bound by Slurm's --gpus-per-task=2
     ],
 )
 def test_choose(fields: dict[str, Any], visible: int, expected: str) -> None:
@@ -88,10 +91,10 @@ def test_gpus_that_slurm_gave_and_torch_does_not_see_are_an_error(
         device.set_up(given, cuda=True, deterministic=False)
     assert "one of the 2 GPUs that Slurm gave" in caught.value.asked
     assert f"torch {torch.__version__} sees none (CUDA_VISIBLE_DEVICES=unset" in caught.value.found
-    assert device.set_up(given, cuda=False, deterministic=False) == torch.device("cpu")
-    assert device.set_up(topology(gpus_on_node=0), cuda=True, deterministic=False) == torch.device("cpu")
+    assert device.set_up(given, cuda=False, deterministic=False) == [torch.device("cpu")]
+    assert device.set_up(topology(gpus_on_node=0), cuda=True, deterministic=False) == [torch.device("cpu")]
     process["CLUSTER_DDP_DUMMY_GPUS"] = "1"
-    assert device.set_up(given, cuda=True, deterministic=False) == torch.device("cpu")
+    assert device.set_up(given, cuda=True, deterministic=False) == [torch.device("cpu")]
 
 
 def test_a_driver_that_is_too_old_is_told_with_the_gpu(
@@ -114,7 +117,7 @@ def test_a_driver_that_is_too_old_is_told_with_the_gpu(
 def test_mig_instances_are_one_for_each_rank(process: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", visible_as_cuda_has_it(process))
     process["CUDA_VISIBLE_DEVICES"] = "MIG-aa,MIG-bb"
-    assert device.set_up(topology(gpus_on_node=2), cuda=True, deterministic=False) == torch.device("cuda", 0)
+    assert device.set_up(topology(gpus_on_node=2), cuda=True, deterministic=False) == [torch.device("cuda", 0)]
     assert process["CUDA_VISIBLE_DEVICES"] == "MIG-bb"
 
 
@@ -140,3 +143,18 @@ def test_threads_follow_the_cpus_per_task(monkeypatch: pytest.MonkeyPatch) -> No
     assert device.cpu_threads(topology(cpus_per_task=64), {}) == 16
     assert device.cpu_threads(topology(), {}) == 8
     assert device.cpu_threads(topology(cpus_per_task=4), {"OMP_NUM_THREADS": "2"}) is None
+
+
+def test_a_rank_with_several_gpus_needs_all_of_them() -> None:
+    with pytest.raises(DeviceError, match=r"Giving local rank 1 2 GPUs of its own:\n  3 visible") as caught:
+        device.choose(topology(gpus_per_task=2), 3, {})
+    assert "--ntasks-per-node=N --gres=gpu:2*N" in caught.value.hint
+
+
+def test_the_devices_of_a_rank_with_several_gpus(process: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    found = device.set_up(topology(gpus_per_task=2), cuda=True, deterministic=False)
+    assert [str(one) for one in found] == ["cuda:2", "cuda:3"]
+    found = device.set_up(topology(gpus_per_task=2), cuda=False, deterministic=False)
+    assert [str(one) for one in found] == ["cpu", "cpu"]

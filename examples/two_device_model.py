@@ -1,0 +1,54 @@
+"""DDP over a model on two devices: each rank drives two GPUs. Without GPUs, the CPU stands in for both.
+
+cluster-ddp submit --nodes 2 --gpus-per-node 4 --gpus-per-task 2 -- python examples/two_device_model.py
+"""
+
+import torch
+import torch.nn.functional as F
+from single import network, stripes
+from torch import nn
+
+import cluster_ddp
+
+
+class TwoDeviceModel(nn.Module):
+    """The first layers on one device, the last ones on the other. The world has the devices: none is written here."""
+
+    def __init__(self, first: torch.device, second: torch.device) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+        layers = network()
+        self.encoder, self.head = layers[:4].to(first), layers[4:].to(second)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits (N, 10), on the second device, of images (N, 1, 28, 28)."""
+        logits: torch.Tensor = self.head(self.encoder(images.to(self.first)).to(self.second))
+        return logits
+
+
+def main() -> None:
+    """Train for two epochs."""
+    with cluster_ddp.distributed() as world:
+        # As one process without the variable, both are the same device.
+        first, second = world.devices[0], world.devices[-1]
+        torch.manual_seed(0)
+        model = world.wrap(TwoDeviceModel(first, second), place=False)  # DDP adds up gradients on each device
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        shard = world.shard(stripes(train=True), batch_size=64, shuffle_seed=1)
+        checkpoint = cluster_ddp.Checkpointer(world, shard=shard, model=model, optimizer=optimizer)
+        for epoch in checkpoint.epochs(2):
+            for images, labels in shard:
+                loss = F.cross_entropy(model(images), labels.to(second))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                checkpoint.step()
+            test_set = world.shard(stripes(train=False), batch_size=64)
+            with torch.no_grad():
+                hits = [(model(images).argmax(1).to(first) == labels).sum().item() for images, labels in test_set]
+            accuracy = world.mean(sum(hits), sum(len(labels) for _, labels in test_set))
+            world.print(f"epoch {epoch + 1}: accuracy {accuracy:.4f}, on {' and '.join(map(str, world.devices))}")
+
+
+if __name__ == "__main__":
+    main()
