@@ -85,6 +85,7 @@ def test_ranks_that_drive_two_gpus_each(slurm: Cluster, tmp_path: Path) -> None:
         nodes=2,
         gpus_per_node=2,
         gpus_per_task=2,
+        setup=(f"export CLUSTER_DDP_RUN_DIR={tmp_path}/run",),
     )
     output = slurm.submit(slurm.script(spec), tmp_path).succeed()
     assert re.findall(r"epoch (\d): accuracy 0\.\d+, on cpu and cpu", output) == ["1", "2"]
