@@ -140,8 +140,12 @@ def with_tensors(value: Any, name: str, tensor: Callable[[torch.Tensor], torch.T
         tensor: returns the replacement of a (detached) tensor.
 
     Raises:
-        CheckpointError: something in it is neither a tensor nor a plain value; the error says where.
+        CheckpointError: something in it is neither a tensor nor a plain value, or a DTensor; the error says where.
     """
+    if hasattr(value, "to_local"):
+        found = f"{name} is a {type(value).__name__}, as fully_shard makes: this rank has only its own part of it."
+        hint = "use DistributedDataParallel (world.wrap), or save such a model with torch.distributed.checkpoint"
+        raise CheckpointError("Saving a checkpoint:", found, hint)
     if isinstance(value, torch.Tensor):
         return tensor(value.detach())
     if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:

@@ -24,6 +24,8 @@ import numpy
 import pytest
 import torch
 from ranks import run_ranks, slurm_step
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import cluster_ddp
 from cluster_ddp.errors import CheckpointError, RunDirError, SpecError
@@ -343,6 +345,13 @@ class Odd:
 def test_what_cannot_be_saved_is_told_at_once(world: World, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"\['sampler'\]\['value'\]\[0\] is a function"):
         train(world, tmp_path, seed=1, more={"sampler": Odd([lambda: 0])})
+
+
+def test_a_model_in_parts_is_refused_at_once(world: World, tmp_path: Path) -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    model = fully_shard(torch.nn.Linear(2, 1), mesh=mesh)
+    with pytest.raises(CheckpointError, match=r"\['weight'\] is a DTensor, as fully_shard makes"):
+        Checkpointer(world, run_dir=tmp_path, model=model)
 
 
 def test_a_part_of_ones_own_comes_back(world: World, tmp_path: Path) -> None:
