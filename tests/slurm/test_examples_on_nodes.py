@@ -1,0 +1,58 @@
+"""The examples that are for several nodes, on several nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+from cluster import ROOT, Cluster, Place, output
+from slowness import scaled
+
+from cluster_ddp.slurm import commands
+
+PORT = 20_000 + os.getpid() % 10_000
+
+
+def test_a_training_on_two_nodes_is_warned_requeued_and_resumes(slurm: Cluster, tmp_path: Path) -> None:
+    """As its first lines say. The warning comes while the ranks still import torch."""
+    place = Place(slurm, tmp_path)
+    command = ("--nodes", "2", "--gpus-per-node", "2", "--", "python", str(ROOT / "examples" / "ddp.py"))
+    run_dir = place.start("--requeue", *command)
+    job = json.loads((run_dir / "spec.json").read_text())["job"]
+    deadline = time.monotonic() + scaled(120)
+    while pythons_of("ddp.py") < 4:  # before, the warning would find bash without its traps
+        assert time.monotonic() < deadline, output(run_dir)
+        time.sleep(0.1)
+    commands.run(["scancel", "--signal=USR1", job], env=slurm.env)
+    said = place.completed(run_dir)
+    assert "got USR1. Saved. To resume from " in said
+    assert re.search(r"Resuming from \S+/step-\d+\.pt: step \d+, epoch 1", said), said
+    assert re.findall(r"^epoch (\d): accuracy 0\.\d+", said, re.MULTILINE) == ["1", "2", "3"]
+
+
+def pythons_of(script: str) -> int:
+    """How many Python processes run this checkout's example."""
+    path, found = str(ROOT / "examples" / script).encode(), 0
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            found += cmdline.read_bytes().split(b"\0")[1:2] == [path]
+    return found
+
+
+def test_ranks_started_by_hand_on_two_hosts(slurm: Cluster, tmp_path: Path) -> None:
+    """srun only plays the two terminals here: the ranks see nothing of Slurm."""
+    script = ROOT / "examples" / "convnet.py"
+    by_hand = (
+        f'exec env -i PATH="$PATH" OMP_NUM_THREADS=1 CLUSTER_DDP_RUN_DIR={tmp_path}/run python {script} --epochs 1 '
+        f'--world-size 2 --rank "$SLURM_PROCID" --master-addr "$1" --master-port {PORT}'
+    )
+    nodes = slurm.layout.node_names[:2]
+    options = (f"--nodelist={','.join(nodes)}", "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:1")
+    done = slurm.run("srun", *options, "bash", "-c", by_hand, "bash", nodes[0])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("Training completed in") == 1
+    assert re.search(r"epoch 1, step 20/21: loss \d\.\d+, accuracy 0\.\d+", done.stdout), done.stdout
