@@ -101,7 +101,7 @@ class Checkpointer:
         self._saver = Saver(self._state, self._folder, self.run_dir, before_save)
         if is_own:
             self._saver.saved = self._saver.place
-        self._is_training = self._is_at_end()  # only the code after the last batch remains
+        self._is_training = any(map(_is_done, self._shards))  # perhaps only the code after the last batch remains
         self._steps_at_start = self.steps
         self._stop_flag.stop_at(time_limit.deadline(world, os.environ))
         self._exchange, self._evaluation_exchange = StopAgreement(world), StopAgreement(world)
@@ -221,12 +221,12 @@ class Checkpointer:
         if mode not in ("max", "min") or not re.fullmatch(r"[\w-]+", name, re.ASCII):
             asked = f"Keeping the best {name!r} by mode={mode!r}:"
             raise SpecError(asked, "that is no mode, or no name of a file.", 'best("accuracy", value, mode="max")')
-        sign = 1 if mode == "max" else -1
+        sign, value = 1 if mode == "max" else -1, float(value)
         self._keeps_best = True
         before = self._folder.best(name) if self.world.is_main else None
         is_best = value == value if before is None else sign * (value - before) > 0
         if is_best := self.world.broadcast(is_best):
-            self._saver.save_best(name, float(value), of_copy=self._trained == self._saver.place)
+            self._saver.save_best(name, value, of_copy=self._trained == self._saver.place)
         return is_best
 
     def stop_if_asked(self) -> None:
@@ -250,7 +250,7 @@ class Checkpointer:
 
     def _is_at_end(self) -> bool:
         """Whether the epoch's last batch is done; of several shards, those of all."""
-        return bool(self._shards) and all(shard.seen == shard.size for shard in self._shards)
+        return bool(self._shards) and all(map(_is_done, self._shards))
 
     def _finish(self) -> None:
         """Save the final state."""
@@ -300,7 +300,8 @@ class Checkpointer:
             self._saver.save_now()
         reasons = self.world.gather(self._stop_flag.reason())
         rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason)
-        asked = f"Stopped after step {self.steps} (epoch {self.epoch + 1}): rank {rank}: {reason}."
+        epoch = f" (epoch {self.epoch + 1})" if self._shards else ""
+        asked = f"Stopped after step {self.steps}{epoch}: rank {rank}: {reason}."
         last_good = self.world.broadcast(self.last_good)
         saved = -1 if last_good is None else folder.step_of(last_good)
         if saved < self.steps and saved <= self._steps_at_start:
@@ -320,3 +321,7 @@ def _several(shard: Shard | Sequence[Shard] | None) -> list[Shard]:
     if shard is None:
         return []
     return [shard] if isinstance(shard, Shard) else list(shard)
+
+
+def _is_done(shard: Shard) -> bool:
+    return shard.seen == shard.size

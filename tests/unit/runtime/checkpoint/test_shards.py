@@ -126,6 +126,42 @@ def test_a_training_on_two_shards_resumes_in_both(world: World, tmp_path: Path, 
             assert train(world, path) == whole[saved:], (stop, how)
 
 
+class Evaluations:
+    """Counts evaluations, as a scheduler counts epochs."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def evaluated(world: World, path: Path, *, stop: bool) -> int:
+    """Two epochs on two shards; the evaluation counts itself, then may be stopped."""
+    made, evaluations = two(world), Evaluations()
+    parts = {"model": made["model"], "evaluations": evaluations}
+    checkpoint = Checkpointer(world, shard=made["shards"], run_dir=path, **parts)
+    for _ in checkpoint.epochs(2):
+        for _ in zip(*made["shards"]):
+            checkpoint.step()
+        evaluations.count += 1
+        if stop:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        checkpoint.stop_if_asked()
+    return evaluations.count
+
+
+def test_evaluations_that_are_stopped_again_and_again_count_once(world: World, tmp_path: Path) -> None:
+    """When the shorter shard ends, the longer one has given a batch more."""
+    for _ in range(3):
+        with pytest.raises(Stopped):
+            evaluated(world, tmp_path, stop=True)
+    assert evaluated(world, tmp_path, stop=False) == 2
+
+
 def test_what_does_not_fit_a_training_without_a_shard_is_said(world: World, tmp_path: Path) -> None:
     model = world.wrap(torch.nn.Linear(1, 1))
     with pytest.raises(SpecError, match="a training without a shard has no epochs"):
