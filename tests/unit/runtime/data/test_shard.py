@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import UserDict, namedtuple
 from collections.abc import Iterator
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset, RandomSampler, TensorDataset
 
 from cluster_ddp.errors import ClusterDDPError, DataError
 from cluster_ddp.runtime.data import on_gpu
+from cluster_ddp.runtime.data import shard as sharding
 from cluster_ddp.runtime.data.loader import Loader
 from cluster_ddp.runtime.data.resident import DeviceLoader, ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard
@@ -258,6 +260,19 @@ def test_a_gpus_next_batch_is_copied_while_this_one_is_used(monkeypatch: pytest.
         assert asked == ["make 0", "make 1", *handed, "make 2", *handed, *handed]
     else:
         assert asked == ["make 0", "use", "make 1", "use", "make 2", "use"]
+
+
+def test_samples_per_second_are_those_of_this_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(sharding, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    shard = shard_of(20, ranks(20, 2, 2)[0])
+    assert shard.samples_per_s == 0
+    shard.resume(0, step=2, seen=8)
+    found = []
+    for _ in shard:
+        now[0] += 2
+        found.append(shard.samples_per_s)
+    assert found == [2.0] * 3  # two ranks with two samples each, in two seconds
 
 
 def test_batches_of_any_form_are_moved() -> None:
