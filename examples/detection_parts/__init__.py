@@ -1,0 +1,1 @@
+"""The parts of examples/detection.py: options, data, model and optimizer, mean average precision."""
