@@ -48,7 +48,7 @@ class Training:
         self.optimizer = new_optimizer(options, self.model, lr)
         self.scheduler = new_scheduler(options, self.optimizer, math.ceil(len(self.shard) / options.accumulate))
         self.scaler = world.grad_scaler(torch.float16 if options.amp == "float16" else torch.float32)
-        batch = f"{world.world_size} GPUs x batch {options.batch_size} x accumulation {options.accumulate}"
+        batch = f"{world.world_size} ranks x batch {options.batch_size} x accumulation {options.accumulate}"
         world.print(f"Real global batch: {batch} = {world.world_size * per_gpu} images; learning rate {lr:.3g}")
 
     def step(self, images: Any, targets: Any) -> tuple[torch.Tensor, bool]:
