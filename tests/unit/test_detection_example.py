@@ -164,6 +164,7 @@ def print_maps() -> None:
             print(f"mAP {evaluate(options, world, model, data, shard)}", flush=True)
 
 
+@pytest.mark.long
 def test_the_map_does_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
     """Of an image on one rank only, too; and BatchNorm's statistics are those of rank 0."""
     values = []
