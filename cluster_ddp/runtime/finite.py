@@ -29,17 +29,28 @@ class FiniteCheck:
     that would wait for the device in each step: the results stay there until `look`. Call `look` where you wait for the
     device anyway, and before each save. The updates after the first bad step are then in no checkpoint.
 
+    With a GradScaler, gradients overflow now and then, and it skips those updates itself. Then only a non-finite loss
+    counts.
+
     Args:
         world: all ranks.
         model: the model under DDP.
         on_nan: "stop": raise an error; "continue": skip the update of that step.
         last_good: returns the newest undamaged checkpoint (on rank 0), for the error; None if there is none.
+        scaler: from `World.grad_scaler`. Call `may_update` before its `step`.
     """
 
     def __init__(
-        self, world: World, model: torch.nn.Module, *, on_nan: OnNan, last_good: Callable[[], Path | None]
+        self,
+        world: World,
+        model: torch.nn.Module,
+        *,
+        on_nan: OnNan,
+        last_good: Callable[[], Path | None],
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         self._world, self._on_nan, self._last_good = world, on_nan, last_good
+        self._is_scaled = scaler is not None and scaler.is_enabled()
         self._parameters = list(model.parameters())
         self._at_once = world.device.type == "cpu" or on_nan == "continue"
         self._verdicts: list[_Verdict] = []  # of the steps since the last look
@@ -73,19 +84,21 @@ class FiniteCheck:
         self._world.synchronize()
         if not verdicts or bool(torch.stack([verdict.is_finite for verdict in verdicts]).all()):
             return True
-        self._report(next(verdict for verdict in verdicts if not verdict.is_finite))
-        return False
+        return not any(self._is_bad(verdict) for verdict in verdicts if not verdict.is_finite)
 
-    def _report(self, first: _Verdict) -> None:
+    def _is_bad(self, first: _Verdict) -> bool:
+        """Report a step with non-finite gradients, unless a scaler has made them so. A collective."""
         losses = self._world.gather((float(first.loss), socket.gethostname()))
         wrong = [
             f"rank {rank} on {host}: loss {loss}" for rank, (loss, host) in enumerate(losses) if not math.isfinite(loss)
         ]
+        if self._is_scaled and not wrong:
+            return False
         found = "; ".join(wrong) or "the loss is finite on all ranks, but gradients are not"
         if self._on_nan == "continue":
             if self._world.is_main:
                 log.warning("%s %s. The update of this step is skipped.", first.asked, found)
-            return
+            return True
         last = self._world.broadcast(str(self._last_good() or "none yet"))
         hint = "check that rank's data; or lower --lr in a new run directory; or skip such updates: --on-nan continue"
         raise NonFiniteError(first.asked, f"{found}. This state is not saved; last good checkpoint: {last}.", hint)

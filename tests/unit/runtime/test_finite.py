@@ -28,6 +28,7 @@ def check(
     last_good: Path | None = None,
     collectives: list[Any] | None = None,
     device: str = "cpu",
+    scaler: torch.amp.GradScaler | None = None,
 ) -> FiniteCheck:
     def gather(mine: Any) -> list[Any]:
         if collectives is not None:
@@ -41,7 +42,7 @@ def check(
         is_main=True,
         device=torch.device(device),
     )
-    return FiniteCheck(world, model, on_nan=on_nan, last_good=lambda: last_good)
+    return FiniteCheck(world, model, on_nan=on_nan, last_good=lambda: last_good, scaler=scaler)
 
 
 def backward(model: torch.nn.Module, factor: float = 1.0) -> torch.Tensor:
@@ -165,3 +166,20 @@ def test_on_a_gpu_steps_are_judged_when_it_is_waited_for() -> None:
     assert "loss inf" not in str(error.value)  # the first bad step is named, not the last
     assert looking.look()  # of none
     assert not check(model, device="cuda", on_nan="continue").may_update(torch.tensor(0.0), step=0, epoch=1)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_with_a_scaler_only_the_loss_counts(device: str) -> None:
+    """It skips updates whose gradients overflow. The tensors are on the CPU here."""
+    model = torch.nn.Linear(3, 2)
+    looking = check(model, device=device, scaler=torch.amp.GradScaler("cpu"))
+    loss = backward(model)
+    model.weight.grad.fill_(float("inf"))
+    assert looking.may_update(loss, step=0, epoch=1) and looking.look()
+    with pytest.raises(NonFiniteError, match=r"(?s)step 2 of epoch 1.*loss nan"):
+        looking.may_update(loss, step=1, epoch=1)
+        looking.may_update(backward(model, float("nan")), step=2, epoch=1)
+        looking.look()
+    disabled = check(model, scaler=torch.amp.GradScaler("cpu", enabled=False))
+    with pytest.raises(NonFiniteError, match="gradients are not"):
+        disabled.may_update(loss, step=0, epoch=1)
