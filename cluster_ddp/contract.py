@@ -60,6 +60,8 @@ class File:
     """Measurements of the training, one record per line."""
     RUN: Final = "run.json"
     """Configuration, ranks, versions and git commit of the training."""
+    PROFILE: Final = "profile-rank{}.json.gz"
+    """With `cluster-ddp train --profile`: what one rank did in some steps, for ui.perfetto.dev; {} is its number."""
     CHECKPOINTS: Final = "checkpoints"
     """The newest checkpoints."""
     PROGRESS: Final = ".progress"
@@ -76,9 +78,13 @@ class Record:
     TRAIN: Final = "train"
     """During training: `epoch`, `step`, `samples`, `lr`, `loss` (if finite), `samples_per_s` of all ranks."""
     TEST: Final = "test"
-    """After an evaluation: `epoch`, `loss`, `accuracy` (0 to 1), `correct`, `samples`."""
+    """After an evaluation: `epoch`, `loss`, `accuracy` (0 to 1), `correct`, `samples`.
+    With `--eval-only`: `weights`, the checkpoint's path, instead of `epoch`."""
     TUNE: Final = "tune"
     """The fastest memory layout here: `layout`, and `seconds` of each layout."""
+    BENCHMARK: Final = "benchmark"
+    """Of `--benchmark`: `mode`, `images_per_s` of all `ranks`, `images_per_s_per_rank`, `step_s` on the slowest rank:
+    medians of `steps` steps."""
     DONE: Final = "done"
     """The last record of a training that reached its end: `weights_sha256`."""
 

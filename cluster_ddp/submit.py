@@ -98,8 +98,8 @@ class _Mnist:
         from cluster_ddp.mnist import files
 
         config = self._config(options, grid)
-        if config.dataset == "mnist":
-            files.check(config.data_dir, check_content=False)
+        if config.dataset != "digits":
+            files.check(config.data_dir, dataset=config.dataset, check_content=False)
 
     def _config(self, options: list[str], grid: Grid) -> TrainConfig:
         values = grids.configuration(grid, 0) if grid else {}

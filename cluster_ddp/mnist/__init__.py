@@ -1,10 +1,11 @@
 """The reference workload: the CNN of PyTorch's MNIST example, trained under DDP.
 
-config   its options                    files  the dataset's files and their digests
+config   its options                    files  the datasets' files and their digests
 model    the CNNs, plain                data   images and labels as tensors
 recipes  optimizer, learning rate       step   forward, backward, update
 loop     train and test                 result what a training returns
 fast_cpu the CNNs, faster on CPUs       cuda_graphs  a step as CUDA graphs
+profiler some steps, recorded           benchmark    some steps, timed
 """
 
 from __future__ import annotations

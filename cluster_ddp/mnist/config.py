@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Literal
 
 from cluster_ddp.errors import SpecError, nearest
+from cluster_ddp.mnist.files import FOLDER
 from cluster_ddp.runtime.checkpoint.interval import Interval
 from cluster_ddp.runtime.stop_signals import number_of
 
 DATASETS = ("mnist", "fashion", "digits")
-FOLDER = "folder:"
 RecipeName = Literal["reference", "fast"]
 ModelName = Literal["cnn", "convnet"]
 Amp = Literal["off", "bf16", "fp16"]
@@ -107,13 +107,85 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        if self.dataset not in DATASETS and not self.dataset.removeprefix(FOLDER) != self.dataset:
-            pass
-        for options, why, hint in self._contradictions():
-            raise SpecError(f"Training with {options}:", f"{why}.", hint)
+        is_folder = self.dataset.startswith(FOLDER) and self.dataset != FOLDER
+        if self.dataset not in DATASETS and not is_folder:
+            found = f"there is no such dataset.{nearest(self.dataset, DATASETS)}"
+            raise SpecError(f"Training on {self.dataset!r}:", found, f"--dataset {', '.join(DATASETS)} or folder:PATH")
+        for is_given, options, why, hint in (*self._contradictions(), *self._unused()):
+            if is_given:
+                raise SpecError(f"Training with {options}:", f"{why}.", hint)
         Interval.parse(self.checkpoint_every)
         for signal in self.stop_signals:
             number_of(signal)
+
+    @property
+    def dataset_name(self) -> str:
+        """The dataset without a path, for names of files."""
+        return self.dataset.partition(":")[0]
+
+    def _check_numbers(self) -> None:
+        for name, low in _LOWEST.items():
+            if (value := getattr(self, name)) is not None and value < low:
+                raise _error(name, value, f"a whole number of {low} or more")
+        if self.lr is not None and not self.lr > 0:
+            raise _error("lr", self.lr, "a number above 0")
+        if not self.warmup_epochs >= 0:
+            raise _error("warmup_epochs", self.warmup_epochs, "a number of 0 or more")
+        if not 0 < self.gamma <= 1:
+            raise _error("gamma", self.gamma, "a number above 0, and at most 1")
+        if not 0 <= self.resident_share <= 1:
+            raise _error("resident_share", self.resident_share, "a number from 0 to 1")
+        for name in ("rendezvous_timeout_s", "collective_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise _error(name, getattr(self, name), "a number above 0")
+
+    def _contradictions(self) -> Iterator[_Rule]:
+        """Options that exclude each other."""
+        one, graph = "give one of the two", self.cuda_graph
+        layouts = self.deterministic and self.tune == "always"
+        yield layouts, "--deterministic --tune always", "the fastest layout may differ each time", one
+        both = self.batch_size is not None and self.global_batch_size is not None
+        yield both, "--batch-size and --global-batch-size", "one follows from the other", one
+        several = graph and self.accumulate > 1
+        yield several, f"--cuda-graph --accumulate {self.accumulate}", "a graph holds an update's only batch", one
+        scaled = graph and self.amp == "fp16"
+        yield scaled, "--cuda-graph --amp fp16", "the scaler's choice to skip an update can't be captured", "--amp bf16"
+        plain = self.sync_batchnorm and self.model == "cnn"
+        yield plain, "--sync-batchnorm", "the recipe's CNN has no batch normalisation", "add --model convnet"
+
+    def _unused(self) -> Iterator[_Rule]:
+        """Options that an evaluation or a benchmark alone would not use."""
+        modes = [*(["--eval-only"] if self.eval_only else []), *(["--benchmark"] if self.benchmark else [])]
+        mode, is_path = " ".join(modes), self.resume not in ("auto", "never")
+        yield len(modes) > 1, mode, "a benchmark tests no weights", "give one of the two"
+        for name in ("dry_run", "save_model", "profile"):
+            option = "--" + name.replace("_", "-")
+            yield bool(modes and getattr(self, name)), f"{mode} {option}", f"{option} needs a training", "leave one out"
+        wanted = "name a checkpoint or a run directory: --resume PATH"
+        yield self.eval_only and not is_path, "--eval-only", "there are no weights to test", wanted
+        starts = self.benchmark is not None and is_path
+        yield starts, "--benchmark --resume PATH", "a benchmark starts with random weights", "leave --resume out"
+        too_short = self.dry_run and self.profile is not None
+        yield too_short, "--dry-run --profile", "a dry run has one step", "give one of the two"
+
+
+_Rule = tuple[bool, str, str, str]
+"""Whether it is broken, the options, why, and a hint."""
+
+# The lowest legal value of each whole number.
+_LOWEST = {
+    "epochs": 1,
+    "batch_size": 1,
+    "global_batch_size": 1,
+    "accumulate": 1,
+    "test_batch_size": 1,
+    "workers": 0,
+    "profile": 1,
+    "log_interval": 1,
+    "keep_checkpoints": 1,
+    "seed": 0,
+}
+
 
 def _error(name: str, value: object, legal: str) -> SpecError:
     option = "--" + name.replace("_", "-")

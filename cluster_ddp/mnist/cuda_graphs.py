@@ -15,6 +15,8 @@ from cluster_ddp import DeviceError, World
 
 # In its first ten steps DDP times itself, with events that can't be captured.
 _WARM_UPS = 11
+STEPS_TO_CAPTURE = _WARM_UPS + 2
+"""Number of steps after which the graphs are replayed, if all batches are full."""
 
 # NCCL can't destroy a communicator while a graph that uses it is alive: see `reset_all`.
 _alive: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()

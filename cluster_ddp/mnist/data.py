@@ -1,4 +1,4 @@
-"""Images and labels as tensors: MNIST, or the digits in the package.
+"""Images and labels as tensors: MNIST, Fashion-MNIST, files of the same kind, or the digits in the package.
 
 The digits are the 1,797 of "Optical Recognition of Handwritten Digits" (Alpaydin, Kaynak 1998; UCI Machine
 Learning Repository, doi:10.24432/C50P49, CC BY 4.0), 8x8 pixels of 0 to 16, here scaled to 28x28 pixels of 0 to 255.
@@ -9,13 +9,16 @@ from __future__ import annotations
 import gzip
 from importlib.resources import files as resources
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from cluster_ddp import ResidentSet
+from cluster_ddp import DataError, ResidentSet, Shard, World
 from cluster_ddp.mnist import files
-from cluster_ddp.mnist.config import DatasetName
+from cluster_ddp.mnist.config import TrainConfig
+
+CLASSES = 10
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -42,41 +45,65 @@ class Normalise:
         return images.unsqueeze(1).to(torch.float32).div_(255).sub_(self.mean).div_(self.std), labels
 
 
-def load(name: DatasetName, data_dir: Path, *, check_content: bool = True) -> tuple[ResidentSet, ResidentSet]:
+def shards(config: TrainConfig, batch_size: int, world: World) -> tuple[Shard, Shard]:
+    """This rank's batches of the training set, with `batch_size` samples, and of the test set."""
+    # One rank of each node reads all bytes for the digests. All ranks check that the files are there, and their sizes.
+    check_content = world.topology.local_rank == 0
+    train_set, test_set = load(config.dataset, config.data_dir, check_content=check_content)
+    share = config.resident_share
+    loader: dict[str, Any] = {} if config.workers is None else {"num_workers": config.workers}
+    return (
+        world.shard(train_set, batch_size=batch_size, shuffle_seed=config.seed, resident_share=share, **loader),
+        world.shard(test_set, batch_size=config.test_batch_size, resident_share=share),
+    )
+
+
+def load(name: str, data_dir: Path, *, check_content: bool = True) -> tuple[ResidentSet, ResidentSet]:
     """The training set and the test set: images, uint8 (N, 28, 28), and labels, int64 (N,).
 
     The images are normalised batch by batch (see `Normalise`).
 
     Args:
-        name: "mnist": 60,000 and 10,000 images; "digits": 1,437 and 360.
-        data_dir: the root of torchvision's MNIST class; not used for digits.
+        name: "mnist" or "fashion": 60,000 and 10,000 images; "digits": 1,437 and 360; "folder:PATH": any number.
+        data_dir: the root of torchvision's classes; not used for digits and a folder.
         check_content: compare the SHA-256 of MNIST's files, not only their sizes.
 
     Raises:
-        DataError: MNIST is missing or damaged.
+        DataError: files are missing, damaged or of another kind.
     """
     if name == "digits":
         return _digits()
-    files.check(data_dir, check_content=check_content)
-    images, labels, test_images, test_labels = (files.raw_folder(data_dir) / one.name for one in files.IDX_FILES)
-    normalise = Normalise(*MNIST_STATISTICS)
-    return (
-        ResidentSet(_pixels(images), _labels(labels), transform=normalise),
-        ResidentSet(_pixels(test_images), _labels(test_labels), transform=normalise),
-    )
+    files.check(data_dir, dataset=name, check_content=check_content)
+    images, labels, test_images, test_labels = (files.raw_folder(data_dir, name) / one.name for one in files.IDX_FILES)
+    train, test = _read(images, labels), _read(test_images, test_labels)
+    normalise = Normalise(*(MNIST_STATISTICS if name == "mnist" else _statistics(train[0], images)))
+    return ResidentSet(*train, transform=normalise), ResidentSet(*test, transform=normalise)
 
 
-def _pixels(path: Path) -> torch.Tensor:
-    return _content(path, header_bytes=16).view(-1, 28, 28)
+def _read(images_file: Path, labels_file: Path) -> Batch:
+    (count, *pixels), images = files.read_idx(images_file, 3)
+    (labels_count,), labels = files.read_idx(labels_file, 1)
+    asked = f"Reading {images_file} and {labels_file.name}:"
+    if pixels != [28, 28] or count == 0:
+        found = f"there are {count} images of {' x '.join(map(str, pixels))} pixels."
+        raise DataError(asked, found, "the models take one image or more of 28 x 28 pixels")
+    if count != labels_count:
+        raise DataError(asked, f"there are {count} images and {labels_count} labels.", "give one label for each image")
+    if (largest := max(labels)) >= CLASSES:
+        raise DataError(asked, f"there is a label {largest}.", f"the models take labels from 0 to {CLASSES - 1}")
+    numbers = torch.frombuffer(labels, dtype=torch.uint8).to(torch.int64)
+    return torch.frombuffer(images, dtype=torch.uint8).view(-1, 28, 28), numbers
 
 
-def _labels(path: Path) -> torch.Tensor:
-    return _content(path, header_bytes=8).to(torch.int64)
-
-
-def _content(path: Path, *, header_bytes: int) -> torch.Tensor:
-    """The bytes of an IDX file (http://yann.lecun.com/exdb/mnist) after its header."""
-    return torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8, offset=header_bytes)
+def _statistics(images: torch.Tensor, path: Path) -> tuple[float, float]:
+    """Mean and standard deviation of all pixels, as fractions of 255."""
+    shares = images.flatten().bincount(minlength=256).to(torch.float64) / images.numel()
+    values = torch.arange(256, dtype=torch.float64) / 255
+    mean = (shares * values).sum()
+    std = (shares * (values - mean) ** 2).sum().sqrt()
+    if not std > 0:
+        raise DataError(f"Normalising the images of {path}:", "all pixels are equal.", "give images that differ")
+    return float(mean), float(std)
 
 
 def _digits() -> tuple[ResidentSet, ResidentSet]:

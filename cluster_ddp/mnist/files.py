@@ -1,8 +1,13 @@
-"""MNIST's four files: where torchvision's MNIST class looks for them, and what is in them. Standard library only."""
+"""The four IDX files of a dataset: where torchvision looks for them, and what is in them. Standard library only.
+
+The format: two zero bytes, the type (8: bytes), the number of dimensions, the dimensions in big-endian 32-bit numbers,
+the values (yann.lecun.com/exdb/mnist).
+"""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,16 +50,27 @@ IDX_FILES = (
 )
 
 
-def raw_folder(data_dir: Path) -> Path:
-    """Where torchvision.datasets.MNIST(root=data_dir) has its unpacked files."""
-    return data_dir / "MNIST" / "raw"
+FOLDER = "folder:"
+_CLASSES = {"mnist": "MNIST", "fashion": "FashionMNIST"}  # torchvision's
 
 
-def complaint(path: Path, idx_file: IdxFile, *, check_content: bool = True) -> str | None:
+def raw_folder(data_dir: Path, dataset: str = "mnist") -> Path:
+    """Where a dataset's unpacked files are: for "mnist" and "fashion", where torchvision's classes have them.
+
+    Args:
+        data_dir: the root that torchvision's classes take; not used for a folder.
+        dataset: "mnist", "fashion" or "folder:PATH".
+    """
+    if dataset.startswith(FOLDER):
+        return Path(dataset.removeprefix(FOLDER)).expanduser()
+    return data_dir / _CLASSES[dataset] / "raw"
+
+
+def complaint(path: Path, idx_file: IdxFile, *, check_size: bool = True, check_content: bool = True) -> str | None:
     """What is wrong with a file, in words; None if it is the right one."""
     try:
         size = path.stat().st_size
-        if size != idx_file.size:
+        if check_size and size != idx_file.size:
             return f"{path.name} is damaged: {size:,} bytes instead of {idx_file.size:,}"
         if check_content and _sha256(path) != idx_file.sha256:
             return f"{path.name} is damaged: its content has another SHA-256"
@@ -65,25 +81,64 @@ def complaint(path: Path, idx_file: IdxFile, *, check_content: bool = True) -> s
     return None
 
 
-def check(data_dir: Path, *, check_content: bool = True) -> None:
-    """Check that MNIST's files are in a folder.
+def check(data_dir: Path, *, dataset: str = "mnist", check_content: bool = True) -> None:
+    """Check that a dataset's files are in its folder.
 
     Args:
-        data_dir: the root that torchvision's MNIST class takes.
-        check_content: compare SHA-256 digests too (0.1 to 0.3 s), not only sizes.
+        data_dir: the root that torchvision's classes take.
+        dataset: "mnist"; "fashion", of which only the sizes are checked; or "folder:PATH", of any size.
+        check_content: compare MNIST's SHA-256 digests too (0.1 to 0.3 s), not only sizes.
 
     Raises:
-        DataError: files are missing, damaged or can't be read. It names them, and the command for the login node.
+        DataError: files are missing, damaged or can't be read. It names them, and how to get them.
     """
-    folder = raw_folder(data_dir)
-    complaints = (complaint(folder / f.name, f, check_content=check_content) for f in IDX_FILES)
+    folder = raw_folder(data_dir, dataset)
+    known = {"check_size": dataset in _CLASSES, "check_content": check_content and dataset == "mnist"}
+    complaints = (complaint(folder / f.name, f, **known) for f in IDX_FILES)
     if found := "; ".join(filter(None, complaints)):
-        raise DataError(
-            f"Reading MNIST from {folder.absolute()}:",
-            f"{found}.",
-            f"on a login node: python scripts/download_data.py --data-dir {shlex.quote(str(data_dir))}   "
-            "(or train on the embedded digits: --dataset digits)",
+        name = _CLASSES.get(dataset, "images")
+        raise DataError(f"Reading {name} from {folder.absolute()}:", f"{found}.", _hint(data_dir, dataset))
+
+
+def _hint(data_dir: Path, dataset: str) -> str:
+    digits = "   (or train on the embedded digits: --dataset digits)"
+    if dataset == "mnist":
+        return f"on a login node: python scripts/download_data.py --data-dir {shlex.quote(str(data_dir))}{digits}"
+    if dataset == "fashion":
+        code = f"import torchvision; torchvision.datasets.FashionMNIST({str(data_dir)!r}, download=True)"
+        return f"on a login node: python -c {shlex.quote(code)}{digits}"
+    return f"put four unpacked IDX files there: {', '.join(f.name for f in IDX_FILES)}"
+
+
+def read_idx(path: Path, dimensions: int) -> tuple[tuple[int, ...], bytearray]:
+    """Read an IDX file of bytes.
+
+    Args:
+        path: of the file.
+        dimensions: number of dimensions that it should have.
+
+    Returns:
+        The size of each dimension, and the values.
+
+    Raises:
+        DataError: the file can't be read, or is not such a file.
+    """
+    asked, hint = f"Reading {path}:", "is it an IDX file of bytes, and unpacked?"
+    try:
+        content = bytearray(path.read_bytes())
+    except OSError as error:
+        raise DataError(asked, f"{error.strerror}.", hint) from error
+    magic, header_bytes = bytes((0, 0, 8, dimensions)), 4 + 4 * dimensions
+    if content[:4] != magic or len(content) < header_bytes:
+        found = (
+            f"it begins with {bytes(content[:4]).hex()}, and an IDX file of {dimensions} dimensions with {magic.hex()}."
         )
+        raise DataError(asked, found, hint)
+    shape = tuple(int.from_bytes(content[at : at + 4], "big") for at in range(4, header_bytes, 4))
+    if (values := len(content) - header_bytes) != math.prod(shape):
+        by = " x ".join(map(str, shape))
+        raise DataError(asked, f"its header says {by} values, and there are {values:,}.", "copy the file again")
+    return shape, content[header_bytes:]
 
 
 def _sha256(path: Path) -> str:

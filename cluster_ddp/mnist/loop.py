@@ -5,15 +5,30 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from cluster_ddp import Checkpointer, FiniteCheck, Meter, Progress, RunDir, Shard, World, distributed
-from cluster_ddp.mnist import data
+from cluster_ddp import (
+    Checkpointer,
+    FiniteCheck,
+    Meter,
+    Progress,
+    RunDir,
+    RunDirError,
+    Shard,
+    World,
+    distributed,
+    load_weights,
+)
+from cluster_ddp.contract import File
+from cluster_ddp.mnist import benchmark, data
 from cluster_ddp.mnist.config import TrainConfig
-from cluster_ddp.mnist.recipes import chosen
+from cluster_ddp.mnist.profiler import StepProfiler
+from cluster_ddp.mnist.recipes import Recipe, chosen
 from cluster_ddp.mnist.result import TrainResult
 from cluster_ddp.mnist.step import Step
 
@@ -21,13 +36,18 @@ _LONG_RUN_STEPS = 1000  # timing the layouts takes as long as about twenty
 
 
 def run(config: TrainConfig) -> TrainResult:
-    """Train and test, as `mnist.train` describes."""
+    """Train and test, as `mnist.train` describes; or only test (`--eval-only`), or time steps (`--benchmark`)."""
     with distributed(
         cuda=config.cuda,
         deterministic=config.deterministic,
         rendezvous_timeout_s=config.rendezvous_timeout_s,
         collective_timeout_s=config.collective_timeout_s,
     ) as world:
+        if config.eval_only or config.benchmark:
+            recipe = chosen(config, world)
+            run_dir = _run_dir(config, recipe, world)
+            run_only = benchmark.run if config.benchmark else evaluate
+            return run_only(config, recipe, world, run_dir)
         training = Training(config, world)
         for epoch in training.checkpoint.epochs(training.epochs):
             training.train(epoch + 1)
@@ -41,18 +61,22 @@ class Training:
     def __init__(self, config: TrainConfig, world: World) -> None:
         self.config, self.world = config, world
         self.measured: dict[str, float] = {}
-        self.run_dir = RunDir(config.run_dir, world, name=config.dataset)
-        recipe = chosen(config)
-        self.run_dir.describe(dataclasses.replace(config, **recipe.options()))
+        recipe = chosen(config, world)
+        self.run_dir = _run_dir(config, recipe, world)
         self.epochs = 1 if config.dry_run else recipe.epochs
-        self.train_shard, self.test_shard = _shards(config, recipe.batch_size, world)
+        self.train_shard, self.test_shard = data.shards(config, recipe.batch_size, world)
         world.print(
             f"{world.world_size} ranks, {self.train_shard.size} training samples, run directory {self.run_dir.path}"
         )
         self.step = Step(config, recipe, world)
         self.loss_meter = Meter(world)
+        self.profiler = StepProfiler(config.profile, world, self.run_dir.path, after_graphs=config.cuda_graph)
         self.finite = FiniteCheck(
-            world, self.step.model, on_nan=config.on_nan, last_good=lambda: self.checkpoint.last_good
+            world,
+            self.step.model,
+            on_nan=config.on_nan,
+            last_good=lambda: self.checkpoint.last_good,
+            scaler=self.step.scaler,
         )
         self.checkpoint = Checkpointer(
             world,
@@ -61,35 +85,33 @@ class Training:
             every="never" if config.dry_run else config.checkpoint_every,
             keep=config.keep_checkpoints,
             resume=config.resume,
-            identity={
-                "dataset": config.dataset,
-                "recipe": config.recipe,
-                "lr": recipe.lr,
-                "gamma": config.gamma,
-                "amp": recipe.amp,
-                **({"cuda_graph": "yes"} if config.cuda_graph else {}),
-            },
+            identity=_identity(config, recipe),
             meters={"loss": self.loss_meter},
             stop_signals=config.stop_signals,
             before_save=self.finite.look,
             model=self.step.model,
             optimizer=self.step.optimizer,
             step=self.step,
+            **({"scaler": self.step.scaler} if self.step.scaler.is_enabled() else {}),
         )
         self._tune()
 
     def train(self, epoch: int) -> None:
         """Train the rest of an epoch (from 1). Each log line has the mean loss over all ranks since the last line."""
-        shard = self.train_shard
-        self.step.model.train()
+        shard, step = self.train_shard, self.step
+        step.model.train()
+        self.profiler.start()
         start_s, seen_before = time.perf_counter(), shard.seen
         with Progress(f"epoch {epoch}", total=shard.size, enabled=self.world.is_main) as progress:
             for images, labels in shard:
-                loss = self.step.backward(images, labels, shard)
-                if self.finite.may_update(loss, step=shard.step, epoch=epoch):
-                    self.step.update(epoch - 1 + shard.progress)
-                    self.loss_meter.add(loss, len(labels))
-                if shard.step % self.config.log_interval == 0 or shard.seen == shard.size:
+                loss = step.backward(images, labels, shard)
+                if not step.is_update_due:
+                    continue
+                number = shard.step // self.config.accumulate
+                if self.finite.may_update(loss, step=number, epoch=epoch):
+                    step.update(epoch - 1 + step.progress)
+                    self.loss_meter.add(loss, step.samples)
+                if number % self.config.log_interval == 0 or shard.seen == shard.size:
                     self.finite.look()
                     mean_loss = self.loss_meter.mean()
                     now_s = time.perf_counter()
@@ -97,34 +119,16 @@ class Training:
                     start_s, seen_before = now_s, shard.seen
                     self.loss_meter.reset()
                 self.checkpoint.step()
+                self.profiler.step()
                 if self.config.dry_run:
                     break
+        self.profiler.stop()
 
     def test(self, epoch: int) -> None:
-        """Log loss and accuracy over the whole test set. Every sample counts once, whatever the number of ranks."""
-        self.step.model.eval()
-        shard, device = self.test_shard, self.world.device
-        loss_sum = correct = torch.zeros((), device=device)
-        for images, labels in shard:
-            output = self.step.output(images)
-            loss_sum = loss_sum + F.nll_loss(output, labels, reduction="sum")
-            correct = correct + (output.argmax(dim=1) == labels).sum()
-            if shard.seen < shard.size:  # in the last batch of a small set, some ranks have no samples
-                self.checkpoint.stop_if_asked()
-        all_loss, all_correct = self.world.sum(loss_sum, correct)
-        values = {
-            "epoch": epoch,
-            "loss": all_loss / shard.size,
-            "accuracy": all_correct / shard.size,
-            "correct": int(all_correct),
-            "samples": shard.size,
-        }
-        self.run_dir.log("test", values)
+        """Log loss and accuracy over the whole test set."""
+        values = tested(self.step, self.test_shard, self.world, between=self.checkpoint.stop_if_asked)
+        self.run_dir.log("test", {"epoch": epoch, **values})
         self.measured |= {"accuracy": values["accuracy"], "loss": values["loss"]}
-        self.world.print(
-            f"Test set: Average loss: {values['loss']:.4f}, "
-            f"Accuracy: {values['correct']}/{shard.size} ({100 * values['accuracy']:.2f}%)"
-        )
 
     def finish(self) -> TrainResult:
         """Log the end of the training, with the weights' digest. Returns the last figures.
@@ -132,6 +136,7 @@ class Training:
         Raises:
             RuntimeError: the ranks have different weights.
         """
+        self.step.share_buffers()
         self.run_dir.log("done", {"weights_sha256": _same_weights(self.world, self.step.model)})
         if self.config.save_model:
             self.run_dir.save("mnist_cnn.pt", self.step.model.module.state_dict())
@@ -139,7 +144,7 @@ class Training:
 
     def _tune(self) -> None:
         """In a long run, or with --tune always, take the memory layout that is the fastest here."""
-        steps = self.epochs * len(self.train_shard) - self.checkpoint.steps
+        steps = self.epochs * len(self.train_shard) - self.checkpoint.steps * self.config.accumulate
         wanted = self.config.tune == "always" or (self.config.tune == "auto" and steps >= _LONG_RUN_STEPS)
         if self.config.deterministic or self.step.is_tuned or not wanted:
             return
@@ -152,7 +157,7 @@ class Training:
         shard = self.train_shard
         values = {
             "epoch": epoch,
-            "step": shard.step,
+            "step": shard.step // self.config.accumulate,
             "samples": shard.seen,
             **({} if loss is None else {"loss": loss}),
             "lr": float(self.step.optimizer.param_groups[0]["lr"]),
@@ -164,14 +169,76 @@ class Training:
         progress.update(shard.seen, f"{line}\tLoss: {'none finite' if loss is None else f'{loss:.6f}'}")
 
 
-def _shards(config: TrainConfig, batch_size: int, world: World) -> tuple[Shard, Shard]:
-    # One rank of each node reads all bytes for the digests. All ranks check that the files are there, and their sizes.
-    check_content = world.topology.local_rank == 0
-    train_set, test_set = data.load(config.dataset, config.data_dir, check_content=check_content)
-    return (
-        world.shard(train_set, batch_size=batch_size, shuffle_seed=config.seed, resident_share=config.resident_share),
-        world.shard(test_set, batch_size=config.test_batch_size, resident_share=config.resident_share),
+def tested(
+    step: Step, shard: Shard, world: World, *, between: Callable[[], object] = lambda: None
+) -> dict[str, float | int]:
+    """Loss and accuracy over the whole test set. Every sample counts once, whatever the number of ranks. A collective.
+
+    Args:
+        step: has the model.
+        shard: of the test set.
+        world: of the ranks.
+        between: called between two batches.
+    """
+    step.share_buffers()
+    step.model.eval()
+    loss_sum = correct = torch.zeros((), device=world.device)
+    for images, labels in shard:
+        output = step.output(images)
+        loss_sum = loss_sum + F.nll_loss(output, labels, reduction="sum")
+        correct = correct + (output.argmax(dim=1) == labels).sum()
+        if shard.seen < shard.size:  # in the last batch of a small set, some ranks have no samples
+            between()
+    all_loss, all_correct = world.sum(loss_sum, correct)
+    loss, accuracy = all_loss / shard.size, all_correct / shard.size
+    world.print(
+        f"Test set: Average loss: {loss:.4f}, Accuracy: {int(all_correct)}/{shard.size} ({100 * accuracy:.2f}%)"
     )
+    return {"loss": loss, "accuracy": accuracy, "correct": int(all_correct), "samples": shard.size}
+
+
+def evaluate(config: TrainConfig, recipe: Recipe, world: World, run_dir: RunDir) -> TrainResult:
+    """Test the weights of a checkpoint, once."""
+    _, shard = data.shards(config, recipe.batch_size, world)
+    step = Step(config, recipe, world)
+    path = load_weights(config.resume, step.model)
+    world.print(f"Testing the weights of {path}")
+    values = tested(step, shard, world)
+    run_dir.log("test", {"weights": str(path), **values})
+    return TrainResult(run_dir=run_dir.path, accuracy=values["accuracy"], loss=values["loss"])
+
+
+def _run_dir(config: TrainConfig, recipe: Recipe, world: World) -> RunDir:
+    """The run directory, with the configuration in it."""
+    run_dir = RunDir(config.run_dir, world, name=config.dataset_name)
+    if (config.eval_only or config.benchmark) and (run_dir.path / File.CHECKPOINTS).is_dir():
+        asked, found = (
+            f"Writing to the run directory {run_dir.path}:",
+            "it is a training's, whose records would be moved.",
+        )
+        raise RunDirError(asked, found, "give another one: --run-dir PATH")
+    run_dir.describe(dataclasses.replace(config, **recipe.options(), global_batch_size=None))
+    return run_dir
+
+
+def _identity(config: TrainConfig, recipe: Recipe) -> dict[str, Any]:
+    """The options that must be the same to resume. Those that came later are in it only if they are used."""
+    used = {
+        "model": config.model if config.model != "cnn" else None,
+        "accumulate": config.accumulate if config.accumulate > 1 else None,
+        "lr_scaling": config.lr_scaling if config.lr_scaling != "none" else None,
+        "warmup_epochs": config.warmup_epochs or None,
+        "sync_batchnorm": "yes" if config.sync_batchnorm else None,
+        "cuda_graph": "yes" if config.cuda_graph else None,
+    }
+    return {
+        "dataset": config.dataset_name,
+        "recipe": config.recipe,
+        "lr": recipe.lr,
+        "gamma": config.gamma,
+        "amp": recipe.amp,
+        **{name: value for name, value in used.items() if value is not None},
+    }
 
 
 def _same_weights(world: World, model: DistributedDataParallel) -> str:

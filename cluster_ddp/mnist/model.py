@@ -52,3 +52,24 @@ class SmallNet(nn.Module):
         x = F.max_pool2d(F.relu(self.conv2(x)), 2)
         x = F.relu(self.fc1(torch.flatten(x, 1)))
         return F.log_softmax(self.fc2(x), dim=1)
+
+
+class ConvNet(nn.Module):
+    """Two 5x5 convolutions, each with batch normalisation, ReLU and max-pooling, and a linear layer. No dropout.
+
+    float32 (N, 1, 28, 28) -> log-probabilities, float32 (N, 10).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 16, 5, padding=2)
+        self.norm1 = nn.BatchNorm2d(16)
+        self.conv2 = nn.Conv2d(16, 32, 5, padding=2)
+        self.norm2 = nn.BatchNorm2d(32)
+        self.fc = nn.Linear(7 * 7 * 32, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities of the ten digits."""
+        x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
+        x = F.max_pool2d(F.relu(self.norm2(self.conv2(x))), 2)
+        return F.log_softmax(self.fc(torch.flatten(x, 1)).float(), dim=1)  # in full precision under autocast, too

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from cluster_ddp import SpecError, World, lr_scale
 from cluster_ddp.mnist.config import Amp, RecipeName, TrainConfig
-from cluster_ddp.mnist.model import Net, SmallNet
+from cluster_ddp.mnist.model import ConvNet, Net, SmallNet
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
@@ -51,6 +52,11 @@ def one_cycle(done: float, epochs: int, gamma: float) -> float:
     return 0.1 + 0.9 * share / top if share < top else (1 - share) / (1 - top)
 
 
+def warm_up(done: float, epochs: float) -> float:
+    """Rises linearly from 0.01 to 1 in the first `epochs` epochs (Goyal et al. 2017)."""
+    return 1.0 if done >= epochs else 0.01 + 0.99 * done / epochs
+
+
 def _adadelta(parameters: Iterable[nn.Parameter], lr: float) -> Optimizer:
     return torch.optim.Adadelta(parameters, lr=lr)
 
@@ -83,8 +89,34 @@ RECIPES: dict[RecipeName, Recipe] = {
 }
 
 
-def chosen(config: TrainConfig) -> Recipe:
-    """The recipe that a configuration names, with the options that the configuration sets."""
+def chosen(config: TrainConfig, world: World) -> Recipe:
+    """The recipe that a configuration names, with the options that the configuration sets.
+
+    Raises:
+        SpecError: the ranks can't share the global batch equally.
+    """
     recipe = RECIPES[config.recipe]
     given = {name: value for name in recipe.options() if (value := getattr(config, name)) is not None}
+    if config.global_batch_size is not None:
+        given["batch_size"] = _batch_size(config.global_batch_size, world.world_size, config.accumulate)
+    if config.model == "convnet":
+        given["model"] = ConvNet
     return dataclasses.replace(recipe, **given)
+
+
+def lr_factor(config: TrainConfig, recipe: Recipe, world: World) -> float:
+    """The factor on the learning rate for the number of samples in an update (`--lr-scaling`)."""
+    if config.lr_scaling == "none":
+        return 1.0
+    base = RECIPES[config.recipe].batch_size
+    return lr_scale(world, recipe.batch_size * config.accumulate, base, config.lr_scaling)
+
+
+def _batch_size(samples: int, ranks: int, batches: int) -> int:
+    """Samples per rank and batch."""
+    if samples % (ranks * batches):
+        fitting = max(1, round(samples / (ranks * batches))) * ranks * batches
+        found = f"{ranks} ranks with {batches} batches each can't share them equally."
+        asked = f"Updates of {samples} samples (--global-batch-size):"
+        raise SpecError(asked, found, f"--global-batch-size {fitting}")
+    return samples // (ranks * batches)

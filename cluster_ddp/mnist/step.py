@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from cluster_ddp import Shard, World
-from cluster_ddp.mnist import cuda_graphs
+from cluster_ddp.mnist import cuda_graphs, profiler
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.fast_cpu import FAST, fastest, tune_malloc
-from cluster_ddp.mnist.recipes import LAYOUTS, Recipe
+from cluster_ddp.mnist.recipes import LAYOUTS, Recipe, lr_factor, warm_up
 
 _IMAGE = (1, 28, 28)
 
@@ -30,7 +30,9 @@ class Step:
     """
 
     def __init__(self, config: TrainConfig, recipe: Recipe, world: World) -> None:
-        self._recipe, self._world, self._gamma = recipe, world, config.gamma
+        self._config, self._recipe, self._world = config, recipe, world
+        self._lr_factor = lr_factor(config, recipe, world)
+        self._range = profiler.ranges(world.device, enabled=config.profile is not None)
         if config.cuda_graph:
             cuda_graphs.prepare(world)
         if recipe.amp == "off":
@@ -40,23 +42,32 @@ class Step:
         torch.manual_seed(config.seed)
         if world.device.type == "cpu":
             tune_malloc(os.environ)
-        self.model = world.wrap(FAST[recipe.model]())
+        self.model = world.wrap(FAST.get(recipe.model, recipe.model)(), sync_batchnorm=config.sync_batchnorm)
         for parameter in self.model.parameters():
             parameter.register_hook(_in_order)
         world.seed_rank(config.seed)
         self.optimizer = recipe.optimizer(self.model.parameters(), recipe.lr)
+        self.scaler = world.grad_scaler(torch.float16 if recipe.amp == "fp16" else torch.float32)
         self.layout = recipe.layout
         self.is_tuned = False
+        # Of the current update: its batches so far are one or several (`--accumulate`).
+        self.is_update_due, self.samples, self.mean_batch, self.progress = True, 0, 0.0, 0.0
         # The other tensors that a step reads and writes. A graph always uses the same ones.
         self._mean_batch, self._loss = torch.ones((), device=world.device), torch.zeros((), device=world.device)
         self._lr: torch.Tensor | None = None
         self._graphed_gradients: cuda_graphs.Graphed | None = None
-        self._apply_gradients: Callable[[], object] = self.optimizer.step
+        self._apply_gradients: Callable[[], object] = (
+            self._scaled_step if self.scaler.is_enabled() else self.optimizer.step
+        )
         if config.cuda_graph:
             self._use_graphs()
 
     def backward(self, images: torch.Tensor, labels: torch.Tensor, shard: Shard) -> torch.Tensor:
-        """Compute the gradients of the mean loss over the global batch, the same on all ranks.
+        """Add a batch's part of the gradients of the mean loss over an update's samples, those of all ranks.
+
+        After the update's last batch, `is_update_due` is True and all ranks have the same gradients. Then `samples` is
+        the number of samples on this rank, `mean_batch` that of a rank on average, and `progress` the part of the epoch
+        before the update.
 
         Args:
             images: float32 (N, 1, 28, 28).
@@ -64,28 +75,64 @@ class Step:
             shard: where the batch comes from.
 
         Returns:
-            The loss, summed over this rank's batch: float32, shape ().
+            The loss, summed over the update's samples on this rank so far: float32, shape ().
         """
-        self._mean_batch.fill_(shard.mean_batch)
-        if self._graphed_gradients is None:
-            self._gradients(images, labels)
-        else:
-            self._graphed_gradients(images, labels, full_batch=shard.is_full_batch)
+        if is_first := self.is_update_due:
+            self._begin(shard)
+        self.samples += len(labels)
+        # An epoch that was begun by another number of ranks has other steps than len(shard).
+        steps = shard.step + (1 if shard.seen == shard.size else 2)
+        every = self._config.accumulate
+        with self._world.accumulate(self.model, shard.step, every=every, steps=steps) as self.is_update_due:
+            if self._graphed_gradients is None:
+                self._gradients(images, labels, is_first=is_first)
+            else:
+                self._graphed_gradients(images, labels, full_batch=shard.is_full_batch)
         return self._loss.clone()
 
     def update(self, epochs_done: float) -> None:
-        """Make the optimizer's step, with the recipe's learning rate after `epochs_done` epochs (a fraction counts)."""
-        recipe = self._recipe
-        lr = recipe.lr * recipe.schedule(epochs_done, recipe.epochs, self._gamma)
+        """Make the optimizer's step, with the learning rate after `epochs_done` epochs (a fraction counts)."""
+        recipe, config = self._recipe, self._config
+        lr = recipe.lr * self._lr_factor * warm_up(epochs_done, config.warmup_epochs)
+        lr *= recipe.schedule(epochs_done, recipe.epochs, config.gamma)
         for group in self.optimizer.param_groups:
             group["lr"] = lr if self._lr is None else self._lr.fill_(lr)
-        self._apply_gradients()
+        with self._range("update"):
+            self._apply_gradients()
 
-    def _gradients(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        self.optimizer.zero_grad()
-        loss = F.nll_loss(self._output(self.model, images, self.layout), labels, reduction="sum")
-        (loss / self._mean_batch).backward()
-        self._loss.copy_(loss.detach())
+    def share_buffers(self) -> None:
+        """Give all ranks rank 0's statistics of batch normalisation, as DDP does before each batch. A collective."""
+        buffers = list(self.model.module.buffers())
+        if not buffers:
+            return
+        self._world.synchronize()
+        for buffer, value in zip(buffers, self._world.broadcast([buffer.cpu() for buffer in buffers])):
+            buffer.copy_(value)
+
+    def _begin(self, shard: Shard) -> None:
+        """Begin an update, with the first of its batches."""
+        ranks = self._world.world_size
+        before = round(shard.progress * shard.size)
+        samples, left = self._recipe.batch_size * ranks * self._config.accumulate, shard.size - before
+        if left - samples < ranks:  # the epoch's last update: too few are left for another one
+            samples = left
+        self.samples, self.progress, self.mean_batch = 0, shard.progress, samples / ranks
+        self._mean_batch.fill_(self.mean_batch)
+
+    def _gradients(self, images: torch.Tensor, labels: torch.Tensor, *, is_first: bool = True) -> None:
+        if is_first:
+            self.optimizer.zero_grad()
+            self._loss.zero_()
+        with self._range("forward"):
+            loss = F.nll_loss(self._output(self.model, images, self.layout), labels, reduction="sum")
+        with self._range("backward"):
+            self.scaler.scale(loss / self._mean_batch).backward()
+        self._loss.add_(loss.detach())
+
+    def _scaled_step(self) -> None:
+        """Divide the gradients by the scale and update, unless they are not finite. Then find a new scale."""
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
 
     def _use_graphs(self) -> None:
         """Launch each half of the step as one CUDA graph from now on."""
@@ -128,7 +175,8 @@ class Step:
 
     def _output(self, model: torch.nn.Module, images: torch.Tensor, layout: str) -> torch.Tensor:
         images = images.to(memory_format=LAYOUTS[layout])
-        with torch.autocast(self._world.device.type, torch.bfloat16, enabled=self._recipe.amp == "bf16"):
+        dtype = torch.float16 if self._recipe.amp == "fp16" else torch.bfloat16
+        with torch.autocast(self._world.device.type, dtype, enabled=self._recipe.amp != "off"):
             output: torch.Tensor = model(images)
         return output
 

@@ -21,7 +21,7 @@ from cluster_ddp.mnist.step import Step
 
 def make_step(world: cluster_ddp.World, **options: Any) -> Step:
     config = TrainConfig(dataset="digits", **options)
-    return Step(config, chosen(config), world)
+    return Step(config, chosen(config, world), world)
 
 
 def losses(layout: str = "contiguous", *, lr: float = 0.1, graphed: bool = False, **options: Any) -> torch.Tensor:
