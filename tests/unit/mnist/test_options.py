@@ -1,0 +1,294 @@
+"""Each option of the reference training has its effect; the small CNN learns the digits."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gzip
+import json
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from ranks import Outcome, run_ranks, slurm_step
+
+import cluster_ddp
+from cluster_ddp.errors import RunDirError, SpecError
+from cluster_ddp.mnist import loop, profiler
+from cluster_ddp.mnist.config import TrainConfig
+from cluster_ddp.mnist.recipes import RECIPES, chosen, lr_factor
+from cluster_ddp.mnist.step import Step
+from cluster_ddp.runtime.data.loader import Loader
+
+JOB_ID = 46_000 + os.getpid() % 2000
+SMALL = {"dataset": "digits", "recipe": "fast", "amp": "off", "tune": "never", "cuda": False, "epochs": 1}
+
+
+def config(run_dir: Path, **options: Any) -> TrainConfig:
+    return TrainConfig(**{**SMALL, "log_interval": 1, "run_dir": run_dir, **options})
+
+
+def records(run_dir: Path, kind: str = "train") -> list[dict[str, Any]]:
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+def train(run_dir: Path, **options: Any) -> list[dict[str, Any]]:
+    """Train in this process. Returns the "train" records."""
+    loop.run(config(run_dir, **options))
+    return records(run_dir)
+
+
+def digest(run_dir: Path) -> str:
+    return records(run_dir, "done")[0]["weights_sha256"]
+
+
+def in_rank(run_dir: Path, options: dict[str, Any], stop_at: int | None) -> None:
+    """Train in a rank, which gets USR1 after so many updates."""
+    if stop_at is not None:
+        step = cluster_ddp.Checkpointer.step
+
+        def stopped(self: cluster_ddp.Checkpointer) -> None:
+            if self.steps == stop_at:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            step(self)
+
+        cluster_ddp.Checkpointer.step = stopped  # type: ignore[method-assign]
+    loop.run(config(run_dir, **options))
+
+
+def on_ranks(
+    run_dir: Path, ranks: int, stop_at: int | None = None, status: int = 0, restarts: int = 0, **options: Any
+) -> list[Outcome]:
+    logs = run_dir.with_suffix(f".logs{restarts}")
+    logs.mkdir()
+    job_id, env = JOB_ID + ranks, {"SLURM_RESTART_COUNT": str(restarts)}
+    environments = [slurm_step(rank, ranks, job_id=job_id, **env) for rank in range(ranks)]
+    ends = run_ranks(functools.partial(in_rank, run_dir, options, stop_at), environments, logs)
+    assert [end.exit_code for end in ends] == [status] * ranks, ends
+    return ends
+
+
+def curve(found: list[dict[str, Any]]) -> list[tuple[float, ...]]:
+    return [(one["epoch"], one["step"], one["samples"], one["lr"], one["loss"]) for one in found]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return train(tmp_path_factory.mktemp("alone") / "x", global_batch_size=64, epochs=2)
+
+
+@pytest.mark.parametrize(("ranks", "accumulate"), [(2, 1), (4, 1), (2, 2)])
+def test_one_two_and_four_ranks_give_the_same_loss_curve(
+    tmp_path: Path, alone: list[dict[str, Any]], ranks: int, accumulate: int
+) -> None:
+    """The same global batch: losses differ by the order of additions only."""
+    on_ranks(tmp_path / "x", ranks, global_batch_size=64, accumulate=accumulate, epochs=2)
+    found = curve(records(tmp_path / "x"))
+    assert len(found) == 2 * 23 and alone[-1]["loss"] < 0.5
+    for here, there in zip(found, curve(alone), strict=True):
+        assert here == pytest.approx(there, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize(("batch_size", "accumulate"), [(32, 2), (16, 4), (8, 8)])
+def test_accumulated_batches_are_one_large_one(
+    tmp_path: Path, alone: list[dict[str, Any]], batch_size: int, accumulate: int
+) -> None:
+    """The last update of an epoch has 29 samples: fewer batches, and one that is smaller."""
+    found = curve(train(tmp_path / "x", batch_size=batch_size, accumulate=accumulate, epochs=2))
+    for here, there in zip(found, curve(alone), strict=True):
+        assert here == pytest.approx(there, rel=1e-3, abs=1e-4)
+    assert (tmp_path / "x" / "checkpoints" / "step-00000046.pt").exists()  # updates are counted
+
+
+def test_ranks_that_cannot_share_a_global_batch_get_one_that_they_can(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"(?s)Updates of 100 samples.*1 ranks with 3 batches.*--global-batch-size 99"):
+        train(tmp_path / "x", global_batch_size=100, accumulate=3)
+
+
+def test_the_learning_rate_follows_the_global_batch() -> None:
+    world: Any = SimpleNamespace(world_size=4)
+    for rule, factor in (("none", 1.0), ("linear", 6.0), ("sqrt", 6**0.5)):
+        options = TrainConfig(lr_scaling=rule, batch_size=32, accumulate=3)
+        assert lr_factor(options, chosen(options, world), world) == pytest.approx(factor)  # 4 * 32 * 3 / 64
+
+
+def test_warm_up_and_scaling_are_on_top_of_the_recipes_schedule(tmp_path: Path) -> None:
+    plain = train(tmp_path / "a", batch_size=128, epochs=2)
+    found = train(tmp_path / "b", batch_size=128, epochs=2, lr=0.001, warmup_epochs=0.5, lr_scaling="linear")
+    scale = 0.001 / RECIPES["fast"].lr * 128 / RECIPES["fast"].batch_size
+    for one, other in zip(plain, found, strict=True):
+        done = one["epoch"] - 1 + (one["step"] * 128) / 1437
+        warm = min(1.0, 0.01 + 0.99 * done / 0.5)
+        assert other["lr"] == pytest.approx(one["lr"] * scale * warm)
+
+
+def test_a_stopped_training_with_all_of_them_resumes_to_the_bit(tmp_path: Path) -> None:
+    options = {"model": "convnet", "accumulate": 3, "amp": "fp16", "batch_size": 30, "warmup_epochs": 0.5}
+    on_ranks(tmp_path / "whole", 2, **options)
+    on_ranks(tmp_path / "part", 2, stop_at=3, status=75, **options)
+    (resumed, _) = on_ranks(tmp_path / "part", 2, restarts=1, **options)
+    assert "Resuming from" in resumed.output
+    assert digest(tmp_path / "part") == digest(tmp_path / "whole")
+    assert len(curve(records(tmp_path / "part"))) == 8
+    assert curve(records(tmp_path / "part")) == curve(records(tmp_path / "whole"))
+    with pytest.raises(cluster_ddp.CheckpointError, match=r"its model is 'convnet'.*its accumulate is 3"):
+        train(tmp_path / "part", amp="fp16")
+
+    # The statistics of rank 0 are those that were tested, saved, and are tested again.
+    loop.run(config(tmp_path / "test", model="convnet", amp="fp16", eval_only=True, resume=str(tmp_path / "part")))
+    (tested,), (before,) = records(tmp_path / "test", "test"), records(tmp_path / "part", "test")
+    assert tested["weights"] == str(tmp_path / "part" / "checkpoints" / "step-00000008.pt")
+    assert tested["correct"] == pytest.approx(before["correct"], abs=2)  # another batch size: other roundings
+    assert tested["loss"] == pytest.approx(before["loss"], rel=0.01)
+    assert sorted(path.name for path in (tmp_path / "test").iterdir()) == [".lock", "metrics.jsonl", "run.json"]
+
+
+def test_fp16_skips_updates_that_overflow() -> None:
+    with cluster_ddp.distributed(cuda=False) as world:
+        options = TrainConfig(**{**SMALL, "amp": "fp16"})
+        step = Step(options, chosen(options, world), world)
+        shard = world.shard(cluster_ddp.ResidentSet(torch.randn(40, 1, 28, 28), torch.arange(40) % 10), batch_size=20)
+        weights = [parameter.clone() for parameter in step.model.parameters()]
+        for images, labels in shard:
+            loss = step.backward(images, labels, shard)
+            assert loss.dtype == torch.float32
+            if shard.step == 0:
+                next(step.model.parameters()).grad.fill_(float("inf"))
+            step.update(0)
+            is_same = [torch.equal(*pair) for pair in zip(weights, step.model.parameters())]
+            assert all(is_same) if shard.step == 0 else not any(is_same)
+        assert step.scaler.get_scale() == 2**15
+
+
+def test_the_scaler_is_a_part_of_the_checkpoint_of_fp16_only(tmp_path: Path) -> None:
+    for amp, parts in (("fp16", {"scaler"}), ("off", set())):
+        train(tmp_path / amp, amp=amp, batch_size=500)
+        (path,) = (tmp_path / amp / "checkpoints").glob("*.pt")
+        content = torch.load(path, weights_only=True)
+        assert content["parts"].keys() - {"model", "optimizer", "step"} == parts
+        assert content["identity"].keys() == {"dataset", "recipe", "lr", "gamma", "amp"}
+
+
+def test_fp16_stops_at_a_loss_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop.data.Normalise, "__call__", lambda self, x, y: (x[:, None] * float("nan"), y))
+    with pytest.raises(cluster_ddp.NonFiniteError, match="loss nan"):
+        train(tmp_path / "x", amp="fp16")
+
+
+def test_batch_normalisation_of_all_ranks_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path / "x", model="convnet", sync_batchnorm=True, dry_run=True)
+    assert "SyncBatchNorm needs GPUs" in capsys.readouterr().out
+
+
+def test_an_evaluation_leaves_a_trainings_run_directory_alone(tmp_path: Path) -> None:
+    train(tmp_path / "x", batch_size=500)
+    before = (tmp_path / "x" / "metrics.jsonl").read_bytes()
+    for options in ({"eval_only": True, "resume": str(tmp_path / "x")}, {"benchmark": "training"}):
+        with pytest.raises(RunDirError, match="it is a training's"):
+            loop.run(config(tmp_path / "x", **options))
+    assert (tmp_path / "x" / "metrics.jsonl").read_bytes() == before
+    with pytest.raises(cluster_ddp.CheckpointError):
+        loop.run(config(tmp_path / "y", eval_only=True, resume=str(tmp_path / "nothing")))
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_a_benchmark_prints_one_line_and_keeps_nothing_else(tmp_path: Path, mode: str) -> None:
+    (main, other) = on_ranks(tmp_path / "x", 2, benchmark=mode, accumulate=2, batch_size=32)
+    (record,) = records(tmp_path / "x", "benchmark")
+    assert (record["mode"], record["ranks"], record["steps"]) == (mode, 2, 20)
+    assert record["images_per_s"] == pytest.approx(2 * record["images_per_s_per_rank"], abs=0.2)
+    images = 2 * 2 * 32 if mode == "training" else 360
+    assert record["images_per_s"] == pytest.approx(images / record["step_s"], rel=0.5)
+    assert f"Benchmark of {mode}: {record['images_per_s']:,.0f} images/s on 2 ranks" in main.output
+    assert "Benchmark" not in other.output
+    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == [".lock", "metrics.jsonl", "run.json"]
+
+
+def test_workers_make_the_same_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    init = Loader.__init__
+
+    def noted(self: Loader, *arguments: Any, **options: Any) -> None:
+        made.append(options["num_workers"])
+        init(self, *arguments, **options)
+
+    monkeypatch.setattr(Loader, "__init__", noted)
+    train(tmp_path / "resident")
+    assert made == []
+    train(tmp_path / "loader", workers=1)
+    assert made == [1]
+    assert digest(tmp_path / "resident") == digest(tmp_path / "loader")
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(4, 4), (100, 20)])
+def test_a_profile_names_the_parts_of_the_steps(tmp_path: Path, steps: int, expected: int) -> None:
+    """Of an epoch of 23 steps, two are skipped, and one warms the profiler up."""
+    train(tmp_path / "x", batch_size=64, profile=steps, epochs=2)
+    with gzip.open(tmp_path / "x" / "profile-rank0.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    for name in ("forward", "backward", "update"):
+        ranges = [one for one in events if one.get("name") == name and one.get("cat") == "user_annotation"]
+        assert len(ranges) == expected, name
+    train(tmp_path / "y", batch_size=64, epochs=2)
+    assert digest(tmp_path / "x") == digest(tmp_path / "y")
+
+
+def test_each_rank_has_its_profile(tmp_path: Path) -> None:
+    on_ranks(tmp_path / "x", 2, profile=3, batch_size=64, accumulate=2)
+    assert {path.name for path in (tmp_path / "x").glob("profile-*")} == {
+        "profile-rank0.json.gz",
+        "profile-rank1.json.gz",
+    }
+
+
+def test_on_gpus_the_parts_are_named_for_nsight_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for NVTX, which needs CUDA."""
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
+    named = profiler.ranges(torch.device("cuda", 0), enabled=True)
+    with contextlib.suppress(ZeroDivisionError), named("forward"):
+        calls.append("inside")
+        raise ZeroDivisionError
+    assert calls == ["forward", "inside", "pop"]
+
+
+def test_without_a_profile_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for device in ("cpu", "cuda"):
+        named = profiler.ranges(torch.device(device), enabled=False)
+        assert isinstance(named("forward"), contextlib.nullcontext)
+        assert named("forward") is named("update")
+
+
+@pytest.mark.parametrize(
+    ("options", "mentioned"),
+    [
+        ({"global_batch_size": 0}, "global_batch_size must be a whole number of 1 or more"),
+        ({"accumulate": 0}, "accumulate must be"),
+        ({"workers": -1}, "workers must be a whole number of 0 or more"),
+        ({"profile": 0}, "profile must be"),
+        ({"warmup_epochs": -0.5}, "warmup_epochs must be"),
+        ({"warmup_epochs": float("nan")}, "warmup_epochs must be"),
+        ({"dataset": "fasion"}, "there is no such dataset. Did you mean fashion"),
+        ({"dataset": "folder:"}, "--dataset mnist, fashion, digits or folder:PATH"),
+        ({"batch_size": 8, "global_batch_size": 8}, "--batch-size and --global-batch-size"),
+        ({"cuda_graph": True, "accumulate": 2}, "--cuda-graph --accumulate 2"),
+        ({"cuda_graph": True, "amp": "fp16"}, "--cuda-graph --amp fp16"),
+        ({"sync_batchnorm": True}, "add --model convnet"),
+        ({"eval_only": True}, "name a checkpoint or a run directory: --resume PATH"),
+        ({"eval_only": True, "resume": "x", "benchmark": "training"}, "--eval-only --benchmark"),
+        ({"benchmark": "training", "resume": "x"}, "a benchmark starts with random weights"),
+        ({"benchmark": "inference", "profile": 3}, "--benchmark --profile"),
+        ({"eval_only": True, "resume": "x", "save_model": True}, "--eval-only --save-model"),
+        ({"dry_run": True, "profile": 3}, "a dry run has one step"),
+    ],
+)
+def test_contradictions_are_refused_before_ranks_meet(options: dict[str, Any], mentioned: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        TrainConfig(**options)
+    assert mentioned in str(caught.value)
