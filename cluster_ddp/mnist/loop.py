@@ -246,7 +246,7 @@ def _same_weights(world: World, model: DistributedDataParallel) -> str:
     digest = hashlib.sha256()
     world.synchronize()
     for tensor in model.module.state_dict().values():
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     digests = world.gather(digest.hexdigest())
     if len(set(digests)) > 1:
         raise RuntimeError(f"the ranks ended with different weights: {digests}")

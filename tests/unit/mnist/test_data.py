@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import ast
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
 from cluster_ddp.errors import DataError
-from cluster_ddp.mnist import data, files
+from cluster_ddp.mnist import data, files, loop
+from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.runtime.data.resident import ResidentSet
 
 
@@ -38,21 +42,83 @@ def test_batches_are_the_bits_of_torchvisions_transform() -> None:
     assert torch.equal(one, batch[2]) and label == 700
 
 
-def test_mnist_is_read_as_torchvision_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchvision.datasets import MNIST
-
-    raw = files.raw_folder(tmp_path)
+def write_small(raw: Path, *, counts: tuple[int, ...] = (50, 50, 30, 30), changed: Mapping[int, bytes] = {}) -> None:
+    """Four files of few images; `changed` replaces the content of some, by number."""
     raw.mkdir(parents=True)
-    for idx_file, count in zip(files.IDX_FILES, (5, 5, 3, 3)):
+    for number, (idx_file, count) in enumerate(zip(files.IDX_FILES, counts)):
         pixels = "images" in idx_file.name
         header = [2051, count, 28, 28] if pixels else [2049, count]
         content = bytes(value % 251 % (256 if pixels else 10) for value in range(count * (784 if pixels else 1)))
-        (raw / idx_file.name).write_bytes(b"".join(value.to_bytes(4, "big") for value in header) + content)
+        whole = b"".join(value.to_bytes(4, "big") for value in header) + content
+        (raw / idx_file.name).write_bytes(changed.get(number, whole))
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("mnist", "MNIST"), ("fashion", "FashionMNIST")])
+def test_files_are_read_as_torchvision_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, theirs: str
+) -> None:
+    import torchvision
+
+    write_small(tmp_path / theirs / "raw")
     monkeypatch.setattr(files, "check", lambda *_, **__: None)  # there is less in them
-    for ours, train in zip(data.load("mnist", tmp_path), (True, False)):
-        theirs = MNIST(tmp_path, train=train)
-        assert torch.equal(ours.tensors[0], theirs.data)
-        assert torch.equal(ours.tensors[1], theirs.targets) and ours.tensors[1].dtype == theirs.targets.dtype
+    for ours, train in zip(data.load(name, tmp_path), (True, False)):
+        dataset = getattr(torchvision.datasets, theirs)(tmp_path, train=train)
+        assert torch.equal(ours.tensors[0], dataset.data)
+        assert torch.equal(ours.tensors[1], dataset.targets) and ours.tensors[1].dtype == dataset.targets.dtype
+
+
+def test_images_in_a_folder_are_normalised_by_their_own_statistics(tmp_path: Path) -> None:
+    write_small(tmp_path / "my images")
+    train, test = data.load(f"folder:{tmp_path}/my images", Path("nowhere"))
+    assert (len(train), len(test)) == (50, 30)
+    images, _ = train.batch(torch.arange(50))
+    assert images.mean().item() == pytest.approx(0, abs=1e-4)
+    assert images.std(correction=0).item() == pytest.approx(1, abs=1e-4)
+    assert test.transform is train.transform
+
+
+def test_a_training_on_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_small(tmp_path / "images")
+    loop.run(TrainConfig(dataset="folder:images", recipe="fast", amp="off", epochs=1, cuda=False, log_interval=1))
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    assert run_dir.name.startswith("folder-") and (run_dir / "checkpoints" / "step-00000001.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "mentioned"),
+    [
+        ({"changed": {0: b"\x1f\x8b\x08\x08" + bytes(40)}}, "it begins with 1f8b0808, and an IDX file of 3 dimensions"),
+        ({"changed": {1: b""}}, "it begins with , and an IDX file of 1 dimensions with 00000801"),
+        ({"changed": {2: bytes.fromhex("00000803 00000002 0000001c 0000001c") + bytes(1000)}}, "2 x 28 x 28 values"),
+        (
+            {"changed": {2: bytes.fromhex("00000803 00000001 00000008 00000008") + bytes(64)}},
+            "1 images of 8 x 8 pixels",
+        ),
+        ({"changed": {3: bytes.fromhex("00000801 00000002 00")}}, "its header says 2 values, and there are 1."),
+        ({"changed": {1: bytes.fromhex("00000801 00000032") + bytes([12] * 50)}}, "there is a label 12"),
+        ({"changed": {0: bytes.fromhex("00000803 00000032 0000001c 0000001c") + bytes(39200)}}, "all pixels are equal"),
+        ({"counts": (50, 49, 30, 30)}, "there are 50 images and 49 labels"),
+        ({"counts": (50, 50, 0, 0)}, "there are 0 images"),
+    ],
+)
+def test_files_of_another_kind_are_told(tmp_path: Path, change: dict[str, object], mentioned: str) -> None:
+    write_small(tmp_path / "images", **change)
+    with pytest.raises(DataError) as caught:
+        data.load(f"folder:{tmp_path}/images", Path())
+    assert mentioned in str(caught.value)
+
+
+def test_missing_fashion_names_torchvisions_command(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        files.check(tmp_path / "it's", dataset="fashion")
+    assert str(tmp_path / "it's" / "FashionMNIST" / "raw") in caught.value.asked
+    python, option, code = shlex.split(caught.value.hint.partition(": ")[2].partition("   ")[0])
+    assert (python, option) == ("python", "-c")
+    calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    assert [ast.literal_eval(call.args[0]) for call in calls] == [str(tmp_path / "it's")]
+    with pytest.raises(DataError, match="train-labels-idx1-ubyte is missing"):
+        files.check(tmp_path, dataset=f"folder:{tmp_path}")
 
 
 def write_fake_mnist(folder: Path) -> None:

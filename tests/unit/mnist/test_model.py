@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from cluster_ddp.mnist.fast_cpu import FAST, ByteDropout
-from cluster_ddp.mnist.model import Net, SmallNet
+from cluster_ddp.mnist.model import ConvNet, Net, SmallNet
 
 
 def test_the_reference_has_the_examples_parameters() -> None:
@@ -61,9 +61,19 @@ def test_dropout_of_another_share_is_no_option(p: float) -> None:
         ByteDropout(p)
 
 
-@pytest.mark.parametrize("plain", [Net, SmallNet])
+def test_the_conv_net_has_batch_normalisation_and_no_dropout() -> None:
+    layers = (25 + 1) * 16 + 2 * 16, (25 * 16 + 1) * 32 + 2 * 32, (7 * 7 * 32 + 1) * 10
+    net = ConvNet()
+    assert sum(parameter.numel() for parameter in net.parameters()) == sum(layers)
+    images = torch.randn(8, 1, 28, 28)
+    assert torch.equal(net(images), net(images))  # without dropout
+    assert not torch.equal(net.norm1.running_mean, torch.zeros(16))
+    assert not torch.equal(net(images), net.eval()(images))
+
+
+@pytest.mark.parametrize("plain", [Net, SmallNet, ConvNet])
 def test_under_autocast_the_output_is_in_full_precision(plain: type[torch.nn.Module]) -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        output = FAST[plain]()(torch.randn(3, 1, 28, 28))
+        output = FAST.get(plain, plain)()(torch.randn(3, 1, 28, 28))
     assert output.dtype == torch.float32 and output.shape == (3, 10)
     assert torch.allclose(output.exp().sum(dim=1), torch.ones(3))
