@@ -7,6 +7,7 @@ the values (yann.lecun.com/exdb/mnist).
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import shlex
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ def _hint(data_dir: Path, dataset: str) -> str:
     if dataset == "mnist":
         return f"on a login node: python scripts/download_data.py --data-dir {shlex.quote(str(data_dir))}{digits}"
     if dataset == "fashion":
-        code = f"import torchvision; torchvision.datasets.FashionMNIST({str(data_dir)!r}, download=True)"
+        code = f"import torchvision; torchvision.datasets.FashionMNIST({json.dumps(str(data_dir))}, download=True)"
         return f"on a login node: python -c {shlex.quote(code)}{digits}"
     return f"put four unpacked IDX files there: {', '.join(f.name for f in IDX_FILES)}"
 

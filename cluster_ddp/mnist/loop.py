@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +27,7 @@ from cluster_ddp.contract import File
 from cluster_ddp.mnist import benchmark, data
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.profiler import StepProfiler
-from cluster_ddp.mnist.recipes import Recipe, chosen
+from cluster_ddp.mnist.recipes import Recipe, chosen, identity
 from cluster_ddp.mnist.result import TrainResult
 from cluster_ddp.mnist.step import Step
 
@@ -85,7 +84,7 @@ class Training:
             every="never" if config.dry_run else config.checkpoint_every,
             keep=config.keep_checkpoints,
             resume=config.resume,
-            identity=_identity(config, recipe),
+            identity=identity(config, recipe),
             meters={"loss": self.loss_meter},
             stop_signals=config.stop_signals,
             before_save=self.finite.look,
@@ -219,26 +218,6 @@ def _run_dir(config: TrainConfig, recipe: Recipe, world: World) -> RunDir:
         raise RunDirError(asked, found, "give another one: --run-dir PATH")
     run_dir.describe(dataclasses.replace(config, **recipe.options(), global_batch_size=None))
     return run_dir
-
-
-def _identity(config: TrainConfig, recipe: Recipe) -> dict[str, Any]:
-    """The options that must be the same to resume. Those that came later are in it only if they are used."""
-    used = {
-        "model": config.model if config.model != "cnn" else None,
-        "accumulate": config.accumulate if config.accumulate > 1 else None,
-        "lr_scaling": config.lr_scaling if config.lr_scaling != "none" else None,
-        "warmup_epochs": config.warmup_epochs or None,
-        "sync_batchnorm": "yes" if config.sync_batchnorm else None,
-        "cuda_graph": "yes" if config.cuda_graph else None,
-    }
-    return {
-        "dataset": config.dataset_name,
-        "recipe": config.recipe,
-        "lr": recipe.lr,
-        "gamma": config.gamma,
-        "amp": recipe.amp,
-        **{name: value for name, value in used.items() if value is not None},
-    }
 
 
 def _same_weights(world: World, model: DistributedDataParallel) -> str:

@@ -112,6 +112,26 @@ def lr_factor(config: TrainConfig, recipe: Recipe, world: World) -> float:
     return lr_scale(world, recipe.batch_size * config.accumulate, base, config.lr_scaling)
 
 
+def identity(config: TrainConfig, recipe: Recipe) -> dict[str, Any]:
+    """The options that must be the same to resume. Those that came later are in it only if they are used."""
+    used = {
+        "model": config.model if config.model != "cnn" else None,
+        "accumulate": config.accumulate if config.accumulate > 1 else None,
+        "lr_scaling": config.lr_scaling if config.lr_scaling != "none" else None,
+        "warmup_epochs": config.warmup_epochs or None,
+        "sync_batchnorm": "yes" if config.sync_batchnorm else None,
+        "cuda_graph": "yes" if config.cuda_graph else None,
+    }
+    return {
+        "dataset": config.dataset_name,
+        "recipe": config.recipe,
+        "lr": recipe.lr,
+        "gamma": config.gamma,
+        "amp": recipe.amp,
+        **{name: value for name, value in used.items() if value is not None},
+    }
+
+
 def _batch_size(samples: int, ranks: int, batches: int) -> int:
     """Samples per rank and batch."""
     if samples % (ranks * batches):

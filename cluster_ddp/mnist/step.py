@@ -131,6 +131,7 @@ class Step:
 
     def _scaled_step(self) -> None:
         """Divide the gradients by the scale and update, unless they are not finite. Then find a new scale."""
+        self._world.synchronize()  # the scaler may read from the device whether to update
         self.scaler.step(self.optimizer)
         self.scaler.update()
 

@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,13 +49,15 @@ def digest(run_dir: Path) -> str:
 
 
 def in_rank(run_dir: Path, options: dict[str, Any], stop_at: int | None) -> None:
-    """Train in a rank, which gets USR1 after so many updates."""
+    """Train in a rank, which gets USR1 after so many updates, and slows down until all ranks stop."""
     if stop_at is not None:
         step = cluster_ddp.Checkpointer.step
 
         def stopped(self: cluster_ddp.Checkpointer) -> None:
             if self.steps == stop_at:
                 os.kill(os.getpid(), signal.SIGUSR1)
+            if self.steps >= stop_at:
+                time.sleep(0.3)
             step(self)
 
         cluster_ddp.Checkpointer.step = stopped  # type: ignore[method-assign]
@@ -132,7 +135,7 @@ def test_a_stopped_training_with_all_of_them_resumes_to_the_bit(tmp_path: Path) 
     on_ranks(tmp_path / "whole", 2, **options)
     on_ranks(tmp_path / "part", 2, stop_at=3, status=75, **options)
     (resumed, _) = on_ranks(tmp_path / "part", 2, restarts=1, **options)
-    assert "Resuming from" in resumed.output
+    assert "of its 1437 samples seen" in resumed.output  # in the middle of the epoch
     assert digest(tmp_path / "part") == digest(tmp_path / "whole")
     assert len(curve(records(tmp_path / "part"))) == 8
     assert curve(records(tmp_path / "part")) == curve(records(tmp_path / "whole"))
@@ -147,6 +150,17 @@ def test_a_stopped_training_with_all_of_them_resumes_to_the_bit(tmp_path: Path) 
 
     with pytest.raises(cluster_ddp.CheckpointError, match=r"its model is 'convnet'.*its accumulate is 3"):
         train(tmp_path / "part", amp="fp16")
+
+
+def test_fewer_ranks_end_an_epoch_with_an_update(tmp_path: Path) -> None:
+    """Two ranks begin with updates of 180 samples; one rank ends with updates of 90, and the rest."""
+    options = {"accumulate": 3, "batch_size": 30}
+    on_ranks(tmp_path / "x", 2, stop_at=2, status=75, **options)
+    seen = records(tmp_path / "x")[-1]["samples"]
+    assert 360 <= seen < 1260
+    found = train(tmp_path / "x", **options)
+    assert [one["samples"] for one in found] == [*range(180, seen + 1, 180), *range(seen + 90, 1437, 90), 1437]
+    assert [one["step"] for one in found] == list(range(len(found)))
 
 
 def test_fp16_skips_updates_that_overflow() -> None:
