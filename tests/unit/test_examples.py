@@ -5,15 +5,19 @@ from __future__ import annotations
 import ast
 import difflib
 import functools
+import multiprocessing
 import os
 import re
 import runpy
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from ranks import Outcome, run_ranks, slurm_step
 from slowness import scaled
 
@@ -25,8 +29,15 @@ SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 JOB_ID = 28_000 + os.getpid() % 2000
 
 
-def run_example(name: str, arguments: tuple[str, ...], stop_at: int | None) -> None:
-    """In a rank: run a script as `python NAME` would; the first start gets USR1 after so many steps."""
+def run_example(script: Path, arguments: tuple[str, ...], stop_at: int | None, workers: int | None = None) -> None:
+    """In a rank: run a script as `python SCRIPT` would. The first start gets USR1 after so many steps.
+
+    Args:
+        script: its path.
+        arguments: of its command line.
+        stop_at: number of steps; None for all.
+        workers: of each DataLoader; None as the script has it.
+    """
     if stop_at is not None:
         step = cluster_ddp.Checkpointer.step
 
@@ -36,20 +47,34 @@ def run_example(name: str, arguments: tuple[str, ...], stop_at: int | None) -> N
             step(self)
 
         cluster_ddp.Checkpointer.step = stopped  # type: ignore[method-assign]
-    sys.argv = [name, *arguments]
+    if workers is not None:
+        shard = cluster_ddp.World.shard
+
+        def with_workers(self: cluster_ddp.World, *args: Any, **options: Any) -> cluster_ddp.Shard:
+            return shard(self, *args, **{**options, "num_workers": workers})
+
+        cluster_ddp.World.shard = with_workers  # type: ignore[method-assign]
+    multiprocessing.set_start_method("fork", force=True)  # as for a script; the forkserver's children would use that
+    sys.argv = [script.name, *arguments]
     sys.path.insert(0, str(EXAMPLES))
-    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    runpy.run_path(str(script), run_name="__main__")
 
 
 def run(
-    folder: Path, name: str, *arguments: str, ranks: int, stop_at: int | None = None, restarts: int = 0
+    folder: Path,
+    *arguments: str,
+    name: str | Path,
+    ranks: int,
+    stop_at: int | None = None,
+    restarts: int = 0,
+    workers: int | None = None,
 ) -> list[Outcome]:
     folder.mkdir(exist_ok=True)
     env = {"CLUSTER_DDP_RUN_DIR": str(folder / "run"), "SLURM_RESTART_COUNT": str(restarts)}
     if name == "two_device_model.py":
         env |= {"CLUSTER_DDP_GPUS_PER_TASK": "2", "SLURM_GPUS_ON_NODE": str(2 * ranks), "CLUSTER_DDP_DUMMY_GPUS": "1"}
     environments = [slurm_step(rank, ranks, job_id=JOB_ID + ranks, **env) for rank in range(ranks)]
-    return run_ranks(functools.partial(run_example, name, arguments, stop_at), environments, folder)
+    return run_ranks(functools.partial(run_example, EXAMPLES / name, arguments, stop_at, workers), environments, folder)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -63,7 +88,7 @@ def run(
     ],
 )
 def test_it_does_what_it_says(tmp_path: Path, name: str, words: str, ranks: int) -> None:
-    ends = run(tmp_path, name, ranks=ranks)
+    ends = run(tmp_path, name=name, ranks=ranks)
     assert [end.exit_code for end in ends] == [0] * ranks, ends
     assert [words in end.output for end in ends] == [True, False][:ranks]
 
@@ -75,18 +100,84 @@ def test_it_does_what_it_says(tmp_path: Path, name: str, words: str, ranks: int)
 def test_a_stopped_training_prints_what_an_undisturbed_one_does(
     tmp_path: Path, name: str, arguments: tuple[str, ...], ranks: int
 ) -> None:
-    whole = run(tmp_path / "whole", name, *arguments, ranks=ranks)
+    whole = run(tmp_path / "whole", *arguments, name=name, ranks=ranks)
     assert [end.exit_code for end in whole] == [0] * ranks, whole
-    begun = run(tmp_path / "stopped", name, *arguments, ranks=ranks, stop_at=13)
+    begun = run(tmp_path / "stopped", *arguments, name=name, ranks=ranks, stop_at=13)
     assert [end.exit_code for end in begun] == [75] * ranks, begun
     (tmp_path / "stopped" / "rank0.log").rename(tmp_path / "before")
-    ended = run(tmp_path / "stopped", name, *arguments, ranks=ranks, restarts=1)
+    ended = run(tmp_path / "stopped", *arguments, name=name, ranks=ranks, restarts=1)
     assert [end.exit_code for end in ended] == [0] * ranks, ended
     assert figures(begun[0]) + figures(ended[0]) == figures(whole[0]) != []
 
 
+class AtTopLevel(ast.NodeTransformer):
+    """Puts the bodies of `main` and `train` where they are called."""
+
+    def __init__(self, module: ast.Module) -> None:
+        self.bodies = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.stmt]:
+        call = node.value
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in ("main", "train")):
+            return node
+        function = self.bodies[call.func.id]
+        given = [
+            ast.Assign([ast.Name(argument.arg, ast.Store())], value)
+            for argument, value in zip(function.args.args, call.args)
+        ]
+        body = ast.Module([*given, *function.body[1:]], [])  # without the docstring
+        return self.visit(body).body
+
+
+def in_form(script: Path, form: str) -> str:
+    """The text of a script with all its code in a function, or with its training at top level."""
+    text = script.read_text().replace("EPOCHS = 3", "EPOCHS = 1")
+    if form == "function":
+        return f"def everything():\n{textwrap.indent(text, '    ')}\neverything()\n"
+    module = ast.parse(text)
+    return ast.unparse(ast.fix_missing_locations(AtTopLevel(module).visit(module)))
+
+
+RESNET = ("--samples", "24", "--batch-size", "2")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "form", "workers", "ranks"),
+    [
+        ("ddp.py", (), "function", 2, 1),
+        ("ddp.py", (), "function", 2, 2),
+        ("convnet.py", ("--epochs", "1"), "top level", 2, 1),
+        ("convnet.py", ("--epochs", "1"), "top level", 2, 2),
+        ("resnet_cifar.py", RESNET, "top level", 0, 2),
+        ("resnet_cifar.py", RESNET, "top level", 2, 2),
+        ("resnet_cifar.py", RESNET, "function", 0, 1),
+        ("resnet_cifar.py", RESNET, "function", 2, 1),
+    ],
+)
+def test_a_training_resumes_exactly_in_either_form_with_and_without_workers(
+    tmp_path: Path, name: str, arguments: tuple[str, ...], form: str, workers: int, ranks: int
+) -> None:
+    (script := tmp_path / name).write_text(in_form(EXAMPLES / name, form))
+    start = functools.partial(run, name=script, ranks=ranks, workers=workers)
+    whole, begun = start(tmp_path / "whole", *arguments), start(tmp_path / "stopped", *arguments, stop_at=3)
+    assert [end.exit_code for end in (*whole, *begun)] == [0] * ranks + [75] * ranks, (whole, begun)
+    ended = start(tmp_path / "stopped", *arguments, restarts=1)  # appends to the same log
+    assert [end.exit_code for end in ended] == [0] * ranks, ended
+    assert figures(ended[0]) == figures(whole[0]) != []
+    assert "Resuming from" in ended[0].output
+    weights, resumed = (last_model(tmp_path / folder / "run") for folder in ("whole", "stopped"))
+    assert weights.keys() == resumed.keys()
+    assert all(torch.equal(weights[key], resumed[key]) for key in weights)
+
+
+def last_model(run_dir: Path) -> dict[str, torch.Tensor]:
+    newest = max(run_dir.glob("checkpoints/step-*.pt"))
+    model: dict[str, torch.Tensor] = torch.load(newest, weights_only=True)["parts"]["model"]
+    return model
+
+
 def figures(end: Outcome) -> list[str]:
-    return re.findall(r"^epoch .*?accuracy [\d.]+", end.output, re.MULTILINE)
+    return re.findall(r"^(?:epoch|best).*?accuracy [\d.]+", end.output, re.MULTILINE)
 
 
 def test_ranks_that_are_started_by_hand(tmp_path: Path) -> None:
@@ -99,7 +190,7 @@ def test_ranks_that_are_started_by_hand(tmp_path: Path) -> None:
 
 
 def by_hand(arguments: tuple[str, ...]) -> None:
-    run_example("convnet.py", (*arguments, "--rank", os.environ["NUMBER"]), None)
+    run_example(EXAMPLES / "convnet.py", (*arguments, "--rank", os.environ["NUMBER"]), None)
 
 
 def test_from_one_device_to_many_in_eight_lines() -> None:
@@ -128,7 +219,7 @@ def test_it_is_short_and_begins_with_its_command(script: Path) -> None:
 
 
 def test_without_gpus_there_is_nothing_to_compare(tmp_path: Path) -> None:
-    (end,) = run(tmp_path, "data_parallel_comparison.py", ranks=1)
+    (end,) = run(tmp_path, name="data_parallel_comparison.py", ranks=1)
     assert (end.exit_code, "two or more are needed" in end.output) == (0, True), end
 
 
