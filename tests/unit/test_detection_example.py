@@ -223,7 +223,7 @@ def test_a_folder_without_coco_is_named(tmp_path: Path) -> None:
 def test_coco_is_trained_on_with_workers(tmp_path: Path) -> None:
     write_coco(tmp_path / "coco")
     more = ("--data", str(tmp_path / "coco"), "--epochs", "1", "--evaluate-at", "0", "--workers", "1")
-    (end,) = run(tmp_path, NAME, "--batch-size", "3", "--report-every", "1", *more, ranks=1)
+    (end,) = run(tmp_path, "--batch-size", "3", "--report-every", "1", *more, name=NAME, ranks=1)
     assert end.exit_code == 0, end
     assert re.findall(r"^epoch 0, step (\S+): loss \d", end.output, re.MULTILINE) == ["1/2", "2/2"]
     assert "epoch 0: mAP 0." in end.output
@@ -244,12 +244,12 @@ def logged(run_dir: Path) -> list[dict[str, object]]:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_stopped_training_ends_as_an_undisturbed_one(tmp_path: Path, ranks: int) -> None:
     arguments = (*SMALL, "--batch-size", "1", "--accumulate", "2", "--samples", "12", "--warmup-steps", "2")
-    whole = run(tmp_path / "whole", NAME, *arguments, ranks=ranks)
+    whole = run(tmp_path / "whole", *arguments, name=NAME, ranks=ranks)
     assert [end.exit_code for end in whole] == [0] * ranks, whole
-    begun = run(tmp_path / "stopped", NAME, *arguments, ranks=ranks, stop_at=1)
+    begun = run(tmp_path / "stopped", *arguments, name=NAME, ranks=ranks, stop_at=1)
     assert [end.exit_code for end in begun] == [75] * ranks, begun
     (tmp_path / "stopped" / "rank0.log").rename(tmp_path / "before")
-    ended = run(tmp_path / "stopped", NAME, *arguments, ranks=ranks, restarts=1)
+    ended = run(tmp_path / "stopped", *arguments, name=NAME, ranks=ranks, restarts=1)
     assert [end.exit_code for end in ended] == [0] * ranks, ended
     assert printed(begun[0].output) + printed(ended[0].output) == printed(whole[0].output) != []
     assert logged(tmp_path / "stopped" / "run") == logged(tmp_path / "whole" / "run")
@@ -262,7 +262,7 @@ def test_a_stopped_training_ends_as_an_undisturbed_one(tmp_path: Path, ranks: in
 
 @pytest.mark.long
 def test_all_modes_on_two_ranks(tmp_path: Path) -> None:
-    ends = run(tmp_path / "train", NAME, *SMALL, "--samples", "16", "--lr", "0.1", ranks=2)
+    ends = run(tmp_path / "train", *SMALL, "--samples", "16", "--lr", "0.1", name=NAME, ranks=2)
     assert [end.exit_code for end in ends] == [0, 0], ends
     assert "Real global batch: 2 ranks x batch 2 x accumulation 1 = 4 images; learning rate 0.0125" in ends[0].output
     records = logged(tmp_path / "train" / "run")
@@ -272,12 +272,12 @@ def test_all_modes_on_two_ranks(tmp_path: Path) -> None:
     common = (*SMALL, "--samples", "16")
     for ranks in (1, 2):
         options = ("--mode", "evaluation", "--weights", str(best))
-        ends = run(tmp_path / f"evaluation-{ranks}", NAME, *common, *options, ranks=ranks)
+        ends = run(tmp_path / f"evaluation-{ranks}", *common, *options, name=NAME, ranks=ranks)
         assert [end.exit_code for end in ends] == [0] * ranks, ends
         assert f"best-mAP.pt: mAP {max(maps):.4f}" in ends[0].output
     for mode in ("benchmark-training", "benchmark-inference"):
         options = ("--mode", mode, "--benchmark-steps", "2", "--batch-size", "1", "--amp", "bfloat16")
-        ends = run(tmp_path / mode, NAME, *common, *options, ranks=2)
+        ends = run(tmp_path / mode, *common, *options, name=NAME, ranks=2)
         assert [end.exit_code for end in ends] == [0, 0], ends
         assert re.search(rf"^{mode}: \d+\.\d images/s \(2 x cpu, resnet18, batch 1", ends[0].output, re.MULTILINE)
         assert not (tmp_path / mode / "run").exists()
