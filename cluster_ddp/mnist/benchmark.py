@@ -7,8 +7,8 @@ import statistics
 import time
 from collections.abc import Iterator
 
-from cluster_ddp import DataError, RunDir, Shard, World
-from cluster_ddp.contract import Record
+from cluster_ddp import DataError, RunDir, RunDirError, Shard, World
+from cluster_ddp.contract import File, Record
 from cluster_ddp.mnist import cuda_graphs, data
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.recipes import Recipe
@@ -46,6 +46,19 @@ def run(config: TrainConfig, recipe: Recipe, world: World, run_dir: RunDir) -> T
         f"{per_rank:,.0f} per rank (median of {_STEPS} steps, {1000 * step_s:.2f} ms on the slowest rank)"
     )
     return TrainResult(run_dir=run_dir.path, samples_per_s=images_per_s)
+
+
+def check_is_free(run_dir: RunDir) -> None:
+    """Check that no training uses a run directory: its records would be set aside.
+
+    Raises:
+        RunDirError: it has checkpoints.
+    """
+    if (run_dir.path / File.CHECKPOINTS).is_dir():
+        asked = f"Writing to the run directory {run_dir.path}:"
+        raise RunDirError(
+            asked, "it is a training's, whose records would be moved.", "give another one: --run-dir PATH"
+        )
 
 
 def _timed(steps: Iterator[float], world: World) -> tuple[float, float]:

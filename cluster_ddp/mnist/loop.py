@@ -17,13 +17,11 @@ from cluster_ddp import (
     Meter,
     Progress,
     RunDir,
-    RunDirError,
     Shard,
     World,
     distributed,
     load_weights,
 )
-from cluster_ddp.contract import File
 from cluster_ddp.mnist import benchmark, data
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.profiler import StepProfiler
@@ -210,12 +208,8 @@ def evaluate(config: TrainConfig, recipe: Recipe, world: World, run_dir: RunDir)
 def _run_dir(config: TrainConfig, recipe: Recipe, world: World) -> RunDir:
     """The run directory, with the configuration in it."""
     run_dir = RunDir(config.run_dir, world, name=config.dataset_name)
-    if (config.eval_only or config.benchmark) and (run_dir.path / File.CHECKPOINTS).is_dir():
-        asked, found = (
-            f"Writing to the run directory {run_dir.path}:",
-            "it is a training's, whose records would be moved.",
-        )
-        raise RunDirError(asked, found, "give another one: --run-dir PATH")
+    if config.eval_only or config.benchmark:
+        benchmark.check_is_free(run_dir)
     run_dir.describe(dataclasses.replace(config, **recipe.options(), global_batch_size=None))
     return run_dir
 
