@@ -1,8 +1,8 @@
 """Train examples/ddp.py on 1, 2 and 4 ranks: `python benchmarks/ddp_timing.py [--ranks 1 2 4] [--runs 3]`.
 
-Each run is `torchrun --nproc-per-node N examples/ddp.py`. The numbers of ranks take turns, so that a busy
-moment does not meet only one of them. Prints a Markdown table of the seconds that all epochs' training took, without the
-start and the tests.
+Each run is `torchrun --nproc-per-node N examples/ddp.py`. The numbers of ranks alternate, so that a busy moment does
+not meet only one of them. Prints a Markdown table of the seconds that all epochs' training took, without the start and
+the tests.
 """
 
 from __future__ import annotations

@@ -69,9 +69,8 @@ def train(options: argparse.Namespace) -> None:
         size, seed, workers = options.batch_size, options.seed, options.workers
         shard = world.shard(images_of(options, train=True), batch_size=size, shuffle_seed=seed, num_workers=workers)
         test_shard = world.shard(images_of(options, train=False), batch_size=size, num_workers=workers)
-        steps = options.epochs * len(shard)
-        warmup = max(1, steps // 10)
-        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=max(1, steps - warmup))
+        warmup = max(1, options.epochs * len(shard) // 10)
+        cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=9 * warmup)
         scheduler = cluster_ddp.with_warmup(optimizer, cosine, steps=warmup)
         losses = cluster_ddp.Meter(world)
         world.seed_rank(options.seed)  # from here on each rank draws other random numbers
@@ -99,8 +98,7 @@ def train(options: argparse.Namespace) -> None:
         best = network()
         if world.is_main:
             cluster_ddp.load_weights(checkpoint.run_dir.path / "checkpoints" / "best-accuracy.pt", best)
-        best = world.wrap(best)  # sends rank 0's weights to all ranks
-        world.print(f"best accuracy {accuracy_of(best, test_shard, world):.4f}")
+        world.print(f"best accuracy {accuracy_of(world.wrap(best), test_shard, world):.4f}")
 
 
 def main() -> None:

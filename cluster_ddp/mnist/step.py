@@ -80,10 +80,8 @@ class Step:
         if is_first := self.is_update_due:
             self._begin(shard)
         self.samples += len(labels)
-        # An epoch that was begun by another number of ranks has other steps than len(shard).
-        steps = shard.step + (1 if shard.seen == shard.size else 2)
         every = self._config.accumulate
-        with self._world.accumulate(self.model, shard.step, every=every, steps=steps) as self.is_update_due:
+        with self._world.accumulate(self.model, shard, every=every) as self.is_update_due:
             if self._graphed_gradients is None:
                 self._gradients(images, labels, is_first=is_first)
             else:

@@ -82,6 +82,7 @@ def _begin(collective_timeout_s: float) -> tuple[FailureReporter, Topology]:
     reporter.collective_timeout_s = collective_timeout_s
     reporter.topology = topology = Topology.from_environ(os.environ)
     _set_up_logging(topology)
+    final_flush.forget()
     keep_through_stops()
     open_files.raise_limit()
     return reporter, topology

@@ -112,27 +112,27 @@ class World(Collectives):
         return wrapping.wrap(model, self.device, place=place, options=ddp_options)
 
     def accumulate(
-        self, model: DistributedDataParallel, step: int, *, every: int, steps: int
+        self, model: DistributedDataParallel, batch: Shard | int, *, every: int
     ) -> AbstractContextManager[bool]:
         """Return a context for forward and backward of one batch of a group that makes one update.
 
         Gradients are added up over the ranks in the group's last batch only, for which the context's value is True:
 
-            with world.accumulate(model, shard.step, every=4, steps=len(shard)) as is_last:
+            with world.accumulate(model, shard, every=4) as is_last:
                 (loss(model(images), labels) / 4).backward()
             if is_last:
                 optimizer.step(); optimizer.zero_grad(); checkpoint.step()
 
         Args:
             model: from `wrap`.
-            step: number of the batch in its epoch, from 0.
+            batch: the shard that the batch is from: its epoch's last group may be smaller. Or, without one, the number
+                of the batch, from 0.
             every: number of batches of one update.
-            steps: number of batches in the epoch; the last group may be smaller.
 
         Raises:
             SpecError: `every` is below 1, or the model is not wrapped.
         """
-        return accumulate(model, step, every=every, steps=steps)
+        return accumulate(model, batch, every=every)
 
     def autocast(self, dtype: torch.dtype = torch.bfloat16) -> torch.autocast:
         """Return torch's context for mixed precision on this rank's device.

@@ -53,8 +53,8 @@ class Training:
 
     def step(self, images: Any, targets: Any) -> tuple[torch.Tensor, bool]:
         """Train on a batch. Return its loss, and whether it was the last one of an update."""
-        every, steps = self.options.accumulate, len(self.shard)
-        with self.world.accumulate(self.model, self.shard.step, every=every, steps=steps) as is_last:
+        every = self.options.accumulate
+        with self.world.accumulate(self.model, self.shard, every=every) as is_last:
             with autocast(self.options, self.world):
                 loss: torch.Tensor = sum(self.model(images, targets).values())
             self.scaler.scale(loss / every).backward()

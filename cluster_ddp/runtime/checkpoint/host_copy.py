@@ -143,9 +143,7 @@ def with_tensors(value: Any, name: str, tensor: Callable[[torch.Tensor], torch.T
         CheckpointError: something in it is neither a tensor nor a plain value, or a DTensor; the error says where.
     """
     if hasattr(value, "to_local"):
-        found = f"{name} is a {type(value).__name__}, as fully_shard makes: this rank has only its own part of it."
-        hint = "use DistributedDataParallel (world.wrap), or save such a model with torch.distributed.checkpoint"
-        raise CheckpointError("Saving a checkpoint:", found, hint)
+        raise _in_parts(name, value)
     if isinstance(value, torch.Tensor):
         return tensor(value.detach())
     if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
@@ -172,3 +170,9 @@ def with_tensors(value: Any, name: str, tensor: Callable[[torch.Tensor], torch.T
         f"{name} is a {type(value).__name__} that torch.load does not read with weights_only.",
         "let state_dict() return only tensors, numbers, strings, lists and dictionaries",
     )
+
+
+def _in_parts(name: str, value: Any) -> CheckpointError:
+    found = f"{name} is a {type(value).__name__}, as fully_shard makes: this rank has only its own part of it."
+    hint = "use DistributedDataParallel (world.wrap), or save such a model with torch.distributed.checkpoint"
+    return CheckpointError("Saving a checkpoint:", found, hint)

@@ -8,17 +8,18 @@ from contextlib import ExitStack, contextmanager
 from torch.nn.parallel import DistributedDataParallel
 
 from cluster_ddp.errors import SpecError
+from cluster_ddp.runtime.data.shard import Shard
 
 
 @contextmanager
-def accumulate(model: DistributedDataParallel, step: int, *, every: int, steps: int) -> Iterator[bool]:
+def accumulate(model: DistributedDataParallel, batch: Shard | int, *, every: int) -> Iterator[bool]:
     """Run forward and backward in the body without adding up gradients over ranks, but for the last batch of a group.
 
     Args:
         model: from `World.wrap`.
-        step: number of the batch in its epoch, from 0.
+        batch: the shard that the batch is from: its epoch's last group may be smaller. Or, without one, the number of
+            the batch, from 0.
         every: number of batches of one update.
-        steps: number of batches in the epoch; the last group may be smaller.
 
     Yields:
         Whether this batch is the last of its group: then update the weights.
@@ -31,7 +32,8 @@ def accumulate(model: DistributedDataParallel, step: int, *, every: int, steps: 
     if not hasattr(model, "no_sync"):  # torch.compile's wrapper has it, too
         asked = f"Accumulating gradients of a {type(model).__name__}:"
         raise SpecError(asked, "it is not wrapped in DistributedDataParallel.", "model = world.wrap(model)")
-    is_last = (step + 1) % every == 0 or step + 1 == steps
+    step, is_end = (batch, False) if isinstance(batch, int) else (batch.step, batch.seen == batch.size)
+    is_last = is_end or (step + 1) % every == 0
     with ExitStack() as stack:
         if not is_last:
             stack.enter_context(model.no_sync())

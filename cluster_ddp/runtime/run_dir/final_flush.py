@@ -31,6 +31,11 @@ class Files(Protocol):
 _files: list[Files] = []
 
 
+def forget() -> None:
+    """Forget the files of an earlier training in this process: one that failed has left them."""
+    _files.clear()
+
+
 def expect(files: Files) -> None:
     """Let `settle` wait for these files."""
     _files.append(files)

@@ -61,7 +61,7 @@ def _set_capture(is_on: bool, task: dict[str, Any]) -> None:
 
 
 def _set_dropout(is_on: bool, task: dict[str, Any]) -> None:
-    from cluster_ddp.mnist.model import ByteDropout
+    from cluster_ddp.mnist.fast_cpu import ByteDropout
 
     if not is_on:
         ByteDropout.forward = lambda self, x: x

@@ -9,6 +9,7 @@ import pytest
 import torch
 from ranks import run_ranks, slurm_step
 from torch import nn
+from torch.utils.data import TensorDataset
 
 import cluster_ddp
 from cluster_ddp.errors import SpecError
@@ -67,7 +68,7 @@ def compiled(world: cluster_ddp.World) -> None:
     outside = torch.compile(world.wrap(nn.Linear(3, 1)), backend="eager")
     for model in (inside, outside):
         assert list(plain(model).state_dict()) == ["weight", "bias"]
-        with world.accumulate(model, 0, every=2, steps=4) as is_last:  # type: ignore[arg-type]
+        with world.accumulate(model, 0, every=2) as is_last:  # type: ignore[arg-type]
             assert not is_last
 
 
@@ -76,8 +77,9 @@ def accumulation(world: cluster_ddp.World) -> None:
     torch.manual_seed(0)
     model = world.wrap(nn.Linear(3, 1))
     updates = []
-    for step in range(5):
-        with world.accumulate(model, step, every=2, steps=5) as is_last:
+    shard = world.shard(TensorDataset(torch.arange(10)), batch_size=1)
+    for step, _ in enumerate(shard):
+        with world.accumulate(model, shard, every=2) as is_last:
             model(batch(step, world.rank)).square().mean().backward()
         gradient = model.module.weight.grad
         assert gradient is not None
@@ -156,8 +158,8 @@ def test_a_learning_rate_that_warms_up(world: cluster_ddp.World) -> None:
         lambda world: cluster_ddp.lr_scale(world, 0, 32),
         lambda world: cluster_ddp.lr_scale(world, 8, 32, "cubic"),
         lambda world: cluster_ddp.with_warmup(None, None, steps=0),  # type: ignore[arg-type]
-        lambda world: world.accumulate(world.wrap(nn.Linear(1, 1)), 0, every=0, steps=1).__enter__(),
-        lambda world: world.accumulate(nn.Linear(1, 1), 0, every=2, steps=1).__enter__(),
+        lambda world: world.accumulate(world.wrap(nn.Linear(1, 1)), 0, every=0).__enter__(),
+        lambda world: world.accumulate(nn.Linear(1, 1), 0, every=2).__enter__(),
     ],
 )
 def test_wrong_values_are_a_short_error(world: cluster_ddp.World, wrong) -> None:
@@ -176,3 +178,16 @@ def test_a_model_on_two_devices_gets_its_buckets() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 3, device="meta"), torch.nn.Linear(3, 1))
     total = ddp_buckets._Nothing(model)(torch.zeros(()))
     assert total.device.type == "meta" and total.requires_grad
+
+
+def test_an_epochs_last_group_ends_with_it_whatever_the_number_of_ranks_that_began_it(world: cluster_ddp.World) -> None:
+    """Two ranks have made four steps; one rank makes the others."""
+    model, shard = world.wrap(nn.Linear(1, 1)), world.shard(TensorDataset(torch.arange(11)), batch_size=1)
+    shard.resume(0, step=4, seen=8)
+    ends = []
+    for _ in shard:
+        with world.accumulate(model, shard, every=4) as is_last:
+            ends.append((shard.step, is_last))
+    assert ends == [(4, False), (5, False), (6, True)]
+    with world.accumulate(model, 3, every=4) as is_last:  # data of one's own
+        assert is_last

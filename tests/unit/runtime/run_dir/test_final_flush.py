@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -11,7 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from ranks import run_ranks
 from slowness import scaled
+
+import cluster_ddp
 
 # A training of which rank 0's files may have FREE bytes each, until the folder has a file named "room".
 TRAINING = """
@@ -112,3 +116,23 @@ def test_room_that_is_made_in_time_is_used(tmp_path: Path, start: Start, free: i
     assert process.returncode == 0, words
     assert steps_of(tmp_path / "run") == list(range(10))
     assert (tmp_path / "run" / "checkpoints" / "step-00000010.pt").exists()
+
+
+def a_refused_training_and_another_one() -> None:
+    folder = Path(os.environ["FOLDER"])
+    for name in ("refused", "other"):
+        with contextlib.suppress(ValueError), cluster_ddp.distributed(cuda=False) as world:
+            run_dir = cluster_ddp.RunDir(folder / name, world)
+            if name == "refused":
+                raise ValueError("as in a cell of a notebook")
+            run_dir.log("train", {"step": 1})
+
+
+def test_a_training_leaves_the_files_of_a_refused_one_alone(tmp_path: Path) -> None:
+    """Both in one process. The first one's directory has records of an earlier run."""
+    (tmp_path / "refused").mkdir()
+    (tmp_path / "refused" / "metrics.jsonl").write_text("{}\n")
+    (end,) = run_ranks(a_refused_training_and_another_one, [{"FOLDER": str(tmp_path)}], tmp_path)
+    assert end.exit_code == 0, end
+    assert (tmp_path / "refused" / "metrics.jsonl").read_text() == "{}\n"
+    assert '"step": 1' in (tmp_path / "other" / "metrics.jsonl").read_text()
