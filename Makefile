@@ -16,7 +16,7 @@ export MNIST_FROM
 # Hundreds of processes import this package: let Python cache its bytecode, whatever the shell has set.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test test-unit test-slurms test-gpu test-gpu-pair test-gpu-nodes check bench chaos jobs sandbox venv
+.PHONY: help demo test test-unit test-slurms test-gpu test-gpu-pair test-gpu-nodes check docs bench chaos jobs sandbox venv
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 23
 
@@ -70,6 +70,10 @@ check: $(VENV)/.installed  ## lint, format, types, rendered jobs, links in the d
 bench: $(VENV)/.installed  ## all benchmarks; renews benchmarks/record.json and the tables in benchmarks/README.md
 	$(BIN)/python benchmarks/bench.py --mnist-from "$(MNIST_FROM)" --peers "$(PEERS)" --torchx "$(TORCHX)"
 
+docs: $(VENV)/.installed-docs  ## the documentation as a web site that needs no network, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 jobs: $(VENV)/.installed  ## render jobs/*.sbatch from the templates
 	$(BIN)/python scripts/render_jobs.py
 
@@ -84,4 +88,8 @@ $(VENV)/.installed: pyproject.toml
 	@echo "Installing into $(VENV) (PyTorch is large: one to three minutes) …"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -qq --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@$(BIN)/pip install -qq --disable-pip-version-check --editable '.[docs]'
 	@touch $@

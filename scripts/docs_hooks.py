@@ -1,0 +1,72 @@
+"""What `make docs` makes of the Markdown files before mkdocs reads them (mkdocs.yml names this file).
+
+The files in docs/ are read on disk and in the repository, too, so nothing in them is for mkdocs only. In the site
+
+- the README is the first page,
+- a link to a file outside docs/ is the path of that file,
+- the reference of the API has the docstrings, and that of the command line has the text of each --help.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+NAME_IN_TABLE = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
+VERBS = ("submit", "status", "train", "env", "sandbox", "sandbox up")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the README as the first page."""
+    files.append(File.generated(config, "index.md", content=(ROOT / "README.md").read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Return a page's text for the site."""
+    name = page.file.src_uri
+    folder = ROOT if name == "index.md" else (DOCS / name).parent
+    markdown = LINK.sub(lambda link: _link(link, folder, name), markdown)
+    if name in ("reference/api.md", "reference/errors.md"):
+        return _with_docstrings(markdown)
+    if name == "reference/cli.md":
+        return markdown + "".join(_help(verb) for verb in VERBS)
+    return markdown
+
+
+def _link(link: re.Match[str], folder: Path, page: str) -> str:
+    """Return a link as it is in the site: from page to page, or else a path."""
+    text, path, anchor = link.groups()
+    target = Path(os.path.normpath(folder / path))
+    if not target.exists():  # a link to another site, or code
+        return link.group()
+    if target.is_relative_to(DOCS) and target.suffix:
+        return f"[{text}]({os.path.relpath(target, (DOCS / page).parent)}{anchor or ''})"
+    shown = f"`{target.relative_to(ROOT)}`"
+    return shown if shown.strip("`").endswith(text.strip("`")) else f"{text} ({shown})"
+
+
+def _with_docstrings(markdown: str) -> str:
+    """Link the names in a page's table to their docstrings, which follow."""
+    names = NAME_IN_TABLE.findall(markdown)
+    markdown = NAME_IN_TABLE.sub(r"| [`\1`][cluster_ddp.\1] |", markdown)
+    return f"{markdown}\n## In full\n" + "".join(f"\n::: cluster_ddp.{name}\n" for name in names)
+
+
+def _help(verb: str) -> str:
+    """Return a section with the text of a verb's --help."""
+    words = [sys.executable, "-m", "cluster_ddp", *verb.split(), "--help"]
+    env = {**os.environ, "COLUMNS": "100", "PYTHONPATH": str(ROOT)}
+    text = subprocess.run(words, check=True, capture_output=True, text=True, env=env).stdout
+    return f"\n## cluster-ddp {verb}\n\n```text\n{text.strip()}\n```\n"
