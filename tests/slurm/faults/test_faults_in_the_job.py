@@ -63,7 +63,7 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
             training=(*TRAINING, "--on-nan", "continue"),
             FAULTS=[{"do": "nan", "rank": 1, "step": 9}],
         ),
-        "clocks": start(place, CLOCK_S={"node1": 3600, "node3": 3600}),
+        "clocks": start(place, "--sbatch-options=--nodelist=node1,node2", CLOCK_S={"node1": 3600}),
         "no stdout": start(place, nodes=ONE_TASK, command=wrapped("exec >/dev/full", *PACED)),
     }
     (place.folder / "go").touch()
