@@ -1,0 +1,87 @@
+"""Names that the Python blocks of the documentation use and a reader has: a model, a dataset, an evaluation."""
+
+from __future__ import annotations
+
+FOR_ALL = """
+import json
+import os
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import cluster_ddp
+
+
+class MyModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 10))
+
+    def forward(self, images):
+        return self.layers(images)
+
+
+dataset = TensorDataset(torch.rand(256, 1, 28, 28), torch.randint(10, (256,)))
+weights = torch.ones(len(dataset))
+optimizer = torch.optim.SGD(MyModel().parameters(), lr=0.1)
+correct, seen = 1, 2
+"""
+
+IN_A_WORLD = """
+model = world.wrap(MyModel())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+shard = world.shard(dataset, batch_size=16, shuffle_seed=1)
+test_shard = world.shard(dataset, batch_size=64)
+"""
+"""Before the blocks of a page that have a `world` and do not make it."""
+
+_CHECKPOINT = "checkpoint = cluster_ddp.Checkpointer(world, shard=shard, model=model, optimizer=optimizer)\n"
+
+OF_PAGE = {
+    "docs/how-to/gradient-accumulation.md": _CHECKPOINT,
+    "docs/how-to/evaluate.md": _CHECKPOINT,
+    "docs/how-to/own-script.md": _CHECKPOINT + "epoch, loss, accuracy = 0, torch.ones(()), 0.5\n",
+    "docs/how-to/requeue.md": """
+def evaluate(model):
+    return 0.5
+
+
+earlier = cluster_ddp.Checkpointer(world, shard=shard, run_dir="runs/fit-12", model=model)
+for _ in earlier.epochs(1):
+    for _ in shard:
+        earlier.step()
+    earlier.best("accuracy", 0.4)
+""",
+    "docs/how-to/your-data.md": """
+Path("data/train").mkdir(parents=True)
+for number in range(16):
+    torch.save({"image": torch.rand(3, 8, 8), "label": number}, f"data/train/{number}.pt")
+Path("data/train.jsonl").write_text("".join(json.dumps({"x": number}) + "\\n" for number in range(16)))
+
+
+def prepare(path):
+    assert Path(path).exists()
+""",
+    # Slurm is planned for, but not asked: what a job answers is made up.
+    "docs/how-to/notebooks.md": """
+from unittest.mock import create_autospec
+
+from cluster_ddp import api
+
+
+def submitted(spec, function_or_command=None):
+    request = api.Request(**api._payload(spec, function_or_command))
+    assert str(api.planning.plan(request, must_run=False))
+    return create_autospec(cluster_ddp.Job, instance=True)
+
+
+cluster_ddp.submit = submitted
+""",
+}
+"""What a page needs more."""
+
+RUN_DIRS = {"docs/how-to/evaluate.md": "runs/fit-12"}
+"""The run directory of a page that names its own."""
