@@ -1,6 +1,6 @@
 """Hugging Face Accelerate in a job. It stops after a step and resumes there, exactly.
 
-cluster-ddp submit --nodes 2 --gpus-per-node 2 --launcher torchrun -- python examples/interop/accelerate_loop.py
+cluster-ddp submit --nodes 2 --gpus-per-node 2 -- python examples/interop/accelerate_loop.py
 
 - Output: save_state writes a folder where you say, here into the run directory.
 - Requeue: by the batch script, at status 75. Accelerate handles no signals.

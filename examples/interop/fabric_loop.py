@@ -1,6 +1,6 @@
 """Lightning Fabric in a job. It stops after a step and resumes there, exactly.
 
-cluster-ddp submit --nodes 2 --gpus-per-node 2 --launcher torchrun -- python examples/interop/fabric_loop.py
+cluster-ddp submit --nodes 2 --gpus-per-node 2 -- python examples/interop/fabric_loop.py
 
 - Output: fabric.save writes where you say, here into the run directory.
 - Requeue: by the batch script, at status 75. Fabric handles no signals.

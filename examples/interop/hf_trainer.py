@@ -1,6 +1,6 @@
 """Hugging Face's Trainer in a job. It stops after a step and resumes there, exactly.
 
-cluster-ddp submit --nodes 2 --gpus-per-node 2 --launcher torchrun -- python examples/interop/hf_trainer.py
+cluster-ddp submit --nodes 2 --gpus-per-node 2 -- python examples/interop/hf_trainer.py
 
 - Output: `output_dir` is the run directory. Its checkpoints are folders checkpoint-STEP there.
 - Requeue: by the batch script, at status 75. `enable_jit_checkpoint=True` would save at TERM, but not at USR1, and the

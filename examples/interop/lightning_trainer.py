@@ -1,11 +1,10 @@
 """Lightning's Trainer in a job. It stops after a step and resumes there.
 
-cluster-ddp submit --nodes 2 --gpus-per-node 2 --launcher torchrun -- python examples/interop/lightning_trainer.py
+cluster-ddp submit --nodes 2 --gpus-per-node 2 -- python examples/interop/lightning_trainer.py
 
-- Output: `default_root_dir` is the run directory.
-- Requeue: by the batch script, at status 75. Under srun, Lightning would call `scontrol requeue` at USR1, too: that is
-  off. Under torchrun it does not.
-- Lightning wants the numbers of devices and nodes told, and compares them with torchrun's or Slurm's.
+- Output: `default_root_dir` is the run directory. Lightning's loggers start another version_N there after each requeue.
+- Requeue: by the batch script, at status 75. Lightning would call `scontrol requeue` at USR1, too: that is off.
+- Lightning wants the numbers of devices and nodes told, and compares them with Slurm's or torchrun's.
 - Lightning does not save the place in a DataLoader: resumed in the middle of an epoch, it starts with the epoch's first
   batches again. Here a step's data follow from its number. A loader with a state_dict is another way.
 """
@@ -18,8 +17,6 @@ import torch.nn.functional as F
 from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from stop_flag import StopFlag, run_dir
-
-STEPS = 40
 
 
 class Model(LightningModule):  # type: ignore[misc]  # without Lightning it is Any
@@ -67,7 +64,10 @@ def main() -> None:
         plugins=[SLURMEnvironment(auto_requeue=False)] if is_srun else None,
         callbacks=[StopAfterStep()],
         default_root_dir=run_dir(),
-        max_steps=STEPS,
+        max_steps=40,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
     )
     model, path = Model(), run_dir() / "stopped.ckpt"
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(20)))

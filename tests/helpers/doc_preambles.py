@@ -38,7 +38,9 @@ test_shard = world.shard(dataset, batch_size=64)
 """
 """Before the blocks of a page that have a `world` and do not make it."""
 
-_CHECKPOINT = "checkpoint = cluster_ddp.Checkpointer(world, shard=shard, model=model, optimizer=optimizer)\n"
+_CHECKPOINT = """
+checkpoint = cluster_ddp.Checkpointer(world, shard=shard, run_dir="runs/fit-12", model=model, optimizer=optimizer)
+"""
 
 OF_PAGE = {
     "docs/how-to/gradient-accumulation.md": _CHECKPOINT,
@@ -82,6 +84,3 @@ cluster_ddp.submit = submitted
 """,
 }
 """What a page needs more."""
-
-RUN_DIRS = {"docs/how-to/evaluate.md": "runs/fit-12"}
-"""The run directory of a page that names its own."""
