@@ -4,7 +4,8 @@ The files in docs/ are read on disk and in the repository, too, so nothing in th
 
 - the README is the first page,
 - a link to a file outside docs/ is the path of that file,
-- the reference of the API has the docstrings, and that of the command line has the text of each --help.
+- the reference of the API has the docstrings, and that of the command line has the text of each --help,
+- nothing is loaded from the network, or the build fails.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+FROM_NETWORK = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
 NAME_IN_TABLE = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
 VERBS = ("submit", "status", "train", "env", "sandbox", "sandbox up")
 
@@ -43,6 +46,13 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if name == "reference/cli.md":
         return markdown + "".join(_help(verb) for verb in VERBS)
     return markdown
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """Refuse a page that would load something from the network: the site is read from files, too."""
+    if found := FROM_NETWORK.search(output):
+        raise PluginError(f"{page.file.src_uri} loads something from the network: {found.group()}")
+    return output
 
 
 def _link(link: re.Match[str], folder: Path, page: str) -> str:

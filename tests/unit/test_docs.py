@@ -240,3 +240,10 @@ def check_submit(words: list[str]) -> None:
 def help_of(*verb: str) -> str:
     command = [sys.executable, "-m", "cluster_ddp", *verb, "--help"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_site_has_each_page() -> None:
+    """`make docs` refuses others, too, but needs mkdocs."""
+    named = re.findall(r"- (?:[\w ]+: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = [str(page.relative_to(ROOT / "docs")) for page in PAGES if page != ROOT / "README.md"]
+    assert sorted(named) == sorted(["index.md", *pages]), "name each page in mkdocs.yml, under nav"
