@@ -48,6 +48,11 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     return markdown
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    r"""Take away the backslash of a `\|` in a table's code, which GitHub needs and Python-Markdown shows."""
+    return html.replace(r"\|", "|")
+
+
 def on_post_page(output: str, page: Page, **_: Any) -> str:
     """Refuse a page that would load something from the network: the site is read from files, too."""
     if found := FROM_NETWORK.search(output):
