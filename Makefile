@@ -24,7 +24,7 @@ demo: $(VENV)/.installed  ## train the MNIST CNN here; SLURM=sandbox does it on 
 	@$(BIN)/python scripts/demo.py --slurm "$(SLURM)" --mnist-from "$(MNIST_FROM)"
 
 # Test processes that run side by side, each with a file at a time. The long files, those with jobs on Slurm, come first.
-WORKERS ?= 3
+WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 test: $(VENV)/.installed  ## all tests, those on a real Slurm and on a newer one included (as root on Debian/Ubuntu)

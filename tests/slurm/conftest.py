@@ -27,10 +27,15 @@ def machine() -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests marked every_slurm on the newest Slurm, too, unless --slurm-version names one for all tests."""
-    is_marked = metafunc.definition.get_closest_marker("every_slurm")
-    if is_marked and "slurm" in metafunc.fixturenames and not metafunc.config.getoption("--slurm-version"):
-        metafunc.parametrize("slurm", [None, releases.NEWEST], indirect=True, ids=["system", releases.NEWEST])
+    """Run the tests marked every_slurm on the newest Slurm, too, unless --slurm-version names one for all tests.
+
+    All have the parameter, so that pytest puts those of one Slurm together, and makes what they share once for each.
+    """
+    if "slurm" in metafunc.fixturenames:
+        versions: list[str | None] = [metafunc.config.getoption("--slurm-version")]
+        if versions == [None] and metafunc.definition.get_closest_marker("every_slurm"):
+            versions.append(releases.NEWEST)
+        metafunc.parametrize("slurm", versions, indirect=True, ids=[version or "system" for version in versions])
 
 
 @pytest.fixture(scope="session")
@@ -54,13 +59,10 @@ def sandboxes(machine: None, pytestconfig: pytest.Config) -> Iterator[Callable[[
 
 
 @pytest.fixture(scope="session")
-def slurm(
-    request: pytest.FixtureRequest, sandboxes: Callable[[str | None], Cluster], pytestconfig: pytest.Config
-) -> Cluster:
+def slurm(request: pytest.FixtureRequest, sandboxes: Callable[[str | None], Cluster]) -> Cluster:
     """The sandbox to test on."""
-    version = getattr(request, "param", None) or pytestconfig.getoption("--slurm-version")
     try:
-        return sandboxes(version)
+        return sandboxes(request.param)
     except SandboxError as error:  # a container that may not make network namespaces, say
         skip(str(error))
 

@@ -58,9 +58,14 @@ def started(slurm: Cluster, mnist: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(autouse=True)
 def _start_the_long_ones_first(request: pytest.FixtureRequest) -> None:
-    """Whatever test of this file runs first; not where those that need them were not chosen."""
-    if any("started" in item.fixturenames for item in request.session.items if item.module is request.module):
+    """Whatever test of this file runs first; not on a Slurm where no test needs them."""
+    chosen = [item for item in request.session.items if item.module is request.module]
+    if any("started" in item.fixturenames and slurm_of(item) == slurm_of(request.node) for item in chosen):
         request.getfixturevalue("started")
+
+
+def slurm_of(item: pytest.Function) -> str | None:
+    return item.callspec.params["slurm"]
 
 
 @pytest.mark.every_slurm

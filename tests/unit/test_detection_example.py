@@ -243,7 +243,7 @@ def logged(run_dir: Path) -> list[dict[str, object]]:
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_stopped_training_ends_as_an_undisturbed_one(tmp_path: Path, ranks: int) -> None:
-    arguments = (*SMALL, "--batch-size", "1", "--accumulate", "2", "--samples", "12", "--warmup-steps", "2")
+    arguments = (*SMALL, "--batch-size", "1", "--accumulate", "2", "--warmup-steps", "2")
     whole = run(tmp_path / "whole", *arguments, name=NAME, ranks=ranks)
     assert [end.exit_code for end in whole] == [0] * ranks, whole
     begun = run(tmp_path / "stopped", *arguments, name=NAME, ranks=ranks, stop_at=1)
@@ -262,14 +262,14 @@ def test_a_stopped_training_ends_as_an_undisturbed_one(tmp_path: Path, ranks: in
 
 @pytest.mark.long
 def test_all_modes_on_two_ranks(tmp_path: Path) -> None:
-    ends = run(tmp_path / "train", *SMALL, "--samples", "16", "--lr", "0.1", name=NAME, ranks=2)
+    ends = run(tmp_path / "train", *SMALL, "--lr", "0.1", name=NAME, ranks=2)
     assert [end.exit_code for end in ends] == [0, 0], ends
     assert "Real global batch: 2 ranks x batch 2 x accumulation 1 = 4 images; learning rate 0.0125" in ends[0].output
     records = logged(tmp_path / "train" / "run")
     maps = [record["mAP"] for record in records if record["kind"] == "test"]
-    assert [record["step"] for record in records if record["kind"] == "train"] == list(range(1, 9))
+    assert [record["step"] for record in records if record["kind"] == "train"] == list(range(1, 5))
     best = tmp_path / "train" / "run" / "checkpoints" / "best-mAP.pt"
-    common = (*SMALL, "--samples", "16")
+    common = SMALL
     for ranks in (1, 2):
         options = ("--mode", "evaluation", "--weights", str(best))
         ends = run(tmp_path / f"evaluation-{ranks}", *common, *options, name=NAME, ranks=ranks)

@@ -138,7 +138,7 @@ def in_form(script: Path, form: str) -> str:
     return ast.unparse(ast.fix_missing_locations(AtTopLevel(module).visit(module)))
 
 
-RESNET = ("--samples", "24", "--batch-size", "2")
+RESNET = ("--samples", "16", "--batch-size", "2")
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,8 @@ def run_script(text: str, folder: Path, *arguments: str, **env: str) -> subproce
     srun.chmod(0o755)
     if not (tools / "scontrol").exists():
         stand_in(folder, "scontrol", f"#!/bin/sh\necho {DISABLED} >&2; exit 1\n")
+    if not (tools / "squeue").exists():
+        stand_in(folder, "squeue", "#!/bin/sh\necho N/A N/A\n")
     script = folder / "job.sbatch"
     script.write_text(text)
     job = {"SLURM_JOB_ID": "71", "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
@@ -495,6 +497,17 @@ def test_the_end_of_the_job_is_asked_for_where_slurm_does_not_say_it(tmp_path: P
     ):
         stand_in(tmp_path, "squeue", f'#!/bin/sh\necho "{answer}"\n')
         assert run_script(text, tmp_path).stdout.splitlines()[-1] == times
+        # A controller that answers at the third time.
+        stand_in(
+            tmp_path,
+            "squeue",
+            f"""#!/bin/bash
+echo asked >>asked; [[ $(wc -l <asked) -eq 3 ]] || exit 1; echo "{answer}"
+""",
+        )
+        stand_in(tmp_path, "sleep", "#!/bin/sh\n")
+        assert run_script(text, tmp_path).stdout.splitlines()[-1] == times
+        (tmp_path / "asked").unlink()
 
 
 END = datetime(2030, 1, 31, 12)
