@@ -16,7 +16,7 @@ export MNIST_FROM
 # Hundreds of processes import this package: let Python cache its bytecode, whatever the shell has set.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help demo test test-unit test-slurms test-gpu test-gpu-pair test-gpu-nodes check docs bench chaos jobs sandbox venv
+.PHONY: help demo test test-unit coverage test-slurms test-gpu test-gpu-pair test-gpu-nodes check docs bench chaos jobs sandbox venv
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 23
 
@@ -25,13 +25,22 @@ demo: $(VENV)/.installed  ## train the MNIST CNN here; SLURM=sandbox does it on 
 
 # Test processes that run side by side, each with a file at a time. The long files, those with jobs on Slurm, come first.
 WORKERS ?= 4
-PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+PYTEST_OPTIONS = --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
 test: $(VENV)/.installed  ## all tests, those on a real Slurm and on a newer one included (as root on Debian/Ubuntu)
 	$(PYTEST)
 
 test-unit: $(VENV)/.installed  ## the tests that need no Slurm, without the longest
 	$(PYTEST) tests/unit -m "not long"
+
+# Its data files: those of processes that ran elsewhere, too.
+coverage: export COVERAGE_FILE = $(CURDIR)/.coverage/data
+coverage: $(VENV)/.installed  ## all tests, and which lines of cluster_ddp/ they ran, in all their processes
+	rm -rf .coverage && mkdir .coverage
+	$(BIN)/python -m coverage run -m pytest $(PYTEST_OPTIONS)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --skip-covered --fail-under=90
 
 # Debian's releases of Slurm beside the system's.
 SLURM_VERSIONS := 24.11 26.05
