@@ -18,7 +18,7 @@ from cluster_ddp.slurm.job_status import FINAL_STATES
 PROGRAM = "cluster-ddp status"
 # Longer cells, such as a long job name, are cut.
 _WIDEST = 120
-_HEADINGS = ("JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "EPOCH", "ACCURACY", "SAMPLES/S", "")
+_HEADINGS = ("JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "EPOCH", "LOSS", "ACCURACY", "SAMPLES/S", "")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,6 +55,7 @@ def _row(one: RunStatus) -> tuple[str, ...]:
         one.elapsed or "-",
         "-" if one.restarts is None else str(one.restarts),
         "-" if one.epoch is None else str(one.epoch),
+        "-" if one.loss is None else f"{one.loss:.4g}",
         "-" if one.accuracy is None else f"{100 * one.accuracy:.2f} %",
         "-" if one.samples_per_s is None else f"{one.samples_per_s:.0f}",
         f"({one.reason})" if one.reason else "",

@@ -70,7 +70,7 @@ def train(options: argparse.Namespace) -> None:
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                loss_meter.add(loss.detach() * len(labels), len(labels))
+                loss_meter.add(loss * len(labels), len(labels))
                 hit_meter.add((logits.argmax(1) == labels).sum(), len(labels))
                 if (shard.step + 1) % options.log_interval == 0:
                     place = f"epoch {epoch + 1}, step {shard.step + 1}/{len(shard)}"

@@ -91,14 +91,14 @@ def train(options: argparse.Namespace) -> None:
             speed, loss_mean = shard.samples_per_s, losses.mean()
             losses.reset()
             world.log("train", epoch=epoch, step=checkpoint.steps, loss=loss_mean, samples_per_s=speed)
-            accuracy = accuracy_of(model, test_shard, world)
+            accuracy = accuracy_of(model.module, test_shard, world)
             world.log("test", epoch=epoch, step=checkpoint.steps, accuracy=accuracy)
             checkpoint.best("accuracy", accuracy, mode="max")
             world.print(f"epoch {epoch + 1}: loss {loss_mean:.6f}, accuracy {accuracy:.4f}, {speed:.0f} images/s")
         best = network()
         if world.is_main:
             cluster_ddp.load_weights(checkpoint.run_dir.path / "checkpoints" / "best-accuracy.pt", best)
-        world.print(f"best accuracy {accuracy_of(world.wrap(best), test_shard, world):.4f}")
+        world.print(f"best accuracy {accuracy_of(world.wrap(best).module, test_shard, world):.4f}")
 
 
 def main() -> None:

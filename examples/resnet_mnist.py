@@ -35,7 +35,7 @@ def main(data_dir: str) -> None:
         correct = seen = 0
         with torch.no_grad():
             for images, labels in test_shard:
-                correct += int((model(images).argmax(1) == labels).sum())
+                correct += int((model.module(images).argmax(1) == labels).sum())
                 seen += len(labels)
         world.print(f"accuracy {world.mean(correct, seen):.4f}")
 

@@ -44,6 +44,8 @@ class RunStatus:
     """How often it was restarted."""
     epoch: int | None = None
     """Epoch of the last record."""
+    loss: float | None = None
+    """Loss of the last record that has one."""
     accuracy: float | None = None
     """Accuracy of the last evaluation on the test set: 0 to 1."""
     samples_per_s: float | None = None
@@ -181,7 +183,7 @@ def _without_folder(word: str, runs_dir: Path) -> list[RunStatus]:
 
 
 def _figures(path: Path) -> dict[str, Any]:
-    """The last epoch, accuracy and throughput in a metrics.jsonl, as far as it has them."""
+    """The last epoch, loss, accuracy and throughput in a metrics.jsonl, as far as it has them."""
     figures: dict[str, Any] = {}
     for line in _tail(path):
         try:
@@ -190,7 +192,7 @@ def _figures(path: Path) -> dict[str, Any]:
             continue  # the first line of the tail may be cut, the last line half written
         if not isinstance(record, dict):
             continue
-        for name in ("epoch", "samples_per_s", "accuracy"):
+        for name in ("epoch", "samples_per_s", "loss", "accuracy"):
             if name in record and (name != "accuracy" or record.get("kind") != Record.TRAIN):
                 value = _number(record[name])
                 figures[name] = int(value) if name == "epoch" and value is not None else value

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 import cluster_ddp
 
@@ -58,9 +58,11 @@ for _ in earlier.epochs(1):
     earlier.best("accuracy", 0.4)
 """,
     "docs/how-to/your-data.md": """
+import torchvision
+
 Path("data/train").mkdir(parents=True)
-for number in range(16):
-    torch.save({"image": torch.rand(3, 8, 8), "label": number}, f"data/train/{number}.pt")
+for number in range(20):
+    torchvision.io.write_png(torch.randint(256, (3, 8, 8), dtype=torch.uint8), f"data/train/{number}.png")
 Path("data/train.jsonl").write_text("".join(json.dumps({"x": number}) + "\\n" for number in range(16)))
 
 

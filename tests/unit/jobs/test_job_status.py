@@ -37,7 +37,7 @@ def submit(name: str = "fit", **fields) -> Path:
 def rows(capsys: pytest.CaptureFixture[str], *argv: str) -> list[list[str]]:
     assert status.main(argv) == 0
     heading, *lines = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "EPOCH", "ACCURACY", "SAMPLES/S"]
+    assert heading.split() == ["JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "EPOCH", "LOSS", "ACCURACY", "SAMPLES/S"]
     return [line.split() for line in lines if not line.startswith("To resume job ")]
 
 
@@ -50,20 +50,20 @@ def test_the_last_figures_are_shown(capsys, fake_slurm: FakeSlurm) -> None:
         {"kind": "train", "epoch": 1, "samples_per_s": 10.0},
         {"kind": "test", "epoch": 1, "accuracy": 0.5},
         {"kind": "train", "epoch": 2, "samples_per_s": 1234.4},
-        {"kind": "test", "epoch": 2, "accuracy": 0.98765},
+        {"kind": "test", "epoch": 2, "loss": 0.043214, "accuracy": 0.98765},
         {"kind": "train", "epoch": 3, "samples_per_s": 1300.0, "accuracy": 1.0},
         {"kind": "memory", "gigabytes": 3},
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "tra'
     (submit() / "metrics.jsonl").write_text(text)
     slurm_says(fake_slurm, record(12, restarts=2))
-    assert rows(capsys) == [["12", "fit", "RUNNING", "00:01:30", "2", "3", "98.77", "%", "1300"]]
+    assert rows(capsys) == [["12", "fit", "RUNNING", "00:01:30", "2", "3", "0.04321", "98.77", "%", "1300"]]
 
 
 def test_what_is_not_known_is_left_out(capsys, fake_slurm: FakeSlurm) -> None:
     submit()
     slurm_says(fake_slurm, record(12, "PENDING", reason="Resources"))
-    assert rows(capsys)[0][5:] == ["-", "-", "-", "(Resources)"]
+    assert rows(capsys)[0][5:] == ["-", "-", "-", "-", "(Resources)"]
 
 
 def test_an_array_is_asked_for_once(capsys, fake_slurm: FakeSlurm) -> None:
@@ -180,7 +180,7 @@ def test_damaged_run_directories_are_passed_over(capsys, fake_slurm: FakeSlurm, 
 def test_metrics_that_are_none_are_left_out(capsys, fake_slurm: FakeSlurm, line: str) -> None:
     (submit() / "metrics.jsonl").write_text(line + "\n", encoding="latin-1")
     slurm_says(fake_slurm, record(12))
-    assert rows(capsys)[0][5:] == ["-", "-", "-"]
+    assert rows(capsys)[0][5:] == ["-", "-", "-", "-"]
 
 
 def test_what_others_wrote_moves_no_cursor_and_no_column(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
