@@ -40,7 +40,6 @@ def test_a_signal_before_the_ranks_have_met(place: Place) -> None:
     assert time.monotonic() - begun < scaled(20)
 
 
-@pytest.mark.every_slurm
 def test_a_warning_before_there_is_a_checkpointer(place: Place) -> None:
     """29. USR1 while a script of one's own has imported nothing yet, and while it reads its data."""
     (place.folder / "early.py").write_text(EARLY)
@@ -140,7 +139,7 @@ def test_torchrun_passes_the_signal_on(place: Place) -> None:
 @pytest.mark.every_slurm
 def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path) -> None:
     """jobs/mnist_array.sbatch as users submit it: the one that is warned stops, saves and resumes."""
-    arguments = ("--dataset", "digits", "--epochs", "8", "--run-dir", f"{tmp_path}/{{}}")
+    arguments = ("--dataset", "digits", "--epochs", "6", "--run-dir", f"{tmp_path}/{{}}")
     rendered = slurm.job("mnist_array")
     text = rendered if isinstance(rendered, str) else rendered.read_text()
     script = text.replace(' "$@" || status', ' "${@/{\\}/$SLURM_ARRAY_TASK_ID}" || status')
