@@ -156,9 +156,9 @@ def test_one_ranks_exception_ends_the_step_and_is_printed_once(slurm: Cluster, t
 
 
 def test_two_steps_at_once_in_one_job(slurm: Cluster, tmp_path: Path) -> None:
-    step = f"srun --overlap --ntasks=2 {{}} {' '.join(HELLO)} &"
-    script = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2\n"
-    script += f"{step.format('--nodes=2')}\n{step.format('--nodes=1 --relative=1')}\nwait\n"
+    step = f"srun --overlap --mem=0 --ntasks=2 {{}} {' '.join(HELLO)} &"
+    script = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=2\nset -e\n"
+    script += f"{step.format('--nodes=2')}\n{step.format('--nodes=1 --relative=1')}\nwait %1\nwait %2\n"
     output = slurm.submit(script, tmp_path).succeed()
     assert output.count("The sum of all ranks is 1.") == 2
     assert len(re.findall(r"rank \d of 2 on node\d", output)) == 4

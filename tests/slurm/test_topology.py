@@ -18,8 +18,9 @@ STEPS = {
     "cyclic": "srun --distribution=cyclic",
     "unequal": "srun --ntasks=5 --nodes=3",
     "part": "srun --nodes=2 --ntasks=4 --relative=1",
-    "atonce1": "srun --overlap --nodes=1 --ntasks=2",
-    "atonce2": "srun --overlap --nodes=2 --ntasks=4 --relative=1",
+    # (--mem=0: the step before may have its memory still)
+    "atonce1": "srun --overlap --mem=0 --nodes=1 --ntasks=2",
+    "atonce2": "srun --overlap --mem=0 --nodes=2 --ntasks=4 --relative=1",
 }
 # Each task writes what we say of it, and, from the kernel, where it really runs.
 TASK = """bash -c '{ hostname; python -m cluster_ddp.env --json; } >$1.$SLURM_PROCID' bash"""
@@ -30,7 +31,7 @@ def tasks(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     """Step -> rank -> host name and Topology: one job of 3 x 2 tasks, the last two steps at the same time."""
     folder = tmp_path_factory.mktemp("topology")
     lines = [f"{command} {TASK} {folder}/{name}" for name, command in STEPS.items()]
-    lines[-2:] = [f"{lines[-2]} &", f"{lines[-1]} &", "wait"]
+    lines[-2:] = [f"{lines[-2]} &", f"{lines[-1]} &", "wait %1", "wait %2"]  # their statuses are the job's
     script = ["#!/bin/bash", "#SBATCH --nodes=3 --ntasks-per-node=2", "set -e", *lines]
     slurm.submit("\n".join(script) + "\n", folder).succeed()
     found: dict[str, dict[int, tuple[str, dict]]] = {name: {} for name in STEPS}
