@@ -148,10 +148,10 @@ RESNET = ("--samples", "16", "--batch-size", "2")
         ("ddp.py", (), "function", 2, 2),
         ("convnet.py", ("--epochs", "1"), "top level", 2, 1),
         ("convnet.py", ("--epochs", "1"), "top level", 2, 2),
-        ("resnet_cifar.py", RESNET, "top level", 0, 2),
-        ("resnet_cifar.py", RESNET, "top level", 2, 2),
-        ("resnet_cifar.py", RESNET, "function", 0, 1),
-        ("resnet_cifar.py", RESNET, "function", 2, 1),
+        pytest.param("resnet_cifar.py", RESNET, "top level", 0, 2, marks=pytest.mark.long),
+        pytest.param("resnet_cifar.py", RESNET, "top level", 2, 2, marks=pytest.mark.long),
+        pytest.param("resnet_cifar.py", RESNET, "function", 0, 1, marks=pytest.mark.long),
+        pytest.param("resnet_cifar.py", RESNET, "function", 2, 1, marks=pytest.mark.long),
     ],
 )
 def test_a_training_resumes_exactly_in_either_form_with_and_without_workers(

@@ -132,6 +132,7 @@ def test_warm_up_and_scaling_are_on_top_of_the_recipes_schedule(tmp_path: Path) 
         assert other["lr"] == pytest.approx(one["lr"] * scale * warm)
 
 
+@pytest.mark.long
 def test_a_stopped_training_with_all_of_them_resumes_to_the_bit(tmp_path: Path) -> None:
     options = {"model": "convnet", "accumulate": 3, "amp": "fp16", "batch_size": 30, "warmup_epochs": 0.5}
     on_ranks(tmp_path / "whole", 2, **options)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from ranks import run_ranks, slurm_step
 from slowness import scaled
@@ -102,6 +103,7 @@ with cluster_ddp.distributed(cuda=False) as world:
 """
 
 
+@pytest.mark.long
 def test_loading_takes_little_more_memory_than_what_is_loaded(tmp_path: Path) -> None:
     """Of model and Adam's state, 300 MB: the file is mapped, and read part by part. Read at once it took 1.23 of it.
 
