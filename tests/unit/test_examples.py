@@ -146,8 +146,8 @@ RESNET = ("--samples", "16", "--batch-size", "2")
     [
         ("ddp.py", (), "function", 2, 1),
         ("ddp.py", (), "function", 2, 2),
-        ("convnet.py", ("--epochs", "1"), "top level", 2, 1),
-        ("convnet.py", ("--epochs", "1"), "top level", 2, 2),
+        pytest.param("convnet.py", ("--epochs", "1"), "top level", 2, 1, marks=pytest.mark.long),
+        pytest.param("convnet.py", ("--epochs", "1"), "top level", 2, 2, marks=pytest.mark.long),
         pytest.param("resnet_cifar.py", RESNET, "top level", 0, 2, marks=pytest.mark.long),
         pytest.param("resnet_cifar.py", RESNET, "top level", 2, 2, marks=pytest.mark.long),
         pytest.param("resnet_cifar.py", RESNET, "function", 0, 1, marks=pytest.mark.long),

@@ -71,6 +71,7 @@ def resumed(folder: Path) -> list[dict]:
     return metrics(folder)
 
 
+@pytest.mark.long
 def test_killed_in_mid_epoch(tmp_path: Path, uninterrupted: list[dict]) -> None:
     """The metrics after the last checkpoint are recorded anew, not twice; the weights are the same bits."""
     fault = {"step": 17, "ranks": "012", "signal": signal.SIGKILL, "saved": True}

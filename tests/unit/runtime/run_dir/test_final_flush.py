@@ -58,7 +58,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def start(free: int, patience_s: float, *, steps: int = 10, every: str = "5steps") -> subprocess.Popen[str]:
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CLUSTER_DDP_"))}
+        # (Coverage's data would not fit on the disk either.)
+        foreign = ("SLURM_", "CLUSTER_DDP_", "COVERAGE_")
+        env = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
         options = [str(free), str(patience_s), str(steps), every, str(tmp_path / "run")]
         command = [sys.executable, "-c", textwrap.dedent(TRAINING), *options]
         env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
