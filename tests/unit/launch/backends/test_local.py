@@ -155,6 +155,7 @@ def test_the_first_failure_is_the_jobs_end_and_status() -> None:
     assert processes_of(job) == []
 
 
+@pytest.mark.long
 def test_cancel_ends_all_processes() -> None:
     job = submit("bash", "-c", "trap '' TERM; echo started; while true; do sleep 1; done")
     deadline = time.monotonic() + scaled(30)

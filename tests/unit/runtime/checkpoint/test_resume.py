@@ -141,6 +141,7 @@ def train_with_workers() -> None:
                 checkpoint.step()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("context", "number"), [("fork", signal.SIGTERM), ("spawn", signal.SIGUSR1)])
 def test_signals_do_not_end_the_loaders_workers(tmp_path: Path, context: str, number: int) -> None:
     for status, env in ((75, {"SIGNAL": str(int(number))}), (0, {"SLURM_RESTART_COUNT": "1"})):

@@ -173,6 +173,7 @@ def test_when_all_candidates_are_taken_they_are_named(tmp_path: Path, job_id: in
     assert all(str(port) in end.output for port in candidates(job_id))
 
 
+@pytest.mark.long
 def test_a_missing_rank_is_named_by_all_the_others(tmp_path: Path, job_id: int) -> None:
     environments = [slurm_step(rank, 3, job_id=job_id) for rank in (0, 2)]
     ends = run_ranks(fail_to_meet, environments, tmp_path, timeout_s=TIMEOUT_S + 20)
@@ -189,6 +190,7 @@ def fail_to_meet_a_late_rank_0() -> None:
     fail_to_meet()
 
 
+@pytest.mark.long
 def test_a_missing_rank_is_named_where_rank_0_came_late(tmp_path: Path, job_id: int) -> None:
     environments = [slurm_step(rank, 3, job_id=job_id) for rank in (0, 2)]
     ends = run_ranks(fail_to_meet_a_late_rank_0, environments, tmp_path, timeout_s=2 * TIMEOUT_S + 20)
@@ -197,6 +199,7 @@ def test_a_missing_rank_is_named_where_rank_0_came_late(tmp_path: Path, job_id: 
         assert "2 of 3 ranks arrived; missing: rank 1 (localhost)." in end.output
 
 
+@pytest.mark.long
 def test_a_rank_that_is_there_twice_is_refused(tmp_path: Path, job_id: int) -> None:
     environments = [slurm_step(rank, 3, job_id=job_id) for rank in (0, 1, 1)]
     ends = run_ranks(fail_to_meet, environments, tmp_path, timeout_s=TIMEOUT_S + 20)
@@ -205,6 +208,7 @@ def test_a_rank_that_is_there_twice_is_refused(tmp_path: Path, job_id: int) -> N
     assert not refused[0]
 
 
+@pytest.mark.long
 def test_without_rank_0_the_others_say_so(tmp_path: Path, job_id: int) -> None:
     (end,) = run_ranks(fail_to_meet, [slurm_step(1, 2, job_id=job_id)], tmp_path, timeout_s=TIMEOUT_S + 20)
     assert end.exit_code == 2, end.output
