@@ -33,11 +33,13 @@ def train(config: TrainConfig) -> TrainResult:
         RuntimeError: another rank failed or hangs, or the ranks end with different weights.
         Stopped: the job was told to stop; all is saved.
     """
+    collects = gc.isenabled()
     gc.disable()  # garbage collection would take a sixth of the time of these imports
     try:
         import torch._dynamo  # noqa: F401 (the first optimizer would)
 
         from cluster_ddp.mnist.loop import run
     finally:
-        gc.enable()
+        if collects:
+            gc.enable()
     return run(config)

@@ -269,15 +269,14 @@ def test_all_modes_on_two_ranks(tmp_path: Path) -> None:
     maps = [record["mAP"] for record in records if record["kind"] == "test"]
     assert [record["step"] for record in records if record["kind"] == "train"] == list(range(1, 5))
     best = tmp_path / "train" / "run" / "checkpoints" / "best-mAP.pt"
-    common = SMALL
     for ranks in (1, 2):
         options = ("--mode", "evaluation", "--weights", str(best))
-        ends = run(tmp_path / f"evaluation-{ranks}", *common, *options, name=NAME, ranks=ranks)
+        ends = run(tmp_path / f"evaluation-{ranks}", *SMALL, *options, name=NAME, ranks=ranks)
         assert [end.exit_code for end in ends] == [0] * ranks, ends
         assert f"best-mAP.pt: mAP {max(maps):.4f}" in ends[0].output
     for mode in ("benchmark-training", "benchmark-inference"):
         options = ("--mode", mode, "--benchmark-steps", "2", "--batch-size", "1", "--amp", "bfloat16")
-        ends = run(tmp_path / mode, *common, *options, name=NAME, ranks=2)
+        ends = run(tmp_path / mode, *SMALL, *options, name=NAME, ranks=2)
         assert [end.exit_code for end in ends] == [0, 0], ends
         assert re.search(rf"^{mode}: \d+\.\d images/s \(2 x cpu, resnet18, batch 1", ends[0].output, re.MULTILINE)
         assert not (tmp_path / mode / "run").exists()
