@@ -1,4 +1,4 @@
-"""For all tests: one thread a process with torch, no secret in what a failing one prints, signal handlers put back."""
+"""For all tests: processes with torch that cost little, no secret in what a failing one prints, handlers put back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -15,6 +16,9 @@ from cluster_ddp.sandbox import cluster, releases
 
 # Threads that outnumber the cores wait actively: five times the CPU time. torch reads this where it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_EVERY_PYTHON = str(Path(__file__).parent / "helpers" / "every_python")  # has a sitecustomize.py
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_EVERY_PYTHON, os.environ.get("PYTHONPATH")]))
 
 # Time limits of tests are for hangs only: the machine may be busy.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
