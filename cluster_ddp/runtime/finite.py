@@ -100,7 +100,10 @@ class FiniteCheck:
                 log.warning("%s %s. The update of this step is skipped.", first.asked, found)
             return True
         last = self._world.broadcast(str(self._last_good() or "none yet"))
-        hint = "check that rank's data; or lower --lr in a new run directory; or skip such updates: --on-nan continue"
+        hint = (
+            "check that rank's data; or take a lower learning rate in a new run directory; "
+            'or skip such updates: --on-nan continue, in a script FiniteCheck(on_nan="continue")'
+        )
         raise NonFiniteError(first.asked, f"{found}. This state is not saved; last good checkpoint: {last}.", hint)
 
 
