@@ -15,9 +15,14 @@ _IMPORT = re.compile(r"^\s*(import|from)\s+cluster_ddp\b", re.MULTILINE)
 _NO_SCRIPT = set("cmihV")  # option letters, alone or in a group, with which Python runs no script
 
 
+def program_words(command: Sequence[str]) -> list[str]:
+    """Return a command's program and its arguments, without `env` and the variables that it sets."""
+    return list(command)[_program(command) :]
+
+
 def is_python(command: Sequence[str]) -> bool:
     """Return whether a command's program is a Python interpreter."""
-    return any(_PYTHON.fullmatch(Path(word).name) for word in list(command)[_program(command) :][:1])
+    return any(_PYTHON.fullmatch(Path(word).name) for word in program_words(command)[:1])
 
 
 def imports_us(command: Sequence[str]) -> bool:
@@ -26,7 +31,7 @@ def imports_us(command: Sequence[str]) -> bool:
     Such a command starts with warnings (USR1, USR2) ignored; from the import on, they are noted. Other scripts must not
     start like this: PyTorch Lightning (2.6) treats an ignored signal as one with a handler, and would not save.
     """
-    words = list(command)[_program(command) + 1 :] if is_python(command) else []
+    words = program_words(command)[1:] if is_python(command) else []
     return any(word.startswith("cluster_ddp.") or _IMPORT.search(word) or _IMPORT.search(_text(word)) for word in words)
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 from cluster_ddp.contract import Env
@@ -13,7 +14,7 @@ from cluster_ddp.errors import SlurmError, SpecError
 from cluster_ddp.launch import grids
 from cluster_ddp.launch.backends import submit_env
 from cluster_ddp.launch.backends.slurm import Slurm
-from cluster_ddp.launch.checks import exposed_tokens, feasibility, performance_warnings
+from cluster_ddp.launch.checks import exposed_tokens, feasibility, nested_launchers, performance_warnings
 from cluster_ddp.launch.checks.performance_warnings import Advice
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.spec import JobSpec
@@ -23,12 +24,13 @@ _PYTHON = re.compile(r"python[\d.]*")
 _NO_MODULES = 99
 
 
-def check(plan: Plan, *, ask_cluster: bool) -> list[Advice]:
+def check(plan: Plan, *, ask_cluster: bool, accepted: Collection[str] = ()) -> list[Advice]:
     """Look for what would make the job fail or wait forever.
 
     Args:
         plan: the job to submit.
         ask_cluster: ask Slurm what the cluster has; False to check on this machine only.
+        accepted: codes of what the user accepts although it is refused otherwise.
 
     Returns:
         Warnings, each with the code that silences it.
@@ -38,6 +40,8 @@ def check(plan: Plan, *, ask_cluster: bool) -> list[Advice]:
     """
     warnings = _environment(plan.spec) + exposed_tokens.advise(plan.spec)
     if plan.request.function is None:
+        if nested_launchers.CODE not in accepted:
+            nested_launchers.check(plan.spec)
         warnings += _command(plan.spec)
     groups: list[partitions.NodeGroup] = []
     requeue_default = None

@@ -104,7 +104,7 @@ def _advice(asked: _Asked, plan: Plan, reference: Reference) -> list[Advice]:
     """Warnings before the submission. Raises ClusterDDPError for what can't work."""
     advice = options.tasks_advice(vars(asked.parsed), plan.spec)
     if not asked.parsed.no_check:
-        advice += preflight.check(plan, ask_cluster=not asked.parsed.dry_run)
+        advice += preflight.check(plan, ask_cluster=not asked.parsed.dry_run, accepted=asked.values.get("accept", ()))
         if plan.request.reference_options is not None and not asked.parsed.dry_run:
             reference.check(list(plan.request.reference_options), plan.spec.grid)
     return advice

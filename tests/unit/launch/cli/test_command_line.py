@@ -257,6 +257,17 @@ def test_needless_tasks_are_advised_against(capsys) -> None:
     assert err == ""
 
 
+def test_a_launcher_in_the_command_is_refused_unless_it_is_meant(capsys, folder: Path) -> None:
+    (folder / "t.py").touch()
+    argv = ("--gpus-per-node", "2", "--dry-run", "--", "torchrun", "t.py")
+    status, out, err = run(capsys, *argv)
+    assert (status, out) == (2, "")
+    assert "Hint: --launcher torchrun -- python t.py; to submit it all the same: --accept nested" in err
+    status, out, _ = run(capsys, "--accept", "nested", *argv)
+    assert status == 0
+    assert "torchrun t.py" in out
+
+
 def test_options_of_sbatch_in_the_environment_are_told_of(capsys, monkeypatch) -> None:
     monkeypatch.setenv("SBATCH_ACCOUNT", "me")
     _, _, err = run(capsys, "--dry-run", "--", "true")

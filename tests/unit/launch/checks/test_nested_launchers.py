@@ -1,0 +1,67 @@
+"""Launchers inside a job that starts ranks itself."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from cluster_ddp.errors import SpecError
+from cluster_ddp.launch.checks import nested_launchers
+from cluster_ddp.launch.spec import JobSpec
+
+TORCHRUN = "--launcher torchrun --"
+
+
+def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
+    spec = JobSpec(name="t", nodes=nodes, command=tuple(shlex.split(command)), **fields)  # type: ignore[arg-type]
+    try:
+        nested_launchers.check(spec)
+    except SpecError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher", "instead"),
+    [
+        ("torchrun --nproc-per-node 2 t.py --lr 1", "torchrun", f"{TORCHRUN} python t.py --lr 1"),
+        ("/opt/bin/torchrun --standalone -m my.fit x", "torchrun", f"{TORCHRUN} python -m my.fit x"),
+        ("python -m torch.distributed.run t.py", "torch.distributed.run", f"{TORCHRUN} python t.py"),
+        ("python3.12 -m torch.distributed.launch t.py", "torch.distributed.launch", f"{TORCHRUN} python t.py"),
+        ("env A=1 accelerate launch --num_processes 4 t.py", "accelerate", f"{TORCHRUN} python t.py"),
+        ("python -u -m accelerate.commands.launch t.py", "accelerate.commands.launch", f"{TORCHRUN} python t.py"),
+        ("deepspeed t.py --deepspeed", "deepspeed", "-- python t.py --deepspeed"),
+        ("mpirun -np 4 python t.py", "mpirun", "-- python t.py"),
+        ("srun python t.py", "srun", "-- python t.py"),
+        ("sbatch job.sh", "sbatch", "-- python SCRIPT.py"),
+    ],
+)  # fmt: skip
+def test_a_nested_launcher_is_refused_with_the_command_that_is_meant(command: str, launcher: str, instead: str) -> None:
+    error = refusal(command)
+    assert error is not None
+    assert error.asked == f"Submitting {command}:"
+    assert error.found.startswith(launcher)
+    assert error.hint == f"{instead}; to submit it all the same: --accept nested"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python t.py torchrun",
+        "accelerate config",
+        "python -m accelerate.utils",
+        "bash -c true",
+        "env A=1",
+        "./torchrun.py",
+    ],
+)
+def test_other_commands_are_not(command: str) -> None:
+    assert refusal(command) is None
+
+
+def test_one_task_may_start_ranks_but_not_by_slurm() -> None:
+    assert refusal("torchrun --nproc-per-node 4 t.py", nodes=1, gpus_per_node=4, gpus_per_task=4) is None
+    error = refusal("srun python t.py", nodes=1)
+    assert error is not None
+    assert error.found == "srun asks Slurm for tasks, and this command runs inside the tasks of a job."
