@@ -118,8 +118,14 @@ def end_processes(name: str, grace_s: float = 3.0) -> None:
 
 def interfaces(name: str) -> list[str]:
     """The bridge and the links of a sandbox that exist, known by their alias."""
-    aliases = {path.parent.name: path.read_text().strip() for path in INTERFACES.glob("*/ifalias")}
-    return sorted(interface for interface, alias in aliases.items() if alias == namespace_prefix(name))
+    return sorted(path.parent.name for path in INTERFACES.glob("*/ifalias") if _alias(path) == namespace_prefix(name))
+
+
+def _alias(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:  # another sandbox has just removed it
+        return ""
 
 
 def remove(name: str) -> None:

@@ -8,7 +8,9 @@ but ended after 143 s.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
+import io
 import os
 import sys
 import threading
@@ -47,11 +49,20 @@ def after(run: Callable[[], None], shared: Mapping[str, ModuleType] | None = Non
 def _drop(names: Sequence[str]) -> None:
     """Drop modules and their objects, so that open files are flushed and destructors run."""
     modules = [weakref.ref(sys.modules.pop(name)) for name in reversed(names)]
+    _flush_files()
     gc.collect()
     for module in modules:
         if (left := module()) is not None:  # something else refers to it
             vars(left).clear()
     gc.collect()
+
+
+def _flush_files() -> None:
+    """Flush what this rank has opened. Collecting garbage may close a file before the buffer above it is written."""
+    for one in gc.get_objects():  # without those that were frozen before the fork
+        if issubclass(type(one), io.IOBase):
+            with contextlib.suppress(Exception):  # closed, or its disk is full
+                one.flush()
 
 
 def _status(code: object) -> int:
