@@ -257,8 +257,9 @@ def test_needless_tasks_are_advised_against(capsys) -> None:
     assert err == ""
 
 
-def test_a_launcher_in_the_command_is_refused_unless_it_is_meant(capsys, folder: Path) -> None:
+def test_a_launcher_in_the_command_is_refused_unless_it_is_meant(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
     (folder / "t.py").touch()
+    fake_slurm.command("torchrun", "true")
     argv = ("--gpus-per-node", "2", "--dry-run", "--", "torchrun", "t.py")
     status, out, err = run(capsys, *argv)
     assert (status, out) == (2, "")
