@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
+from cluster_ddp._version import __version__
 from cluster_ddp.errors import nearest
 
 VERBS = {
     "env": "show the place of this process in its job",
     "submit": "submit a training script to Slurm, or run it on this machine",
-    "status": "show the state and progress of submitted jobs",
+    "status": "show the state and progress of jobs and trainings",
+    "logs": "show what a job has printed, or follow it",
+    "cancel": "end jobs",
     "train": "train the MNIST CNN under DDP",
     "sandbox": "start a real multi-node Slurm on this machine",
 }
@@ -25,7 +28,10 @@ def main() -> int:
         return int(module.main(sys.argv[2:]))
     listing = "\n".join(f"  {name:9}{text}" for name, text in VERBS.items())
     if verb in ("-h", "--help"):
-        print(f"usage: cluster-ddp VERB [OPTIONS]\n\n{listing}")
+        print(f"usage: cluster-ddp VERB [OPTIONS]\n\n{listing}\n\ncluster-ddp VERB --help shows the options of a verb.")
+        return 0
+    if verb == "--version":
+        print(f"cluster-ddp {__version__}")
         return 0
     print(f"cluster-ddp: error: there is no verb {verb!r}.{nearest(verb, VERBS)} Verbs:\n{listing}", file=sys.stderr)
     return 2

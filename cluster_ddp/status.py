@@ -1,24 +1,32 @@
-"""`cluster-ddp status [JOB …]`: state and progress of submitted jobs, in one table.
+"""`cluster-ddp status [JOB …]`: state and progress of jobs and trainings, in one table.
 
-JOB is a job id (12, 12_3; an array's id means its tasks) or a run directory. Without JOB, all jobs in runs/ are shown.
+JOB is a job id (12, 12_3; an array's id means its tasks) or a run directory. Without JOB, all runs in runs/ are shown.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import exit_on_error, printable
 from cluster_ddp.jobs.status import RunStatus, run_statuses
+from cluster_ddp.jobs.terminal import coloured_state, quiet_pipe
 from cluster_ddp.launch.run_dirs import resume_command
+from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import FINAL_STATES
 
 PROGRAM = "cluster-ddp status"
 # Longer cells, such as a long job name, are cut.
 _WIDEST = 120
-_HEADINGS = ("JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "EPOCH", "LOSS", "ACCURACY", "SAMPLES/S", "")
+_HEADINGS = ("JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "EPOCH", "LOSS", "ACCURACY", "SAMPLES/S", "VALUES", "")
+_STATE = _HEADINGS.index("STATE")
+_ENDED = {*FINAL_STATES, "unknown"}
+_WATCH_S = 10.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,26 +38,58 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--runs-dir", type=Path, default=Path("runs"), help="folder of the run directories (default: runs)"
     )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print a list of objects, as JSON")
+    watch = f"show the table every {_WATCH_S:g} s until all jobs have ended"
+    form.add_argument("--watch", action="store_true", help=watch)
     arguments = parser.parse_args(argv)
-    with exit_on_error(PROGRAM):
+    with exit_on_error(PROGRAM), quiet_pipe():
+        if arguments.watch:
+            return _watch(arguments)
         found = run_statuses(arguments.runs_dir, arguments.jobs)
+        if arguments.json:
+            print(json.dumps([dataclasses.asdict(one) for one in found], default=str, indent=2))
+        else:
+            _show(found, arguments.runs_dir)
+    return 0
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    """Show the table again and again: in the same place on a terminal, below each other in a file."""
+    try:
+        while True:
+            found = run_statuses(arguments.runs_dir, arguments.jobs)
+            if sys.stdout.isatty():
+                print("\x1b[H\x1b[2J", end="")
+            _show(found, arguments.runs_dir)
+            sys.stdout.flush()
+            if all(one.state in _ENDED for one in found):
+                return 0
+            time.sleep(_WATCH_S)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _show(found: list[RunStatus], runs_dir: Path) -> None:
     if not found:
-        print(f"No submitted jobs in {arguments.runs_dir}. Submit one: cluster-ddp submit")
-        return 0
+        print(f"No runs in {runs_dir}. Submit one: cluster-ddp submit")
+        return
     rows = [_HEADINGS, *(tuple(printable(cell)[:_WIDEST] for cell in _row(one)) for one in found)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADINGS))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
-    failed = [one for one in found if one.run_dir and one.state in {*FINAL_STATES, "unknown"} - {"COMPLETED"}]
+    shown = [i for i, heading in enumerate(_HEADINGS) if heading != "VALUES" or any(one.values for one in found)]
+    widths = {i: max(len(row[i]) for row in rows) for i in shown}
+    for row, state in zip(rows, ["", *(one.state for one in found)]):
+        cells = [row[i].ljust(widths[i]) for i in shown]
+        cells[_STATE] = coloured_state(state, cells[_STATE])
+        print("  ".join(cells).rstrip())
+    failed = [one for one in found if one.is_submitted and one.state in _ENDED - {"COMPLETED"}]
     if failed:
         others = " (the others likewise)" if len(failed) > 1 else ""
         print(f"To resume job {failed[-1].job}{others}: {resume_command(failed[-1].run_dir or Path())}")
-    return 0
 
 
 def _row(one: RunStatus) -> tuple[str, ...]:
     return (
-        one.job,
+        one.job or "-",
         one.name,
         one.state,
         one.elapsed or "-",
@@ -58,7 +98,8 @@ def _row(one: RunStatus) -> tuple[str, ...]:
         "-" if one.loss is None else f"{one.loss:.4g}",
         "-" if one.accuracy is None else f"{100 * one.accuracy:.2f} %",
         "-" if one.samples_per_s is None else f"{one.samples_per_s:.0f}",
-        f"({one.reason})" if one.reason else "",
+        " ".join(f"{key}={value}" for key, value in one.values.items()),
+        f"({reasons.in_words(one.reason)})" if one.reason else "",
     )
 
 

@@ -45,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     def submit_and_follow(plan: Plan, watch: bool) -> int:
         jobs = job.submit(plan)
         print(_announcement(plan, jobs, here), flush=True)
-        return _follow(plan, jobs) if watch else 0
+        if watch:
+            return _follow(jobs, here)
+        print(_next_steps(jobs, here))
+        return 0
 
     with exit_on_error(PROGRAM):
         return command_line.run(
@@ -53,16 +56,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
 
 
-def _follow(plan: Plan, jobs: list[Job]) -> int:
+def _follow(jobs: list[Job], here: Path) -> int:
     from cluster_ddp.jobs.watch import follow
 
     try:
         return follow(jobs, show=lambda line: print(line, flush=True))
     except KeyboardInterrupt:
         label = jobs[0].id.partition("_")[0]
-        cancel = "scancel" if isinstance(plan.scheduler, Slurm) else "kill"
-        print(f"\nNo longer following; job {label} continues. To end it: {cancel} {label}", file=sys.stderr)
+        print(f"\nNo longer following; job {label} continues.\n{_next_steps(jobs, here)}", file=sys.stderr)
         return 130
+
+
+def _next_steps(jobs: list[Job], here: Path) -> str:
+    """How to follow the job, and how to end it."""
+    if len(jobs) == 1:
+        folder = shlex.quote(os.path.relpath(jobs[0].run_dir, here))
+        return f"To follow it: cluster-ddp logs -f {folder}\nTo end it: cluster-ddp cancel {folder}"
+    whole = shlex.quote(os.path.relpath(str(jobs[0].run_dir).rpartition("_")[0], here))
+    return f"To follow it: cluster-ddp status --watch {whole}\nTo end it: cluster-ddp cancel {whole}"
 
 
 def _announcement(plan: Plan, jobs: list[Job], here: Path) -> str:

@@ -1,6 +1,10 @@
-"""What became of submitted jobs. Reads run directories and asks Slurm; no torch.
+"""What became of jobs. Reads run directories and asks Slurm; no torch.
 
-job      one job: wait for it, cancel it, get its result
-status   state and progress of jobs
-watch    follow a job to its end
+run_records   the runs of a folder, submitted or not
+figures       the last figures of a training
+status        state and progress of runs
+job           one submitted job: wait for it, cancel it, get its result
+logs          what a job has printed
+watch         follow a job to its end
+terminal      colours, and the end of a pipe
 """

@@ -10,8 +10,11 @@ from typing import Any
 
 from cluster_ddp.contract import File
 from cluster_ddp.errors import JobError
+from cluster_ddp.jobs.run_records import RunRecord
 from cluster_ddp.launch import submission
 from cluster_ddp.launch.backends import Scheduler, submitit_task
+from cluster_ddp.launch.backends.local import ThisMachine
+from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.slurm.job_status import JobStatus
 
@@ -36,6 +39,8 @@ class Job:
     """Its run directory."""
     tasks: int
     """Number of tasks: ranks, or nodes under torchrun."""
+    ranks: int
+    """Number of ranks."""
     cluster: str | None = None
     """Name of its cluster, if sbatch gave one; else None."""
     is_function: bool = False
@@ -115,6 +120,25 @@ class Job:
     def _last_words(self) -> str:
         lines = [line for path in self.log_files() for line in path.read_text(errors="replace").splitlines()]
         return "\n".join(f"    {line}" for line in lines[-10:])
+
+
+def of_run(record: RunRecord) -> Job:
+    """Return the job of a run directory.
+
+    Raises:
+        JobError: no submission made the run directory.
+    """
+    if record.scheduler is None or not record.is_submitted:
+        found = "no submission made its run directory, so its output is where its terminal or its own script wrote it."
+        raise JobError(f"The job of {record.run_dir}:", found, "cluster-ddp submit -- COMMAND keeps the logs there")
+    return Job(
+        id=record.job,
+        run_dir=record.run_dir,
+        tasks=record.tasks,
+        ranks=record.ranks,
+        cluster=record.cluster,
+        scheduler=Slurm() if record.scheduler == "Slurm" else ThisMachine(),
+    )
 
 
 def submit(plan: Plan) -> list[Job]:

@@ -1,29 +1,23 @@
-"""State and progress of submitted jobs: what Slurm says of each, and the last figures in its run directory."""
+"""State and progress of runs: what Slurm says of each job, and the last figures in its run directory."""
 
 from __future__ import annotations
 
-import functools
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import File, Record
+from cluster_ddp.contract import File
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
-from cluster_ddp.launch import run_dirs
+from cluster_ddp.jobs import figures, run_records
+from cluster_ddp.jobs.run_records import RunRecord
 from cluster_ddp.launch.backends.local import ThisMachine
 from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.slurm import queue
 from cluster_ddp.slurm.job_status import JobStatus, remembered_jobs
 
-# Run directories with what their spec.json says.
-_Records = dict[Path, dict[str, Any]]
 # By cluster and job id: the job, or its array tasks by name.
 _Known = dict[tuple[str | None, str], dict[str, JobStatus]]
-
-# Enough of the end of metrics.jsonl for the last record of each kind.
-_TAIL_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,9 +25,11 @@ class RunStatus:
     """State and progress of one job or array task. None stands for what isn't known (yet)."""
 
     job: str
-    """Its id, as squeue shows it."""
+    """Its id, as squeue shows it; empty outside a job."""
     name: str
     """Name of the job; "-" without a run directory."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """An array task's values of the grid."""
     state: str
     """As squeue names it; "unknown" if Slurm has forgotten the job or does not answer."""
     reason: str | None = None
@@ -52,73 +48,53 @@ class RunStatus:
     """Training samples per second, over all ranks, in the last training record."""
     run_dir: Path | None = None
     """Its run directory; None if it has none in `runs_dir`."""
+    is_submitted: bool = False
+    """Whether a submission made its run directory."""
 
 
 def run_statuses(runs_dir: Path, asked: Sequence[str]) -> list[RunStatus]:
-    """Look up the state and progress of jobs.
+    """Look up the state and progress of runs: of submitted jobs, and of trainings that were started in other ways.
 
     Args:
         runs_dir: folder of the run directories.
         asked: job ids (12; 12_3; the id of an array means its tasks) or run directories; empty for all in `runs_dir`.
 
     Returns:
-        In the order asked; the tasks of an array, and all jobs of `runs_dir`, in the order of submission.
+        In the order asked; the tasks of an array, and all runs of `runs_dir`, in the order of submission.
 
     Raises:
         JobError: a job has no run directory in `runs_dir`, and Slurm does not know it.
-        RunDirError: the spec.json of a run directory that was asked for can't be read.
+        RunDirError: a folder that was asked for is no run directory, or its spec.json can't be read.
     """
-    folders_in = functools.cache(_folders)
-    chosen = [_chosen(word, runs_dir, folders_in) for word in asked or [""]]
-    known = _known([record for _, folders in chosen for path, record in folders.items() if _is_slurms(path, record)])
+    chosen = {word: run_records.find(word, runs_dir) for word in asked} or {"": run_records.in_folder(runs_dir)}
+    known = _known(one for runs in chosen.values() for one in runs if one.scheduler == "Slurm")
     found: dict[Path | str, RunStatus] = {}  # a job on this machine may have the id of one on Slurm
-    for label, folders in chosen:
-        of_these = [_run_status(path, record, known) for path, record in folders.items()]
-        if label and not of_these:
-            of_these = _without_folder(label, runs_dir)
+    for word, runs in chosen.items():
+        of_these = [_run_status(one, known) for one in runs]
+        if word and not of_these:
+            of_these = _without_folder(word, runs_dir)
         found |= {one.run_dir or one.job: one for one in of_these}
     return list(found.values())
 
 
-def _chosen(word: str, runs_dir: Path, folders_in: Callable[[Path], _Records]) -> tuple[str, _Records]:
-    """The job id that a word means, and its run directories. An empty word means all of `runs_dir`."""
-    is_folder = bool(word) and Path(word, File.SPEC).exists()
-    label = run_dirs.read(Path(word))["job"] if is_folder else word
-    folders = folders_in(Path(word).resolve().parent if is_folder else runs_dir)
-    return label, {path: record for path, record in folders.items() if not label or _is_meant(label, record)}
-
-
-def _folders(runs_dir: Path) -> _Records:
-    """The run directories and their spec.json, in the order of submission, without those of whole arrays."""
-    folders = {}
-    for path in runs_dir.glob(f"*/{File.SPEC}"):
-        if path.parent.is_symlink() or not path.is_file():
-            continue
-        try:
-            record = run_dirs.read(path.parent)
-        except RunDirError:
-            continue  # just being made, or not made by a submission
-        if record["spec"].get("array") is None or "_" in record["job"]:
-            folders[path.parent] = record
-    return dict(sorted(folders.items(), key=lambda item: (item[1]["submitted"], _numbers(item[1]["job"]))))
-
-
-def _numbers(label: str) -> list[int]:
-    return [int(part) for part in label.split("_") if part.isdigit()]
-
-
-def _is_meant(label: str, record: Mapping[str, Any]) -> bool:
-    return label in (record["job"], _job(record))
-
-
-def _run_status(folder: Path, record: Mapping[str, Any], known: _Known) -> RunStatus:
-    figures = _figures(folder / File.METRICS)
-    status = _status(folder, record, known)
-    done = figures.pop("done", False)
-    if status is None:
-        state = "COMPLETED" if done else "unknown"
-        return RunStatus(job=record["job"], name=record["spec"]["name"], state=state, run_dir=folder, **figures)
-    return RunStatus(job=record["job"], name=record["spec"]["name"], run_dir=folder, **_of(status), **figures)
+def _run_status(record: RunRecord, known: _Known) -> RunStatus:
+    last = figures.read(record.run_dir / File.METRICS)
+    status, done = _status(record, known), last.pop("done", False)
+    if status is not None:
+        of_job = _of(status)
+    elif done:
+        of_job = {"state": "COMPLETED"}
+    else:
+        of_job = {"state": "RUNNING" if record.is_locked() else "unknown"}
+    return RunStatus(
+        job=record.job,
+        name=record.name,
+        values=record.values,
+        run_dir=record.run_dir,
+        is_submitted=record.is_submitted,
+        **of_job,
+        **last,
+    )
 
 
 def _of(status: JobStatus) -> dict[str, Any]:
@@ -130,15 +106,11 @@ def _of(status: JobStatus) -> dict[str, Any]:
     }
 
 
-def _is_slurms(folder: Path, record: Mapping[str, Any]) -> bool:
-    return "_" in record["job"] or folder.joinpath(Slurm.script_name).exists()
-
-
-def _known(records: Iterable[Mapping[str, Any]]) -> _Known:
+def _known(records: Iterable[RunRecord]) -> _Known:
     """What Slurm says of jobs. Two commands for each cluster: squeue, and sacct for jobs not in the queue."""
     jobs: dict[str | None, set[str]] = {}
     for record in records:
-        jobs.setdefault(record["cluster"], set()).add(_job(record))
+        jobs.setdefault(record.cluster, set()).add(record.job_id)
     known: _Known = {}
     for cluster, asked in jobs.items():
         try:
@@ -150,20 +122,15 @@ def _known(records: Iterable[Mapping[str, Any]]) -> _Known:
     return known
 
 
-def _job(record: Mapping[str, Any]) -> str:
-    """The job's id; for an array task the array's."""
-    return str(record["job"].partition("_")[0])
-
-
-def _status(folder: Path, record: Mapping[str, Any], known: _Known) -> JobStatus | None:
+def _status(record: RunRecord, known: _Known) -> JobStatus | None:
     """The status that the scheduler knows, if any."""
-    if not _is_slurms(folder, record):
+    if record.scheduler == "this machine":
         try:
-            return ThisMachine().statuses(record["job"], None, folder)[0]
+            return ThisMachine().statuses(record.job, None, record.run_dir)[0]
         except (OSError, RunDirError):
             return None
-    tasks = known.get((record["cluster"], _job(record)), {})
-    task = record["job"].partition("_")[2]
+    tasks = known.get((record.cluster, record.job_id), {})
+    task = record.job.partition("_")[2]
     # Waiting tasks share one record, with a name such as "3-7%4".
     return tasks.get(task) or next((one for name, one in tasks.items() if not name.isdigit()), None)
 
@@ -180,37 +147,3 @@ def _without_folder(word: str, runs_dir: Path) -> list[RunStatus]:
         RunStatus(job=f"{word.partition('_')[0]}_{one.array_task}" if one.array_task else word, name="-", **_of(one))
         for one in statuses
     ]
-
-
-def _figures(path: Path) -> dict[str, Any]:
-    """The last epoch, loss, accuracy and throughput in a metrics.jsonl, as far as it has them."""
-    figures: dict[str, Any] = {}
-    for line in _tail(path):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # the first line of the tail may be cut, the last line half written
-        if not isinstance(record, dict):
-            continue
-        for name in ("epoch", "samples_per_s", "loss", "accuracy"):
-            if name in record and (name != "accuracy" or record.get("kind") != Record.TRAIN):
-                value = _number(record[name])
-                figures[name] = int(value) if name == "epoch" and value is not None else value
-        figures["done"] = record.get("kind") == Record.DONE
-    return figures
-
-
-def _number(value: object) -> float | None:
-    """A number that fits the table; None for anything else, such as NaN."""
-    return value if isinstance(value, (int, float)) and abs(value) < 1e12 else None
-
-
-def _tail(path: Path) -> list[bytes]:
-    if not path.is_file():
-        return []
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            return file.read().splitlines()
-    except OSError:
-        return []

@@ -5,29 +5,34 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from cluster_ddp.contract import File
 from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.jobs.job import Job, poll_intervals_s
+from cluster_ddp.jobs.logs import LogReader
 from cluster_ddp.launch import run_dirs
 from cluster_ddp.slurm.job_status import JobStatus
 
 _LOG_POLL_S = 0.5
 
 
-def follow(jobs: Sequence[Job], *, show: Callable[[str], None]) -> int:
+def follow(
+    jobs: Sequence[Job],
+    *,
+    show: Callable[[str], None],
+    logs: LogReader | None = None,
+) -> int:
     """Follow a job, or the tasks of an array, until they end. They keep running if you interrupt this.
 
     Args:
         jobs: one job, or all tasks of one array.
         show: called with each line.
+        logs: shows the logs; default: all logs of a job, none of an array.
 
     Returns:
         The exit status: 0, the job's own, or 128 + the signal that ended it; for an array the highest. 1 if Slurm
         forgets the job before its end was seen.
     """
-    following = _Following(jobs, show)
+    following = _Following(jobs, show, logs)
     intervals_s = poll_intervals_s()
     while not following.update():
         ask_again_at = time.monotonic() + next(intervals_s)
@@ -38,14 +43,14 @@ def follow(jobs: Sequence[Job], *, show: Callable[[str], None]) -> int:
 
 
 class _Following:
-    def __init__(self, jobs: Sequence[Job], show: Callable[[str], None]) -> None:
+    def __init__(self, jobs: Sequence[Job], show: Callable[[str], None], logs: LogReader | None) -> None:
         self.jobs, self.show = jobs, show
-        self.label = jobs[0].id.partition("_")[0]
-        self.is_array = "_" in jobs[0].id
+        self.is_array = len(jobs) > 1
+        self.label = jobs[0].id.partition("_")[0] if self.is_array else jobs[0].id
         self.statuses: list[JobStatus] = []
         self.said = ""
         self.answers = True
-        self.read: dict[Path, int] = {}
+        self.logs = logs or LogReader(show, jobs[0].log_files)
 
     def update(self) -> bool:
         """Query the state, and show it if it is new. Returns whether the job, or every task, has ended."""
@@ -75,18 +80,8 @@ class _Following:
 
     def show_logs(self, *, to_the_end: bool = False) -> None:
         """Show new lines of a job's logs. Not for arrays: the tasks' lines would mix."""
-        if self.is_array:
-            return
-        for path in self.jobs[0].log_files():
-            with open(path, "rb") as file:
-                file.seek(self.read.get(path, 0))
-                text = file.read()
-            if not to_the_end:
-                text = text[: text.rfind(b"\n") + 1]  # an unfinished line is shown once it is whole
-            self.read[path] = self.read.get(path, 0) + len(text)
-            prefix = "" if path.name in (File.JOB_LOG, File.TASK_LOG.format(0)) else f"[{path.stem}] "
-            for line in text.decode(errors="replace").splitlines():
-                self.show(prefix + line)
+        if not self.is_array:
+            self.logs.show_new(to_the_end=to_the_end)
 
     def outcome(self) -> int:
         """Show what failed, and how to resume it. Returns the exit status."""

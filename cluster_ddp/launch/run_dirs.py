@@ -148,6 +148,8 @@ def read(path: Path) -> dict[str, Any]:
         RunDirError: there is none, or it is damaged.
     """
     try:
+        if (path / File.SPEC).is_fifo():
+            raise ValueError("it is a named pipe")  # reading it would wait for ever
         record = json.loads((path / File.SPEC).read_text())
         label, cluster, spec = str(record["job"]), record.get("cluster"), dict(record["spec"])
         if not (re.fullmatch(r"\d{1,12}(_\d{1,12})?", label) and isinstance(spec["name"], str)):

@@ -23,6 +23,7 @@ class Submitted(NamedTuple):
     id: str
     run_dir: Path
     tasks: int
+    ranks: int
     cluster: str | None
     is_function: bool
     scheduler: Scheduler
@@ -104,6 +105,7 @@ def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Submitted
             id=label,
             run_dir=path,
             tasks=spec.nodes if spec.launcher == "torchrun" else spec.world_size,
+            ranks=spec.world_size,
             cluster=held.cluster,
             is_function=request.function is not None,
             scheduler=plan.scheduler,

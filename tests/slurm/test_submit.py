@@ -181,10 +181,12 @@ def test_an_interrupted_watch_leaves_the_job_running(place: Place) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=scaled(120))
     assert process.returncode == 130
-    job_id = re.search(r"job (\d+) continues\. To end it: scancel \1", said)[1]
+    job_id, cancel = re.search(r"job (\d+) continues\.\nTo follow it: .*\nTo end it: cluster-ddp (.*)", said).groups()
     (status,) = job_status.job_statuses(job_id, env=place.slurm.env)
-    commands.run(["scancel", job_id], env=place.slurm.env)
     assert status.state == "RUNNING"
+    ended = place.slurm.run(sys.executable, "-m", *f"cluster_ddp.{cancel}".split(), cwd=place.folder)
+    assert ended.stdout.startswith(f"Cancelled job {job_id} (sleep).")
+    assert place.end_of(place.folder / "runs" / f"sleep-{job_id}").state == "CANCELLED"
 
 
 def test_one_after_the_other(place: Place) -> None:

@@ -135,4 +135,4 @@ def test_jobs_are_rendered(python: Path, tmp_path: Path) -> None:
     said = run([python.parent / "cluster-ddp", *command], tmp_path)
     assert "#SBATCH --nodes=2" in said
     assert said == run([python, "-m", f"cluster_ddp.{command[0]}", *command[1:]], tmp_path)
-    assert run([python.parent / "cluster-ddp", "status"], tmp_path).startswith("No submitted jobs in runs.")
+    assert run([python.parent / "cluster-ddp", "status"], tmp_path).startswith("No runs in runs.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,7 +65,7 @@ def test_the_last_figures_are_shown(capsys, fake_slurm: FakeSlurm) -> None:
 def test_what_is_not_known_is_left_out(capsys, fake_slurm: FakeSlurm) -> None:
     submit()
     slurm_says(fake_slurm, record(12, "PENDING", reason="Resources"))
-    assert rows(capsys)[0][5:] == ["-", "-", "-", "-", "(Resources)"]
+    assert rows(capsys)[0][5:10] == ["-", "-", "-", "-", "(Resources:"]
 
 
 def test_an_array_is_asked_for_once(capsys, fake_slurm: FakeSlurm) -> None:
@@ -131,9 +133,92 @@ def test_a_job_that_nobody_knows(capsys, fake_slurm: FakeSlurm) -> None:
     assert "Job 99:\n  no run directory found in runs. Slurm says:" in capsys.readouterr().err
 
 
+def started(folder: Path, name: str, **files: object) -> Path:
+    """A run directory that no submission made."""
+    path = folder / "runs" / name
+    path.mkdir(parents=True)
+    for file, content in files.items():
+        text = content if isinstance(content, str) else json.dumps(content)
+        (path / {"run": "run.json", "lock": ".lock", "metrics": "metrics.jsonl"}[file]).write_text(text)
+    return path
+
+
+def test_trainings_that_nobody_submitted_are_shown(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+    """By sbatch with a script of jobs/, by torchrun, by hand."""
+    started(folder, "mnist-31", run={"topology": {"job_id": 31, "array_task_id": None}})
+    started(folder, "mnist-40_2", run={"topology": {"job_id": 42, "array_job_id": 40, "array_task_id": 2}})
+    started(folder, "training-33", lock={"job": "33", "process": 7}, metrics='{"kind": "done"}')
+    held = started(folder, "by-hand", lock={"job": None, "process": 8})
+    slurm_says(fake_slurm, record(31), record(40, "PENDING", reason="Priority", task="2"))
+    assert {row[0]: row[1:3] for row in rows(capsys)} == {
+        "31": ["mnist", "RUNNING"],
+        "40_2": ["mnist", "PENDING"],
+        "33": ["training", "COMPLETED"],
+        "-": ["by-hand", "unknown"],
+    }
+    assert [row[1] for row in rows(capsys, "31")] == ["mnist"]
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    command = [sys.executable, "-c", hold, str(held / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        assert [row[2] for row in rows(capsys, "runs/by-hand")] == ["RUNNING"]
+        process.communicate(b"\n")
+    assert [row[2] for row in rows(capsys, "runs/by-hand")] == ["unknown"]
+
+
+def test_a_folder_that_is_no_run_directory(capsys, folder: Path) -> None:
+    (folder / "data" / ".lock").parent.mkdir()
+    (folder / "data" / ".lock").write_text("another program's")
+    with pytest.raises(SystemExit):
+        status.main(["data"])
+    assert "Reading the run directory data:\n  it has no spec.json, run.json or .lock" in capsys.readouterr().err
+
+
+def test_as_json_and_with_the_values_of_a_grid(capsys, fake_slurm: FakeSlurm) -> None:
+    spec = JobSpec(name="fit", command=("t", "{lr}", "{seed}"), grid={"lr": ("0.1", "1"), "seed": ("a b",)})
+    submission.submit(planning.plan(planning.Request(spec=spec)))
+    slurm_says(fake_slurm, record(12, "PENDING", reason="AssocGrpGRES", task="0-1"))
+    assert status.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("SAMPLES/S  VALUES")
+    assert lines[2].endswith(
+        "lr=1 seed=a b    (AssocGrpGRES: all jobs of your account together use as many GPUs as they may)"
+    )
+    assert status.main(["--json", "12_1"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert (one["job"], one["state"], one["reason"], one["epoch"]) == ("12_1", "PENDING", "AssocGrpGRES", None)
+    assert one["values"] == {"lr": "1", "seed": "a b"}
+    assert one["run_dir"].endswith("runs/fit-12_1")
+
+
+def test_watching_ends_when_all_have_ended(capsys, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit()
+    answers = f"[[ -e seen ]] && echo '{record(12, 'COMPLETED')}' || echo '{record(12)}'; touch seen"
+    fake_slurm.command("squeue", answers)
+    monkeypatch.setattr(status, "_WATCH_S", 0.0)
+    assert status.main(["--watch"]) == 0
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == [
+        "STATE",
+        "RUNNING",
+        "STATE",
+        "COMPLETED",
+    ]
+
+
+def test_states_have_colours_on_a_terminal_only(capsys, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit()
+    slurm_says(fake_slurm, record(12))
+    assert "\x1b" not in "".join(map("".join, rows(capsys)))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert rows(capsys)[0][2] == "\x1b[36mRUNNING\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert rows(capsys)[0][2] == "RUNNING"
+
+
 def test_nothing_submitted_yet(capsys) -> None:
     assert status.main([]) == 0
-    assert "No submitted jobs in runs" in capsys.readouterr().out
+    assert "No runs in runs" in capsys.readouterr().out
 
 
 SPEC = {"job": "13", "cluster": None, "submitted": 1.0, "spec": {"name": "bad", "array": None}}

@@ -43,7 +43,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def follow(tmp_path: Path, chapters: list, ids: tuple[str, ...] = ("12",)) -> tuple[int, list[str]]:
     story, lines = Story(chapters), []
-    jobs = [Job(id=one, run_dir=tmp_path, tasks=2, scheduler=story) for one in ids]  # type: ignore[arg-type]
+    jobs = [Job(id=one, run_dir=tmp_path, tasks=2, ranks=2, scheduler=story) for one in ids]  # type: ignore[arg-type]
     return watch.follow(jobs, show=lines.append), lines
 
 

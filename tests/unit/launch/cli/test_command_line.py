@@ -45,7 +45,9 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 def test_the_reference_job_and_its_options(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
     argv = ("--nodes", "2", "--gpus-per-node", "2", "--no-check", "--epochs", "3", "--lr", "0.5", "--no-cuda")
     status, out, _ = run(capsys, *argv)
-    assert (status, out) == (0, "Submitted job 12 (mnist): 2 nodes x 2 GPUs. Run directory: runs/mnist-12\n")
+    announced = "Submitted job 12 (mnist): 2 nodes x 2 GPUs. Run directory: runs/mnist-12\n"
+    steps = "To follow it: cluster-ddp logs -f runs/mnist-12\nTo end it: cluster-ddp cancel runs/mnist-12\n"
+    assert (status, out) == (0, announced + steps)
     record = json.loads((folder / "runs/mnist-12/spec.json").read_text())
     assert (record["command"], record["reference_options"]) == ([], ["--epochs", "3", "--lr", "0.5", "--no-cuda"])
     assert "# Each task runs: cluster_ddp.mnist.train(--epochs 3 --lr 0.5 --no-cuda)\n" in fake_slurm.stdin("sbatch")
@@ -82,7 +84,9 @@ def test_what_resumes_repeats_the_job_with_what_is_given_changed(
     fake_slurm.command("sbatch", "echo 13")
     more = ("--runs-dir", "../runs", "--no-check", "--mem", "16G", "--epochs", "5")
     status, out, err = run(capsys, "--resume", "12", *more)
-    assert (status, out) == (0, "Submitted job 13 (mnist): 2 nodes x 1 GPU. Run directory: ../runs/mnist-12\n"), err
+    assert status == 0, err
+    assert out.startswith("Submitted job 13 (mnist): 2 nodes x 1 GPU. Run directory: ../runs/mnist-12\nTo follow it: ")
+    assert "cancel ../runs/mnist-12\n" in out
     record = json.loads((folder / "runs/mnist-12/spec.json").read_text())
     assert record["reference_options"] == ["--epochs", "3", "--no-cuda", "--epochs", "5"]
     assert (record["job"], record["spec"]["mem"], record["folder"]) == ("13", "16G", str(folder))
@@ -119,7 +123,8 @@ def test_a_run_of_an_earlier_version_resumes_with_options_of_the_training(
 
 def test_a_command_of_ones_own(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
     status, out, _ = run(capsys, "--no-check", "--", "python", "my_train.py", "--", "--nodes", "9")
-    assert (status, out) == (0, "Submitted job 12 (my_train): 1 node x 1 GPU. Run directory: runs/my_train-12\n")
+    assert status == 0
+    assert out.startswith("Submitted job 12 (my_train): 1 node x 1 GPU. Run directory: runs/my_train-12\n")
     assert json.loads((folder / "runs/my_train-12/spec.json").read_text())["command"][2:] == ["--", "--nodes", "9"]
 
 

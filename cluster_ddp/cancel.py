@@ -1,0 +1,60 @@
+"""`cluster-ddp cancel JOB …`: end jobs, on Slurm or on this machine. A training that uses cluster_ddp saves first.
+
+JOB is a job id (12, or 12_3 for an array task; an array's id means all its tasks) or a run directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster_ddp.errors import JobError, exit_on_error
+from cluster_ddp.jobs import run_records
+from cluster_ddp.jobs.job import of_run
+from cluster_ddp.launch.backends.slurm import Slurm
+
+PROGRAM = "cluster-ddp cancel"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the options, find the jobs, cancel each. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("jobs", nargs="+", metavar="JOB", help="job ids or run directories")
+    parser.add_argument(
+        "--runs-dir", type=Path, default=Path("runs"), help="folder of the run directories (default: runs)"
+    )
+    arguments = parser.parse_args(argv)
+    with exit_on_error(PROGRAM):
+        for word in arguments.jobs:
+            print(_cancel(word, arguments.runs_dir))
+    return 0
+
+
+def _cancel(word: str, runs_dir: Path) -> str:
+    """Cancel what a word means. Returns what was done."""
+    found = run_records.find(word, runs_dir)
+    if not found and Path(word).is_dir():
+        raise JobError(f"Cancelling {word}:", "no job has run in it.", "give a job id or a run directory")
+    if not found:  # Slurm may know it
+        Slurm().cancel(word, None, runs_dir)
+        return f"Cancelled job {word}."
+    running = [job for job in map(of_run, found) if not job.status().ended]
+    if not running:
+        state = of_run(found[-1]).state()
+        raise JobError(
+            f"Cancelling job {word}:", f"it has ended already: {state}.", "cluster-ddp status shows what runs"
+        )
+    if len(running) > 1:  # one command for a whole array
+        running[0].scheduler.cancel(found[0].job_id, running[0].cluster, running[0].run_dir)
+    else:
+        running[0].cancel()
+    ids = running[0].id if len(running) == 1 else f"{running[0].id} to {running[-1].id}"
+    return f"Cancelled job {ids} ({found[0].name}). To see how it ends: cluster-ddp status {word}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""The logs of a job: what its batch script and its tasks have printed, read once or again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from cluster_ddp.contract import File
+from cluster_ddp.errors import JobError
+from cluster_ddp.jobs.job import Job
+
+PLAIN = (File.JOB_LOG, File.TASK_LOG.format(0))
+"""The logs of the batch script and of task 0. Their lines are shown as they are; others get the task's name."""
+
+
+class LogReader:
+    """Shows the lines of log files that are new since the last time.
+
+    Args:
+        show: called with each line.
+        files: returns the files that exist so far.
+        plain: names of the files whose lines get no prefix.
+    """
+
+    def __init__(
+        self, show: Callable[[str], None], files: Callable[[], Iterable[Path]], *, plain: Iterable[str] = PLAIN
+    ) -> None:
+        self._show, self._files, self._plain = show, files, frozenset(plain)
+        self._read: dict[Path, int] = {}
+
+    def show_new(self, *, to_the_end: bool = False) -> None:
+        """Show what is new. An unfinished line is shown once it is whole, or `to_the_end`."""
+        for path in self._files():
+            with open(path, "rb") as file:
+                file.seek(self._read.get(path, 0))
+                text = file.read()
+            if not to_the_end:
+                text = text[: text.rfind(b"\n") + 1]
+            self._read[path] = self._read.get(path, 0) + len(text)
+            prefix = "" if path.name in self._plain else f"[{path.stem}] "
+            for line in text.decode(errors="replace").splitlines():
+                self._show(prefix + line)
+
+
+def of_rank(job: Job, rank: int) -> Path:
+    """Return the log that has the output of a rank: that of its task. Under torchrun, a task has the ranks of a node.
+
+    Raises:
+        JobError: there is no such rank, or its task has printed nothing so far.
+    """
+    asked = f"The log of rank {rank} of job {job.id}:"
+    if not 0 <= rank < job.ranks:
+        raise JobError(asked, f"its ranks are 0 to {job.ranks - 1}.", f"--rank {job.ranks - 1}, or --all")
+    path = job.run_dir / File.TASK_LOG.format(rank * job.tasks // job.ranks)
+    if not path.exists():
+        raise JobError(
+            asked, f"there is no {path.name} in {job.run_dir} so far.", "wait until the job runs, or use --all"
+        )
+    return path

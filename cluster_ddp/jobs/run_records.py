@@ -1,0 +1,169 @@
+"""The runs of a folder: what the spec.json of each says; where no submission made it, its run.json or its lock file."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from cluster_ddp.contract import File
+from cluster_ddp.errors import RunDirError
+from cluster_ddp.launch import run_dirs
+from cluster_ddp.launch.backends.slurm import Slurm
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """One run directory."""
+
+    run_dir: Path
+    """As it was found."""
+    job: str
+    """The id of its job as squeue shows it, 12 or 12_3; empty outside a job."""
+    name: str
+    """Name of the job; of a training that nobody submitted, that of its folder."""
+    scheduler: Literal["Slurm", "this machine"] | None
+    """What runs it, if known."""
+    cluster: str | None = None
+    """Name of its cluster, if sbatch gave one."""
+    values: Mapping[str, str]
+    """An array task's values of the grid."""
+    began_s: float
+    """When it was submitted, or started; UNIX time."""
+    ranks: int = 1
+    """Number of ranks; 1 if no submission made it."""
+    tasks: int = 1
+    """Number of tasks: ranks, or nodes under torchrun."""
+
+    @property
+    def job_id(self) -> str:
+        """The job's id; for an array task the array's."""
+        return self.job.partition("_")[0]
+
+    @property
+    def is_submitted(self) -> bool:
+        """Whether a submission made it."""
+        return (self.run_dir / File.SPEC).exists()
+
+    def is_locked(self) -> bool:
+        """Whether a training is writing to it now, as far as its lock file shows."""
+        try:
+            descriptor = os.open(self.run_dir / File.LOCK, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            return False
+        try:
+            # fcntl(2): l_type, l_whence, l_start, l_len, l_pid. The answer has F_UNLCK in l_type if nobody holds it.
+            asked = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+            answer: bytes = fcntl.fcntl(descriptor, fcntl.F_GETLK, asked)
+            return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+
+
+def read(path: Path) -> RunRecord:
+    """Read what is known of a run directory.
+
+    Raises:
+        RunDirError: it is not one, or its spec.json can't be read.
+    """
+    if os.path.lexists(path / File.SPEC):
+        return _submitted(path, run_dirs.read(path))
+    if not _is_training(path):
+        found = f"it has no {File.SPEC}, {File.RUN} or {File.LOCK} of a training."
+        raise RunDirError(
+            f"Reading the run directory {path}:", found, "give a folder that a job or a training has made"
+        )
+    owner, topology = _json(path / File.LOCK), _json(path / File.RUN).get("topology")
+    label = _label(topology if isinstance(topology, dict) else {}) or owner.get("job")
+    job = label if isinstance(label, str) and label.replace("_", "").isdigit() else ""
+    name = path.resolve().name.removesuffix(f"-{job}")
+    began_s = (path / (File.RUN if (path / File.RUN).exists() else File.LOCK)).stat().st_mtime
+    return RunRecord(run_dir=path, job=job, name=name, scheduler="Slurm" if job else None, values={}, began_s=began_s)
+
+
+def find(word: str, runs_dir: Path) -> list[RunRecord]:
+    """Return the runs that a word means; none if it is a job without a run directory in `runs_dir`.
+
+    Args:
+        word: a job id (12; 12_3; the id of an array means its tasks), or the path of a run directory.
+        runs_dir: folder of the run directories, in which an id is looked up.
+
+    Raises:
+        RunDirError: it is a folder, but no run directory.
+    """
+    if not Path(word).is_dir():
+        return [one for one in in_folder(runs_dir) if word in (one.job, one.job_id)]
+    record = read(Path(word))
+    if not record.is_submitted:
+        return [record]
+    siblings = in_folder(Path(word).resolve().parent)  # the folder of an array means its tasks
+    return [one for one in siblings if record.job in (one.job, one.job_id)]
+
+
+def in_folder(runs_dir: Path) -> list[RunRecord]:
+    """Return the runs of a folder, in the order of submission. Damaged ones, and whole arrays, are passed over."""
+    found = []
+    for path in {path.parent for name in (File.SPEC, File.RUN, File.LOCK) for path in runs_dir.glob(f"*/{name}")}:
+        try:
+            if not path.is_symlink() and not _is_whole_array(path):
+                found.append(read(path))
+        except (RunDirError, OSError):
+            continue  # just being made
+    return sorted(found, key=lambda one: (one.began_s, [int(part) for part in one.job.split("_") if part]))
+
+
+def _is_training(path: Path) -> bool:
+    """Whether a training wrote to it."""
+    return (path / File.RUN).is_file() or "process" in _json(path / File.LOCK)
+
+
+def _is_whole_array(path: Path) -> bool:
+    if not (path / File.SPEC).is_file():
+        return False
+    record = run_dirs.read(path)
+    return record["spec"].get("array") is not None and "_" not in record["job"]
+
+
+def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
+    on_slurm = "_" in record["job"] or (path / Slurm.script_name).exists()
+    values, spec = record.get("values"), record["spec"]
+    nodes, gpus, each = (_count(spec.get(name)) for name in ("nodes", "gpus_per_node", "gpus_per_task"))
+    ranks = nodes * (gpus // each)
+    return RunRecord(
+        run_dir=path,
+        job=record["job"],
+        name=spec["name"],
+        scheduler="Slurm" if on_slurm else "this machine",
+        cluster=record["cluster"],
+        values=values if isinstance(values, dict) else {},
+        began_s=record["submitted"],
+        ranks=ranks,
+        tasks=nodes if spec.get("launcher") == "torchrun" else ranks,
+    )
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 1
+
+
+def _label(topology: Mapping[str, Any]) -> str | None:
+    """The job of a run.json, as squeue shows it."""
+    if topology.get("array_task_id") is not None:
+        return f"{topology.get('array_job_id')}_{topology['array_task_id']}"
+    return None if topology.get("job_id") is None else str(topology["job_id"])
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a small file; empty if it has none."""
+    try:
+        value = json.loads(path.read_text()) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

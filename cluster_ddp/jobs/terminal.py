@@ -1,0 +1,35 @@
+"""What a terminal needs: colours where a person watches, a quiet end where a pipe's reader leaves first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_COLOURS = {"COMPLETED": 32, "RUNNING": 36, "COMPLETING": 36, "PENDING": 33, "CONFIGURING": 33}
+_FAILED = 31
+
+
+def coloured_state(state: str, text: str) -> str:
+    """Return a text in the colour of a job's state, if stdout is a terminal and NO_COLOR is not set.
+
+    https://no-color.org: any value of NO_COLOR but the empty one counts.
+    """
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty():
+        return text
+    if state in ("", "unknown"):
+        return text
+    return f"\x1b[{_COLOURS.get(state, _FAILED)}m{text}\x1b[0m"
+
+
+@contextmanager
+def quiet_pipe() -> Iterator[None]:
+    """End quietly, as other programs do, if the reader of stdout leaves first: `cluster-ddp status | head -1`."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the buffer's rest would fail at exit
+        sys.exit(128 + signal.SIGPIPE)

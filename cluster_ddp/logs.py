@@ -1,0 +1,85 @@
+"""`cluster-ddp logs JOB`: what a job has printed: its batch script and rank 0, another rank, or all tasks.
+
+JOB is a job id (12, or 12_3 for an array task) or a run directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster_ddp.errors import JobError, exit_on_error
+from cluster_ddp.jobs import logs, run_records
+from cluster_ddp.jobs.job import Job, of_run
+from cluster_ddp.jobs.logs import LogReader
+from cluster_ddp.jobs.terminal import quiet_pipe
+from cluster_ddp.jobs.watch import follow
+
+PROGRAM = "cluster-ddp logs"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the options, find the job, print its logs. Returns the exit status: with -f, the job's."""
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("job", metavar="JOB", help="job id or run directory")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="follow the job to its end, and exit with its status"
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--rank", type=int, metavar="N", help="the log of rank N only")
+    which.add_argument("--all", action="store_true", help="the logs of all tasks")
+    parser.add_argument(
+        "--runs-dir", type=Path, default=Path("runs"), help="folder of the run directories (default: runs)"
+    )
+    arguments = parser.parse_args(argv)
+    with exit_on_error(PROGRAM), quiet_pipe():
+        job = _job(arguments.job, arguments.runs_dir)
+        reader = _reader(job, arguments)
+        if arguments.follow:
+            return _follow(job, reader)
+        if not job.log_files():
+            found = "it has printed nothing so far."
+            raise JobError(f"The logs of job {job.id}:", found, f"cluster-ddp status {shlex.quote(str(job.run_dir))}")
+        reader.show_new(to_the_end=True)
+    return 0
+
+
+def _job(word: str, runs_dir: Path) -> Job:
+    """The job that a word means."""
+    found = run_records.find(word, runs_dir)
+    if not found:
+        hint = "give a job id or a run directory; look in another folder with --runs-dir PATH"
+        raise JobError(f"The logs of job {word}:", f"no run directory found in {runs_dir}.", hint)
+    if len(found) > 1:
+        tasks = f"it is an array with {len(found)} tasks, {found[0].job} to {found[-1].job}."
+        raise JobError(f"The logs of job {word}:", tasks, f"name one: {PROGRAM} {found[0].job}")
+    return of_run(found[0])
+
+
+def _reader(job: Job, arguments: argparse.Namespace) -> LogReader:
+    """Shows the logs that were asked for."""
+    if arguments.all:
+        return LogReader(_show, job.log_files)
+    wanted = logs.PLAIN if arguments.rank is None else (logs.of_rank(job, arguments.rank).name,)
+    return LogReader(_show, lambda: [path for path in job.log_files() if path.name in wanted], plain=wanted)
+
+
+def _show(line: str) -> None:
+    print(line, flush=True)
+
+
+def _follow(job: Job, reader: LogReader) -> int:
+    try:
+        return follow([job], show=_show, logs=reader)
+    except KeyboardInterrupt:
+        print(f"\nNo longer following; job {job.id} continues. To end it: cluster-ddp cancel {job.id}", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Why a job waits, in words: the reason codes of squeue(1), JOB REASON CODES, and slurm's job_state_reason_string()."""
+
+from __future__ import annotations
+
+import re
+
+_WORDS = {
+    "Resources": "it is next, and waits for nodes or GPUs that are in use",
+    "Priority": "jobs with a higher priority are before it",
+    "Dependency": "it waits for another job (--after)",
+    "DependencyNeverSatisfied": "the job that it waits for has failed. To end it: scancel",
+    "BeginTime": "it is not to start before a time, or was just requeued",
+    "JobHeldUser": "it is held. To release it: scontrol release",
+    "JobHeldAdmin": "an administrator holds it; ask the support",
+    "JobArrayTaskLimit": "as many tasks of its array run as it allows (%)",
+    "ReqNodeNotAvail": "a node that it needs is down, drained or reserved",
+    "UnavailableNodes": "a node that it needs is down, drained or reserved",
+    "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions": (
+        "nodes that it needs are down, drained or reserved for other partitions"
+    ),
+    "PartitionDown": "its partition takes no jobs now",
+    "PartitionInactive": "its partition starts no jobs now",
+    "PartitionNodeLimit": "it asks for more nodes than its partition allows",
+    "PartitionTimeLimit": "its time limit is longer than its partition allows. Resubmit with a shorter --time",
+    "PartitionConfig": "it asks for more than its partition has",
+    "BadConstraints": "no node can ever run it. Resubmit with less, or with another --constraint",
+    "Reservation": "it waits for its reservation",
+    "ReservationDeleted": "its reservation was removed",
+    "Licenses": "it waits for a licence",
+    "InvalidAccount": "its account may not be used here. Resubmit with another --account",
+    "InvalidQOS": "its QOS may not be used here. Resubmit with another --qos",
+    "AccountNotAllowed": "its account may not use this partition",
+    "QOSNotAllowed": "its QOS may not be used in this partition",
+    "NodeDown": "a node that it needs is down",
+    "Prolog": "its nodes are being prepared",
+    "Cleaning": "it was requeued, and its last start is being cleaned up",
+    "launch_failed_requeued_held": "its last start failed. To release it: scontrol release",
+    "job_requeued_in_held_state": "it was requeued and is held. To release it: scontrol release",
+}
+# Limits of accounting: whose, on what, of which jobs. Such as AssocGrpGRES, QOSMaxCpuPerUserLimit.
+_LIMIT = re.compile(
+    r"(?P<whose>Assoc|QOS)(?P<scope>Grp|Max|Min)"
+    r"(?P<what>CPU|Cpu|GRES|Mem|Memory|Node|Jobs?|Submit|Wall|BB|Bill|Energy|Lic)(?P<rest>\w*)"
+)
+_WHAT = {
+    "cpu": "CPUs",
+    "gres": "GPUs",
+    "mem": "memory",
+    "memory": "memory",
+    "node": "nodes",
+    "job": "running jobs",
+    "jobs": "running jobs",
+    "submit": "submitted jobs",
+    "wall": "run time",
+    "bill": "billing units",
+}
+
+
+def in_words(reason: str) -> str:
+    """Return a reason with its meaning, such as "Priority: jobs with …"; one that is not known here as it is.
+
+    Args:
+        reason: as squeue shows it. Text in parentheses or behind a comma may follow the code.
+    """
+    code = re.split(r"[,(\s]", reason, maxsplit=1)[0]
+    words = _WORDS.get(reason) or _WORDS.get(code) or _limit(code)
+    return f"{reason}: {words}" if words else reason
+
+
+def _limit(code: str) -> str:
+    match = _LIMIT.match(code)
+    if match is None:
+        return ""
+    whose = "your account" if match["whose"] == "Assoc" else "the QOS"
+    what = _WHAT.get(match["what"].lower(), match["what"])
+    if match["scope"] == "Min":
+        return f"it asks for fewer {what} than {whose} requires"
+    if match["rest"].startswith("Minutes"):
+        what += " x time"
+    if match["scope"] == "Grp":
+        return f"all jobs of {whose} together use as many {what} as they may"
+    each = re.search(r"Per(User|Account|Job|Node)", match["rest"])
+    per = {"User": " for each user", "Account": " for each account", "Job": " for each job", "Node": " on each node"}
+    return f"{whose} allows no more {what}{per[each[1]] if each else ''}"

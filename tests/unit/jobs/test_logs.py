@@ -1,0 +1,138 @@
+"""`cluster-ddp logs` and `cancel`: run directories as a submission makes them, Slurm as a stand-in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stand_ins import FakeSlurm, fake_slurm
+
+from cluster_ddp import cancel, logs
+from cluster_ddp.jobs import job, watch
+from cluster_ddp.launch import planning, submission
+from cluster_ddp.launch.spec import JobSpec
+
+__all__ = ["fake_slurm"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_slurm: FakeSlurm) -> Path:
+    path = tmp_path / "it's a folder"
+    path.mkdir()
+    monkeypatch.chdir(path)
+    monkeypatch.setattr(watch, "_LOG_POLL_S", 0.0)
+    monkeypatch.setattr(job, "_FIRST_POLL_S", 0.0)
+    return path
+
+
+def submit(**fields) -> list[Path]:
+    spec = JobSpec(name="fit", command=("true",), **fields)
+    return [one.run_dir for one in submission.submit(planning.plan(planning.Request(spec=spec)))]
+
+
+def printed(run_dir: Path, **texts: str) -> None:
+    for name, text in texts.items():
+        (run_dir / f"{name.replace('_', '-')}.log").write_text(text)
+
+
+def slurm_says(fake_slurm: FakeSlurm, state: str, *, exit_code: str = "0:0", tasks: tuple[int, ...] = ()) -> None:
+    ids = [f"JobId={13 + task} ArrayJobId=12 ArrayTaskId={task}" for task in tasks] or ["JobId=12"]
+    rest = f"JobName=fit UserId=u(1) JobState={state} Reason=None RunTime=00:01:30 Restarts=0 ExitCode={exit_code}"
+    lines = "\n".join(f"{one} {rest} StdOut=x" for one in ids)
+    fake_slurm.command("scontrol", f"cat <<'X'\n{lines}\nX")
+
+
+def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> list[str]:
+    assert logs.main(argv) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def refused(capsys: pytest.CaptureFixture[str], main, *argv: str) -> str:
+    with pytest.raises(SystemExit) as raised:
+        main(argv)
+    assert raised.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
+def test_the_batch_script_and_rank_0_or_all_tasks_or_one(capsys) -> None:
+    (run_dir,) = submit(gpus_per_node=2)
+    printed(run_dir, job="begins\n", task_0="zero\nno end", task_1="one\n")
+    assert shown(capsys, "12") == shown(capsys, "runs/fit-12") == shown(capsys, "runs/latest")
+    assert shown(capsys, "12") == ["begins", "zero", "no end"]
+    assert shown(capsys, "12", "--all") == ["begins", "zero", "no end", "[task-1] one"]
+    assert shown(capsys, "12", "--rank", "1") == ["one"]
+    assert shown(capsys, "12", "--rank", "0") == ["zero", "no end"]
+
+
+def test_under_torchrun_a_rank_is_in_its_nodes_log(capsys) -> None:
+    (run_dir,) = submit(nodes=2, gpus_per_node=4, launcher="torchrun")
+    printed(run_dir, task_0="ranks 0 to 3\n", task_1="ranks 4 to 7\n")
+    assert shown(capsys, "12", "--rank", "3") == ["ranks 0 to 3"]
+    assert shown(capsys, "12", "--rank", "4") == ["ranks 4 to 7"]
+
+
+def test_following_ends_as_the_job_ends(capsys, fake_slurm: FakeSlurm) -> None:
+    (run_dir,) = submit(gpus_per_node=2)
+    printed(run_dir, task_0="zero\n", task_1="one\n")
+    slurm_says(fake_slurm, "FAILED", exit_code="3:0")
+    assert logs.main(["12", "-f", "--rank", "1"]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["one", "job 12: FAILED after 00:01:30, exit status 3"]
+
+
+def test_what_has_no_log(capsys, folder: Path) -> None:
+    submit(array="0-1")
+    assert "Job" not in refused(capsys, logs.main, "99")
+    assert (
+        "The logs of job 12:\n  it is an array with 2 tasks, 12_0 to 12_1.\n  Hint: name one: cluster-ddp logs 12_0"
+        in (refused(capsys, logs.main, "12"))
+    )
+    assert "it has printed nothing so far" in refused(capsys, logs.main, "12_1")
+    assert "its ranks are 0 to 0" in refused(capsys, logs.main, "12_1", "--rank", "1")
+    (folder / "runs" / "by-hand").mkdir()
+    (folder / "runs" / "by-hand" / "run.json").write_text("{}")
+    assert "no submission made its run directory" in refused(capsys, logs.main, "runs/by-hand")
+
+
+def test_a_reader_that_leaves_first(folder: Path) -> None:
+    (run_dir,) = submit()
+    printed(run_dir, task_0="line\n" * 100_000)
+    root = str(Path(__file__).parents[3])
+    command = f'set -o pipefail; "{sys.executable}" -m cluster_ddp logs 12 | head -1'
+    env = {**os.environ, "PYTHONPATH": root}
+    done = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (141, "line\n", "")
+
+
+def test_a_job_is_cancelled(capsys, fake_slurm: FakeSlurm) -> None:
+    submit()
+    slurm_says(fake_slurm, "RUNNING")
+    assert cancel.main(["runs/fit-12"]) == 0
+    assert capsys.readouterr().out == "Cancelled job 12 (fit). To see how it ends: cluster-ddp status runs/fit-12\n"
+    assert fake_slurm.calls("scancel") == [["12"]]
+    slurm_says(fake_slurm, "COMPLETED")
+    assert "it has ended already: COMPLETED." in refused(capsys, cancel.main, "12")
+    assert len(fake_slurm.calls("scancel")) == 1
+
+
+def test_an_array_is_cancelled_at_once_and_a_task_alone(capsys, fake_slurm: FakeSlurm) -> None:
+    submit(array="0-1")
+    slurm_says(fake_slurm, "RUNNING", tasks=(0, 1))
+    assert cancel.main(["12"]) == cancel.main(["12_1"]) == 0
+    assert fake_slurm.calls("scancel") == [["12"], ["12_1"]]
+    assert "Cancelled job 12_0 to 12_1 (fit)." in capsys.readouterr().out
+
+
+def test_a_job_without_a_run_directory_is_slurms(capsys, fake_slurm: FakeSlurm) -> None:
+    assert cancel.main(["99"]) == 0
+    assert capsys.readouterr().out == "Cancelled job 99.\n"
+    assert fake_slurm.calls("scancel") == [["99"]]
+    fake_slurm.command(
+        "scancel", "echo 'scancel: error: Kill job error on job id 99: Invalid job id specified' >&2; exit 1"
+    )
+    assert "Invalid job id" in refused(capsys, cancel.main, "99")

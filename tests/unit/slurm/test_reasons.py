@@ -1,0 +1,28 @@
+"""Slurm's reasons in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster_ddp.slurm.reasons import in_words
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("Resources", "it is next, and waits for nodes or GPUs that are in use"),
+        ("ReqNodeNotAvail, UnavailableNodes:node[1-3]", "a node that it needs is down, drained or reserved"),
+        ("(Nodes_required)", ""),
+        ("AssocGrpGRES", "all jobs of your account together use as many GPUs as they may"),
+        ("AssocGrpCPUMinutesLimit", "all jobs of your account together use as many CPUs x time as they may"),
+        ("QOSMaxGRESPerUser", "the QOS allows no more GPUs for each user"),
+        ("QOSMaxCpuPerUserLimit", "the QOS allows no more CPUs for each user"),
+        ("AssocMaxJobsLimit", "your account allows no more running jobs"),
+        ("QOSMaxWallDurationPerJobLimit", "the QOS allows no more run time for each job"),
+        ("QOSMinGRES", "it asks for fewer GPUs than the QOS requires"),
+        ("SomethingNew", ""),
+        ("", ""),
+    ],
+)
+def test_a_reason_keeps_its_code_and_gets_its_meaning(reason: str, words: str) -> None:
+    assert in_words(reason) == (f"{reason}: {words}" if words else reason)
