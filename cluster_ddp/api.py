@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -98,15 +99,32 @@ def _check_array(spec: JobSpec, *, wanted: bool) -> None:
 def _payload(spec: JobSpec, function_or_command: Callable[..., Any] | Sequence[str] | None) -> dict[str, Any]:
     """What runs, as fields of a `Request`."""
     if callable(function_or_command):
+        _check_call(function_or_command, spec)
         return {"spec": spec, "function": WithWorld(function_or_command)}
     if function_or_command is not None:
         spec = dataclasses.replace(spec, command=as_words(function_or_command))
     return {"spec": spec}
 
 
+def _check_call(function: Callable[..., Any], spec: JobSpec) -> None:
+    """Check that a function can be called with the world and the values of the grid."""
+    name = getattr(function, "__name__", repr(function))
+    call = f"{name}({', '.join(['world', *(f'{key}=…' for key in spec.grid)])})"
+    try:
+        inspect.signature(function).bind(None, **dict.fromkeys(spec.grid))
+    except ValueError:  # a function of C may tell no signature
+        return
+    except TypeError as error:
+        asked, found = (
+            f"Submitting the function {name}:",
+            f"each rank calls {call}, which does not fit: {error}.",
+        )
+        raise SpecError(asked, found, f"def {call.replace('=…', '')}: …") from error
+
+
 def _submitted(request: Request, check: bool) -> list[Job]:
     plan = planning.plan(request)
     if check:
-        for advice in preflight.check(plan, ask_cluster=True):
+        for advice in preflight.check(plan):
             warnings.warn(f"{advice.text} ({advice.code})", stacklevel=3)
     return job.submit(plan)

@@ -144,6 +144,11 @@ def nearest(word: str, legal: Iterable[str]) -> str:
     return f" Did you mean {matches[0]}?" if matches else ""
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: "1 GPU", "2 GPUs"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """Replace what is not printable by "?": control characters could move the cursor or change a terminal's title."""
     return "".join(character if character.isprintable() else "?" for character in text)

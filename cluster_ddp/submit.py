@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster_ddp import api
-from cluster_ddp.errors import SpecError, exit_on_error
+from cluster_ddp.errors import SpecError, counted, exit_on_error
 from cluster_ddp.jobs import job
 from cluster_ddp.jobs.job import Job
 from cluster_ddp.launch import grids
@@ -78,7 +78,7 @@ def _next_steps(jobs: list[Job], here: Path) -> str:
 
 def _announcement(plan: Plan, jobs: list[Job], here: Path) -> str:
     spec, label, folder = plan.spec, jobs[0].id.partition("_")[0], os.path.relpath(jobs[0].run_dir, here)
-    size = f"{spec.nodes} node{'s' * (spec.nodes > 1)} x {spec.gpus_per_node} GPU{'s' * (spec.gpus_per_node > 1)}"
+    size = f"{counted(spec.nodes, 'node')} x {counted(spec.gpus_per_node, 'GPU')}"
     if spec.array is not None:
         folders = f"{folder} … {jobs[-1].run_dir.name}"
         return f"Submitted array {label} ({spec.name}): {len(jobs)} tasks, each {size}. Run directories: {folders}"

@@ -7,15 +7,20 @@ torchrun --nproc-per-node 2 -m cluster_ddp.train            one process per torc
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import io
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster_ddp import mnist
-from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, exit_on_error
+from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, exit_on_error, nearest
 from cluster_ddp.launch import grids
+from cluster_ddp.launch.cli import sbatch_options
 from cluster_ddp.launch.spec import ARRAY_TASK
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.result import TrainResult
@@ -26,12 +31,42 @@ PROGRAM = "cluster-ddp train"
 
 
 def parse(options: Sequence[str], *, program: str = PROGRAM) -> TrainConfig:
-    """Parse the options of a command line. With --help or a wrong option, prints a text and exits."""
+    """Parse the options of a command line. With --help, prints a text and exits.
+
+    Raises:
+        SpecError: there is no such option, or it has an illegal value.
+    """
     if not options:
         return TrainConfig()
     import tyro
 
-    return tyro.cli(TrainConfig, prog=program, args=options)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(TrainConfig, prog=program, args=options)
+    except SystemExit as end:
+        if not end.code:
+            raise  # --help
+        raise _error(options, said.getvalue(), program) from None
+
+
+def _error(options: Sequence[str], said: str, program: str) -> SpecError:
+    """An error of tyro's, which draws boxes, in our form."""
+    legal = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(TrainConfig)]
+    _, *lines = [line.strip("│ ") for line in said.splitlines()]  # below the title
+    text = "\n".join(lines).strip("\n─-╰╯╭╮")
+    first, hint = re.split(r"\n(?:[─-]+)?\n|\n[─-]+$", text)[0], f"{program} --help"
+    found = " ".join(first.split())
+    if match := re.match(r"Unrecognized options: (\S+?)(,|$)", found):
+        option = match[1]
+        found = f"there is no such option.{nearest(option.partition('=')[0], legal)}"
+        if sbatch_options.is_one(option):
+            found = "that is an option of sbatch, not of the training."
+            hint = f"Slurm's options go before the script: sbatch {option} … jobs/NAME.sbatch. For those here: {hint}"
+    elif match := re.match(r"Error parsing (\S+): no type matching (\S+) could be instantiated from (.*)\.", found):
+        kind = {"INT": "a whole number", "FLOAT": "a number"}.get(match[2].rpartition("|")[2], match[2])
+        found = f"{match[1]} is {kind}, not {match[3].strip('[]')}."
+    return SpecError(f"Training with {shlex.join(options)}:", found, hint)
 
 
 @dataclass(frozen=True, slots=True)

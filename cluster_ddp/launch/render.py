@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster_ddp import contract
+from cluster_ddp.errors import USAGE_EXIT_STATUS
 from cluster_ddp.launch import grids, run_dirs
 from cluster_ddp.launch.backends import submitit_task
-from cluster_ddp.launch.spec import ARRAY_TASK, JobSpec, seconds
+from cluster_ddp.launch.notation import seconds
+from cluster_ddp.launch.spec import ARRAY_TASK, JobSpec
 from cluster_ddp.launch.task_command import TaskCommand
 from cluster_ddp.slurm import port
 
@@ -75,7 +77,12 @@ def render_local(spec: JobSpec, task: TaskCommand, *, source: str, code: str | N
 
 
 def _rendered(template: str, *, spec: JobSpec, **values: object) -> str:
-    ours = {"resume": run_dirs.RESUME, "contract": contract, "signals": _signals(spec)}
+    ours = {
+        "resume": run_dirs.RESUME,
+        "contract": contract,
+        "signals": _signals(spec),
+        "usage_exit_status": USAGE_EXIT_STATUS,
+    }
     return _environment().get_template(template).render(spec=spec, **ours, **values)
 
 

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.launch import grids
+from cluster_ddp.launch.notation import field_error, normalized_time
 
 ARRAY_TASK = "array_task_id"
 ARRAY_TASK_PLACEHOLDER = f"{{{ARRAY_TASK}}}"
@@ -164,25 +165,25 @@ class JobSpec:
         for name in ("nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
-                raise _error(name, value, "a whole number of 1 or more")
+                raise field_error(name, value, "a whole number of 1 or more")
         for name in ("max_requeues", "requeue_on_failure"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 0:
-                raise _error(name, getattr(self, name), "a whole number of 0 or more")
+                raise field_error(name, getattr(self, name), "a whole number of 0 or more")
         for name in ("command", *_WORD_PATTERNS):
             words = getattr(self, name)
             if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
-                raise _error(name, words, "a tuple of strings")
+                raise field_error(name, words, "a tuple of strings")
         for spec_field in fields(self):
             self._check_text(spec_field.name)
         if self.launcher not in get_args(Launcher):
-            raise _error("launcher", self.launcher, f"one of {', '.join(get_args(Launcher))}")
+            raise field_error("launcher", self.launcher, f"one of {', '.join(get_args(Launcher))}")
         for name, legal in (("requeue", (bool, type(None))), ("share", (bool,))):
             if type(getattr(self, name)) not in legal:
-                raise _error(name, getattr(self, name), "true or false")
+                raise field_error(name, getattr(self, name), "true or false")
         if self.time is not None:
             object.__setattr__(self, "time", normalized_time(self.time))
         if self.command[:1] == ("",) or any("\0" in argument for argument in self.command):
-            raise _error("command", self.command, "a program and its arguments, without NUL bytes")
+            raise field_error("command", self.command, "a program and its arguments, without NUL bytes")
         self._check_choices()
         self._check_array()
 
@@ -202,41 +203,41 @@ class JobSpec:
             pattern, legal = _PATTERNS[name]
             flags = re.UNICODE if name == "name" else re.ASCII
             if not isinstance(value, str) or not re.fullmatch(pattern, value, flags):
-                raise _error(name, value, legal)
+                raise field_error(name, value, legal)
             if name == "name" and value.startswith("-"):
-                raise _error(name, value, "a name that does not begin with '-'")
+                raise field_error(name, value, "a name that does not begin with '-'")
         if name in _WORD_PATTERNS:
             pattern, legal = _WORD_PATTERNS[name]
             if not all(re.fullmatch(pattern, word, re.ASCII) for word in value):
-                raise _error(name, value, legal)
+                raise field_error(name, value, legal)
 
     def _check_choices(self) -> None:
         if self.gpus_per_node % self.gpus_per_task:
             legal = f"a divisor of gpus_per_node={self.gpus_per_node}"
-            raise _error("gpus_per_task", self.gpus_per_task, legal)
+            raise field_error("gpus_per_task", self.gpus_per_task, legal)
         for one, other in ALTERNATIVES:
             if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise _error(other, getattr(self, other), f"left out when {one} is given")
+                raise field_error(other, getattr(self, other), f"left out when {one} is given")
         if self.container_overlays and self.container is None:
-            raise _error("container_overlays", self.container_overlays, "left out without container")
+            raise field_error("container_overlays", self.container_overlays, "left out without container")
         if self.container_binds and self.container is None and self.container_image is None:
-            raise _error("container_binds", self.container_binds, "left out without container or container_image")
+            raise field_error("container_binds", self.container_binds, "left out without container or container_image")
         for option in self.sbatch_options:
             name = option[2:].partition("=")[0]
             if any(ours.startswith(name) for ours in _OURS):  # sbatch takes abbreviations
-                raise _error("sbatch_options", option, "an option that has no field of its own")
+                raise field_error("sbatch_options", option, "an option that has no field of its own")
 
     def _check_array(self) -> None:
         if self.array is not None and grids.count(self.array) == 0:
-            raise _error("array", self.array, "task numbers such as 0-7, not an empty range")
+            raise field_error("array", self.array, "task numbers such as 0-7, not an empty range")
         if self.grid:
             tasks = f"0-{grids.size(self.grid) - 1}"
             if self.array is None:
                 object.__setattr__(self, "array", tasks)
             elif self.array.partition("%")[0] != tasks:
-                raise _error("array", self.array, f"{tasks} for this grid")
+                raise field_error("array", self.array, f"{tasks} for this grid")
         if self.array is not None and max(grids.count(self.array), grids.last(self.array)) > grids.MAX_TASKS:
-            raise _error("array", self.array, f"of at most {grids.MAX_TASKS:,} tasks, none with a higher number")
+            raise field_error("array", self.array, f"of at most {grids.MAX_TASKS:,} tasks, none with a higher number")
         if self.command:
             check_placeholders(self.command, self.grid, array=self.array)
 
@@ -254,49 +255,11 @@ def check_placeholders(words: Sequence[str], grid: grids.Grid, *, array: str | N
     """
     names = grids.placeholders(words)
     if array is None and ARRAY_TASK in names:
-        raise _error("command", tuple(words), f"without {ARRAY_TASK_PLACEHOLDER} unless array is set")
+        raise field_error("command", tuple(words), f"without {ARRAY_TASK_PLACEHOLDER} unless array is set")
+    unknown = sorted(names - {*grid, ARRAY_TASK}) if grid else []
+    for name in unknown:
+        found = f"the grid has {', '.join(grid)}.{nearest(name, grid)}"
+        raise SpecError(f"A command with {{{name}}}:", found, f"give its values: --array {name}=…")
     for key in grid:
         if key not in names:
-            raise _error("grid", key, f"keys that the command uses; put {{{key}}} into it")
-    for name in names - {*grid, ARRAY_TASK} if grid else ():
-        guess = nearest(name, grid)
-        raise _error("command", f"{{{name}}}", f"without placeholders that the grid does not have.{guess}")
-
-
-def normalized_time(text: str) -> str:
-    """Return a time limit in the form D-HH:MM:SS, or UNLIMITED.
-
-    Args:
-        text: one of sbatch(1)'s forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S, UNLIMITED, INFINITE.
-
-    Raises:
-        SpecError: it has another form, or is 0.
-    """
-    total_s = seconds(text)
-    if total_s is None:
-        return "UNLIMITED"
-    total_min, rest_s = divmod(total_s, 60)
-    total_h, minutes = divmod(total_min, 60)
-    return f"{total_h // 24}-{total_h % 24:02}:{minutes:02}:{rest_s:02}"
-
-
-def seconds(time: str) -> int | None:
-    """Return a time limit in seconds; None for UNLIMITED. Forms and errors are those of `normalized_time`."""
-    if isinstance(time, str) and time.upper() in ("UNLIMITED", "INFINITE"):
-        return None
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time, re.ASCII) if isinstance(time, str) else None
-    if match is None:
-        raise _error("time", time, "one of 30 (minutes), 30:00, 1:30:00, 2-12 (days-hours), 2-12:30:00")
-    days, first, second, third = (None if part is None else int(part) for part in match.groups())
-    assert first is not None
-    if days is not None or third is not None:
-        total_s = ((days or 0) * 24 + first) * 3600 + (second or 0) * 60 + (third or 0)
-    else:
-        total_s = first * 60 + (second or 0)
-    if total_s == 0:
-        raise _error("time", time, "longer than 0, which sbatch takes as no limit")
-    return total_s
-
-
-def _error(name: str, value: object, legal: str) -> SpecError:
-    return SpecError(f"A job with {name}={value!r}:", f"{name} must be {legal}.", f"change {name}")
+            raise field_error("grid", key, f"keys that the command uses; put {{{key}}} into it")

@@ -37,7 +37,7 @@ EXPECTED = {
     "no address": ["MASTER_ADDR unset, SLURM_STEP_NODELIST unset", "Hint: export MASTER_ADDR"],
     "more tasks than GPUs": ["SLURM_GPUS_ON_NODE=2", "more tasks than GPUs", "--ntasks-per-node=2 --gres=gpu:2"],
     "fewer tasks than GPUs": ["SLURM_GPUS_ON_NODE=2", "fewer tasks than GPUs", "--ntasks-per-node=2 --gres=gpu:2"],
-    "GPUs that torch does not see": ["one of the 2 GPUs that Slurm gave", "torch 2.", "sees none (CUDA_", "--no-cuda"],
+    "GPUs that torch does not see": ["Slurm gave 2 GPUs on this node", "torch 2.", "sees none (CUDA_", "--no-cuda"],
     "the job's address in a step elsewhere": ["MASTER_ADDR=node", "rank 0 of this step runs on node"],
 }
 

@@ -7,16 +7,17 @@ requeues the job.
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.errors import JobError
+from cluster_ddp.errors import JobError, SpecError
 from cluster_ddp.launch import run_dirs
 
 
@@ -31,11 +32,43 @@ def module(name: str) -> tuple[str, ...]:
 
 
 def pickled(function: Callable[[], Any]) -> bytes:
-    """Pickle a function in the form that submitit's runner loads and calls in each task."""
+    """Pickle a function in the form that submitit's runner loads and calls in each task.
+
+    Raises:
+        SpecError: something that the function uses can't be pickled.
+    """
     import cloudpickle
     from submitit.core.utils import DelayedSubmission
 
-    return cloudpickle.dumps(DelayedSubmission(Task(function)), pickle.HIGHEST_PROTOCOL)  # type: ignore[no-any-return]
+    try:
+        return cloudpickle.dumps(DelayedSubmission(Task(function)), pickle.HIGHEST_PROTOCOL)  # type: ignore[no-any-return]
+    except Exception as error:
+        used = ", ".join(f"{name} ({type(value).__name__})" for name, value in _unpicklable(function))
+        found = f"each rank gets a copy of it, and what it uses can't be pickled{f': {used}' if used else ''}. {error}"
+        hint = "make that inside the function, or give the name of a file to open there"
+        raise SpecError(f"Submitting the function {_innermost(function).__qualname__}:", found, hint) from error
+
+
+def _innermost(function: Any) -> Any:
+    """The user's function inside partial objects and our own wrappers."""
+    while (inner := getattr(function, "func", None) or getattr(function, "function", None)) is not None:
+        function = inner
+    return function if hasattr(function, "__qualname__") else type(function)
+
+
+def _unpicklable(function: Callable[[], Any]) -> Iterator[tuple[str, object]]:
+    """The variables of enclosing functions, and the globals, that a function uses and that can't be pickled."""
+    import cloudpickle
+
+    try:
+        used = inspect.getclosurevars(_innermost(function))
+    except TypeError:  # not a Python function
+        return
+    for name, value in {**used.globals, **used.nonlocals}.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:
+            yield name, value
 
 
 def pickle_name(label: str) -> str:

@@ -11,8 +11,9 @@ from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple
 
-from cluster_ddp.errors import SpecError, nearest
-from cluster_ddp.launch.spec import JobSpec, normalized_time, seconds
+from cluster_ddp.errors import SpecError, counted, nearest
+from cluster_ddp.launch.notation import normalized_time, seconds
+from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.slurm.partitions import NodeGroup
 
 Partitions = Mapping[str, Sequence[NodeGroup]]
@@ -195,7 +196,7 @@ def _short_now(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> str:
 
 
 def _nodes(count: int) -> str:
-    return f"{count} node{'s' if count != 1 else ''}"
+    return counted(count, "node")
 
 
 def _gpus(spec: JobSpec, count: int) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from cluster_ddp.launch.checks.feasibility import asked_partitions, holding
-from cluster_ddp.launch.spec import JobSpec, seconds
+from cluster_ddp.launch.notation import seconds
+from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.slurm.partitions import NodeGroup
 
 CODES = ("several-nodes", "one-gpu-per-node", "no-requeue", "node-local-path", "fork-of-one", "early-signal")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from cluster_ddp.contract import Env
 from cluster_ddp.errors import SlurmError, SpecError
@@ -24,12 +26,12 @@ _PYTHON = re.compile(r"python[\d.]*")
 _NO_MODULES = 99
 
 
-def check(plan: Plan, *, ask_cluster: bool, accepted: Collection[str] = ()) -> list[Advice]:
+def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) -> list[Advice]:
     """Look for what would make the job fail or wait forever.
 
     Args:
         plan: the job to submit.
-        ask_cluster: ask Slurm what the cluster has; False to check on this machine only.
+        must_run: False for a job that is only shown: what the cluster lacks is a warning then.
         accepted: codes of what the user accepts although it is refused otherwise.
 
     Returns:
@@ -43,18 +45,9 @@ def check(plan: Plan, *, ask_cluster: bool, accepted: Collection[str] = ()) -> l
         if nested_launchers.CODE not in accepted:
             nested_launchers.check(plan.spec)
         warnings += _command(plan.spec)
-    groups: list[partitions.NodeGroup] = []
-    requeue_default = None
     on_slurm = isinstance(plan.scheduler, Slurm)
-    if ask_cluster and on_slurm:
-        try:
-            groups = partitions.read(cluster=_cluster(plan.spec))
-            config = commands.run(["scontrol", "show", "config"])
-            requeue_default = re.search(r"^JobRequeue\s*= 1\s*$", config, re.MULTILINE) is not None
-            _check_array_size(plan.spec, config)
-            warnings += [Advice("cluster", text) for text in feasibility.check(plan.spec, groups)]
-        except SlurmError as error:
-            warnings.append(Advice("cluster", f"It was not checked whether the cluster can run the job: {error.found}"))
+    cluster = _ask_cluster(plan.spec, must_run) if on_slurm and (must_run or shutil.which("sinfo")) else _Cluster()
+    warnings += [Advice("cluster", text) for text in cluster.warnings]
     warnings += _resumed(plan)
     for name, value in submit_env.ignored_options(os.environ).items():
         say = "--run-dir for a new run directory, --resume for an earlier one" if name == Env.RUN_DIR else "an option"
@@ -62,8 +55,35 @@ def check(plan: Plan, *, ask_cluster: bool, accepted: Collection[str] = ()) -> l
         warnings.append(Advice("environment", text))
     if on_slurm:
         folders = [plan.request.run_dir or plan.request.runs_dir, Path.cwd()]
-        warnings += performance_warnings.advise(plan.spec, groups, folders=folders, requeue_default=requeue_default)
+        warnings += performance_warnings.advise(
+            plan.spec, cluster.groups, folders=folders, requeue_default=cluster.requeue_default
+        )
     return warnings
+
+
+class _Cluster(NamedTuple):
+    """What the cluster says."""
+
+    groups: Sequence[partitions.NodeGroup] = ()
+    requeue_default: bool | None = None
+    warnings: Sequence[str] = ()
+
+
+def _ask_cluster(spec: JobSpec, must_run: bool) -> _Cluster:
+    try:
+        groups = partitions.read(cluster=_cluster(spec))
+        config = commands.run(["scontrol", "show", "config"])
+    except SlurmError as error:
+        return _Cluster(warnings=[f"It was not checked whether the cluster can run the job: {error.found}"])
+    requeue_default = re.search(r"^JobRequeue\s*= 1\s*$", config, re.MULTILINE) is not None
+    try:
+        _check_array_size(spec, config)
+        warnings = feasibility.check(spec, groups)
+    except SpecError as error:
+        if must_run:
+            raise
+        warnings = [f"{error.asked} {error.found} Hint: {error.hint}"]
+    return _Cluster(groups, requeue_default, warnings)
 
 
 def _check_array_size(spec: JobSpec, config: str) -> None:
@@ -165,7 +185,7 @@ def _command(spec: JobSpec) -> list[Advice]:
             return [
                 Advice("command", f"{asked} {found} The modules, the conda environment or the setup must provide it.")
             ]
-        raise SpecError(asked, found, _program_hint(program))
+        raise SpecError(asked, found, _program_hint(program, arguments))
     script = arguments[0] if arguments else ""
     if (
         _PYTHON.fullmatch(Path(program).name)
@@ -179,7 +199,9 @@ def _command(spec: JobSpec) -> list[Advice]:
     return []
 
 
-def _program_hint(program: str) -> str:
+def _program_hint(program: str, arguments: Sequence[str]) -> str:
+    if " " in program and not arguments:  # a whole command line in quotes
+        return f"leave out the quotes: -- {program}; or let a shell run it: -- bash -c {shlex.quote(program)}"
     if program.endswith(".py"):
         return f"-- python {program}"
     if Path(program).is_file():

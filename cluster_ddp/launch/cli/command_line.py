@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +60,11 @@ def run(
         _show_config(asked)
         return 0
     plan = _plan(asked, reference, source=f"Submitted by: {program} {shlex.join(argv)}")
-    for one in _advice(asked, plan, reference):
+    try:
+        advice = _advice(asked, plan, reference)
+    except SpecError as error:
+        raise _with_origins(error, asked) from error
+    for one in advice:
         if one.code not in asked.values.get("accept", ()):
             print(f"warning: {one.text} (silence: --accept {one.code})", file=sys.stderr)
     if asked.parsed.dry_run:
@@ -103,11 +108,23 @@ class _Asked(NamedTuple):
 def _advice(asked: _Asked, plan: Plan, reference: Reference) -> list[Advice]:
     """Warnings before the submission. Raises ClusterDDPError for what can't work."""
     advice = options.tasks_advice(vars(asked.parsed), plan.spec)
+    advice += options.words_advice(asked.given, asked.command or ())
     if not asked.parsed.no_check:
-        advice += preflight.check(plan, ask_cluster=not asked.parsed.dry_run, accepted=asked.values.get("accept", ()))
+        advice += preflight.check(plan, must_run=not asked.parsed.dry_run, accepted=asked.values.get("accept", ()))
         if plan.request.reference_options is not None and not asked.parsed.dry_run:
             reference.check(list(plan.request.reference_options), plan.spec.grid)
     return advice
+
+
+def _with_origins(error: SpecError, asked: _Asked) -> SpecError:
+    """The error, with the places of the settings that it names: the user may not know that they are set."""
+    set_in_files = {key: value for key, value in asked.settings.values.items() if key not in asked.given}
+    text = re.split(r"[\s,;:]+", error.asked)
+    named = [key for key, value in set_in_files.items() if isinstance(value, str) and value in text]
+    places = [f"{key} is set in {site_config.line_of(key, asked.settings.origins[key])}" for key in named]
+    if not places:
+        return error
+    return SpecError(error.asked, f"{error.found} ({'; '.join(places)})", error.hint)
 
 
 class _Work(NamedTuple):

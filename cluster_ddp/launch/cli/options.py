@@ -10,41 +10,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cluster_ddp.errors import SpecError, nearest
+from cluster_ddp.errors import SpecError, counted, nearest
 from cluster_ddp.launch.checks.performance_warnings import Advice
+from cluster_ddp.launch.cli import sbatch_options
 from cluster_ddp.launch.spec import JobSpec
 
-# An option of sbatch -> the option here.
-_HABITS = {
-    "-N": "--nodes",
-    "-n": "--nodes and --gpus-per-node",
-    "-G": "--nodes and --gpus-per-node",
-    "--gpus": "--nodes and --gpus-per-node",
-    "--gres": "--gpus-per-node and --gpu-type",
-    "-c": "--cpus-per-task",
-    "--cpus-per-gpu": "--cpus-per-task",
-    "-p": "--partition",
-    "-A": "--account",
-    "-q": "--qos",
-    "-t": "--time",
-    "-C": "--constraint",
-    "-J": "--name",
-    "--job-name": "--name",
-    "-a": "--array",
-    "-d": "--after",
-    "--dependency": "--after",
-    "-o": "not needed: logs are in the run directory",
-    "--output": "not needed: logs are in the run directory",
-}
+_OPERATORS = ("|", "||", "&&", "&", ";", ">", ">>", "<", "2>", "2>&1", "&>")
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """Split a command line at its first "--" into our options and the command, which is None without "--"."""
     words = list(argv)
-    if "--" not in words:
-        return words, None
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
+    at = words.index("--") if "--" in words else len(words)
+    return sbatch_options.joined(words[:at], "--sbatch-options"), words[at + 1 :] if at < len(words) else None
 
 
 def parser(program: str, description: str, *, with_texts: bool) -> argparse.ArgumentParser:
@@ -125,10 +103,16 @@ def refuse_habits(rest: Sequence[str]) -> None:
     Raises:
         SpecError: there is one. The error names the option to use.
     """
-    for word in rest:
-        option = word.partition("=")[0]
-        if option in _HABITS:
-            raise SpecError(f"Submitting with {option}:", "that is sbatch's option.", f"here it is {_HABITS[option]}")
+    for at, word in enumerate(rest):
+        option, equals, _ = word.partition("=")
+        if option in sbatch_options.HERE:
+            hint = f"here it is {sbatch_options.HERE[option]}"
+        elif sbatch_options.is_one(word) and option.startswith("--"):
+            value = rest[at + 1] if not equals and at + 1 < len(rest) and not rest[at + 1].startswith("-") else ""
+            hint = f"--sbatch-options={word}{f'={value}' if value else ''}"
+        else:
+            continue
+        raise SpecError(f"Submitting with {option}:", "that is sbatch's option.", hint)
 
 
 def tasks_advice(said: Mapping[str, int | None], spec: JobSpec) -> list[Advice]:
@@ -149,12 +133,32 @@ def tasks_advice(said: Mapping[str, int | None], spec: JobSpec) -> list[Advice]:
     for name, needed in (("ntasks", spec.world_size), ("ntasks_per_node", spec.ranks_per_node)):
         asked, option = said[name], "--" + name.replace("_", "-")
         if asked is not None and asked != needed:
-            found = f"{drives}: {spec.nodes} nodes x {spec.gpus_per_node} GPUs are {option} {needed}."
+            size = f"{counted(spec.nodes, 'node')} x {counted(spec.gpus_per_node, 'GPU')}"
+            found = f"{drives}: {size} are {option} {needed}."
             hint = f"leave {option} out; use --nodes and --gpus-per-node, and for several GPUs a task --gpus-per-task"
             raise SpecError(f"Submitting with {option} {asked}:", found, hint)
         if asked is not None:
             text = f"{option} is not needed: {drives}, so the tasks follow from the GPUs. Leave it out."
             advice.append(Advice("ntasks", text))
+    return advice
+
+
+def words_advice(given: Mapping[str, Any], command: Sequence[str]) -> list[Advice]:
+    """Warn of words that were probably meant otherwise: ranges in Slurm's form, a shell's operators.
+
+    Args:
+        given: the options that were given.
+        command: the words after the two dashes.
+    """
+    advice = []
+    for word in given.get("array") or ():
+        key, _, values = word.partition("=")
+        if match := re.fullmatch(r"(\d+)-(\d+)", values):
+            text = f"{word} is one value, the text {values}. For the numbers {match[1]} to {match[2]}: "
+            advice.append(Advice("range", f"{text}{key}={match[1]}..{match[2]}"))
+    if operators := [word for word in command if word in _OPERATORS]:
+        text = f"The command gets {' and '.join(operators)} as words; no shell interprets them. For that: -- bash -c "
+        advice.append(Advice("shell", text + shlex.quote(" ".join(command))))
     return advice
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shlex
 import stat
 import sys
@@ -76,6 +77,27 @@ def load(profile: str | None, *, folder: Path, env: Mapping[str, str]) -> Settin
         values = overlay(values, layer)
     origins = {key: origin for origin, layer in layers for key in layer if key in values}
     return Settings(values=values, origins=origins)
+
+
+def line_of(key: str, origin: str) -> str:
+    """Return where a key is set, such as "/path/cluster.toml, line 3".
+
+    Args:
+        key: the key.
+        origin: its origin, from `Settings`: the path of a file, and " [NAME]" for a profile.
+    """
+    path, _, profile = origin.partition(" [")
+    try:
+        lines = Path(path).read_text("utf-8-sig").splitlines()
+    except OSError:
+        return origin
+    table = ""
+    for number, line in enumerate(lines, start=1):
+        if match := re.match(r"\s*\[(.*)\]", line):
+            table = match[1].strip(" \"'")
+        elif table == profile.removesuffix("]") and re.match(rf"\s*[\"']?{key}[\"']?\s*=", line):
+            return f"{path}, line {number}"
+    return origin
 
 
 def overlay(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

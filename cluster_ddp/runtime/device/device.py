@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from cluster_ddp.contract import Env
-from cluster_ddp.errors import DeviceError
+from cluster_ddp.errors import DeviceError, counted
 from cluster_ddp.runtime.device import cpu_affinity, visible_gpus
 from cluster_ddp.slurm.topology import Topology
 
@@ -64,7 +64,7 @@ def _choose_visible(topology: Topology) -> str:
     count = torch.cuda.device_count()
     if count == 0 and topology.gpus_on_node and not os.environ.get(Env.DUMMY_GPUS):
         raise DeviceError(
-            f"Computing on one of the {topology.gpus_on_node} GPUs that Slurm gave on this node:",
+            f"Computing on a GPU (Slurm gave {counted(topology.gpus_on_node, 'GPU')} on this node):",
             f"torch {torch.__version__} sees none ({_shown(os.environ)}).",
             "check that torch fits the driver: nvidia-smi; python -m torch.utils.collect_env. "
             "To compute on the CPU instead: --no-cuda, or distributed(cuda=False)",

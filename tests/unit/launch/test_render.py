@@ -164,6 +164,16 @@ def test_the_tasks_write_into_the_run_dir(tmp_path: Path) -> None:
     assert not (tmp_path / "pwned").exists()
 
 
+def test_run_by_a_shell_it_says_what_it_is_for(tmp_path: Path) -> None:
+    """bash jobs/mnist_2node.sbatch"""
+    path = tmp_path / "a job.sbatch"
+    path.write_text(render(JobSpec(name="x", command=("true",)), source=""))
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    done = subprocess.run(["bash", str(path)], env=env, capture_output=True, text=True, timeout=60)
+    said = f"error: This is a script for Slurm, and this shell is not in a job. Hint: sbatch {path}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
 def test_a_snapshot_is_where_the_job_runs(tmp_path: Path) -> None:
     text = render(JobSpec(name="x", command=("pwd",)), source="", run_prefix=f"{tmp_path}/x-", code="code/a b")
     assert "code/a b" in run_script(text, tmp_path).stderr  # it isn't there

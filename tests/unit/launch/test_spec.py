@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.launch.spec import JobSpec, normalized_time
+from cluster_ddp.launch.notation import normalized_time
+from cluster_ddp.launch.spec import JobSpec
 
 GOOD: dict[str, Any] = {"name": "job", "command": ("python", "x.py")}
 

@@ -144,7 +144,7 @@ def test_a_dry_run_submits_nothing(capsys, fake_slurm: FakeSlurm, folder: Path) 
     assert "#SBATCH --nodes=2" in out
     options = out[: out.index("\nset -eo pipefail\n")].splitlines()  # sbatch reads none after the first command
     assert [line for line in options if line.startswith("#SBATCH --nodes")] == ["#SBATCH --nodes=2"]
-    assert fake_slurm.calls("sbatch") == fake_slurm.calls("sinfo") == []
+    assert fake_slurm.calls("sbatch") == []
     assert not (folder / "runs").exists()
 
 
@@ -165,7 +165,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--array", "seed="), "an empty value"),
     (("--array", "seed=3..1"), "the range 3..1 is empty"),
     (("--array", "seed=0..3"), "put {seed} into it"),
-    (("--array", "x=1,2", "--", "echo", "{x}", "{y}"), "without placeholders that the grid does not have"),
+    (("--array", "x=1,2", "--", "echo", "{x}", "{y}"), "A command with {y}:"),
     (("--seed", "{array_task_id}"), "without {array_task_id} unless array is set"),
     (("--array",), "--array: expected at least one argument"),
     (("--array", "5-2"), "array must be"),
@@ -185,14 +185,14 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--profile", "x"), "there is no cluster.toml"),
     (("--gres", "gpu:2"), "here it is --gpus-per-node and --gpu-type"),
     (("-N", "2", "--", "python", "my_train.py"), "here it is --nodes"),
-    (("--ntasks", "3"), "one task drives one GPU: 1 nodes x 1 GPUs are --ntasks 1"),
+    (("--ntasks", "3"), "one task drives one GPU: 1 node x 1 GPU are --ntasks 1"),
     (
         ("--gpus-per-node", "4", "--gpus-per-task", "3", "--", "true"),
         "gpus_per_task must be a divisor of gpus_per_node=4",
     ),
     (
         ("--gpus-per-node", "4", "--gpus-per-task", "2", "--ntasks-per-node", "4", "--", "true"),
-        "one task drives 2 GPUs: 1 nodes x 4 GPUs are --ntasks-per-node 2",
+        "one task drives 2 GPUs: 1 node x 4 GPUs are --ntasks-per-node 2",
     ),
     (("--runs-dir", "a%j", "--", "true"), "which Slurm interprets"),
     (("--snapshot",), "not a git repository"),
@@ -222,10 +222,9 @@ def test_bad_input_is_one_block_and_leaves_nothing(
     assert "Traceback" not in err
     assert fake_slurm.calls("sbatch") == []
     assert sorted(path.name for path in folder.rglob("*")) == ["my_train.py"]
-    if argv[0] != "--epochs":  # tyro draws a box
-        assert err.startswith(("cluster-ddp submit: error: ", "warning: "))
-        assert len([line for line in err.splitlines() if not line.startswith("warning: ")]) <= 4
-        assert "  Hint: " in err
+    assert err.startswith(("cluster-ddp submit: error: ", "warning: "))
+    assert len([line for line in err.splitlines() if not line.startswith("warning: ")]) <= 4
+    assert "  Hint: " in err
 
 
 def test_settings_come_from_files_and_the_command_line_wins(capsys, folder: Path) -> None:
@@ -258,7 +257,7 @@ def test_needless_tasks_are_advised_against(capsys) -> None:
     _, _, err = run(capsys, *argv)
     assert "the tasks follow from the GPUs" in err
     assert "(silence: --accept ntasks)" in err
-    _, _, err = run(capsys, "--accept", "ntasks", "node-local-path", *argv)
+    _, _, err = run(capsys, "--accept", "ntasks", "node-local-path", "cluster", *argv)
     assert err == ""
 
 

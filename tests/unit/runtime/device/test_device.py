@@ -89,7 +89,7 @@ def test_gpus_that_slurm_gave_and_torch_does_not_see_are_an_error(
     given = topology(gpus_on_node=2)
     with pytest.raises(DeviceError) as caught:
         device.set_up(given, cuda=True, deterministic=False)
-    assert "one of the 2 GPUs that Slurm gave" in caught.value.asked
+    assert "Slurm gave 2 GPUs on this node" in caught.value.asked
     assert f"torch {torch.__version__} sees none (CUDA_VISIBLE_DEVICES=unset" in caught.value.found
     assert device.set_up(given, cuda=False, deterministic=False) == [torch.device("cpu")]
     assert device.set_up(topology(gpus_on_node=0), cuda=True, deterministic=False) == [torch.device("cpu")]

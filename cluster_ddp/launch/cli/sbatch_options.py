@@ -1,0 +1,58 @@
+"""Options of sbatch (sbatch(1), 22.05 to 26.05), for hints to those who type them here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_NAMES = """
+    account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container
+    container-id contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot
+    dependency distribution error exclude exclusive export export-file extra extra-node-info get-user-env gid gpu-bind
+    gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint hold ignore-pbs input job-name
+    kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nice
+    no-kill no-requeue nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket
+    open-mode output overcommit oversubscribe partition power prefer priority profile propagate qos quiet reboot requeue
+    reservation segment signal sockets-per-node spread-job stepmgr switches test-only thread-spec threads-per-core time
+    time-min tmp tres-bind tres-per-task uid use-min-nodes verbose wait wait-all-nodes wckey wrap
+"""
+_LETTERS = "AabCcDdeFGHiJkLMNnOopqSstwx"
+
+# An option of sbatch -> the option here.
+HERE = {
+    "-N": "--nodes",
+    "-n": "--nodes and --gpus-per-node",
+    "-G": "--nodes and --gpus-per-node",
+    "--gpus": "--nodes and --gpus-per-node",
+    "--gres": "--gpus-per-node and --gpu-type",
+    "-c": "--cpus-per-task",
+    "--cpus-per-gpu": "--cpus-per-task",
+    "-p": "--partition",
+    "-A": "--account",
+    "-q": "--qos",
+    "-t": "--time",
+    "-C": "--constraint",
+    "-J": "--name",
+    "--job-name": "--name",
+    "-a": "--array",
+    "-d": "--after",
+    "--dependency": "--after",
+    "-o": "not needed: logs are in the run directory",
+    "--output": "not needed: logs are in the run directory",
+}
+
+
+def is_one(word: str) -> bool:
+    """Return whether a word of a command line is an option of sbatch, with its value or without."""
+    name = word.partition("=")[0]
+    return name[2:] in _NAMES.split() if name.startswith("--") else name[:1] == "-" and name[1:] in tuple(_LETTERS)
+
+
+def joined(words: Sequence[str], option: str) -> list[str]:
+    """Join an option whose value begins with dashes with that value: `--sbatch-options --nice` to `…=--nice`."""
+    made: list[str] = []
+    for word in words:
+        if made and made[-1] == option and word.startswith("-"):
+            made[-1] = f"{option}={word}"
+        else:
+            made.append(word)
+    return made

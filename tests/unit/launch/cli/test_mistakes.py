@@ -1,0 +1,245 @@
+"""What newcomers type, and the whole message that they get: cause and cure."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from stand_ins import FakeSlurm, fake_slurm
+
+import cluster_ddp
+import cluster_ddp.submit as door
+from cluster_ddp import JobSpec, train
+from cluster_ddp.errors import SpecError
+
+__all__ = ["fake_slurm"]
+
+SINFO = """cat <<'X'
+gpu*|up|idle|4|16|64000|1-00:00:00|gpu:a100:4
+cpu|up|idle|8|32|128000|infinite|(null)
+X"""
+HELP = "cluster-ddp submit --help"
+SBATCHS = "that is sbatch's option."
+FORMS = "time must be one of 30 (minutes), 30:00, 1:30:00, 2-12 (days-hours), 2-12:30:00."
+SIZES = "mem must be a size such as 32G (per node; units K, M, G, T)."
+NAMES = "--partition with one of these names"
+PARTITIONS = "the cluster's partitions are gpu, cpu. Did you mean gpu?"
+
+# The command line, then what was asked, what was found, and the hint.
+ERRORS: list[tuple[str, str, str, str]] = [
+    # Options of sbatch
+    ("--mail-type=END -- true", "Submitting with --mail-type", SBATCHS, "--sbatch-options=--mail-type=END"),
+    ("--mail-type END -- true", "Submitting with --mail-type", SBATCHS, "--sbatch-options=--mail-type=END"),
+    ("--nodelist=n[1-2] -- true", "Submitting with --nodelist", SBATCHS, "--sbatch-options=--nodelist=n[1-2]"),
+    ("--exclusive -- true", "Submitting with --exclusive", SBATCHS, "--sbatch-options=--exclusive"),
+    ("-N 2 -- true", "Submitting with -N", SBATCHS, "here it is --nodes"),
+    ("--gres=gpu:2 -- true", "Submitting with --gres", SBATCHS, "here it is --gpus-per-node and --gpu-type"),
+    (
+        "--ntasks 3 -- true",
+        "Submitting with --ntasks 3",
+        "one task drives one GPU: 1 node x 1 GPU are --ntasks 1.",
+        "leave --ntasks out; use --nodes and --gpus-per-node, and for several GPUs a task --gpus-per-task",
+    ),
+    # Times, sizes, numbers
+    ("--time 2h -- true", "A job with time='2h'", FORMS, "--time 2:00:00"),
+    ("--time 90m -- true", "A job with time='90m'", FORMS, "--time 1:30:00"),
+    ("--time 1d12h -- true", "A job with time='1d12h'", FORMS, "--time 36:00:00"),
+    ("--time soon -- true", "A job with time='soon'", FORMS, "change time"),
+    ("--mem 32GB -- true", "A job with mem='32GB'", SIZES, "--mem 32G"),
+    ("--mem 500MiB -- true", "A job with mem='500MiB'", SIZES, "--mem 500M"),
+    ("--nodes two -- true", "Reading the command line", "argument --nodes: invalid int value: 'two'.", HELP),
+    # Grids
+    (
+        "--array lr=1,2 -- echo {seed}",
+        "A command with {seed}",
+        "the grid has lr.",
+        "give its values: --array seed=…",
+    ),
+    (
+        "--array seed=1,2 -- echo {sed}",
+        "A command with {sed}",
+        "the grid has seed. Did you mean seed?",
+        "give its values: --array sed=…",
+    ),
+    (
+        "--array lr=1,2 -- true",
+        "A job with grid='lr'",
+        "grid must be keys that the command uses; put {lr} into it.",
+        "change grid",
+    ),
+    # Commands
+    ("torchrun t.py", "Submitting torchrun t.py", "a command comes after two dashes.", "… -- torchrun t.py"),
+    ("-- t.py", "Running 't.py'", "there is no such program here.", "-- python t.py"),
+    (
+        "-- 'python t.py --lr 1'",
+        "Running 'python t.py --lr 1'",
+        "there is no such program here.",
+        "leave out the quotes: -- python t.py --lr 1; or let a shell run it: -- bash -c 'python t.py --lr 1'",
+    ),
+    (
+        "--gpus-per-node 2 -- torchrun --nproc-per-node 2 t.py",
+        "Submitting torchrun --nproc-per-node 2 t.py",
+        "torchrun starts ranks itself. This job has 2 tasks, and each would start them again.",
+        "--launcher torchrun -- python t.py; to submit it all the same: --accept nested",
+    ),
+    (
+        "-- srun python t.py",
+        "Submitting srun python t.py",
+        "srun asks Slurm for tasks, and this command runs inside the tasks of a job.",
+        "-- python t.py; to submit it all the same: --accept nested",
+    ),
+    # What the cluster lacks
+    ("--partition gpus -- true", "A job in the partition gpus", PARTITIONS, NAMES),
+    (
+        "--gpus-per-node 8 -- true",
+        "A job of 1 node with 8 GPUs in the default partition, gpu",
+        "the nodes of partition gpu have at most 4 GPUs. GPUs per node: gpu 4 a100; cpu none.",
+        "--nodes 2 --gpus-per-node 4",
+    ),
+    (
+        "--time 25:00:00 -- true",
+        "A job of 1 node with 1 GPU in the default partition, gpu",
+        "the time limit of partition gpu is 1-00:00:00, not 1-01:00:00.",
+        "--time 1-00:00:00",
+    ),
+    (
+        "--gpu-type h100 -- true",
+        "A job with GPUs of type h100",
+        "the cluster's types are a100. Did you mean a100?",
+        "--gpu-type a100",
+    ),
+    # Options of the training
+    ("--epochs two", "Training with --epochs two", "--epochs is a whole number, not 'two'.", HELP),
+    ("--epochz 3", "Training with --epochz 3", "there is no such option. Did you mean --epochs?", HELP),
+    (
+        "--model resnet",
+        "Training with --model resnet",
+        "invalid choice 'resnet' for argument '--model'. Expected one of ('cnn', 'convnet').",
+        HELP,
+    ),
+]
+
+# The command line, the code of the warning, and its text.
+WARNINGS = [
+    (
+        "--array seed=0-3 -- echo {seed}",
+        "range",
+        "seed=0-3 is one value, the text 0-3. For the numbers 0 to 3: seed=0..3",
+    ),
+    (
+        "-- python t.py | tee log",
+        "shell",
+        "The command gets | as words; no shell interprets them. For that: -- bash -c 'python t.py | tee log'",
+    ),
+    ("--partition gpus -- true", "cluster", f"A job in the partition gpus: {PARTITIONS} Hint: {NAMES}"),
+    (
+        "--gpus-per-node 8 -- true",
+        "cluster",
+        "A job of 1 node with 8 GPUs in the default partition, gpu: the nodes of partition gpu have at most 4 GPUs. "
+        "GPUs per node: gpu 4 a100; cpu none. Hint: --nodes 2 --gpus-per-node 4",
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_slurm: FakeSlurm) -> Path:
+    path = tmp_path / "a folder"
+    path.mkdir()
+    (path / "t.py").touch()
+    monkeypatch.chdir(path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("PATH", f"{fake_slurm.folder}:{Path(sys.executable).parent}:/usr/bin:/bin")
+    fake_slurm.command("sinfo", SINFO)
+    return path
+
+
+def words(line: str) -> list[str]:
+    return shlex.split(line)
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    try:
+        status = door.main(argv)
+    except SystemExit as error:
+        status = int(error.code or 0)
+    return status, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("line", "asked", "found", "hint"), ERRORS, ids=[line for line, *_ in ERRORS])
+def test_a_mistake_gets_its_cause_and_its_cure(
+    capsys, fake_slurm: FakeSlurm, folder: Path, line: str, asked: str, found: str, hint: str
+) -> None:
+    expected = f"cluster-ddp submit: error: {asked}:\n  {found}\n  Hint: {hint}\n"
+    assert said(capsys, *words(line)) == (2, expected)
+    assert fake_slurm.calls("sbatch") == []
+    assert [path.name for path in folder.iterdir()] == ["t.py"]
+
+
+@pytest.mark.parametrize(("line", "code", "text"), WARNINGS, ids=[line for line, *_ in WARNINGS])
+def test_a_doubt_is_a_warning_that_can_be_silenced(capsys, line: str, code: str, text: str) -> None:
+    argv = ("--dry-run", "--accept", "node-local-path")
+    assert said(capsys, *argv, *words(line)) == (0, f"warning: {text} (silence: --accept {code})\n")
+    assert said(capsys, *argv, code, *words(line)) == (0, "")
+
+
+def test_an_option_of_sbatch_may_stand_behind_a_blank(capsys) -> None:
+    argv = (
+        "--dry-run",
+        "--accept",
+        "node-local-path",
+        "--sbatch-options",
+        "--mail-type=END",
+        "--nodes",
+        "2",
+        "--",
+        "true",
+    )
+    assert door.main(argv) == 0
+    script = capsys.readouterr().out.splitlines()
+    assert {"#SBATCH --mail-type=END", "#SBATCH --nodes=2"} <= set(script)
+
+
+def test_a_setting_from_a_file_is_named_with_its_line(capsys, folder: Path) -> None:
+    (folder / "cluster.toml").write_text('# ours\nnodes = 1\npartition = "gpus"\n\n[long]\npartition = "cpus"\n')
+    _, err = said(capsys, "--", "true")
+    assert f"(partition is set in {folder}/cluster.toml, line 3)" in err
+    _, err = said(capsys, "--profile", "long", "--", "true")
+    assert f"(partition is set in {folder}/cluster.toml, line 6)" in err
+    _, err = said(capsys, "--partition", "other", "--", "true")
+    assert "cluster.toml" not in err
+
+
+def test_a_function_that_cannot_be_called_or_copied(folder: Path) -> None:
+    def lonely() -> None: ...
+
+    lock = threading.Lock()
+
+    def locked(world: object) -> None:
+        lock.acquire()
+
+    with pytest.raises(SpecError) as error:
+        cluster_ddp.submit(JobSpec(name="f"), lonely, check=False)
+    assert str(error.value) == (
+        "Submitting the function lonely:\n"
+        "  each rank calls lonely(world), which does not fit: too many positional arguments.\n"
+        "  Hint: def lonely(world): …"
+    )
+    with pytest.raises(SpecError, match=r"(?s)Submitting the function .*locked:.*can't be pickled: lock \(lock\)\."):
+        cluster_ddp.submit(JobSpec(name="f"), locked, check=False)
+    assert [path.name for path in folder.iterdir()] == ["t.py"]
+
+
+def test_slurms_options_behind_the_script_of_a_job(capsys) -> None:
+    """sbatch jobs/mnist_2node.sbatch --nodes 4"""
+    with pytest.raises(SystemExit) as ended:
+        train.main(["--nodes", "4"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        "cluster-ddp train: error: Training with --nodes 4:\n"
+        "  that is an option of sbatch, not of the training.\n"
+        "  Hint: Slurm's options go before the script: sbatch --nodes … jobs/NAME.sbatch. "
+        "For those here: cluster-ddp train --help\n"
+    )
