@@ -9,6 +9,7 @@ from cluster_ddp._version import __version__
 from cluster_ddp.errors import nearest
 
 VERBS = {
+    "init": "write a cluster.toml and a job script for your project",
     "env": "show the place of this process in its job",
     "submit": "submit a training script to Slurm, or run it on this machine",
     "status": "show the state and progress of jobs and trainings",

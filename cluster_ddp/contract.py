@@ -21,6 +21,8 @@ class Env:
     """The command that resumes this run, for messages."""
     STOPPED: Final = "CLUSTER_DDP_STOPPED"
     """Path of the stop marker: a rank that stops in time makes this file, since launchers may hide its exit status."""
+    FAILED: Final = "CLUSTER_DDP_FAILED"
+    """Path of the failure marker: the first rank that fails says there what failed."""
     SECRET: Final = "CLUSTER_DDP_SECRET"
     """Secret of the ranks of this start of the job, in hexadecimal digits. Never printed or written to a file."""
     SHARE: Final = "CLUSTER_DDP_SHARE"
@@ -70,6 +72,8 @@ class File:
     """Lock file: one training at a time writes to the run directory."""
     STOPPED: Final = ".stopped-"
     """Prefix of the stop marker (`CLUSTER_DDP_STOPPED`) of a start; the number of restarts follows."""
+    FAILED: Final = ".failed-"
+    """Prefix of the failure marker (`CLUSTER_DDP_FAILED`) of a start; the number of restarts follows."""
 
 
 class Record:

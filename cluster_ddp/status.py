@@ -81,6 +81,9 @@ def _show(found: list[RunStatus], runs_dir: Path) -> None:
         cells = [row[i].ljust(widths[i]) for i in shown]
         cells[_STATE] = coloured_state(state, cells[_STATE])
         print("  ".join(cells).rstrip())
+    for one in found:
+        if one.failure and one.state == "FAILED":
+            print(printable(f"Job {one.job}: failed first: {one.failure}"))
     failed = [one for one in found if one.is_submitted and one.state in _ENDED - {"COMPLETED"}]
     if failed:
         others = " (the others likewise)" if len(failed) > 1 else ""

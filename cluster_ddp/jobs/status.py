@@ -11,10 +11,10 @@ from cluster_ddp.contract import File
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
 from cluster_ddp.jobs import figures, run_records
 from cluster_ddp.jobs.run_records import RunRecord
+from cluster_ddp.launch import run_dirs
 from cluster_ddp.launch.backends.local import ThisMachine
 from cluster_ddp.launch.backends.slurm import Slurm
-from cluster_ddp.slurm import queue
-from cluster_ddp.slurm.job_status import JobStatus, remembered_jobs
+from cluster_ddp.slurm.job_status import JobStatus, all_jobs, remembered_jobs
 
 # By cluster and job id: the job, or its array tasks by name.
 _Known = dict[tuple[str | None, str], dict[str, JobStatus]]
@@ -48,6 +48,8 @@ class RunStatus:
     """Training samples per second, over all ranks, in the last training record."""
     run_dir: Path | None = None
     """Its run directory; None if it has none in `runs_dir`."""
+    failure: str | None = None
+    """Which rank failed first, and why."""
     is_submitted: bool = False
     """Whether a submission made its run directory."""
 
@@ -91,6 +93,7 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
         name=record.name,
         values=record.values,
         run_dir=record.run_dir,
+        failure=run_dirs.first_failure(record.run_dir)[0] or None,
         is_submitted=record.is_submitted,
         **of_job,
         **last,
@@ -114,7 +117,7 @@ def _known(records: Iterable[RunRecord]) -> _Known:
     known: _Known = {}
     for cluster, asked in jobs.items():
         try:
-            found = queue.all_jobs(cluster=cluster)
+            found = all_jobs(cluster=cluster)
         except SlurmError:
             found = {}
         found |= remembered_jobs(sorted(asked - found.keys()), cluster=cluster)

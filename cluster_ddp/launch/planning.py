@@ -176,7 +176,8 @@ def _chosen(request: Request) -> Path | None:
 
 def _with_environment(spec: JobSpec) -> JobSpec:
     """Make paths absolute. Without a named environment, use this Python's virtual environment, active or not."""
-    spec = dataclasses.replace(spec, venv=_absolute(spec.venv), container=_absolute(spec.container))
+    paths = {name: _absolute(getattr(spec, name)) for name in ("venv", "container", "template")}
+    spec = dataclasses.replace(spec, **paths)  # type: ignore[arg-type]
     named = spec.venv or spec.conda_env or spec.container or spec.container_image
     if named or sys.prefix == sys.base_prefix or not Path(sys.prefix, "bin", "activate").is_file():
         return spec

@@ -12,6 +12,7 @@ from cluster_ddp import contract
 from cluster_ddp.errors import USAGE_EXIT_STATUS
 from cluster_ddp.launch import grids, run_dirs
 from cluster_ddp.launch.backends import submitit_task
+from cluster_ddp.launch.checks import site_template
 from cluster_ddp.launch.notation import seconds
 from cluster_ddp.launch.spec import ARRAY_TASK, JobSpec
 from cluster_ddp.launch.task_command import TaskCommand
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
+TEMPLATE = "job.sbatch.j2"
+"""The template of a batch script."""
 _STOP_SIGNALS = ("USR1", "USR2", "HUP", "INT", "TERM")
 
 
@@ -46,19 +49,24 @@ def render(
 
     Returns:
         Text for sbatch, ending with a line break. Every value is either checked by `JobSpec` or quoted for the shell.
+
+    Raises:
+        SpecError: the site's template can't be used (see `site_template.rendered`).
     """
-    return _rendered(
-        "job.sbatch.j2",
-        spec=spec,
-        task=task,
-        source=source.splitlines(),
-        run_prefix=run_prefix,
-        run_dir=run_dir and str(run_dir),
-        code=code,
-        command=shlex.join(task.argv) if task.is_function else " ".join(_word(word, spec) for word in task.argv),
-        strides=_strides(spec.grid),
-        port=port,
-    )
+    values: dict[str, object] = {
+        "task": task,
+        "source": source.splitlines(),
+        "run_prefix": run_prefix,
+        "run_dir": run_dir and str(run_dir),
+        "code": code,
+        "command": shlex.join(task.argv) if task.is_function else " ".join(_word(word, spec) for word in task.argv),
+        "strides": _strides(spec.grid),
+        "port": port,
+    }
+    ours = _rendered(TEMPLATE, spec=spec, **values)
+    if spec.template is None:
+        return ours
+    return site_template.rendered(Path(spec.template), _values(spec, **values), environment, ours=ours)
 
 
 def render_local(spec: JobSpec, task: TaskCommand, *, source: str, code: str | None = None) -> str:
@@ -77,13 +85,13 @@ def render_local(spec: JobSpec, task: TaskCommand, *, source: str, code: str | N
 
 
 def _rendered(template: str, *, spec: JobSpec, **values: object) -> str:
-    ours = {
-        "resume": run_dirs.RESUME,
-        "contract": contract,
-        "signals": _signals(spec),
-        "usage_exit_status": USAGE_EXIT_STATUS,
-    }
-    return _environment().get_template(template).render(spec=spec, **ours, **values)
+    return environment().get_template(template).render(_values(spec, **values))
+
+
+def _values(spec: JobSpec, **values: object) -> dict[str, object]:
+    """The variables of a template."""
+    ours = {"resume": run_dirs.RESUME, "contract": contract, "signals": _signals(spec)}
+    return {"spec": spec, **ours, "usage_exit_status": USAGE_EXIT_STATUS, **values}
 
 
 def _signals(spec: JobSpec) -> list[str]:
@@ -104,19 +112,20 @@ def templates_folder() -> Path:
     return inside if inside.is_dir() else package.parent / "templates"
 
 
-def _environment() -> Environment:
+def environment(*folders: Path) -> Environment:
+    """Return the Jinja environment: our templates, and those in `folders`, which come first."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(
-        loader=FileSystemLoader(templates_folder()),
+    made = Environment(
+        loader=FileSystemLoader([*folders, templates_folder()]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         optimized=False,  # each template is compiled and used once
     )
-    environment.filters["sh"] = shlex.quote
-    return environment
+    made.filters["sh"] = shlex.quote
+    return made
 
 
 def _word(argument: str, spec: JobSpec) -> str:

@@ -13,6 +13,7 @@ An array has one such folder for the whole (script, snapshot) and one per task: 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -162,6 +163,19 @@ def read(path: Path) -> dict[str, Any]:
         raise RunDirError(
             f"Reading the run directory {path}:", found, "give a folder that a submission has made"
         ) from error
+
+
+def first_failure(path: Path) -> tuple[str, int | None]:
+    """Return what the failure marker of a run directory says.
+
+    Returns:
+        Which rank failed first, and why; its exit status, if it was noted. An empty text without a marker.
+    """
+    for marker in sorted(path.glob(f"{File.FAILED}*"), key=lambda marker: marker.stat().st_mtime, reverse=True):
+        with contextlib.suppress(OSError, ValueError):
+            words, *rest = marker.read_text(encoding="utf-8").splitlines()
+            return words, int(rest[0].removeprefix("status ")) if rest else None
+    return "", None
 
 
 def refuse_others(path: Path) -> None:

@@ -48,6 +48,7 @@ _PATTERNS: dict[str, tuple[str, str]] = {
     "venv": _PATH,
     "conda_env": (r"[^\x00-\x1f\x7f]+", "a name or path without line breaks"),
     "container": _PATH,
+    "template": _PATH,
     "container_image": (r"[^\x00-\x20\x7f]+", "an image as Enroot names it, such as nvcr.io#nvidia/pytorch:25.10-py3"),
     "description": (r"[^\x00-\x1f\x7f]*", "one line"),
 }  # fmt: skip
@@ -156,6 +157,8 @@ class JobSpec:
     """More folders for the container, as PATH or SOURCE:DESTINATION. It always has the working and run directories."""
     container_overlays: tuple[str, ...] = ()
     """Overlays of an Apptainer container, mounted read-only."""
+    template: str | None = None
+    """Jinja template of your site for the batch script; it extends ours (submit --show-template)."""
     share: bool = False
     """Let your group read the run directory. By default, only you can."""
     sbatch_options: tuple[str, ...] = ()

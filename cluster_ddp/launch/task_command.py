@@ -45,7 +45,7 @@ def of_function(folder: str, *, local: bool) -> TaskCommand:
         folder: the run directory; %j in it stands for the job's id.
         local: whether the job runs on this machine. submitit's runner then reads its rank from other variables.
     """
-    env = {"SUBMITIT_EXECUTOR": "slurm", "SUBMITIT_LOG_LEVEL": '"${SUBMITIT_LOG_LEVEL-WARNING}"'}
+    env = {"SUBMITIT_EXECUTOR": "slurm", "SUBMITIT_LOG_LEVEL": '"${SUBMITIT_LOG_LEVEL-CRITICAL}"'}
     if local:
         env |= {
             "SUBMITIT_EXECUTOR": "local",

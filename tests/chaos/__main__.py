@@ -42,8 +42,8 @@ IGNORED = ("time", "samples_per_s")
 class Chaos:
     """The whole of it: one sandbox, one reference, many trainings."""
 
-    def __init__(self, layout: Layout, folder: Path, *, faults: int, seed: int, epochs: int) -> None:
-        self.layout, self.folder, self.wanted, self.epochs = layout, folder, faults, epochs
+    def __init__(self, layout: Layout, folder: Path, *, faults: int, seed: int, training: tuple[int, int]) -> None:
+        self.layout, self.folder, self.wanted, self.training = layout, folder, faults, training
         self.random = random.Random(seed)
         self.made: Counter[str] = Counter()
         self.restarts = self.trainings = 0
@@ -65,7 +65,7 @@ class Chaos:
         Raises:
             ViolationError: what must not happen has happened.
         """
-        reference = Run(self.layout, self.folder / "reference", self.epochs)
+        reference = Run(self.layout, self.folder / "reference", *self.training)
         reference.submit()
         reference.wait_until(lambda: reference.status().ended, SLOWEST_UNDISTURBED_S, "the undisturbed training's end")
         if reference.status().state != "COMPLETED":
@@ -75,7 +75,7 @@ class Chaos:
         self._say(f"the undisturbed training: weights {self._reference[-1]['weights_sha256'][:12]}…")
         while self.made.total() < self.wanted:
             self.trainings += 1
-            self._disturb(Run(self.layout, self.folder / f"training-{self.trainings}", self.epochs))
+            self._disturb(Run(self.layout, self.folder / f"training-{self.trainings}", *self.training))
 
     def complaint(self) -> str | None:
         """What was wrong without costing anything that was trained."""
@@ -189,6 +189,7 @@ def main() -> int:
         "--seed", type=int, default=1, help="of their kinds, moments and victims (default: %(default)s)"
     )
     parser.add_argument("--epochs", type=int, default=30, help="of each training (default: %(default)s)")
+    parser.add_argument("--ranks-per-node", type=int, default=2, help="on two nodes (default: %(default)s)")
     parser.add_argument("--name", default="chaos", help="of the sandbox (default: %(default)s)")
     parser.add_argument("--keep", action="store_true", help="keep all files, and the sandbox, also after success")
     options = parser.parse_args()
@@ -211,7 +212,8 @@ def main() -> int:
 def _chaos(options: argparse.Namespace, folder: Path) -> int:
     violation: str | None = "interrupted"
     layout = cluster.up(options.name, nodes=NODES, gpus_per_node=GPUS_PER_NODE)
-    chaos = Chaos(layout, folder, faults=options.faults, seed=options.seed, epochs=options.epochs)
+    training = (options.epochs, options.ranks_per_node)
+    chaos = Chaos(layout, folder, faults=options.faults, seed=options.seed, training=training)
     try:
         chaos.run()
         violation = chaos.complaint()

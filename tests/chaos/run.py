@@ -43,13 +43,14 @@ class Run:
         layout: of the sandbox.
         folder: for the run directory and the jobs' output.
         epochs: to train.
+        ranks_per_node: on each of two nodes.
     """
 
-    def __init__(self, layout: Layout, folder: Path, epochs: int) -> None:
+    def __init__(self, layout: Layout, folder: Path, epochs: int, ranks_per_node: int) -> None:
         self.layout, self.folder, self.disk = layout, folder, folder.parent / DISK
         self.run_dir = self.disk / folder.name
         folder.mkdir()
-        self.epochs = epochs
+        self.epochs, self.ranks_per_node = epochs, ranks_per_node
         self.run_dir.mkdir(parents=True)
         self.slow_disk = self.run_dir / SLOW_DISK
         self.job_id = 0
@@ -82,7 +83,7 @@ class Run:
             name="chaos",
             command=(sys.executable, str(SCRIPT), str(self.epochs)),
             nodes=2,
-            gpus_per_node=2,
+            gpus_per_node=self.ranks_per_node,
             requeue=True,
             max_requeues=1000,
         )

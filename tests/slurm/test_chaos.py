@@ -13,7 +13,18 @@ from slowness import scaled
 
 def test_a_few_random_faults_cost_nothing(machine: None) -> None:
     """Weights, metrics and the ledger of samples are those of a training that had none; nothing is left behind."""
-    options = ("--faults", "3", "--epochs", "6", "--seed", "3", "--name", sandbox_name("chaos"))
+    options = (
+        "--faults",
+        "3",
+        "--epochs",
+        "6",
+        "--ranks-per-node",
+        "1",
+        "--seed",
+        "3",
+        "--name",
+        sandbox_name("chaos"),
+    )
     command, env = (sys.executable, "-m", "chaos", *options), {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=scaled(1200))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -117,7 +117,7 @@ def test_from_inside_a_job_and_from_salloc_it_is_the_same_job(place: Place) -> N
     tell = 'env -0 >"$CLUSTER_DDP_RUN_DIR/env-$SLURM_PROCID"'
     inner = [*SUBMIT, *TWO_BY_TWO, "--no-check", "--name", "inner", "--", "bash", "-c", tell]
     volatile = re.compile(
-        r"\w*(JOB_?ID|JOB_SLUID|NODELIST|NODENAME|PORT|TIME|PID|COOKIE|ADDR|RUN_DIR|RESUME|STOPPED|SECRET|TOPOLOGY\w*)"
+        r"\w*(JOB_?ID|JOB_SLUID|NODELIST|NODENAME|PORT|TIME|PID|COOKIE|ADDR|RUN_DIR|RESUME|STOPPED|FAILED|SECRET|TOPOLOGY\w*)"
         r"|\w*(HOST|HOSTNAME|NODEID)|_|SHLVL"
     )
     seen = []
@@ -154,6 +154,16 @@ def test_in_a_container_that_strips_slurms_variables(place: Place, launcher: str
     assert "secret 64" in done.stdout
     assert "SLURM_PROCID" not in done.stdout
     assert "SLURM_JOB_ID" in done.stdout
+
+
+def test_a_sites_template(place: Place) -> None:
+    template = ROOT / "examples" / "templates" / "with_prologue.sbatch.j2"
+    command = ("bash", "-c", 'ls -d "$SITE_SCRATCH"')
+    done = place.submit("--nodes", "2", "--template", str(template), "--watch", "--", *command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    scratch = re.search(r"^(/\S+/bash-\d+)$", done.stdout, re.MULTILINE)[1]
+    assert f"[task-1] {scratch}" in done.stdout
+    assert not Path(scratch).exists()
 
 
 def test_watch_ends_as_the_job_ends(place: Place) -> None:

@@ -71,8 +71,9 @@ class Supervisor:
         """
         restarts = 0
         while True:
-            for left in self._folder.glob(f"{File.STOPPED}*"):
-                left.unlink()
+            for name in (File.STOPPED, File.FAILED):
+                for left in self._folder.glob(f"{name}*"):
+                    left.unlink()
             marker = self._folder / f"{File.STOPPED}{restarts}"
             self._start(restarts, marker)
             state, status = self._wait()
@@ -81,17 +82,27 @@ class Supervisor:
                 return "FAILED", EXIT_STOPPED
             is_stopped = state == "FAILED" and (status == EXIT_STOPPED or marker.exists())
             if not is_stopped or self._has_killed:  # a killed task may have left processes that still write
-                return state, status
+                return state, self._first_failure(status) if state == "FAILED" and not is_stopped else status
             if restarts == self._max_requeues:
                 print(_TOO_OFTEN.format(restarts), file=sys.stderr, flush=True)
                 return "FAILED", EXIT_STOPPED
             restarts += 1
+
+    def _first_failure(self, status: int) -> int:
+        """Print what failed first. Returns its exit status, or `status`."""
+        words, first_status = run_dirs.first_failure(self._folder)
+        if words:
+            status = first_status or status
+            log = self._folder / File.TASK_LOG.format(words.split()[1])
+            print(f"Failed first, with status {status}: {words}\n  Its log: {log}", file=sys.stderr, flush=True)
+        return status
 
     def _start(self, restarts: int, marker: Path) -> None:
         """Start all tasks or none, with a secret and a port for this start."""
         shared = {
             Env.SECRET: os.urandom(32).hex(),
             Env.STOPPED: str(marker),
+            Env.FAILED: str(self._folder / f"{File.FAILED}{restarts}"),
             Env.LOCAL_JOB_ID: str(os.getpid()),
             "MASTER_PORT": str(_free_port()),
             **({"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.launch import grids, planning, resume, run_dirs
+from cluster_ddp.launch import grids, planning, render, resume, run_dirs
 from cluster_ddp.launch.backends.slurm import Slurm, test_only
 from cluster_ddp.launch.checks import preflight
 from cluster_ddp.launch.checks.performance_warnings import Advice
@@ -56,6 +56,9 @@ def run(
         ClusterDDPError: the job can't be submitted, or can't work. No job is left behind, unless the error names it.
     """
     asked = _Asked.parse(argv, program, description)
+    if asked.parsed.show_template:
+        print((render.templates_folder() / render.TEMPLATE).read_text(), end="")
+        return 0
     if asked.parsed.show_config:
         _show_config(asked)
         return 0

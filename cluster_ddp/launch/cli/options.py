@@ -71,6 +71,7 @@ def _add_submission(how: Any) -> None:
         ("dry-run", "print the script and submit nothing"),
         ("test-only", "ask Slurm when the job would start; submit nothing"),
         ("show-config", "print the settings and the origin of each"),
+        ("show-template", "print our template of the batch script, to extend it with --template"),
     ):
         how.add_argument(f"--{flag}", action="store_true", help=text)
     for habit in ("--ntasks", "--ntasks-per-node"):

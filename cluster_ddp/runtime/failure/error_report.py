@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
+from cluster_ddp.runtime.failure import failure_marker
 from cluster_ddp.runtime.output import complain
 from cluster_ddp.runtime.rendezvous import arrivals
 
@@ -73,13 +74,17 @@ class FailureReporter:
         self._reported = error
         name = f"rank {self._rank()} on {socket.gethostname()}"
         first = self._ask_store(self._first_failure, name)
+        if first == name and not _is_timeout(error):
+            failure_marker.note(os.environ, self._rank(), socket.gethostname(), error)
         if first not in (name, None):
             self.say(_stopped_by(first))
             if _is_timeout(error) or isinstance(error, PeerFailedError):
                 # If this rank ended now, Slurm would wake the rank that hangs, or end those that look for it.
                 time.sleep(_ROLL_CALL_S + 1.0)
         elif _is_timeout(error):
-            self.say(f"error: {self._who_hangs(first is not None)}")
+            hang = self._who_hangs(first is not None)
+            failure_marker.note(os.environ, self._rank(), socket.gethostname(), hang)
+            self.say(f"error: {hang}")
         elif first is None and _says(error, _LOST_WORDS):
             self.say(_STORE_IS_GONE)
         elif isinstance(error, ClusterDDPError):

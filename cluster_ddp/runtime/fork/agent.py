@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from cluster_ddp.contract import EXIT_STOPPED
 from cluster_ddp.processes import catches
 from cluster_ddp.runtime import stop_signals
+from cluster_ddp.runtime.failure import failure_marker
 from cluster_ddp.runtime.output import complain
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -98,6 +99,7 @@ class Agent:
             self._term_at = min(self._term_at, time.monotonic() + PATIENCE_S)
         else:
             self._term_at = 0.0
+            failure_marker.note_status(self._env, rank, socket.gethostname(), status)
             self._say(f"rank {rank} {_words(status)}.")
 
     def _end_overdue(self) -> None:

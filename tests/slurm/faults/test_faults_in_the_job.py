@@ -103,6 +103,10 @@ def test_an_exception_ends_the_job_and_is_not_tried_again(started: Started) -> N
     assert said.count("Traceback (most recent call last)") == 1
     assert re.search(r"^\[rank 1 node\d\] Traceback", said, re.MULTILINE)
     assert "ValueError: the one that matters" in said
+    last = (
+        r"^Failed first, with status 1: rank 1 on node\d: ValueError: the one that matters\n  Its log: .*/task-1.log$"
+    )
+    assert re.search(last, said, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("name", "rank"), [("first hangs", 0), ("other hangs", 1)])

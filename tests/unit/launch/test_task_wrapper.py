@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,13 +18,14 @@ from cluster_ddp.launch.render import _rendered
 from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.launch.task_command import of_command
 
+HOST = socket.gethostname()
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
-def start(*command: str, marker: Path | None = None) -> subprocess.Popen[str]:
+def start(*command: str, marker: Path | None = None, **more: str) -> subprocess.Popen[str]:
     spec = JobSpec(name="x", command=command, signal="R:SIGALRM@60")
     text = _rendered("task.sh.j2", spec=spec, task=of_command(spec))
-    env = {**os.environ, **({} if marker is None else {"CLUSTER_DDP_STOPPED": str(marker)})}
+    env = {**os.environ, **({} if marker is None else {"CLUSTER_DDP_STOPPED": str(marker)}), **more}
     return subprocess.Popen(
         ["bash", "-c", text, "bash", *command], env=env, start_new_session=True, stdout=subprocess.PIPE, text=True
     )
@@ -43,6 +45,26 @@ def test_the_commands_status_is_the_tasks(tmp_path: Path, command: str, status: 
     assert start("bash", "-c", command, marker=marker).wait(timeout=scaled(60)) == status
     assert marker.exists() is (status == 75)
     assert start("bash", "-c", command).wait(timeout=scaled(60)) == status
+
+
+def test_the_first_task_that_fails_says_so(tmp_path: Path) -> None:
+    """The error is its script's to tell, if that uses cluster_ddp."""
+    for number, (command, status, said) in enumerate(
+        [
+            ("exit 7", 7, f"rank 2 on {HOST}\nstatus 7\n"),
+            (f'echo "rank 2 on {HOST}: ValueError: x" >"$CLUSTER_DDP_FAILED"; exit 1', 1, None),
+            ('echo "rank 1 on n1: ValueError: x" >"$CLUSTER_DDP_FAILED"; exit 1', 1, "rank 1 on n1: ValueError: x\n"),
+            ("exit 75", 75, ""),
+            ("true", 0, ""),
+        ]
+    ):
+        marker = tmp_path / f"it's failed {number}"
+        task = start("bash", "-c", command, RANK="2", CLUSTER_DDP_FAILED=str(marker))
+        assert task.wait(timeout=scaled(60)) == status
+        expected = f"rank 2 on {HOST}: ValueError: x\nstatus 1\n" if said is None else said
+        assert (marker.read_text() if marker.exists() else "") == expected
+    assert start("false", RANK="3", CLUSTER_DDP_FAILED=str(tmp_path / "it's failed 0")).wait(timeout=scaled(60)) == 1
+    assert (tmp_path / "it's failed 0").read_text() == f"rank 2 on {HOST}\nstatus 7\n"
 
 
 @pytest.mark.parametrize(

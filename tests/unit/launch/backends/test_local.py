@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -152,6 +153,8 @@ def test_the_first_failure_is_the_jobs_end_and_status() -> None:
     job = submit("bash", "-c", "if ((RANK == 1)); then echo broken; exit 7; fi; sleep 600")
     with pytest.raises(JobError, match=r"(?s)FAILED with exit status 7\.\n.*broken"):
         job.result(timeout_s=scaled(60))
+    said = f"Failed first, with status 7: rank 1 on {socket.gethostname()}\n  Its log: {job.run_dir}/task-1.log\n"
+    assert said in (job.run_dir / "job.log").read_text()
     assert processes_of(job) == []
 
 

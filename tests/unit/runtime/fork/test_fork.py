@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -233,8 +234,11 @@ def test_each_rank_has_its_log_and_the_parents_buffer_is_not_theirs(tmp_path: Pa
 )
 def test_the_status_is_that_of_the_rank_that_failed(tmp_path: Path, ending: str, status: int, said: str) -> None:
     script = f"{SAY}import sys\nif rank == '1':\n    {ending or 'pass'}\n"
-    found, _, err = run(tmp_path, script, CLUSTER_DDP_STOPPED=str(tmp_path / "stopped"))
+    markers = {"CLUSTER_DDP_STOPPED": str(tmp_path / "stopped"), "CLUSTER_DDP_FAILED": str(tmp_path / "failed")}
+    found, _, err = run(tmp_path, script, **markers)
     assert found == status
+    noted = (tmp_path / "failed").read_text() if (tmp_path / "failed").exists() else ""
+    assert noted == ("" if status in (0, 75) else f"rank 1 on {socket.gethostname()}\nstatus {status}\n")
     assert said in err
     assert (tmp_path / "stopped").exists() == (status == 75)
 

@@ -1,0 +1,155 @@
+"""`cluster-ddp init [SCRIPT.py]`: the first settings and job script of a project, from what this cluster has.
+
+Writes cluster.toml (partition, account, limits) and, for a training script, SCRIPT.sbatch. Overwrites nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster_ddp.errors import SlurmError, SpecError, exit_on_error, nearest
+from cluster_ddp.launch import task_command
+from cluster_ddp.launch.cli import first_settings, options
+from cluster_ddp.launch.cli.site_config import FILE_NAME
+from cluster_ddp.launch.render import render
+from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.slurm import accounts, partitions
+from cluster_ddp.slurm.partitions import NodeGroup
+
+PROGRAM = "cluster-ddp init"
+_MODULES = re.compile(r"^(?:cuda|nccl|rocm|python|anaconda3?|miniconda3?|miniforge3?|pytorch)(?:/.*)?$", re.IGNORECASE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the options, ask the cluster and the user, write the files. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("script", nargs="?", type=Path, metavar="SCRIPT.py", help="your training script")
+    parser.add_argument("--partition", metavar="NAME", help="the partition to use (default: ask)")
+    parser.add_argument("--account", metavar="NAME", help="the account to charge (default: ask)")
+    parser.add_argument("--yes", action="store_true", help="ask nothing: take the default, or the first that has GPUs")
+    with exit_on_error(PROGRAM):
+        return _init(parser.parse_args(argv))
+
+
+def _init(asked: argparse.Namespace) -> int:
+    script: Path | None = asked.script
+    job_script = None if script is None else Path(f"{script.stem}.sbatch")
+    if script is not None and not script.is_file():
+        raise SpecError(
+            f"Making a job for {script}:", f"there is no such file in {Path.cwd()}.", "name your training script"
+        )
+    for path in filter(None, (Path(FILE_NAME), job_script)):
+        if path.exists() or path.is_symlink():
+            found = "it exists already, and nothing is overwritten."
+            raise SpecError(f"Writing {path}:", found, f"edit it, or move it away first: mv {shlex.quote(str(path))} …")
+    groups = _groups()
+    partition = _partition(groups, asked)
+    known = _accounts() if groups else []
+    account = _choice("account", asked.account, known, known[:1], asked.yes)
+    settings = first_settings.text(groups, partition=partition, account=account, accounts=known, modules=_modules())
+    Path(FILE_NAME).write_text(settings)
+    print(f"Written: {FILE_NAME}")
+    if script is not None and job_script is not None:
+        job_script.write_text(_job(script, groups, partition, account))
+        print(f"Written: {job_script}, for `sbatch {shlex.quote(str(job_script))}`.")
+    words = shlex.quote(str(script)) if script is not None else "my_train.py"
+    print("Next:")
+    print(f"  cluster-ddp submit --dry-run -- python {words}    # shows the job")
+    print(f"  cluster-ddp submit --watch -- python {words}      # submits it and follows it")
+    print("  cluster-ddp status                                # shows how far your jobs are")
+    return 0
+
+
+def _groups() -> list[NodeGroup]:
+    """The cluster's nodes; empty, with a word about it, if Slurm is not here."""
+    if shutil.which("sinfo") is None:
+        print(
+            f"There is no Slurm here (no sinfo on the PATH): {FILE_NAME} gets no partition. Run this on a login node."
+        )
+        return []
+    return partitions.read()
+
+
+def _partition(groups: Sequence[NodeGroup], asked: argparse.Namespace) -> str | None:
+    """The chosen partition: the one that was asked for, the only one, the default one, or the user's choice."""
+    usable = first_settings.by_partition([group for group in groups if group.up])
+    default = [name for name, nodes in usable.items() if nodes[0].default]
+    with_gpus = [name for name, nodes in usable.items() if any(node.gpus for node in nodes)]
+    has_gpus = bool(set(default) & set(with_gpus))
+    return _choice("partition", asked.partition, list(usable), default if has_gpus else with_gpus or default, asked.yes)
+
+
+def _choice(what: str, asked: str | None, names: Sequence[str], first: Sequence[str], yes: bool) -> str | None:
+    """One of several names: the one that was asked for, the only one, the first choice with --yes, or the user's."""
+    if asked is not None:
+        if names and asked not in names:
+            found = f"there are {', '.join(names)}.{nearest(asked, names)}"
+            raise SpecError(f"Using the {what} {asked}:", found, f"--{what} with one of these names")
+        return asked
+    if len(names) < 2 or yes:
+        return next(iter([*first, *names]), None)
+    if not sys.stdin.isatty():
+        found = f"there are {', '.join(names)}, and nobody can be asked."
+        raise SpecError(
+            f"Choosing the {what}:", found, f"--{what} {first[0] if first else names[0]}, or --yes for that one"
+        )
+    print(f"Which {what}?")
+    for number, name in enumerate(names, start=1):
+        print(f"  {number}  {name}")
+    default = first[0] if first else names[0]
+    try:
+        answer = input(f"{what} [{default}]: ").strip()
+    except (EOFError, KeyboardInterrupt) as error:
+        raise SpecError(f"Choosing the {what}:", "no answer.", f"--{what} NAME, or --yes for {default}") from error
+    chosen = names[int(answer) - 1] if answer.isdecimal() and 1 <= int(answer) <= len(names) else answer or default
+    return _choice(what, chosen, names, first, yes)
+
+
+def _accounts() -> list[str]:
+    """The user's accounts; empty if the cluster does no accounting."""
+    try:
+        return accounts.read(getpass.getuser())
+    except SlurmError:
+        return []
+
+
+def _modules() -> list[str]:
+    """Environment modules that a training may need; at most three."""
+    listing = "type module >/dev/null 2>&1 && module -t avail 2>&1"
+    try:
+        done = subprocess.run(
+            ["bash", "-lc", listing], capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    names = [line.strip().removesuffix("(default)") for line in done.stdout.splitlines()]
+    return [name for name in names if _MODULES.match(name)][:3]
+
+
+def _job(script: Path, groups: Sequence[NodeGroup], partition: str | None, account: str | None) -> str:
+    """A batch script for the training, on one GPU."""
+    command = ("python", str(script))
+    spec = JobSpec(
+        name=options.job_name(command),
+        command=command,
+        partition=partition,
+        account=account,
+        time="1:00:00",
+        requeue=True,
+    )
+    source = f"Written by `{PROGRAM}`. Submit it from this folder: sbatch {shlex.quote(f'{script.stem}.sbatch')}"
+    return render(spec, task_command.of_command(spec), source=source)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
