@@ -39,10 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     with exit_on_error(PROGRAM), quiet_pipe():
         job = _job(arguments.job, arguments.runs_dir)
-        reader = _reader(job, arguments)
+        names = _names(job, arguments)
+        reader = LogReader(
+            _show, lambda: _existing(job, names), plain=names if arguments.rank is not None else logs.PLAIN
+        )
         if arguments.follow:
             return _follow(job, reader)
-        if not job.log_files():
+        if not _existing(job, names):
             found = "it has printed nothing so far."
             raise JobError(f"The logs of job {job.id}:", found, f"cluster-ddp status {shlex.quote(str(job.run_dir))}")
         reader.show_new(to_the_end=True)
@@ -61,12 +64,15 @@ def _job(word: str, runs_dir: Path) -> Job:
     return of_run(found[0])
 
 
-def _reader(job: Job, arguments: argparse.Namespace) -> LogReader:
-    """Shows the logs that were asked for."""
+def _names(job: Job, arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Names of the logs that were asked for; empty for all."""
     if arguments.all:
-        return LogReader(_show, job.log_files)
-    wanted = logs.PLAIN if arguments.rank is None else (logs.of_rank(job, arguments.rank).name,)
-    return LogReader(_show, lambda: [path for path in job.log_files() if path.name in wanted], plain=wanted)
+        return ()
+    return logs.PLAIN if arguments.rank is None else (logs.of_rank(job, arguments.rank),)
+
+
+def _existing(job: Job, names: Sequence[str]) -> list[Path]:
+    return [path for path in job.log_files() if not names or path.name in names]
 
 
 def _show(line: str) -> None:

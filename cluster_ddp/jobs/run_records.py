@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ class RunRecord:
     """Number of ranks; 1 if no submission made it."""
     tasks: int = 1
     """Number of tasks: ranks, or nodes under torchrun."""
+    is_whole_array: bool = False
+    """Whether it is the directory of a whole array, beside those of its tasks."""
 
     @property
     def job_id(self) -> str:
@@ -82,7 +85,7 @@ def read(path: Path) -> RunRecord:
         )
     owner, topology = _json(path / File.LOCK), _json(path / File.RUN).get("topology")
     label = _label(topology if isinstance(topology, dict) else {}) or owner.get("job")
-    job = label if isinstance(label, str) and label.replace("_", "").isdigit() else ""
+    job = label if isinstance(label, str) and re.fullmatch(r"\d{1,12}(_\d{1,12})?", label, re.ASCII) else ""
     name = path.resolve().name.removesuffix(f"-{job}")
     began_s = (path / (File.RUN if (path / File.RUN).exists() else File.LOCK)).stat().st_mtime
     return RunRecord(run_dir=path, job=job, name=name, scheduler="Slurm" if job else None, values={}, began_s=began_s)
@@ -112,23 +115,17 @@ def in_folder(runs_dir: Path) -> list[RunRecord]:
     found = []
     for path in {path.parent for name in (File.SPEC, File.RUN, File.LOCK) for path in runs_dir.glob(f"*/{name}")}:
         try:
-            if not path.is_symlink() and not _is_whole_array(path):
+            if not path.is_symlink():
                 found.append(read(path))
         except (RunDirError, OSError):
             continue  # just being made
-    return sorted(found, key=lambda one: (one.began_s, [int(part) for part in one.job.split("_") if part]))
+    runs = [one for one in found if not one.is_whole_array]
+    return sorted(runs, key=lambda one: (one.began_s, [int(part) for part in one.job.split("_") if part]))
 
 
 def _is_training(path: Path) -> bool:
     """Whether a training wrote to it."""
     return (path / File.RUN).is_file() or "process" in _json(path / File.LOCK)
-
-
-def _is_whole_array(path: Path) -> bool:
-    if not (path / File.SPEC).is_file():
-        return False
-    record = run_dirs.read(path)
-    return record["spec"].get("array") is not None and "_" not in record["job"]
 
 
 def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
@@ -146,6 +143,7 @@ def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
         began_s=record["submitted"],
         ranks=ranks,
         tasks=nodes if spec.get("launcher") == "torchrun" else ranks,
+        is_whole_array=spec.get("array") is not None and "_" not in record["job"],
     )
 
 

@@ -10,6 +10,7 @@ from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.jobs.job import Job, poll_intervals_s
 from cluster_ddp.jobs.logs import LogReader
 from cluster_ddp.launch import run_dirs
+from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import JobStatus
 
 _LOG_POLL_S = 0.5
@@ -102,7 +103,7 @@ class _Following:
     def _describe(self, status: JobStatus) -> str:
         text = f"job {self.label}: {status.state}"
         if status.state == "PENDING":
-            reason = "" if status.reason == "None" else f" ({status.reason})"
+            reason = "" if status.reason == "None" else f" ({reasons.in_words(status.reason)})"
             start = f", expected to start at {status.expected_start}" if status.expected_start else ""
             return text + reason + start
         if status.ended:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import time
 from pathlib import Path
 
@@ -45,9 +46,9 @@ def pythons_of(script: str) -> int:
 
 def test_ranks_started_by_hand_on_two_hosts(slurm: Cluster, tmp_path: Path) -> None:
     """srun only plays the two terminals here: the ranks see nothing of Slurm."""
-    script = ROOT / "examples" / "convnet.py"
+    script, folder = shlex.quote(f"{ROOT}/examples/convnet.py"), shlex.quote(f"{tmp_path}/run")
     by_hand = (
-        f'exec env -i PATH="$PATH" OMP_NUM_THREADS=1 CLUSTER_DDP_RUN_DIR={tmp_path}/run python {script} --epochs 1 '
+        f'exec env -i PATH="$PATH" OMP_NUM_THREADS=1 CLUSTER_DDP_RUN_DIR={folder} python {script} --epochs 1 '
         f'--world-size 2 --rank "$SLURM_PROCID" --master-addr "$1" --master-port {PORT}'
     )
     nodes = slurm.layout.node_names[:2]

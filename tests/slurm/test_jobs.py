@@ -113,12 +113,12 @@ def test_a_taken_port_without_our_template(slurm: Cluster, tmp_path: Path) -> No
 
 
 def test_a_rank_that_never_starts_is_named(slurm: Cluster, tmp_path: Path) -> None:
-    """Rank 3 sleeps; the others end within their timeout, and the step with them."""
+    """Rank 1 sleeps; the other ends within its timeout, and the step with it."""
     train = ("python", "-m", "cluster_ddp.train", "--dataset", "digits", "--rendezvous-timeout-s", f"{scaled(15):g}")
-    command = slurm.wrapped("if ((SLURM_PROCID == 3)); then sleep 86400; fi", *train)
-    spec = JobSpec(name="missing", command=command, nodes=2, gpus_per_node=2)
+    command = slurm.wrapped("if ((SLURM_PROCID == 1)); then sleep 86400; fi", *train)
+    spec = JobSpec(name="missing", command=command, nodes=2, gpus_per_node=1)
     _, output = slurm.submit(slurm.script(spec), tmp_path).fail()
-    assert re.search(r"3 of 4 ranks arrived; missing: rank 3 \(node\d\)\.", output)
+    assert re.search(r"1 of 2 ranks arrived; missing: rank 1 \(node\d\)\.", output)
 
 
 def test_dead_name_servers_do_not_hold_up_the_ranks(slurm: Cluster, tmp_path: Path) -> None:
@@ -144,13 +144,13 @@ def test_one_ranks_exception_ends_the_step_and_is_printed_once(slurm: Cluster, t
     script.write_text(
         "import cluster_ddp, time\n"
         "with cluster_ddp.distributed() as world:\n"
-        "    if world.rank == 3: raise ValueError('the one that matters')\n"
+        "    if world.rank == 1: raise ValueError('the one that matters')\n"
         "    world.barrier(); time.sleep(86400)\n"
     )
-    spec = JobSpec(name="fails", command=("python", str(script)), nodes=2, gpus_per_node=2)
+    spec = JobSpec(name="fails", command=("python", str(script)), nodes=2, gpus_per_node=1)
     _, output = slurm.submit(slurm.script(spec), tmp_path).fail()
     assert output.count("Traceback (most recent call last)") == 1, output
-    assert re.search(r"^\[rank 3 node\d\] Traceback", output, re.MULTILINE)
+    assert re.search(r"^\[rank 1 node\d\] Traceback", output, re.MULTILINE)
     assert "ValueError: the one that matters" in output
     assert "Connection closed by peer" not in output
 

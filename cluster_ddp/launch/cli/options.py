@@ -8,13 +8,15 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from cluster_ddp.errors import SpecError, counted, nearest
 from cluster_ddp.launch.checks.performance_warnings import Advice
 from cluster_ddp.launch.cli import sbatch_options
-from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.launch.spec import JobSpec, Launcher
 
+# What the cluster chooses, if nothing is given.
+_CLUSTERS = ("cpus_per_task", "mem", "time", "partition", "account", "qos", "requeue")
 _OPERATORS = ("|", "||", "&&", "&", ";", ">", ">>", "<", "2>", "2>&1", "&>")
 
 
@@ -178,15 +180,25 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _add(group: Any, field: dataclasses.Field[Any], text: str) -> None:
-    name, text, kind = "--" + field.name.replace("_", "-"), text.replace("%", "%%"), str(field.type)
+    name, kind = "--" + field.name.replace("_", "-"), str(field.type)
+    text = (text + _default(field)).replace("%", "%%")
     if kind.startswith("bool"):
         group.add_argument(name, action=argparse.BooleanOptionalAction, default=None, help=text)
     elif kind.startswith("tuple"):
         group.add_argument(name, action="extend", nargs="+", metavar="TEXT", help=text)
     elif kind.startswith("int"):
         group.add_argument(name, type=int, metavar="N", help=text)
+    elif kind == "Launcher":
+        group.add_argument(name, metavar=f"{{{','.join(get_args(Launcher))}}}", help=text)
     else:
         group.add_argument(name, metavar="TEXT", help=text)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    """The default of an option, for its help."""
+    if field.default is None:
+        return " (default: the cluster's)" if field.name in _CLUSTERS else ""
+    return "" if field.default in ((), False, dataclasses.MISSING) else f" (default: {field.default})"
 
 
 def _field_texts() -> dict[str, str]:

@@ -11,6 +11,7 @@ from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.jobs import job, watch
 from cluster_ddp.jobs.job import Job
 from cluster_ddp.slurm.job_status import JobStatus
+from cluster_ddp.slurm.reasons import in_words
 
 
 def status(state: str, **fields) -> JobStatus:
@@ -61,7 +62,7 @@ def test_from_pending_to_the_end(tmp_path: Path) -> None:
     outcome, lines = follow(tmp_path, [pending, pending, writing, more])
     assert outcome == 0
     assert lines == [
-        "job 12: PENDING (Resources), expected to start at 2026-11-21T10:00:00",
+        f"job 12: PENDING ({in_words('Resources')}), expected to start at 2026-11-21T10:00:00",
         "job 12: RUNNING",
         *("one", "two", "three", "[task-1] oh"),
         "job 12: COMPLETED after 00:01:00",
@@ -105,7 +106,7 @@ def test_a_forgotten_job_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_restart_is_told(tmp_path: Path) -> None:
     chapters = [[status("RUNNING")], [status("PENDING", reason="BeginTime")], [status("RUNNING", restarts=1)]]
     _, lines = follow(tmp_path, [*chapters, [status("COMPLETED")]])
-    assert lines[1:3] == ["job 12: PENDING (BeginTime)", "job 12: RUNNING, restart 1"]
+    assert lines[1:3] == [f"job 12: PENDING ({in_words('BeginTime')})", "job 12: RUNNING, restart 1"]
 
 
 def test_an_array_is_counted(tmp_path: Path) -> None:
