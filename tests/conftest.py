@@ -28,6 +28,9 @@ hypothesis.settings.load_profile("tests")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+_UNIT = Path(__file__).parent / "unit"
+_LONGEST = ("test_detection_example.py", "test_examples.py", "test_local.py", "test_gpu_rehearsal.py")
+
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|_URL$", re.IGNORECASE)
 
 for _name in list(os.environ):
@@ -41,6 +44,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--launcher", choices=("srun", "fork"), default="srun", help=words)
     words = "the Slurm of the tests' sandbox: a Debian release's (default: the system's)"
     parser.addoption("--slurm-version", choices=sorted(releases.SUITES), help=words)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test` gives each of its processes a file at a time: those that take longest must not come last."""
+    items.sort(key=lambda item: (_UNIT in item.path.parents, item.path.name not in _LONGEST))
 
 
 def pytest_configure() -> None:

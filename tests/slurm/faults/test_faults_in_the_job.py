@@ -59,9 +59,9 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
         "nan": start(place, nodes=TWO_TASKS, pace_s=0.2, FAULTS=[{"do": "nan", "rank": 1, "step": 9}]),
         "nan continues": start(
             place,
-            nodes=TWO_TASKS,
+            nodes=ONE_TASK,
             training=(*TRAINING, "--on-nan", "continue"),
-            FAULTS=[{"do": "nan", "rank": 1, "step": 9}],
+            FAULTS=[{"do": "nan", "rank": 0, "step": 9}],
         ),
         "clocks": start(place, "--sbatch-options=--nodelist=node1,node2", CLOCK_S={"node1": 3600}),
         "no stdout": start(place, nodes=ONE_TASK, command=wrapped("exec >/dev/full", *PACED)),
