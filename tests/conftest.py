@@ -17,8 +17,8 @@ from cluster_ddp.sandbox import cluster, releases
 # Threads that outnumber the cores wait actively: five times the CPU time. torch reads this where it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Unbuffered, a print is several writes: lines of ranks that share a pipe would mix.
-os.environ.pop("PYTHONUNBUFFERED", None)
+# As in jobs, whatever the shell has set: what a process has printed is there, however it ends.
+os.environ["PYTHONUNBUFFERED"] = "1"
 
 _EVERY_PYTHON = str(Path(__file__).parent / "helpers" / "every_python")  # has a sitecustomize.py
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_EVERY_PYTHON, os.environ.get("PYTHONPATH")]))

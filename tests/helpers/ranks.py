@@ -64,16 +64,17 @@ def _main(function: Callable[[], None], env: dict[str, str], log: Path) -> None:
     for name in [name for name in os.environ if name.startswith(("SLURM_", "MASTER_", "RANK", "WORLD_"))]:
         del os.environ[name]
     os.environ.update({"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **env})
+    status = 0
     try:
         function()
     except SystemExit as error:
-        os._exit(error.code if isinstance(error.code, int) else 1)
+        status = error.code if isinstance(error.code, int) else 1
     except BaseException:
         sys.excepthook(*sys.exc_info())
-        sys.stderr.flush()
-        os._exit(1)
+        status = 1
     sys.stdout.flush()
-    os._exit(0)
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def slurm_step(rank: int, world_size: int, *, job_id: int, nodelist: str = "localhost", **more: str) -> dict[str, str]:

@@ -457,7 +457,8 @@ def test_the_threads_of_a_core_stay_together(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
 def test_a_rank_runs_on_its_cpus_with_threads_for_them(tmp_path: Path) -> None:
-    show = "import os, torch, numpy; print(sorted(os.sched_getaffinity(0)), torch.get_num_threads(), flush=True)\n"
+    show = "import os, torch, numpy; cpus, threads = sorted(os.sched_getaffinity(0)), torch.get_num_threads()\n"
+    show += "os.write(1, f'{cpus} {threads}\\n'.encode())\n"  # in one piece: the ranks share a pipe
     status, out, err = run(tmp_path, show, program=("env", "--unset=OMP_NUM_THREADS", *REAL))
     assert (status, err) == (0, "")
     count = len(os.sched_getaffinity(0))
