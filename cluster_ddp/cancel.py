@@ -39,9 +39,10 @@ def _cancel(word: str, runs_dir: Path) -> str:
     found = run_records.find(word, runs_dir)
     if not found and Path(word).is_dir():
         raise JobError(f"Cancelling {word}:", "no job has run in it.", "give a job id or a run directory")
-    if not found:  # Slurm may know it
-        Slurm().cancel(word, None, runs_dir)
-        return f"Cancelled job {word}."
+    if not found or (len(found) == 1 and found[0].job and not found[0].is_submitted):  # Slurm may know it
+        job = found[0].job if found else word
+        Slurm().cancel(job, None, runs_dir)
+        return f"Cancelled job {job}."
     running = [job for job in map(of_run, found) if not job.status().ended]
     if not running:
         state = of_run(found[-1]).state()

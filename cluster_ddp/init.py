@@ -57,10 +57,10 @@ def _init(asked: argparse.Namespace) -> int:
     known = _accounts() if groups else []
     account = _choice("account", asked.account, known, known[:1], asked.yes)
     settings = first_settings.text(groups, partition=partition, account=account, accounts=known, modules=_modules())
-    Path(FILE_NAME).write_text(settings)
+    _write(Path(FILE_NAME), settings)
     print(f"Written: {FILE_NAME}")
     if script is not None and job_script is not None:
-        job_script.write_text(_job(script, groups, partition, account))
+        _write(job_script, _job(script, partition, account))
         print(f"Written: {job_script}, for `sbatch {shlex.quote(str(job_script))}`.")
     words = shlex.quote(str(script)) if script is not None else "my_train.py"
     print("Next:")
@@ -136,7 +136,14 @@ def _modules() -> list[str]:
     return [name for name in names if _MODULES.match(name)][:3]
 
 
-def _job(script: Path, groups: Sequence[NodeGroup], partition: str | None, account: str | None) -> str:
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise SpecError(f"Writing {path}:", f"{error.strerror} in {Path.cwd()}.", "run this in your project") from error
+
+
+def _job(script: Path, partition: str | None, account: str | None) -> str:
     """A batch script for the training, on one GPU."""
     command = ("python", str(script))
     spec = JobSpec(

@@ -128,6 +128,15 @@ def test_an_array_is_cancelled_at_once_and_a_task_alone(capsys, fake_slurm: Fake
     assert "Cancelled job 12_0 to 12_1 (fit)." in capsys.readouterr().out
 
 
+def test_a_job_of_a_script_of_ones_own_is_cancelled(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+    """sbatch jobs/mnist_2node.sbatch"""
+    (folder / "runs" / "mnist-31").mkdir(parents=True)
+    (folder / "runs" / "mnist-31" / "run.json").write_text('{"topology": {"job_id": 31}}')
+    assert cancel.main(["runs/mnist-31"]) == cancel.main(["31"]) == 0
+    assert fake_slurm.calls("scancel") == [["31"], ["31"]]
+    assert capsys.readouterr().out == "Cancelled job 31.\n" * 2
+
+
 def test_a_job_without_a_run_directory_is_slurms(capsys, fake_slurm: FakeSlurm) -> None:
     assert cancel.main(["99"]) == 0
     assert capsys.readouterr().out == "Cancelled job 99.\n"
