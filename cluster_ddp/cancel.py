@@ -41,6 +41,7 @@ def _cancel(word: str, runs_dir: Path) -> str:
         raise JobError(f"Cancelling {word}:", "no job has run in it.", "give a job id or a run directory")
     if not found or (len(found) == 1 and found[0].job and not found[0].is_submitted):  # Slurm may know it
         job = found[0].job if found else word
+        Slurm().statuses(job, None, runs_dir)  # an error if it is unknown: scancel says nothing then (22.05)
         Slurm().cancel(job, None, runs_dir)
         return f"Cancelled job {job}."
     running = [job for job in map(of_run, found) if not job.status().ended]
