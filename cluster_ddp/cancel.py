@@ -5,13 +5,12 @@ JOB is a job id (12, or 12_3 for an array task; an array's id means all its task
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import JobError, exit_on_error
-from cluster_ddp.jobs import run_records
+from cluster_ddp.jobs import run_records, terminal
 from cluster_ddp.jobs.job import of_run
 from cluster_ddp.launch.backends.slurm import Slurm
 
@@ -20,13 +19,8 @@ PROGRAM = "cluster-ddp cancel"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, find the jobs, cancel each. Returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = terminal.parser(PROGRAM, __doc__)
     parser.add_argument("jobs", nargs="+", metavar="JOB", help="job ids or run directories")
-    parser.add_argument(
-        "--runs-dir", type=Path, default=Path("runs"), help="folder of the run directories (default: runs)"
-    )
     arguments = parser.parse_args(argv)
     with exit_on_error(PROGRAM):
         for word in arguments.jobs:

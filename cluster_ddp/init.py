@@ -17,6 +17,7 @@ from pathlib import Path
 
 from cluster_ddp.errors import SlurmError, SpecError, exit_on_error, nearest
 from cluster_ddp.launch import task_command
+from cluster_ddp.launch.checks import feasibility
 from cluster_ddp.launch.cli import first_settings, options
 from cluster_ddp.launch.cli.site_config import FILE_NAME
 from cluster_ddp.launch.render import render
@@ -82,7 +83,7 @@ def _groups() -> list[NodeGroup]:
 
 def _partition(groups: Sequence[NodeGroup], asked: argparse.Namespace) -> str | None:
     """The chosen partition: the one that was asked for, the only one, the default one, or the user's choice."""
-    usable = first_settings.by_partition([group for group in groups if group.up])
+    usable = feasibility.by_partition([group for group in groups if group.up])
     default = [name for name, nodes in usable.items() if nodes[0].default]
     with_gpus = [name for name, nodes in usable.items() if any(node.gpus for node in nodes)]
     has_gpus = bool(set(default) & set(with_gpus))

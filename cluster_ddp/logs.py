@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import JobError, exit_on_error
-from cluster_ddp.jobs import logs, run_records
+from cluster_ddp.jobs import logs, run_records, terminal
 from cluster_ddp.jobs.job import Job, of_run
 from cluster_ddp.jobs.logs import LogReader
-from cluster_ddp.jobs.terminal import quiet_pipe
 from cluster_ddp.jobs.watch import follow
 
 PROGRAM = "cluster-ddp logs"
@@ -23,9 +22,7 @@ PROGRAM = "cluster-ddp logs"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, find the job, print its logs. Returns the exit status: with -f, the job's."""
-    parser = argparse.ArgumentParser(
-        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = terminal.parser(PROGRAM, __doc__)
     parser.add_argument("job", metavar="JOB", help="job id or run directory")
     parser.add_argument(
         "-f", "--follow", action="store_true", help="follow the job to its end, and exit with its status"
@@ -33,11 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--rank", type=int, metavar="N", help="the log of rank N only")
     which.add_argument("--all", action="store_true", help="the logs of all tasks")
-    parser.add_argument(
-        "--runs-dir", type=Path, default=Path("runs"), help="folder of the run directories (default: runs)"
-    )
     arguments = parser.parse_args(argv)
-    with exit_on_error(PROGRAM), quiet_pipe():
+    with exit_on_error(PROGRAM), terminal.quiet_pipe():
         job = _job(arguments.job, arguments.runs_dir)
         names = _names(job, arguments)
         reader = LogReader(

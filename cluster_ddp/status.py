@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import exit_on_error, printable
+from cluster_ddp.jobs import terminal
 from cluster_ddp.jobs.status import RunStatus, run_statuses
-from cluster_ddp.jobs.terminal import coloured_state, quiet_pipe
 from cluster_ddp.launch.run_dirs import resume_command
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import FINAL_STATES
@@ -31,19 +31,14 @@ _WATCH_S = 10.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, look up the jobs, print the table. Returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = terminal.parser(PROGRAM, __doc__)
     parser.add_argument("jobs", nargs="*", metavar="JOB", help="job ids or run directories (default: all)")
-    parser.add_argument(
-        "--runs-dir", type=Path, default=Path("runs"), help="folder of the run directories (default: runs)"
-    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print a list of objects, as JSON")
     watch = f"show the table every {_WATCH_S:g} s until all jobs have ended"
     form.add_argument("--watch", action="store_true", help=watch)
     arguments = parser.parse_args(argv)
-    with exit_on_error(PROGRAM), quiet_pipe():
+    with exit_on_error(PROGRAM), terminal.quiet_pipe():
         if arguments.watch:
             return _watch(arguments)
         found = run_statuses(arguments.runs_dir, arguments.jobs)
@@ -79,7 +74,7 @@ def _show(found: list[RunStatus], runs_dir: Path) -> None:
     widths = {i: max(len(row[i]) for row in rows) for i in shown}
     for row, state in zip(rows, ["", *(one.state for one in found)]):
         cells = [row[i].ljust(widths[i]) for i in shown]
-        cells[_STATE] = coloured_state(state, cells[_STATE])
+        cells[_STATE] = terminal.coloured_state(state, cells[_STATE])
         print("  ".join(cells).rstrip())
     for one in found:
         if one.failure and one.state == "FAILED":

@@ -6,5 +6,5 @@ status        state and progress of runs
 job           one submitted job: wait for it, cancel it, get its result
 logs          what a job has printed
 watch         follow a job to its end
-terminal      colours, and the end of a pipe
+terminal      what their verbs share: an option, colours, the end of a pipe
 """

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,6 @@ from typing import Any, Literal
 from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.launch import run_dirs
-from cluster_ddp.launch.backends.slurm import Slurm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,22 +90,24 @@ def read(path: Path) -> RunRecord:
     return RunRecord(run_dir=path, job=job, name=name, scheduler="Slurm" if job else None, values={}, began_s=began_s)
 
 
-def find(word: str, runs_dir: Path) -> list[RunRecord]:
+def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] | None = None) -> list[RunRecord]:
     """Return the runs that a word means; none if it is a job without a run directory in `runs_dir`.
 
     Args:
         word: a job id (12; 12_3; the id of an array means its tasks), or the path of a run directory.
         runs_dir: folder of the run directories, in which an id is looked up.
+        runs_in: returns the runs of a folder; default: `in_folder`.
 
     Raises:
         RunDirError: it is a folder, but no run directory.
     """
+    runs_in = runs_in or in_folder
     if not Path(word).is_dir():
-        return [one for one in in_folder(runs_dir) if word in (one.job, one.job_id)]
+        return [one for one in runs_in(runs_dir) if word in (one.job, one.job_id)]
     record = read(Path(word))
     if not record.is_submitted:
         return [record]
-    siblings = in_folder(Path(word).resolve().parent)  # the folder of an array means its tasks
+    siblings = runs_in(Path(word).resolve().parent)  # the folder of an array means its tasks
     return [one for one in siblings if record.job in (one.job, one.job_id)]
 
 
@@ -129,7 +130,6 @@ def _is_training(path: Path) -> bool:
 
 
 def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
-    on_slurm = "_" in record["job"] or (path / Slurm.script_name).exists()
     values, spec = record.get("values"), record["spec"]
     nodes, gpus, each = (_count(spec.get(name)) for name in ("nodes", "gpus_per_node", "gpus_per_task"))
     ranks = nodes * (gpus // each)
@@ -137,7 +137,7 @@ def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
         run_dir=path,
         job=record["job"],
         name=spec["name"],
-        scheduler="Slurm" if on_slurm else "this machine",
+        scheduler="Slurm" if run_dirs.is_on_slurm(path, record["job"]) else "this machine",
         cluster=record["cluster"],
         values=values if isinstance(values, dict) else {},
         began_s=record["submitted"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +69,8 @@ def run_statuses(runs_dir: Path, asked: Sequence[str]) -> list[RunStatus]:
         JobError: a job has no run directory in `runs_dir`, and Slurm does not know it.
         RunDirError: a folder that was asked for is no run directory, or its spec.json can't be read.
     """
-    chosen = {word: run_records.find(word, runs_dir) for word in asked} or {"": run_records.in_folder(runs_dir)}
+    runs_in = functools.cache(run_records.in_folder)
+    chosen = {word: run_records.find(word, runs_dir, runs_in) for word in asked} or {"": runs_in(runs_dir)}
     known = _known(one for runs in chosen.values() for one in runs if one.scheduler == "Slurm")
     found: dict[Path | str, RunStatus] = {}  # a job on this machine may have the id of one on Slurm
     for word, runs in chosen.items():

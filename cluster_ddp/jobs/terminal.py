@@ -1,15 +1,32 @@
-"""What a terminal needs: colours where a person watches, a quiet end where a pipe's reader leaves first."""
+"""What the verbs that read run directories share: an option, colours, a quiet end where a pipe's reader leaves."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 _COLOURS = {"COMPLETED": 32, "RUNNING": 36, "COMPLETING": 36, "PENDING": 33, "CONFIGURING": 33}
 _FAILED = 31
+
+
+def parser(program: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the option --runs-dir.
+
+    Args:
+        program: name of the command.
+        description: text for --help, shown as it is.
+    """
+    made = argparse.ArgumentParser(
+        prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    folder = "folder of the run directories (default: runs)"
+    made.add_argument("--runs-dir", type=Path, default=Path("runs"), metavar="PATH", help=folder)
+    return made
 
 
 def coloured_state(state: str, text: str) -> str:

@@ -104,7 +104,7 @@ class Earlier:
         """
         if not self.job:
             return
-        on_slurm = "_" in self.job or (self.run_dir / Slurm.script_name).exists()
+        on_slurm = run_dirs.is_on_slurm(self.run_dir, self.job)
         scheduler: Scheduler = Slurm() if on_slurm else ThisMachine()
         try:
             status = scheduler.statuses(self.job, self.cluster, self.run_dir)[0]

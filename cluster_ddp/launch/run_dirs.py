@@ -165,6 +165,11 @@ def read(path: Path) -> dict[str, Any]:
         ) from error
 
 
+def is_on_slurm(path: Path, label: str) -> bool:
+    """Return whether Slurm runs the job of a run directory: it is an array's task, or has a batch script."""
+    return "_" in label or (path / File.BATCH_SCRIPT).exists()
+
+
 def first_failure(path: Path) -> tuple[str, int | None]:
     """Return what the failure marker of a run directory says.
 

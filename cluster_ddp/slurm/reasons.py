@@ -37,7 +37,7 @@ _WORDS = {
     "launch_failed_requeued_held": "its last start failed. To release it: scontrol release",
     "job_requeued_in_held_state": "it was requeued and is held. To release it: scontrol release",
 }
-# Limits of accounting: whose, on what, of which jobs. Such as AssocGrpGRES, QOSMaxCpuPerUserLimit.
+# Limits that the accounting sets. Examples: AssocGrpGRES, QOSMaxCpuPerUserLimit.
 _LIMIT = re.compile(
     r"(?P<whose>Assoc|QOS)(?P<scope>Grp|Max|Min)"
     r"(?P<what>CPU|Cpu|GRES|Mem|Memory|Node|Jobs?|Submit|Wall|BB|Bill|Energy|Lic)(?P<rest>\w*)"

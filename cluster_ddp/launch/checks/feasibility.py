@@ -45,7 +45,7 @@ def check(spec: JobSpec, groups: Sequence[NodeGroup]) -> list[str]:
     """
     if not groups:
         return ["sinfo shows no partition, so it was not checked whether the cluster can run the job."]
-    everywhere = _by_partition(groups)
+    everywhere = by_partition(groups)
     _check_names(spec, everywhere)
     asked = asked_partitions(spec, groups)
     if not asked:
@@ -59,9 +59,9 @@ def check(spec: JobSpec, groups: Sequence[NodeGroup]) -> list[str]:
 def asked_partitions(spec: JobSpec, groups: Sequence[NodeGroup]) -> Partitions:
     """Return the node groups of the partitions that a job asks for, or of the default one. Skips unknown names."""
     if spec.partition is None:
-        return _by_partition([group for group in groups if group.default])
+        return by_partition([group for group in groups if group.default])
     names = spec.partition.split(",")
-    return _by_partition([group for group in groups if group.partition in names])
+    return by_partition([group for group in groups if group.partition in names])
 
 
 def holding(spec: JobSpec, groups: Sequence[NodeGroup]) -> list[NodeGroup]:
@@ -75,7 +75,8 @@ def holding(spec: JobSpec, groups: Sequence[NodeGroup]) -> list[NodeGroup]:
     ]
 
 
-def _by_partition(groups: Sequence[NodeGroup]) -> dict[str, list[NodeGroup]]:
+def by_partition(groups: Sequence[NodeGroup]) -> dict[str, list[NodeGroup]]:
+    """Return the groups of each partition, in the cluster's order."""
     names = dict.fromkeys(group.partition for group in groups)
     return {name: [group for group in groups if group.partition == name] for name in names}
 
@@ -136,7 +137,7 @@ def _lack(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> _Lack | None
         return _Lack(f"{such} have {most}M of memory, not {spec.mem}", {"mem": mem})
     count = sum(group.nodes for group in fitting)
     if count < spec.nodes:
-        return _Lack(f"partition {name} has {_nodes(count)} of that kind, not {spec.nodes}", {"nodes": count})
+        return _Lack(f"partition {name} has {counted(count, 'node')} of that kind, not {spec.nodes}", {"nodes": count})
     if spec.qos is None and _is_over_time(spec, groups):  # a QOS may exceed it (sacctmgr(1), PartitionTimeLimit)
         limit = _limit(groups)
         return _Lack(f"the time limit of partition {name} is {limit}, not {spec.time}", {"time": limit})
@@ -145,7 +146,8 @@ def _lack(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> _Lack | None
 
 def _error(spec: JobSpec, everywhere: Partitions, lacks: Mapping[str, _Lack]) -> SpecError:
     where = f"the partition {', '.join(lacks)}" if spec.partition else f"the default partition, {', '.join(lacks)}"
-    asked = f"A job of {_nodes(spec.nodes)} with {spec.gpus_per_node} {_gpus(spec, spec.gpus_per_node)} in {where}:"
+    size = f"{counted(spec.nodes, 'node')} with {spec.gpus_per_node} {_gpus(spec, spec.gpus_per_node)}"
+    asked = f"A job of {size} in {where}:"
     found = "; ".join(lack.found for lack in lacks.values()) + "."
     if any("gpus_per_node" in lack.change for lack in lacks.values()):
         found += f" GPUs per node: {'; '.join(f'{name} {_kinds(groups)}' for name, groups in everywhere.items())}."
@@ -193,10 +195,6 @@ def _short_now(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> str:
         return ""
     gone = f"{count - usable} of {count} such nodes of partition {name} are down, drained, failed or in maintenance"
     return f"{gone}. The job waits until {spec.nodes} are usable."
-
-
-def _nodes(count: int) -> str:
-    return counted(count, "node")
 
 
 def _gpus(spec: JobSpec, count: int) -> str:

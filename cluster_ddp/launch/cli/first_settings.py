@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from cluster_ddp.errors import counted
+from cluster_ddp.launch.checks.feasibility import by_partition
 from cluster_ddp.launch.notation import normalized_time
 from cluster_ddp.slurm.partitions import NodeGroup
 
@@ -36,13 +37,6 @@ def text(
     chosen = [group for group in groups if group.partition == partition]
     parts = [_HEAD, _partitions(groups, partition), _account(accounts, account), _size(chosen), _time(chosen)]
     return "\n".join([*parts, _modules(modules)])
-
-
-def by_partition(groups: Sequence[NodeGroup]) -> Mapping[str, list[NodeGroup]]:
-    """Return the groups of each partition, in the cluster's order."""
-    return {
-        name: [one for one in groups if one.partition == name] for name in dict.fromkeys(g.partition for g in groups)
-    }
 
 
 def _partitions(groups: Sequence[NodeGroup], partition: str | None) -> str:
