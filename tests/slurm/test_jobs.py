@@ -44,7 +44,8 @@ def started(slurm: Cluster, mnist: Path, tmp_path_factory: pytest.TempPathFactor
     training = slurm.submit(
         slurm.job("mnist_2node"),
         folder,
-        *("--epochs", "1", "--data-dir", str(mnist), "--run-dir", str(training_dir)),
+        *("--recipe", "fast", "--amp", "off", "--epochs", "1", "--batch-size", "64"),
+        *("--data-dir", str(mnist), "--run-dir", str(training_dir)),
     )
     # Two ranks on two nodes, one GPU each: the tasks of the array may share both nodes, and the master node.
     array = slurm.submit(
