@@ -17,17 +17,21 @@ VERBS = {
     "cancel": "end jobs",
     "train": "train the MNIST CNN under DDP",
     "sandbox": "start a real multi-node Slurm on this machine",
+    "completion": "print what lets bash or zsh complete command lines",
 }
-_MODULES = {"sandbox": "cluster_ddp.sandbox.__main__"}
+
+
+def module_of(verb: str) -> str:
+    """Name of the module that has a verb's `parser` and `main`."""
+    return f"cluster_ddp.{verb}.__main__" if verb == "sandbox" else f"cluster_ddp.{verb}"
 
 
 def main() -> int:
     """Call the module of the verb. Returns the exit status."""
     verb = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if verb in VERBS:
-        module = import_module(_MODULES.get(verb, f"cluster_ddp.{verb}"))
-        return int(module.main(sys.argv[2:]))
-    listing = "\n".join(f"  {name:9}{text}" for name, text in VERBS.items())
+        return int(import_module(module_of(verb)).main(sys.argv[2:]))
+    listing = "\n".join(f"  {name:12}{text}" for name, text in VERBS.items())
     if verb in ("-h", "--help"):
         print(f"usage: cluster-ddp VERB [OPTIONS]\n\n{listing}\n\ncluster-ddp VERB --help shows the options of a verb.")
         return 0

@@ -5,6 +5,7 @@ JOB is a job id (12, or 12_3 for an array task; an array's id means all its task
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +18,16 @@ from cluster_ddp.launch.backends.slurm import Slurm
 PROGRAM = "cluster-ddp cancel"
 
 
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = terminal.parser(PROGRAM, __doc__)
+    top.add_argument("jobs", nargs="+", metavar="JOB", help="job ids or run directories")
+    return top
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, find the jobs, cancel each. Returns the exit status."""
-    parser = terminal.parser(PROGRAM, __doc__)
-    parser.add_argument("jobs", nargs="+", metavar="JOB", help="job ids or run directories")
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     with exit_on_error(PROGRAM):
         for word in arguments.jobs:
             print(_cancel(word, arguments.runs_dir))

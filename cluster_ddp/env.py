@@ -20,15 +20,20 @@ from cluster_ddp.slurm.topology import Topology
 PROGRAM = "cluster-ddp env"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the options, read the environment, print. Returns the exit status."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
         prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    form = parser.add_mutually_exclusive_group()
+    form = top.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one line of JSON")
     form.add_argument("--export", action="store_true", help="print export lines for the shell's eval")
-    arguments = parser.parse_args(argv)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the options, read the environment, print. Returns the exit status."""
+    arguments = parser().parse_args(argv)
     with exit_on_error(PROGRAM):
         topology = Topology.from_environ(os.environ)
     if arguments.json:

@@ -29,17 +29,22 @@ PROGRAM = "cluster-ddp init"
 _MODULES = re.compile(r"^(?:cuda|nccl|rocm|python|anaconda3?|miniconda3?|miniforge3?|pytorch)(?:/.*)?$", re.IGNORECASE)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the options, ask the cluster and the user, write the files. Returns the exit status."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
         prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("script", nargs="?", type=Path, metavar="SCRIPT.py", help="your training script")
-    parser.add_argument("--partition", metavar="NAME", help="the partition to use (default: ask)")
-    parser.add_argument("--account", metavar="NAME", help="the account to charge (default: ask)")
-    parser.add_argument("--yes", action="store_true", help="ask nothing: take the default, or the first that has GPUs")
+    top.add_argument("script", nargs="?", type=Path, metavar="SCRIPT.py", help="your training script")
+    top.add_argument("--partition", metavar="NAME", help="the partition to use (default: ask)")
+    top.add_argument("--account", metavar="NAME", help="the account to charge (default: ask)")
+    top.add_argument("--yes", action="store_true", help="ask nothing: take the default, or the first that has GPUs")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the options, ask the cluster and the user, write the files. Returns the exit status."""
     with exit_on_error(PROGRAM):
-        return _init(parser.parse_args(argv))
+        return _init(parser().parse_args(argv))
 
 
 def _init(asked: argparse.Namespace) -> int:

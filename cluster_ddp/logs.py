@@ -20,17 +20,20 @@ from cluster_ddp.jobs.watch import follow
 PROGRAM = "cluster-ddp logs"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the options, find the job, print its logs. Returns the exit status: with -f, the job's."""
-    parser = terminal.parser(PROGRAM, __doc__)
-    parser.add_argument("job", metavar="JOB", help="job id or run directory")
-    parser.add_argument(
-        "-f", "--follow", action="store_true", help="follow the job to its end, and exit with its status"
-    )
-    which = parser.add_mutually_exclusive_group()
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = terminal.parser(PROGRAM, __doc__)
+    top.add_argument("job", metavar="JOB", help="job id or run directory")
+    top.add_argument("-f", "--follow", action="store_true", help="follow the job to its end, and exit with its status")
+    which = top.add_mutually_exclusive_group()
     which.add_argument("--rank", type=int, metavar="N", help="the log of rank N only")
     which.add_argument("--all", action="store_true", help="the logs of all tasks")
-    arguments = parser.parse_args(argv)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the options, find the job, print its logs. Returns the exit status: with -f, the job's."""
+    arguments = parser().parse_args(argv)
     with exit_on_error(PROGRAM), terminal.quiet_pipe():
         job = _job(arguments.job, arguments.runs_dir)
         names = _names(job, arguments)

@@ -29,15 +29,20 @@ _ENDED = {*FINAL_STATES, "unknown"}
 _WATCH_S = 10.0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the options, look up the jobs, print the table. Returns the exit status."""
-    parser = terminal.parser(PROGRAM, __doc__)
-    parser.add_argument("jobs", nargs="*", metavar="JOB", help="job ids or run directories (default: all)")
-    form = parser.add_mutually_exclusive_group()
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = terminal.parser(PROGRAM, __doc__)
+    top.add_argument("jobs", nargs="*", metavar="JOB", help="job ids or run directories (default: all)")
+    form = top.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print a list of objects, as JSON")
     watch = f"show the table every {_WATCH_S:g} s until all jobs have ended"
     form.add_argument("--watch", action="store_true", help=watch)
-    arguments = parser.parse_args(argv)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the options, look up the jobs, print the table. Returns the exit status."""
+    arguments = parser().parse_args(argv)
     with exit_on_error(PROGRAM), terminal.quiet_pipe():
         if arguments.watch:
             return _watch(arguments)

@@ -11,6 +11,7 @@ From Python, `cluster_ddp.submit(spec, function_or_command)` does the same, `clu
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import sys
@@ -26,7 +27,7 @@ from cluster_ddp.jobs.job import Job
 from cluster_ddp.launch import grids
 from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.launch.cli import command_line
-from cluster_ddp.launch.cli.options import refuse_habits
+from cluster_ddp.launch.cli import options as submit_options
 from cluster_ddp.launch.grids import Grid
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.spec import ARRAY_TASK
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
     from cluster_ddp.mnist.config import TrainConfig
 
 PROGRAM = "cluster-ddp submit"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line before the two dashes."""
+    return submit_options.parser(PROGRAM, str(__doc__), with_texts=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,7 +102,7 @@ class _Mnist:
         if options and not options[0].startswith("-"):
             words = shlex.join(options)
             raise SpecError(f"Submitting {words}:", "a command comes after two dashes.", f"… -- {words}")
-        refuse_habits(options)
+        submit_options.refuse_habits(options)
         self._config(options, grid)
         return Train(tuple(options))
 

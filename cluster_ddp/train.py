@@ -7,6 +7,7 @@ torchrun --nproc-per-node 2 -m cluster_ddp.train            one process per torc
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import io
@@ -14,13 +15,17 @@ import os
 import re
 import shlex
 import sys
+import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 from cluster_ddp import mnist
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, exit_on_error, nearest
 from cluster_ddp.launch import grids
 from cluster_ddp.launch.cli import sbatch_options
+from cluster_ddp.launch.cli.options import field_texts
 from cluster_ddp.launch.spec import ARRAY_TASK
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.result import TrainResult
@@ -28,6 +33,21 @@ from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.fork import rank_exit
 
 PROGRAM = "cluster-ddp train"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The names and choices of the command line, for what completes it; `parse` reads it."""
+    top, texts = argparse.ArgumentParser(prog=PROGRAM), field_texts(TrainConfig)
+    for field in dataclasses.fields(TrainConfig):
+        name, kind = "--" + field.name.replace("_", "-"), typing.get_type_hints(TrainConfig)[field.name]
+        text = texts[field.name].replace("%", "%%")
+        if kind is bool:
+            top.add_argument(name, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            literal = next((one for one in (kind, *get_args(kind)) if get_origin(one) is Literal), None)
+            metavar = "PATH" if Path in (kind, *get_args(kind)) else None
+            top.add_argument(name, choices=get_args(literal) or None, metavar=metavar, help=text)
+    return top
 
 
 def parse(options: Sequence[str], *, program: str = PROGRAM) -> TrainConfig:

@@ -17,6 +17,7 @@ from cluster_ddp.launch.spec import JobSpec, Launcher
 
 # What the cluster chooses, if nothing is given.
 _CLUSTERS = ("cpus_per_task", "mem", "time", "partition", "account", "qos", "requeue")
+_PATHS = ("venv", "template")
 _OPERATORS = ("|", "||", "&&", "&", ";", ">", ">>", "<", "2>", "2>&1", "&>")
 
 
@@ -42,7 +43,7 @@ def parser(program: str, description: str, *, with_texts: bool) -> argparse.Argu
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    texts = _field_texts() if with_texts else {}
+    texts = field_texts(JobSpec) if with_texts else {}
     job = top.add_argument_group("the job (each option is also a key of cluster.toml)")
     for field in dataclasses.fields(JobSpec):
         if field.name not in ("command", "description", "grid", "array"):
@@ -191,7 +192,7 @@ def _add(group: Any, field: dataclasses.Field[Any], text: str) -> None:
     elif kind == "Launcher":
         group.add_argument(name, metavar=f"{{{','.join(get_args(Launcher))}}}", help=text)
     else:
-        group.add_argument(name, metavar="TEXT", help=text)
+        group.add_argument(name, metavar="PATH" if field.name in _PATHS else "TEXT", help=text)
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
@@ -201,12 +202,12 @@ def _default(field: dataclasses.Field[Any]) -> str:
     return "" if field.default in ((), False, dataclasses.MISSING) else f" (default: {field.default})"
 
 
-def _field_texts() -> dict[str, str]:
-    """The docstrings under JobSpec's fields."""
+def field_texts(fields: type) -> dict[str, str]:
+    """Return the docstrings under a dataclass's fields."""
     import ast
     import inspect
 
-    (definition,) = ast.parse(inspect.getsource(JobSpec)).body
+    (definition,) = ast.parse(inspect.getsource(fields)).body
     assert isinstance(definition, ast.ClassDef)
     texts = {}
     for before, after in zip(definition.body, definition.body[1:]):
