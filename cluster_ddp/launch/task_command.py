@@ -18,6 +18,8 @@ class TaskCommand:
     """The program and its arguments; for a command in an array, with the placeholders of the grid."""
     imports_us: bool
     """Whether it is a Python command that imports this package. It starts with warnings (USR1, USR2) ignored."""
+    is_foreign_python: bool = False
+    """Whether it is a Python command that does not import this package."""
     interpreter_words: int = 0
     """With the launcher fork: number of words before the script or module; else 0."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -33,8 +35,12 @@ def of_command(spec: JobSpec) -> TaskCommand:
         SpecError: the launcher is fork, and the command does not run a Python script or module.
     """
     words = parse_python_command.interpreter_words(spec.command) if spec.launcher == "fork" else 0
+    imports_us = parse_python_command.imports_us(spec.command)
     return TaskCommand(
-        argv=spec.command, imports_us=parse_python_command.imports_us(spec.command), interpreter_words=words
+        argv=spec.command,
+        imports_us=imports_us,
+        is_foreign_python=parse_python_command.is_python(spec.command) and not imports_us,
+        interpreter_words=words,
     )
 
 

@@ -69,6 +69,7 @@ def test_a_script_that_knows_only_torchruns_variables(place: Place, launcher: st
     assert sorted(re.findall(rf"rank (\d) of {ranks}: loss", said)) == [str(rank) for rank in range(ranks)]
     tasks = ranks if launcher == "srun" else 2
     assert {path.name for path in run_dir.glob("*.log")} == {"job.log", *(f"task-{i}.log" for i in range(tasks))}
+    assert "have not met" not in said
 
 
 @pytest.mark.every_slurm
@@ -91,8 +92,10 @@ def test_a_task_is_one_python(place: Place) -> None:
 @pytest.mark.every_slurm
 def test_every_argument_arrives_as_it_was(place: Place) -> None:
     show = "import os, sys; print(sys.argv[1:], os.environ['CLUSTER_DDP_RUN_DIR'])"
-    run_dir = place.start("--", "python", "-c", show, *HOSTILE)
-    assert f"{HOSTILE} {run_dir}" in place.completed(run_dir)
+    run_dir = place.start("--gpus-per-node", "2", "--", "python", "-c", show, *HOSTILE)
+    said = place.completed(run_dir)
+    assert said.count(f"{HOSTILE} {run_dir}") == 2
+    assert said.count("warning: The 2 ranks of this job have not met") == 1
     assert not list(place.folder.rglob("pwned"))
 
 

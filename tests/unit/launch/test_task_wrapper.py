@@ -22,12 +22,17 @@ HOST = socket.gethostname()
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
-def start(*command: str, marker: Path | None = None, **more: str) -> subprocess.Popen[str]:
+def start(*command: str, marker: Path | None = None, stderr: int | None = None, **more: str) -> subprocess.Popen[str]:
     spec = JobSpec(name="x", command=command, signal="R:SIGALRM@60")
     text = _rendered("task.sh.j2", spec=spec, task=of_command(spec))
     env = {**os.environ, **({} if marker is None else {"CLUSTER_DDP_STOPPED": str(marker)}), **more}
     return subprocess.Popen(
-        ["bash", "-c", text, "bash", *command], env=env, start_new_session=True, stdout=subprocess.PIPE, text=True
+        ["bash", "-c", text, "bash", *command],
+        env=env,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
     )
 
 
@@ -124,6 +129,36 @@ def test_the_end_of_the_others_does_not_change_the_status(tmp_path: Path) -> Non
 
 def test_a_shell_can_trap_the_warnings() -> None:
     assert start("bash", "-c", "trap 'exit 75' USR1; kill -USR1 $$; exit 1").wait(timeout=scaled(60)) == 75
+
+
+LISTENS = "import socket; held = socket.socket(); held.bind(('', {port})); held.listen(); import time; time.sleep(2)"
+
+
+@pytest.mark.parametrize(
+    ("what", "more", "is_warned"),
+    [
+        ("pass", {}, True),
+        (LISTENS, {}, False),
+        ("pass", {"RANK": "1"}, False),
+        ("pass", {"WORLD_SIZE": "1"}, False),
+        ("import sys; sys.exit(3)", {}, False),
+        ("import cluster_ddp", {}, False),
+    ],
+)
+def test_ranks_that_have_not_met_are_told_so(what: str, more: dict[str, str], is_warned: bool) -> None:
+    """By rank 0, which listens on MASTER_PORT if a foreign script has joined a process group."""
+    port = free_port()
+    env = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_PORT": str(port), **more}
+    process = start(sys.executable, "-c", what.format(port=port), stderr=subprocess.PIPE, **env)
+    said = process.communicate(timeout=scaled(60))[1]
+    assert ("warning: The 4 ranks of this job have not met: rank 0 did not listen" in said) is is_warned
+    assert is_warned or said == ""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def test_python_that_imports_us_begins_with_warnings_ignored() -> None:
