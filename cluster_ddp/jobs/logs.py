@@ -13,8 +13,11 @@ PLAIN = (File.JOB_LOG, File.TASK_LOG.format(0))
 """The logs of the batch script and of task 0. Their lines are shown as they are; others get the task's name."""
 
 
+_TRACEBACK = "Traceback (most recent call last):"
+
+
 class LogReader:
-    """Shows the lines of log files that are new since the last time.
+    """Shows the lines of log files that are new since the last time. Of equal tracebacks, only the first is shown.
 
     Args:
         show: called with each line.
@@ -27,6 +30,10 @@ class LogReader:
     ) -> None:
         self._show, self._files, self._plain = show, files, frozenset(plain)
         self._read: dict[Path, int] = {}
+        self._tracebacks: dict[Path, list[str]] = {}
+        """Of each file, the lines of a traceback whose end is not read yet."""
+        self._shown: dict[tuple[str, ...], str] = {}
+        """The tracebacks that were shown, and the name of the log that each is from."""
 
     def show_new(self, *, to_the_end: bool = False) -> None:
         """Show what is new. An unfinished line is shown once it is whole, or `to_the_end`."""
@@ -39,7 +46,25 @@ class LogReader:
             self._read[path] = self._read.get(path, 0) + len(text)
             prefix = "" if path.name in self._plain else f"[{path.stem}] "
             for line in text.decode(errors="replace").splitlines():
+                for folded in self._folded(path, line):
+                    self._show(prefix + folded)
+            for line in self._tracebacks.pop(path, ()) if to_the_end else ():
                 self._show(prefix + line)
+
+    def _folded(self, path: Path, line: str) -> list[str]:
+        """What to show once this line is read: nothing within a traceback, then all of it, or where it was shown."""
+        if path not in self._tracebacks:
+            if _TRACEBACK not in line:
+                return [line]
+            self._tracebacks[path] = []
+        block = self._tracebacks[path]
+        block.append(line)
+        if not line.strip() or line[0].isspace() or _TRACEBACK in line:
+            return []
+        del self._tracebacks[path]
+        # The first line may name the rank.
+        shown_before = self._shown.setdefault(tuple(block[1:]), path.stem)
+        return block if shown_before == path.stem else [f"The same traceback as in {shown_before}: {line}"]
 
 
 def of_rank(job: Job, rank: int) -> str:

@@ -69,6 +69,33 @@ def test_the_batch_script_and_rank_0_or_all_tasks_or_one(capsys) -> None:
     assert shown(capsys, "12", "--rank", "0") == ["zero", "no end"]
 
 
+TRACEBACK = """[rank {rank} node1] Traceback (most recent call last):
+  File "t.py", line 1, in <module>
+    raise ValueError({what!r})
+    ^^^^^^^^^^^^^^^^
+ValueError: {what}
+"""
+
+
+def test_equal_tracebacks_are_shown_once(capsys) -> None:
+    (run_dir,) = submit(gpus_per_node=4)
+    same = {f"task_{rank}": f"begins\n{TRACEBACK.format(rank=rank, what='no data')}ends\n" for rank in range(3)}
+    printed(run_dir, **same, task_3=TRACEBACK.format(rank=3, what="other"))
+    said = shown(capsys, "12", "--all")
+    again = "The same traceback as in task-0: ValueError: no data"
+    assert said[:7] == [*same["task_0"].splitlines()]
+    assert said[7:13] == [f"[task-{rank}] {line}" for rank in (1, 2) for line in ("begins", again, "ends")]
+    assert said[13:] == [f"[task-3] {line}" for line in TRACEBACK.format(rank=3, what="other").splitlines()]
+    assert shown(capsys, "12", "--rank", "1") == same["task_1"].splitlines()
+
+
+def test_a_traceback_without_an_end_is_shown(capsys) -> None:
+    (run_dir,) = submit()
+    lines = TRACEBACK.format(rank=0, what="x").splitlines()[:2]
+    printed(run_dir, task_0="\n".join(lines))
+    assert shown(capsys, "12") == lines
+
+
 def test_under_torchrun_a_rank_is_in_its_nodes_log(capsys) -> None:
     (run_dir,) = submit(nodes=2, gpus_per_node=4, launcher="torchrun")
     printed(run_dir, task_0="ranks 0 to 3\n", task_1="ranks 4 to 7\n")
