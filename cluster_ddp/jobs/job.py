@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,9 +17,11 @@ from cluster_ddp.launch.backends import Scheduler, submitit_task
 from cluster_ddp.launch.backends.local import ThisMachine
 from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.launch.planning import Plan
+from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import JobStatus
 
 _FIRST_POLL_S, _LAST_POLL_S = 1.0, 10.0
+_SILENT_S = 2.0
 
 
 def poll_intervals_s() -> Iterator[float]:
@@ -27,6 +30,24 @@ def poll_intervals_s() -> Iterator[float]:
     while True:
         yield interval_s
         interval_s = min(_LAST_POLL_S, interval_s * 1.1)
+
+
+def describe(label: str, status: JobStatus) -> str:
+    """Return the state of a job in words: why and until when it waits, after what time and how it ended."""
+    text = f"job {label}: {status.state}"
+    if status.state == "PENDING":
+        reason = "" if status.reason == "None" else f" ({reasons.in_words(status.reason)})"
+        start = f", expected to start at {status.expected_start}" if status.expected_start else ""
+        return text + reason + start
+    if status.ended:
+        text += f" after {status.elapsed}" if status.elapsed else ""
+        return text if status.state == "COMPLETED" else f"{text}, {exit_in_words(status)}"
+    return text + (f", restart {status.restarts}" if status.restarts else "")
+
+
+def exit_in_words(status: JobStatus) -> str:
+    """Return the exit status of a job that has ended, or the signal that ended it."""
+    return f"ended by signal {status.signal}" if status.signal else f"exit status {status.exit_code}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +83,7 @@ class Job:
         return self.status().state
 
     def wait(self, timeout_s: float | None = None) -> JobStatus:
-        """Wait until the job has ended, and return its status.
+        """Wait until the job has ended, and return its status. After two seconds, say on stderr what it waits for.
 
         Args:
             timeout_s: seconds to wait at most; None for no limit.
@@ -71,13 +92,16 @@ class Job:
             JobError: it has not ended after `timeout_s`.
             SlurmError: as for `status`.
         """
-        intervals_s = poll_intervals_s()
+        intervals_s, said, since = poll_intervals_s(), "", time.monotonic()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not (status := self.status()).ended:
             if deadline is not None and time.monotonic() > deadline:
                 raise JobError(
                     f"Waiting for job {self.id}:", f"still {status.state} after {timeout_s:g} s.", "raise timeout_s"
                 )
+            if time.monotonic() - since > _SILENT_S and (now := describe(self.id, status)) != said:
+                print(f"Waiting for {now}", file=sys.stderr, flush=True)
+                said = now
             time.sleep(next(intervals_s))
         return status
 

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
-from cluster_ddp.jobs.job import Job, poll_intervals_s
+from cluster_ddp.jobs.job import Job, describe, exit_in_words, poll_intervals_s
 from cluster_ddp.jobs.logs import LogReader
 from cluster_ddp.launch import run_dirs
-from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import JobStatus
 
 _LOG_POLL_S = 0.5
+_QUIET_S = 5.0
 
 
 def follow(
@@ -51,6 +51,8 @@ class _Following:
         self.statuses: list[JobStatus] = []
         self.said = ""
         self.answers = True
+        self.quiet_since: float | None = None
+        """When the job was first seen running; None before, and once something is said about its output."""
         self.logs = logs or LogReader(show, jobs[0].log_files)
 
     def update(self) -> bool:
@@ -69,7 +71,7 @@ class _Following:
         if not self.answers:
             self.show("Slurm answers again.")
             self.answers = True
-        described = self._describe_array() if self.is_array else self._describe(self.statuses[0])
+        described = self._describe_array() if self.is_array else describe(self.label, self.statuses[0])
         ended = all(status.ended for status in self.statuses)
         if ended:
             time.sleep(_LOG_POLL_S)  # the last lines may still be on their way through the file system
@@ -77,12 +79,18 @@ class _Following:
         if described != self.said:
             self.show(described)
             self.said = described
+            self.quiet_since = time.monotonic() if self.statuses[0].state == "RUNNING" else None
         return ended
 
     def show_logs(self, *, to_the_end: bool = False) -> None:
         """Show new lines of a job's logs. Not for arrays: the tasks' lines would mix."""
-        if not self.is_array:
-            self.logs.show_new(to_the_end=to_the_end)
+        if self.is_array:
+            return
+        self.logs.show_new(to_the_end=to_the_end)
+        if self.quiet_since is not None and time.monotonic() - self.quiet_since > _QUIET_S:
+            self.quiet_since = None
+            if not any(path.stat().st_size for path in self.jobs[0].log_files()):
+                self.show("It has printed nothing yet: importing PyTorch may take a minute on a shared file system …")
 
     def outcome(self) -> int:
         """Show what failed, and how to resume it. Returns the exit status."""
@@ -92,24 +100,13 @@ class _Following:
         by_label = {job.id: job.run_dir for job in self.jobs}
         for status in failed if self.is_array else ():
             label = f"{self.label}_{status.array_task}"
-            self.show(f"job {label}: {status.state}, {_exit(status)}")
+            self.show(f"job {label}: {status.state}, {exit_in_words(status)}")
             if label in by_label:  # tasks that never started share one record
                 self.show(f"  To resume: {run_dirs.resume_command(by_label[label])}")
         if failed and not self.is_array:
             self.show(f"Its logs: {self.jobs[0].run_dir}")
             self.show(f"To resume: {run_dirs.resume_command(self.jobs[0].run_dir)}")
         return max(_exit_status(status) for status in self.statuses)
-
-    def _describe(self, status: JobStatus) -> str:
-        text = f"job {self.label}: {status.state}"
-        if status.state == "PENDING":
-            reason = "" if status.reason == "None" else f" ({reasons.in_words(status.reason)})"
-            start = f", expected to start at {status.expected_start}" if status.expected_start else ""
-            return text + reason + start
-        if status.ended:
-            text += f" after {status.elapsed}" if status.elapsed else ""
-            return text if status.state == "COMPLETED" else f"{text}, {_exit(status)}"
-        return text + (f", restart {status.restarts}" if status.restarts else "")
 
     def _describe_array(self) -> str:
         counts = Counter(status.state for status in self.statuses)
@@ -118,10 +115,6 @@ class _Following:
             counts["PENDING"] += waiting
         states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
         return f"array {self.label}: {states}"
-
-
-def _exit(status: JobStatus) -> str:
-    return f"ended by signal {status.signal}" if status.signal else f"exit status {status.exit_code}"
 
 
 def _exit_status(status: JobStatus) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -86,6 +87,7 @@ def install(programs: Sequence[str] = PROGRAMS, names: Sequence[str] = PACKAGES)
             "it works only as root on Debian and Ubuntu (apt-get).",
             f"install these programs yourself: {', '.join(missing_programs(programs))}",
         )
+    print(f"{asked}: {', '.join(names)} …", file=sys.stderr, flush=True)
     for command in (
         ["apt-get", "update", "-qq"],
         ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *names],

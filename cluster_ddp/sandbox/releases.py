@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tempfile
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def fetch(version: str) -> Path:
     prefix = _cache() / f"slurm-{version}"
     if prefix.exists():
         return prefix
+    print(f"Downloading Slurm {version} from Debian's packages into {prefix} …", file=sys.stderr, flush=True)
     packages.install(("apt-get", "dpkg-deb", "patchelf"), ("patchelf",))
     prefix.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=prefix.parent) as work:

@@ -84,6 +84,31 @@ def test_its_end_is_ours(tmp_path: Path, end: JobStatus, outcome: int, words: st
     assert str(tmp_path) in lines[1]
 
 
+def test_a_job_that_prints_nothing_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and not if a log has something."""
+    monkeypatch.setattr(watch, "_QUIET_S", 0.0)
+    monkeypatch.setattr(job, "_FIRST_POLL_S", 0.02)
+    running, completed = [status("RUNNING")], [status("COMPLETED")]
+    _, lines = follow(tmp_path, [running, running, running, completed])
+    assert [line.partition(":")[0] for line in lines] == ["job 12", "It has printed nothing yet", "job 12"]
+    (tmp_path / "job.log").write_text("begins\n")
+    _, lines = follow(tmp_path, [running, running, completed])
+    assert lines == ["job 12: RUNNING", "begins", "job 12: COMPLETED"]
+
+
+def test_a_wait_says_what_it_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each state once, from two seconds on; a short wait says nothing."""
+    pending, running, completed = [status("PENDING", reason="Priority")], [status("RUNNING")], [status("COMPLETED")]
+    for silent_s, said in ((2.0, ""), (0.0, f"PENDING ({in_words('Priority')})\nRUNNING\n")):
+        monkeypatch.setattr(job, "_SILENT_S", silent_s)
+        story = Story([pending, pending, running, running, completed])
+        waiting = Job(id="12", run_dir=tmp_path, tasks=1, ranks=1, scheduler=story)  # type: ignore[arg-type]
+        assert waiting.result() == 0
+        assert capsys.readouterr().err.replace("Waiting for job 12: ", "") == said
+
+
 def test_a_silent_controller_is_waited_for(tmp_path: Path) -> None:
     down = SlurmError("Running scontrol:", "Unable to contact slurm controller", "wait")
     outcome, lines = follow(tmp_path, [[status("RUNNING")], down, down, [status("COMPLETED")]])
