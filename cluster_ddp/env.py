@@ -36,14 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     with exit_on_error(PROGRAM):
         topology = Topology.from_environ(os.environ)
-    if arguments.json:
-        print(json.dumps(_fields(topology)), flush=True)
-    elif arguments.export:
-        for name, value in topology.exports().items():
-            print(f"export {name}={shlex.quote(value)}")
-    else:
-        # One write, so that the tables of several tasks don't mix.
-        sys.stdout.write("".join(f"{name:17} {_shown(v)}\n" for name, v in _fields(topology).items()))
+        if arguments.json:
+            print(json.dumps(_fields(topology)), flush=True)
+        elif arguments.export:
+            for name, value in topology.exports().items():
+                print(f"export {name}={shlex.quote(value)}")
+        else:
+            # One write, so that the tables of several tasks don't mix.
+            sys.stdout.write("".join(f"{name:17} {_shown(v)}\n" for name, v in _fields(topology).items()))
     return 0
 
 

@@ -23,6 +23,8 @@ and exit with status 2 (`exit_on_error`). A traceback from this package means a 
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -156,9 +158,16 @@ def printable(text: str) -> str:
 
 @contextmanager
 def exit_on_error(program: str) -> Iterator[None]:
-    """Print a `ClusterDDPError` of the body as one block on stderr and exit with status 2."""
+    """Print a `ClusterDDPError` of the body as one block on stderr and exit with status 2.
+
+    End quietly, as other programs do, if the reader of stdout leaves first: `cluster-ddp status | head -1`.
+    """
     try:
         yield
+        sys.stdout.flush()
     except ClusterDDPError as error:
         print(f"{program}: error: {error}", file=sys.stderr, flush=True)
         sys.exit(USAGE_EXIT_STATUS)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the buffer's rest would fail at exit
+        sys.exit(128 + signal.SIGPIPE)

@@ -61,7 +61,7 @@ def _init(asked: argparse.Namespace) -> int:
     groups = _groups()
     partition = _partition(groups, asked)
     known = _accounts() if groups else []
-    account = _choice("account", asked.account, known, known[:1], asked.yes)
+    account = _choice("account", asked.account, known, _fit(known, partition), asked.yes)
     settings = first_settings.text(groups, partition=partition, account=account, accounts=known, modules=_modules())
     _write(Path(FILE_NAME), settings)
     print(f"Written: {FILE_NAME}")
@@ -127,6 +127,17 @@ def _accounts() -> list[str]:
         return accounts.read(getpass.getuser())
     except SlurmError:
         return []
+
+
+def _fit(known: Sequence[str], partition: str | None) -> list[str]:
+    """The accounts that may use the partition; the default one first."""
+    if partition is None or not known:
+        return list(known)
+    try:
+        rule = accounts.access(partition)
+    except SlurmError:
+        return list(known)
+    return [name for name in known if rule.names(name)]
 
 
 def _modules() -> list[str]:

@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, find the job, print its logs. Returns the exit status: with -f, the job's."""
     arguments = parser().parse_args(argv)
-    with exit_on_error(PROGRAM), terminal.quiet_pipe():
+    with exit_on_error(PROGRAM):
         job = _job(arguments.job, arguments.runs_dir)
         names = _names(job, arguments)
         reader = LogReader(

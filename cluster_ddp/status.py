@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, look up the jobs, print the table. Returns the exit status."""
     arguments = parser().parse_args(argv)
-    with exit_on_error(PROGRAM), terminal.quiet_pipe():
+    with exit_on_error(PROGRAM):
         if arguments.watch:
             return _watch(arguments)
         found = run_statuses(arguments.runs_dir, arguments.jobs)

@@ -1,13 +1,10 @@
-"""What the verbs that read run directories share: an option, colours, a quiet end where a pipe's reader leaves."""
+"""What the verbs that read run directories share: an option, and colours."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 _COLOURS = {"COMPLETED": 32, "RUNNING": 36, "COMPLETING": 36, "PENDING": 33, "CONFIGURING": 33}
@@ -39,14 +36,3 @@ def coloured_state(state: str, text: str) -> str:
     if state in ("", "unknown"):
         return text
     return f"\x1b[{_COLOURS.get(state, _FAILED)}m{text}\x1b[0m"
-
-
-@contextmanager
-def quiet_pipe() -> Iterator[None]:
-    """End quietly, as other programs do, if the reader of stdout leaves first: `cluster-ddp status | head -1`."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the buffer's rest would fail at exit
-        sys.exit(128 + signal.SIGPIPE)

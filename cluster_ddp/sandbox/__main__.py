@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from cluster_ddp.errors import exit_on_error
-from cluster_ddp.sandbox import cluster, packages, releases
+from cluster_ddp.sandbox import accounting, cluster, packages, releases
 from cluster_ddp.slurm import commands
 
 PROGRAM = "cluster-ddp sandbox"
@@ -36,6 +36,8 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--nodes", type=int, default=4, help="number of compute nodes (default: %(default)s)")
     up.add_argument("--gpus-per-node", type=int, default=2, help="number of dummy GPUs on each (default: %(default)s)")
     up.add_argument("--install", action="store_true", help="install Slurm with apt-get, if needed")
+    accounts = "with accounts and limits, as on a shared cluster (MariaDB and slurmdbd)"
+    up.add_argument("--accounting", action="store_true", help=accounts)
     which = up.add_mutually_exclusive_group()
     which.add_argument("--slurm", type=Path, metavar="PREFIX", help="prefix of another Slurm (default: the PATH's)")
     which.add_argument(
@@ -56,8 +58,16 @@ def up(arguments: argparse.Namespace) -> int:
     start = time.monotonic()
     if arguments.install:
         packages.install()
+        if arguments.accounting:
+            packages.install(accounting.PROGRAMS, accounting.PACKAGES)
     slurm = releases.fetch(arguments.slurm_version) if arguments.slurm_version else arguments.slurm
-    layout = cluster.up(arguments.name, nodes=arguments.nodes, gpus_per_node=arguments.gpus_per_node, slurm=slurm)
+    layout = cluster.up(
+        arguments.name,
+        nodes=arguments.nodes,
+        gpus_per_node=arguments.gpus_per_node,
+        slurm=slurm,
+        with_accounting=arguments.accounting,
+    )
     name = "" if arguments.name == DEFAULT_NAME else f" --name {arguments.name}"
     path = "" if slurm is None else f" PATH={layout.slurm}/bin:{layout.slurm}/sbin:$PATH"
     print(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cluster_ddp.errors import SandboxError, SlurmError
-from cluster_ddp.sandbox import claims, config, network, packages
+from cluster_ddp.sandbox import accounting, claims, config, network, packages
 from cluster_ddp.sandbox.layout import CONTROLLER, SLURM, STATE_ROOT, Layout, check_name, search_path
 from cluster_ddp.slurm import commands
 
@@ -28,7 +28,9 @@ class Daemon(NamedTuple):
     process: subprocess.Popen[bytes]
 
 
-def up(name: str, *, nodes: int, gpus_per_node: int, slurm: Path | None = None) -> Layout:
+def up(
+    name: str, *, nodes: int, gpus_per_node: int, slurm: Path | None = None, with_accounting: bool = False
+) -> Layout:
     """Start a sandbox and wait until a step has run on every node and all nodes are idle.
 
     Args:
@@ -36,6 +38,7 @@ def up(name: str, *, nodes: int, gpus_per_node: int, slurm: Path | None = None) 
         nodes: compute nodes, 1–64.
         gpus_per_node: dummy GPUs per node, 0–16.
         slurm: the prefix of its Slurm; None for the PATH's.
+        with_accounting: whether it has accounts and limits (see `accounting`).
 
     Returns:
         Its names, addresses and paths. SLURM_CONF must point at `slurm_conf`.
@@ -45,13 +48,17 @@ def up(name: str, *, nodes: int, gpus_per_node: int, slurm: Path | None = None) 
             this one did not start; then nothing of it is left.
     """
     packages.require(slurm)
+    if with_accounting:
+        accounting.require(slurm)
     layout = Layout(name=name, index=0, nodes=nodes, gpus_per_node=gpus_per_node)
     with claims.claimed(layout) as layout:
         try:
-            config.write(layout, slurm)
+            config.write(layout, slurm, with_accounting=with_accounting)
             network.build(layout)
-            daemons = _start_daemons(layout)
+            daemons = _start_daemons(layout, with_accounting)
             wait_until_usable(layout, layout.node_names, daemons)
+            if with_accounting and gpus_per_node:
+                accounting.limit_gpus(environment(name))
             _wait_for(lambda: _all_idle(layout), layout, daemons)
         except BaseException:
             _remove(name)
@@ -107,7 +114,7 @@ def node_states(name: str) -> dict[str, str]:
     return dict(line.split(maxsplit=1) for line in lines)
 
 
-def _start_daemons(layout: Layout) -> list[Daemon]:
+def _start_daemons(layout: Layout, with_accounting: bool) -> list[Daemon]:
     munge = layout.munge_socket.parent
     files = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
     options = [f"--{option}={munge / name}" for option, name in files.items()]
@@ -115,6 +122,13 @@ def _start_daemons(layout: Layout) -> list[Daemon]:
     munged = ["munged", "--force", f"--key-file={munge / 'key'}", *options]
     daemons = [_start(layout, CONTROLLER, [*munged, "--foreground"], "munged")]
     _wait_for(layout.munge_socket.exists, layout, daemons)
+    if with_accounting:
+        accounting.write(layout)
+        daemons.append(_start(layout, CONTROLLER, accounting.database(layout), "mariadbd"))
+        _wait_for((layout.folder / "database.socket").exists, layout, daemons)
+        daemons.append(_start(layout, CONTROLLER, accounting.slurmdbd(layout), "slurmdbd"))
+        _wait_for(lambda: _listens(layout, accounting.SLURMDBD_PORT), layout, daemons)
+        accounting.define(layout, environment(layout.name))
     return [*daemons, start_controller(layout), *(start_node(layout, node) for node in layout.node_names)]
 
 
@@ -158,7 +172,7 @@ def wait_until_usable(layout: Layout, nodes: Sequence[str], daemons: Sequence[Da
     Raises:
         SandboxError: one of `daemons` has ended, or it takes longer than `START_TIMEOUT_S`.
     """
-    _wait_for(lambda: _controller_listens(layout), layout, daemons)
+    _wait_for(lambda: _listens(layout, SLURMCTLD_PORT), layout, daemons)
     _wait_for(lambda: _takes_steps(layout, nodes), layout, daemons)
 
 
@@ -171,10 +185,10 @@ def wait_until_given_up(layout: Layout, node: str) -> None:
     _wait_for(lambda: node_states(layout.name)[node].startswith("down"), layout, [], f"Waiting until {node} is down")
 
 
-def _controller_listens(layout: Layout) -> bool:
-    """Whether slurmctld accepts connections. sinfo would try for ten seconds."""
+def _listens(layout: Layout, port: int) -> bool:
+    """Whether a daemon on the controller's host accepts connections. Slurm's commands would try for ten seconds."""
     try:
-        socket.create_connection((layout.controller_address, SLURMCTLD_PORT), timeout=0.5).close()
+        socket.create_connection((layout.controller_address, port), timeout=0.5).close()
     except OSError:
         return False
     return True
@@ -183,7 +197,8 @@ def _controller_listens(layout: Layout) -> bool:
 def _takes_steps(layout: Layout, nodes: Sequence[str]) -> bool:
     """Whether a step with one task on each of these nodes succeeds. It needs one free CPU on each."""
     where = (f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", "--ntasks-per-node=1", "--mem=1", "--time=1")
-    step = ["timeout", str(_STEP_TIMEOUT_S), "srun", f"--immediate={_STEP_TIMEOUT_S // 2}", *where, "true"]
+    charged = ("--partition=main", f"--account={accounting.ACCOUNTS[0]}")
+    step = ["timeout", str(_STEP_TIMEOUT_S), "srun", f"--immediate={_STEP_TIMEOUT_S // 2}", *where, *charged, "true"]
     with open(layout.folder / "log" / "srun.out", "wb") as output:
         return subprocess.run(step, env=environment(layout.name), stdout=output, stderr=output).returncode == 0
 

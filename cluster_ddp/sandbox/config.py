@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 from cluster_ddp.contract import Env
+from cluster_ddp.sandbox import accounting
 from cluster_ddp.sandbox.layout import CONTROLLER, Layout, search_path
 
 CPUS_PER_GPU = 4
@@ -52,13 +53,13 @@ SlurmctldTimeout=20
 BatchStartTimeout=20
 CompleteWait=0
 SchedulerParameters=sched_interval=5,bf_interval=5,batch_sched_delay=0,sched_min_interval=100000
-# There is no accounting: scontrol shows ended jobs for a day instead.
-MinJobAge=86400
+MinJobAge={min_job_age}
 DefMemPerCPU=500
 {plugin_dir}
 {gres_types}
+{accounting}
 {nodes}
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=60 PriorityTier=1 State=UP
+PartitionName=main Nodes=ALL {main} MaxTime=INFINITE DefaultTime=60 PriorityTier=1 State=UP
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE DefaultTime=60 PriorityTier=10 PreemptMode=OFF State=UP
 """
 
@@ -84,19 +85,20 @@ def slurm_version(layout: Layout) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def write(layout: Layout, slurm: Path | None) -> None:
+def write(layout: Layout, slurm: Path | None, *, with_accounting: bool) -> None:
     """Write the sandbox's folder: configuration, dummy devices, and the folders that its daemons need.
 
     Args:
         layout: of the sandbox.
         slurm: the prefix of its Slurm; None for the PATH's.
+        with_accounting: whether slurmctld uses slurmdbd.
     """
     folder = layout.folder
     if slurm is not None:
         layout.slurm.symlink_to(slurm.resolve())
     for part in ("log", "state", "munge", "dev", *(f"spool/{node}" for node in layout.node_names)):
         (folder / part).mkdir(parents=True, mode=0o755)
-    conf = _slurm_conf(layout)
+    conf = _slurm_conf(layout, with_accounting)
     layout.slurm_conf.write_text(conf)
     layout.slurmctld_conf.write_text(conf + _PATIENT)  # not for commands: they would wait as long
     layout.hosts.write_text(_hosts(layout))
@@ -115,7 +117,7 @@ def write(layout: Layout, slurm: Path | None) -> None:
         (folder / "gres.conf").write_text(f"Name=gpu File={folder}/dev/gpu{_range(layout)}\n")
 
 
-def _slurm_conf(layout: Layout) -> str:
+def _slurm_conf(layout: Layout, with_accounting: bool) -> str:
     cpus = max(8, CPUS_PER_GPU * layout.gpus_per_node)
     gres = f" Gres=gpu:{layout.gpus_per_node}" if layout.gpus_per_node else ""
     plugins = layout.slurm / "lib" / "slurm"
@@ -128,6 +130,10 @@ def _slurm_conf(layout: Layout) -> str:
         controller_address=layout.controller_address,
         plugin_dir=f"PluginDir={plugins}" if plugins.is_dir() else "",
         gres_types="GresTypes=gpu" if gres else "",
+        accounting=accounting.slurm_conf(layout) if with_accounting else "",
+        # Without accounting, scontrol shows ended jobs for a day. With it, sacct does.
+        min_job_age=10 if with_accounting else 86400,
+        main=f"AllowAccounts={','.join(accounting.ACCOUNTS)}" if with_accounting else "Default=YES",
         nodes="\n".join(
             f"NodeName={node} NodeAddr={addresses[node]} CPUs={cpus} Boards=1 SocketsPerBoard=1 "
             f"CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory={NODE_MEMORY_MB}{gres} State=UNKNOWN"

@@ -1,8 +1,10 @@
-"""The accounts that a user may charge, as the accounting (sacctmgr) knows them."""
+"""The accounts that a user may charge, as the accounting (sacctmgr) knows them, and those that a partition takes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from cluster_ddp.slurm import commands
 
@@ -22,3 +24,38 @@ def read(user: str, *, env: Mapping[str, str] | None = None) -> list[str]:
     rows = [line.split("|") for line in lines if line.count("|") == 1]
     names = [name for row in rows for name in row if name]  # the default account, then that of the association
     return list(dict.fromkeys(names))
+
+
+class Access(NamedTuple):
+    """Which accounts may use a partition: AllowAccounts and DenyAccounts of slurm.conf(5), in small letters."""
+
+    allowed: frozenset[str]
+    """Empty if there is no such rule. Newer releases of Slurm also take accounts below those."""
+    denied: frozenset[str]
+    """Empty if there is no such rule, or if the other one holds."""
+
+    def names(self, account: str) -> bool:
+        """Return whether an account is named as allowed, or at least not as denied."""
+        return account.lower() in self.allowed if self.allowed else account.lower() not in self.denied
+
+
+def access(partition: str, *, cluster: str | None = None, env: Mapping[str, str] | None = None) -> Access:
+    """Read which accounts may use a partition.
+
+    Args:
+        partition: its name.
+        cluster: name of the cluster; None for the default one.
+        env: the environment of scontrol; default: this process's.
+
+    Raises:
+        SlurmError: there is no such partition, or the controller does not answer.
+    """
+    query = ["scontrol", *commands.on(cluster), "--oneliner", "show", "partition", partition]
+    described = commands.run(query, env=env)
+    return Access(_listed(described, "AllowAccounts"), _listed(described, "DenyAccounts"))
+
+
+def _listed(described: str, key: str) -> frozenset[str]:
+    match = re.search(rf"\b{key}=(\S+)", described)
+    names = match[1].lower().split(",") if match and match[1] not in ("ALL", "NONE", "(null)") else []
+    return frozenset(names)

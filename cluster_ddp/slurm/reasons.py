@@ -37,6 +37,8 @@ _WORDS = {
     "launch_failed_requeued_held": "its last start failed. To release it: scontrol release",
     "job_requeued_in_held_state": "it was requeued and is held. To release it: scontrol release",
 }
+# A sentence instead of a code: "Job's account not permitted to use this partition (main allows lab not guest)" (22.05).
+_NOT_PERMITTED = re.compile(r"Job's (account|QOS) not permitted to use this partition", re.IGNORECASE)
 # Limits that the accounting sets. Examples: AssocGrpGRES, QOSMaxCpuPerUserLimit.
 _LIMIT = re.compile(
     r"(?P<whose>Assoc|QOS)(?P<scope>Grp|Max|Min)"
@@ -63,6 +65,9 @@ def in_words(reason: str) -> str:
         reason: as squeue shows it. Text in parentheses or behind a comma may follow the code.
     """
     code = re.split(r"[,(\s]", reason, maxsplit=1)[0]
+    if match := _NOT_PERMITTED.match(reason):
+        detail = reason[match.end() :]
+        return f"{match[0]}: it will not start. Resubmit with another --{match[1].lower()}{detail}"
     words = _WORDS.get(reason) or _WORDS.get(code) or _limit(code)
     return f"{reason}: {words}" if words else reason
 

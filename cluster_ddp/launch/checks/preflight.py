@@ -16,7 +16,13 @@ from cluster_ddp.errors import SlurmError, SpecError
 from cluster_ddp.launch import grids
 from cluster_ddp.launch.backends import submit_env
 from cluster_ddp.launch.backends.slurm import Slurm
-from cluster_ddp.launch.checks import exposed_tokens, feasibility, nested_launchers, performance_warnings
+from cluster_ddp.launch.checks import (
+    exposed_tokens,
+    feasibility,
+    nested_launchers,
+    partition_access,
+    performance_warnings,
+)
 from cluster_ddp.launch.checks.performance_warnings import Advice
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.spec import JobSpec
@@ -79,6 +85,8 @@ def _ask_cluster(spec: JobSpec, must_run: bool) -> _Cluster:
     try:
         _check_array_size(spec, config)
         warnings = feasibility.check(spec, groups)
+        asked = list(feasibility.asked_partitions(spec, groups))
+        warnings += partition_access.check(spec, asked, cluster=_cluster(spec))
     except SpecError as error:
         if must_run:
             raise

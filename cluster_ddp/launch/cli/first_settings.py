@@ -43,14 +43,17 @@ def _partitions(groups: Sequence[NodeGroup], partition: str | None) -> str:
     lines = ["# The partitions of this cluster (sinfo):"] if groups else ["# sinfo shows the partitions of a cluster."]
     for name, nodes in by_partition(groups).items():
         default = " (default)" if nodes[0].default else ""
-        kinds = "; ".join(dict.fromkeys(_kind(group) for group in nodes))
-        lines.append(f"#   {name}{default}: {kinds}; {_limit(nodes[0])}")
+        kinds: dict[str, int] = {}
+        for group in nodes:  # equal nodes in different states are groups of their own
+            kinds[_kind(group)] = kinds.get(_kind(group), 0) + group.nodes
+        described = "; ".join(f"{counted(count, 'node')} with {kind}" for kind, count in kinds.items())
+        lines.append(f"#   {name}{default}: {described}; {_limit(nodes[0])}")
     return "\n".join([*lines, _key("partition", partition, "gpu"), ""])
 
 
 def _kind(group: NodeGroup) -> str:
-    gpus = " and ".join(f"{count} {kind or 'GPU'}" for kind, count in group.gpus.items()) or "no GPUs"
-    return f"{counted(group.nodes, 'node')} with {gpus}, {counted(group.cpus, 'CPU')}, {_mem(group.mem_mb)}"
+    gpus = " and ".join(f"{count} {kind}" if kind else counted(count, "GPU") for kind, count in group.gpus.items())
+    return f"{gpus or 'no GPUs'}, {counted(group.cpus, 'CPU')}, {_mem(group.mem_mb)}"
 
 
 def _mem(mem_mb: int) -> str:

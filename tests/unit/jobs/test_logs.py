@@ -126,14 +126,18 @@ def test_what_has_no_log(capsys, folder: Path) -> None:
     assert "no submission made its run directory" in refused(capsys, logs.main, "runs/by-hand")
 
 
-def test_a_reader_that_leaves_first(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [("logs 12 | head -1", "line\n"), ("submit --show-config | :", ""), ("status | :", ""), ("env --export | :", "")],
+)
+def test_a_reader_that_leaves_first(folder: Path, words: str, shown: str) -> None:
     (run_dir,) = submit()
     printed(run_dir, task_0="line\n" * 100_000)
     root = str(Path(__file__).parents[3])
-    command = f'set -o pipefail; "{sys.executable}" -m cluster_ddp logs 12 | head -1'
+    command = f'set -o pipefail; "{sys.executable}" -m cluster_ddp {words}'
     env = {**os.environ, "PYTHONPATH": root}
     done = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (141, "line\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (141, shown, "")
 
 
 def test_a_job_is_cancelled(capsys, fake_slurm: FakeSlurm) -> None:
