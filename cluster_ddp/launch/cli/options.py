@@ -102,13 +102,16 @@ def refuse(rest: Sequence[str], legal: argparse.ArgumentParser, program: str) ->
 
 
 def refuse_habits(rest: Sequence[str]) -> None:
-    """Refuse options of sbatch that have another name here.
+    """Refuse options of sbatch that have another name here, and heterogeneous jobs.
 
     Raises:
-        SpecError: there is one. The error names the option to use.
+        SpecError: there is one. The error names the option to use, or what to do instead.
     """
     for at, word in enumerate(rest):
         option, equals, _ = word.partition("=")
+        if option in sbatch_options.HETEROGENEOUS:
+            found = "heterogeneous jobs are not offered: all ranks of a job have the same GPUs, CPUs and memory."
+            raise SpecError(f"Submitting with {option}:", found, "submit one job for each kind of node")
         if option in sbatch_options.HERE:
             hint = f"here it is {sbatch_options.HERE[option]}"
         elif sbatch_options.is_one(word) and option.startswith("--"):

@@ -41,6 +41,10 @@ HERE = {
 }
 
 
+HETEROGENEOUS = (":", "hetjob", "--het", "--het-group", "--pack-group")
+"""What asks for a heterogeneous job (sbatch(1), HETEROGENEOUS JOB SUPPORT)."""
+
+
 def is_one(word: str) -> bool:
     """Return whether a word of a command line is an option of sbatch, with its value or without."""
     name = word.partition("=")[0]

@@ -22,6 +22,7 @@ gpu*|up|idle|4|16|64000|1-00:00:00|gpu:a100:4
 cpu|up|idle|8|32|128000|infinite|(null)
 X"""
 HELP = "cluster-ddp submit --help"
+NO_HET = "heterogeneous jobs are not offered: all ranks of a job have the same GPUs, CPUs and memory."
 SBATCHS = "that is sbatch's option."
 FORMS = "time must be one of 30 (minutes), 30:00, 1:30:00, 2-12 (days-hours), 2-12:30:00."
 SIZES = "mem must be a size such as 32G (per node; units K, M, G, T)."
@@ -43,6 +44,8 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "one task drives one GPU: 1 node x 1 GPU are --ntasks 1.",
         "leave --ntasks out; use --nodes and --gpus-per-node, and for several GPUs a task --gpus-per-task",
     ),
+    ("--het-group=0 -- true", "Submitting with --het-group", NO_HET, "submit one job for each kind of node"),
+    ("--nodes 1 : --nodes 2 -- true", "Submitting with :", NO_HET, "submit one job for each kind of node"),
     # Times, sizes, numbers
     ("--time 2h -- true", "A job with time='2h'", FORMS, "--time 2:00:00"),
     ("--time 90m -- true", "A job with time='90m'", FORMS, "--time 1:30:00"),
