@@ -150,7 +150,7 @@ def _modules() -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     names = [line.strip().removesuffix("(default)") for line in done.stdout.splitlines()]
-    return [name for name in names if _MODULES.match(name)][:3]
+    return [name for name in names if _MODULES.match(name) and not name.endswith("/")][:3]  # Lmod lists folders, too
 
 
 def _write(path: Path, text: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from cluster_ddp.errors import SandboxError
@@ -87,12 +89,26 @@ def install(programs: Sequence[str] = PROGRAMS, names: Sequence[str] = PACKAGES)
             "it works only as root on Debian and Ubuntu (apt-get).",
             f"install these programs yourself: {', '.join(missing_programs(programs))}",
         )
-    print(f"{asked}: {', '.join(names)} …", file=sys.stderr, flush=True)
-    for command in (
-        ["apt-get", "update", "-qq"],
-        ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *names],
-    ):
-        call(command, f"{asked} with: {' '.join(command)}")
+    with _one_at_a_time():
+        if not missing_programs(programs):  # another process has installed them meanwhile
+            return
+        print(f"{asked}: {', '.join(names)} …", file=sys.stderr, flush=True)
+        for command in (
+            ["apt-get", "update", "-qq"],
+            ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *names],
+        ):
+            call(command, f"{asked} with: {' '.join(command)}")
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Wait for others that install here: `apt-get update` fails at once if another one runs."""
+    folder = os.open("/var/lib/dpkg", os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def call(command: Sequence[str], asked: str) -> None:

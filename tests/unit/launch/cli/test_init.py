@@ -82,6 +82,14 @@ def test_what_is_commented_out_is_valid_too(capsys, folder: Path) -> None:
     }
 
 
+def test_the_modules_that_a_login_shell_shows(capsys, folder: Path, tmp_path: Path) -> None:
+    """Lmod lists folders as well; Environment Modules mark the default."""
+    listed = "/opt/modules:\\ncuda/\\ncuda/12.8(default)\\ngcc/13\\npytorch/2.10\\n"
+    (tmp_path / ".bash_profile").write_text(f"module() {{ printf '{listed}' >&2; }}\n")
+    assert run(capsys, "--yes")[0] == 0
+    assert '# modules = ["cuda/12.8", "pytorch/2.10"]' in (folder / "cluster.toml").read_text()
+
+
 def test_a_script_gets_its_job(capsys, folder: Path) -> None:
     status, out, _ = run(capsys, "my train.py", "--yes")
     assert status == 0
