@@ -101,7 +101,9 @@ class _Mnist:
         """The training. Checks the options of the first (or only) task."""
         if options and not options[0].startswith("-"):
             words = shlex.join(options)
-            raise SpecError(f"Submitting {words}:", "a command comes after two dashes.", f"… -- {words}")
+            raise SpecError(
+                f"Submitting {words}:", "a command comes after two dashes.", f"{PROGRAM} [OPTIONS] -- {words}"
+            )
         submit_options.refuse_habits(options)
         self._config(options, grid)
         return Train(tuple(options))
@@ -120,7 +122,8 @@ class _Mnist:
 
     def _config(self, options: list[str], grid: Grid) -> TrainConfig:
         values = grids.configuration(grid, 0) if grid else {}
-        return Train(tuple(options)).config({ARRAY_TASK: "0", **values}, program=PROGRAM)
+        others = submit_options.names(PROGRAM)
+        return Train(tuple(options)).config({ARRAY_TASK: "0", **values}, others=others)
 
 
 class _Callable(types.ModuleType):

@@ -50,8 +50,12 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def parse(options: Sequence[str], *, program: str = PROGRAM) -> TrainConfig:
+def parse(options: Sequence[str], *, others: Sequence[str] = ()) -> TrainConfig:
     """Parse the options of a command line. With --help, prints a text and exits.
+
+    Args:
+        options: the words.
+        others: options that may be meant as well, for the error.
 
     Raises:
         SpecError: there is no such option, or it has an illegal value.
@@ -63,19 +67,20 @@ def parse(options: Sequence[str], *, program: str = PROGRAM) -> TrainConfig:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(TrainConfig, prog=program, args=options)
+            return tyro.cli(TrainConfig, prog=PROGRAM, args=options)
     except SystemExit as end:
         if not end.code:
             raise  # --help
-        raise _error(options, said.getvalue(), program) from None
+        raise _error(options, said.getvalue(), others) from None
 
 
-def _error(options: Sequence[str], said: str, program: str) -> SpecError:
+def _error(options: Sequence[str], said: str, others: Sequence[str]) -> SpecError:
     """An error of tyro's, which draws boxes, in our form."""
-    legal = ["--" + field.name.replace("_", "-") for field in dataclasses.fields(TrainConfig)]
+    legal = [*others] + ["--" + field.name.replace("_", "-") for field in dataclasses.fields(TrainConfig)]
     _, *lines = [line.strip("│ ") for line in said.splitlines()]  # below the title
     text = "\n".join(lines).strip("\n─-╰╯╭╮")
-    first, hint = re.split(r"\n(?:[─-]+)?\n|\n[─-]+$", text)[0], f"{program} --help"
+    first = re.split(r"\n(?:[─-]+)?\n|\n[─-]+$", text)[0]
+    hint = f"{'cluster-ddp submit --help; for the training: ' if others else ''}{PROGRAM} --help"
     found = " ".join(first.split())
     if match := re.match(r"Unrecognized options: (\S+?)(,|$)", found):
         option = match[1]
@@ -86,6 +91,9 @@ def _error(options: Sequence[str], said: str, program: str) -> SpecError:
     elif match := re.match(r"Error parsing (\S+): no type matching (\S+) could be instantiated from (.*)\.", found):
         kind = {"INT": "a whole number", "FLOAT": "a number"}.get(match[2].rpartition("|")[2], match[2])
         found = f"{match[1]} is {kind}, not {match[3].strip('[]')}."
+    elif match := re.match(r"invalid choice (\S+) for argument '(\S+)'. Expected one of \((.*)\)", found):
+        choices = " or ".join(re.findall(r"'(.*?)'", match[3]))
+        found = f"{match[2]} is {choices}, not {match[1]}."
     return SpecError(f"Training with {shlex.join(options)}:", found, hint)
 
 
@@ -102,9 +110,9 @@ class Train:
         stop_signals.note_early(config.stop_signals)
         return mnist.train(config)
 
-    def config(self, values: Mapping[str, str], *, program: str = PROGRAM) -> TrainConfig:
-        """Parse the options, with these values in their placeholders."""
-        return parse([grids.fill_in(word, values) for word in self.options], program=program)
+    def config(self, values: Mapping[str, str], *, others: Sequence[str] = ()) -> TrainConfig:
+        """Parse the options, with these values in their placeholders. Arguments and errors are those of `parse`."""
+        return parse([grids.fill_in(word, values) for word in self.options], others=others)
 
     def __repr__(self) -> str:
         return f"cluster_ddp.mnist.train({shlex.join(self.options)})"

@@ -6,6 +6,8 @@ import re
 
 from cluster_ddp.errors import SpecError
 
+_EXAMPLES = {"time": "for one hour: --time 1:00:00", "mem": "for 32 GiB: --mem 32G"}
+
 
 def normalized_time(text: str) -> str:
     """Return a time limit in the form D-HH:MM:SS, or UNLIMITED.
@@ -45,7 +47,7 @@ def seconds(time: str) -> int | None:
 def field_error(name: str, value: object, legal: str) -> SpecError:
     """Return the error of a field with an illegal value. Its hint has the value in the legal form, if that is clear."""
     meant = _meant(name, value) if isinstance(value, str) else None
-    hint = f"--{name} {meant}" if meant else f"change {name}"
+    hint = f"--{name} {meant}" if meant else _EXAMPLES.get(name, f"change {name}")
     return SpecError(f"A job with {name}={value!r}:", f"{name} must be {legal}.", hint)
 
 

@@ -261,8 +261,10 @@ def check_placeholders(words: Sequence[str], grid: grids.Grid, *, array: str | N
         raise field_error("command", tuple(words), f"without {ARRAY_TASK_PLACEHOLDER} unless array is set")
     unknown = sorted(names - {*grid, ARRAY_TASK}) if grid else []
     for name in unknown:
-        found = f"the grid has {', '.join(grid)}.{nearest(name, grid)}"
-        raise SpecError(f"A command with {{{name}}}:", found, f"give its values: --array {name}=…")
+        found = f"--array gives values for {', '.join(grid)} only.{nearest(name, grid)}"
+        hint = f"write {{{next(iter(grid))}}} in the command, or add values: --array {name}=… {next(iter(grid))}=…"
+        raise SpecError(f"A command with {{{name}}}:", found, hint)
     for key in grid:
         if key not in names:
-            raise field_error("grid", key, f"keys that the command uses; put {{{key}}} into it")
+            found = f"the command has no {{{key}}}, so its value would be used by no task."
+            raise SpecError(f"An array with {key}:", found, f"add it to the command, for example: --{key} {{{key}}}")

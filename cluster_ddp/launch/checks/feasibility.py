@@ -84,12 +84,13 @@ def by_partition(groups: Sequence[NodeGroup]) -> dict[str, list[NodeGroup]]:
 def _check_names(spec: JobSpec, everywhere: Partitions) -> None:
     for name in spec.partition.split(",") if spec.partition else []:
         if name not in everywhere:
-            found = f"the cluster's partitions are {', '.join(everywhere)}.{nearest(name, everywhere)}"
+            found = f"there is no such partition; there are {', '.join(everywhere)}.{nearest(name, everywhere)}"
             raise SpecError(f"A job in the partition {name}:", found, "--partition with one of these names")
     types = sorted({gpu_type for groups in everywhere.values() for group in groups for gpu_type in group.gpus} - {""})
     if spec.gpu_type is not None and spec.gpu_type not in types:
-        found = f"the cluster's types are {', '.join(types)}.{nearest(spec.gpu_type, types)}"
-        hint = f"--gpu-type {' or '.join(types)}" if types else "leave out gpu_type"
+        found = f"the cluster has {', '.join(types)}."
+        same = [one for one in types if one.lower() == spec.gpu_type.lower()]
+        hint = f"--gpu-type {' or '.join(same or types)}" if types else "leave out gpu_type"
         raise SpecError(
             f"A job with GPUs of type {spec.gpu_type}:", found if types else "GPUs have no types here.", hint
         )
@@ -140,7 +141,7 @@ def _lack(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> _Lack | None
         return _Lack(f"partition {name} has {counted(count, 'node')} of that kind, not {spec.nodes}", {"nodes": count})
     if spec.qos is None and _is_over_time(spec, groups):  # a QOS may exceed it (sacctmgr(1), PartitionTimeLimit)
         limit = _limit(groups)
-        return _Lack(f"the time limit of partition {name} is {limit}, not {spec.time}", {"time": limit})
+        return _Lack(f"the time limit of partition {name} is {limit}; the job asks for {spec.time}", {"time": limit})
     return None
 
 

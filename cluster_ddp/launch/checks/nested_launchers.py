@@ -45,7 +45,7 @@ def check(spec: JobSpec) -> None:
     """
     launcher, rest = _launcher(spec.command)
     if launcher in _SLURMS:
-        found = f"{launcher} asks Slurm for tasks, and this command runs inside the tasks of a job."
+        found = f"{launcher} asks Slurm for tasks. The job starts this command in each of its tasks already."
     elif launcher and spec.nodes * spec.ranks_per_node > 1:
         found = (
             f"{launcher} starts ranks itself. This job has {spec.world_size} tasks, and each would start them again."
@@ -53,7 +53,7 @@ def check(spec: JobSpec) -> None:
     else:
         return
     option = "--launcher torchrun " if launcher in _TORCHS else ""
-    hint = f"{option}-- {shlex.join(_script(rest))}; to submit it all the same: --accept {CODE}"
+    hint = f"{option}-- {shlex.join(_script(rest))}; to submit it anyway: --accept {CODE}"
     raise SpecError(f"Submitting {shlex.join(spec.command)}:", found, hint)
 
 

@@ -193,6 +193,8 @@ def _command(spec: JobSpec) -> list[Advice]:
             return [
                 Advice("command", f"{asked} {found} The modules, the conda environment or the setup must provide it.")
             ]
+        if program.endswith(".py"):
+            found = "it is a Python script, which an interpreter must run."
         raise SpecError(asked, found, _program_hint(program, arguments))
     script = arguments[0] if arguments else ""
     if (

@@ -96,9 +96,18 @@ def refuse(rest: Sequence[str], legal: argparse.ArgumentParser, program: str) ->
         return
     refuse_habits(rest)
     option = rest[0].partition("=")[0]
-    names = [name for action in legal._actions for name in action.option_strings]
+    names = _names(legal)
     hint = f"put options of your command after the --; for the options here: {program} --help"
     raise SpecError(f"Submitting with {option}:", f"there is no such option.{nearest(option, names)}", hint)
+
+
+def names(program: str) -> list[str]:
+    """Return the options of a submission, for suggestions."""
+    return _names(parser(program, "", with_texts=False))
+
+
+def _names(legal: argparse.ArgumentParser) -> list[str]:
+    return [name for action in legal._actions for name in action.option_strings]
 
 
 def refuse_habits(rest: Sequence[str]) -> None:
@@ -111,19 +120,21 @@ def refuse_habits(rest: Sequence[str]) -> None:
         option, equals, _ = word.partition("=")
         if option in sbatch_options.HETEROGENEOUS:
             found = "heterogeneous jobs are not offered: all ranks of a job have the same GPUs, CPUs and memory."
-            raise SpecError(f"Submitting with {option}:", found, "submit one job for each kind of node")
+            hint = "use equal nodes for all ranks: --nodes and --gpus-per-node; or submit independent jobs"
+            raise SpecError(f"Submitting with {option}:", found, hint)
+        behind = rest[at + 1] if at + 1 < len(rest) and not rest[at + 1].startswith("-") else ""
+        value = word.partition("=")[2] if equals else behind
         if option in sbatch_options.HERE:
-            hint = f"here it is {sbatch_options.HERE[option]}"
+            hint = f"here it is {sbatch_options.here(option, value)}"
         elif sbatch_options.is_one(word) and option.startswith("--"):
-            value = rest[at + 1] if not equals and at + 1 < len(rest) and not rest[at + 1].startswith("-") else ""
-            hint = f"--sbatch-options={word}{f'={value}' if value else ''}"
+            hint = "--sbatch-options=" + shlex.quote(option + (f"={value}" if value else ""))
         else:
             continue
         raise SpecError(f"Submitting with {option}:", "that is sbatch's option.", hint)
 
 
 def tasks_advice(said: Mapping[str, int | None], spec: JobSpec) -> list[Advice]:
-    """Check --ntasks and --ntasks-per-node, which follow from the GPUs, if they are given all the same.
+    """Check --ntasks and --ntasks-per-node, which follow from the GPUs, if they are given.
 
     Args:
         said: values of "ntasks" and "ntasks_per_node"; None if not given.
@@ -137,12 +148,15 @@ def tasks_advice(said: Mapping[str, int | None], spec: JobSpec) -> list[Advice]:
     """
     advice = []
     drives = "one task drives " + ("one GPU" if spec.gpus_per_task == 1 else f"{spec.gpus_per_task} GPUs")
-    for name, needed in (("ntasks", spec.world_size), ("ntasks_per_node", spec.ranks_per_node)):
+    counts = (("ntasks", spec.world_size, ""), ("ntasks_per_node", spec.ranks_per_node, " on each node"))
+    for name, needed, where in counts:
         asked, option = said[name], "--" + name.replace("_", "-")
         if asked is not None and asked != needed:
             size = f"{counted(spec.nodes, 'node')} x {counted(spec.gpus_per_node, 'GPU')}"
-            found = f"{drives}: {size} are {option} {needed}."
-            hint = f"leave {option} out; use --nodes and --gpus-per-node, and for several GPUs a task --gpus-per-task"
+            found = f"{drives}: {size} are {counted(needed, 'task')}{where}, not {asked}."
+            nodes = spec.nodes if name == "ntasks" else 1
+            instead = f"instead: --gpus-per-node {asked * spec.gpus_per_task // nodes}" if asked % nodes == 0 else ""
+            hint = instead or f"leave {option} out, and choose --nodes and --gpus-per-node"
             raise SpecError(f"Submitting with {option} {asked}:", found, hint)
         if asked is not None:
             text = f"{option} is not needed: {drives}, so the tasks follow from the GPUs. Leave it out."
@@ -151,7 +165,7 @@ def tasks_advice(said: Mapping[str, int | None], spec: JobSpec) -> list[Advice]:
 
 
 def words_advice(given: Mapping[str, Any], command: Sequence[str]) -> list[Advice]:
-    """Warn of words that were probably meant otherwise: ranges in Slurm's form, a shell's operators.
+    """Warn of words that were probably meant otherwise: Slurm's ranges, tiny times and sizes, a shell's operators.
 
     Args:
         given: the options that were given.
@@ -163,8 +177,15 @@ def words_advice(given: Mapping[str, Any], command: Sequence[str]) -> list[Advic
         if match := re.fullmatch(r"(\d+)-(\d+)", values):
             text = f"{word} is one value, the text {values}. For the numbers {match[1]} to {match[2]}: "
             advice.append(Advice("range", f"{text}{key}={match[1]}..{match[2]}"))
+    if match := re.fullmatch(r"[1-4]:\d\d", given.get("time") or ""):
+        text = f"--time {match[0]} means minutes and seconds. For hours and minutes: --time {match[0]}:00"
+        advice.append(Advice("short", text))
+    if re.fullmatch(r"[1-9]\d{0,2}", given.get("mem") or ""):
+        advice.append(Advice("short", f"--mem {given['mem']} means MiB. For GiB: --mem {given['mem']}G"))
     if operators := [word for word in command if word in _OPERATORS]:
-        text = f"The command gets {' and '.join(operators)} as words; no shell interprets them. For that: -- bash -c "
+        text = (
+            f"The command gets {' and '.join(operators)} as plain text; no shell reads it. To use a shell: -- bash -c "
+        )
         advice.append(Advice("shell", text + shlex.quote(" ".join(command))))
     return advice
 
@@ -180,6 +201,8 @@ def job_name(command: Sequence[str]) -> str:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        if match := re.fullmatch(r"argument (\S+): invalid int value: (.*)", message):
+            message = f"{match[1]} is a whole number, not {match[2]}"
         raise SpecError("Reading the command line:", f"{message}.", f"{self.prog} --help")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 _NAMES = """
@@ -20,10 +21,10 @@ _LETTERS = "AabCcDdeFGHiJkLMNnOopqSstwx"
 # An option of sbatch -> the option here.
 HERE = {
     "-N": "--nodes",
-    "-n": "--nodes and --gpus-per-node",
-    "-G": "--nodes and --gpus-per-node",
-    "--gpus": "--nodes and --gpus-per-node",
-    "--gres": "--gpus-per-node and --gpu-type",
+    "-n": "--gpus-per-node",
+    "-G": "--gpus-per-node",
+    "--gpus": "--gpus-per-node",
+    "--gres": "--gpus-per-node",
     "-c": "--cpus-per-task",
     "--cpus-per-gpu": "--cpus-per-task",
     "-p": "--partition",
@@ -49,6 +50,15 @@ def is_one(word: str) -> bool:
     """Return whether a word of a command line is an option of sbatch, with its value or without."""
     name = word.partition("=")[0]
     return name[2:] in _NAMES.split() if name.startswith("--") else name[:1] == "-" and name[1:] in tuple(_LETTERS)
+
+
+def here(option: str, value: str) -> str:
+    """Return what to write instead of an option of sbatch and its value: `--gpus-per-node 2` for --gres=gpu:2."""
+    match = re.fullmatch(r"(?:gpu:)?(?:([A-Za-z]\w*):)?(\d+)", value) if option in ("--gres", "-G", "--gpus") else None
+    if match:
+        value = match[2] + (f" --gpu-type {match[1]}" if match[1] else "")
+    together = " (and --nodes: one task for each GPU)" if option in ("-n", "-G", "--gpus") else ""
+    return f"{HERE[option]}{f' {value}' if value and HERE[option].startswith('-') else ''}{together}"
 
 
 def joined(words: Sequence[str], option: str) -> list[str]:

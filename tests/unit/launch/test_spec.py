@@ -146,7 +146,7 @@ def test_a_grid_makes_the_array() -> None:
     ("fields", "words"),
     [
         ({"command": ("t", "{seed}"), "array": "0-9"}, "array must be 0-1"),
-        ({"command": ("t",)}, "put {seed} into it"),
+        ({"command": ("t",)}, "the command has no {seed}, so"),
         ({"command": ("t", "{seed}", "{sed}")}, "Did you mean seed?"),
     ],
 )

@@ -54,8 +54,8 @@ def test_what_fits(fields: dict[str, Any]) -> None:
     ("fields", "found", "hint"),
     [
         ({"partition": "man"}, "main, big, cpu, old. Did you mean main?", "--partition with one of these names"),
-        ({"partition": "main,hug"}, "the cluster's partitions are", "--partition with one of these names"),
-        ({"gpu_type": "A100"}, "the cluster's types are a100, h100, v100. Did", "--gpu-type a100 or h100 or v100"),
+        ({"partition": "main,hug"}, "no such partition; there are", "--partition with one of these names"),
+        ({"gpu_type": "A100"}, "the cluster has a100, h100, v100.", "--gpu-type a100"),
         (
             {"gpus_per_node": 8},
             "the nodes of partition main have at most 4 GPUs. "
@@ -81,11 +81,15 @@ def test_what_fits(fields: dict[str, Any]) -> None:
         ),
         ({"mem": "2T"}, "have 128000M of memory, not 2T", "--mem 125G"),
         ({"nodes": 5, "mem": "100G"}, "has 4 nodes of that kind", "--nodes 4"),
-        ({"time": "25:0:0"}, "partition main is 1-00:00:00, not 1-01:00:00", "--time 1-00:00:00, or --partition big"),
-        ({"time": "UNLIMITED"}, "partition main is 1-00:00:00, not UNLIMITED", "--time 1-00:00:00"),
+        (
+            {"time": "25:0:0"},
+            "main is 1-00:00:00; the job asks for 1-01:00:00",
+            "--time 1-00:00:00, or --partition big",
+        ),
+        ({"time": "UNLIMITED"}, "partition main is 1-00:00:00; the job asks for UNLIMITED", "--time 1-00:00:00"),
         (
             {"time": "3-0", "partition": "main,big"},
-            "main is 1-00:00:00, not 3-00:00:00; the time limit of partition big is 2-00:00:00",
+            "main is 1-00:00:00; the job asks for 3-00:00:00; the time limit of partition big is 2-00:00:00",
             "--time 1-00:00:00, or --time 2-00:00:00",
         ),
         (

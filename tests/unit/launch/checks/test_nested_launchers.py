@@ -42,7 +42,7 @@ def test_a_nested_launcher_is_refused_with_the_command_that_is_meant(command: st
     assert error is not None
     assert error.asked == f"Submitting {command}:"
     assert error.found.startswith(launcher)
-    assert error.hint == f"{instead}; to submit it all the same: --accept nested"
+    assert error.hint == f"{instead}; to submit it anyway: --accept nested"
 
 
 @pytest.mark.parametrize(
@@ -64,4 +64,4 @@ def test_one_task_may_start_ranks_but_not_by_slurm() -> None:
     assert refusal("torchrun --nproc-per-node 4 t.py", nodes=1, gpus_per_node=4, gpus_per_task=4) is None
     error = refusal("srun python t.py", nodes=1)
     assert error is not None
-    assert error.found == "srun asks Slurm for tasks, and this command runs inside the tasks of a job."
+    assert error.found == "srun asks Slurm for tasks. The job starts this command in each of its tasks already."

@@ -151,7 +151,7 @@ def test_a_dry_run_submits_nothing(capsys, fake_slurm: FakeSlurm, folder: Path) 
 BAD: list[tuple[tuple[str, ...], str]] = [
     (("--nodes", "0"), "nodes must be a whole number of 1 or more"),
     (("--gpus-per-node", "-1"), "gpus_per_node must be"),
-    (("--nodes", "two"), "--nodes: invalid int value"),
+    (("--nodes", "two"), "--nodes is a whole number, not 'two'"),
     (("--time", "1h"), "time must be one of 30 (minutes)"),
     (("--time", "0"), "longer than 0"),
     (("--mem", "32GB"), "mem must be a size such as 32G"),
@@ -164,7 +164,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--launcher", "fork", "--", "bash", "train.sh"), "--launcher srun, which runs any command"),
     (("--array", "seed="), "an empty value"),
     (("--array", "seed=3..1"), "the range 3..1 is empty"),
-    (("--array", "seed=0..3"), "put {seed} into it"),
+    (("--array", "seed=0..3"), "the command has no {seed}, so"),
     (("--array", "x=1,2", "--", "echo", "{x}", "{y}"), "A command with {y}:"),
     (("--seed", "{array_task_id}"), "without {array_task_id} unless array is set"),
     (("--array",), "--array: expected at least one argument"),
@@ -183,16 +183,16 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--conda-env", "x", "--", "true"), "there is no conda on the PATH"),
     (("--container", "no.sif", "--", "true"), "there is no such file"),
     (("--profile", "x"), "there is no cluster.toml"),
-    (("--gres", "gpu:2"), "here it is --gpus-per-node and --gpu-type"),
+    (("--gres", "gpu:2"), "here it is --gpus-per-node 2"),
     (("-N", "2", "--", "python", "my_train.py"), "here it is --nodes"),
-    (("--ntasks", "3"), "one task drives one GPU: 1 node x 1 GPU are --ntasks 1"),
+    (("--ntasks", "3"), "one task drives one GPU: 1 node x 1 GPU are 1 task, not 3."),
     (
         ("--gpus-per-node", "4", "--gpus-per-task", "3", "--", "true"),
         "gpus_per_task must be a divisor of gpus_per_node=4",
     ),
     (
         ("--gpus-per-node", "4", "--gpus-per-task", "2", "--ntasks-per-node", "4", "--", "true"),
-        "one task drives 2 GPUs: 1 node x 4 GPUs are --ntasks-per-node 2",
+        "one task drives 2 GPUs: 1 node x 4 GPUs are 2 tasks on each node, not 4.",
     ),
     (("--runs-dir", "a%j", "--", "true"), "which Slurm interprets"),
     (("--snapshot",), "not a git repository"),
@@ -267,7 +267,7 @@ def test_a_launcher_in_the_command_is_refused_unless_it_is_meant(capsys, fake_sl
     argv = ("--gpus-per-node", "2", "--dry-run", "--", "torchrun", "t.py")
     status, out, err = run(capsys, *argv)
     assert (status, out) == (2, "")
-    assert "Hint: --launcher torchrun -- python t.py; to submit it all the same: --accept nested" in err
+    assert "Hint: --launcher torchrun -- python t.py; to submit it anyway: --accept nested" in err
     status, out, _ = run(capsys, "--accept", "nested", *argv)
     assert status == 0
     assert "torchrun t.py" in out

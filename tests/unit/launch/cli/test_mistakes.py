@@ -27,55 +27,84 @@ SBATCHS = "that is sbatch's option."
 FORMS = "time must be one of 30 (minutes), 30:00, 1:30:00, 2-12 (days-hours), 2-12:30:00."
 SIZES = "mem must be a size such as 32G (per node; units K, M, G, T)."
 NAMES = "--partition with one of these names"
-PARTITIONS = "the cluster's partitions are gpu, cpu. Did you mean gpu?"
+PARTITIONS = "there is no such partition; there are gpu, cpu. Did you mean gpu?"
+EQUAL = "use equal nodes for all ranks: --nodes and --gpus-per-node; or submit independent jobs"
+TRAIN_HELP = "cluster-ddp submit --help; for the training: cluster-ddp train --help"
 
 # The command line, then what was asked, what was found, and the hint.
 ERRORS: list[tuple[str, str, str, str]] = [
     # Options of sbatch
     ("--mail-type=END -- true", "Submitting with --mail-type", SBATCHS, "--sbatch-options=--mail-type=END"),
     ("--mail-type END -- true", "Submitting with --mail-type", SBATCHS, "--sbatch-options=--mail-type=END"),
-    ("--nodelist=n[1-2] -- true", "Submitting with --nodelist", SBATCHS, "--sbatch-options=--nodelist=n[1-2]"),
+    ("--nodelist=n[1-2] -- true", "Submitting with --nodelist", SBATCHS, "--sbatch-options='--nodelist=n[1-2]'"),
     ("--exclusive -- true", "Submitting with --exclusive", SBATCHS, "--sbatch-options=--exclusive"),
-    ("-N 2 -- true", "Submitting with -N", SBATCHS, "here it is --nodes"),
-    ("--gres=gpu:2 -- true", "Submitting with --gres", SBATCHS, "here it is --gpus-per-node and --gpu-type"),
+    ("-N 2 -- true", "Submitting with -N", SBATCHS, "here it is --nodes 2"),
+    ("-p gpu -- true", "Submitting with -p", SBATCHS, "here it is --partition gpu"),
+    ("-o x.log -- true", "Submitting with -o", SBATCHS, "here it is not needed: logs are in the run directory"),
+    ("--gres=gpu:2 -- true", "Submitting with --gres", SBATCHS, "here it is --gpus-per-node 2"),
+    ("--gres gpu:a100:2 -- true", "Submitting with --gres", SBATCHS, "here it is --gpus-per-node 2 --gpu-type a100"),
+    (
+        "--gpus 4 -- true",
+        "Submitting with --gpus",
+        SBATCHS,
+        "here it is --gpus-per-node 4 (and --nodes: one task for each GPU)",
+    ),
     (
         "--ntasks 3 -- true",
         "Submitting with --ntasks 3",
-        "one task drives one GPU: 1 node x 1 GPU are --ntasks 1.",
-        "leave --ntasks out; use --nodes and --gpus-per-node, and for several GPUs a task --gpus-per-task",
+        "one task drives one GPU: 1 node x 1 GPU are 1 task, not 3.",
+        "instead: --gpus-per-node 3",
     ),
-    ("--het-group=0 -- true", "Submitting with --het-group", NO_HET, "submit one job for each kind of node"),
-    ("--nodes 1 : --nodes 2 -- true", "Submitting with :", NO_HET, "submit one job for each kind of node"),
+    (
+        "--nodes 2 --ntasks 3 -- true",
+        "Submitting with --ntasks 3",
+        "one task drives one GPU: 2 nodes x 1 GPU are 2 tasks, not 3.",
+        "leave --ntasks out, and choose --nodes and --gpus-per-node",
+    ),
+    (
+        "--nodes 2 --ntasks-per-node 4 -- true",
+        "Submitting with --ntasks-per-node 4",
+        "one task drives one GPU: 2 nodes x 1 GPU are 1 task on each node, not 4.",
+        "instead: --gpus-per-node 4",
+    ),
+    ("--het-group=0 -- true", "Submitting with --het-group", NO_HET, EQUAL),
+    ("--nodes 1 : --nodes 2 -- true", "Submitting with :", NO_HET, EQUAL),
     # Times, sizes, numbers
     ("--time 2h -- true", "A job with time='2h'", FORMS, "--time 2:00:00"),
     ("--time 90m -- true", "A job with time='90m'", FORMS, "--time 1:30:00"),
     ("--time 1d12h -- true", "A job with time='1d12h'", FORMS, "--time 36:00:00"),
-    ("--time soon -- true", "A job with time='soon'", FORMS, "change time"),
+    ("--time soon -- true", "A job with time='soon'", FORMS, "for one hour: --time 1:00:00"),
     ("--mem 32GB -- true", "A job with mem='32GB'", SIZES, "--mem 32G"),
     ("--mem 500MiB -- true", "A job with mem='500MiB'", SIZES, "--mem 500M"),
-    ("--nodes two -- true", "Reading the command line", "argument --nodes: invalid int value: 'two'.", HELP),
+    ("--mem much -- true", "A job with mem='much'", SIZES, "for 32 GiB: --mem 32G"),
+    ("--nodes two -- true", "Reading the command line", "--nodes is a whole number, not 'two'.", HELP),
     # Grids
     (
         "--array lr=1,2 -- echo {seed}",
         "A command with {seed}",
-        "the grid has lr.",
-        "give its values: --array seed=…",
+        "--array gives values for lr only.",
+        "write {lr} in the command, or add values: --array seed=… lr=…",
     ),
     (
         "--array seed=1,2 -- echo {sed}",
         "A command with {sed}",
-        "the grid has seed. Did you mean seed?",
-        "give its values: --array sed=…",
+        "--array gives values for seed only. Did you mean seed?",
+        "write {seed} in the command, or add values: --array sed=… seed=…",
     ),
     (
         "--array lr=1,2 -- true",
-        "A job with grid='lr'",
-        "grid must be keys that the command uses; put {lr} into it.",
-        "change grid",
+        "An array with lr",
+        "the command has no {lr}, so its value would be used by no task.",
+        "add it to the command, for example: --lr {lr}",
     ),
     # Commands
-    ("torchrun t.py", "Submitting torchrun t.py", "a command comes after two dashes.", "… -- torchrun t.py"),
-    ("-- t.py", "Running 't.py'", "there is no such program here.", "-- python t.py"),
+    (
+        "torchrun t.py",
+        "Submitting torchrun t.py",
+        "a command comes after two dashes.",
+        "cluster-ddp submit [OPTIONS] -- torchrun t.py",
+    ),
+    ("-- t.py", "Running 't.py'", "it is a Python script, which an interpreter must run.", "-- python t.py"),
     (
         "-- 'python t.py --lr 1'",
         "Running 'python t.py --lr 1'",
@@ -86,13 +115,13 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "--gpus-per-node 2 -- torchrun --nproc-per-node 2 t.py",
         "Submitting torchrun --nproc-per-node 2 t.py",
         "torchrun starts ranks itself. This job has 2 tasks, and each would start them again.",
-        "--launcher torchrun -- python t.py; to submit it all the same: --accept nested",
+        "--launcher torchrun -- python t.py; to submit it anyway: --accept nested",
     ),
     (
         "-- srun python t.py",
         "Submitting srun python t.py",
-        "srun asks Slurm for tasks, and this command runs inside the tasks of a job.",
-        "-- python t.py; to submit it all the same: --accept nested",
+        "srun asks Slurm for tasks. The job starts this command in each of its tasks already.",
+        "-- python t.py; to submit it anyway: --accept nested",
     ),
     # What the cluster lacks
     ("--partition gpus -- true", "A job in the partition gpus", PARTITIONS, NAMES),
@@ -105,24 +134,25 @@ ERRORS: list[tuple[str, str, str, str]] = [
     (
         "--time 25:00:00 -- true",
         "A job of 1 node with 1 GPU in the default partition, gpu",
-        "the time limit of partition gpu is 1-00:00:00, not 1-01:00:00.",
+        "the time limit of partition gpu is 1-00:00:00; the job asks for 1-01:00:00.",
         "--time 1-00:00:00",
     ),
     (
         "--gpu-type h100 -- true",
         "A job with GPUs of type h100",
-        "the cluster's types are a100. Did you mean a100?",
+        "the cluster has a100.",
         "--gpu-type a100",
     ),
     # Options of the training
-    ("--epochs two", "Training with --epochs two", "--epochs is a whole number, not 'two'.", HELP),
-    ("--epochz 3", "Training with --epochz 3", "there is no such option. Did you mean --epochs?", HELP),
+    ("--epochs two", "Training with --epochs two", "--epochs is a whole number, not 'two'.", TRAIN_HELP),
+    ("--epochz 3", "Training with --epochz 3", "there is no such option. Did you mean --epochs?", TRAIN_HELP),
     (
-        "--model resnet",
-        "Training with --model resnet",
-        "invalid choice 'resnet' for argument '--model'. Expected one of ('cnn', 'convnet').",
-        HELP,
+        "--gpu-per-node 2",
+        "Training with --gpu-per-node 2",
+        "there is no such option. Did you mean --gpus-per-node?",
+        TRAIN_HELP,
     ),
+    ("--model resnet", "Training with --model resnet", "--model is cnn or convnet, not 'resnet'.", TRAIN_HELP),
 ]
 
 # The command line, the code of the warning, and its text.
@@ -132,10 +162,12 @@ WARNINGS = [
         "range",
         "seed=0-3 is one value, the text 0-3. For the numbers 0 to 3: seed=0..3",
     ),
+    ("--time 1:30 -- true", "short", "--time 1:30 means minutes and seconds. For hours and minutes: --time 1:30:00"),
+    ("--mem 32 -- true", "short", "--mem 32 means MiB. For GiB: --mem 32G"),
     (
-        "-- python t.py | tee log",
+        "-- python t.py '|' tee log",
         "shell",
-        "The command gets | as words; no shell interprets them. For that: -- bash -c 'python t.py | tee log'",
+        "The command gets | as plain text; no shell reads it. To use a shell: -- bash -c 'python t.py | tee log'",
     ),
     ("--partition gpus -- true", "cluster", f"A job in the partition gpus: {PARTITIONS} Hint: {NAMES}"),
     (
