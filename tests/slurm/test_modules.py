@@ -7,15 +7,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import Cluster
+from cluster import Cluster, skip
 
+from cluster_ddp.errors import SandboxError
 from cluster_ddp.sandbox import packages
 
 
 @pytest.fixture
 def home(machine: None, tmp_path: Path) -> Path:
     """A home whose profile adds a folder with a module, and a project in it."""
-    packages.install(("modulecmd",), ("environment-modules",))
+    try:
+        packages.install(("modulecmd",), ("environment-modules",))
+    except SandboxError as error:
+        skip(str(error))
     home = tmp_path / "it's home"
     (home / "modules" / "cuda").mkdir(parents=True)
     (home / "modules" / "cuda" / "12.8").write_text("#%Module\nsetenv CUDA_SEEN 12.8\n")
