@@ -61,7 +61,11 @@ def _init(asked: argparse.Namespace) -> int:
     groups = _groups()
     partition = _partition(groups, asked)
     known = _accounts() if groups else []
-    account = _choice("account", asked.account, known, _fit(known, partition), asked.yes)
+    fit = _fit(known, partition)
+    account = _choice("account", asked.account, known, fit, asked.yes)
+    if account is not None and account in known and account not in fit:
+        others = f" It names {' and '.join(fit)}." if fit else ""
+        print(f"warning: The partition {partition} does not name the account {account}.{others}", file=sys.stderr)
     settings = first_settings.text(groups, partition=partition, account=account, accounts=known, modules=_modules())
     _write(Path(FILE_NAME), settings)
     print(f"Written: {FILE_NAME}")

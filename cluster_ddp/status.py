@@ -21,8 +21,8 @@ from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import FINAL_STATES
 
 PROGRAM = "cluster-ddp status"
-# Longer cells, such as a long job name, are cut.
-_WIDEST = 120
+# Longer cells, such as a long job name, are cut; so is the note at the end.
+_WIDEST, _LONGEST_NOTE = 120, 300
 _HEADINGS = ("JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "EPOCH", "LOSS", "ACCURACY", "SAMPLES/S", "VALUES", "")
 _STATE = _HEADINGS.index("STATE")
 _ENDED = {*FINAL_STATES, "unknown"}
@@ -74,7 +74,7 @@ def _show(found: list[RunStatus], runs_dir: Path) -> None:
     if not found:
         print(f"No runs in {runs_dir}. Submit one: cluster-ddp submit")
         return
-    rows = [_HEADINGS, *(tuple(printable(cell)[:_WIDEST] for cell in _row(one)) for one in found)]
+    rows = [_HEADINGS, *(_row(one) for one in found)]
     shown = [i for i, heading in enumerate(_HEADINGS) if heading != "VALUES" or any(one.values for one in found)]
     widths = {i: max(len(row[i]) for row in rows) for i in shown}
     for row, state in zip(rows, ["", *(one.state for one in found)]):
@@ -91,7 +91,7 @@ def _show(found: list[RunStatus], runs_dir: Path) -> None:
 
 
 def _row(one: RunStatus) -> tuple[str, ...]:
-    return (
+    cells = (
         one.job or "-",
         one.name,
         one.state,
@@ -102,8 +102,15 @@ def _row(one: RunStatus) -> tuple[str, ...]:
         "-" if one.accuracy is None else f"{100 * one.accuracy:.2f} %",
         "-" if one.samples_per_s is None else f"{one.samples_per_s:.0f}",
         " ".join(f"{key}={value}" for key, value in one.values.items()),
-        f"({reasons.in_words(one.reason)})" if one.reason else "",
     )
+    return (*(printable(cell)[:_WIDEST] for cell in cells), printable(_note(one))[:_LONGEST_NOTE])
+
+
+def _note(one: RunStatus) -> str:
+    """Why it waits; for a training that logs no figures, how far it is."""
+    if one.reason:
+        return f"({reasons.in_words(one.reason)})"
+    return f"(newest checkpoint: step {one.saved_step})" if one.saved_step is not None and one.epoch is None else ""
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import Record
+from cluster_ddp.contract import File, Record
 
 # Enough of the end of metrics.jsonl for the last record of each kind.
 _TAIL_BYTES = 64 * 1024
@@ -31,6 +32,16 @@ def read(path: Path) -> dict[str, Any]:
                 figures[name] = int(value) if name == "epoch" and value is not None else value
         figures["done"] = record.get("kind") == Record.DONE
     return figures
+
+
+def saved_step(run_dir: Path) -> int | None:
+    """Return the step of a run's newest checkpoint; None if there is none."""
+    try:
+        name = (run_dir / File.PROGRESS).read_text(errors="replace")
+    except OSError:
+        return None
+    match = re.fullmatch(r"step-(\d{1,15})\.pt\s*", name)
+    return int(match[1]) if match else None
 
 
 def _number(value: object) -> float | None:

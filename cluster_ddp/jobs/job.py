@@ -6,11 +6,12 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from cluster_ddp.contract import File
-from cluster_ddp.errors import JobError
+from cluster_ddp.errors import JobError, SlurmError
 from cluster_ddp.jobs.run_records import RunRecord
 from cluster_ddp.launch import submission
 from cluster_ddp.launch.backends import Scheduler, submitit_task
@@ -37,12 +38,22 @@ def describe(label: str, status: JobStatus) -> str:
     text = f"job {label}: {status.state}"
     if status.state == "PENDING":
         reason = "" if status.reason == "None" else f" ({reasons.in_words(status.reason)})"
-        start = f", expected to start at {status.expected_start}" if status.expected_start else ""
-        return text + reason + start
+        return text + reason + _expected_start(status)
     if status.ended:
         text += f" after {status.elapsed}" if status.elapsed else ""
         return text if status.state == "COMPLETED" else f"{text}, {exit_in_words(status)}"
     return text + (f", restart {status.restarts}" if status.restarts else "")
+
+
+def _expected_start(status: JobStatus) -> str:
+    """When the job is to start, to ten minutes. Nothing if that is now: Slurm says so of a job that can't start."""
+    try:
+        start = datetime.fromisoformat(status.expected_start or "")
+    except ValueError:
+        return ""
+    if start < datetime.now() + timedelta(minutes=10):
+        return ""
+    return f", expected to start at about {start.replace(minute=start.minute // 10 * 10):%Y-%m-%d %H:%M}"
 
 
 def exit_in_words(status: JobStatus) -> str:
@@ -154,7 +165,9 @@ def of_run(record: RunRecord) -> Job:
     """
     if record.scheduler is None or not record.is_submitted:
         found = "no submission made its run directory, so its output is where its terminal or its own script wrote it."
-        raise JobError(f"The job of {record.run_dir}:", found, "cluster-ddp submit -- COMMAND keeps the logs there")
+        output = _output(record)
+        hint = f"read {output}" if output else "cluster-ddp submit -- COMMAND keeps the logs there"
+        raise JobError(f"The job of {record.run_dir}:", found, hint)
     return Job(
         id=record.job,
         run_dir=record.run_dir,
@@ -163,6 +176,15 @@ def of_run(record: RunRecord) -> Job:
         cluster=record.cluster,
         scheduler=Slurm() if record.scheduler == "Slurm" else ThisMachine(),
     )
+
+
+def _output(record: RunRecord) -> str:
+    """The file that a job of Slurm's prints into; empty if that is not known."""
+    try:
+        found = Slurm().statuses(record.job, record.cluster, record.run_dir) if record.job else []
+    except SlurmError:
+        found = []
+    return found[0].stdout if found else ""
 
 
 def submit(plan: Plan) -> list[Job]:

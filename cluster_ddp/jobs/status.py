@@ -47,6 +47,8 @@ class RunStatus:
     """Accuracy of the last evaluation on the test set: 0 to 1."""
     samples_per_s: float | None = None
     """Training samples per second, over all ranks, in the last training record."""
+    saved_step: int | None = None
+    """Step of the newest checkpoint."""
     run_dir: Path | None = None
     """Its run directory; None if it has none in `runs_dir`."""
     failure: str | None = None
@@ -94,6 +96,7 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
         job=record.job,
         name=record.name,
         values=record.values,
+        saved_step=figures.saved_step(record.run_dir),
         run_dir=record.run_dir,
         failure=run_dirs.first_failure(record.run_dir)[0] or None,
         is_submitted=record.is_submitted,

@@ -9,13 +9,16 @@ import contextlib
 import os
 import re
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
 
 TIMEOUT_S = 60.0
+_SILENT_S = 2.0
 
 
 def run(
@@ -40,15 +43,7 @@ def run(
     """
     asked, timeout_s = f"Running {' '.join(argv)}:", timeout_s or TIMEOUT_S
     try:
-        done = subprocess.run(
-            argv,
-            env=None if env is None else dict(env),
-            input=text or "",
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            start_new_session=True,  # Ctrl-C must not reach sbatch, which may have submitted the job already
-        )
+        done = _call(argv, env, text or "", timeout_s)
     except FileNotFoundError as error:
         hint = "run this where Slurm's commands are installed, such as a login node; or try: cluster-ddp sandbox up"
         raise SlurmError(asked, f"there is no {argv[0]} on the PATH.", hint) from error
@@ -58,6 +53,38 @@ def run(
     if done.returncode != 0:
         raise _refused(asked, argv[0], done)
     return done.stderr if words_on_stderr else done.stdout
+
+
+def _call(
+    argv: Sequence[str], env: Mapping[str, str] | None, text: str, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    with _named_if_slow(argv[0]):
+        return subprocess.run(
+            argv,
+            env=None if env is None else dict(env),
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            start_new_session=True,  # Ctrl-C must not reach sbatch, which may have submitted the job already
+        )
+
+
+@contextlib.contextmanager
+def _named_if_slow(program: str) -> Iterator[None]:
+    """Say on a terminal why nothing happens."""
+
+    def say() -> None:
+        if sys.stderr.isatty():
+            print(f"Waiting for {program} to answer …", file=sys.stderr, flush=True)
+
+    timer = threading.Timer(_SILENT_S, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _refused(asked: str, program: str, done: subprocess.CompletedProcess[str]) -> SlurmError:

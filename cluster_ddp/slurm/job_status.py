@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
@@ -21,6 +21,8 @@ _QUEUE = {"ArrayJobID": 12, "ArrayTaskID": 64, "State": 20, "RestartCnt": 10, "T
 FINAL_STATES = frozenset(
     ["BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"]
 )
+# What sacct --duplicates shows of an earlier start.
+_STARTED_AGAIN = ("REQUEUED", "PREEMPTED", "NODE_FAIL")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +44,7 @@ class JobStatus:
     array_task: str | None = None
     """Of an array: the task, or the tasks that are still pending together ("3-7%4")."""
     restarts: int = 0
-    """How often it was restarted; 0 from sacct."""
+    """How often it was restarted."""
     elapsed: str = ""
     """Run time since its last start, as D-HH:MM:SS or HH:MM:SS."""
     expected_start: str | None = None
@@ -146,7 +148,8 @@ def remembered_jobs(
         env: the environment of sacct; default: this process's.
     """
     columns = "JobIDRaw,JobID,State,ExitCode,Elapsed"
-    command = ["sacct", *on(cluster), "--allocations", "--parsable2", "--noheader", f"--format={columns}"]
+    form = ("--allocations", "--duplicates", "--parsable2", "--noheader", f"--format={columns}")
+    command = ["sacct", *on(cluster), *form]
     jobs: dict[str, list[JobStatus]] = {}
     for start in range(0, len(labels), _LABELS_AT_ONCE):
         wanted = ",".join(labels[start : start + _LABELS_AT_ONCE])
@@ -156,8 +159,17 @@ def remembered_jobs(
             break
         for fields in (line.split("|") for line in lines if line.count("|") == 4):
             job = re.split("[_+]", fields[1])[0]  # of "12_3", an array's task, or "12+1", of a heterogeneous job
-            jobs.setdefault(job, []).append(_remembered(*fields))
+            _add_start(jobs.setdefault(job, []), _remembered(*fields))
     return jobs
+
+
+def _add_start(known: list[JobStatus], status: JobStatus) -> None:
+    """Add a start of a job: a requeued one has a record for each of its starts."""
+    before = next((one for one in known if one.job_id == status.job_id), None)
+    if before is not None:
+        known.remove(before)
+        status = replace(status, restarts=before.restarts + (before.state in _STARTED_AGAIN))
+    known.append(status)
 
 
 def _remembered(raw_id: str, shown_id: str, state: str, exit_status: str, elapsed: str) -> JobStatus:

@@ -64,6 +64,8 @@ def in_words(reason: str) -> str:
     Args:
         reason: as squeue shows it. Text in parentheses or behind a comma may follow the code.
     """
+    if reason.startswith("Job's_"):  # scontrol writes a sentence so
+        reason = reason.replace("_", " ")
     code = re.split(r"[,(\s]", reason, maxsplit=1)[0]
     if match := _NOT_PERMITTED.match(reason):
         detail = reason[match.end() :]

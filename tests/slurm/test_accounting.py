@@ -89,9 +89,10 @@ def test_the_first_hour(accounted: Cluster, project: Path) -> None:
         assert time.monotonic() < deadline, shown
         time.sleep(0.3)
     assert re.search(r"^\d+ +my_train +COMPLETED", shown, re.MULTILINE)
-    assert accounted.run(
-        "sacct", "--noheader", "--format=account", "--allocations", f"--jobs={job}"
-    ).stdout.split() == ["lab"]
+    charged = ("sacct", "--noheader", "--format=account", "--allocations", f"--jobs={job}")
+    while accounted.run(*charged).stdout.split() != ["lab"]:  # slurmctld tells slurmdbd in a while
+        assert time.monotonic() < deadline
+        time.sleep(0.3)
 
 
 REFUSED = [
@@ -138,7 +139,8 @@ def test_what_slurm_lets_wait_is_explained(accounted: Cluster, project: Path) ->
 
 
 def test_a_job_that_slurmctld_has_forgotten_is_in_the_accounting(accounted: Cluster, project: Path) -> None:
-    words = ("--partition=main", "--account=lab", "--watch", "--", "bash", "-c", "exit 3")
+    twice = "((${SLURM_RESTART_COUNT:-0})) && exit 3; exit 75"
+    words = ("--partition=main", "--account=lab", "--watch", "--", "bash", "-c", twice)
     done = run(accounted, project, "submit", *words)
     assert done.returncode == 3, done.stdout + done.stderr
     job = re.search(r"Submitted job (\d+)", done.stdout)[1]
@@ -147,7 +149,7 @@ def test_a_job_that_slurmctld_has_forgotten_is_in_the_accounting(accounted: Clus
         assert time.monotonic() < deadline
         time.sleep(1)
     (status,) = job_status.job_statuses(job, env=accounted.env)
-    assert (status.state, status.exit_code) == ("FAILED", 3)
+    assert (status.state, status.exit_code, status.restarts) == ("FAILED", 3, 1)
     assert re.search(rf"^{job} +bash +FAILED +00:0", said(accounted, project, "status"), re.MULTILINE)
     with pytest.raises(JobNotFoundError):
         job_status.job_statuses("99999", env=accounted.env)

@@ -257,7 +257,7 @@ def test_a_time_over_the_partitions_limit_is_an_error(place: Place) -> None:
     finally:
         commands.run(["scontrol", "update", "PartitionName=urgent", "MaxTime=UNLIMITED"], env=env)
     assert done.returncode == 2
-    assert "the time limit of partition urgent is 0-01:00:00, not 0-02:00:00" in done.stderr
+    assert "the time limit of partition urgent is 0-01:00:00; the job asks for 0-02:00:00" in done.stderr
     assert "Hint: --time 0-01:00:00" in done.stderr
 
 

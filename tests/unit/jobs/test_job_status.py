@@ -36,6 +36,11 @@ def submit(name: str = "fit", **fields) -> Path:
     return submission.submit(planning.plan(planning.Request(spec=spec)))[0].run_dir
 
 
+def table(capsys: pytest.CaptureFixture[str]) -> str:
+    assert status.main([]) == 0
+    return capsys.readouterr().out
+
+
 def rows(capsys: pytest.CaptureFixture[str], *argv: str) -> list[list[str]]:
     assert status.main(argv) == 0
     heading, *lines = capsys.readouterr().out.splitlines()
@@ -98,14 +103,31 @@ def test_forgotten_jobs_are_looked_up_in_the_accounting_all_at_once(capsys, fake
     slurm_says(fake_slurm, record(99))
     remembered = [
         "12|12+0|CANCELLED by 1000|0:15|01:00:00",
+        "16|15_0|REQUEUED|0:0|00:00:03",
+        "16|15_0|PREEMPTED|0:0|00:00:04",
         "16|15_0|COMPLETED|0:0|00:00:05",
         "15|15_1|FAILED|3:0|00:00:06",
     ]
     fake_slurm.command("sacct", "cat <<'X'\n" + "\n".join(remembered) + "\nX")
     states = {"12": ["CANCELLED", "01:00:00"], "15_0": ["COMPLETED", "00:00:05"], "15_1": ["FAILED", "00:00:06"]}
     assert {row[0]: row[2:4] for row in rows(capsys)} == states
-    assert len(fake_slurm.calls("squeue")) == 1
-    assert [call[-1] for call in fake_slurm.calls("sacct")] == ["--jobs=12,15"]
+    assert {row[0]: row[4] for row in rows(capsys)} == {"12": "0", "15_0": "2", "15_1": "0"}
+    assert len(fake_slurm.calls("squeue")) == 2
+    assert [call[-1] for call in fake_slurm.calls("sacct")] == ["--jobs=12,15"] * 2
+
+
+def test_a_training_that_logs_nothing_shows_its_newest_checkpoint(capsys, fake_slurm: FakeSlurm) -> None:
+    run_dir = submit()
+    slurm_says(fake_slurm)
+    (run_dir / ".progress").write_text("step-00000120.pt\n")
+    assert status.main(["--json", "12"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["saved_step"] == 120
+    assert "(newest checkpoint: step 120)" in table(capsys)
+    (run_dir / "metrics.jsonl").write_text('{"kind": "train", "epoch": 1}\n')
+    assert "newest checkpoint" not in table(capsys)
+    (run_dir / ".progress").write_text("../../step-1\x1b.pt")
+    assert status.main(["--json", "12"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["saved_step"] is None
 
 
 def test_without_accounting_the_run_dir_is_what_is_left(capsys, fake_slurm: FakeSlurm) -> None:

@@ -112,7 +112,7 @@ def test_following_ends_as_the_job_ends(capsys, fake_slurm: FakeSlurm) -> None:
     assert lines[:2] == ["one", "job 12: FAILED after 00:01:30, exit status 3"]
 
 
-def test_what_has_no_log(capsys, folder: Path) -> None:
+def test_what_has_no_log(capsys, folder: Path, fake_slurm: FakeSlurm) -> None:
     submit(array="0-1")
     assert "Job" not in refused(capsys, logs.main, "99")
     assert (
@@ -124,6 +124,9 @@ def test_what_has_no_log(capsys, folder: Path) -> None:
     (folder / "runs" / "by-hand").mkdir()
     (folder / "runs" / "by-hand" / "run.json").write_text("{}")
     assert "no submission made its run directory" in refused(capsys, logs.main, "runs/by-hand")
+    (folder / "runs" / "by-hand" / "run.json").write_text('{"topology": {"job_id": 12}}')
+    slurm_says(fake_slurm, "RUNNING")
+    assert "Hint: read x\n" in refused(capsys, logs.main, "runs/by-hand")
 
 
 @pytest.mark.parametrize(

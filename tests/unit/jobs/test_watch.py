@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -58,11 +59,11 @@ def test_from_pending_to_the_end(tmp_path: Path) -> None:
         (tmp_path / "task-1.log").write_text("oh")
         return [status("COMPLETED", elapsed="00:01:00")]
 
-    pending = [status("PENDING", reason="Resources", expected_start="2026-11-21T10:00:00")]
-    outcome, lines = follow(tmp_path, [pending, pending, writing, more])
+    pending = [[status("PENDING", reason="Resources", expected_start=f"2099-11-21T10:0{i}:00")] for i in range(3)]
+    outcome, lines = follow(tmp_path, [*pending, writing, more])
     assert outcome == 0
     assert lines == [
-        f"job 12: PENDING ({in_words('Resources')}), expected to start at 2026-11-21T10:00:00",
+        f"job 12: PENDING ({in_words('Resources')}), expected to start at about 2099-11-21 10:00",
         "job 12: RUNNING",
         *("one", "two", "three", "[task-1] oh"),
         "job 12: COMPLETED after 00:01:00",
@@ -82,6 +83,14 @@ def test_its_end_is_ours(tmp_path: Path, end: JobStatus, outcome: int, words: st
     assert code == outcome
     assert words in lines[0]
     assert str(tmp_path) in lines[1]
+
+
+def test_a_start_that_is_always_now_is_not_believed(tmp_path: Path) -> None:
+    """Slurm says so of a job that will not start (22.05)."""
+    now = datetime.now()
+    pending = [[status("PENDING", expected_start=f"{now + timedelta(seconds=i):%Y-%m-%dT%H:%M:%S}")] for i in range(3)]
+    _, lines = follow(tmp_path, [*pending, [status("COMPLETED")]])
+    assert lines == ["job 12: PENDING", "job 12: COMPLETED"]
 
 
 def test_a_job_that_prints_nothing_is_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

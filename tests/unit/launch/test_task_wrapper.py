@@ -52,6 +52,14 @@ def test_the_commands_status_is_the_tasks(tmp_path: Path, command: str, status: 
     assert start("bash", "-c", command).wait(timeout=scaled(60)) == status
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
+def test_the_shell_says_nothing_of_a_command_that_a_signal_has_ended(number: signal.Signals) -> None:
+    """ "bash: line 41: 6427 Aborted ( trap - INT; exec …" would be the last line of its log."""
+    process = start("bash", "-c", f"sleep 0.5; echo mine >&2; kill -{number.value} $$", stderr=subprocess.PIPE)
+    assert process.communicate(timeout=scaled(60))[1] == "mine\n"
+    assert process.returncode == 128 + number
+
+
 def test_the_first_task_that_fails_says_so(tmp_path: Path) -> None:
     """The error is its script's to tell, if that uses cluster_ddp."""
     for number, (command, status, said) in enumerate(

@@ -81,3 +81,13 @@ def test_words_of_users_are_no_records_and_no_states(fake) -> None:
     fake("scontrol", f"/bin/cat <<'X'\n{record}\nX")
     (status,) = job_status.job_statuses(7)
     assert (status.state, status.reason, status.exit_code, status.stdout) == ("RUNNING", "None", 0, "/tmp/a  b.out")
+
+
+def test_a_command_that_does_not_answer_is_named_on_a_terminal(fake, monkeypatch, capsys) -> None:
+    fake("squeue", "/bin/sleep 0.3; echo done")
+    monkeypatch.setattr(commands, "_SILENT_S", 0.05)
+    assert commands.run(["squeue"]) == "done\n"
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(commands.sys.stderr, "isatty", lambda: True)
+    assert commands.run(["squeue"]) == "done\n"
+    assert capsys.readouterr().err == "Waiting for squeue to answer …\n"

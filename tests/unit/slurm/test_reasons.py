@@ -31,4 +31,4 @@ def test_a_reason_keeps_its_code_and_gets_its_meaning(reason: str, words: str) -
 def test_a_sentence_of_slurms_gets_its_cure_before_its_details() -> None:
     reason = "Job's account not permitted to use this partition (main allows lab not guest)"
     cured = "Job's account not permitted to use this partition: it will not start. Resubmit with another --account"
-    assert in_words(reason) == f"{cured} (main allows lab not guest)"
+    assert in_words(reason) == in_words(reason.replace(" ", "_")) == f"{cured} (main allows lab not guest)"

@@ -121,6 +121,16 @@ def test_a_choice_is_asked_for(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     assert values() == {"partition": "fat", "account": "physics", "time": "0-01:00:00"}
 
 
+def test_an_account_that_the_partition_does_not_name(capsys, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.command("scontrol", "echo 'PartitionName=gpu AllowAccounts=ml'")
+    assert run(capsys, "--yes")[2] == ""
+    assert values()["account"] == "ml"
+    Path("cluster.toml").unlink()
+    warned = "warning: The partition gpu does not name the account physics. It names ml.\n"
+    assert run(capsys, "--yes", "--account", "physics")[2] == warned
+    assert values()["account"] == "physics"
+
+
 def test_a_wrong_name_is_an_error(capsys, folder: Path) -> None:
     _, _, err = run(capsys, "--partition", "gpus")
     assert "Using the partition gpus:\n  there are cpu, gpu, fat. Did you mean gpu?" in err
