@@ -1,7 +1,7 @@
 """`up --accounting`: a database, slurmdbd (slurmdbd.conf(5)), and accounts with limits, as on a shared cluster.
 
 The partition main is not the default, and takes jobs of the accounts `lab` and `small` only. The default account,
-`guest`, can't use it. All jobs of `small` together get two GPUs. The QOS `short` ends jobs after ten minutes.
+`guest`, can't use it. All jobs of `small` together get two GPUs. The QOS `short` allows ten minutes.
 
 Seen working with Debian's Slurm 22.05 and MariaDB 10.11.
 """

@@ -201,9 +201,12 @@ def job_name(command: Sequence[str]) -> str:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        if match := re.fullmatch(r"argument (\S+): invalid int value: (.*)", message):
-            message = f"{match[1]} is a whole number, not {match[2]}"
-        raise SpecError("Reading the command line:", f"{message}.", f"{self.prog} --help")
+        hint = f"{self.prog} --help"
+        if match := re.fullmatch(r"argument (\S+): invalid int value: '(.*)'", message):
+            message = f"{match[1]} is a whole number, not {match[2]!r}"
+            if match[1] == "--gpus-per-node" and (gpus := sbatch_options.gpus(match[2])):
+                hint = f"--gpus-per-node {gpus}"
+        raise SpecError("Reading the command line:", f"{message}.", hint)
 
 
 def _add(group: Any, field: dataclasses.Field[Any], text: str) -> None:

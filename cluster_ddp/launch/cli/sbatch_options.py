@@ -52,11 +52,16 @@ def is_one(word: str) -> bool:
     return name[2:] in _NAMES.split() if name.startswith("--") else name[:1] == "-" and name[1:] in tuple(_LETTERS)
 
 
+def gpus(value: str) -> str:
+    """Return the value of --gpus-per-node, and the type if there is one, for Slurm's gpu:a100:2; empty if unclear."""
+    match = re.fullmatch(r"(?:gpu:)?(?:([A-Za-z]\w*):)?(\d+)", value)
+    return "" if match is None else match[2] + (f" --gpu-type {match[1]}" if match[1] else "")
+
+
 def here(option: str, value: str) -> str:
     """Return what to write instead of an option of sbatch and its value: `--gpus-per-node 2` for --gres=gpu:2."""
-    match = re.fullmatch(r"(?:gpu:)?(?:([A-Za-z]\w*):)?(\d+)", value) if option in ("--gres", "-G", "--gpus") else None
-    if match:
-        value = match[2] + (f" --gpu-type {match[1]}" if match[1] else "")
+    if option in ("--gres", "-G", "--gpus"):
+        value = gpus(value)
     together = " (and --nodes: one task for each GPU)" if option in ("-n", "-G", "--gpus") else ""
     return f"{HERE[option]}{f' {value}' if value and HERE[option].startswith('-') else ''}{together}"
 

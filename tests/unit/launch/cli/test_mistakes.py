@@ -43,6 +43,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
     ("-o x.log -- true", "Submitting with -o", SBATCHS, "here it is not needed: logs are in the run directory"),
     ("--gres=gpu:2 -- true", "Submitting with --gres", SBATCHS, "here it is --gpus-per-node 2"),
     ("--gres gpu:a100:2 -- true", "Submitting with --gres", SBATCHS, "here it is --gpus-per-node 2 --gpu-type a100"),
+    ("--gres=gpu:2,tmp:1 -- true", "Submitting with --gres", SBATCHS, "here it is --gpus-per-node"),
     (
         "--gpus 4 -- true",
         "Submitting with --gpus",
@@ -78,6 +79,12 @@ ERRORS: list[tuple[str, str, str, str]] = [
     ("--mem 500MiB -- true", "A job with mem='500MiB'", SIZES, "--mem 500M"),
     ("--mem much -- true", "A job with mem='much'", SIZES, "for 32 GiB: --mem 32G"),
     ("--nodes two -- true", "Reading the command line", "--nodes is a whole number, not 'two'.", HELP),
+    (
+        "--gpus-per-node a100:2 -- true",
+        "Reading the command line",
+        "--gpus-per-node is a whole number, not 'a100:2'.",
+        "--gpus-per-node 2 --gpu-type a100",
+    ),
     # Grids
     (
         "--array lr=1,2 -- echo {seed}",
