@@ -247,3 +247,8 @@ def test_the_site_has_each_page() -> None:
     named = re.findall(r"- (?:[\w ]+: )?(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     pages = [str(page.relative_to(ROOT / "docs")) for page in PAGES if page != ROOT / "README.md"]
     assert sorted(named) == sorted(["index.md", *pages]), "name each page in mkdocs.yml, under nav"
+
+
+def test_the_readme_is_short() -> None:
+    """Code and output included; what is longer belongs into docs/."""
+    assert len((ROOT / "README.md").read_text().split()) <= 700
