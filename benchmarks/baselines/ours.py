@@ -55,12 +55,12 @@ def _exchange_no_gradients() -> None:
         meeting = dist.all_reduce(torch.zeros(1 if bucket.is_last() else 0), async_op=True)
         return meeting.get_future().then(lambda _: bucket.buffer())
 
-    def wrapped(self: World, model: torch.nn.Module) -> DistributedDataParallel:
-        ddp = wrap(self, model)
+    def wrapped(self: World, model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
+        ddp = wrap(self, model, **options)
         ddp.register_comm_hook(None, lambda _, bucket: met(bucket))
         return ddp
 
-    World.wrap = wrapped  # type: ignore[method-assign, assignment]
+    World.wrap = wrapped  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

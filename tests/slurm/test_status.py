@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
-from cluster import Cluster, Place
+from cluster import ROOT, Cluster, Place
 
 from cluster_ddp.slurm import commands, job_status
 
@@ -51,3 +52,11 @@ def test_many_run_directories_are_two_questions(slurm: Cluster, tmp_path: Path) 
         assert table["999999"][0] == "unknown"
     finally:
         commands.run(["scancel", job], env=slurm.env)
+
+
+def test_the_benchmark_of_forgotten_jobs_in_its_smallest_form(machine: None) -> None:
+    """It breaks where the table changes."""
+    words = ("--jobs", "2", "--rounds", "1")
+    done = subprocess.run([sys.executable, "benchmarks/status_scale.py", *words], cwd=ROOT, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    assert [figure["what"] for figure in json.loads(done.stdout)["figures"]] == ["2 forgotten jobs"]
