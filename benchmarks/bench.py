@@ -118,6 +118,13 @@ BENCHMARKS = (
         arguments=("--rounds=2",),
     ),
     Benchmark(
+        script="staged_imports.py",
+        title="Importing from a slow file system",
+        about="`import torch` on two ranks at once where each look-up and opening of a file takes longer, as on a busy "
+        "shared file system, against `--stage-env`: unpacking the environment, then importing from the copy. The "
+        "environment is the one of the tests, with the CUDA builds.",
+    ),
+    Benchmark(
         script="forked_ranks.py",
         title="Many forked ranks on one node",
         about="64 ranks that one process becomes, on these cores: from its start until all have met, and until "

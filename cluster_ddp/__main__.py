@@ -15,6 +15,7 @@ VERBS = {
     "status": "show the state and progress of jobs and trainings",
     "logs": "show what a job has printed, or follow it",
     "cancel": "end jobs",
+    "fetch": "copy run directories from a cluster that is reached by ssh",
     "train": "train the MNIST CNN under DDP",
     "sandbox": "start a real multi-node Slurm on this machine",
     "completion": "print what lets bash or zsh complete command lines",

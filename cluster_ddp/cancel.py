@@ -14,6 +14,8 @@ from cluster_ddp.errors import JobError, exit_on_error
 from cluster_ddp.jobs import run_records, terminal
 from cluster_ddp.jobs.job import of_run
 from cluster_ddp.launch.backends.slurm import Slurm
+from cluster_ddp.launch.cli import add_on
+from cluster_ddp.remote import verbs
 
 PROGRAM = "cluster-ddp cancel"
 
@@ -21,14 +23,18 @@ PROGRAM = "cluster-ddp cancel"
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = terminal.parser(PROGRAM, __doc__)
+    add_on(top)
     top.add_argument("jobs", nargs="+", metavar="JOB", help="job ids or run directories")
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, find the jobs, cancel each. Returns the exit status."""
-    arguments = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parser().parse_args(words)
     with exit_on_error(PROGRAM):
+        if (elsewhere := verbs.run_there("cancel", words)) is not None:
+            return elsewhere
         for word in arguments.jobs:
             print(_cancel(word, arguments.runs_dir))
     return 0

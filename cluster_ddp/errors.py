@@ -15,6 +15,7 @@
     ├── JobError           a job that ended without a result
     ├── SlurmError         a Slurm command that failed
     │   └── JobNotFoundError   a job that Slurm does not know, or has forgotten
+    ├── RemoteError        a machine behind ssh that can't be reached or used
     └── SandboxError       a sandbox that can't be made, found or removed here
 
 Each error states what was asked for, what was found, and a hint that fixes it. Entry points print it as one short block
@@ -106,6 +107,10 @@ class SlurmError(ClusterDDPError):
 
 class JobNotFoundError(SlurmError):
     """A job that Slurm does not know, or has forgotten."""
+
+
+class RemoteError(ClusterDDPError):
+    """A machine behind ssh that can't be reached, or lacks what is needed."""
 
 
 class SandboxError(ClusterDDPError):

@@ -16,6 +16,8 @@ from cluster_ddp.jobs import logs, run_records, terminal
 from cluster_ddp.jobs.job import Job, of_run
 from cluster_ddp.jobs.logs import LogReader
 from cluster_ddp.jobs.watch import follow
+from cluster_ddp.launch.cli import add_on
+from cluster_ddp.remote import verbs
 
 PROGRAM = "cluster-ddp logs"
 
@@ -23,6 +25,7 @@ PROGRAM = "cluster-ddp logs"
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = terminal.parser(PROGRAM, __doc__)
+    add_on(top)
     top.add_argument("job", metavar="JOB", help="job id or run directory")
     top.add_argument("-f", "--follow", action="store_true", help="follow the job to its end, and exit with its status")
     which = top.add_mutually_exclusive_group()
@@ -33,8 +36,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, find the job, print its logs. Returns the exit status: with -f, the job's."""
-    arguments = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parser().parse_args(words)
     with exit_on_error(PROGRAM):
+        if (elsewhere := verbs.run_there("logs", words)) is not None:
+            return elsewhere
         job = _job(arguments.job, arguments.runs_dir)
         names = _names(job, arguments)
         reader = LogReader(

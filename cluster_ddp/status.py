@@ -16,7 +16,9 @@ from pathlib import Path
 from cluster_ddp.errors import exit_on_error, printable
 from cluster_ddp.jobs import terminal
 from cluster_ddp.jobs.status import RunStatus, run_statuses
+from cluster_ddp.launch.cli import add_on
 from cluster_ddp.launch.run_dirs import resume_command
+from cluster_ddp.remote import verbs
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import FINAL_STATES
 
@@ -32,6 +34,7 @@ _WATCH_S = 10.0
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = terminal.parser(PROGRAM, __doc__)
+    add_on(top)
     top.add_argument("jobs", nargs="*", metavar="JOB", help="job ids or run directories (default: all)")
     form = top.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print a list of objects, as JSON")
@@ -42,8 +45,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, look up the jobs, print the table. Returns the exit status."""
-    arguments = parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parser().parse_args(words)
     with exit_on_error(PROGRAM):
+        if (elsewhere := verbs.run_there("status", words)) is not None:
+            return elsewhere
         if arguments.watch:
             return _watch(arguments)
         found = run_statuses(arguments.runs_dir, arguments.jobs)

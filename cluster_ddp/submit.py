@@ -31,10 +31,11 @@ from cluster_ddp.launch.cli import options as submit_options
 from cluster_ddp.launch.grids import Grid
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.spec import ARRAY_TASK
-from cluster_ddp.train import Train
+from cluster_ddp.remote import verbs
 
 if TYPE_CHECKING:
     from cluster_ddp.mnist.config import TrainConfig
+    from cluster_ddp.train import Train
 
 PROGRAM = "cluster-ddp submit"
 
@@ -57,6 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
     with exit_on_error(PROGRAM):
+        if (elsewhere := verbs.run_there("submit", words)) is not None:
+            return elsewhere
         return command_line.run(
             words, program=PROGRAM, description=str(__doc__), reference=_Mnist(), submit=submit_and_follow
         )
@@ -106,7 +109,7 @@ class _Mnist:
             )
         submit_options.refuse_habits(options)
         self._config(options, grid)
-        return Train(tuple(options))
+        return self._training(options)
 
     def command(self, options: Sequence[str]) -> list[str]:
         """The training, as a command for the first python on the job's PATH."""
@@ -120,10 +123,15 @@ class _Mnist:
         if config.dataset != "digits":
             files.check(config.data_dir, dataset=config.dataset, check_content=False)
 
+    def _training(self, options: list[str]) -> Train:
+        from cluster_ddp.train import Train  # only the reference job needs it
+
+        return Train(tuple(options))
+
     def _config(self, options: list[str], grid: Grid) -> TrainConfig:
         values = grids.configuration(grid, 0) if grid else {}
         others = submit_options.names(PROGRAM)
-        return Train(tuple(options)).config({ARRAY_TASK: "0", **values}, others=others)
+        return self._training(options).config({ARRAY_TASK: "0", **values}, others=others)
 
 
 class _Callable(types.ModuleType):

@@ -14,12 +14,14 @@ from typing import Any
 
 from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.launch import grids, run_dirs, snapshot, task_command
+from cluster_ddp.launch import grids, run_dirs, task_command
 from cluster_ddp.launch.backends.local import ThisMachine
 from cluster_ddp.launch.backends.slurm import WAIT, Slurm
+from cluster_ddp.launch.copies import snapshot, venv_archive
 from cluster_ddp.launch.render import render, render_local
 from cluster_ddp.launch.resume import Earlier
 from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.launch.task_command import TaskCommand
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +60,8 @@ class Plan:
     """What runs the job: Slurm or this machine."""
     script: str
     """The script, as text."""
+    venv_archive: Path | None = None
+    """The file that the job's environment is packed into (--stage-env); None if it is used where it is."""
 
     @property
     def spec(self) -> JobSpec:
@@ -101,19 +105,30 @@ def plan(request: Request, *, must_run: bool = True) -> Plan:
     )
     scheduler = _scheduler(request, must_run)
     local = isinstance(scheduler, ThisMachine)
-    if request.function is None:
-        task, runs = task_command.of_command(spec), shlex.join(spec.command)
-    else:
-        folder = str(request.run_dir or f"{_prefix(request)}%j")
-        task, runs = task_command.of_function(folder, local=local), repr(request.function)
+    task, runs = _task(request, local=local)
+    archive = venv_archive.path(venv_archive.require(spec), request.runs_dir) if spec.stage_env else None
     source = f"{request.source}\nEach task runs: {runs}"
     if local:
         script = render_local(spec, task, source=source, code=request.code)
     else:
         script = render(
-            spec, task, source=source, run_prefix=_prefix(request), run_dir=request.run_dir, code=request.code
+            spec,
+            task,
+            source=source,
+            run_prefix=_prefix(request),
+            run_dir=request.run_dir,
+            code=request.code,
+            venv_archive=archive,
         )
-    return Plan(request=request, scheduler=scheduler, script=script)
+    return Plan(request=request, scheduler=scheduler, script=script, venv_archive=archive)
+
+
+def _task(request: Request, *, local: bool) -> tuple[TaskCommand, str]:
+    """What each task runs, and how the script's header names it."""
+    if request.function is None:
+        return task_command.of_command(request.spec), shlex.join(request.spec.command)
+    folder = str(request.run_dir or f"{_prefix(request)}%j")
+    return task_command.of_function(folder, local=local), repr(request.function)
 
 
 def _prefix(request: Request) -> str:
@@ -209,7 +224,8 @@ def _not_on_this_machine(spec: JobSpec) -> str:
         ("after", "job dependencies"),
         ("begin", "start times"),
         ("container_image", "Pyxis images"),
+        ("stage_env", "environments that nodes unpack"),
     ):
-        if getattr(spec, name) is not None:
+        if getattr(spec, name) not in (None, False):
             return f"it sets {name}={getattr(spec, name)!r}, and only Slurm supports {what}."
     return ""

@@ -35,6 +35,7 @@ def render(
     run_prefix: str | None = None,
     run_dir: Path | None = None,
     code: str | None = None,
+    venv_archive: Path | None = None,
 ) -> str:
     """Render the batch script of a job.
 
@@ -42,10 +43,10 @@ def render(
         spec: the job.
         task: what its tasks run.
         source: what made the script and how to submit it, for its header; one or more lines.
-        run_prefix: path of the run directory up to the job's id. None: no run directory; logs go to the folder in which
-            the script is submitted.
+        run_prefix: path of the run directory up to the job's id; None: none, logs go to the folder that calls sbatch.
         run_dir: the run directory, if it does not follow from the job's id.
         code: working folder in the snapshot, relative to the run directory (for an array, to the whole array's).
+        venv_archive: the virtual environment as one file, for each node to unpack; None to use it where it is.
 
     Returns:
         Text for sbatch, ending with a line break. Every value is either checked by `JobSpec` or quoted for the shell.
@@ -59,14 +60,13 @@ def render(
         "run_prefix": run_prefix,
         "run_dir": run_dir and str(run_dir),
         "code": code,
+        "venv_archive": venv_archive and str(venv_archive),
         "command": shlex.join(task.argv) if task.is_function else " ".join(_word(word, spec) for word in task.argv),
         "strides": _strides(spec.grid),
-        "port": port,
     }
     ours = _rendered(TEMPLATE, spec=spec, **values)
-    if spec.template is None:
-        return ours
-    return site_template.rendered(Path(spec.template), _values(spec, **values), environment, ours=ours)
+    site = spec.template and Path(spec.template)
+    return site_template.rendered(site, _values(spec, **values), environment, ours=ours) if site else ours
 
 
 def render_local(spec: JobSpec, task: TaskCommand, *, source: str, code: str | None = None) -> str:
@@ -78,6 +78,7 @@ def render_local(spec: JobSpec, task: TaskCommand, *, source: str, code: str | N
         source=source.splitlines(),
         run_prefix="",
         code=code,
+        venv_archive=None,
         command=shlex.join(task.argv),
         supervisor=shlex.join(submitit_task.module("cluster_ddp.launch.backends.local_supervisor")),
         time_limit_s=None if spec.time is None else seconds(spec.time),
@@ -90,7 +91,7 @@ def _rendered(template: str, *, spec: JobSpec, **values: object) -> str:
 
 def _values(spec: JobSpec, **values: object) -> dict[str, object]:
     """The variables of a template."""
-    ours = {"resume": run_dirs.RESUME, "contract": contract, "signals": _signals(spec)}
+    ours = {"resume": run_dirs.RESUME, "contract": contract, "port": port, "signals": _signals(spec)}
     return {"spec": spec, **ours, "usage_exit_status": USAGE_EXIT_STATUS, **values}
 
 

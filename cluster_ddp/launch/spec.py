@@ -147,6 +147,8 @@ class JobSpec:
     """Virtual environment to activate."""
     conda_env: str | None = None
     """Conda environment to activate."""
+    stage_env: bool = False
+    """Pack the virtual environment into one file; each node unpacks it to $SLURM_TMPDIR or /tmp before ranks start."""
     setup: tuple[str, ...] = ()
     """Lines of bash to run before the ranks start. They run unchecked: never put text from others here."""
     container: str | None = None
@@ -180,7 +182,7 @@ class JobSpec:
             self._check_text(spec_field.name)
         if self.launcher not in get_args(Launcher):
             raise field_error("launcher", self.launcher, f"one of {', '.join(get_args(Launcher))}")
-        for name, legal in (("requeue", (bool, type(None))), ("share", (bool,))):
+        for name, legal in (("requeue", (bool, type(None))), ("share", (bool,)), ("stage_env", (bool,))):
             if type(getattr(self, name)) not in legal:
                 raise field_error(name, getattr(self, name), "true or false")
         if self.time is not None:

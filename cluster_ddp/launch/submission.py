@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from cluster_ddp.contract import File
 from cluster_ddp.errors import SlurmError
-from cluster_ddp.launch import grids, resume, run_dirs, snapshot
+from cluster_ddp.launch import grids, resume, run_dirs
 from cluster_ddp.launch.backends import Held, Scheduler, submitit_task
+from cluster_ddp.launch.copies import snapshot, venv_archive
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.spec import ARRAY_TASK
 from cluster_ddp.launch.submit_signals import SubmitSignals
@@ -39,10 +40,9 @@ def submit(plan: Plan) -> list[Submitted]:
         The job; for an array one item per task, in the order of the task numbers.
 
     Raises:
-        RunDirError: the run directories can't be written, or the snapshot can't be taken. No job is left behind.
+        RunDirError: run directories can't be written, or code or environment not copied. No job is left behind.
         SpecError: the run to resume has not ended.
-        SlurmError: Slurm refused; the error has its words. No job is left behind, unless the error names one that
-            could not be cancelled.
+        SlurmError: Slurm refused; the error has its words. It names a job that could not be cancelled.
     """
     request = plan.request
     if request.earlier is not None:
@@ -52,6 +52,7 @@ def submit(plan: Plan) -> list[Submitted]:
         folders: list[Path] = []
         held = aside = None
         try:
+            _pack_environment(plan)
             with signals.late():  # without the job's id, it could not be cancelled
                 held = plan.scheduler.hold(plan.script, plan.options)
             with signals.late():
@@ -69,6 +70,11 @@ def submit(plan: Plan) -> list[Submitted]:
     if request.run_dir is None:
         run_dirs.point_latest(folders[0])
     return jobs
+
+
+def _pack_environment(plan: Plan) -> None:
+    if plan.venv_archive is not None and plan.spec.venv is not None:
+        venv_archive.pack(Path(plan.spec.venv), plan.venv_archive, shared=plan.spec.share)
 
 
 def _take_back(plan: Plan, held: Held) -> None:

@@ -141,10 +141,12 @@ class Place:
     slurm: Cluster
     folder: Path
 
-    def submit(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def submit(
+        self, *arguments: str, env: dict[str, str] | None = None, program: tuple[str, ...] = SUBMIT
+    ) -> subprocess.CompletedProcess[str]:
         launcher = () if "--launcher" in arguments else ("--launcher", self.slurm.launcher)
         return subprocess.run(
-            [*SUBMIT, *launcher, *arguments],
+            [*program, *launcher, *arguments],
             cwd=self.folder,
             env={**self.slurm.env, **(env or {})},
             capture_output=True,
@@ -152,9 +154,9 @@ class Place:
             timeout=scaled(TIMEOUT_S),
         )
 
-    def start(self, *arguments: str) -> Path:
+    def start(self, *arguments: str, program: tuple[str, ...] = SUBMIT) -> Path:
         """Submit; the run directory (of an array, its first task's)."""
-        done = self.submit("--no-check", *arguments)
+        done = self.submit("--no-check", *arguments, program=program)
         assert done.returncode == 0, done.stderr
         return self.folder / re.search(r"Run director(?:y|ies): (\S+)", done.stdout)[1]
 

@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "slurm": set(),
     "launch": {"slurm"},
     "jobs": {"launch", "slurm"},
+    "remote": {"launch"},
     "runtime": {"slurm"},
     "mnist": {"runtime"},
 }

@@ -27,6 +27,7 @@ import cluster_ddp
 from cluster_ddp.__main__ import VERBS
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.launch.cli import site_config
+from cluster_ddp.remote import verbs
 from cluster_ddp.train import Train
 
 ROOT = Path(__file__).parents[2]
@@ -211,6 +212,7 @@ def check(words: list[str]) -> None:
 
 def check_ours(verb: str, words: list[str]) -> None:
     assert verb in VERBS
+    _, words = verbs.split(words)
     own = words[: words.index("--")] if "--" in words else words
     if verb == "submit":
         check_submit(words)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, get_args
 
 from cluster_ddp.errors import SpecError, counted, nearest
 from cluster_ddp.launch.checks.performance_warnings import Advice
-from cluster_ddp.launch.cli import sbatch_options
+from cluster_ddp.launch.cli import add_on, sbatch_options
 from cluster_ddp.launch.spec import JobSpec, Launcher
 
 # What the cluster chooses, if nothing is given.
@@ -58,6 +58,7 @@ def _add_submission(how: Any) -> None:
     """The options of the submission itself."""
     local = "run the job on this machine, not on Slurm"
     how.add_argument("--local", action=argparse.BooleanOptionalAction, default=None, help=local)
+    add_on(how)
     how.add_argument("--runs-dir", metavar="PATH", help="folder for run directories (default: runs)")
     where = how.add_mutually_exclusive_group()
     where.add_argument("--run-dir", metavar="PATH", help="new run directory (default: RUNS_DIR/NAME-JOB_ID)")

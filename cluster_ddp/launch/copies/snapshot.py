@@ -17,7 +17,28 @@ def subfolder(folder: Path) -> str:
     Raises:
         RunDirError: the folder is not in a git checkout.
     """
-    return str(Path(File.CODE) / folder.resolve().relative_to(_root(folder)))
+    return str(Path(File.CODE) / folder.resolve().relative_to(root(folder)))
+
+
+def root(folder: Path) -> Path:
+    """Return the top of the git checkout that holds a folder.
+
+    Raises:
+        RunDirError: the folder is not in one.
+    """
+    return Path(_git(folder, "rev-parse", "--show-toplevel")[0].rstrip("\n"))
+
+
+def files(root: Path) -> list[str]:
+    """Return the files of a git checkout: tracked ones, and untracked ones that git does not ignore.
+
+    Args:
+        root: its top. The names are relative to it. A tracked file may have been deleted.
+
+    Raises:
+        RunDirError: git fails.
+    """
+    return _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 
 
 def take(folder: Path, run_dir: Path) -> None:
@@ -30,16 +51,16 @@ def take(folder: Path, run_dir: Path) -> None:
     Raises:
         RunDirError: `folder` is not in a git checkout, or a file can't be copied.
     """
-    root, copy = _root(folder), run_dir / File.CODE
+    top, copy = root(folder), run_dir / File.CODE
     try:
         copy.mkdir()
-        for name in _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard"):
-            _copy(root / name, copy / name)
-        for name in _git(root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"):
+        for name in files(top):
+            _copy(top / name, copy / name)
+        for name in _git(top, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"):
             if name.strip("/").count("/") == 0 and not (copy / name.strip("/")).exists():
-                (copy / name.strip("/")).symlink_to(root / name.strip("/"))
+                (copy / name.strip("/")).symlink_to(top / name.strip("/"))
     except OSError as error:
-        raise RunDirError(f"Copying {root} to {copy}:", str(error), "submit without --snapshot") from error
+        raise RunDirError(f"Copying {top} to {copy}:", str(error), "submit without --snapshot") from error
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -50,10 +71,6 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(".git"), dirs_exist_ok=True)
     else:
         shutil.copy2(source, target, follow_symlinks=False)
-
-
-def _root(folder: Path) -> Path:
-    return Path(_git(folder, "rev-parse", "--show-toplevel")[0].rstrip("\n"))
 
 
 def _git(folder: Path, *arguments: str) -> list[str]:
@@ -67,4 +84,5 @@ def _git(folder: Path, *arguments: str) -> list[str]:
 
 
 def _error(folder: Path, found: str) -> RunDirError:
-    return RunDirError(f"Taking a snapshot of {folder}:", found, "submit from a git checkout, or without --snapshot")
+    hint = "submit from a git checkout, or without a copy of it (--snapshot, --on)"
+    return RunDirError(f"Copying the code in {folder}:", found, hint)

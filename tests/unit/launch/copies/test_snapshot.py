@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.launch import snapshot
+from cluster_ddp.launch.copies import snapshot
 
 
 @pytest.fixture

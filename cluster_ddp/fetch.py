@@ -1,0 +1,80 @@
+"""`cluster-ddp fetch --on HOST JOB …`: copy the run directories of jobs from a cluster that is reached by ssh.
+
+JOB is a job id (12, or 12_3 for an array task; an array's id means all its tasks) or a run directory there. What was
+copied before is brought up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from cluster_ddp.contract import File
+from cluster_ddp.errors import RunDirError, SpecError, exit_on_error
+from cluster_ddp.jobs import terminal
+from cluster_ddp.launch.cli import add_on
+from cluster_ddp.remote import project
+from cluster_ddp.remote.host import connect
+from cluster_ddp.remote.project import Project
+
+PROGRAM = "cluster-ddp fetch"
+
+_RUN_DIRS = 'cd -- "$1/$2" && shift 2 && "$@"'
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = terminal.parser(PROGRAM, __doc__)
+    top.add_argument("jobs", nargs="+", metavar="JOB", help="job ids or run directories")
+    add_on(top)
+    top.add_argument("--checkpoints", action="store_true", help="copy the checkpoints, too")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the options, find the run directories there, copy them. Returns the exit status."""
+    arguments = parser().parse_args(argv)
+    with exit_on_error(PROGRAM):
+        if arguments.on is None:
+            hint = f"{PROGRAM} --on HOST {shlex.join(arguments.jobs)}"
+            raise SpecError("Fetching run directories:", "--on must say from which machine.", hint)
+        name, _, folder = arguments.on.partition(":")
+        with connect(name) as host:
+            there = project.find(host, folder)
+            there.require()
+            for run_dir in _run_dirs(there, arguments):
+                print(f"Fetched {_fetch(there, run_dir, arguments)}")
+    return 0
+
+
+def _run_dirs(there: Project, arguments: argparse.Namespace) -> list[PurePosixPath]:
+    """The run directories there, absolute."""
+    program, _ = there.program(needs_slurm=False)
+    status = (program, "status", "--json", "--runs-dir", str(arguments.runs_dir), *arguments.jobs)
+    found = json.loads(there.host.answer(_RUN_DIRS, there.folder, str(there.subfolder), *status))
+    folders = [one["run_dir"] for one in found if one["run_dir"]]
+    resolve = (there.folder, str(there.subfolder), "readlink", "-e", "--", *folders)
+    return [PurePosixPath(line) for line in there.host.answer(_RUN_DIRS, *resolve).splitlines()]
+
+
+def _fetch(there: Project, run_dir: PurePosixPath, arguments: argparse.Namespace) -> Path:
+    """Copy one run directory. Returns where it is here."""
+    runs_dir: Path = arguments.runs_dir
+    target, origin = runs_dir / run_dir.name, f"{there.host.name}:{run_dir}"
+    record = target / project.RECORD
+    if target.exists() and (not record.is_file() or json.loads(record.read_text()) != {"origin": origin}):
+        hint = f"choose another folder: --runs-dir {shlex.quote(f'{runs_dir}-{there.host.name}')}"
+        raise RunDirError(f"Copying {origin} to {target}:", "there is another run of that name.", hint)
+    target.mkdir(parents=True, exist_ok=True, mode=0o700)
+    record.write_text(json.dumps({"origin": origin}))
+    left_out = [] if arguments.checkpoints else [f"--exclude=/{File.CHECKPOINTS}"]
+    there.host.rsync(["--archive", *left_out, f"{origin}/", f"{target}/"])
+    return target
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""A verb with --on HOST[:FOLDER]: it runs there, in the project's copy. `submit` copies the project first."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from cluster_ddp._version import __version__
+from cluster_ddp.errors import RemoteError
+
+_RUN = 'cd -- "$1/$2" && shift 2 && exec "$@"'
+
+
+def split(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Take --on and its value out of a command line, up to its first "--".
+
+    Returns:
+        The value, None without the option; the other words.
+
+    Raises:
+        RemoteError: the option has no value.
+    """
+    end = list(words).index("--") if "--" in words else len(words)
+    own, rest = list(words[:end]), list(words[end:])
+    for at, word in enumerate(own):
+        if word.startswith("--on="):
+            return word.partition("=")[2], own[:at] + own[at + 1 :] + rest
+        if word == "--on":
+            if at + 1 == len(own) or own[at + 1].startswith("-"):
+                raise RemoteError("Reading --on:", "it names no machine.", "write --on HOST, or --on HOST:FOLDER")
+            return own[at + 1], own[:at] + own[at + 2 :] + rest
+    return None, [*own, *rest]
+
+
+def run_there(verb: str, words: Sequence[str]) -> int | None:
+    """Run a verb on another machine if its command line says so.
+
+    Args:
+        verb: its name.
+        words: its command line.
+
+    Returns:
+        Its exit status; None if it is to run here.
+
+    Raises:
+        RemoteError: the machine can't be reached, or lacks what is needed.
+        RunDirError: the working folder is not in a git checkout.
+    """
+    where, rest = split(words)
+    if where is None:
+        return None
+    from cluster_ddp.remote.host import connect
+    from cluster_ddp.remote.project import find
+
+    name, _, folder = where.partition(":")
+    with connect(name) as host:
+        project = find(host, folder)
+        if verb == "submit":
+            project.update()
+        else:
+            project.require()
+        program, version = project.program(needs_slurm=verb == "submit" and "--local" not in rest)
+        if version != __version__:
+            print(f"warning: {name} has cluster-ddp {version}, this machine has {__version__}.", file=sys.stderr)
+        status = host.run(_RUN, project.folder, str(project.subfolder), program, verb, *rest)
+    if verb == "submit" and status == 0:
+        print(
+            f"On {project.place}. Say --on {where} to cluster-ddp logs, status, cancel and fetch, too.",
+            file=sys.stderr,
+        )
+    return status

@@ -1,0 +1,70 @@
+"""--on HOST, as far as no machine is needed; tests/slurm/test_remote.py has a real one."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cluster_ddp import fetch, status
+from cluster_ddp.errors import RemoteError
+from cluster_ddp.remote import project, verbs
+from cluster_ddp.remote.host import Host, connect
+from cluster_ddp.submit import main as submit
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "rest"),
+    [
+        (["--nodes", "2", "--", "x", "--on", "y"], None, ["--nodes", "2", "--", "x", "--on", "y"]),
+        (["--on", "host", "--", "x"], "host", ["--", "x"]),
+        (["--nodes", "2", "--on=me@host:a b", "--", "x"], "me@host:a b", ["--nodes", "2", "--", "x"]),
+        (["12", "--on", "host"], "host", ["12"]),
+    ],
+)
+def test_the_option_is_taken_from_before_the_dashes(words: list[str], where: str | None, rest: list[str]) -> None:
+    assert verbs.split(words) == (where, rest)
+
+
+@pytest.mark.parametrize("words", [["--on"], ["--on", "--", "x"], ["--on", "--nodes", "2"]])
+def test_it_needs_a_machine(words: list[str]) -> None:
+    with pytest.raises(RemoteError, match="it names no machine"):
+        verbs.split(words)
+
+
+def test_a_machine_is_no_option_of_ssh() -> None:
+    """--on=-oProxyCommand=… would run a command here."""
+    with pytest.raises(RemoteError, match="that is no name of a machine"), connect("-oProxyCommand=touch x"):
+        pass
+
+
+def test_there_must_be_an_ssh(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    on = ["--on", "x"]
+    for verb, words in ((submit, [*on, "--", "true"]), (status.main, on), (fetch.main, [*on, "12"])):
+        with pytest.raises(SystemExit, match="2"):
+            verb(words)
+        assert "Connecting to x:\n  there is no ssh on this machine.\n" in capsys.readouterr().err
+
+
+def test_fetching_needs_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        fetch.main(["12"])
+    assert capsys.readouterr().err == (
+        "cluster-ddp fetch: error: Fetching run directories:\n  --on must say from which machine.\n"
+        "  Hint: cluster-ddp fetch --on HOST 12\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("folder", "found"), [("", "cluster_ddp/it's mine"), ("~/other", "other"), ("/scratch/me", "/scratch/me")]
+)
+def test_where_the_copy_is(folder: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "it's mine"
+    (root / "sub dir").mkdir(parents=True)
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    monkeypatch.chdir(root / "sub dir")
+    there = project.find(Host(name="x", options=()), folder)
+    assert (there.folder, str(there.subfolder)) == (found, "sub dir")
+    assert there.origin.endswith(f":{root}")
