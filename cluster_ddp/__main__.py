@@ -16,6 +16,7 @@ VERBS = {
     "logs": "show what a job has printed, or follow it",
     "cancel": "end jobs",
     "fetch": "copy run directories from a cluster that is reached by ssh",
+    "scaling": "measure a training on several numbers of GPUs, and say which to ask for",
     "train": "train the MNIST CNN under DDP",
     "sandbox": "start a real multi-node Slurm on this machine",
     "completion": "print what lets bash or zsh complete command lines",
@@ -24,7 +25,7 @@ VERBS = {
 
 def module_of(verb: str) -> str:
     """Name of the module that has a verb's `parser` and `main`."""
-    return f"cluster_ddp.{verb}.__main__" if verb == "sandbox" else f"cluster_ddp.{verb}"
+    return f"cluster_ddp.{verb}.__main__" if verb in ("sandbox", "scaling") else f"cluster_ddp.{verb}"
 
 
 def main() -> int:

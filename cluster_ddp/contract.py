@@ -80,7 +80,8 @@ class Record:
     """Values of `kind` of the records in metrics.jsonl. Each record also has its `time`, in seconds of UNIX time."""
 
     TRAIN: Final = "train"
-    """During training: `epoch`, `step`, `samples`, `lr`, `loss` (if finite), `samples_per_s` of all ranks."""
+    """During training: `epoch`, `step`, `samples`, `lr`, `loss` (if finite), `samples_per_s` of all ranks,
+    `waiting_for_data`: the part of the time that rank 0 waited for batches, 0 to 1."""
     TEST: Final = "test"
     """After an evaluation: `epoch`, `loss`, `accuracy` (0 to 1), `correct`, `samples`.
     With `--eval-only`: `weights`, the checkpoint's path, instead of `epoch`."""

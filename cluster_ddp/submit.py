@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (elsewhere := verbs.run_there("submit", words)) is not None:
             return elsewhere
         return command_line.run(
-            words, program=PROGRAM, description=str(__doc__), reference=_Mnist(), submit=submit_and_follow
+            words, program=PROGRAM, description=str(__doc__), reference=ReferenceJob(), submit=submit_and_follow
         )
 
 
@@ -95,7 +95,7 @@ def _announcement(plan: Plan, jobs: list[Job], here: Path) -> str:
     return f"Submitted job {label} ({spec.name}){where}: {size}. Run directory: {folder}"
 
 
-class _Mnist:
+class ReferenceJob:
     """The reference job: the training of mnist/. Its options are checked before it is submitted."""
 
     name = "mnist"

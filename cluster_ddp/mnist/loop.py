@@ -98,7 +98,7 @@ class Training:
         shard, step = self.train_shard, self.step
         step.model.train()
         self.profiler.start()
-        start_s, seen_before = time.perf_counter(), shard.seen
+        start_s, seen_before, waited_s = time.perf_counter(), shard.seen, 0.0
         with Progress(f"epoch {epoch}", total=shard.size, enabled=self.world.is_main) as progress:
             for images, labels in shard:
                 loss = step.backward(images, labels, shard)
@@ -112,8 +112,12 @@ class Training:
                     self.finite.look()
                     mean_loss = self.loss_meter.mean()
                     now_s = time.perf_counter()
-                    self._log_training(epoch, mean_loss, (shard.seen - seen_before) / (now_s - start_s), progress)
-                    start_s, seen_before = now_s, shard.seen
+                    speed = {
+                        "samples_per_s": round((shard.seen - seen_before) / (now_s - start_s), 1),
+                        "waiting_for_data": round((shard.waited_s - waited_s) / (now_s - start_s), 4),
+                    }
+                    self._log_training(epoch, mean_loss, speed, progress)
+                    start_s, seen_before, waited_s = now_s, shard.seen, shard.waited_s
                     self.loss_meter.reset()
                 self.checkpoint.step()
                 self.profiler.step()
@@ -150,7 +154,7 @@ class Training:
         told = ", ".join(f"{layout} {1000 * taken:.1f} ms" for layout, taken in seconds.items())
         self.world.print(f"Memory layout: {self.step.layout} (forward and backward: {told})")
 
-    def _log_training(self, epoch: int, loss: float | None, samples_per_s: float, progress: Progress) -> None:
+    def _log_training(self, epoch: int, loss: float | None, speed: dict[str, float], progress: Progress) -> None:
         shard = self.train_shard
         values = {
             "epoch": epoch,
@@ -158,10 +162,10 @@ class Training:
             "samples": shard.seen,
             **({} if loss is None else {"loss": loss}),
             "lr": float(self.step.optimizer.param_groups[0]["lr"]),
-            "samples_per_s": round(samples_per_s, 1),
+            **speed,
         }
         self.run_dir.log("train", values)
-        self.measured["samples_per_s"] = values["samples_per_s"]
+        self.measured["samples_per_s"] = speed["samples_per_s"]
         line = f"Train Epoch: {epoch} [{shard.seen}/{shard.size} ({100 * shard.seen / shard.size:.0f}%)]"
         progress.update(shard.seen, f"{line}\tLoss: {'none finite' if loss is None else f'{loss:.6f}'}")
 

@@ -36,7 +36,7 @@ UNHEARD_AFTER_S = 15.0
 RESTART_TIMEOUT_S = SLOWEST_UNDISTURBED_S  # with a full disk the job ends with its last step
 DISK_MB = 256
 TRAINING_TIMEOUT_S = 3600.0
-IGNORED = ("time", "samples_per_s")
+IGNORED = ("time", "samples_per_s", "waiting_for_data")
 
 
 class Chaos:

@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "launch": {"slurm"},
     "jobs": {"launch", "slurm"},
     "remote": {"launch"},
+    "scaling": {"jobs", "launch", "slurm", "submit"},
     "runtime": {"slurm"},
     "mnist": {"runtime"},
 }

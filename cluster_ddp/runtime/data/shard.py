@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
@@ -20,6 +20,8 @@ from cluster_ddp.runtime.seeds import stream_seed
 
 Order = Callable[[int, int], Sequence[int]]
 """A sampler of one's own: from a random seed and an epoch to the indices of its samples, the same on every rank."""
+
+T = TypeVar("T")
 
 
 def epoch_size(dataset: Dataset[Any], sampler: object, seed: int | None, ranks: int) -> int:
@@ -159,6 +161,8 @@ class Shard:
         self._batch_samples = 0
         self._resume_at = (0, 0)
         self._began = (0.0, 0)
+        self.waited_s = 0.0
+        """Seconds that this rank has waited for batches since this pass began."""
         self._steps_per_epoch = len(batches)
 
     def set_epoch(self, epoch: int) -> None:
@@ -212,6 +216,12 @@ class Shard:
         return (self.seen - seen) / max(time.monotonic() - began_s, 1e-9)
 
     @property
+    def waiting_for_data(self) -> float:
+        """The part of the time since this pass began that this rank has waited for batches: 0 to 1."""
+        began_s, _ = self._began
+        return min(1.0, self.waited_s / max(time.monotonic() - began_s, 1e-9))
+
+    @property
     def size(self) -> int:
         """Number of samples in an epoch, of all ranks together."""
         return self.batches.size
@@ -219,12 +229,21 @@ class Shard:
     def __iter__(self) -> Iterator[Any]:
         (step, seen), self._resume_at = self._resume_at, (0, 0)
         self.batches.first_step, self.batches.bounds = step, self.batches.bounds_from(seen)
-        self.step, self.seen, self._began = step - 1, seen, (time.monotonic(), seen)
-        for (start, stop), batch in zip(self.batches.bounds, self._source):
+        self.step, self.seen, self._began, self.waited_s = step - 1, seen, (time.monotonic(), seen), 0.0
+        for (start, stop), batch in self._timed(zip(self.batches.bounds, self._source)):
             self.step, self.seen, self._batch_samples = self.step + 1, stop, stop - start
             yield batch
         if self.at_end:
             self.at_end()
+
+    def _timed(self, batches: Iterator[T]) -> Iterator[T]:
+        while True:
+            start_s = time.monotonic()
+            batch = next(batches, None)
+            self.waited_s += time.monotonic() - start_s
+            if batch is None:
+                return
+            yield batch
 
     def __len__(self) -> int:
         """Return the number of steps in a whole epoch, the same on all ranks."""

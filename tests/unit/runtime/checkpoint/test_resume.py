@@ -18,7 +18,7 @@ from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
 
 JOB_ID = 30_000 + os.getpid() % 2000
-VOLATILE = ("time", "samples_per_s")
+VOLATILE = ("time", "samples_per_s", "waiting_for_data")
 
 
 def train_digits() -> None:

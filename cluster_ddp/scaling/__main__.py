@@ -1,0 +1,271 @@
+"""`cluster-ddp scaling`: measure a training on several numbers of GPUs, and say which to ask for.
+
+--gpus 1,2,4,8 -- python my_train.py --batch 64                  a batch of its own for each GPU: weak scaling
+--gpus 1,2,4,8 --global-batch 256 -- python t.py --batch {batch} {batch} is 256 divided by the number of GPUs: strong
+--gpus 1,2,4 --epochs 1                                          no command: the MNIST training and its options
+--gpus 1,2,4 --metric 'images/s: ([0-9.]+)' -- python t.py       the throughput is what rank 0 prints
+
+All other options are those of `cluster-ddp submit`. Each run is a job of its own, which holds no GPUs that it does not
+use. Stopped, and called again with the same options, it measures what is missing. In the command, {gpus}, {nodes} and
+{batch} are replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from cluster_ddp.errors import SpecError, exit_on_error
+from cluster_ddp.jobs import job
+from cluster_ddp.jobs.job import Job
+from cluster_ddp.launch.backends.slurm import Slurm
+from cluster_ddp.launch.checks import feasibility
+from cluster_ddp.launch.cli import command_line
+from cluster_ddp.launch.planning import Plan
+from cluster_ddp.scaling import fit, plot, table
+from cluster_ddp.scaling.points import Point, parse_counts, points
+from cluster_ddp.scaling.study import Study
+from cluster_ddp.slurm import partitions
+from cluster_ddp.submit import ReferenceJob
+
+PROGRAM = "cluster-ddp scaling"
+# What the study chooses for each of its jobs.
+_CHOSEN = ("--nodes", "--name", "--runs-dir", "--run-dir", "--resume", "--array", "--watch", "--on", "--test-only")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line, without submit's options."""
+    top = argparse.ArgumentParser(
+        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    top.add_argument("--gpus", required=True, metavar="N,N…", help="numbers of GPUs to measure, such as 1,2,4,8")
+    per_node = "GPUs of a node, which is filled before the next one is used (default: what the partition's nodes have)"
+    top.add_argument("--gpus-per-node", type=int, metavar="N", help=per_node)
+    top.add_argument("--repeats", type=int, default=1, metavar="N", help="runs of each number (default: %(default)s)")
+    top.add_argument("--global-batch", type=int, metavar="N", help="strong scaling: {batch} is N divided by the GPUs")
+    regex = "regular expression whose first group is the samples per second in rank 0's output (default: metrics.jsonl)"
+    top.add_argument("--metric", metavar="REGEX", help=regex)
+    weak = "if only times are known: more GPUs do more work, so equal times are ideal"
+    top.add_argument("--weak", action="store_true", help=weak)
+    least = "recommend the largest number with this efficiency (default: %(default)s)"
+    top.add_argument("--min-efficiency", type=float, default=0.8, metavar="E", help=least)
+    top.add_argument("--predict", metavar="N,N…", help="predict numbers of GPUs that are not measured")
+    one = "start a job only when the one before has ended: for jobs that would share nodes or a network"
+    top.add_argument("--one-at-a-time", action="store_true", help=one)
+    top.add_argument("--folder", type=Path, default=Path("scaling"), metavar="PATH", help="(default: %(default)s)")
+    top.add_argument("--dry-run", action="store_true", help="show the runs and a job's script, and submit nothing")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the options, measure what is missing, print and write the results. Returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    at = words.index("--") if "--" in words else len(words)
+    arguments, rest = parser().parse_known_args(words[:at])
+    with exit_on_error(PROGRAM):
+        scaling = _Scaling(arguments, rest, words[at:])
+        if arguments.dry_run:
+            return scaling.show()
+        return scaling.run()
+
+
+class _Scaling:
+    """A study as the command line asks for it."""
+
+    def __init__(self, arguments: argparse.Namespace, rest: list[str], command: list[str]) -> None:
+        self.arguments, self.rest, self.command = arguments, rest, command
+        self.counts = parse_counts(arguments.gpus)
+        self.predicted = parse_counts(arguments.predict) if arguments.predict else []
+        self._said: set[str] = set()
+        self._check()
+        plan = self._planned(Point(gpus=self.counts[0], nodes=1, repeat=1))
+        self.on_slurm = isinstance(plan.scheduler, Slurm)
+        self.per_node = arguments.gpus_per_node or (_gpus_of_a_node(plan) if self.on_slurm else max(self.counts))
+        self.study = Study(
+            folder=arguments.folder,
+            points=points(self.counts, per_node=self.per_node, repeats=arguments.repeats),
+            metric=_compiled(arguments.metric),
+            say=lambda line: print(line, flush=True),
+        )
+        for point in self.study.points[: len(self.counts)]:  # nothing is submitted if one of them can't run
+            self._planned(point)
+
+    @property
+    def is_weak(self) -> bool:
+        """Whether more GPUs do more work; so it is with throughputs, unless the global batch is the same for all."""
+        return self.arguments.weak or self.arguments.global_batch is None
+
+    def show(self) -> int:
+        """Print the runs, and the script of the largest."""
+        for point in self.study.points:
+            print(f"{point.name}: {point.nodes} x {point.gpus_per_node} GPUs")
+        print()
+        self._submit(self.study.points[len(self.counts) - 1], lambda plan: print(plan, end=""))
+        return 0
+
+    def run(self) -> int:
+        """Measure what is missing. Prints and writes the results."""
+        what = {"words": [*self.rest, *self.command], "global_batch": self.arguments.global_batch}
+        self.study.open({**what, "gpus_per_node": self.per_node, "metric": self.arguments.metric})
+        try:
+            self.study.run(self._job, one_at_a_time=self.arguments.one_at_a_time or not self.on_slurm)
+        except KeyboardInterrupt:
+            print("\nNo longer following; the jobs continue. To continue the study: the same command.", file=sys.stderr)
+            return 130
+        self._report()
+        return 1 if self.study.failures else 0
+
+    def _check(self) -> None:
+        arguments, words = self.arguments, [word.partition("=")[0] for word in self.rest]
+        for option in _CHOSEN:
+            if option in words:
+                found = "the study chooses it for each of its jobs."
+                raise SpecError(f"A scaling study with {option}:", found, "--gpus chooses nodes; --folder has the runs")
+        if arguments.repeats < 1 or not 0 < arguments.min_efficiency <= 1:
+            asked = f"A scaling study with --repeats {arguments.repeats} --min-efficiency {arguments.min_efficiency}:"
+            raise SpecError(asked, "repeats are 1 or more; an efficiency is above 0, at most 1.", "--repeats 3")
+        if batch := arguments.global_batch:
+            for count in self.counts:
+                if batch % count:
+                    asked = f"A global batch of {batch} on {count} GPUs:"
+                    raise SpecError(asked, "it can't be divided equally.", "--global-batch: a multiple of all --gpus")
+            if self.command and not any("{batch}" in word for word in self.command):
+                hint = "put {batch} into the command: -- python t.py --batch {batch}"
+                raise SpecError(f"A global batch of {batch}:", "the command does not use it.", hint)
+
+    def _job(self, point: Point) -> Job:
+        jobs: list[Job] = []
+        self._submit(point, lambda plan: jobs.extend(job.submit(plan)))
+        return jobs[0]
+
+    def _planned(self, point: Point) -> Plan:
+        plans: list[Plan] = []
+        self._submit(point, plans.append)
+        return plans[0]
+
+    def _submit(self, point: Point, use: object) -> None:
+        """Plan and check the job of a run as `cluster-ddp submit` does. Warnings are shown once for all jobs."""
+        assert callable(use)
+
+        def done(plan: Plan, watch: bool) -> int:
+            use(plan)
+            return 0
+
+        size = ("--nodes", str(point.nodes), "--gpus-per-node", str(point.gpus_per_node))
+        where = ("--name", point.name, "--runs-dir", str(self.arguments.folder / "runs"))
+        words = [
+            *size,
+            *where,
+            *self.rest,
+            *self._reference(point),
+            *(self._filled(word, point) for word in self.command),
+        ]
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            command_line.run(words, program=PROGRAM, description=str(__doc__), reference=ReferenceJob(), submit=done)
+        for line in said.getvalue().splitlines():
+            if line not in self._said:
+                print(line, file=sys.stderr)
+                self._said.add(line)
+
+    def _reference(self, point: Point) -> list[str]:
+        batch = self.arguments.global_batch
+        return ["--global-batch-size", str(batch)] if batch and not self.command else []
+
+    def _filled(self, word: str, point: Point) -> str:
+        values = {"gpus": point.gpus, "nodes": point.nodes}
+        if self.arguments.global_batch:
+            values["batch"] = self.arguments.global_batch // point.gpus
+        return re.sub(r"\{(gpus|nodes|batch)\}", lambda match: str(values.get(match[1], match[0])), word)
+
+    def _report(self) -> None:
+        found = table.rows(self.study.measured(), self.study.points, weak=self.is_weak)
+        print(f"\n{table.as_text(found)}\n")
+        for point, words in self.study.failures.items():
+            print(f"Not measured: {point.gpus} GPUs, run {point.repeat}: {words}")
+        models = self._models(found)
+        words = table.recommended(found, min_efficiency=self.arguments.min_efficiency)
+        print(words)
+        self._write(found, models, words)
+
+    def _models(self, found: Sequence[table.Row]) -> list[fit.Model]:
+        """Fit the models, and say what they say."""
+        measured = table.rates(found, weak=self.is_weak)
+        strong = not self.is_weak
+        fits = (fit.amdahl, lambda points: fit.communication(points, strong=strong))
+        models = []
+        for fitting in fits:
+            model = fitting(measured)
+            if isinstance(model, str):
+                print(_sentence(model))
+                continue
+            models.append(model)
+            of_one = model.samples_per_s(1)
+            counts = f"fitted to {', '.join(map(str, model.counts))} GPUs"
+            serial = f"{100 * model.serial_part:.1f} % of the time on one GPU is serial, " if not models[1:] else ""
+            print(_sentence(f"{model.name}: {serial}{counts}."))
+            error = fit.held_out_error(fitting, measured)
+            for count in self.predicted:
+                rate = model.samples_per_s(count)
+                efficiency = f"{100 * rate / of_one / count:.0f} %"
+                print(f"  Prediction, not measured: {count} GPUs: {rate:,.0f} samples/s, efficiency {efficiency}.")
+            if self.predicted:
+                off = "too few numbers of GPUs to check it" if error is None else f"{100 * error:+.1f} %"
+                print(f"  Fitted without {model.counts[-1]} GPUs, its error there: {off}.")
+        return models
+
+    def _write(self, found: Sequence[table.Row], models: Sequence[fit.Model], words: str) -> None:
+        path = self.arguments.folder / "results"
+        record = {
+            "command": shlex.join([*self.rest, *self.command]),
+            "rows": [asdict(row) for row in found],
+            "models": [{"name": one.name, "coefficients": one.coefficients, "fitted_to": one.counts} for one in models],
+            "recommendation": words,
+            "failures": {point.name: said for point, said in self.study.failures.items()},
+        }
+        written = [path.with_suffix(".csv"), path.with_suffix(".json")]
+        written[0].write_text(table.as_csv(found))
+        written[1].write_text(json.dumps(record, indent=2) + "\n")
+        try:
+            written += plot.draw(path, found, models, predict=self.predicted)
+        except ImportError:
+            print(f"No plot: matplotlib is not installed: {plot.EXTRA}")
+        print(f"Written: {', '.join(map(str, written))}")
+
+
+def _sentence(words: str) -> str:
+    return words[0].upper() + words[1:]
+
+
+def _compiled(metric: str | None) -> re.Pattern[str] | None:
+    if metric is None:
+        return None
+    try:
+        pattern = re.compile(metric)
+    except re.error as error:
+        raise SpecError(f"Reading --metric {metric!r}:", f"{error}.", "--metric 'images/s: ([0-9.]+)'") from error
+    if pattern.groups < 1:
+        found = "it has no group, so it does not say which part is the number."
+        raise SpecError(f"Reading --metric {metric!r}:", found, "--metric 'images/s: ([0-9.]+)'")
+    return pattern
+
+
+def _gpus_of_a_node(plan: Plan) -> int:
+    """How many GPUs the nodes of the job's partition have."""
+    asked = feasibility.asked_partitions(plan.spec, partitions.read())
+    counts = [group.gpus_of(plan.spec.gpu_type) for groups in asked.values() for group in groups if group.usable]
+    if not any(counts):
+        raise SpecError("A scaling study:", "sinfo does not show how many GPUs a node has.", "--gpus-per-node 4")
+    return max(counts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

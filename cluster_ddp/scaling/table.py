@@ -1,0 +1,166 @@
+"""The figures of a study: medians over the runs of each configuration, speedup, efficiency, and a recommendation."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+
+from cluster_ddp.errors import counted
+from cluster_ddp.scaling.measure import Measured
+from cluster_ddp.scaling.points import Point
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One configuration. None stands for what was not measured."""
+
+    gpus: int
+    """Number of GPUs."""
+    nodes: int
+    """Number of nodes."""
+    runs: int
+    """Number of measured runs."""
+    samples_per_s: float | None = None
+    """Samples per second of all GPUs: the median over the runs."""
+    samples_per_s_least: float | None = None
+    """Of the slowest run."""
+    samples_per_s_most: float | None = None
+    """Of the fastest run."""
+    speedup: float | None = None
+    """How many times as fast as the configuration with the fewest GPUs, times that one's number of GPUs."""
+    efficiency: float | None = None
+    """Speedup for each GPU: 1 if each added GPU is worth as much as the first ones."""
+    waiting_for_data: float | None = None
+    """The part of the time that rank 0 waited for batches: 0 to 1."""
+    gpu_hours_per_epoch: float | None = None
+    """GPUs times hours of an epoch's training."""
+    seconds: float | None = None
+    """From a job's start to its end: the median over the runs."""
+
+
+def rows(measured: Mapping[Point, Measured], points: Sequence[Point], *, weak: bool) -> list[Row]:
+    """Return a row for each configuration of a study, by the number of GPUs.
+
+    Without throughputs, the times of the jobs are compared.
+
+    Args:
+        measured: the figures of the runs that were measured.
+        points: all runs of the study.
+        weak: whether, without throughputs, more GPUs do more work, so that equal times mean an efficiency of 1.
+    """
+    found: list[Row] = []
+    base: Row | None = None
+    for count in sorted({point.gpus for point in points}):
+        of_count = [point for point in points if point.gpus == count]
+        row = _row(of_count[0], [measured[point] for point in of_count if point in measured])
+        base = base or (row if _work_per_s(row, weak=weak) is not None else None)
+        found.append(_compared(row, base, weak=weak))
+    return found
+
+
+def recommended(found: Sequence[Row], *, min_efficiency: float) -> str:
+    """Return which number of GPUs to ask for, in words: the largest that is efficient enough."""
+    known = [row for row in found if row.efficiency is not None]
+    if len(known) < 2:
+        return "No recommendation: it needs two numbers of GPUs that are measured."
+    best = [row for row in known if row.efficiency is not None and row.efficiency >= min_efficiency][-1]
+    size = f"--nodes {best.nodes} --gpus-per-node {best.gpus // best.nodes}"
+    ask, least = f"Recommendation: {counted(best.gpus, 'GPU')} ({size})", f"{100 * min_efficiency:.0f} %"
+    if best is known[0]:
+        return f"{ask}: no larger number that was measured has an efficiency of {least}."
+    return f"{ask}: the most with an efficiency of {least} or more; it is {100 * (best.efficiency or 0):.0f} %."
+
+
+def as_text(found: Sequence[Row]) -> str:
+    """Return the table for a terminal."""
+    headings = (
+        "GPUS",
+        "NODES",
+        "RUNS",
+        "SAMPLES/S",
+        "FROM … TO",
+        "SPEEDUP",
+        "EFFICIENCY",
+        "DATA",
+        "GPU-H/EPOCH",
+        "TIME",
+    )
+    table = [headings, *(_cells(row) for row in found)]
+    widths = [max(len(row[i]) for row in table) for i in range(len(headings))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in table)
+
+
+def as_csv(found: Sequence[Row]) -> str:
+    """Return the table as CSV; what was not measured is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in found)
+    return text.getvalue()
+
+
+def rates(found: Sequence[Row], *, weak: bool) -> dict[int, float]:
+    """Return number of GPUs -> samples (or jobs) per second, for the models."""
+    known = {row.gpus: _work_per_s(row, weak=weak) for row in found}
+    return {count: rate for count, rate in known.items() if rate is not None}
+
+
+def _row(point: Point, found: Sequence[Measured]) -> Row:
+    per_s = [one.samples_per_s for one in found if one.samples_per_s is not None]
+    median = _median(per_s)
+    samples = max((one.epoch_samples for one in found if one.epoch_samples is not None), default=None)
+    return Row(
+        gpus=point.gpus,
+        nodes=point.nodes,
+        runs=len(found),
+        samples_per_s=median,
+        samples_per_s_least=min(per_s, default=None),
+        samples_per_s_most=max(per_s, default=None),
+        waiting_for_data=_median([one.waiting_for_data for one in found if one.waiting_for_data is not None]),
+        gpu_hours_per_epoch=point.gpus * samples / median / 3600 if samples and median else None,
+        seconds=_median([one.seconds for one in found if one.seconds is not None]),
+    )
+
+
+def _compared(row: Row, base: Row | None, *, weak: bool) -> Row:
+    mine, theirs = _work_per_s(row, weak=weak), base and _work_per_s(base, weak=weak)
+    if base is None or mine is None or not theirs:
+        return row
+    speedup = mine / theirs * base.gpus
+    return Row(**{**asdict(row), "speedup": speedup, "efficiency": speedup / row.gpus})
+
+
+def _work_per_s(row: Row, *, weak: bool) -> float | None:
+    """Samples per second; without them, jobs per second (each with the work of so many GPUs, if `weak`)."""
+    if row.samples_per_s is not None or not row.seconds:
+        return row.samples_per_s
+    return (row.gpus if weak else 1) / row.seconds
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    spread = "-"
+    if row.samples_per_s_least is not None and row.samples_per_s_most is not None and row.runs > 1:
+        spread = f"{_rounded(row.samples_per_s_least)} … {_rounded(row.samples_per_s_most)}"
+    return (
+        str(row.gpus),
+        str(row.nodes),
+        str(row.runs),
+        _rounded(row.samples_per_s),
+        spread,
+        "-" if row.speedup is None else f"{row.speedup:.2f}",
+        "-" if row.efficiency is None else f"{100 * row.efficiency:.0f} %",
+        "-" if row.waiting_for_data is None else f"{100 * row.waiting_for_data:.0f} %",
+        "-" if row.gpu_hours_per_epoch is None else f"{row.gpu_hours_per_epoch:.3g}",
+        "-" if row.seconds is None else f"{row.seconds:.0f} s",
+    )
+
+
+def _rounded(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

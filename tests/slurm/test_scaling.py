@@ -1,0 +1,88 @@
+"""`cluster-ddp scaling`: killed in the middle and continued; of a script that knows nothing of cluster_ddp."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cluster import TIMEOUT_S, Cluster
+from slowness import scaled
+
+SCALING = (sys.executable, "-m", "cluster_ddp.scaling")
+FOREIGN = "import os\nfor _ in range(3):\n    print('images/s:', 100 * int(os.environ['WORLD_SIZE']))\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "it's scaling"
+    folder.mkdir()
+    return folder
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "scaling" / "results.csv").read_text().splitlines()))
+
+
+def test_a_study_that_was_killed_measures_what_is_missing(slurm: Cluster, folder: Path) -> None:
+    words = ("--gpus", "1,2", "--one-at-a-time", "--dataset", "digits", "--epochs", "2", "--accept", "node-local-path")
+    first = subprocess.Popen([*SCALING, *words], cwd=folder, env=dict(slurm.env), stdout=subprocess.PIPE, text=True)
+    assert first.stdout is not None
+    deadline = time.monotonic() + scaled(TIMEOUT_S)
+    while "gpus1-run1" not in (line := first.stdout.readline()) or "COMPLETED" not in line:
+        assert line and time.monotonic() < deadline
+    while not list((folder / "scaling" / "runs").glob("gpus2-run1-*/spec.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    first.stdout.close()
+    runs = sorted((folder / "scaling" / "runs").glob("gpus*"))
+
+    done = slurm.run(*SCALING, *words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "gpus1-run1" not in done.stdout, "it is measured already"
+    assert "COMPLETED" in done.stdout
+    assert sorted((folder / "scaling" / "runs").glob("gpus*")) == runs, "nothing was submitted twice"
+    one, two = rows(folder)
+    for row, run in zip((one, two), runs):
+        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        speeds = [record["samples_per_s"] for record in records if record["kind"] == "train"]
+        assert min(speeds[1:]) <= float(row["samples_per_s"]) <= max(speeds[1:])
+    assert (one["speedup"], one["efficiency"], two["nodes"]) == ("1.0", "1.0", "1")
+    assert "Recommendation: " in done.stdout
+    assert {path.name for path in (folder / "scaling").glob("results.*")} == {
+        *("results.csv", "results.json", "results.png", "results.svg")
+    }
+
+    done = slurm.run(*SCALING, *words[:-2], "--epochs", "3", cwd=folder)
+    assert done.returncode == 2
+    assert "it is the study of another job: --dataset digits --epochs 2 --accept node-local-path." in done.stderr
+
+
+def test_a_script_that_knows_nothing_of_us(slurm: Cluster, folder: Path) -> None:
+    """Its throughput is what rank 0 prints. One number of GPUs fails, and is missing in the results."""
+    script = "import sys\nsys.exit(int(sys.argv[1]) == 32)\n"
+    (folder / "foreign.py").write_text(FOREIGN + script)
+    words = ("--gpus", "1,2,4", "--global-batch", "128", "--metric", r"images/s: (\d+)", "--repeats", "2")
+    done = slurm.run(*SCALING, *words, "--", "python", "foreign.py", "{batch}", cwd=folder)
+    assert done.returncode == 1, done.stderr
+    assert [row["speedup"] for row in rows(folder)] == ["1.0", "2.0", ""]
+    assert [row["runs"] for row in rows(folder)] == ["2", "2", "0"]
+    assert done.stdout.count("Not measured: 4 GPUs, run ") == 2
+    assert "Recommendation: 2 GPUs (--nodes 1 --gpus-per-node 2): " in done.stdout
+    record = json.loads((folder / "scaling" / "results.json").read_text())
+    assert record["models"] == [] and len(record["failures"]) == 2
+
+
+def test_nothing_is_submitted_if_one_number_can_not_run(slurm: Cluster, folder: Path) -> None:
+    (folder / "foreign.py").write_text(FOREIGN)
+    done = slurm.run(*SCALING, "--gpus", "1,64", "--", "python", "foreign.py", cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "A job of 32 nodes with 2 GPUs in the default partition, main:" in done.stderr
+    assert not (folder / "scaling").exists()

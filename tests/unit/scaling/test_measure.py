@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from cluster_ddp.scaling.measure import measure
+
+
+def record(run_dir: Path, *records: dict[str, object]) -> None:
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+
+
+def test_the_median_without_the_first_record(tmp_path: Path) -> None:
+    speeds = [10.0, 100.0, 300.0, 110.0]
+    record(
+        tmp_path,
+        *({"kind": "train", "samples_per_s": speed, "waiting_for_data": speed / 1000} for speed in speeds),
+        {"kind": "test", "samples_per_s": 1e9},
+    )
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "samples_per_s": 12')  # half written
+    found = measure(tmp_path, seconds=7.0, metric=None)
+    assert (found.samples_per_s, found.waiting_for_data, found.seconds) == (110.0, 0.11, 7.0)
+    assert found.epoch_samples is None
+
+
+def test_one_record_counts(tmp_path: Path) -> None:
+    record(tmp_path, {"kind": "train", "samples_per_s": 10.0, "waiting_for_data": 0.0})
+    found = measure(tmp_path, seconds=None, metric=None)
+    assert (found.samples_per_s, found.waiting_for_data) == (10.0, 0.0)
+
+
+def test_the_samples_of_an_epoch_that_was_followed_by_another(tmp_path: Path) -> None:
+    places = [(1, 500), (1, 1000), (2, 300)]
+    record(tmp_path, *({"kind": "train", "epoch": epoch, "samples": samples} for epoch, samples in places))
+    assert measure(tmp_path, seconds=None, metric=None).epoch_samples == 1000
+
+
+@pytest.mark.parametrize(
+    ("printed", "found"),
+    [("", None), ("images/s: many\n", None), ("images/s: 5\nimages/s: 1,200.5\nimages/s: 1,300.5\n", 1250.5)],
+)
+def test_what_a_command_prints(tmp_path: Path, printed: str, found: float | None) -> None:
+    (tmp_path / "task-0.log").write_text(printed)
+    (tmp_path / "task-1.log").write_text("images/s: 7\n")
+    assert measure(tmp_path, seconds=None, metric=re.compile("images/s: (.*)")).samples_per_s == found
+
+
+def test_without_any_figure(tmp_path: Path) -> None:
+    assert measure(tmp_path, seconds=3.0, metric=None).samples_per_s is None
