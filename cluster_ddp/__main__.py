@@ -15,6 +15,7 @@ VERBS = {
     "status": "show the state and progress of jobs and trainings",
     "logs": "show what a job has printed, or follow it",
     "cancel": "end jobs",
+    "report": "show how a run used its CPUs, memory and GPUs, and what to change",
     "fetch": "copy run directories from a cluster that is reached by ssh",
     "scaling": "measure a training on several numbers of GPUs, and say which to ask for",
     "train": "train the MNIST CNN under DDP",

@@ -62,6 +62,8 @@ class File:
     """Measurements of the training, one record per line."""
     RUN: Final = "run.json"
     """Configuration, ranks, versions and git commit of the training."""
+    USAGE: Final = "usage-{}.jsonl"
+    """How a node was used: CPUs, memory, GPUs, network; one record for every ten seconds. {} is the node's number."""
     PROFILE: Final = "profile-rank{}.json.gz"
     """With `cluster-ddp train --profile`: what one rank did in some steps, for ui.perfetto.dev; {} is its number."""
     CHECKPOINTS: Final = "checkpoints"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 import time
 from pathlib import Path
 
@@ -70,6 +71,13 @@ def test_the_same_training_stopped_and_queued_again(place: Place) -> None:
     assert status.restarts == 1
     place.completed(alone)
     assert records(run_dir)[-1]["weights_sha256"] == records(alone)[-1]["weights_sha256"]
+    used = [json.loads(line) for path in run_dir.glob("usage-*.jsonl") for line in path.read_text().splitlines()]
+    assert {(one["node"], one["restart"]) for one in used} == {("node1", 0), ("node2", 0), ("node1", 1), ("node2", 1)}
+    assert all(0 <= one["cpu"] <= 1 and one["memory"] > 1 << 20 for one in used)
+    reported = place.slurm.run(sys.executable, "-m", "cluster_ddp.report", str(run_dir), cwd=place.folder).stdout
+    assert re.search(r"COMPLETED\n.*1 restart\n.*By node\n  node1: CPUs .*\n  node2: CPUs ", reported, re.DOTALL), (
+        reported
+    )
     assert {path.name for path in run_dir.glob("*.log")} == {"job.log", *(f"task-{rank}.log" for rank in range(4))}
 
 

@@ -25,6 +25,7 @@ from cluster_ddp.files import atomic_write, make_dir, remove_leftovers, reserve_
 from cluster_ddp.runtime.run_dir import final_flush
 from cluster_ddp.runtime.run_dir.lock import RunLock
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile
+from cluster_ddp.runtime.usage.sampler import Sampler
 from cluster_ddp.runtime.world import World
 
 
@@ -54,11 +55,16 @@ class RunDir:
     def __init__(self, path: str | os.PathLike[str] | None, world: World, *, name: str = "training") -> None:
         self.path, self.world = Path(path or default_run_dir(name, world)), world
         world.run_log[:] = [self.log]
-        if not world.is_main:
-            return
+        if world.is_main:
+            self._claim()
+        if world.topology.local_rank == 0:
+            world.before_leaving(Sampler(self.path, world.topology, os.environ).stop)
+
+    def _claim(self) -> None:
+        """Make it, and lock it."""
         with self.written():
             self._make()
-            self._lock = RunLock(self.path / File.LOCK, world.topology)
+            self._lock = RunLock(self.path / File.LOCK, self.world.topology)
             remove_leftovers(self.path)
         self._metrics = MetricsFile(self.path / File.METRICS)
         final_flush.expect(self._metrics)

@@ -1,0 +1,103 @@
+"""How the nodes of a run were used: what its usage-<node>.jsonl files say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster_ddp.contract import File
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuUse:
+    """One GPU of a node. None stands for what is not known."""
+
+    utilization: float | None
+    """The part of the time in which a kernel ran, 0 to 1: the mean."""
+    memory: float | None
+    """Bytes in use, at most."""
+    memory_total: float | None
+    """Bytes that it has."""
+    power_w: float | None
+    """The mean power."""
+    temperature_c: float | None
+    """The highest temperature of a record."""
+    throttled: float | None
+    """The part of the time in which heat or power lowered its clocks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeUse:
+    """One node of a run, over all its starts."""
+
+    node: str
+    """Its name."""
+    seconds: float
+    """How long it was sampled."""
+    cpus: int
+    """Number of CPUs of the job on it."""
+    cpu: float
+    """The part of these that was busy, 0 to 1: the mean."""
+    memory: float | None
+    """Bytes in use, at most; None if unknown."""
+    gpus: tuple[GpuUse, ...]
+    """Its GPUs."""
+
+
+def read(run_dir: Path) -> list[NodeUse]:
+    """Return the use of each node of a run, by name; empty if nothing was recorded. Damaged lines are passed over."""
+    of_nodes: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(run_dir.glob(File.USAGE.format("*"))):
+        for record in _records(path):
+            of_nodes.setdefault(str(record["node"]), []).append(record)
+    return [_node(name, records) for name, records in sorted(of_nodes.items())]
+
+
+def _node(name: str, records: Sequence[Mapping[str, Any]]) -> NodeUse:
+    seconds = sum(record["seconds"] for record in records)
+    return NodeUse(
+        node=name,
+        seconds=seconds,
+        cpus=max(int(record["cpus"]) for record in records),
+        cpu=sum(record["cpu"] * record["seconds"] for record in records) / seconds,
+        memory=max((record["memory"] for record in records if "memory" in record), default=None),
+        gpus=tuple(
+            _gpu([(record["seconds"], record["gpus"][at]) for record in records if len(record["gpus"]) > at])
+            for at in range(max(len(record["gpus"]) for record in records))
+        ),
+    )
+
+
+def _gpu(samples: Sequence[tuple[float, Mapping[str, float]]]) -> GpuUse:
+    def mean(name: str) -> float | None:
+        known = [(seconds, sample[name]) for seconds, sample in samples if name in sample]
+        return (
+            sum(seconds * value for seconds, value in known) / sum(seconds for seconds, _ in known) if known else None
+        )
+
+    def most(name: str) -> float | None:
+        return max((sample[name] for _, sample in samples if name in sample), default=None)
+
+    return GpuUse(
+        utilization=mean("utilization"),
+        memory=most("memory"),
+        memory_total=most("memory_total"),
+        power_w=mean("power_w"),
+        temperature_c=most("temperature_c"),
+        throttled=mean("throttled"),
+    )
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    found = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+            if record["seconds"] > 0 and record["cpus"] > 0 and record["cpu"] >= 0 and isinstance(record["gpus"], list):
+                found.append({**record, "node": str(record["node"])})
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue  # half written
+    return found

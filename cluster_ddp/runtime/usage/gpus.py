@@ -1,0 +1,79 @@
+"""NVIDIA's GPUs of this job on this node, by NVML (nvmlDeviceGetUtilizationRates and the like).
+
+nvidia-ml-py is NVIDIA's own binding. Without a driver, or on other makers' GPUs, there is nothing to sample.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# The reasons of lower clocks that a user should know of (nvml.h, nvmlClocksEventReason*).
+_THROTTLED = 0x08 | 0x20 | 0x40 | 0x80  # hardware slowdown, thermal slowdowns, power brake
+
+
+class Gpus:
+    """The GPUs that this job may use on this node.
+
+    Args:
+        env: this process's environment.
+        nvml: the module pynvml.
+
+    Raises:
+        Exception: NVML has no driver (pynvml.NVMLError).
+    """
+
+    def __init__(self, env: Mapping[str, str], nvml: Any) -> None:
+        self._nvml = nvml
+        nvml.nvmlInit()
+        count = nvml.nvmlDeviceGetCount()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        self._handles = [handles[index] for index in _chosen(env, [nvml.nvmlDeviceGetUUID(one) for one in handles])]
+
+    def sample(self) -> list[dict[str, float]]:
+        """Return the figures of each GPU. What a GPU does not tell is left out.
+
+        Keys: `utilization` (0 to 1: the part of the last moments in which a kernel ran), `memory` and `memory_total`
+        (bytes), `power_w`, `temperature_c`, `throttled` (0 or 1).
+        """
+        return [self._sample(handle) for handle in self._handles]
+
+    def _sample(self, handle: Any) -> dict[str, float]:
+        nvml, found = self._nvml, {}
+        memory = _known(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        readings: dict[str, Callable[[], float]] = {
+            "utilization": lambda: min(nvml.nvmlDeviceGetUtilizationRates(handle).gpu, 100) / 100,
+            "memory": lambda: memory.used,
+            "memory_total": lambda: memory.total,
+            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "throttled": lambda: float(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & _THROTTLED != 0),
+        }
+        for name, read in readings.items():
+            value = _known(read)
+            if value is not None:
+                found[name] = float(value)
+        return found
+
+
+def _known(read: Callable[[], Any]) -> Any:
+    with contextlib.suppress(Exception):  # NVML raises for what a GPU does not support, such as its power
+        return read()
+    return None
+
+
+def _chosen(env: Mapping[str, str], uuids: list[str]) -> list[int]:
+    """Indices of the GPUs in CUDA_VISIBLE_DEVICES (of local rank 0); all that NVML shows if it does not say.
+
+    A task's own list may be shorter than the node's: SLURM_STEP_GPUS or SLURM_JOB_GPUS has all, unless the job's
+    control group hides the others.
+    """
+    names = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS") or env.get("CUDA_VISIBLE_DEVICES") or ""
+    found = []
+    for word in (part.strip() for part in names.split(",") if part.strip()):
+        if word.isdigit() and int(word) < len(uuids):
+            found.append(int(word))
+        else:
+            found += [index for index, uuid in enumerate(uuids) if uuid.startswith(word)]
+    return found or list(range(len(uuids)))

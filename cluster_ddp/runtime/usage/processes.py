@@ -1,0 +1,74 @@
+"""CPU time and memory of a job on this node from /proc, where it has no control group of its own (proc(5))."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from cluster_ddp.contract import Env
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# Variables that all processes of a job on a node have, and no others.
+_MARKS = ("SLURM_JOB_ID", "SLURMD_NODENAME", Env.LOCAL_JOB_ID, "TORCHELASTIC_RUN_ID")
+
+
+class JobProcesses:
+    """The processes of this process's job on this node: those with the same marks in their environment.
+
+    Without marks, those of its session.
+
+    Args:
+        env: this process's environment.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._marks = {f"{name}={env[name]}".encode() for name in _MARKS if name in env}
+        self._session = os.getsid(0)
+        self._is_ours: dict[tuple[int, str], bool] = {}  # by process id and start time
+        self._ended_s = 0.0
+        self._last: dict[tuple[int, str], float] = {}
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of all processes so far, those that have ended included."""
+        now = {key: seconds for key, seconds in self._times().items() if self._belongs(key)}
+        self._ended_s += sum(seconds for key, seconds in self._last.items() if key not in now)
+        self._last = now
+        return self._ended_s + sum(now.values())
+
+    def memory_bytes(self) -> int:
+        """Return the memory in use: what several processes share counts once (Pss)."""
+        return sum(_pss(pid) for pid, _ in self._last)
+
+    def _times(self) -> dict[tuple[int, str], float]:
+        found = {}
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                try:
+                    fields = (folder / "stat").read_text().rpartition(")")[2].split()
+                except OSError:
+                    continue  # it has ended
+                found[int(folder.name), fields[19]] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        self._is_ours = {key: known for key, known in self._is_ours.items() if key in found}
+        return found
+
+    def _belongs(self, key: tuple[int, str]) -> bool:
+        if key not in self._is_ours:
+            self._is_ours[key] = self._looks_like_ours(key[0])
+        return self._is_ours[key]
+
+    def _looks_like_ours(self, pid: int) -> bool:
+        try:
+            if self._marks:
+                return self._marks <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+            return os.getsid(pid) == self._session
+        except OSError:  # another user's, or it has ended
+            return False
+
+
+def _pss(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    return 1024 * sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))

@@ -1,0 +1,143 @@
+"""The thread that samples a node, and writes a line every ten seconds: usage-<node>.jsonl in the run directory.
+
+It costs no step: the training's thread is not involved, and the device is not synchronised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import statistics
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from cluster_ddp.contract import File
+from cluster_ddp.files import open_own
+from cluster_ddp.runtime.usage.cgroups import StepCgroup
+from cluster_ddp.runtime.usage.gpus import Gpus
+from cluster_ddp.runtime.usage.processes import JobProcesses
+from cluster_ddp.slurm.topology import Topology
+
+log = logging.getLogger("cluster_ddp")
+
+SAMPLE_S, WRITE_S = 1.0, 10.0
+
+
+class Source(Protocol):
+    """Where CPU time and memory come from."""
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of the job on this node so far."""
+
+    def memory_bytes(self) -> int:
+        """Return the memory that it uses now."""
+
+
+class Sampler:
+    """Samples this node from its making until `stop`, in the background. A failure to write ends it, with a warning.
+
+    Args:
+        run_dir: the run directory.
+        topology: this rank's place. Its node's local rank 0 makes the sampler.
+        env: this process's environment.
+    """
+
+    def __init__(self, run_dir: Path, topology: Topology, env: Mapping[str, str]) -> None:
+        self._path = run_dir / File.USAGE.format(topology.node_rank or 0)
+        self._node = env.get("SLURMD_NODENAME") or os.uname().nodename
+        self._cpus, self._restart = _cpus(env), topology.restart_count
+        self._source, self._gpus = _source(env), _gpus(env)
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write what was sampled since the last line, and end."""
+        self._end.set()
+        self._thread.join(timeout=1.0)  # its file system may hang
+
+    def _run(self) -> None:
+        try:
+            while not self._end.is_set():
+                self._write(self._collected())
+        except FileNotFoundError:  # this node does not share the run directory
+            return
+        except OSError as error:
+            words = "Writing to %s failed: %s. How this node is used is no longer recorded."
+            log.warning(words, self._path, error.strerror)
+
+    def _collected(self) -> dict[str, Any]:
+        """Sample for `WRITE_S` seconds. Returns the record."""
+        start_s, cpu_s, network = time.monotonic(), self._source.cpu_s(), _network_bytes()
+        of_gpus: list[list[dict[str, float]]] = []
+        while not self._end.wait(SAMPLE_S) and time.monotonic() - start_s < WRITE_S:
+            of_gpus.append(self._gpus.sample() if self._gpus else [])
+        seconds = max(time.monotonic() - start_s, 1e-3)
+        used = max(0.0, self._source.cpu_s() - cpu_s) / seconds
+        memory = self._source.memory_bytes()
+        received, sent = (max(0, now - before) / seconds for now, before in zip(_network_bytes(), network))
+        return {
+            "time": round(time.time(), 1),
+            "seconds": round(seconds, 3),
+            "node": self._node,
+            "restart": self._restart,
+            "cpus": self._cpus,
+            "cpu": round(min(1.0, used / self._cpus), 4),
+            **({"memory": memory} if memory else {}),
+            "received_per_s": round(received),
+            "sent_per_s": round(sent),
+            "gpus": _means(of_gpus),
+        }
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        descriptor = open_own(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        with open(descriptor, "ab") as file:
+            file.write(json.dumps(record).encode() + b"\n")
+
+
+def _means(samples: Sequence[Sequence[Mapping[str, float]]]) -> list[dict[str, float]]:
+    """For each GPU the mean of each figure, of memory the most."""
+    found = []
+    for of_gpu in zip(*samples):
+        names = dict.fromkeys(name for sample in of_gpu for name in sample)
+        values = {name: [sample[name] for sample in of_gpu if name in sample] for name in names}
+        most = {name: max(values[name]) for name in names if name == "memory"}
+        found.append({name: round(statistics.fmean(values[name]), 4) for name in names} | most)
+    return found
+
+
+def _source(env: Mapping[str, str]) -> Source:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return StepCgroup(Path("/proc/self/cgroup").read_text())
+    return JobProcesses(env)
+
+
+def _gpus(env: Mapping[str, str]) -> Gpus | None:
+    with contextlib.suppress(Exception):  # no module, no driver, no GPU
+        import pynvml  # type: ignore[import-untyped]
+
+        return Gpus(env, pynvml)
+    return None
+
+
+def _cpus(env: Mapping[str, str]) -> int:
+    """How many CPUs the job has on this node."""
+    on_node = env.get("SLURM_CPUS_ON_NODE", "")
+    return int(on_node) if on_node.isdigit() and int(on_node) else len(os.sched_getaffinity(0))
+
+
+def _network_bytes() -> tuple[int, int]:
+    """Bytes that the interfaces have received and sent, but for the loopback (proc(5), /proc/net/dev)."""
+    received = sent = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/self/net/dev").read_text().splitlines()[2:]:
+            name, _, counts = line.partition(":")
+            if name.strip() != "lo":
+                fields = counts.split()
+                received, sent = received + int(fields[0]), sent + int(fields[8])
+    return received, sent

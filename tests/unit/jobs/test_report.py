@@ -1,0 +1,126 @@
+"""The report of a run: what its files say, and which option it advises to change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster_ddp import report as verb
+from cluster_ddp.jobs import report, usage
+from cluster_ddp.jobs.status import RunStatus
+
+GIB = 1 << 30
+ASKED = {"nodes": 2, "gpus_per_node": 2, "gpus_per_task": 1, "cpus_per_task": 4, "mem": "64G", "time": "0-01:00:00"}
+
+
+def sample(**changes: Any) -> dict[str, Any]:
+    gpu = {"utilization": 0.9, "memory": 40.0 * GIB, "memory_total": 80.0 * GIB}
+    good = {"seconds": 100.0, "cpus": 8, "cpu": 0.6, "memory": 40 * GIB, "gpus": [gpu, gpu], "restart": 0}
+    return {**good, **changes}
+
+
+def run(folder: Path, *nodes: dict[str, Any], waiting: float = 0.01, asked: dict[str, Any] | None = None) -> RunStatus:
+    (folder / "spec.json").write_text(json.dumps({"spec": ASKED | (asked or {})}))
+    lines = [{"kind": "train", "waiting_for_data": waiting}, {"kind": "train"}, {"kind": "test", "waiting_for_data": 1}]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"kind": "tr')
+    for number, one in enumerate(nodes):
+        line = json.dumps({"node": f"node{number + 1}", **one})
+        (folder / f"usage-{number}.jsonl").write_text(f"{line}\n{line}\n{line[:30]}")
+    return RunStatus(
+        job="12", name="fit", state="COMPLETED", elapsed="00:30:00", restarts=1, epoch=3, loss=0.5, run_dir=folder
+    )
+
+
+def test_a_run_on_one_screen(tmp_path: Path) -> None:
+    status = run(tmp_path, sample(), sample(cpu=0.2, memory=48 * GIB))
+    assert report.as_text(report.report(status)) == (
+        f"fit, job 12: COMPLETED\n  Run directory: {tmp_path}\n  Size: 2 nodes x 2 GPUs, 4 ranks\n"
+        "  Time: 00:30:00 of 0-01:00:00, 1 restart\n"
+        "  Training: epoch 3, loss 0.5, waited for data 1 % of the time\n\n"
+        "Use, over 0:03:20\n"
+        "  CPUs        [########------------]  40 % of 16\n"
+        "  Memory      [###############-----]  75 % at most: 48.0 of 64.0 GiB on a node\n"
+        "  GPUs        [##################--]  90 % of 4\n"
+        "  GPU memory  [##########----------]  50 % at most, of the fullest GPU\n\n"
+        "By node\n"
+        "  node1: CPUs 60 % of 8, memory 40.0 GiB, GPUs 90 % 90 %\n"
+        "  node2: CPUs 20 % of 8, memory 48.0 GiB, GPUs 90 % 90 %"
+    )
+
+
+GPU = {"utilization": 0.9, "memory": 40.0 * GIB, "memory_total": 80.0 * GIB}
+
+
+@pytest.mark.parametrize(
+    ("node", "more", "note"),
+    [
+        (
+            {},
+            {"waiting": 0.71},
+            "Ranks wait for data 71 % of the time. "
+            "Give loader workers more CPUs: --cpus-per-task 8; or use fewer GPUs.",
+        ),
+        ({"memory": 2 * GIB}, {}, "Memory: 2.0 of 64.0 GiB used on a node: --mem 3G"),
+        ({"memory": 60 * GIB}, {}, "Memory: 60.0 of 64.0 GiB used, so a little more ends the job: --mem 96G"),
+        ({"cpu": 0.1}, {}, "CPUs: each rank used 0.4 of 4: --cpus-per-task 1"),
+        (
+            {},
+            {"asked": {"time": "1-00:00:00"}},
+            "Time: 0:30:00 of 24:00:00. A shorter limit may start sooner: --time 0:45:00",
+        ),
+        (
+            {"gpus": [GPU | {"utilization": 0.1}] * 2},
+            {},
+            "The GPUs are busy 10 % of the time. To see how many are worth it: cluster-ddp scaling --gpus 1,2,4",
+        ),
+        (
+            {"gpus": [GPU, GPU | {"utilization": 0.0}]},
+            {},
+            "Idle all the time: GPU 1 of node1. Ask for 1 GPU, or use a rank for each.",
+        ),
+        ({"gpus": [GPU | {"memory": 8.0 * GIB}] * 2}, {}, "GPU memory: 10 % used. A larger batch may be faster."),
+        (
+            {"gpus": [GPU | {"throttled": 0.5}] * 2},
+            {},
+            "Heat or power lowered the clocks of GPUs on node1: tell your support.",
+        ),
+    ],
+)
+def test_what_to_change(node: dict[str, Any], more: dict[str, Any], note: str, tmp_path: Path) -> None:
+    found = report.report(run(tmp_path, sample(**node), **more))
+    assert report.notes(found) == [note]
+    assert report.as_text(found).endswith(f"\nNotes\n  - {note}")
+
+
+def test_a_good_run_and_a_short_run_have_no_notes(tmp_path: Path) -> None:
+    assert report.notes(report.report(run(tmp_path, sample()))) == []
+    assert report.notes(report.report(run(tmp_path, sample(seconds=1.0, memory=GIB, cpu=0.0), waiting=0.9))) == []
+
+
+def test_what_was_not_recorded_is_left_out(tmp_path: Path) -> None:
+    status = run(tmp_path)
+    (tmp_path / "spec.json").unlink()
+    (tmp_path / "metrics.jsonl").unlink()
+    text = report.as_text(report.report(status))
+    assert "Use: nothing was recorded." in text and "%" not in text and "Size" not in text
+    assert usage.read(tmp_path) == []
+    (tmp_path / "usage-0.jsonl").write_text(
+        '{"node": "a", "seconds": 5, "cpus": 2, "cpu": 0.5, "gpus": [{}]}\nnull\n[]\n'
+    )
+    (node,) = usage.read(tmp_path)
+    assert (node.memory, node.gpus[0].utilization) == (None, None)
+    assert report.as_text(report.report(status)).endswith("By node\n  a: CPUs 50 % of 2, GPUs -")
+
+
+def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    status = run(tmp_path, sample(memory=2 * GIB))
+    monkeypatch.setattr(verb, "run_statuses", lambda runs_dir, jobs: [status, status])
+    assert verb.main(["12", "13"]) == 0
+    assert capsys.readouterr().out.count("fit, job 12: COMPLETED") == 2
+    assert verb.main(["12", "--json"]) == 0
+    first, _ = json.loads(capsys.readouterr().out)
+    assert first["notes"] == ["Memory: 2.0 of 64.0 GiB used on a node: --mem 3G"]
+    assert first["nodes"][0]["gpus"][0]["utilization"] == 0.9

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster_ddp.runtime.usage import sampler
+from cluster_ddp.runtime.usage.sampler import Sampler
+from cluster_ddp.slurm.topology import Topology
+
+TOPOLOGY = Topology(
+    launcher="single", rank=0, local_rank=0, world_size=1, node_rank=3, master_addr="localhost", port_candidates=(1,)
+)
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "SAMPLE_S", 0.02)
+    monkeypatch.setattr(sampler, "WRITE_S", 0.1)
+
+
+def records(run_dir: Path) -> list[dict]:
+    path = run_dir / "usage-3.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_it_writes_until_it_is_stopped(tmp_path: Path) -> None:
+    made = Sampler(tmp_path, TOPOLOGY, {"SLURM_CPUS_ON_NODE": "1"})
+    deadline = time.monotonic() + 30
+    while len(records(tmp_path)) < 2 and time.monotonic() < deadline:
+        sum(range(10_000))
+    made.stop()
+    count = len(records(tmp_path))
+    assert count >= 2
+    for record in records(tmp_path):
+        assert (record["node"], record["cpus"], record["restart"], record["gpus"]) == (os.uname().nodename, 1, 0, [])
+        assert 0 <= record["cpu"] <= 1 and record["memory"] > 1 << 20 and record["seconds"] > 0
+    assert max(record["cpu"] for record in records(tmp_path)) > 0.1
+    time.sleep(0.3)
+    assert len(records(tmp_path)) == count
+    assert (tmp_path / "usage-3.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_short_training_has_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "WRITE_S", 60.0)
+    Sampler(tmp_path, TOPOLOGY, {}).stop()
+    (record,) = records(tmp_path)
+    assert record["cpus"] == len(os.sched_getaffinity(0))
+
+
+def test_a_folder_that_this_node_does_not_have(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Sampler(tmp_path / "elsewhere", TOPOLOGY, {}).stop()
+    assert caplog.text == ""
+
+
+def test_a_file_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "usage-3.jsonl").mkdir()
+    made = Sampler(tmp_path, TOPOLOGY, {})
+    time.sleep(0.5)
+    made.stop()
+    assert caplog.text.count("How this node is used is no longer recorded.") == 1
+
+
+def test_means_and_the_most_memory() -> None:
+    samples = [[{"utilization": 0.0, "memory": 5.0}], [{"utilization": 1.0, "memory": 3.0, "power_w": 100.0}]]
+    assert sampler._means(samples) == [{"utilization": 0.5, "memory": 5.0, "power_w": 100.0}]
+    assert sampler._means([]) == []

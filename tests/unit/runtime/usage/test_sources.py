@@ -1,0 +1,131 @@
+"""Where CPU time and memory come from: control groups of both versions, /proc, and NVML's stand-in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cluster_ddp.runtime.usage.cgroups import StepCgroup
+from cluster_ddp.runtime.usage.gpus import Gpus
+from cluster_ddp.runtime.usage.processes import JobProcesses
+
+STEP = "slurm/uid_1000/job_12/step_0"
+
+
+def write(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+
+
+def test_version_1(tmp_path: Path) -> None:
+    write(tmp_path / "cpu,cpuacct" / STEP, cpuacct__usage="2500000000\n")
+    write(tmp_path / "memory" / STEP, memory__stat="cache 9\nrss 1\ntotal_rss 5000\ntotal_shmem 300\ntotal_cache 900\n")
+    text = f"9:name=systemd:/system.slice\n4:cpu,cpuacct:/{STEP}/task_1\n3:memory:/{STEP}/task_1\n"
+    found = StepCgroup(text, tmp_path)
+    assert (found.cpu_s(), found.memory_bytes()) == (2.5, 5300)
+
+
+def test_version_2(tmp_path: Path) -> None:
+    step = "system.slice/slurmstepd.scope/job_12/step_0"
+    write(tmp_path / step, cpu__stat="usage_usec 1500000\nuser_usec 1\n", memory__stat="anon 700\nfile 99\nshmem 20\n")
+    found = StepCgroup(f"0::/{step}/user/task_0\n", tmp_path)
+    assert (found.cpu_s(), found.memory_bytes()) == (1.5, 720)
+
+
+@pytest.mark.parametrize("text", ["0::/user.slice/user-0.slice\n", "", f"0::/{STEP}/task_0\n"])
+def test_no_control_group_of_a_step(text: str, tmp_path: Path) -> None:
+    with pytest.raises(OSError):
+        StepCgroup(text, tmp_path)
+
+
+def test_processes_of_a_job_count_wherever_they_were_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after they have ended; those of other jobs don't. What they share counts once."""
+    busy = "while time.process_time() < 0.3: pass"
+    code = f"import sys, time; x = bytearray(50 << 20)\n{busy}\nprint(flush=True); sys.stdin.read()"
+    mark = {"SLURM_JOB_ID": f"{os.getpid()}", "SLURMD_NODENAME": "node1"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, **mark, "SLURMD_NODENAME": node},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        for node in ("node1", "node1", "node2")
+    ]
+    found = JobProcesses(mark)
+    for process in started:
+        assert process.stdout is not None
+        process.stdout.readline()
+    first = found.cpu_s()
+    assert 0.5 < first < 3
+    assert 100 << 20 < found.memory_bytes() < 200 << 20
+    for process in started:
+        process.communicate()
+    assert found.cpu_s() == pytest.approx(first, abs=0.2)
+    assert found.memory_bytes() == 0
+
+
+def test_without_a_job_its_session_counts() -> None:
+    found = JobProcesses({})
+    before = found.cpu_s()
+    end = time.process_time() + 0.2
+    while time.process_time() < end:
+        pass
+    assert found.cpu_s() - before >= 0.15
+    assert found.memory_bytes() > 1 << 20
+
+
+def power(handle: int) -> int:
+    if handle == 2:
+        raise RuntimeError("Not Supported")
+    return 250_000
+
+
+NVML = SimpleNamespace(
+    NVML_TEMPERATURE_GPU=0,
+    nvmlInit=lambda: None,
+    nvmlDeviceGetCount=lambda: 4,
+    nvmlDeviceGetHandleByIndex=lambda index: index,
+    nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}{handle}",
+    nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=(50, 101, 0, 7)[handle]),
+    nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(used=handle << 30, total=80 << 30),
+    nvmlDeviceGetPowerUsage=power,
+    nvmlDeviceGetTemperature=lambda handle, sensor: 60,
+    nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x40 if handle == 1 else 0x1,  # hot; idle
+)
+"""NVML of four GPUs, of which the third does not tell its power."""
+
+
+@pytest.mark.parametrize(
+    ("env", "used"),
+    [
+        ({}, [0.5, 1, 0, 0.07]),
+        ({"SLURM_JOB_GPUS": "1,3", "CUDA_VISIBLE_DEVICES": "0"}, [1, 0.07]),
+        ({"SLURM_STEP_GPUS": "3", "SLURM_JOB_GPUS": "1,3"}, [0.07]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-22,GPU-00"}, [0, 0.5]),
+        ({"SLURM_JOB_GPUS": "6,7"}, [0.5, 1, 0, 0.07]),  # the control group shows the job's only, from 0
+    ],
+)
+def test_the_gpus_of_the_job(env: dict[str, str], used: list[float]) -> None:
+    assert [gpu["utilization"] for gpu in Gpus(env, NVML).sample()] == used
+
+
+def test_what_a_gpu_does_not_tell_is_left_out() -> None:
+    _, hot, silent, _ = Gpus({}, NVML).sample()
+    assert hot == {
+        "utilization": 1.0,
+        "memory": 1 << 30,
+        "memory_total": 80 << 30,
+        "power_w": 250.0,
+        "temperature_c": 60.0,
+        "throttled": 1.0,
+    }
+    assert "power_w" not in silent and silent["throttled"] == 0
