@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from cluster_ddp.contract import File
-from cluster_ddp.errors import RunDirError, SpecError, exit_on_error
+from cluster_ddp.errors import RemoteError, RunDirError, SpecError, exit_on_error
 from cluster_ddp.jobs import terminal
 from cluster_ddp.launch.cli import add_on
 from cluster_ddp.remote import project
@@ -31,6 +31,8 @@ def parser() -> argparse.ArgumentParser:
     top = terminal.parser(PROGRAM, __doc__)
     top.add_argument("jobs", nargs="+", metavar="JOB", help="job ids or run directories")
     add_on(top)
+    to = "folder here for the run directories (default: runs)"
+    top.add_argument("--to", type=Path, default=Path("runs"), metavar="PATH", help=to)
     top.add_argument("--checkpoints", action="store_true", help="copy the checkpoints, too")
     return top
 
@@ -57,17 +59,20 @@ def _run_dirs(there: Project, arguments: argparse.Namespace) -> list[PurePosixPa
     status = (program, "status", "--json", "--runs-dir", str(arguments.runs_dir), *arguments.jobs)
     found = json.loads(there.host.answer(_RUN_DIRS, there.folder, str(there.subfolder), *status))
     folders = [one["run_dir"] for one in found if one["run_dir"]]
+    if not folders:
+        asked, said = f"Fetching {shlex.join(arguments.jobs)}:", f"no run directory on {there.host.name}."
+        raise RemoteError(asked, said, f"see what is there: cluster-ddp status --on {there.place}")
     resolve = (there.folder, str(there.subfolder), "readlink", "-e", "--", *folders)
     return [PurePosixPath(line) for line in there.host.answer(_RUN_DIRS, *resolve).splitlines()]
 
 
 def _fetch(there: Project, run_dir: PurePosixPath, arguments: argparse.Namespace) -> Path:
     """Copy one run directory. Returns where it is here."""
-    runs_dir: Path = arguments.runs_dir
-    target, origin = runs_dir / run_dir.name, f"{there.host.name}:{run_dir}"
+    to: Path = arguments.to
+    target, origin = to / run_dir.name, f"{there.host.name}:{run_dir}"
     record = target / project.RECORD
     if target.exists() and (not record.is_file() or json.loads(record.read_text()) != {"origin": origin}):
-        hint = f"choose another folder: --runs-dir {shlex.quote(f'{runs_dir}-{there.host.name}')}"
+        hint = f"choose another folder: --to {shlex.quote(f'{to}-{there.host.name}')}"
         raise RunDirError(f"Copying {origin} to {target}:", "there is another run of that name.", hint)
     target.mkdir(parents=True, exist_ok=True, mode=0o700)
     record.write_text(json.dumps({"origin": origin}))

@@ -87,7 +87,8 @@ def _error(options: Sequence[str], said: str, others: Sequence[str]) -> SpecErro
         found = f"there is no such option.{nearest(option.partition('=')[0], legal)}"
         if sbatch_options.is_one(option):
             found = "that is an option of sbatch, not of the training."
-            hint = f"Slurm's options go before the script: sbatch {option} … jobs/NAME.sbatch. For those here: {hint}"
+            before = f"Slurm's options go before the script: sbatch {option} … jobs/NAME.sbatch"
+            hint = f"{before}. The training's options: {hint}"
     elif match := re.match(r"Error parsing (\S+): no type matching (\S+) could be instantiated from (.*)\.", found):
         kind = {"INT": "a whole number", "FLOAT": "a number"}.get(match[2].rpartition("|")[2], match[2])
         found = f"{match[1]} is {kind}, not {match[3].strip('[]')}."

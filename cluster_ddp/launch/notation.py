@@ -32,7 +32,9 @@ def seconds(time: str) -> int | None:
         return None
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time, re.ASCII) if isinstance(time, str) else None
     if match is None:
-        raise field_error("time", time, "one of 30 (minutes), 30:00, 1:30:00, 2-12 (days-hours), 2-12:30:00")
+        raise field_error(
+            "time", time, "30 (minutes), 30:00 (minutes and seconds), 1:30:00, 2-12 (days-hours) or 2-12:30:00"
+        )
     days, first, second, third = (None if part is None else int(part) for part in match.groups())
     assert first is not None
     if days is not None or third is not None:

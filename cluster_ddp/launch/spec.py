@@ -268,5 +268,5 @@ def check_placeholders(words: Sequence[str], grid: grids.Grid, *, array: str | N
         raise SpecError(f"A command with {{{name}}}:", found, hint)
     for key in grid:
         if key not in names:
-            found = f"the command has no {{{key}}}, so its value would be used by no task."
+            found = f"the command has no {{{key}}}, so no task would get its value."
             raise SpecError(f"An array with {key}:", found, f"add it to the command, for example: --{key} {{{key}}}")

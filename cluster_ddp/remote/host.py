@@ -54,7 +54,11 @@ class Host:
         command = ["ssh", *self.options, *terminal, self.name, _login_shell(script, words)]
         status = subprocess.run(command).returncode
         if status == _SSH_FAILED:
-            raise _failed(self.name, status, "the connection failed or broke; ssh's message is above")
+            raise _failed(
+                self.name,
+                status,
+                "the connection failed or broke; ssh's message is above. A job may have been submitted",
+            )
         return status
 
     def rsync(self, options: Sequence[str], *, stdin: bytes = b"") -> None:
@@ -69,13 +73,15 @@ class Host:
         """
         asked = f"Copying files to or from {self.name}:"
         if shutil.which("rsync") is None:
-            raise RemoteError(asked, "there is no rsync on this machine.", "install it: it is a package of each system")
+            raise RemoteError(
+                asked, "there is no rsync on this machine.", "install it: apt install rsync, or ask your support"
+            )
         command = ["rsync", "--protect-args", f"--rsh={shlex.join(['ssh', *self.options])}", *options]
         done = subprocess.run(command, input=stdin, capture_output=True)
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").strip()
             found = f"rsync ended with status {done.returncode}: {said}."
-            raise RemoteError(asked, found, f"see whether it is installed there, and the disk full: ssh {self.name} df")
+            raise RemoteError(asked, found, f"look there: ssh {self.name} 'command -v rsync; df -h .; quota -s'")
 
 
 @contextlib.contextmanager
@@ -93,7 +99,7 @@ def connect(name: str) -> Iterator[Host]:
     if shutil.which("ssh") is None:
         raise RemoteError(f"Connecting to {name}:", "there is no ssh on this machine.", "install OpenSSH's client")
     if name.startswith("-"):
-        raise RemoteError(f"Connecting to {name}:", "that is no name of a machine.", "write --on HOST")
+        raise RemoteError(f"Connecting to {name}:", f"{name} is not the name of a machine.", "write --on HOST")
     settings = subprocess.run(["ssh", "-G", name], capture_output=True, text=True).stdout.splitlines()
     if any(line.startswith("controlpath ") and line != "controlpath none" for line in settings):
         yield Host(name=name, options=())

@@ -21,6 +21,7 @@ from cluster_ddp.remote.host import Host
 RECORD = ".cluster-ddp-copy.json"
 """The file in the folder there that says which project it is a copy of, and what was copied."""
 
+_OTHERS = "other files"
 _PROBE = f"""
 cd -- "$1" 2>/dev/null || {{ echo null; exit 0; }}
 if [[ -f {RECORD} ]]; then cat {RECORD}; elif [[ $(ls -A | grep -vx .venv) ]]; then echo '"other"'; else echo null; fi
@@ -68,10 +69,14 @@ class Project:
             record = json.loads(self.host.answer(_PROBE, self.folder))
             origin, files = (None, []) if record is None else (record["origin"], list(record["files"]))
         except (ValueError, TypeError, KeyError):
-            origin, files = "files that are not a copy of a project", []
+            origin, files = _OTHERS, []
         if origin not in (None, self.origin):
             hint = f"choose another folder: --on {self.host.name}:FOLDER"
-            raise RemoteError(f"Copying {self.root} to {self.place}:", f"there is {origin} already.", hint)
+            raise RemoteError(
+                f"Copying {self.root} to {self.place}:",
+                f"the folder has {origin if origin == _OTHERS else 'the copy of ' + origin} already.",
+                hint,
+            )
         return files
 
     def update(self) -> None:
@@ -98,7 +103,10 @@ class Project:
         """
         if not self.copied_before():
             found = f"nothing was submitted to it from {self.root}."
-            raise RemoteError(f"Looking into {self.place}:", found, f"cluster-ddp submit --on {self.place} …")
+            hint = (
+                f"cluster-ddp submit --on {self.place} …; or --on {self.host.name}:FOLDER, if you used another folder"
+            )
+            raise RemoteError(f"Looking into {self.place}:", found, hint)
 
     def program(self, *, needs_slurm: bool) -> tuple[str, str]:
         """Find this toolkit there.
@@ -121,9 +129,9 @@ class Project:
             raise RemoteError(asked, found, f"install it there: ssh {self.host.name} {shlex.quote(inside)}")
         version, *sbatch = lines or ["an unknown version"]
         if needs_slurm and not sbatch:
-            found = "there is no sbatch on the PATH of a login shell, so it is not a cluster's login node."
+            found = "there is no sbatch on the PATH of a login shell."
             raise RemoteError(
-                asked, found, f"see what the shell finds: ssh {self.host.name} 'bash -lc \"type sbatch\"'"
+                asked, found, "name a login node; or load Slurm in ~/.bash_profile there: module load slurm"
             )
         return program, version.removeprefix("cluster-ddp ")
 

@@ -61,11 +61,14 @@ def run_there(verb: str, words: Sequence[str]) -> int | None:
             project.require()
         program, version = project.program(needs_slurm=verb == "submit" and "--local" not in rest)
         if version != __version__:
-            print(f"warning: {name} has cluster-ddp {version}, this machine has {__version__}.", file=sys.stderr)
+            print(
+                f"warning: {name} has cluster-ddp {version}, this machine has {__version__}: options may differ.",
+                file=sys.stderr,
+            )
         status = host.run(_RUN, project.folder, str(project.subfolder), program, verb, *rest)
     if verb == "submit" and status == 0:
         print(
-            f"On {project.place}. Say --on {where} to cluster-ddp logs, status, cancel and fetch, too.",
+            f"This was on {project.place}. There: cluster-ddp logs --on {where} -f JOB; also status, cancel, fetch.",
             file=sys.stderr,
         )
     return status

@@ -119,7 +119,9 @@ def test_a_project_is_copied_submitted_followed_and_fetched(laptop: Laptop) -> N
     done = laptop.run("submit", "--watch", "--name", "first", "--gpus-per-node", "2", "--", "python", "hello.py")
     assert done.returncode == 0, done
     assert "hello from rank 0" in done.stdout and "hello from rank 1" in done.stdout
-    assert f"On cluster:{laptop.there}. Say --on cluster:{laptop.there} to cluster-ddp logs" in done.stderr
+    assert (
+        f"This was on cluster:{laptop.there}. There: cluster-ddp logs --on cluster:{laptop.there} -f JOB" in done.stderr
+    )
     assert (laptop.there / "old ü.py").exists()
     assert not (laptop.there / "data").exists(), "git ignores it"
     label = next((laptop.there / "sub dir" / "runs").glob("first-*")).name.rpartition("-")[2]
@@ -163,7 +165,7 @@ def test_what_is_missing_there_is_named(laptop: Laptop) -> None:
     (laptop.folder / "other").mkdir()
     (laptop.folder / "other" / "file").write_text("")
     said = laptop.refused("submit", "--", "true", on=f"cluster:{laptop.folder}/other")
-    assert "there is files that are not a copy of a project already." in said
+    assert "the folder has other files already." in said
     assert [path.name for path in (laptop.folder / "other").iterdir()] == ["file"]
     said = laptop.refused("submit", "--", "true", on="broken")
     assert "Connection refused" in said and "Hint: try it by hand: ssh broken" in said

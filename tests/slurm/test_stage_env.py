@@ -72,7 +72,7 @@ def test_a_node_that_cannot_unpack_uses_the_environment_as_it_is(place: Place) -
     venv = str(place.folder / "my env")
     assert [seen(run_dir, rank)[0] for rank in range(4)] == [venv] * 4
     said = output(run_dir)
-    assert said.count("could not unpack the environment. Its ranks import from " + venv) == 2, said
+    assert said.count("could not unpack the environment (") == said.count(f"Its ranks import from {venv}.") == 2, said
 
 
 def test_a_cancelled_job_leaves_no_copy(place: Place) -> None:

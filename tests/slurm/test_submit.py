@@ -224,7 +224,7 @@ def test_the_scheduler_is_asked_and_nothing_submitted(place: Place) -> None:
 BAD = [
     (("--partition", "man"), "Did you mean main?"),
     (("--gpus-per-node", "3"), "the nodes of partition main have at most 2 GPUs"),
-    (("--nodes", "5"), "partition main has 4 nodes of that kind"),
+    (("--nodes", "5"), "partition main has 4 nodes with these GPUs, CPUs and memory, not 5"),
     (("--gpu-type", "a100"), "GPUs have no types here"),
     (("--partition", "man", "--no-check"), "sinfo -o %P"),
     (("--gpus-per-node", "3", "--no-check"), "sinfo -o"),
@@ -314,5 +314,7 @@ def test_the_same_training_as_a_command(slurm: Cluster, long_ones: dict[str, Pat
         "task-0.log",
         "task-1.log",
         "metrics.jsonl",
+        "usage-0.jsonl",
+        "usage-1.jsonl",
         "run.json",
     } == names

@@ -24,8 +24,9 @@ def advise(spec: JobSpec) -> list[Advice]:
         return []
     text = (
         f"The job seems to contain a secret: {', '.join(found)}. It would be kept in spec.json and the job's script, "
-        "and ps shows a command to everybody on its node. Export it in your shell instead: the job inherits it. Or put "
-        "it into a file: --sbatch-options=--export-file=PATH (NAME=VALUE, each ended by a NUL byte)."
+        "and ps shows a command to everybody on its node. Export it in your shell instead, and take it out of the "
+        "command: the job inherits it. Or write it to a file, printf 'NAME=VALUE\\0' >FILE, and submit with "
+        "--sbatch-options=--export-file=FILE."
     )
     return [Advice("secret", text)]
 

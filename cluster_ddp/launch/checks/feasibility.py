@@ -6,6 +6,7 @@ An error means that the cluster surely can't run the job. If that depends on wha
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
@@ -44,7 +45,9 @@ def check(spec: JobSpec, groups: Sequence[NodeGroup]) -> list[str]:
             options that fit, if there are any.
     """
     if not groups:
-        return ["sinfo shows no partition, so it was not checked whether the cluster can run the job."]
+        return [
+            "sinfo shows no partition, so it was not checked whether the cluster can run the job; sinfo may say why."
+        ]
     everywhere = by_partition(groups)
     _check_names(spec, everywhere)
     asked = asked_partitions(spec, groups)
@@ -85,12 +88,14 @@ def _check_names(spec: JobSpec, everywhere: Partitions) -> None:
     for name in spec.partition.split(",") if spec.partition else []:
         if name not in everywhere:
             found = f"there is no such partition; there are {', '.join(everywhere)}.{nearest(name, everywhere)}"
-            raise SpecError(f"A job in the partition {name}:", found, "--partition with one of these names")
+            near = difflib.get_close_matches(name, everywhere, n=1)
+            hint = f"--partition {near[0] if near else 'with one of these names'}"
+            raise SpecError(f"A job in the partition {name}:", found, hint)
     types = sorted({gpu_type for groups in everywhere.values() for group in groups for gpu_type in group.gpus} - {""})
     if spec.gpu_type is not None and spec.gpu_type not in types:
         found = f"the cluster has {', '.join(types)}."
         same = [one for one in types if one.lower() == spec.gpu_type.lower()]
-        hint = f"--gpu-type {' or '.join(same or types)}" if types else "leave out gpu_type"
+        hint = f"--gpu-type {' or '.join(same or types)}" if types else "leave out --gpu-type"
         raise SpecError(
             f"A job with GPUs of type {spec.gpu_type}:", found if types else "GPUs have no types here.", hint
         )
@@ -138,7 +143,10 @@ def _lack(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> _Lack | None
         return _Lack(f"{such} have {most}M of memory, not {spec.mem}", {"mem": mem})
     count = sum(group.nodes for group in fitting)
     if count < spec.nodes:
-        return _Lack(f"partition {name} has {counted(count, 'node')} of that kind, not {spec.nodes}", {"nodes": count})
+        return _Lack(
+            f"partition {name} has {counted(count, 'node')} with these GPUs, CPUs and memory, not {spec.nodes}",
+            {"nodes": count},
+        )
     if spec.qos is None and _is_over_time(spec, groups):  # a QOS may exceed it (sacctmgr(1), PartitionTimeLimit)
         limit = _limit(groups)
         return _Lack(f"the time limit of partition {name} is {limit}; the job asks for {spec.time}", {"time": limit})
@@ -151,7 +159,7 @@ def _error(spec: JobSpec, everywhere: Partitions, lacks: Mapping[str, _Lack]) ->
     asked = f"A job of {size} in {where}:"
     found = "; ".join(lack.found for lack in lacks.values()) + "."
     if any("gpus_per_node" in lack.change for lack in lacks.values()):
-        found += f" GPUs per node: {'; '.join(f'{name} {_kinds(groups)}' for name, groups in everywhere.items())}."
+        found += f" GPUs per node: {'; '.join(f'{name}: {_kinds(groups)}' for name, groups in everywhere.items())}."
     mended = [_mended(spec, name, everywhere[name]) for name in lacks]
     others = [name for name, groups in everywhere.items() if any(group.up for group in groups) and name not in lacks]
     hints = [_difference(spec, other) for other in mended if other]
@@ -181,7 +189,9 @@ def _warnings(spec: JobSpec, asked: Partitions) -> list[str]:
     up = {name: groups for name, groups in asked.items() if any(group.up for group in groups)}
     warnings = []
     if not up:
-        warnings.append(f"Partition {names} is not up: sbatch will refuse the job, or the job will wait.")
+        warnings.append(
+            f"Partition {names} is not up: sbatch will refuse the job, or it will wait. For others, see sinfo."
+        )
     if spec.qos is not None and all(_is_over_time(spec, groups) for groups in asked.values()):
         limits = ", ".join(map(_limit, asked.values()))
         warnings.append(f"The time limit of partition {names} is {limits}, unless the QOS {spec.qos} may exceed it.")
@@ -205,4 +215,4 @@ def _gpus(spec: JobSpec, count: int) -> str:
 def _kinds(groups: Sequence[NodeGroup]) -> str:
     """The most GPUs of each type in one node, such as "4 a100, 8 h100"."""
     types = sorted({gpu_type for group in groups for gpu_type in group.gpus})
-    return ", ".join(f"{max(group.gpus_of(t) for group in groups)} {t}".strip() for t in types) or "none"
+    return ", ".join(f"{max(group.gpus_of(t) for group in groups)} {t}".strip() for t in types) or "no GPUs"

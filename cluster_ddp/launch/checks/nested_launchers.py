@@ -6,7 +6,9 @@ ranks each, and look successful. `srun` in a task waits for ever for CPUs that t
 
 from __future__ import annotations
 
+import re
 import shlex
+import shutil
 from collections.abc import Sequence
 from pathlib import PurePath
 
@@ -30,6 +32,8 @@ _START_RANKS = {
     "mpirun": (),
     "mpiexec": (),
 }
+_OURS = re.compile(r"--?(np|n|N|H|nnodes|nproc|num|rdzv|rdzv|master|main|machine|node|local|hostfile|standalone|max)")
+"""Options of launchers that have a counterpart in every job here."""
 _SLURMS = ("srun", "sbatch", "salloc")
 _TORCHS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate.commands.launch")
 
@@ -52,8 +56,13 @@ def check(spec: JobSpec) -> None:
         )
     else:
         return
+    if launcher in ("sbatch", "salloc"):
+        hint = f"run it without cluster-ddp: {shlex.join(spec.command)}"
+        raise SpecError(f"Submitting {shlex.join(spec.command)}:", found, hint)
+    left_out, script = _script(rest, any_program=launcher in _SLURMS)
     option = "--launcher torchrun " if launcher in _TORCHS else ""
-    hint = f"{option}-- {shlex.join(_script(rest))}; to submit it anyway: --accept {CODE}"
+    without = f" (without {launcher}'s {shlex.join(left_out)})" if left_out else ""
+    hint = f"{option}-- {shlex.join(script)}{without}; to submit it anyway: --accept {CODE}"
     raise SpecError(f"Submitting {shlex.join(spec.command)}:", found, hint)
 
 
@@ -70,11 +79,29 @@ def _launcher(command: Sequence[str]) -> tuple[str, list[str]]:
     return name, words[1 + len(verb) :]
 
 
-def _script(words: list[str]) -> list[str]:
-    """The script or module among a launcher's words, as a command."""
+def _script(words: list[str], *, any_program: bool) -> tuple[list[str], list[str]]:
+    """A launcher's options that the job does not have already; and the script or module, as a command."""
     for at, word in enumerate(words):
+        if any_program and shutil.which(word):
+            return words[:at], words[at:]
         if word.endswith(".py"):
-            return ["python", *words[at:]]
+            return _not_ours(words[:at]), ["python", *words[at:]]
         if word in ("-m", "--module") and at + 1 < len(words):
-            return ["python", "-m", *words[at + 1 :]]
-    return ["python", "SCRIPT.py"]
+            return _not_ours(words[:at]), ["python", "-m", *words[at + 1 :]]
+    return [], ["python", "SCRIPT.py"]
+
+
+def _not_ours(words: list[str]) -> list[str]:
+    """Options of a launcher, without those that say how many ranks there are and where they meet, and their values."""
+    left: list[str] = []
+    is_ours = False
+    for word in words[:-1] if words[-1:] and words[-1].startswith("python") else words:
+        if word.startswith("-"):
+            is_ours = bool(_OURS.match(word)) and "=" not in word
+            if not _OURS.match(word):
+                left.append(word)
+        elif is_ours:
+            is_ours = False
+        else:
+            left.append(word)
+    return left

@@ -121,13 +121,13 @@ def _no_requeue(spec: JobSpec, requeue_default: bool | None) -> str:
     if limit_s is not None and limit_s <= LONG_S:
         return ""
     reason = f"A job of up to {spec.time} that is preempted or loses a node is not requeued"
-    return f"{reason}. With --requeue it is, and a script that saves checkpoints resumes from the last one."
+    return f"{reason}. With --requeue it is, and a script that loads its last checkpoint resumes."
 
 
 def _fork_of_one(spec: JobSpec) -> str:
     if spec.launcher != "fork" or spec.ranks_per_node > 1:
         return ""
-    return "With one rank on each node, --launcher fork saves no import of torch. The default, srun, runs any command."
+    return "With one rank on each node, --launcher fork gains nothing. Leave it out."
 
 
 def _early_signal(spec: JobSpec) -> str:

@@ -99,7 +99,7 @@ def _check_array_size(spec: JobSpec, config: str) -> None:
     if spec.array is None or match is None or grids.last(spec.array) < int(match[1]):
         return
     found = f"the highest task number on this cluster is {int(match[1]) - 1} (MaxArraySize = {match[1]})."
-    raise SpecError(f"An array {spec.array}:", found, "submit several smaller arrays")
+    raise SpecError(f"An array {spec.array}:", found, "submit several smaller arrays, each numbered from 0")
 
 
 def _resumed(plan: Plan) -> list[Advice]:
@@ -126,7 +126,9 @@ def _environment(spec: JobSpec) -> list[Advice]:
         )
     if spec.container is not None and "://" not in spec.container and not Path(spec.container).exists():
         raise SpecError(
-            f"Running in the container {spec.container}:", "there is no such file.", "make one: apptainer pull"
+            f"Running in the container {spec.container}:",
+            "there is no such file.",
+            f"make one: apptainer pull {spec.container} docker://IMAGE",
         )
     for bind in spec.container_binds:
         if not Path(bind.split(":")[0]).exists():
@@ -154,8 +156,8 @@ def _conda(name: str | None) -> list[Advice]:
         return []
     raise SpecError(
         f"Activating the conda environment {name}:",
-        f"conda env list shows: {', '.join(sorted(known)) or 'none'}.",
-        f"make it: conda create --name {name} python",
+        f"there is no such environment; conda env list shows: {', '.join(sorted(known)) or 'none'}.",
+        f"make it: conda create {'--prefix' if '/' in name else '--name'} {name} python",
     )
 
 
@@ -168,7 +170,7 @@ def _modules(modules: tuple[str, ...]) -> list[Advice]:
             ["bash", "-lc", load], capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
-        return [Advice("modules", f"The check of the modules {' '.join(modules)} took longer than 30 s.")]
+        return [Advice("modules", f"The check of the modules {' '.join(modules)} took longer than 30 s: not checked.")]
     if done.returncode == _NO_MODULES:
         return [
             Advice("modules", "There is no module command here. Whether the nodes have these modules was not checked.")
@@ -212,10 +214,11 @@ def _command(spec: JobSpec) -> list[Advice]:
 def _program_hint(program: str, arguments: Sequence[str]) -> str:
     if " " in program and not arguments:  # a whole command line in quotes
         return f"leave out the quotes: -- {program}; or let a shell run it: -- bash -c {shlex.quote(program)}"
+    rest = shlex.join([program, *arguments])
     if program.endswith(".py"):
-        return f"-- python {program}"
-    if Path(program).is_file():
-        return f"make it executable: chmod +x {program}; or name what runs it: -- bash {program}"
+        return f"-- python {rest}"
+    if Path(program).is_file():  # but not on the PATH, or not executable
+        return f"-- ./{rest}" if os.access(program, os.X_OK) and "/" not in program else f"-- bash {rest}"
     return f"check its spelling, or activate its environment first; your shell must find it: type {program}"
 
 

@@ -39,7 +39,11 @@ def rendered(path: Path, values: Mapping[str, object], environment: Callable[[Pa
         text = environment(path.parent).get_template(path.name).render(values)
     except jinja2.TemplateNotFound as error:
         found = f"there is no template {error.name}."
-        raise SpecError(asked, found, "ours is job.sbatch.j2: cluster-ddp submit --show-template") from error
+        raise SpecError(
+            asked,
+            found,
+            'to extend our template: {% extends "job.sbatch.j2" %}; to see it: cluster-ddp submit --show-template',
+        ) from error
     except jinja2.TemplateSyntaxError as error:
         raise SpecError(
             asked, f"line {error.lineno}: {error.message}.", f"look at it: {shlex.quote(str(path))}"

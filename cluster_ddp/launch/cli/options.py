@@ -120,13 +120,13 @@ def refuse_habits(rest: Sequence[str]) -> None:
     for at, word in enumerate(rest):
         option, equals, _ = word.partition("=")
         if option in sbatch_options.HETEROGENEOUS:
-            found = "heterogeneous jobs are not offered: all ranks of a job have the same GPUs, CPUs and memory."
+            found = "heterogeneous jobs are not possible here: all ranks of a job have the same GPUs, CPUs and memory."
             hint = "use equal nodes for all ranks: --nodes and --gpus-per-node; or submit independent jobs"
             raise SpecError(f"Submitting with {option}:", found, hint)
         behind = rest[at + 1] if at + 1 < len(rest) and not rest[at + 1].startswith("-") else ""
         value = word.partition("=")[2] if equals else behind
         if option in sbatch_options.HERE:
-            hint = f"here it is {sbatch_options.here(option, value)}"
+            hint = sbatch_options.here(option, value)
         elif sbatch_options.is_one(word) and option.startswith("--"):
             hint = "--sbatch-options=" + shlex.quote(option + (f"={value}" if value else ""))
         else:

@@ -37,8 +37,8 @@ HERE = {
     "-a": "--array",
     "-d": "--after",
     "--dependency": "--after",
-    "-o": "not needed: logs are in the run directory",
-    "--output": "not needed: logs are in the run directory",
+    "-o": "leave it out; to read the logs: cluster-ddp logs JOB",
+    "--output": "leave it out; to read the logs: cluster-ddp logs JOB",
 }
 
 
@@ -54,7 +54,7 @@ def is_one(word: str) -> bool:
 
 def gpus(value: str) -> str:
     """Return the value of --gpus-per-node, and the type if there is one, for Slurm's gpu:a100:2; empty if unclear."""
-    match = re.fullmatch(r"(?:gpu:)?(?:([A-Za-z]\w*):)?(\d+)", value)
+    match = re.fullmatch(r"(?:gpu:)?(?:([A-Za-z]\w*):)?(\d+)", value.partition(",")[0])
     return "" if match is None else match[2] + (f" --gpu-type {match[1]}" if match[1] else "")
 
 
@@ -62,8 +62,10 @@ def here(option: str, value: str) -> str:
     """Return what to write instead of an option of sbatch and its value: `--gpus-per-node 2` for --gres=gpu:2."""
     if option in ("--gres", "-G", "--gpus"):
         value = gpus(value)
-    together = " (and --nodes: one task for each GPU)" if option in ("-n", "-G", "--gpus") else ""
-    return f"{HERE[option]}{f' {value}' if value and HERE[option].startswith('-') else ''}{together}"
+    if not HERE[option].startswith("-"):
+        return HERE[option]
+    together = " on one node; on two nodes, half of it and --nodes 2" if option in ("-n", "-G", "--gpus") else ""
+    return f"use {HERE[option]}{f' {value}' if value else ''}{together}"
 
 
 def joined(words: Sequence[str], option: str) -> list[str]:

@@ -41,12 +41,16 @@ def require(spec: JobSpec) -> Path:
     if spec.container or spec.container_image:
         raise SpecError(asked, "the job runs in a container, which is one file already.", "leave --stage-env out")
     if spec.conda_env is not None:
-        found = f"{spec.conda_env} is a conda environment, whose files name its path, so they can't be moved."
+        found = (
+            f"{spec.conda_env} is a conda environment, whose files contain its absolute path, so they can't be moved."
+        )
         hint = "use conda-pack (https://conda.github.io/conda-pack), and unpack its file in --setup; or use --venv"
         raise SpecError(asked, found, hint)
     if spec.venv is None:
         found = f"the job uses no virtual environment, but {sys.prefix}."
-        raise SpecError(asked, found, "make one for the job: python -m venv .venv; then --venv .venv")
+        raise SpecError(
+            asked, found, "make one: python -m venv .venv; .venv/bin/pip install -r requirements.txt; then --venv .venv"
+        )
     if not Path(spec.venv, "pyvenv.cfg").is_file():
         found = "there is no pyvenv.cfg in it."
         raise SpecError(f"Packing the environment {spec.venv}:", found, "name a virtual environment: --venv PATH")
@@ -96,8 +100,8 @@ def pack(venv: Path, archive: Path, *, shared: bool) -> None:
         _write(venv, entries, temporary, shared=shared)
         temporary.replace(archive)
     except (OSError, tarfile.TarError) as error:
-        found = f"{getattr(error, 'strerror', None) or error}."
-        hint = "make room, or choose another folder: --runs-dir PATH; or submit without --stage-env"
+        found = f"{getattr(error, 'strerror', None) or error}: {getattr(error, 'filename', None) or archive}."
+        hint = "mend that, or choose another folder for it: --runs-dir PATH; or submit without --stage-env"
         raise RunDirError(f"Packing the environment {what} into {archive}:", found, hint) from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -35,7 +35,7 @@ def test_it_needs_a_machine(words: list[str]) -> None:
 
 def test_a_machine_is_no_option_of_ssh() -> None:
     """--on=-oProxyCommand=… would run a command here."""
-    with pytest.raises(RemoteError, match="that is no name of a machine"), connect("-oProxyCommand=touch x"):
+    with pytest.raises(RemoteError, match="is not the name of a machine"), connect("-oProxyCommand=touch x"):
         pass
 
 

@@ -53,21 +53,21 @@ def test_what_fits(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "found", "hint"),
     [
-        ({"partition": "man"}, "main, big, cpu, old. Did you mean main?", "--partition with one of these names"),
+        ({"partition": "man"}, "main, big, cpu, old. Did you mean main?", "--partition main"),
         ({"partition": "main,hug"}, "no such partition; there are", "--partition with one of these names"),
         ({"gpu_type": "A100"}, "the cluster has a100, h100, v100.", "--gpu-type a100"),
         (
             {"gpus_per_node": 8},
             "the nodes of partition main have at most 4 GPUs. "
-            "GPUs per node: main 4 a100, 2 v100; big 8 h100; cpu none; old 2.",
+            "GPUs per node: main: 4 a100, 2 v100; big: 8 h100; cpu: no GPUs; old: 2.",
             "--nodes 2 --gpus-per-node 4, or --partition big",
         ),
         ({"gpus_per_node": 9, "partition": "big"}, "at most 8 GPUs", "--gpus-per-node 8"),
         ({"gpus_per_node": 4, "gpu_type": "v100"}, "at most 2 GPUs of type v100", "--nodes 2 --gpus-per-node 2"),
         ({"gpu_type": "h100"}, "main have no GPUs of type h100", "--partition big"),
         ({"partition": "cpu"}, "the nodes of partition cpu have no GPUs", "--partition main, or --partition big"),
-        ({"nodes": 9}, "partition main has 8 nodes of that kind, not 9", "--nodes 8"),
-        ({"nodes": 5, "gpus_per_node": 4}, "has 4 nodes of that kind", "--nodes 4"),
+        ({"nodes": 9}, "partition main has 8 nodes with these GPUs, CPUs and memory, not 9", "--nodes 8"),
+        ({"nodes": 5, "gpus_per_node": 4}, "has 4 nodes with these GPUs, CPUs and memory, not 5", "--nodes 4"),
         ({"nodes": 6, "gpus_per_node": 8}, "at most 4 GPUs", "--nodes 4 --gpus-per-node 4"),
         (
             {"gpus_per_node": 4, "cpus_per_task": 10},
@@ -80,7 +80,7 @@ def test_what_fits(fields: dict[str, Any]) -> None:
             "--mem 62G",
         ),
         ({"mem": "2T"}, "have 128000M of memory, not 2T", "--mem 125G"),
-        ({"nodes": 5, "mem": "100G"}, "has 4 nodes of that kind", "--nodes 4"),
+        ({"nodes": 5, "mem": "100G"}, "has 4 nodes with these GPUs, CPUs and memory, not 5", "--nodes 4"),
         (
             {"time": "25:0:0"},
             "main is 1-00:00:00; the job asks for 1-01:00:00",
@@ -117,7 +117,7 @@ def test_the_error_says_what_was_asked_for() -> None:
     ("groups", "fields", "hint"),
     [
         ([group("cpu", 9, {}, default=True)], {}, "see what there is: sinfo -o '%P %D %c %m %G %l'"),
-        ([group("cpu", 9, {}, default=True)], {"gpu_type": "a100"}, "leave out gpu_type"),
+        ([group("cpu", 9, {}, default=True)], {"gpu_type": "a100"}, "leave out --gpu-type"),
         ([group("cpu", 9, {}, default=True), SITE[-1]], {}, "see what there is: sinfo -o '%P %D %c %m %G %l'"),
         ([group("one", 1, {"": 8}, default=True, cpus=4)], {"gpus_per_node": 8, "cpus_per_task": 1}, "see what"),
         ([group("empty", 0, {}, default=True, cpus=0, mem_mb=0), *SITE[3:4]], {}, "--partition big"),

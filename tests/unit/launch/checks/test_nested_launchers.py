@@ -34,7 +34,6 @@ def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
         ("deepspeed t.py --deepspeed", "deepspeed", "-- python t.py --deepspeed"),
         ("mpirun -np 4 python t.py", "mpirun", "-- python t.py"),
         ("srun python t.py", "srun", "-- python t.py"),
-        ("sbatch job.sh", "sbatch", "-- python SCRIPT.py"),
     ],
 )  # fmt: skip
 def test_a_nested_launcher_is_refused_with_the_command_that_is_meant(command: str, launcher: str, instead: str) -> None:

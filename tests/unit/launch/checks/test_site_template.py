@@ -46,7 +46,11 @@ def test_a_template_adds_to_ours(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found", "hint"),
     [
-        ("{% extends 'job.sbatch' %}", "there is no template job.sbatch.", "ours is job.sbatch.j2: "),
+        (
+            "{% extends 'job.sbatch' %}",
+            "there is no template job.sbatch.",
+            'to extend our template: {% extends "job.sbatch.j2" %}; ',
+        ),
         (EXTENDS + "{% block before %}{% if %}{% endblock %}", "line 2: ", "look at it: "),
         (
             EXTENDS + "{% block before %}{{ comand }}{% endblock %}",

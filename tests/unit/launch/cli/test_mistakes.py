@@ -22,11 +22,11 @@ gpu*|up|idle|4|16|64000|1-00:00:00|gpu:a100:4
 cpu|up|idle|8|32|128000|infinite|(null)
 X"""
 HELP = "cluster-ddp submit --help"
-NO_HET = "heterogeneous jobs are not offered: all ranks of a job have the same GPUs, CPUs and memory."
+NO_HET = "heterogeneous jobs are not possible here: all ranks of a job have the same GPUs, CPUs and memory."
 SBATCHS = "that is sbatch's option."
-FORMS = "time must be one of 30 (minutes), 30:00, 1:30:00, 2-12 (days-hours), 2-12:30:00."
+FORMS = "time must be 30 (minutes), 30:00 (minutes and seconds), 1:30:00, 2-12 (days-hours) or 2-12:30:00."
 SIZES = "mem must be a size such as 32G (per node; units K, M, G, T)."
-NAMES = "--partition with one of these names"
+NAMES = "--partition gpu"
 PARTITIONS = "there is no such partition; there are gpu, cpu. Did you mean gpu?"
 EQUAL = "use equal nodes for all ranks: --nodes and --gpus-per-node; or submit independent jobs"
 TRAIN_HELP = "cluster-ddp submit --help; for the training: cluster-ddp train --help"
@@ -38,17 +38,17 @@ ERRORS: list[tuple[str, str, str, str]] = [
     ("--mail-type END -- true", "Submitting with --mail-type", SBATCHS, "--sbatch-options=--mail-type=END"),
     ("--nodelist=n[1-2] -- true", "Submitting with --nodelist", SBATCHS, "--sbatch-options='--nodelist=n[1-2]'"),
     ("--exclusive -- true", "Submitting with --exclusive", SBATCHS, "--sbatch-options=--exclusive"),
-    ("-N 2 -- true", "Submitting with -N", SBATCHS, "here it is --nodes 2"),
-    ("-p gpu -- true", "Submitting with -p", SBATCHS, "here it is --partition gpu"),
-    ("-o x.log -- true", "Submitting with -o", SBATCHS, "here it is not needed: logs are in the run directory"),
-    ("--gres=gpu:2 -- true", "Submitting with --gres", SBATCHS, "here it is --gpus-per-node 2"),
-    ("--gres gpu:a100:2 -- true", "Submitting with --gres", SBATCHS, "here it is --gpus-per-node 2 --gpu-type a100"),
-    ("--gres=gpu:2,tmp:1 -- true", "Submitting with --gres", SBATCHS, "here it is --gpus-per-node"),
+    ("-N 2 -- true", "Submitting with -N", SBATCHS, "use --nodes 2"),
+    ("-p gpu -- true", "Submitting with -p", SBATCHS, "use --partition gpu"),
+    ("-o x.log -- true", "Submitting with -o", SBATCHS, "leave it out; to read the logs: cluster-ddp logs JOB"),
+    ("--gres=gpu:2 -- true", "Submitting with --gres", SBATCHS, "use --gpus-per-node 2"),
+    ("--gres gpu:a100:2 -- true", "Submitting with --gres", SBATCHS, "use --gpus-per-node 2 --gpu-type a100"),
+    ("--gres=gpu:2,tmp:1 -- true", "Submitting with --gres", SBATCHS, "use --gpus-per-node 2"),
     (
         "--gpus 4 -- true",
         "Submitting with --gpus",
         SBATCHS,
-        "here it is --gpus-per-node 4 (and --nodes: one task for each GPU)",
+        "use --gpus-per-node 4 on one node; on two nodes, half of it and --nodes 2",
     ),
     (
         "--ntasks 3 -- true",
@@ -101,7 +101,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
     (
         "--array lr=1,2 -- true",
         "An array with lr",
-        "the command has no {lr}, so its value would be used by no task.",
+        "the command has no {lr}, so no task would get its value.",
         "add it to the command, for example: --lr {lr}",
     ),
     # Commands
@@ -111,7 +111,13 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "a command comes after two dashes.",
         "cluster-ddp submit [OPTIONS] -- torchrun t.py",
     ),
-    ("-- t.py", "Running 't.py'", "it is a Python script, which an interpreter must run.", "-- python t.py"),
+    (
+        "-- t.py --lr 1",
+        "Running 't.py'",
+        "it is a Python script, which an interpreter must run.",
+        "-- python t.py --lr 1",
+    ),
+    ("-- run.sh a", "Running 'run.sh'", "there is no such program here.", "-- bash run.sh a"),
     (
         "-- 'python t.py --lr 1'",
         "Running 'python t.py --lr 1'",
@@ -130,12 +136,31 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "srun asks Slurm for tasks. The job starts this command in each of its tasks already.",
         "-- python t.py; to submit it anyway: --accept nested",
     ),
+    (
+        "-- srun --ntasks 2 ls -l",
+        "Submitting srun --ntasks 2 ls -l",
+        "srun asks Slurm for tasks. The job starts this command in each of its tasks already.",
+        "-- ls -l (without srun's --ntasks 2); to submit it anyway: --accept nested",
+    ),
+    (
+        "-- sbatch job.sh",
+        "Submitting sbatch job.sh",
+        "sbatch asks Slurm for tasks. The job starts this command in each of its tasks already.",
+        "run it without cluster-ddp: sbatch job.sh",
+    ),
+    (
+        "--gpus-per-node 2 -- accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
+        "Submitting accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
+        "accelerate starts ranks itself. This job has 2 tasks, and each would start them again.",
+        "--launcher torchrun -- python t.py --lr 1 (without accelerate's --mixed_precision bf16); "
+        "to submit it anyway: --accept nested",
+    ),
     # What the cluster lacks
     ("--partition gpus -- true", "A job in the partition gpus", PARTITIONS, NAMES),
     (
         "--gpus-per-node 8 -- true",
         "A job of 1 node with 8 GPUs in the default partition, gpu",
-        "the nodes of partition gpu have at most 4 GPUs. GPUs per node: gpu 4 a100; cpu none.",
+        "the nodes of partition gpu have at most 4 GPUs. GPUs per node: gpu: 4 a100; cpu: no GPUs.",
         "--nodes 2 --gpus-per-node 4",
     ),
     (
@@ -181,7 +206,7 @@ WARNINGS = [
         "--gpus-per-node 8 -- true",
         "cluster",
         "A job of 1 node with 8 GPUs in the default partition, gpu: the nodes of partition gpu have at most 4 GPUs. "
-        "GPUs per node: gpu 4 a100; cpu none. Hint: --nodes 2 --gpus-per-node 4",
+        "GPUs per node: gpu: 4 a100; cpu: no GPUs. Hint: --nodes 2 --gpus-per-node 4",
     ),
 ]
 
@@ -191,6 +216,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_slurm: FakeSlur
     path = tmp_path / "a folder"
     path.mkdir()
     (path / "t.py").touch()
+    (path / "run.sh").touch()
     monkeypatch.chdir(path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PATH", f"{fake_slurm.folder}:{Path(sys.executable).parent}:/usr/bin:/bin")
@@ -217,7 +243,7 @@ def test_a_mistake_gets_its_cause_and_its_cure(
     expected = f"cluster-ddp submit: error: {asked}:\n  {found}\n  Hint: {hint}\n"
     assert said(capsys, *words(line)) == (2, expected)
     assert fake_slurm.calls("sbatch") == []
-    assert [path.name for path in folder.iterdir()] == ["t.py"]
+    assert {path.name for path in folder.iterdir()} == {"t.py", "run.sh"}
 
 
 @pytest.mark.parametrize(("line", "code", "text"), WARNINGS, ids=[line for line, *_ in WARNINGS])
@@ -271,7 +297,7 @@ def test_a_function_that_cannot_be_called_or_copied(folder: Path) -> None:
     )
     with pytest.raises(SpecError, match=r"(?s)Submitting the function .*locked:.*can't be pickled: lock \(lock\)\."):
         cluster_ddp.submit(JobSpec(name="f"), locked, check=False)
-    assert [path.name for path in folder.iterdir()] == ["t.py"]
+    assert {path.name for path in folder.iterdir()} == {"t.py", "run.sh"}
 
 
 def test_slurms_options_behind_the_script_of_a_job(capsys) -> None:
@@ -283,5 +309,5 @@ def test_slurms_options_behind_the_script_of_a_job(capsys) -> None:
         "cluster-ddp train: error: Training with --nodes 4:\n"
         "  that is an option of sbatch, not of the training.\n"
         "  Hint: Slurm's options go before the script: sbatch --nodes … jobs/NAME.sbatch. "
-        "For those here: cluster-ddp train --help\n"
+        "The training's options: cluster-ddp train --help\n"
     )

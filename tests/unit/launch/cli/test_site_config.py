@@ -189,7 +189,7 @@ def test_a_byte_order_mark_and_other_line_ends_are_read(site: Site) -> None:
         ("nodes = 0", "nodes must be a whole number of 1 or more. It is 0.", "change nodes"),
         ("time = 0", "time must be longer than 0", "change time"),
         ("time = -5", "It is -5.", "change time"),
-        ('time = "soon"', "time must be one of 30 (minutes)", "change time"),
+        ('time = "soon"', "time must be 30 (minutes)", "change time"),
         ('qos = ""', "qos must be a name that sacctmgr show qos shows. It is ''.", "change qos"),
         ('qos = "a\\n#SBATCH --nodes=9"', "qos must be", "change qos"),
         ('launcher = "mpirun"', "launcher must be one of srun, torchrun, fork. It is 'mpirun'.", "change launcher"),

@@ -89,7 +89,7 @@ def test_it_is_packed_again_only_after_a_change(venv: Path, tmp_path: Path, caps
 
 def test_a_failure_leaves_nothing(venv: Path, tmp_path: Path) -> None:
     archive = tmp_path / "missing" / "env.tar"
-    with pytest.raises(RunDirError, match=r"(?s)No such file or directory\..*submit without --stage-env"):
+    with pytest.raises(RunDirError, match=r"(?s)No such file or directory: .*submit without --stage-env"):
         venv_archive.pack(venv, archive, shared=False)
     assert not archive.parent.exists()
     (package_folder(venv) / "a socket").mkdir()
@@ -104,7 +104,10 @@ def test_a_failure_leaves_nothing(venv: Path, tmp_path: Path) -> None:
     [
         ({"container": "x.sif"}, "the job runs in a container, which is one file already."),
         ({"container_image": "x"}, "the job runs in a container, which is one file already."),
-        ({"conda_env": "torch"}, "torch is a conda environment, whose files name its path, so they can't be moved."),
+        (
+            {"conda_env": "torch"},
+            "torch is a conda environment, whose files contain its absolute path, so they can't be moved.",
+        ),
         ({"venv": "/nowhere"}, "there is no pyvenv.cfg in it."),
     ],
 )
