@@ -25,7 +25,7 @@ from cluster_ddp.files import atomic_write, make_dir, remove_leftovers, reserve_
 from cluster_ddp.runtime.run_dir import final_flush
 from cluster_ddp.runtime.run_dir.lock import RunLock
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile
-from cluster_ddp.runtime.usage.sampler import Sampler
+from cluster_ddp.runtime.usage import sampler
 from cluster_ddp.runtime.world import World
 
 
@@ -58,7 +58,7 @@ class RunDir:
         if world.is_main:
             self._claim()
         if world.topology.local_rank == 0:
-            world.before_leaving(Sampler(self.path, world.topology, os.environ).stop)
+            world.before_leaving(sampler.start(self.path, world.topology, os.environ).stop)
 
     def _claim(self) -> None:
         """Make it, and lock it."""

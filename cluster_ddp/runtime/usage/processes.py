@@ -25,13 +25,13 @@ class JobProcesses:
     def __init__(self, env: Mapping[str, str]) -> None:
         self._marks = {f"{name}={env[name]}".encode() for name in _MARKS if name in env}
         self._session = os.getsid(0)
-        self._is_ours: dict[tuple[int, str], bool] = {}  # by process id and start time
+        self._is_ours: dict[int, bool] = {}  # by process id; of those that exist
         self._ended_s = 0.0
-        self._last: dict[tuple[int, str], float] = {}
+        self._last: dict[tuple[int, str], float] = {}  # by process id and start time
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of all processes so far, those that have ended included."""
-        now = {key: seconds for key, seconds in self._times().items() if self._belongs(key)}
+        now = self._times()
         self._ended_s += sum(seconds for key, seconds in self._last.items() if key not in now)
         self._last = now
         return self._ended_s + sum(now.values())
@@ -41,21 +41,19 @@ class JobProcesses:
         return sum(_pss(pid) for pid, _ in self._last)
 
     def _times(self) -> dict[tuple[int, str], float]:
+        """The CPU seconds of each process of the job. Others are looked at once: there may be thousands."""
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - names are enough
+        self._is_ours = {
+            pid: self._is_ours[pid] if pid in self._is_ours else self._looks_like_ours(pid) for pid in pids
+        }
         found = {}
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit():
-                try:
-                    fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                except OSError:
-                    continue  # it has ended
-                found[int(folder.name), fields[19]] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-        self._is_ours = {key: known for key, known in self._is_ours.items() if key in found}
+        for pid in (pid for pid, is_ours in self._is_ours.items() if is_ours):
+            try:
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended
+            found[pid, fields[19]] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
         return found
-
-    def _belongs(self, key: tuple[int, str]) -> bool:
-        if key not in self._is_ours:
-            self._is_ours[key] = self._looks_like_ours(key[0])
-        return self._is_ours[key]
 
     def _looks_like_ours(self, pid: int) -> bool:
         try:

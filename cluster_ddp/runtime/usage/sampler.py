@@ -38,14 +38,25 @@ class Source(Protocol):
         """Return the memory that it uses now."""
 
 
-class Sampler:
-    """Samples this node from its making until `stop`, in the background. A failure to write ends it, with a warning.
+_running: list[Sampler] = []
+
+
+def start(run_dir: Path, topology: Topology, env: Mapping[str, str]) -> Sampler:
+    """Sample this node from now on, for one run directory: the sampler of an earlier one in this process ends.
 
     Args:
         run_dir: the run directory.
-        topology: this rank's place. Its node's local rank 0 makes the sampler.
+        topology: this rank's place. It is local rank 0 of its node.
         env: this process's environment.
     """
+    while _running:
+        _running.pop().stop()
+    _running.append(Sampler(run_dir, topology, env))
+    return _running[-1]
+
+
+class Sampler:
+    """Samples this node in the background until `stop`; `start` makes it. If it can't write, it warns and ends."""
 
     def __init__(self, run_dir: Path, topology: Topology, env: Mapping[str, str]) -> None:
         self._path = run_dir / File.USAGE.format(topology.node_rank or 0)
@@ -73,12 +84,12 @@ class Sampler:
 
     def _collected(self) -> dict[str, Any]:
         """Sample for `WRITE_S` seconds. Returns the record."""
-        start_s, cpu_s, network = time.monotonic(), self._source.cpu_s(), _network_bytes()
+        cpu_s, network, start_s = self._source.cpu_s(), _network_bytes(), time.monotonic()
         of_gpus: list[list[dict[str, float]]] = []
         while not self._end.wait(SAMPLE_S) and time.monotonic() - start_s < WRITE_S:
             of_gpus.append(self._gpus.sample() if self._gpus else [])
+        used_s = max(0.0, self._source.cpu_s() - cpu_s)
         seconds = max(time.monotonic() - start_s, 1e-3)
-        used = max(0.0, self._source.cpu_s() - cpu_s) / seconds
         memory = self._source.memory_bytes()
         received, sent = (max(0, now - before) / seconds for now, before in zip(_network_bytes(), network))
         return {
@@ -87,7 +98,7 @@ class Sampler:
             "node": self._node,
             "restart": self._restart,
             "cpus": self._cpus,
-            "cpu": round(min(1.0, used / self._cpus), 4),
+            "cpu": round(min(1.0, used_s / seconds / self._cpus), 4),
             **({"memory": memory} if memory else {}),
             "received_per_s": round(received),
             "sent_per_s": round(sent),

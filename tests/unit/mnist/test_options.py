@@ -150,7 +150,12 @@ def test_a_stopped_training_with_all_of_them_resumes_to_the_bit(tmp_path: Path) 
     assert tested["weights"] == str(tmp_path / "part" / "checkpoints" / "step-00000008.pt")
     assert tested["correct"] == pytest.approx(before["correct"], abs=2)  # another batch size: other roundings
     assert tested["loss"] == pytest.approx(before["loss"], rel=0.01)
-    assert sorted(path.name for path in (tmp_path / "test").iterdir()) == [".lock", "metrics.jsonl", "run.json", "usage-0.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "test").iterdir()) == [
+        ".lock",
+        "metrics.jsonl",
+        "run.json",
+        "usage-0.jsonl",
+    ]
 
     with pytest.raises(cluster_ddp.CheckpointError, match=r"its model is 'convnet'.*its accumulate is 3"):
         train(tmp_path / "part", amp="fp16")
@@ -225,7 +230,12 @@ def test_a_benchmark_prints_one_line_and_keeps_nothing_else(tmp_path: Path, mode
     (printed,) = re.findall(rf"Benchmark of {mode}: ([\d,]+) images/s on 2 ranks", main.output)
     assert float(printed.replace(",", "")) == pytest.approx(record["images_per_s"], abs=1)  # both are rounded
     assert "Benchmark" not in other.output
-    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == [".lock", "metrics.jsonl", "run.json", "usage-0.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == [
+        ".lock",
+        "metrics.jsonl",
+        "run.json",
+        "usage-0.jsonl",
+    ]
 
 
 def test_workers_make_the_same_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -31,7 +33,7 @@ def test_it_writes_until_it_is_stopped(tmp_path: Path) -> None:
     made = Sampler(tmp_path, TOPOLOGY, {"SLURM_CPUS_ON_NODE": "1"})
     deadline = time.monotonic() + 30
     while len(records(tmp_path)) < 2 and time.monotonic() < deadline:
-        sum(range(10_000))
+        hashlib.sha256(bytes(1 << 22))  # busy, but without Python's global lock
     made.stop()
     count = len(records(tmp_path))
     assert count >= 2
@@ -42,6 +44,17 @@ def test_it_writes_until_it_is_stopped(tmp_path: Path) -> None:
     time.sleep(0.3)
     assert len(records(tmp_path)) == count
     assert (tmp_path / "usage-3.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    """A process that makes many run directories, in a notebook, say, has one thread for them."""
+    threads = threading.active_count()
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        last = sampler.start(tmp_path / name, TOPOLOGY, {})
+    assert threading.active_count() <= threads + 1
+    assert len(records(tmp_path / "a")) == 1
+    last.stop()
 
 
 def test_a_short_training_has_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
