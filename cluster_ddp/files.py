@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from cluster_ddp.contract import Env
 
@@ -78,6 +79,21 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 def _is_shared(shared: bool | None) -> bool:
     return os.environ.get(Env.SHARE) == "1" if shared is None else shared
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects in a file of JSON lines; none if it is missing. Damaged or half written lines are left out."""
+    if not path.is_file():
+        return []
+    found = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            found.append(value)
+    return found
 
 
 @contextmanager

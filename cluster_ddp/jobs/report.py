@@ -15,10 +15,12 @@ from typing import Any
 
 from cluster_ddp.contract import File, Record
 from cluster_ddp.errors import counted, printable
+from cluster_ddp.files import json_lines
 from cluster_ddp.jobs import usage
 from cluster_ddp.jobs.status import RunStatus
 from cluster_ddp.jobs.usage import NodeUse
 from cluster_ddp.launch.notation import seconds
+from cluster_ddp.slurm.job_status import elapsed_s
 
 _GIB = 1 << 30
 _BAR = 20
@@ -42,7 +44,7 @@ class Report:
     @property
     def elapsed_s(self) -> float | None:
         """Seconds since the job's last start, or from it to its end."""
-        return _clock_s(self.status.elapsed) if self.status.elapsed else None
+        return elapsed_s(self.status.elapsed) if self.status.elapsed else None
 
     @property
     def memory(self) -> float | None:
@@ -224,25 +226,10 @@ def _time(found: Report) -> str:
 
 
 def _waiting(run_dir: Path) -> float | None:
-    found = []
-    try:
-        lines = (run_dir / File.METRICS).read_text(errors="replace").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        try:
-            record = json.loads(line)
-            if record["kind"] == Record.TRAIN and 0 <= record["waiting_for_data"] <= 1:
-                found.append(float(record["waiting_for_data"]))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
+    records = (one for one in json_lines(run_dir / File.METRICS) if one.get("kind") == Record.TRAIN)
+    values = [one.get("waiting_for_data") for one in records]
+    found = [float(value) for value in values if isinstance(value, (int, float)) and 0 <= value <= 1]
     return statistics.median(found) if found else None
-
-
-def _clock_s(elapsed: str) -> float:
-    days, _, clock = elapsed.rpartition("-")
-    hours, minutes, rest_s = map(int, clock.split(":"))
-    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest_s)
 
 
 def _duration(duration_s: float) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster_ddp.contract import File
+from cluster_ddp.files import json_lines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +51,8 @@ def read(run_dir: Path) -> list[NodeUse]:
     """Return the use of each node of a run, by name; empty if nothing was recorded. Damaged lines are passed over."""
     of_nodes: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(run_dir.glob(File.USAGE.format("*"))):
-        for record in _records(path):
-            of_nodes.setdefault(str(record["node"]), []).append(record)
+        for record in filter(_is_whole, json_lines(path)):
+            of_nodes.setdefault(record["node"], []).append(record)
     return [_node(name, records) for name, records in sorted(of_nodes.items())]
 
 
@@ -91,13 +91,9 @@ def _gpu(samples: Sequence[tuple[float, Mapping[str, float]]]) -> GpuUse:
     )
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
-    found = []
-    for line in path.read_text(errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-            if record["seconds"] > 0 and record["cpus"] > 0 and record["cpu"] >= 0 and isinstance(record["gpus"], list):
-                found.append({**record, "node": str(record["node"])})
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue  # half written
-    return found
+def _is_whole(record: Mapping[str, Any]) -> bool:
+    try:
+        numbers = record["seconds"] > 0 and record["cpus"] > 0 and record["cpu"] >= 0
+        return numbers and isinstance(record["node"], str) and isinstance(record["gpus"], list)
+    except (KeyError, TypeError):
+        return False

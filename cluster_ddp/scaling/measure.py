@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.contract import File, Record
+from cluster_ddp.files import json_lines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ def measure(run_dir: Path, *, seconds: float | None, metric: re.Pattern[str] | N
     """
     if metric is not None:
         return Measured(samples_per_s=_steady(_printed(run_dir, metric)), seconds=seconds)
-    records = [one for one in _records(run_dir / File.METRICS) if one.get("kind") == Record.TRAIN]
+    records = [one for one in json_lines(run_dir / File.METRICS) if one.get("kind") == Record.TRAIN]
     waiting = _numbers(records, "waiting_for_data")
     return Measured(
         samples_per_s=_steady(_numbers(records, "samples_per_s")),
@@ -80,17 +80,3 @@ def _epoch_samples(records: Sequence[dict[str, Any]]) -> int | None:
 def _numbers(records: Sequence[dict[str, Any]], name: str) -> list[float]:
     values = [record.get(name) for record in records]
     return [float(value) for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
-
-
-def _records(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    found = []
-    for line in path.read_text(errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # half written
-        if isinstance(record, dict):
-            found.append(record)
-    return found

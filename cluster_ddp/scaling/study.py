@@ -24,6 +24,7 @@ from cluster_ddp.jobs import run_records
 from cluster_ddp.jobs.job import Job, describe, of_run, poll_intervals_s
 from cluster_ddp.scaling.measure import Measured, measure
 from cluster_ddp.scaling.points import Point
+from cluster_ddp.slurm.job_status import elapsed_s
 
 _STUDY, _MEASURED = "study.json", "measured.json"
 
@@ -140,9 +141,7 @@ class Study:
 def _seconds(job: Job, elapsed: str) -> float | None:
     """From a job's start to its end; on this machine from its submission."""
     if elapsed:
-        days, _, clock = elapsed.rpartition("-")
-        hours, minutes, rest_s = map(int, clock.split(":"))
-        return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + rest_s)
+        return elapsed_s(elapsed)
     outcome = job.run_dir / File.OUTCOME
     return outcome.stat().st_mtime - run_records.read(job.run_dir).began_s if outcome.exists() else None
 

@@ -172,6 +172,13 @@ def _add_start(known: list[JobStatus], status: JobStatus) -> None:
     known.append(status)
 
 
+def elapsed_s(text: str) -> float:
+    """Return a time as Slurm writes it, D-HH:MM:SS or HH:MM:SS, in seconds."""
+    days, _, clock = text.rpartition("-")
+    hours, minutes, seconds = map(int, clock.split(":"))
+    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
 def _remembered(raw_id: str, shown_id: str, state: str, exit_status: str, elapsed: str) -> JobStatus:
     exit_code, _, signal = exit_status.partition(":")
     return JobStatus(
