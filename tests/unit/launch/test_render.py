@@ -174,6 +174,22 @@ def test_run_by_a_shell_it_says_what_it_is_for(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
+def test_called_from_another_folder_it_names_the_script_that_is_not_there(tmp_path: Path) -> None:
+    """cd elsewhere; sbatch /path/jobs/hello_ddp.sbatch"""
+    text = render(JobSpec(name="x", command=("python", "it's `mine`.py")), source="")
+    command = ["bash", "-c", text]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "SLURM_JOB_ID": "1"}, capture_output=True, text=True, timeout=60
+    )
+    said = f"error: Running it's `mine`.py: there is no such file in {tmp_path}."
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"{said} Hint: call sbatch in its folder, or sbatch --chdir=FOLDER …\n",
+    )
+    with_run_dir = render(JobSpec(name="x", command=("python", "mine.py")), source="", run_prefix=f"{tmp_path}/x-")
+    assert "no such file" not in with_run_dir, "the submission has checked that"
+
+
 def test_a_snapshot_is_where_the_job_runs(tmp_path: Path) -> None:
     text = render(JobSpec(name="x", command=("pwd",)), source="", run_prefix=f"{tmp_path}/x-", code="code/a b")
     assert "code/a b" in run_script(text, tmp_path).stderr  # it isn't there
