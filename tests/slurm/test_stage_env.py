@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from cluster import SUBMIT, Cluster, Place, output
 from slowness import scaled
+from venvs import make_venv
 
 TWO_BY_TWO = ("--nodes", "2", "--gpus-per-node", "2", "--stage-env")
 SHOW = """import os, pathlib, shutil, subprocess, sys, time
@@ -26,8 +26,7 @@ def place(slurm: Cluster, tmp_path: Path) -> Place:
     """A project with an environment of its own, which finds torch in that of the tests, and a script of that."""
     folder = tmp_path / "it's staged"
     venv = folder / "my env"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
-    packages = next(venv.glob("lib/python*/site-packages"))
+    packages = make_venv(venv)
     (packages / "tests.pth").write_text("".join(f"{path}\n" for path in sys.path if path))
     (packages / "packed.py").write_text("")
     first = f"#!/bin/sh\n'''exec' \"{venv}/bin/python\" \"$0\" \"$@\"\n' '''\n"  # pip's form for a path with blanks
@@ -49,16 +48,16 @@ def seen(run_dir: Path, rank: int) -> list[str]:
     return (run_dir / f"seen-{rank}").read_text().splitlines()
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun", "fork"])
-def test_ranks_use_what_their_node_has_unpacked(place: Place, launcher: str) -> None:
+@pytest.mark.parametrize(("launcher", "each"), [("srun", 2), ("torchrun", 1), ("fork", 1)])
+def test_ranks_use_what_their_node_has_unpacked(place: Place, launcher: str, each: int) -> None:
     program = "python" if launcher != "srun" else str(place.folder / "my env" / "bin" / "python")
-    run_dir = start(place, *TWO_BY_TWO, "--launcher", launcher, "--name", launcher, "--", program, "show.py")
+    size = ("--nodes", "2", "--gpus-per-node", str(each), "--stage-env")
+    run_dir = start(place, *size, "--launcher", launcher, "--name", launcher, "--", program, "show.py")
     place.completed(run_dir)
     label = run_dir.name.rpartition("-")[2]
-    for rank in range(4):
-        copy = place.folder / "disk" / f"cluster_ddp-env-{label}-{rank // 2}"
-        packed = next(copy.parent.glob("*"), None)
-        assert packed is None, "the copy is removed when the last rank has ended"
+    assert list((place.folder / "disk").iterdir()) == [], "a copy is removed when the node's last rank has ended"
+    for rank in range(2 * each):
+        copy = place.folder / "disk" / f"cluster_ddp-env-{label}-{rank // each}"
         assert seen(run_dir, rank)[0] == str(copy)
         assert seen(run_dir, rank)[1].startswith(f"{copy}/lib/")
         assert seen(run_dir, rank)[2:] == [str(copy)] * 2

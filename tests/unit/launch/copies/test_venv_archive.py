@@ -4,11 +4,11 @@ import dataclasses
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
+from venvs import make_venv
 
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.launch import planning
@@ -28,7 +28,7 @@ def package_folder(venv: Path) -> Path:
 def venv(tmp_path: Path) -> Path:
     """A virtual environment with a module and three scripts."""
     venv = tmp_path / "it's an env"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    make_venv(venv)
     (package_folder(venv) / "packed.py").write_text("")
     says = "import packed, sys\nprint(packed.__file__, sys.prefix, *sys.argv[1:])\n"
     for name, first in {
