@@ -16,6 +16,7 @@ from slowness import scaled
 from stand_ins import APPTAINER, HOSTILE
 
 from cluster_ddp.launch import render as rendering
+from cluster_ddp.launch import run_dirs
 from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.launch.task_command import of_command, of_function
 from cluster_ddp.slurm.port import candidates, master_port
@@ -426,7 +427,11 @@ def test_a_command_that_hides_that_it_was_stopped_is_not_done(tmp_path: Path) ->
     [
         ("rank 1 on n2: ValueError: x\\nstatus 5\\n", 5, "Failed first, with status 5: rank 1 on n2: ValueError: x\n"),
         ("rank 1 on n2: ValueError: x\\n", 143, "Failed first, with status 143: rank 1 on n2: ValueError: x\n"),
-        ("rank 0 on n1\\nstatus 9\\n", 9, "9: rank 0 on n1: mine.OwnError: boom\n  Its log: {}/x-71/task-0.log\n"),
+        (
+            "rank 0 on n1\\nstatus 9\\n",
+            9,
+            "9: rank 0 on n1: [rank0]: mine.Error: boom\n  Its log: {}/x-71/task-0.log\n",
+        ),
         ("", 143, "To resume: "),
     ],
 )
@@ -435,12 +440,15 @@ def test_the_log_ends_with_what_failed_first(tmp_path: Path, marker: str, status
     fails = f"""printf "{marker}" >"$CLUSTER_DDP_FAILED"; exit 143'"""
     text = script_that_may_requeue(tmp_path, 0).replace("exit 0'", fails)
     (tmp_path / "x-71").mkdir()
-    (tmp_path / "x-71" / "task-0.log").write_text("Traceback:\nValueError: inner\nmine.OwnError: boom\nBye.\n")
+    (tmp_path / "x-71" / "task-0.log").write_text("Traceback:\nValueError: inner\n[rank0]: mine.Error: boom\nBye.\n")
     (tmp_path / "x-71" / ".failed-7").write_text("rank 3 on n3: of an earlier start\n")
     done = run_script(text, tmp_path)
     assert done.returncode == status
     assert said.format(tmp_path) in done.stderr
     assert "earlier" not in done.stderr
+    if marker:  # status reads it
+        words = run_dirs.first_failure(tmp_path / "x-71")[0]
+        assert f"Failed first, with status {status}: {words}\n" in done.stderr
 
 
 def test_failures_are_tried_again_as_often_as_asked_and_not_without_progress(tmp_path: Path) -> None:
