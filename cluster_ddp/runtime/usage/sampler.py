@@ -6,6 +6,7 @@ It costs no step: the training's thread is not involved, and the device is not s
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -75,12 +76,20 @@ class Sampler:
     def _run(self) -> None:
         try:
             while not self._end.is_set():
-                self._write(self._collected())
+                self._write_next()
         except FileNotFoundError:  # this node does not share the run directory
             return
         except OSError as error:
             words = "Writing to %s failed: %s. How this node is used is no longer recorded."
             log.warning(words, self._path, error.strerror)
+
+    def _write_next(self) -> None:
+        try:
+            self._write(self._collected())
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            self._end.wait(SAMPLE_S)  # no descriptor is free now: this record is left out
 
     def _collected(self) -> dict[str, Any]:
         """Sample for `WRITE_S` seconds. Returns the record."""

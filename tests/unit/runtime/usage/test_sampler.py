@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,6 +77,25 @@ def test_a_file_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pyte
     time.sleep(0.5)
     made.stop()
     assert caplog.text.count("How this node is used is no longer recorded.") == 1
+
+
+def test_without_a_free_descriptor_a_record_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, left = sampler.open_own, [OSError(errno.EMFILE, "Too many open files")]
+
+    def open_own(*arguments: Any) -> int:
+        if left:
+            raise left.pop()
+        return real(*arguments)
+
+    monkeypatch.setattr(sampler, "open_own", open_own)
+    made = Sampler(tmp_path, TOPOLOGY, {})
+    deadline = time.monotonic() + 30
+    while not records(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    made.stop()
+    assert records(tmp_path) and caplog.text == ""
 
 
 def test_means_and_the_most_memory() -> None:
