@@ -47,22 +47,15 @@ int access(const char *path, int mode) { NEXT(access); wait_for(path); return ne
 ssize_t readlink(const char *path, char *out, size_t size) { NEXT(readlink); wait_for(path); return next(path, out, size); }
 DIR *opendir(const char *path) { NEXT(opendir); wait_for(path); return next(path); }
 
-int open(const char *path, int flags, ...) {
-  va_list rest;
-  va_start(rest, flags);
-  mode_t mode = va_arg(rest, mode_t);
-  va_end(rest);
-  NEXT(open);
-  wait_for(path);
-  return next(path, flags, mode);
-}
-
-int open64(const char *path, int flags, ...) {
-  va_list rest;
-  va_start(rest, flags);
-  mode_t mode = va_arg(rest, mode_t);
-  va_end(rest);
-  NEXT(open64);
-  wait_for(path);
-  return next(path, flags, mode);
-}
+#define OPEN(name)                                   \
+  int name(const char *path, int flags, ...) {       \
+    va_list rest;                                    \
+    va_start(rest, flags);                           \
+    mode_t mode = va_arg(rest, mode_t);              \
+    va_end(rest);                                    \
+    NEXT(name);                                      \
+    wait_for(path);                                  \
+    return next(path, flags, mode);                  \
+  }
+OPEN(open)
+OPEN(open64)

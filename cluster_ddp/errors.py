@@ -145,10 +145,16 @@ def check_options(
 
 def nearest(word: str, legal: Iterable[str]) -> str:
     """Return a suggestion such as " Did you mean gpu?" with the legal name nearest to `word`, or "" if none is near."""
+    near = nearest_name(word, legal)
+    return "" if near is None else f" Did you mean {near}?"
+
+
+def nearest_name(word: str, legal: Iterable[str]) -> str | None:
+    """Return the legal name nearest to `word`; None if none is near."""
     import difflib  # needed for errors only
 
     matches = difflib.get_close_matches(word, list(legal), n=1)
-    return f" Did you mean {matches[0]}?" if matches else ""
+    return matches[0] if matches else None
 
 
 def counted(count: int, noun: str) -> str:

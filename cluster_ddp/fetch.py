@@ -18,12 +18,9 @@ from cluster_ddp.errors import RemoteError, RunDirError, SpecError, exit_on_erro
 from cluster_ddp.jobs import terminal
 from cluster_ddp.launch.cli import add_on
 from cluster_ddp.remote import project
-from cluster_ddp.remote.host import connect
 from cluster_ddp.remote.project import Project
 
 PROGRAM = "cluster-ddp fetch"
-
-_RUN_DIRS = 'cd -- "$1/$2" && shift 2 && "$@"'
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,9 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.on is None:
             hint = f"{PROGRAM} --on HOST {shlex.join(arguments.jobs)}"
             raise SpecError("Fetching run directories:", "--on must say from which machine.", hint)
-        name, _, folder = arguments.on.partition(":")
-        with connect(name) as host:
-            there = project.find(host, folder)
+        with project.connected(arguments.on) as there:
             there.require()
             for run_dir in _run_dirs(there, arguments):
                 print(f"Fetched {_fetch(there, run_dir, arguments)}")
@@ -57,13 +52,12 @@ def _run_dirs(there: Project, arguments: argparse.Namespace) -> list[PurePosixPa
     """The run directories there, absolute."""
     program, _ = there.program(needs_slurm=False)
     status = (program, "status", "--json", "--runs-dir", str(arguments.runs_dir), *arguments.jobs)
-    found = json.loads(there.host.answer(_RUN_DIRS, there.folder, str(there.subfolder), *status))
+    found = json.loads(there.answer(*status))
     folders = [one["run_dir"] for one in found if one["run_dir"]]
     if not folders:
         asked, said = f"Fetching {shlex.join(arguments.jobs)}:", f"no run directory on {there.host.name}."
         raise RemoteError(asked, said, f"see what is there: cluster-ddp status --on {there.place}")
-    resolve = (there.folder, str(there.subfolder), "readlink", "-e", "--", *folders)
-    return [PurePosixPath(line) for line in there.host.answer(_RUN_DIRS, *resolve).splitlines()]
+    return [PurePosixPath(line) for line in there.answer("readlink", "-e", "--", *folders).splitlines()]
 
 
 def _fetch(there: Project, run_dir: PurePosixPath, arguments: argparse.Namespace) -> Path:

@@ -19,7 +19,7 @@ from cluster_ddp.files import json_lines
 from cluster_ddp.jobs import usage
 from cluster_ddp.jobs.status import RunStatus
 from cluster_ddp.jobs.usage import NodeUse
-from cluster_ddp.launch.notation import seconds
+from cluster_ddp.launch.notation import mebibytes, seconds
 from cluster_ddp.slurm.job_status import elapsed_s
 
 _GIB = 1 << 30
@@ -239,8 +239,5 @@ def _duration(duration_s: float) -> str:
 
 
 def _bytes(mem: str | None) -> float | None:
-    """A size as --mem takes it; without a unit in MiB. None for 0, which is all of a node."""
-    if not mem:
-        return None
-    unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}.get(mem[-1], 1 << 20)
-    return float(mem.rstrip("KMGT")) * unit or None
+    """A size as --mem takes it; None for 0, which is all of a node."""
+    return float(mebibytes(mem) << 20) or None if mem else None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from math import ceil
 
 from cluster_ddp.errors import SpecError
 
+_MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 _EXAMPLES = {"time": "for one hour: --time 1:00:00", "mem": "for 32 GiB: --mem 32G"}
 
 
@@ -44,6 +46,12 @@ def seconds(time: str) -> int | None:
     if total_s == 0:
         raise field_error("time", time, "longer than 0, which sbatch takes as no limit")
     return total_s
+
+
+def mebibytes(mem: str) -> int:
+    """Return a size as --mem takes it, such as 32G or 500 (MiB), in MiB, rounded up."""
+    digits = mem.rstrip("KMGT")
+    return ceil(int(digits) * _MIB[mem[len(digits) :] or "M"])
 
 
 def field_error(name: str, value: object, legal: str) -> SpecError:

@@ -6,17 +6,19 @@ copy is deleted there; nothing else is.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import shlex
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from cluster_ddp._version import __version__
 from cluster_ddp.errors import RemoteError
 from cluster_ddp.launch.copies import snapshot
-from cluster_ddp.remote.host import Host
+from cluster_ddp.remote.host import Host, connect
 
 RECORD = ".cluster-ddp-copy.json"
 """The file in the folder there that says which project it is a copy of, and what was copied."""
@@ -26,6 +28,7 @@ _PROBE = f"""
 cd -- "$1" 2>/dev/null || {{ echo null; exit 0; }}
 if [[ -f {RECORD} ]]; then cat {RECORD}; elif [[ $(ls -A | grep -vx .venv) ]]; then echo '"other"'; else echo null; fi
 """
+_IN_FOLDER = 'cd -- "$1/$2" && shift 2 && exec "$@"'
 _PROGRAM = """
 program=$(cd -- "$1" && [[ -x .venv/bin/cluster-ddp ]] && echo "$PWD/.venv/bin/cluster-ddp")
 [[ $program ]] || program=$(type -P cluster-ddp)
@@ -108,6 +111,14 @@ class Project:
             )
             raise RemoteError(f"Looking into {self.place}:", found, hint)
 
+    def answer(self, *words: str) -> str:
+        """Run a command in the working folder there. Returns what it printed. Raises what `Host.answer` raises."""
+        return self.host.answer(_IN_FOLDER, self.folder, str(self.subfolder), *words)
+
+    def run(self, *words: str) -> int:
+        """Run a command in the working folder there, on this terminal. Raises what `Host.run` raises."""
+        return self.host.run(_IN_FOLDER, self.folder, str(self.subfolder), *words)
+
     def program(self, *, needs_slurm: bool) -> tuple[str, str]:
         """Find this toolkit there.
 
@@ -134,6 +145,19 @@ class Project:
                 asked, found, "name a login node; or load Slurm in ~/.bash_profile there: module load slurm"
             )
         return program, version.removeprefix("cluster-ddp ")
+
+
+@contextlib.contextmanager
+def connected(where: str) -> Iterator[Project]:
+    """Return the project of the working folder on the machine of an option --on, HOST or HOST:FOLDER.
+
+    Raises:
+        RemoteError: there is no ssh here.
+        RunDirError: the working folder is not in a git checkout.
+    """
+    name, _, folder = where.partition(":")
+    with connect(name) as host:
+        yield find(host, folder)
 
 
 def find(host: Host, folder: str) -> Project:

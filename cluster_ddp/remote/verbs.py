@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from cluster_ddp._version import __version__
 from cluster_ddp.errors import RemoteError
 
-_RUN = 'cd -- "$1/$2" && shift 2 && exec "$@"'
-
 
 def split(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """Take --on and its value out of a command line, up to its first "--".
@@ -49,23 +47,18 @@ def run_there(verb: str, words: Sequence[str]) -> int | None:
     where, rest = split(words)
     if where is None:
         return None
-    from cluster_ddp.remote.host import connect
-    from cluster_ddp.remote.project import find
+    from cluster_ddp.remote.project import connected
 
-    name, _, folder = where.partition(":")
-    with connect(name) as host:
-        project = find(host, folder)
+    with connected(where) as project:
         if verb == "submit":
             project.update()
         else:
             project.require()
         program, version = project.program(needs_slurm=verb == "submit" and "--local" not in rest)
         if version != __version__:
-            print(
-                f"warning: {name} has cluster-ddp {version}, this machine has {__version__}: options may differ.",
-                file=sys.stderr,
-            )
-        status = host.run(_RUN, project.folder, str(project.subfolder), program, verb, *rest)
+            found = f"{project.host.name} has cluster-ddp {version}, this machine has {__version__}"
+            print(f"warning: {found}: options may differ.", file=sys.stderr)
+        status = project.run(program, verb, *rest)
     if verb == "submit" and status == 0:
         print(
             f"This was on {project.place}. There: cluster-ddp logs --on {where} -f JOB; also status, cancel, fetch.",

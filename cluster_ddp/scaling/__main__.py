@@ -19,7 +19,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -151,9 +151,8 @@ class _Scaling:
         self._submit(point, plans.append)
         return plans[0]
 
-    def _submit(self, point: Point, use: object) -> None:
+    def _submit(self, point: Point, use: Callable[[Plan], object]) -> None:
         """Plan and check the job of a run as `cluster-ddp submit` does. Warnings are shown once for all jobs."""
-        assert callable(use)
 
         def done(plan: Plan, watch: bool) -> int:
             use(plan)

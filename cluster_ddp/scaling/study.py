@@ -22,6 +22,7 @@ from cluster_ddp.errors import JobNotFoundError, RunDirError
 from cluster_ddp.files import atomic_write, make_dir
 from cluster_ddp.jobs import run_records
 from cluster_ddp.jobs.job import Job, describe, of_run, poll_intervals_s
+from cluster_ddp.jobs.run_records import RunRecord
 from cluster_ddp.scaling.measure import Measured, measure
 from cluster_ddp.scaling.points import Point
 from cluster_ddp.slurm.job_status import elapsed_s
@@ -84,8 +85,9 @@ class Study:
             submit: submits the job of a run.
             one_at_a_time: submit a job only when the one before has ended.
         """
-        left = [point for point in self.points if point not in self.measured()]
-        running = {point: job for point in left if (job := self._submitted(point)) is not None}
+        measured, runs = self.measured(), run_records.in_folder(self.runs)
+        left = [point for point in self.points if point not in measured]
+        running = {point: job for point in left if (job := self._submitted(point, runs)) is not None}
         left = [point for point in left if point not in running]
         said: dict[Point, str] = {}
         intervals_s = poll_intervals_s()
@@ -103,9 +105,9 @@ class Study:
             if running:
                 time.sleep(next(intervals_s))
 
-    def _submitted(self, point: Point) -> Job | None:
+    def _submitted(self, point: Point, runs: Sequence[RunRecord]) -> Job | None:
         """The newest job of a run, unless it failed: that one is to be submitted again."""
-        found = [one for one in run_records.in_folder(self.runs) if one.name == point.name]
+        found = [one for one in runs if one.name == point.name]
         if not found:
             return None
         job = of_run(found[-1])

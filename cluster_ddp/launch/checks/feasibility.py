@@ -6,20 +6,17 @@ An error means that the cluster surely can't run the job. If that depends on wha
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import ceil
 from typing import Any, NamedTuple
 
-from cluster_ddp.errors import SpecError, counted, nearest
-from cluster_ddp.launch.notation import normalized_time, seconds
+from cluster_ddp.errors import SpecError, counted, nearest, nearest_name
+from cluster_ddp.launch.notation import mebibytes, normalized_time, seconds
 from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.slurm.partitions import NodeGroup
 
 Partitions = Mapping[str, Sequence[NodeGroup]]
 
-_MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 _MAX_HINTS = 3
 
 
@@ -88,8 +85,7 @@ def _check_names(spec: JobSpec, everywhere: Partitions) -> None:
     for name in spec.partition.split(",") if spec.partition else []:
         if name not in everywhere:
             found = f"there is no such partition; there are {', '.join(everywhere)}.{nearest(name, everywhere)}"
-            near = difflib.get_close_matches(name, everywhere, n=1)
-            hint = f"--partition {near[0] if near else 'with one of these names'}"
+            hint = f"--partition {nearest_name(name, everywhere) or 'with one of these names'}"
             raise SpecError(f"A job in the partition {name}:", found, hint)
     types = sorted({gpu_type for groups in everywhere.values() for group in groups for gpu_type in group.gpus} - {""})
     if spec.gpu_type is not None and spec.gpu_type not in types:
@@ -107,8 +103,7 @@ def _cpus(spec: JobSpec) -> int:
 
 def _mem_mb(spec: JobSpec) -> int:
     """Memory per node in MiB; 0 means all that the node has, as for sbatch."""
-    digits = (spec.mem or "0").rstrip("KMGT")
-    return ceil(int(digits) * _MIB[(spec.mem or "")[len(digits) :] or "M"])
+    return mebibytes(spec.mem or "0")
 
 
 def _is_over_time(spec: JobSpec, groups: Sequence[NodeGroup]) -> bool:

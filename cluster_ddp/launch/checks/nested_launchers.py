@@ -32,7 +32,7 @@ _START_RANKS = {
     "mpirun": (),
     "mpiexec": (),
 }
-_OURS = re.compile(r"--?(np|n|N|H|nnodes|nproc|num|rdzv|rdzv|master|main|machine|node|local|hostfile|standalone|max)")
+_OURS = re.compile(r"--?(n|N|H|rdzv|master|main|machine|local|hostfile|standalone|max)")
 """Options of launchers that have a counterpart in every job here."""
 _SLURMS = ("srun", "sbatch", "salloc")
 _TORCHS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate.commands.launch")

@@ -63,7 +63,7 @@ class Sampler:
         self._path = run_dir / File.USAGE.format(topology.node_rank or 0)
         self._node = env.get("SLURMD_NODENAME") or os.uname().nodename
         self._cpus, self._restart = _cpus(env), topology.restart_count
-        self._source, self._gpus = _source(env), _gpus(env)
+        self._env = env
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
         self._thread.start()
@@ -74,7 +74,9 @@ class Sampler:
         self._thread.join(timeout=1.0)  # its file system may hang
 
     def _run(self) -> None:
+        self._source, self._gpus = _source(self._env), _gpus(self._env)  # NVML may take a second to begin
         try:
+            self._write_next()
             while not self._end.is_set():
                 self._write_next()
         except FileNotFoundError:  # this node does not share the run directory

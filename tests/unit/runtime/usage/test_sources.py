@@ -101,7 +101,7 @@ NVML = SimpleNamespace(
     nvmlDeviceGetTemperature=lambda handle, sensor: 60,
     nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x40 if handle == 1 else 0x1,  # hot; idle
 )
-"""NVML of four GPUs, of which the third does not tell its power."""
+"""NVML of four GPUs. The third does not report its power."""
 
 
 @pytest.mark.parametrize(
