@@ -11,6 +11,9 @@ from typing import Final
 EXIT_STOPPED: Final = 75
 """Exit status of a training that stopped in time and has a checkpoint (EX_TEMPFAIL of sysexits.h): requeue the job."""
 
+RECORDS_VERSION: Final = 1
+"""Version of the records in starts.jsonl, metrics.jsonl and usage-N.jsonl; a field with a new meaning raises it."""
+
 
 class Env:
     """Environment variables of a job. The batch script sets them unless stated otherwise."""
@@ -60,6 +63,8 @@ class File:
     """With `--snapshot`: the copy of the code that the job runs."""
     METRICS: Final = "metrics.jsonl"
     """Measurements of the training, one record per line."""
+    STARTS: Final = "starts.jsonl"
+    """Each start of the training and its end: from which step, why it ended, what was lost. It is never cut back."""
     RUN: Final = "run.json"
     """Configuration, ranks, versions and git commit of the training."""
     USAGE: Final = "usage-{}.jsonl"
@@ -87,6 +92,13 @@ class Record:
     TEST: Final = "test"
     """After an evaluation: `epoch`, `loss`, `accuracy` (0 to 1), `correct`, `samples`.
     With `--eval-only`: `weights`, the checkpoint's path, instead of `epoch`."""
+    STEPS: Final = "steps"
+    """Where the time of the steps went, about every ten seconds: `step`, their number since the training began;
+    `progress`, the part of the training that is done, 0 to 1; `steps`, the number of steps measured; `step_s`, the mean
+    seconds of a step on rank 0, and its parts `data_s`, `compute_s`, `communication_s` (that backward does not hide),
+    `optimizer_s` and `checkpoint_s`, on GPUs without those of communication and optimizer; `rank_s_min` and
+    `rank_s_max`: over the ranks, the seconds of a step without communication; `slowest_rank`; `samples_per_s` and
+    `samples_per_s_per_rank`."""
     TUNE: Final = "tune"
     """The fastest memory layout here: `layout`, and `seconds` of each layout."""
     BENCHMARK: Final = "benchmark"

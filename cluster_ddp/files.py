@@ -81,19 +81,32 @@ def _is_shared(shared: bool | None) -> bool:
     return os.environ.get(Env.SHARE) == "1" if shared is None else shared
 
 
-def json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects in a file of JSON lines; none if it is missing. Damaged or half written lines are left out."""
+def each_json_line(path: Path, *, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the objects in a file of JSON lines; none if it is missing. Damaged or half written lines are left out.
+
+    Args:
+        path: of the file.
+        last_bytes: read only so many bytes at its end.
+
+    Raises:
+        OSError: it can't be read.
+    """
     if not path.is_file():
-        return []
-    found = []
-    for line in path.read_text(errors="replace").splitlines():
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found
+        return
+    with open(path, "rb") as file:
+        file.seek(0 if last_bytes is None else max(0, path.stat().st_size - last_bytes))
+        for line in file:
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(value, dict):
+                yield value
+
+
+def json_lines(path: Path, *, last_bytes: int | None = None) -> list[dict[str, Any]]:
+    """Return what `each_json_line` yields."""
+    return list(each_json_line(path, last_bytes=last_bytes))
 
 
 @contextmanager

@@ -162,10 +162,11 @@ class Run:
     # Its files
 
     def records(self) -> list[dict[str, Any]]:
-        """The whole lines of metrics.jsonl."""
+        """The whole lines of metrics.jsonl, without those of times: their number differs."""
         path = self.run_dir / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        found = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [record for record in found if record["kind"] != "steps"]
 
     def has_progress(self) -> bool:
         """Whether it has recorded anything since it was last begun. If so, held ports are given back."""

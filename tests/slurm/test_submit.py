@@ -314,6 +314,7 @@ def test_the_same_training_as_a_command(slurm: Cluster, long_ones: dict[str, Pat
         "task-0.log",
         "task-1.log",
         "metrics.jsonl",
+        "starts.jsonl",
         "usage-0.jsonl",
         "usage-1.jsonl",
         "run.json",

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from cluster_ddp.contract import File
+from cluster_ddp.contract import File, Record
 from cluster_ddp.errors import CheckpointError, SpecError
 from cluster_ddp.runtime.checkpoint import folder, time_limit
 from cluster_ddp.runtime.checkpoint.interval import Interval
@@ -38,6 +38,7 @@ from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag, Stopped, write_stop_marker
+from cluster_ddp.runtime.usage.step_times import StepTimes
 from cluster_ddp.runtime.world import World
 
 
@@ -105,6 +106,7 @@ class Checkpointer:
         self._steps_at_start = self.steps
         self._stop_flag.stop_at(time_limit.deadline(world, os.environ))
         self._exchange, self._evaluation_exchange = StopAgreement(world), StopAgreement(world)
+        self._times, self._total = StepTimes(self._shards, parts.values(), world_size=world.world_size), 0
 
     @property
     def steps(self) -> int:
@@ -138,6 +140,7 @@ class Checkpointer:
             raise SpecError(f"Training for {count} epochs:", "without a shard an epoch has no end.", hint)
         if self.epoch >= count:
             self.world.print(f"All {count} epochs are already done: nothing to train.")
+        self._total = count
         for shard in self._shards:
             shard.at_end = self._after_training
         try:
@@ -177,6 +180,7 @@ class Checkpointer:
             raise SpecError(f"Training for {steps} steps:", "a training with a shard has epochs.", hint)
         if self.steps >= steps:
             self.world.print(f"All {steps} steps are already done: nothing to train.")
+        self._total = steps
         self._state.restore_rng()
         while (done := self.steps) < steps:
             yield done
@@ -194,12 +198,14 @@ class Checkpointer:
             CheckpointError: the job was told to stop, but no checkpoint could be saved since its start.
             RunDirError: another job has taken the run directory.
         """
+        self._times.begin()
         self._state.steps, self._is_training = self.steps + 1, True
         if self.steps == self._steps_at_start + 1:
             self._state.reserve()  # now the optimizer also has its state
         self._after(epoch_ended=False)
         if self._is_at_end():  # also if the loop ends with a break, or by counting
             self._after_training()
+        self._times.end()
 
     def best(self, name: str, value: float, *, mode: Literal["max", "min"] = "max") -> bool:
         """Keep the state as checkpoints/best-<name>.pt if its value is the best in the run directory. A collective.
@@ -256,9 +262,12 @@ class Checkpointer:
         """Save the final state."""
         self._exchange.finish()
         self._evaluation_exchange.finish()
+        self._log_steps()
+        self._times.close()
         if self._saver.saved != self._saver.place and self._interval.unit != "never":
             self._saver.save_now()
         self._saver.wait()
+        self.run_dir.note_end("The training reached its end.", saved=True)
         self._stop_flag.give_back()
 
     def _after_training(self) -> None:
@@ -277,14 +286,30 @@ class Checkpointer:
         save = save and not (epoch_ended and self._saver.saved[1] == self.steps)  # already saved after the last batch
         is_exchange = epoch_ended or self._exchange.is_due()
         if is_exchange:
-            stop, minutes_are_over = self._exchange.collect(*self._flags())
+            stop, minutes_are_over = self._exchange.collect(*self._flags(), own_s=self._times.own_s)
             if stop:
                 self._stop()
+            if self._times.is_due():
+                self._log_steps()
             save = save or minutes_are_over
         if save:
             self._saver.save()
         if is_exchange:
-            self._exchange.begin(*self._flags())  # after the save, which restarts the minutes
+            # After the save, which restarts the minutes.
+            self._exchange.begin(*self._flags(), own_s=self._times.own_s)
+
+    def _log_steps(self) -> None:
+        """Log where the time of the steps since the last such record went."""
+        if values := self._times.record(self._exchange.own_s_of_ranks):
+            self.run_dir.log(Record.STEPS, {"step": self.steps, **self._progress(), **values})
+
+    def _progress(self) -> dict[str, float]:
+        """The part of the whole training that is done, if its length is known."""
+        if not self._total:
+            return {}
+        in_epoch = sum(shard.seen for shard in self._shards) / max(1, sum(shard.size for shard in self._shards))
+        done = self.epoch + in_epoch if self._shards else self.steps
+        return {"progress": round(min(1.0, done / self._total), 6)}
 
     def _flags(self) -> tuple[bool, bool]:
         """Whether to stop; and whether a save every so many minutes is due, by rank 0's clock."""
@@ -294,6 +319,7 @@ class Checkpointer:
 
     def _stop(self) -> None:
         """Save, print that, and end this process together with all others."""
+        self._log_steps()
         if self._trained == self._saver.place:
             self._saver.save_copy()
         else:
@@ -309,6 +335,7 @@ class Checkpointer:
             raise CheckpointError(asked, found, "see the errors above; is the disk full, or a quota used up?")
         if self.world.is_main:
             write_stop_marker(os.environ)
+        self.run_dir.note_end(f"Stopped in time: {reason}.", saved=saved == self.steps)
         is_saved = "Saved" if saved == self.steps else "NOT saved"
         words = f"{asked} {is_saved}. To resume from {last_good}, unless the job is queued again:"
         self.world.print(f"{words} {self.run_dir.resume_command}")

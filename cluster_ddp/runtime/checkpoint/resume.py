@@ -43,24 +43,32 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
     world = state.world
     with run_dir.written():
         found = world.broadcast(choose(world, folder, resume) if world.is_main else None)
-    if found is None or not found[2]:
-        run_dir.begin_metrics()
+        if found is None or not found[2]:
+            run_dir.begin_records(anew=world.topology.restart_count == 0)
     if found is None:
+        run_dir.note_start(step=0, saved_s=None)
         return False
     path, digest, is_own = found
     see(world, path, digest)
-    saved = read(path)
-    if complaint := state.complaint(saved):
-        hint = "give this training its own run directory (--run-dir PATH), or start anew here: --resume never"
-        raise CheckpointError(f"Resuming from {path}:", f"{complaint}.", hint)
+    saved = _fitting(state, path)
     metrics_bytes, differences = saved["metrics_bytes"], state.differences(saved)
+    saved_s = saved["saved_by"].get("time") if is_own else None
     del saved  # frees its memory
     state.load(functools.partial(read, path))
     if is_own:
         with run_dir.written():
             run_dir.continue_metrics(metrics_bytes)
+    run_dir.note_start(step=state.steps, saved_s=saved_s)
     world.print("\n  ".join([f"Resuming from {path}: {state.place_in_words()}", *differences]))
     return bool(is_own)
+
+
+def _fitting(state: TrainingState, path: Path) -> dict[str, Any]:
+    saved = read(path)
+    if complaint := state.complaint(saved):
+        hint = "give this training its own run directory (--run-dir PATH), or start anew here: --resume never"
+        raise CheckpointError(f"Resuming from {path}:", f"{complaint}.", hint)
+    return saved
 
 
 def choose(world: World, folder: CheckpointFolder, resume: str | os.PathLike[str]) -> tuple[Path, str, bool] | None:

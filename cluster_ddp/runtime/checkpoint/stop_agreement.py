@@ -33,6 +33,8 @@ class StopAgreement:
         self._steps_left = self._interval = 1
         self._steps = self._steps_begun = 0
         self._every_s, self._waited_s = AGREE_EVERY_S, 0.0
+        self.own_s_of_ranks: list[float] = []
+        """What each rank gave as `own_s` to the exchange that was collected last."""
         self._since = time.monotonic()
         # The all-reduce in flight, and the number of steps that its seconds are for.
         self._work: dist.Work | None = None
@@ -44,34 +46,40 @@ class StopAgreement:
         self._steps_left -= 1
         return self._steps_left <= 0
 
-    def collect(self, *flags: bool) -> list[bool]:
+    def collect(self, *flags: bool, own_s: float = 0.0) -> list[bool]:
         """Return for each flag whether any rank had it at the last `begin`. A collective.
 
         Args:
             flags: this rank's current flags, in the same number each time. They are used if no exchange was begun.
+            own_s: what a step costs this rank alone; for `own_s_of_ranks`.
 
         Raises:
             RuntimeError: gloo: a rank did not answer in time or is gone.
         """
         if self._world.world_size == 1:
+            self.own_s_of_ranks = [own_s]
             return list(flags)
         if self._work is None:
-            self.begin(*flags)
+            self.begin(*flags, own_s=own_s)
         assert self._work is not None
         start = time.monotonic()
         self._work.wait()
         self._work, self._waited_s = None, time.monotonic() - start
-        *found, slowest_s, waited_s = self._values.tolist()
+        slowest_s, waited_s, *found = self._values.tolist()
         self._plan(slowest_s, waited_s)
-        return [value > 0 for value in found]
+        count = len(found) - self._world.world_size
+        self.own_s_of_ranks = found[count:]
+        return [value > 0 for value in found[:count]]
 
-    def begin(self, *flags: bool) -> None:
-        """Begin to exchange this rank's current flags. A collective."""
+    def begin(self, *flags: bool, own_s: float = 0.0) -> None:
+        """Begin to exchange this rank's current flags, and what a step costs it alone. A collective."""
         if self._world.world_size == 1:
             return
         now = time.monotonic()
         self._made, self._steps_begun = self._steps - self._steps_begun, self._steps
-        values = [*map(float, flags), now - self._since - self._waited_s, self._waited_s]
+        of_ranks = [0.0] * self._world.world_size
+        of_ranks[self._world.rank] = own_s  # the maximum over the ranks keeps it: others have 0 there
+        values = [now - self._since - self._waited_s, self._waited_s, *map(float, flags), *of_ranks]
         self._values, self._since = torch.tensor(values, dtype=torch.float64), now
         self._work = dist.all_reduce(self._values, op=dist.ReduceOp.MAX, async_op=True)
 

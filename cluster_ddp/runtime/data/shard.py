@@ -210,16 +210,24 @@ class Shard:
         return (self.seen - self._batch_samples) / self.size
 
     @property
+    def began_s(self) -> float:
+        """When this pass began, on the clock of time.monotonic(); 0 before the first."""
+        return self._began[0]
+
+    @property
+    def seen_in_pass(self) -> int:
+        """Samples that all ranks together have seen since this pass began."""
+        return self.seen - self._began[1]
+
+    @property
     def samples_per_s(self) -> float:
         """Samples per second of all ranks together, since this pass began; 0 before its first batch."""
-        began_s, seen = self._began
-        return (self.seen - seen) / max(time.monotonic() - began_s, 1e-9)
+        return self.seen_in_pass / max(time.monotonic() - self.began_s, 1e-9)
 
     @property
     def waiting_for_data(self) -> float:
         """The part of the time since this pass began that this rank has waited for batches: 0 to 1."""
-        began_s, _ = self._began
-        return min(1.0, self.waited_s / max(time.monotonic() - began_s, 1e-9))
+        return min(1.0, self.waited_s / max(time.monotonic() - self.began_s, 1e-9))
 
     @property
     def size(self) -> int:

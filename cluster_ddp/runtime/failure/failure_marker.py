@@ -15,6 +15,7 @@ from pathlib import Path
 from cluster_ddp.contract import Env
 from cluster_ddp.errors import ClusterDDPError, printable
 from cluster_ddp.files import open_own
+from cluster_ddp.runtime.failure import start_log
 
 _LONGEST = 300
 
@@ -35,6 +36,7 @@ def note(env: Mapping[str, str], rank: int | str, host: str, error: BaseExceptio
         descriptor = open_own(Path(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(f"{words}\n")
+        start_log.note_failure(env, f"Failed first: {words}")
 
 
 def note_status(env: Mapping[str, str], rank: int, host: str, status: int) -> None:

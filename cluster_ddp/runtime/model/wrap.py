@@ -34,8 +34,9 @@ def wrap(
     device_ids = [device.index] if place and device.type == "cuda" else None
     model = model.to(device) if place else model
     wrapped = DistributedDataParallel(model, device_ids=device_ids, **{"gradient_as_bucket_view": True, **options})
-    # In every hundredth step DDP would measure times: it waits for the device then, and no graph can capture that.
-    wrapped._set_ddp_runtime_logging_sample_rate(_NEVER)
+    if device.type == "cuda":
+        # In every hundredth step DDP would measure times: it waits for the device then, and no graph can capture that.
+        wrapped._set_ddp_runtime_logging_sample_rate(_NEVER)
     if not wrapped.static_graph:  # its first backward pass must be a real one: it notes which parameters are used
         prebuild_ddp_buckets(wrapped)
     return wrapped

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from cluster_ddp._version import __version__
 from cluster_ddp.contract import Env, File
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.files import atomic_write, make_dir, remove_leftovers, reserve_descriptors
+from cluster_ddp.runtime.failure import start_log
 from cluster_ddp.runtime.run_dir import final_flush
 from cluster_ddp.runtime.run_dir.lock import RunLock
-from cluster_ddp.runtime.run_dir.metrics import MetricsFile
+from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
 from cluster_ddp.runtime.usage import sampler
 from cluster_ddp.runtime.world import World
 
@@ -58,7 +59,8 @@ class RunDir:
         if world.is_main:
             self._claim()
         if world.topology.local_rank == 0:
-            world.before_leaving(sampler.start(self.path, world.topology, os.environ).stop)
+            sampler.start(self.path, world.topology, os.environ)
+            world.before_leaving(sampler.stop)
 
     def _claim(self) -> None:
         """Make it, and lock it."""
@@ -66,6 +68,7 @@ class RunDir:
             self._make()
             self._lock = RunLock(self.path / File.LOCK, self.world.topology)
             remove_leftovers(self.path)
+        self._seen_s = _modified_s(self.path / File.METRICS)  # when the start before was last seen alive
         self._metrics = MetricsFile(self.path / File.METRICS)
         final_flush.expect(self._metrics)
         reserve_descriptors()
@@ -134,10 +137,29 @@ class RunDir:
             record = {"kind": kind, "time": round(time.time(), 3), **values}
             self._metrics.append(json.dumps(record, default=_number).encode() + b"\n")
 
-    def begin_metrics(self) -> None:
-        """Rename the metrics.jsonl of an earlier run now, in the background, not at the first record."""
+    def begin_records(self, *, anew: bool) -> None:
+        """Rename the metrics.jsonl of an earlier run now, in the background, not at the first record.
+
+        Args:
+            anew: also rename starts.jsonl, at once: no start before belongs to this training.
+
+        Raises:
+            OSError: it can't be renamed.
+        """
         if self.world.is_main:
             self._metrics.begin_write()
+            if anew:
+                set_aside(self.path / File.STARTS)
+
+    def note_start(self, *, step: int, saved_s: float | None) -> None:
+        """Append to starts.jsonl that the training starts; see `start_log.note_start`."""
+        if self.world.is_main:
+            start_log.note_start(self.path, self.world.topology, step=step, saved_s=saved_s, seen_s=self._seen_s)
+
+    def note_end(self, why: str, *, saved: bool) -> None:
+        """Append to starts.jsonl why this start of the training ends; see `start_log.note_end`."""
+        if self.world.is_main:
+            start_log.note_end(self.path, why, saved=saved)
 
     @property
     def metrics_bytes(self) -> int:
@@ -182,6 +204,12 @@ class RunDir:
     def _make(self) -> None:
         if not self.path.is_dir():
             make_dir(self.path)
+
+
+def _modified_s(path: Path) -> float | None:
+    with suppress(OSError):
+        return path.stat().st_mtime
+    return None
 
 
 def _number(value: Any) -> Any:

@@ -42,7 +42,7 @@ class Source(Protocol):
 _running: list[Sampler] = []
 
 
-def start(run_dir: Path, topology: Topology, env: Mapping[str, str]) -> Sampler:
+def start(run_dir: Path, topology: Topology, env: Mapping[str, str]) -> None:
     """Sample this node from now on, for one run directory: the sampler of an earlier one in this process ends.
 
     Args:
@@ -50,10 +50,14 @@ def start(run_dir: Path, topology: Topology, env: Mapping[str, str]) -> Sampler:
         topology: this rank's place. It is local rank 0 of its node.
         env: this process's environment.
     """
+    stop()
+    _running.append(Sampler(run_dir, topology, env))
+
+
+def stop() -> None:
+    """End the sampling in this process, if there is any."""
     while _running:
         _running.pop().stop()
-    _running.append(Sampler(run_dir, topology, env))
-    return _running[-1]
 
 
 class Sampler:
@@ -101,7 +105,7 @@ class Sampler:
             of_gpus.append(self._gpus.sample() if self._gpus else [])
         used_s = max(0.0, self._source.cpu_s() - cpu_s)
         seconds = max(time.monotonic() - start_s, 1e-3)
-        memory = self._source.memory_bytes()
+        memory = self._source.memory_bytes() if seconds >= SAMPLE_S else 0  # 10 ms a process: too long for so short
         received, sent = (max(0, now - before) / seconds for now, before in zip(_network_bytes(), network))
         return {
             "time": round(time.time(), 1),

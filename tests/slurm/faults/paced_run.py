@@ -39,7 +39,8 @@ class Run:
         return status
 
     def metrics(self, folder: Path | None = None) -> list[dict]:
-        found = records(folder or self.path)
+        """The records but those of times, whose number and values differ from run to run."""
+        found = [record for record in records(folder or self.path) if record["kind"] != "steps"]
         return [{key: value for key, value in record.items() if key not in VOLATILE} for record in found]
 
     def nodes(self) -> list[str]:

@@ -70,7 +70,7 @@ def test_one_process_learns_and_leaves_its_record(tmp_path: Path) -> None:
     assert description["topology"]["launcher"] == "single"
     assert description["versions"]["torch"] == torch.__version__
     Net().load_state_dict(torch.load(run_dir / "mnist_cnn.pt", weights_only=True))
-    names = [".lock", "checkpoints", "metrics.jsonl", "mnist_cnn.pt", "run.json", "usage-0.jsonl"]
+    names = [".lock", "checkpoints", "metrics.jsonl", "mnist_cnn.pt", "run.json", "starts.jsonl", "usage-0.jsonl"]
     assert sorted(path.name for path in run_dir.iterdir()) == names
 
 

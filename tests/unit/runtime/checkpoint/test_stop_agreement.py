@@ -72,7 +72,7 @@ def exchanges_of(ranks: Ranks, step_s: Callable[[int, int], float], steps: int) 
     """The steps after which the ranks exchange flags, the same on all."""
 
     def play(rank: int) -> list[int]:
-        exchange, at = StopAgreement(SimpleNamespace(world_size=3)), []  # type: ignore[arg-type]
+        exchange, at = StopAgreement(SimpleNamespace(world_size=3, rank=rank)), []  # type: ignore[arg-type]
         for step in range(1, steps + 1):
             ranks.mine.now += step_s(rank, step)
             if exchange.is_due():
@@ -114,7 +114,7 @@ def test_no_step_waits_for_an_exchange_that_is_under_way(monkeypatch: pytest.Mon
     ranks = Ranks(3, monkeypatch, takes_s=0.4)
 
     def play(rank: int) -> float:
-        exchange = StopAgreement(SimpleNamespace(world_size=3))  # type: ignore[arg-type]
+        exchange = StopAgreement(SimpleNamespace(world_size=3, rank=rank))  # type: ignore[arg-type]
         waited = 0.0
         for step in range(1000):
             ranks.mine.now += 0.01
@@ -133,7 +133,7 @@ def test_one_ranks_flag_is_all_ranks_and_flags_are_apart(monkeypatch: pytest.Mon
     ranks = Ranks(3, monkeypatch)
 
     def play(rank: int) -> list[list[bool]]:
-        exchange = StopAgreement(SimpleNamespace(world_size=3))  # type: ignore[arg-type]
+        exchange = StopAgreement(SimpleNamespace(world_size=3, rank=rank))  # type: ignore[arg-type]
         found = []
         for stop, over in [(rank == 1, False), (rank == 2, False), (False, rank == 0), (rank == 1, rank == 2)]:
             ranks.mine.now += 1e4 * (rank == 0)  # however long the step was
@@ -143,6 +143,22 @@ def test_one_ranks_flag_is_all_ranks_and_flags_are_apart(monkeypatch: pytest.Mon
         return found
 
     assert ranks.run(play) == [[[True, False], [True, False], [True, False], [False, True]]] * 3
+
+
+def test_what_a_step_costs_each_rank_is_exchanged_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(3, monkeypatch)
+
+    def play(rank: int) -> list[list[float]]:
+        exchange, found = StopAgreement(SimpleNamespace(world_size=3, rank=rank)), []  # type: ignore[arg-type]
+        for step in range(3):
+            exchange.collect(False, own_s=0.0)
+            found.append(exchange.own_s_of_ranks)
+            exchange.begin(False, own_s=0.1 * rank + step)
+        exchange.finish()
+        return [*found, exchange.own_s_of_ranks]
+
+    expected = [[0.0, 0.0, 0.0], [0.0, 0.1, 0.2], [1.0, 1.1, 1.2], [2.0, 2.1, 2.2]]
+    assert ranks.run(play) == [expected] * 3
 
 
 def test_alone_nothing_is_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,70 @@
+"""starts.jsonl: when the training started, from which step, why the start before ended, and what was lost by that.
+
+It is never cut back, as metrics.jsonl is when a training resumes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cluster_ddp.contract import RECORDS_VERSION, Env, File
+from cluster_ddp.files import json_lines, open_own
+from cluster_ddp.slurm.topology import Topology
+
+_UNKNOWN = "It ended without a word: it was killed, or its node was lost."
+
+
+def note_start(run_dir: Path, topology: Topology, *, step: int, saved_s: float | None, seen_s: float | None) -> None:
+    """Append a "start" record. Call it on rank 0. If it can't be written, nothing is said: no training needs it.
+
+    Args:
+        run_dir: the run directory.
+        topology: of the ranks.
+        step: number of steps that are done.
+        saved_s: when the checkpoint that it resumes from was saved, in seconds of UNIX time; None without one.
+        seen_s: when the start before was last seen alive; None if unknown.
+    """
+    before = json_lines(run_dir / File.STARTS)
+    record: dict[str, Any] = {"restart": topology.restart_count, "job": topology.job_label or "", "step": step}
+    record |= {"ranks": topology.world_size, "nodes": topology.num_nodes}
+    if before:
+        last = before[-1]
+        record["cause"] = last.get("why") or _UNKNOWN
+        since_s = saved_s if saved_s is not None else last.get("time")
+        if last.get("saved"):
+            record["lost_s"] = 0.0
+        elif seen_s is not None and since_s is not None:
+            record["lost_s"] = round(max(0.0, seen_s - since_s), 1)
+    _append(run_dir, {"kind": "start", "version": RECORDS_VERSION, **record})
+
+
+def note_end(run_dir: Path, why: str, *, saved: bool = False) -> None:
+    """Append an "end" record. If it can't be written, nothing is said.
+
+    Args:
+        run_dir: the run directory.
+        why: in words.
+        saved: whether a checkpoint has all that was done.
+    """
+    _append(run_dir, {"kind": "end", "why": why, "saved": saved})
+
+
+def note_failure(env: Mapping[str, str], why: str) -> None:
+    """Append an "end" record to the run directory of the submission, if there is one, and a training started there."""
+    run_dir = env.get(Env.RUN_DIR)
+    if run_dir and (Path(run_dir) / File.STARTS).exists():
+        note_end(Path(run_dir), why)
+
+
+def _append(run_dir: Path, record: Mapping[str, Any]) -> None:
+    line = json.dumps({"time": round(time.time(), 3), **record}).encode() + b"\n"
+    with contextlib.suppress(OSError):
+        descriptor = open_own(run_dir / File.STARTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        with open(descriptor, "ab", buffering=0) as file:
+            file.write(line)

@@ -1,0 +1,141 @@
+"""Where the time of a rank's steps goes: waiting for data, optimizer, communication, checkpoints, and the rest.
+
+No step waits for its device. What the host can't see is left out: on GPUs the optimizer and the communication, whose
+kernels run in the background, are part of the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from cluster_ddp.runtime.data.shard import Shard
+
+RECORD_EVERY_S = 10.0
+# A record of less would say little.
+_LEAST_S = 1.0
+
+
+class StepTimes:
+    """The times of the steps since the last record, on this rank.
+
+    A step begins where the one before it ends, or the pass over the data begins. So an evaluation counts to no step.
+
+    Args:
+        shards: the training data.
+        parts: what is trained: DDP models and optimizers among them are measured.
+        world_size: number of ranks.
+    """
+
+    def __init__(self, shards: Sequence[Shard], parts: Iterable[object], *, world_size: int) -> None:
+        self._shards, self._world_size = shards, world_size
+        parts = list(parts)
+        self._model = next((part for part in parts if isinstance(part, DistributedDataParallel)), None)
+        on_cpu = [part for part in parts if isinstance(part, torch.optim.Optimizer) and _is_on_cpu(part)]
+        self._has_optimizer = bool(on_cpu)
+        self._hooks = [hook for part in on_cpu for hook in self._hooked(part)]
+        self._ended_s, self._optimizer_began_s = time.monotonic(), 0.0
+        self._last, self._own_s = self._counts(), 0.0
+        self._reset()
+
+    @property
+    def own_s(self) -> float:
+        """Seconds of this rank's mean step without communication and checkpoints. 0 if unknown."""
+        if self._steps:
+            whole_s = (self._seconds - self._checkpoint_s) / self._steps
+            # Communication is that of one step. Where it is nearly all of it, it may be longer than the mean step.
+            self._own_s = max(whole_s - self._communication_s(), 0.01 * whole_s)
+        return self._own_s
+
+    def begin(self) -> None:
+        """Note that a step's work is done, before saving and stopping are looked at."""
+        now_s = time.monotonic()
+        began_s = max([self._ended_s, *(shard.began_s for shard in self._shards)])
+        waited_s = 0.0
+        for shard, (waited_before_s, seen_before) in zip(self._shards, self._last):
+            is_new_pass = shard.began_s > self._ended_s
+            waited_s += shard.waited_s - (0.0 if is_new_pass else waited_before_s)
+            self._samples += shard.seen_in_pass - (0 if is_new_pass else seen_before)
+        self._steps += 1
+        self._seconds += now_s - began_s
+        self._data_s += min(waited_s, now_s - began_s)
+        self._ended_s = now_s
+
+    def end(self) -> None:
+        """Note that the step has ended."""
+        now_s = time.monotonic()
+        self._checkpoint_s += now_s - self._ended_s
+        self._seconds += now_s - self._ended_s
+        self._ended_s, self._last = now_s, self._counts()
+
+    def is_due(self) -> bool:
+        """Return whether the steps since the last record took long enough for one."""
+        return self._seconds >= RECORD_EVERY_S
+
+    def record(self, of_ranks: Sequence[float]) -> dict[str, Any]:
+        """Return the values of a "steps" record, and begin anew; empty if there is too little to say.
+
+        Args:
+            of_ranks: `own_s` of each rank, 0 where it is unknown.
+        """
+        values = self._values(of_ranks) if self._steps and self._seconds >= _LEAST_S else {}
+        self._reset()
+        return values
+
+    def close(self) -> None:
+        """Remove the hooks of the optimizers."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _values(self, of_ranks: Sequence[float]) -> dict[str, Any]:
+        steps = self._steps
+        parts = {"data_s": self._data_s / steps} if self._shards else {}
+        if self._has_optimizer:
+            parts["optimizer_s"] = self._optimizer_s / steps
+        parts["checkpoint_s"] = self._checkpoint_s / steps
+        rest_s = max(0.0, self._seconds / steps - sum(parts.values()))
+        if communication_s := min(rest_s, self._communication_s()):
+            parts["communication_s"] = communication_s
+        parts["compute_s"] = rest_s - communication_s
+        values: dict[str, Any] = {"steps": steps, "step_s": self._seconds / steps, **parts}
+        if len(of_ranks) > 1 and all(of_ranks):
+            values |= {"rank_s_min": min(of_ranks), "rank_s_max": max(of_ranks)}
+        found: dict[str, Any] = {name: round(value, 7) for name, value in values.items()}
+        if "rank_s_max" in found:
+            found["slowest_rank"] = of_ranks.index(max(of_ranks))
+        if self._samples:
+            per_s = self._samples / self._seconds
+            found |= {"samples_per_s": round(per_s, 1), "samples_per_s_per_rank": round(per_s / self._world_size, 2)}
+        return found
+
+    def _reset(self) -> None:
+        self._steps = self._samples = 0
+        self._seconds = self._data_s = self._optimizer_s = self._checkpoint_s = 0.0
+
+    def _counts(self) -> list[tuple[float, int]]:
+        return [(shard.waited_s, shard.seen_in_pass) for shard in self._shards]
+
+    def _communication_s(self) -> float:
+        """What DDP measured in its last sampled step: the part of all-reduces that backward does not hide."""
+        if self._model is None or self._world_size == 1:
+            return 0.0
+        measured = self._model._get_ddp_logging_data()
+        hidden_ns = measured.get("backward_compute_comm_overlap_time", 0)
+        return float(max(0, measured.get("backward_comm_time", 0) - hidden_ns)) / 1e9
+
+    def _hooked(self, optimizer: torch.optim.Optimizer) -> list[Any]:
+        def begin(*_: object) -> None:
+            self._optimizer_began_s = time.monotonic()
+
+        def end(*_: object) -> None:
+            self._optimizer_s += time.monotonic() - self._optimizer_began_s
+
+        return [optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)]
+
+
+def _is_on_cpu(optimizer: torch.optim.Optimizer) -> bool:
+    return all(one.device.type == "cpu" for group in optimizer.param_groups for one in group["params"])

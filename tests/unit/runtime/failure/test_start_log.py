@@ -1,0 +1,64 @@
+"""starts.jsonl: why a training started again, and what was lost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster_ddp.runtime.failure import failure_marker, start_log
+from cluster_ddp.slurm.topology import Topology
+
+
+def start(run_dir: Path, restart: int, **more: float | None) -> dict:
+    topology = Topology(
+        launcher="srun",
+        rank=0,
+        local_rank=0,
+        world_size=4,
+        num_nodes=2,
+        master_addr="n1",
+        port_candidates=(1,),
+        job_id=12,
+        restart_count=restart,
+    )
+    start_log.note_start(run_dir, topology, step=10 * restart, saved_s=more.get("saved_s"), seen_s=more.get("seen_s"))
+    return json.loads((run_dir / "starts.jsonl").read_text().splitlines()[-1])
+
+
+def test_each_start_says_why_the_one_before_ended(tmp_path: Path) -> None:
+    first = start(tmp_path, 0)
+    expected = {"kind": "start", "version": 1, "restart": 0, "job": "12", "step": 0, "ranks": 4, "nodes": 2}
+    assert {name: value for name, value in first.items() if name != "time"} == expected
+
+    start_log.note_end(tmp_path, "Stopped in time: n1 got USR1.", saved=True)
+    again = start(tmp_path, 1, saved_s=100.0, seen_s=130.0)
+    assert (again["cause"], again["lost_s"], again["step"]) == ("Stopped in time: n1 got USR1.", 0.0, 10)
+
+    env = {"CLUSTER_DDP_FAILED": str(tmp_path / ".failed-1"), "CLUSTER_DDP_RUN_DIR": str(tmp_path)}
+    failure_marker.note(env, 2, "n1", ValueError("bad"))
+    failure_marker.note(env, 1, "n1", ValueError("later"))
+    again = start(tmp_path, 2, saved_s=100.0, seen_s=130.04)
+    assert (again["cause"], again["lost_s"]) == ("Failed first: rank 2 on n1: ValueError: bad", 30.0)
+
+    again = start(tmp_path, 3, saved_s=140.0, seen_s=130.0)
+    assert (again["cause"], again["lost_s"]) == (
+        "It ended without a word: it was killed, or its node was lost.",
+        0.0,
+    )
+
+
+def test_without_a_checkpoint_all_since_the_start_is_lost(tmp_path: Path) -> None:
+    began = start(tmp_path, 0)["time"]
+    assert start(tmp_path, 1, seen_s=began + 60)["lost_s"] == 60.0
+    assert "lost_s" not in start(tmp_path, 2)  # it wrote no record
+
+
+@pytest.mark.parametrize("name", ["missing", "file"])
+def test_no_training_needs_it(name: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    start_log.note_end(tmp_path / name, "x")
+    start_log.note_failure({"CLUSTER_DDP_RUN_DIR": str(tmp_path)}, "x")  # no training started there
+    start_log.note_failure({}, "x")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,141 @@
+"""Where the time of the steps goes, on a clock that the tests turn."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_ranks, slurm_step
+
+import cluster_ddp
+from cluster_ddp.runtime.usage import step_times
+from cluster_ddp.runtime.usage.step_times import StepTimes
+
+
+class Clock:
+    """time.monotonic(), turned by hand."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        patch.setattr(step_times, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+
+class Slow(torch.optim.SGD):
+    """An optimizer whose step takes half a second."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        self.clock = clock
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.clock.now += 0.5
+
+
+def shard() -> Any:
+    return SimpleNamespace(began_s=0.0, waited_s=0.0, seen_in_pass=0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def a_pass(clock: Clock, data: Any, times: StepTimes, optimizer: Slow, steps: int) -> None:
+    """Each step waits 1 s for data, computes for 2.5 s, updates in 0.5 s, and saves in 1 s."""
+    data.began_s, data.waited_s, data.seen_in_pass = clock.now, 0.0, 0
+    for _ in range(steps):
+        clock.now += 1
+        data.waited_s, data.seen_in_pass = data.waited_s + 1, data.seen_in_pass + 20
+        clock.now += 2.5
+        optimizer.step()
+        times.begin()
+        clock.now += 1
+        times.end()
+
+
+def test_the_parts_of_a_step_make_it_up_and_an_evaluation_counts_to_none(clock: Clock) -> None:
+    data, optimizer = shard(), Slow(clock)
+    times = StepTimes([data], [optimizer], world_size=2)
+    clock.now += 50  # getting ready
+    a_pass(clock, data, times, optimizer, 2)
+    clock.now += 70  # an evaluation
+    a_pass(clock, data, times, optimizer, 1)
+    assert times.is_due() and times.own_s == 4.0
+    assert times.record([4.0, 3.0]) == {
+        "steps": 3,
+        "step_s": 5.0,
+        "data_s": 1.0,
+        "optimizer_s": 0.5,
+        "checkpoint_s": 1.0,
+        "compute_s": 2.5,
+        "rank_s_min": 3.0,
+        "rank_s_max": 4.0,
+        "slowest_rank": 0,
+        "samples_per_s": 4.0,
+        "samples_per_s_per_rank": 2.0,
+    }
+    assert not times.is_due() and times.record([4.0, 3.0]) == {}
+    assert times.own_s == 4.0  # what was known before, until there is a newer step
+
+
+def test_what_is_not_known_is_left_out(clock: Clock) -> None:
+    times = StepTimes([], [], world_size=2)
+    clock.now += 5
+    times.begin()
+    times.end()
+    assert times.record([5.0, 0.0]) == {"steps": 1, "step_s": 5.0, "checkpoint_s": 0.0, "compute_s": 5.0}
+
+
+def test_two_shards_that_are_passed_one_after_the_other(clock: Clock) -> None:
+    first, second, optimizer = shard(), shard(), Slow(clock)
+    times = StepTimes([first, second], [optimizer], world_size=1)
+    a_pass(clock, first, times, optimizer, 2)
+    a_pass(clock, second, times, optimizer, 2)
+    found = times.record([])
+    assert (found["steps"], found["data_s"], found["samples_per_s"]) == (4, 1.0, 4.0)
+
+
+def test_a_closed_one_leaves_no_hook(clock: Clock) -> None:
+    optimizer = Slow(clock)
+    times = StepTimes([], [optimizer], world_size=1)
+    times.close()
+    optimizer.step()
+    assert times._optimizer_s == 0.0
+
+
+def train_with_a_slow_rank() -> None:
+    step_times._LEAST_S = 0.0
+    with cluster_ddp.distributed(cuda=False) as world:
+        model = world.wrap(torch.nn.Linear(300, 300))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        shard = world.shard(torch.utils.data.TensorDataset(torch.rand(80, 300)), batch_size=2)
+        parts = {"model": model, "optimizer": optimizer}
+        checkpoint = cluster_ddp.Checkpointer(world, shard=shard, every="never", **parts)
+        for _ in checkpoint.epochs(1):
+            for (samples,) in shard:
+                time.sleep(0.08 * (world.rank == 1))
+                optimizer.zero_grad()
+                model(samples).sum().backward()
+                optimizer.step()
+                checkpoint.step()
+
+
+def test_the_slow_rank_is_named_and_the_other_ones_wait_is_communication(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    env = {"CLUSTER_DDP_RUN_DIR": str(tmp_path / "run")}
+    ends = run_ranks(
+        train_with_a_slow_rank, [slurm_step(rank, 2, job_id=os.getpid(), **env) for rank in range(2)], tmp_path / "logs"
+    )
+    assert [end.exit_code for end in ends] == [0, 0], ends
+    (record,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert (record["kind"], record["step"], record["steps"], record["progress"]) == ("steps", 20, 20, 1.0)
+    assert record["slowest_rank"] == 1 and record["rank_s_max"] > 0.06 > 0.04 > record["rank_s_min"]
+    assert record["communication_s"] > 0.04 and record["step_s"] > 0.08
+    parts = [record[f"{name}_s"] for name in ("data", "compute", "communication", "optimizer", "checkpoint")]
+    assert sum(parts) == pytest.approx(record["step_s"], abs=1e-6)
