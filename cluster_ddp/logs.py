@@ -15,6 +15,7 @@ from cluster_ddp.errors import JobError, exit_on_error
 from cluster_ddp.jobs import logs, run_records, terminal
 from cluster_ddp.jobs.job import Job, of_run
 from cluster_ddp.jobs.logs import LogReader
+from cluster_ddp.jobs.terminal import BottomLine
 from cluster_ddp.jobs.watch import follow
 from cluster_ddp.launch.cli import add_on
 from cluster_ddp.remote import verbs
@@ -43,15 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return elsewhere
         job = _job(arguments.job, arguments.runs_dir)
         names = _names(job, arguments)
-        reader = LogReader(
-            _show, lambda: _existing(job, names), plain=names if arguments.rank is not None else logs.PLAIN
-        )
+        plain = names if arguments.rank is not None else logs.PLAIN
         if arguments.follow:
-            return _follow(job, reader)
+            return _follow(job, names, plain)
         if not _existing(job, names):
             found = "it has printed nothing so far."
             raise JobError(f"The logs of job {job.id}:", found, f"cluster-ddp status {shlex.quote(str(job.run_dir))}")
-        reader.show_new(to_the_end=True)
+        LogReader(print, lambda: _existing(job, names), plain=plain).show_new(to_the_end=True)
     return 0
 
 
@@ -78,13 +77,11 @@ def _existing(job: Job, names: Sequence[str]) -> list[Path]:
     return [path for path in job.log_files() if not names or path.name in names]
 
 
-def _show(line: str) -> None:
-    print(line, flush=True)
-
-
-def _follow(job: Job, reader: LogReader) -> int:
+def _follow(job: Job, names: Sequence[str], plain: Sequence[str]) -> int:
     try:
-        return follow([job], show=_show, logs=reader)
+        with BottomLine() as bottom:
+            reader = LogReader(bottom.show, lambda: _existing(job, names), plain=plain)
+            return follow([job], show=bottom.show, show_figures=bottom.update, logs=reader)
     except KeyboardInterrupt:
         print(f"\nNo longer following; job {job.id} continues. To end it: cluster-ddp cancel {job.id}", file=sys.stderr)
         return 130

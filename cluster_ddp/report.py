@@ -10,9 +10,14 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from cluster_ddp.errors import exit_on_error
-from cluster_ddp.jobs import report, terminal
+from cluster_ddp.errors import SpecError, exit_on_error
+from cluster_ddp.jobs import terminal
+from cluster_ddp.jobs.report import printed
+from cluster_ddp.jobs.report.notes import notes
+from cluster_ddp.jobs.report.summary import report
+from cluster_ddp.jobs.report.text import as_text
 from cluster_ddp.jobs.status import run_statuses
 from cluster_ddp.launch.cli import add_on
 from cluster_ddp.remote import verbs
@@ -25,7 +30,12 @@ def parser() -> argparse.ArgumentParser:
     top = terminal.parser(PROGRAM, __doc__)
     add_on(top)
     top.add_argument("jobs", nargs="+", metavar="JOB", help="job ids or run directories")
-    top.add_argument("--json", action="store_true", help="print a list of objects, as JSON")
+    regex = r"regular expression for what rank 0 prints: a group for each figure, such as 'loss (?P<loss>\S+)'"
+    top.add_argument("--metric", metavar="REGEX", help=regex)
+    form = top.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print a list of objects, as JSON")
+    html = "write the reports and their curves into one page, for a browser; it needs no network"
+    form.add_argument("--html", type=Path, metavar="FILE", help=html)
     return top
 
 
@@ -34,14 +44,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     arguments = parser().parse_args(words)
     with exit_on_error(PROGRAM):
+        if arguments.html is not None and arguments.on:
+            found_there = "the page would be written there, not here."
+            hint = "fetch the runs, then report them here: cluster-ddp fetch --on HOST"
+            raise SpecError(f"Writing {arguments.html} of runs on {arguments.on}:", found_there, hint)
         if (elsewhere := verbs.run_there("report", words)) is not None:
             return elsewhere
-        found = [report.report(status) for status in run_statuses(arguments.runs_dir, arguments.jobs)]
-        if arguments.json:
-            objects = [{**dataclasses.asdict(one), "notes": report.notes(one)} for one in found]
+        metric = printed.compiled(arguments.metric) if arguments.metric is not None else None
+        statuses = run_statuses(arguments.runs_dir, arguments.jobs)
+        found = [report(status, metric=metric) for status in statuses]
+        if arguments.html is not None:
+            from cluster_ddp.jobs.report import page
+
+            page.write(arguments.html, found)
+            print(f"Written: {arguments.html}")
+        elif arguments.json:
+            objects = [{**dataclasses.asdict(one), "notes": notes(one)} for one in found]
             print(json.dumps(objects, default=str, indent=2))
         else:
-            print("\n\n".join(map(report.as_text, found)))
+            print("\n\n".join(map(as_text, found)))
     return 0
 
 

@@ -66,10 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _follow(jobs: list[Job], here: Path) -> int:
+    from cluster_ddp.jobs.terminal import BottomLine
     from cluster_ddp.jobs.watch import follow
 
     try:
-        return follow(jobs, show=lambda line: print(line, flush=True))
+        with BottomLine() as bottom:
+            return follow(jobs, show=bottom.show, show_figures=bottom.update)
     except KeyboardInterrupt:
         label = jobs[0].id.partition("_")[0]
         print(f"\nNo longer following; job {label} continues.\n{_next_steps(jobs, here)}", file=sys.stderr)

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cluster_ddp.contract import File, Record
+from cluster_ddp.files import json_lines
+from cluster_ddp.jobs.report import usage
+from cluster_ddp.launch.notation import hours
 
 # Enough of the end of metrics.jsonl for the last record of each kind.
 _TAIL_BYTES = 64 * 1024
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the last `epoch`, `loss`, `accuracy` and `samples_per_s` of a metrics.jsonl, as far as it has them.
+    """Return the last `epoch`, `progress`, `loss`, `accuracy`, `samples_per_s` of a metrics.jsonl, if it has them.
 
     Also `done`: whether its last record is that of a training that reached its end.
     """
     figures: dict[str, Any] = {}
-    for line in _tail(path):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # the first line of the tail may be cut, the last line half written
-        if not isinstance(record, dict):
-            continue
-        for name in ("epoch", "samples_per_s", "loss", "accuracy"):
+    for record in _tail(path):
+        for name in ("epoch", "progress", "samples_per_s", "loss", "accuracy"):
             if name in record and (name != "accuracy" or record.get("kind") != Record.TRAIN):
                 value = _number(record[name])
                 figures[name] = int(value) if name == "epoch" and value is not None else value
@@ -49,12 +46,36 @@ def _number(value: object) -> float | None:
     return value if isinstance(value, (int, float)) and abs(value) < 1e12 else None
 
 
-def _tail(path: Path) -> list[bytes]:
-    if not path.is_file():
-        return []
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            return file.read().splitlines()
-    except OSError:
-        return []
+def line(run_dir: Path) -> str:
+    """Return how far a training is and how well it runs, as one line; empty if nothing is known."""
+    known, parts = read(run_dir / File.METRICS), []
+    if known.get("epoch") is not None:
+        parts.append(f"epoch {known['epoch']}")
+    if known.get("progress") is not None:
+        parts.append(f"{100 * known['progress']:.0f} % done")
+    if (left_s := _left_s(run_dir)) is not None:
+        parts.append(f"{hours(left_s)} left")
+    if known.get("loss") is not None:
+        parts.append(f"loss {known['loss']:.4g}")
+    if known.get("accuracy") is not None:
+        parts.append(f"accuracy {100 * known['accuracy']:.2f} %")
+    if known.get("samples_per_s") is not None:
+        parts.append(f"{known['samples_per_s']:,.0f} samples/s")
+    return ", ".join([*parts, *usage.newest(run_dir)])
+
+
+def _left_s(run_dir: Path) -> float | None:
+    """Seconds to the end of the training, at its speed since its last start; None if unknown."""
+    began_s = max((_number(one.get("time")) or 0.0 for one in json_lines(run_dir / File.STARTS)), default=0.0)
+    known = [(_number(one.get("time")), _number(one.get("progress"))) for one in _tail(run_dir / File.METRICS)]
+    found = [(time_s, done) for time_s, done in known if time_s is not None and done is not None and time_s >= began_s]
+    if len(found) < 2:
+        return None
+    (first_s, before), (last_s, done) = found[0], found[-1]
+    return (1 - done) * (last_s - first_s) / (done - before) if done > before else None
+
+
+def _tail(path: Path) -> list[dict[str, Any]]:
+    with suppress(OSError):
+        return json_lines(path, last_bytes=_TAIL_BYTES)
+    return []

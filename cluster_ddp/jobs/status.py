@@ -41,6 +41,8 @@ class RunStatus:
     """How often it was restarted."""
     epoch: int | None = None
     """Epoch of the last record."""
+    progress: float | None = None
+    """The part of the training that is done, 0 to 1, if its length is known."""
     loss: float | None = None
     """Loss of the last record that has one."""
     accuracy: float | None = None

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
+from cluster_ddp.jobs import figures
 from cluster_ddp.jobs.job import Job, describe, exit_in_words, poll_intervals_s
 from cluster_ddp.jobs.logs import LogReader
 from cluster_ddp.launch import run_dirs
@@ -14,12 +15,14 @@ from cluster_ddp.slurm.job_status import JobStatus
 
 _LOG_POLL_S = 0.5
 _QUIET_S = 5.0
+_FIGURES_S = 5.0
 
 
 def follow(
     jobs: Sequence[Job],
     *,
     show: Callable[[str], None],
+    show_figures: Callable[[str], None] = lambda line: None,
     logs: LogReader | None = None,
 ) -> int:
     """Follow a job, or the tasks of an array, until they end. They keep running if you interrupt this.
@@ -27,6 +30,7 @@ def follow(
     Args:
         jobs: one job, or all tasks of one array.
         show: called with each line.
+        show_figures: called every few seconds with how far a job's training is and how well it runs, if it says.
         logs: shows the logs; default: all logs of a job, none of an array.
 
     Returns:
@@ -34,12 +38,16 @@ def follow(
         forgets the job before its end was seen.
     """
     following = _Following(jobs, show, logs)
-    intervals_s = poll_intervals_s()
+    intervals_s, figures_at = poll_intervals_s(), 0.0
     while not following.update():
         ask_again_at = time.monotonic() + next(intervals_s)
         while time.monotonic() < ask_again_at:
             following.show_logs()
+            if following.is_training() and time.monotonic() >= figures_at:
+                show_figures(figures.line(jobs[0].run_dir))
+                figures_at = time.monotonic() + _FIGURES_S
             time.sleep(_LOG_POLL_S)
+    show_figures("")
     return following.outcome()
 
 
@@ -81,6 +89,10 @@ class _Following:
             self.said = described
             self.quiet_since = time.monotonic() if self.statuses[0].state == "RUNNING" else None
         return ended
+
+    def is_training(self) -> bool:
+        """Return whether it is one job, which runs."""
+        return not self.is_array and bool(self.statuses) and self.statuses[0].state == "RUNNING"
 
     def show_logs(self, *, to_the_end: bool = False) -> None:
         """Show new lines of a job's logs. Not for arrays: the tasks' lines would mix."""

@@ -48,6 +48,13 @@ def seconds(time: str) -> int | None:
     return total_s
 
 
+def hours(duration_s: float) -> str:
+    """Return a duration as H:MM:SS."""
+    minutes, rest_s = divmod(round(duration_s), 60)
+    whole_h, minutes = divmod(minutes, 60)
+    return f"{whole_h}:{minutes:02}:{rest_s:02}"
+
+
 def mebibytes(mem: str) -> int:
     """Return a size as --mem takes it, such as 32G or 500 (MiB), in MiB, rounded up."""
     digits = mem.rstrip("KMGT")

@@ -26,6 +26,7 @@ from pathlib import Path
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.jobs import job
 from cluster_ddp.jobs.job import Job
+from cluster_ddp.jobs.report import printed
 from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.launch.checks import feasibility
 from cluster_ddp.launch.cli import command_line
@@ -92,7 +93,7 @@ class _Scaling:
         self.study = Study(
             folder=arguments.folder,
             points=points(self.counts, per_node=self.per_node, repeats=arguments.repeats),
-            metric=_compiled(arguments.metric),
+            metric=printed.compiled(arguments.metric) if arguments.metric is not None else None,
             say=lambda line: print(line, flush=True),
         )
         for point in self.study.points[: len(self.counts)]:  # nothing is submitted if one of them can't run
@@ -242,19 +243,6 @@ class _Scaling:
 
 def _sentence(words: str) -> str:
     return words[0].upper() + words[1:]
-
-
-def _compiled(metric: str | None) -> re.Pattern[str] | None:
-    if metric is None:
-        return None
-    try:
-        pattern = re.compile(metric)
-    except re.error as error:
-        raise SpecError(f"Reading --metric {metric!r}:", f"{error}.", "--metric 'images/s: ([0-9.]+)'") from error
-    if pattern.groups < 1:
-        found = "it has no group, so it does not say which part is the number."
-        raise SpecError(f"Reading --metric {metric!r}:", found, "--metric 'images/s: ([0-9.]+)'")
-    return pattern
 
 
 def _gpus_of_a_node(plan: Plan) -> int:

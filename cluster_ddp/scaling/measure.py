@@ -11,6 +11,7 @@ from typing import Any
 
 from cluster_ddp.contract import File, Record
 from cluster_ddp.files import json_lines
+from cluster_ddp.jobs.report import printed, training
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +24,8 @@ class Measured:
     """From the job's start to its end."""
     waiting_for_data: float | None = None
     """The part of the time that rank 0 waited for batches, 0 to 1."""
+    communication: float | None = None
+    """The part of a step that its all-reduces take and backward does not hide, 0 to 1."""
     epoch_samples: int | None = None
     """Number of samples of an epoch."""
 
@@ -36,35 +39,26 @@ def measure(run_dir: Path, *, seconds: float | None, metric: re.Pattern[str] | N
         metric: its first group is the samples per second in a line of rank 0's log; None: metrics.jsonl has them.
     """
     if metric is not None:
-        return Measured(samples_per_s=_steady(_printed(run_dir, metric)), seconds=seconds)
-    records = [one for one in json_lines(run_dir / File.METRICS) if one.get("kind") == Record.TRAIN]
-    waiting = _numbers(records, "waiting_for_data")
+        first = next(iter(printed.read(run_dir, metric).values()), [])
+        return Measured(samples_per_s=_steady(first), seconds=seconds)
+    records = json_lines(run_dir / File.METRICS)
+    train = [one for one in records if one.get("kind") == Record.TRAIN]
+    steps = [one for one in records if one.get("kind") == Record.STEPS]
+    split = training.read(run_dir)
+    communication_s = split.parts.get("communication_s")
     return Measured(
-        samples_per_s=_steady(_numbers(records, "samples_per_s")),
+        samples_per_s=_steady(_numbers(train, "samples_per_s") or _numbers(steps, "samples_per_s")),
         seconds=seconds,
-        waiting_for_data=_steady(waiting, zero=True),
-        epoch_samples=_epoch_samples(records),
+        waiting_for_data=split.waiting_for_data,
+        communication=communication_s / split.step_s if communication_s is not None and split.step_s else None,
+        epoch_samples=_epoch_samples(train),
     )
 
 
-def _steady(values: Sequence[float], *, zero: bool = False) -> float | None:
+def _steady(values: Sequence[float]) -> float | None:
     """The median, without the first value, in which the training warms up."""
-    kept = [value for value in values[1:] or values if value > 0 or zero]
+    kept = [value for value in values[1:] or values if value > 0]
     return statistics.median(kept) if kept else None
-
-
-def _printed(run_dir: Path, metric: re.Pattern[str]) -> list[float]:
-    found = []
-    for path in (run_dir / File.TASK_LOG.format(0), run_dir / File.JOB_LOG):
-        if path.is_file():
-            for match in metric.finditer(path.read_text(errors="replace")):
-                try:
-                    found.append(float(match[1].replace(",", "")))
-                except ValueError:
-                    continue
-        if found:
-            break
-    return found
 
 
 def _epoch_samples(records: Sequence[dict[str, Any]]) -> int | None:

@@ -35,6 +35,8 @@ class Row:
     """Speedup for each GPU: 1 if each added GPU is worth as much as the first ones."""
     waiting_for_data: float | None = None
     """The part of the time that rank 0 waited for batches: 0 to 1."""
+    communication: float | None = None
+    """The part of a step that all-reduces take and backward does not hide: 0 to 1."""
     gpu_hours_per_epoch: float | None = None
     """GPUs times hours of an epoch's training."""
     seconds: float | None = None
@@ -85,6 +87,7 @@ def as_text(found: Sequence[Row]) -> str:
         "SPEEDUP",
         "EFFICIENCY",
         "DATA",
+        "COMM",
         "GPU-H/EPOCH",
         "TIME",
     )
@@ -120,6 +123,7 @@ def _row(point: Point, found: Sequence[Measured]) -> Row:
         samples_per_s_least=min(per_s, default=None),
         samples_per_s_most=max(per_s, default=None),
         waiting_for_data=_median([one.waiting_for_data for one in found if one.waiting_for_data is not None]),
+        communication=_median([one.communication for one in found if one.communication is not None]),
         gpu_hours_per_epoch=point.gpus * samples / median / 3600 if samples and median else None,
         seconds=_median([one.seconds for one in found if one.seconds is not None]),
     )
@@ -155,11 +159,16 @@ def _cells(row: Row) -> tuple[str, ...]:
         _rounded(row.samples_per_s),
         spread,
         "-" if row.speedup is None else f"{row.speedup:.2f}",
-        "-" if row.efficiency is None else f"{100 * row.efficiency:.0f} %",
-        "-" if row.waiting_for_data is None else f"{100 * row.waiting_for_data:.0f} %",
+        _per_cent(row.efficiency),
+        _per_cent(row.waiting_for_data),
+        _per_cent(row.communication),
         "-" if row.gpu_hours_per_epoch is None else f"{row.gpu_hours_per_epoch:.3g}",
         "-" if row.seconds is None else f"{row.seconds:.0f} s",
     )
+
+
+def _per_cent(part: float | None) -> str:
+    return "-" if part is None else f"{100 * part:.0f} %"
 
 
 def _rounded(value: float | None) -> str:

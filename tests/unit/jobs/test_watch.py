@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
-from cluster_ddp.jobs import job, watch
+from cluster_ddp.jobs import job, terminal, watch
 from cluster_ddp.jobs.job import Job
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.slurm.reasons import in_words
@@ -155,3 +156,38 @@ def test_an_array_is_counted(tmp_path: Path) -> None:
         "job 12_1: FAILED, exit status 2",
         f"  To resume: cluster-ddp submit --resume {tmp_path}",
     ]
+
+
+def test_a_training_that_runs_shows_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "_FIRST_POLL_S", 0.05)
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"kind": "train", "time": 90, "epoch": 2, "loss": 0.5}\n'
+        '{"kind": "steps", "time": 40, "progress": 0.0}\n'  # of the start before
+        '{"kind": "steps", "time": 100, "progress": 0.1}\n'
+        '{"kind": "steps", "time": 160, "progress": 0.2, "samples_per_s": 1234.5}\n'
+        '{"kind": "test", "time": 161, "accuracy": 0.9}\n{"kind": "st'
+    )
+    (tmp_path / "starts.jsonl").write_text('{"kind": "start", "time": 50}\n')
+    (tmp_path / "usage-0.jsonl").write_text(
+        '{"node": "n1", "seconds": 10, "cpus": 4, "cpu": 0.5, "gpus": [{"utilization": 0.9}, {"utilization": 0.7}]}\n'
+    )
+    shown: list[str] = []
+    story = Story([[status("PENDING")], [status("RUNNING")], [status("COMPLETED")]])
+    one = Job(id="12", run_dir=tmp_path, tasks=2, ranks=2, scheduler=story)  # type: ignore[arg-type]
+    watch.follow([one], show=lambda line: None, show_figures=shown.append)
+    line = "epoch 2, 20 % done, 0:08:00 left, loss 0.5, accuracy 90.00 %, 1,234 samples/s, GPUs 80 % busy"
+    assert shown == [line, ""]
+
+
+def test_in_a_file_the_last_line_is_shown_once_a_minute(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with terminal.BottomLine() as bottom:
+        for second in range(150):
+            now[0] = float(second)
+            bottom.update(f"at {second}")
+            bottom.update("")
+        bottom.show("log")
+    assert capsys.readouterr().out == "at 0\nat 60\nat 120\nlog\n"

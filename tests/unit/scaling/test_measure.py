@@ -23,7 +23,8 @@ def test_the_median_without_the_first_record(tmp_path: Path) -> None:
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "samples_per_s": 12')  # half written
     found = measure(tmp_path, seconds=7.0, metric=None)
-    assert (found.samples_per_s, found.waiting_for_data, found.seconds) == (110.0, 0.11, 7.0)
+    assert (found.samples_per_s, found.seconds) == (110.0, 7.0)
+    assert found.waiting_for_data == pytest.approx(0.105)
     assert found.epoch_samples is None
 
 
@@ -31,6 +32,13 @@ def test_one_record_counts(tmp_path: Path) -> None:
     record(tmp_path, {"kind": "train", "samples_per_s": 10.0, "waiting_for_data": 0.0})
     found = measure(tmp_path, seconds=None, metric=None)
     assert (found.samples_per_s, found.waiting_for_data) == (10.0, 0.0)
+
+
+def test_a_script_that_logs_nothing_has_records_of_its_steps(tmp_path: Path) -> None:
+    steps = {"kind": "steps", "steps": 5, "step_s": 0.2, "data_s": 0.02, "communication_s": 0.05, "compute_s": 0.13}
+    record(tmp_path, *({**steps, "samples_per_s": speed} for speed in (10.0, 30.0, 50.0)))
+    found = measure(tmp_path, seconds=None, metric=None)
+    assert (found.samples_per_s, found.waiting_for_data, found.communication) == (40.0, pytest.approx(0.1), 0.25)
 
 
 def test_the_samples_of_an_epoch_that_was_followed_by_another(tmp_path: Path) -> None:

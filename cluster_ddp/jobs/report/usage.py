@@ -10,6 +10,8 @@ from typing import Any
 from cluster_ddp.contract import File
 from cluster_ddp.files import json_lines
 
+_TAIL_BYTES = 8 * 1024  # several records
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuUse:
@@ -48,12 +50,24 @@ class NodeUse:
 
 
 def read(run_dir: Path) -> list[NodeUse]:
-    """Return the use of each node of a run, by name; empty if nothing was recorded. Damaged lines are passed over."""
+    """Return the use of each node of a run, in their order; empty if there is no record. Damaged lines are left out."""
     of_nodes: dict[str, list[dict[str, Any]]] = {}
-    for path in sorted(run_dir.glob(File.USAGE.format("*"))):
+    for path in sorted(run_dir.glob(File.USAGE.format("*")), key=lambda path: (len(path.name), path.name)):
         for record in filter(_is_whole, json_lines(path)):
             of_nodes.setdefault(record["node"], []).append(record)
-    return [_node(name, records) for name, records in sorted(of_nodes.items())]
+    return [_node(name, records) for name, records in of_nodes.items()]
+
+
+def newest(run_dir: Path) -> list[str]:
+    """Return how busy the nodes were in their last ten seconds, in words: their GPUs, or without GPUs their CPUs."""
+    last = [
+        node[-1] for path in run_dir.glob(File.USAGE.format("*")) if (node := [*filter(_is_whole, json_lines(path))])
+    ]
+    gpus = [gpu["utilization"] for record in last for gpu in record["gpus"] if "utilization" in gpu]
+    if gpus:
+        return [f"GPUs {100 * sum(gpus) / len(gpus):.0f} % busy"]
+    cpus = sum(record["cpus"] for record in last)
+    return [f"CPUs {100 * sum(record['cpu'] * record['cpus'] for record in last) / cpus:.0f} % busy"] if cpus else []
 
 
 def _node(name: str, records: Sequence[Mapping[str, Any]]) -> NodeUse:

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from cluster_ddp import report as verb
-from cluster_ddp.jobs import report, usage
+from cluster_ddp.jobs.report import usage
+from cluster_ddp.jobs.report.notes import notes
+from cluster_ddp.jobs.report.summary import report
+from cluster_ddp.jobs.report.text import as_text
 from cluster_ddp.jobs.status import RunStatus
 
 GIB = 1 << 30
@@ -36,7 +39,7 @@ def run(folder: Path, *nodes: dict[str, Any], waiting: float = 0.01, asked: dict
 
 def test_a_run_on_one_screen(tmp_path: Path) -> None:
     status = run(tmp_path, sample(), sample(cpu=0.2, memory=48 * GIB))
-    assert report.as_text(report.report(status)) == (
+    assert as_text(report(status)) == (
         f"fit, job 12: COMPLETED\n  Run directory: {tmp_path}\n  Size: 2 nodes x 2 GPUs, 4 ranks\n"
         "  Time: 00:30:00 of 0-01:00:00, 1 restart\n"
         "  Training: epoch 3, loss 0.5, waited for data 1 % of the time\n\n"
@@ -90,21 +93,21 @@ GPU = {"utilization": 0.9, "memory": 40.0 * GIB, "memory_total": 80.0 * GIB}
     ],
 )
 def test_what_to_change(node: dict[str, Any], more: dict[str, Any], note: str, tmp_path: Path) -> None:
-    found = report.report(run(tmp_path, sample(**node), **more))
-    assert report.notes(found) == [note]
-    assert report.as_text(found).endswith(f"\nNotes\n  - {note}")
+    found = report(run(tmp_path, sample(**node), **more))
+    assert notes(found) == [note]
+    assert as_text(found).endswith(f"\nNotes\n  - {note}")
 
 
 def test_a_good_run_and_a_short_run_have_no_notes(tmp_path: Path) -> None:
-    assert report.notes(report.report(run(tmp_path, sample()))) == []
-    assert report.notes(report.report(run(tmp_path, sample(seconds=1.0, memory=GIB, cpu=0.0), waiting=0.9))) == []
+    assert notes(report(run(tmp_path, sample()))) == []
+    assert notes(report(run(tmp_path, sample(seconds=1.0, memory=GIB, cpu=0.0), waiting=0.9))) == []
 
 
 def test_what_was_not_recorded_is_left_out(tmp_path: Path) -> None:
     status = run(tmp_path)
     (tmp_path / "spec.json").unlink()
     (tmp_path / "metrics.jsonl").unlink()
-    text = report.as_text(report.report(status))
+    text = as_text(report(status))
     assert "Use: nothing was recorded." in text and "%" not in text and "Size" not in text
     assert usage.read(tmp_path) == []
     (tmp_path / "usage-0.jsonl").write_text(
@@ -112,7 +115,7 @@ def test_what_was_not_recorded_is_left_out(tmp_path: Path) -> None:
     )
     (node,) = usage.read(tmp_path)
     assert (node.memory, node.gpus[0].utilization) == (None, None)
-    assert report.as_text(report.report(status)).endswith("By node\n  a: CPUs 50 % of 2, GPUs -")
+    assert as_text(report(status)).endswith("By node\n  a: CPUs 50 % of 2, GPUs -")
 
 
 def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,156 @@
+"""A report as one HTML page that needs no network: summaries, curves, and for an array its grid, sorted by result."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cluster_ddp._version import __version__
+from cluster_ddp.contract import File
+from cluster_ddp.errors import RunDirError, counted
+from cluster_ddp.files import atomic_write
+from cluster_ddp.jobs.report import parallel, series
+from cluster_ddp.jobs.report.charts import Run, charts
+from cluster_ddp.jobs.report.notes import notes
+from cluster_ddp.jobs.report.summary import Report, bars
+from cluster_ddp.launch.notation import hours
+
+_HTML = Path(__file__).parent / "html"
+
+
+def write(path: Path, reports: Sequence[Report]) -> None:
+    """Write the page of one or several runs.
+
+    Args:
+        path: of the HTML file.
+        reports: of the runs.
+
+    Raises:
+        RunDirError: the file can't be written.
+    """
+    try:
+        with atomic_write(path, shared=True) as file:
+            file.write(page(reports).encode())
+    except OSError as error:
+        hint = "choose a file in a folder that you may write to: --html report.html"
+        raise RunDirError(f"Writing {path}:", f"{error.strerror}.", hint) from error
+
+
+def page(reports: Sequence[Report]) -> str:
+    """Return the page of one or several runs."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    loader = FileSystemLoader(_HTML)
+    jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    runs = [_run(one, reports) for one in reports]
+    return jinja.get_template("page.html.j2").render(
+        title=runs[0].name if len(runs) == 1 else counted(len(runs), "run"),
+        runs=[_summary(run) for run in runs],
+        grid=parallel.grid(reports),
+        data=_embedded({"charts": charts(runs), "starts": _start_lines(runs)}),
+        made=f"cluster-ddp {__version__}, {time.strftime('%Y-%m-%d %H:%M')}",
+        points=series.POINTS,
+        **{name: (_HTML / path).read_text() for name, path in _PARTS.items()},
+    )
+
+
+_PARTS = {
+    "script": "report.js",
+    "style": "report.css",
+    "uplot": "uplot/uPlot.iife.min.js",
+    "uplot_css": "uplot/uPlot.min.css",
+}
+
+
+def _run(found: Report, reports: Sequence[Report]) -> Run:
+    status, run_dir = found.status, found.status.run_dir or Path()
+    same = sum(one.status.name == status.name for one in reports)
+    values = " ".join(f"{key}={value}" for key, value in status.values.items())
+    name = status.name
+    if same > 1:
+        name = values if same == len(reports) and values else f"{name} {values or status.job or run_dir.name}"
+    try:
+        description = json.loads((run_dir / File.RUN).read_text())
+    except (OSError, ValueError):
+        description = {}
+    known = description if isinstance(description, dict) else {}
+    return Run(name=name, found=found, curves=series.read(run_dir), description=known)
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    found, asked = run.found, run.found.asked
+    size = ""
+    if asked:
+        ranks = asked["nodes"] * found.ranks_per_node
+        size = f"{counted(asked['nodes'], 'node')} × {counted(asked['gpus_per_node'], 'GPU')}, {counted(ranks, 'rank')}"
+    step_s = found.training.step_s or 0.0
+    return {
+        "name": run.name,
+        "status": found.status,
+        "size": size,
+        "run_dir": _relative(found.status.run_dir or Path()),
+        "limit": asked.get("time"),
+        "bars": bars(found),
+        "nodes": found.nodes,
+        "notes": notes(found),
+        "step_ms": 1000 * step_s,
+        "parts": [(name.removesuffix("_s"), 100 * value / step_s) for name, value in found.training.parts.items()],
+        "starts": found.training.starts,
+        "lost": hours(sum(one.lost_s or 0.0 for one in found.training.starts)),
+        "timeline": _timeline(run),
+        "printed": {name: (values[0], values[-1]) for name, values in found.printed.items()},
+        "details": {
+            name.replace("_", " "): _flat(run.description[name])
+            for name in ("command", "config", "versions", "topology", "git_commit", "device")
+            if run.description.get(name)
+        },
+    }
+
+
+def _relative(path: Path) -> Path:
+    """A path, relative to the working directory if it lies there."""
+    here = Path.cwd()
+    return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path
+
+
+def _flat(value: Any) -> list[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        return [(str(key), str(one)) for key, one in value.items() if one is not None]
+    return [("", " ".join(map(str, value)) if isinstance(value, list) else str(value))]
+
+
+def _timeline(run: Run) -> list[dict[str, Any]]:
+    """The stretches of time of a run that was started again: training, what was done again, and waiting."""
+    starts, times = run.found.training.starts, sorted(run.curves.times)
+    if len(starts) < 2 or not times:
+        return []
+    begin, end = starts[0].time, max(times[-1], starts[-1].time + 1)
+    found = []
+    for number, start in enumerate(starts):
+        after = starts[number + 1] if number + 1 < len(starts) else None
+        last = times[max(0, bisect.bisect_left(times, after.time) - 1)] if after else end
+        lost_s = min(after.lost_s or 0.0, max(0.0, last - start.time)) if after else 0.0
+        stretches = [("training", start.time, max(start.time, last - lost_s)), ("done again", last - lost_s, last)]
+        stretches += [("waiting", last, after.time)] if after else []
+        for kind, since, until in stretches:
+            if until > since:
+                share = {"x": 100 * (since - begin) / (end - begin), "width": 100 * (until - since) / (end - begin)}
+                found.append({"kind": kind, "title": f"{kind}: {hours(until - since)}", **share})
+    return found
+
+
+def _start_lines(runs: Sequence[Run]) -> list[float]:
+    """When a single run was started again, in seconds since its first record."""
+    if len(runs) > 1:
+        return []
+    return [round(start.time - runs[0].curves.began_s, 1) for start in runs[0].found.training.starts[1:]]
+
+
+def _embedded(data: object) -> str:
+    """JSON that can stand within <script>."""
+    return json.dumps(data, separators=(",", ":"), default=asdict).replace("<", "\\u003c")

@@ -1,0 +1,175 @@
+"""The figures of a run over time, as curves of at most a thousand points: what its records say, read line by line."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from cluster_ddp.contract import File, Record
+from cluster_ddp.files import each_json_line
+
+POINTS = 1000
+"""A curve with more points is thinned: of each stretch, its least and its greatest value stay."""
+_GIB = 1 << 30
+_STRETCH_S = 10.0
+_NOT_PLOTTED = {"kind", "time", "epoch", "step", "global_step", "samples", "correct"}
+_PLACES = ("time", "epoch", "samples", "global_step")
+_OVER: dict[Literal["epoch", "step", "time"], str] = {"epoch": "epoch", "step": "global_step", "time": "time"}
+_OF_STEPS = {"step_s", "samples_per_s", "samples_per_s_per_rank", "rank_s_min", "rank_s_max"}
+
+
+@dataclass(slots=True)
+class Curve:
+    """Values over time or epochs. A non-finite value is NaN: a gap."""
+
+    x: array[float] = field(default_factory=lambda: array("d"))
+    """Seconds of UNIX time; epochs where that is said."""
+    y: array[float] = field(default_factory=lambda: array("d"))
+    """The values."""
+
+    def add(self, x: object, y: object, *, scale: float = 1.0) -> None:
+        """Append a point, if both are numbers, and x is a finite one."""
+        if _is_number(x) and isinstance(y, (int, float)):
+            self.x.append(float(x))  # type: ignore[arg-type]
+            self.y.append(float(y) * scale if math.isfinite(y) else math.nan)
+
+    def points(self, begin: float = 0.0) -> list[tuple[float, float | None]]:
+        """Return the points, in ascending order of x, thinned to `POINTS`. None stands for a gap.
+
+        Args:
+            begin: is subtracted from x.
+        """
+        order = sorted(range(len(self.x)), key=self.x.__getitem__)
+        if len(order) > POINTS:
+            order = _thinned(order, self.y)
+        pairs = ((self.x[at] - begin, self.y[at]) for at in order)
+        return [(round(x, 4), None if math.isnan(y) else float(f"{y:.6g}")) for x, y in pairs]
+
+
+@dataclass(slots=True)
+class Curves:
+    """All curves of a run, by name."""
+
+    logged: dict[str, Curve] = field(default_factory=dict)
+    """Loss, accuracy and other figures of the training, over `over`."""
+    over: Literal["epoch", "step", "time"] = "time"
+    """What `logged` is over: epochs, steps since the training began, or time, whichever all records say."""
+    by_time: dict[str, Curve] = field(default_factory=dict)
+    """Times of the steps, throughput."""
+    of_nodes: dict[str, dict[str, Curve]] = field(default_factory=dict)
+    """By name of a figure, then of the node: its use, and of its GPUs mean, minimum and maximum."""
+    times: array[float] = field(default_factory=lambda: array("d"))
+    """When records were written; UNIX time."""
+
+    @property
+    def began_s(self) -> float:
+        """When the first record was written; 0 without one."""
+        return min(self.times, default=0.0)
+
+
+def read(run_dir: Path) -> Curves:
+    """Return the curves of a run."""
+    found = Curves()
+    logged: dict[str, _Logged] = {}
+    epoch_size = 0.0
+    for record in each_json_line(run_dir / File.METRICS):
+        _note_time(found, record.get("time"))
+        kind = record.get("kind")
+        if kind == Record.STEPS:
+            for name in _OF_STEPS & record.keys():
+                found.by_time.setdefault(name, Curve()).add(record.get("time"), record[name])
+            continue
+        if kind == Record.TRAIN and _is_number(record.get("samples")):
+            epoch_size = max(epoch_size, record["samples"])
+        for name in record.keys() - _NOT_PLOTTED:
+            if isinstance(record[name], (int, float)) and not isinstance(record[name], bool):
+                logged.setdefault(f"{kind} {name}", _Logged()).add(record, record[name])
+    _place(found, logged, epoch_size)
+    for path in sorted(run_dir.glob(File.USAGE.format("*")), key=lambda path: (len(path.name), path.name)):
+        for record in each_json_line(path):
+            _note_time(found, record.get("time"))
+            _add_use(found, record)
+    return found
+
+
+class _Logged:
+    """The values that a training has logged by one name, each with its place in the training; NaN if not given."""
+
+    def __init__(self) -> None:
+        self.columns = {name: array("d") for name in (*_PLACES, "value")}
+
+    def add(self, record: Mapping[str, Any], value: float) -> None:
+        self.columns["value"].append(value)
+        for name in _PLACES:
+            self.columns[name].append(record[name] if _is_number(record.get(name)) else math.nan)
+
+
+def mean(curves: Iterable[Curve]) -> Curve:
+    """Return the mean of curves, such as those of a run's nodes, in each stretch of ten seconds."""
+    sums: dict[int, list[float]] = {}
+    for curve in curves:
+        for x, y in zip(curve.x, curve.y):
+            sums.setdefault(int(x // _STRETCH_S), []).append(y)
+    found = Curve()
+    for stretch, values in sorted(sums.items()):
+        found.add(stretch * _STRETCH_S, _mean(values))
+    return found
+
+
+def _place(found: Curves, logged: Mapping[str, _Logged], epoch_size: float) -> None:
+    """Put what was logged over epochs, steps or time."""
+    for over, column in _OVER.items():
+        if not any(math.isnan(place) for one in logged.values() for place in one.columns[column]):
+            found.over = over
+            break
+    for name, one in sorted(logged.items()):
+        curve = found.logged.setdefault(name, Curve())
+        is_within = found.over == "epoch" and name.startswith(f"{Record.TRAIN} ") and epoch_size > 0
+        for place, samples, value in zip(one.columns[_OVER[found.over]], one.columns["samples"], one.columns["value"]):
+            curve.add(place - 1 + samples / epoch_size if is_within and not math.isnan(samples) else place, value)
+
+
+def _add_use(found: Curves, record: Mapping[str, Any]) -> None:
+    time_s, node = record.get("time"), record.get("node")
+    if not isinstance(node, str):
+        return
+
+    def add(name: str, value: object, scale: float) -> None:
+        found.of_nodes.setdefault(name, {}).setdefault(node, Curve()).add(time_s, value, scale=scale)
+
+    add("cpu", record.get("cpu"), 100)
+    if "memory" in record:
+        add("memory", record["memory"], 1 / _GIB)
+    gpus = [gpu for gpu in record.get("gpus") or () if isinstance(gpu, dict)]
+    aggregates: dict[str, Callable[[Sequence[float]], float]] = {"": _mean, " least": min, " most": max}
+    for name, key, scale in (("gpu", "utilization", 100.0), ("gpu_memory", "memory", 1 / _GIB)):
+        known = [gpu[key] for gpu in gpus if _is_number(gpu.get(key))]
+        for suffix, of in aggregates.items() if known else ():
+            add(name + suffix, of(known), scale)
+
+
+def _note_time(found: Curves, time_s: object) -> None:
+    if _is_number(time_s):
+        found.times.append(float(time_s))  # type: ignore[arg-type]
+
+
+def _thinned(order: Sequence[int], values: Sequence[float]) -> list[int]:
+    """Of each of POINTS / 2 stretches the least and the greatest value; the first and the last point stay, too."""
+    stretches = POINTS // 2 - 1
+    kept = {order[0], order[-1]}
+    for number in range(stretches):
+        stretch = order[number * len(order) // stretches : (number + 1) * len(order) // stretches]
+        kept |= {min(stretch, key=values.__getitem__), max(stretch, key=values.__getitem__)}
+    return [at for at in order if at in kept]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

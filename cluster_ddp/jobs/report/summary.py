@@ -1,0 +1,120 @@
+"""What became of a run: its state and time, its training, how its nodes were used.
+
+In the manner of Princeton's jobstats (https://github.com/PrincetonUniversity/jobstats).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster_ddp.contract import File
+from cluster_ddp.jobs.report import printed, training, usage
+from cluster_ddp.jobs.report.training import Training
+from cluster_ddp.jobs.report.usage import NodeUse
+from cluster_ddp.jobs.status import RunStatus
+from cluster_ddp.launch.notation import mebibytes
+from cluster_ddp.slurm.job_status import elapsed_s
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """How much of something was used."""
+
+    name: str
+    """What was used."""
+    part: float | None
+    """0 to 1; None if it is not known how much there was."""
+    words: str
+    """How much of what."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """All that is known of a run. None stands for what is not."""
+
+    status: RunStatus
+    """Its state and last figures."""
+    asked: Mapping[str, Any]
+    """The fields of the job's specification; empty if no submission made the run."""
+    training: Training
+    """Where the time of its steps went, and its starts."""
+    nodes: list[NodeUse] = field(default_factory=list)
+    """How the nodes were used."""
+    printed: Mapping[str, list[float]] = field(default_factory=dict)
+    """Figures that rank 0 has printed, by name, if they were asked for."""
+
+    @property
+    def elapsed_s(self) -> float | None:
+        """Seconds since the job's last start, or from it to its end."""
+        return elapsed_s(self.status.elapsed) if self.status.elapsed else None
+
+    @property
+    def memory(self) -> float | None:
+        """The most memory of a node, in bytes."""
+        return max((node.memory for node in self.nodes if node.memory is not None), default=None)
+
+    @property
+    def asked_bytes(self) -> float | None:
+        """The memory of a node that the job asked for, in bytes; None if it named no size, or all of a node."""
+        mem = self.asked.get("mem")
+        return float(mebibytes(mem) << 20) or None if mem else None
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Number of ranks on a node, as the job asked for."""
+        return int(self.asked.get("gpus_per_node", 1)) // int(self.asked.get("gpus_per_task", 1))
+
+
+def report(status: RunStatus, *, metric: re.Pattern[str] | None = None) -> Report:
+    """Read the report of a run.
+
+    Args:
+        status: its state, with its run directory.
+        metric: finds figures in what rank 0 has printed; see `printed.compiled`.
+    """
+    run_dir = status.run_dir or Path()
+    try:
+        asked = json.loads((run_dir / File.SPEC).read_text())["spec"]
+    except (OSError, ValueError, KeyError, TypeError):
+        asked = {}
+    return Report(
+        status=status,
+        asked=asked,
+        training=training.read(run_dir),
+        nodes=usage.read(run_dir),
+        printed=printed.read(run_dir, metric) if metric is not None else {},
+    )
+
+
+def bars(found: Report) -> list[Bar]:
+    """Return how much of its CPUs, memory and GPUs a run has used, over all nodes."""
+    nodes = found.nodes
+    if not nodes:
+        return []
+    gpus = [gpu for node in nodes for gpu in node.gpus]
+    busy = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
+    filled = [gpu.memory / gpu.memory_total for gpu in gpus if gpu.memory is not None and gpu.memory_total]
+    cpus = sum(node.cpus for node in nodes)
+    made = [Bar(name="CPUs", part=sum(node.cpu * node.cpus for node in nodes) / cpus, words=f"of {cpus}")]
+    if found.memory is not None:
+        made.append(_memory(found.memory, found.asked_bytes))
+    if busy:
+        made.append(Bar(name="GPUs", part=statistics.fmean(busy), words=f"of {len(busy)}"))
+    if filled:
+        made.append(Bar(name="GPU memory", part=max(filled), words="at most, of the fullest GPU"))
+    return made
+
+
+def _memory(used: float, asked: float | None) -> Bar:
+    if asked is None:
+        return Bar(name="Memory", part=None, words=f"{used / _GIB:.1f} GiB on a node at most")
+    words = f"at most: {used / _GIB:.1f} of {asked / _GIB:.1f} GiB on a node"
+    return Bar(name="Memory", part=min(1.0, used / asked), words=words)

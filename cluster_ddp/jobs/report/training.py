@@ -1,0 +1,108 @@
+"""How a training went: where the time of its steps went, its ranks side by side, its starts."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster_ddp.contract import File, Record
+from cluster_ddp.files import each_json_line, json_lines
+
+PARTS = ("data_s", "compute_s", "communication_s", "optimizer_s", "checkpoint_s")
+"""The parts of a step in a "steps" record."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """One start of a training."""
+
+    time: float
+    """Seconds of UNIX time."""
+    restart: int
+    """Slurm's number of restarts of the job."""
+    step: int
+    """Number of steps that were done."""
+    ranks: int
+    """Number of ranks."""
+    cause: str | None
+    """Why the start before ended; None for the first."""
+    lost_s: float | None
+    """Seconds of training that are done again; None if unknown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """What the records of a run say of its training. None, or nothing, stands for what is not known."""
+
+    step_s: float | None = None
+    """Mean seconds of a step on rank 0."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of each of `PARTS` in a mean step."""
+    slowest: float | None = None
+    """How much longer a step takes the slowest rank than the fastest, without communication: 1.5 for 50 % more."""
+    slowest_rank: int | None = None
+    """The rank that was the slowest most often."""
+    waiting_for_data: float | None = None
+    """The part of the training's time in which rank 0 waited for batches, 0 to 1."""
+    progress: float | None = None
+    """The part of the training that is done, 0 to 1."""
+    starts: Sequence[Start] = ()
+    """Its starts, the first one first."""
+
+
+def read(run_dir: Path) -> Training:
+    """Return how the training of a run went. Damaged records are passed over."""
+    steps, waiting = [], []
+    for record in each_json_line(run_dir / File.METRICS):
+        if record.get("kind") == Record.STEPS and _positive(record, "steps", "step_s"):
+            steps.append(record)
+        elif record.get("kind") == Record.TRAIN:
+            waiting.append(record.get("waiting_for_data"))
+    ranks = [one for one in steps if _positive(one, "rank_s_min", "rank_s_max")]
+    slowest = [one["slowest_rank"] for one in ranks if isinstance(one.get("slowest_rank"), int)]
+    return Training(
+        step_s=_mean(steps, "step_s"),
+        parts={part: mean for part in PARTS if (mean := _mean(steps, part)) is not None},
+        slowest=statistics.median(one["rank_s_max"] / one["rank_s_min"] for one in ranks) if ranks else None,
+        slowest_rank=statistics.mode(slowest) if slowest else None,
+        waiting_for_data=_waiting(waiting, steps),
+        progress=next((one["progress"] for one in reversed(steps) if _positive(one, "progress")), None),
+        starts=[_start(one) for one in json_lines(run_dir / File.STARTS) if _is_start(one)],
+    )
+
+
+def _waiting(values: Sequence[Any], steps: Sequence[Mapping[str, Any]]) -> float | None:
+    if (data_s := _mean(steps, "data_s")) is not None and (step_s := _mean(steps, "step_s")):
+        return min(1.0, data_s / step_s)
+    found = [float(value) for value in values if isinstance(value, (int, float)) and 0 <= value <= 1]
+    return statistics.median(found) if found else None
+
+
+def _mean(steps: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """The mean over all steps of the records that have it."""
+    known = [(one["steps"], one[name]) for one in steps if isinstance(one.get(name), (int, float))]
+    return sum(count * value for count, value in known) / sum(count for count, _ in known) if known else None
+
+
+def _positive(record: Mapping[str, Any], *names: str) -> bool:
+    return all(isinstance(record.get(name), (int, float)) and record[name] > 0 for name in names)
+
+
+def _is_start(record: Mapping[str, Any]) -> bool:
+    is_whole = all(isinstance(record.get(name), int) for name in ("restart", "step", "ranks"))
+    return record.get("kind") == "start" and is_whole and _positive(record, "time")
+
+
+def _start(record: Mapping[str, Any]) -> Start:
+    cause, lost_s = record.get("cause"), record.get("lost_s")
+    return Start(
+        time=float(record["time"]),
+        restart=record["restart"],
+        step=record["step"],
+        ranks=record["ranks"],
+        cause=cause if isinstance(cause, str) else None,
+        lost_s=float(lost_s) if isinstance(lost_s, (int, float)) else None,
+    )

@@ -1,0 +1,92 @@
+"""What a job that was requeued twice leaves behind: its report, its records, and its log agree."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from cluster import Cluster, Place, records
+
+# Stopped in time in its first start, failed in its second. Rank 1 is slow.
+TRAINING = """
+import os, signal, time, torch, cluster_ddp
+restart = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+with cluster_ddp.distributed(cuda=False) as world:
+    model = world.wrap(torch.nn.Linear(2, 1))
+    data = torch.utils.data.TensorDataset(torch.arange(240.0).reshape(120, 2))
+    shard = world.shard(data, batch_size=2)
+    checkpoint = cluster_ddp.Checkpointer(world, shard=shard, model=model, every="10steps")
+    for epoch in checkpoint.epochs(2):
+        for (x,) in shard:
+            time.sleep(0.06 if world.rank == 1 else 0.01)
+            loss = model(x).square().mean()
+            loss.backward()
+            world.log("train", step=checkpoint.steps + 1, loss=loss)
+            world.print(f"step {checkpoint.steps + 1} loss {loss.item()}")
+            checkpoint.step()
+            if restart == 0 and checkpoint.steps == 25 and world.rank == 1:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            if restart == 1 and checkpoint.steps == 45 and world.rank == 0:
+                raise ValueError("out of luck")
+"""
+
+
+def test_two_requeues_are_told_with_their_cause_and_every_number_agrees(slurm: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text(TRAINING)
+    place = Place(slurm, tmp_path)
+    run_dir = place.start("--nodes", "2", "--requeue-on-failure", "1", "--", "python", "t.py")
+    place.completed(run_dir)
+
+    starts = [json.loads(line) for line in (run_dir / "starts.jsonl").read_text().splitlines()]
+    first, second, third = (one for one in starts if one["kind"] == "start")
+    assert (first["step"], first["ranks"], first["nodes"], first.get("cause")) == (0, 2, 2, None)
+    assert re.fullmatch(r"Stopped in time: node\d got USR1\.", second["cause"]) and second["lost_s"] == 0.0
+    assert re.fullmatch(r"Failed first: rank 0 on node\d: ValueError: out of luck", third["cause"])
+    assert second["step"] >= 25 and third["step"] in (30, 40) and third["lost_s"] > 0
+    assert [one["restart"] for one in (first, second, third)] == [0, 1, 2]
+
+    found = records(run_dir)
+    train = [one for one in found if one["kind"] == "train"]
+    assert [one["step"] for one in train] == list(range(1, 61))
+    printed = dict(re.findall(r"^step (\d+) loss (\S+)$", (run_dir / "task-0.log").read_text(), re.MULTILINE))
+    assert {str(one["step"]): str(one["loss"]) for one in train} == printed
+    of_steps = [one for one in found if one["kind"] == "steps"]
+    assert {one["slowest_rank"] for one in of_steps} == {1} and sum(one["steps"] for one in of_steps) <= 60
+
+    report = slurm.run(sys.executable, "-m", "cluster_ddp.report", "--json", str(run_dir), cwd=tmp_path)
+    (told,) = json.loads(report.stdout)
+    assert told["status"]["restarts"] == 2 and told["status"]["loss"] == train[-1]["loss"]
+    assert [one["cause"] for one in told["training"]["starts"]] == [None, second["cause"], third["cause"]]
+    mean_s = sum(one["steps"] * one["step_s"] for one in of_steps) / sum(one["steps"] for one in of_steps)
+    assert abs(told["training"]["step_s"] - mean_s) < 1e-9 and told["training"]["slowest_rank"] == 1
+    text = slurm.run(sys.executable, "-m", "cluster_ddp.report", str(run_dir), cwd=tmp_path).stdout
+    assert second["cause"] in text and third["cause"] in text and "2 restarts" in text
+
+
+TASK = """
+import sys, cluster_ddp
+with cluster_ddp.distributed(cuda=False) as world:
+    run_dir = cluster_ddp.RunDir(None, world)
+    lr, momentum = float(sys.argv[1]), float(sys.argv[2])
+    world.log("test", epoch=1, accuracy=0.9 - abs(lr - 0.3) - momentum / 10)
+    world.log("done")
+"""
+
+
+def test_the_page_of_an_array_ranks_its_tasks(slurm: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text(TASK)
+    place = Place(slurm, tmp_path)
+    grid = ("--array", "lr=0.1,0.2,0.3,0.5", "momentum=0,0.9")
+    first = place.start(*grid, "--gpus-per-node", "1", "--nodes", "1", "--", "python", "t.py", "{lr}", "{momentum}")
+    array = first.name.removesuffix("_0").rpartition("-")[2]
+    for task in range(8):
+        place.completed(first.with_name(f"{first.name[:-2]}_{task}"))
+    done = slurm.run(sys.executable, "-m", "cluster_ddp.report", array, "--html", "it's a page.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "it's a page.html").read_text()
+    rows = re.findall(r"<td>\d+_\d</td><td>([\d.]+)</td><td>([\d.]+)</td>", page)
+    ranked = [("0.3", "0"), ("0.3", "0.9"), ("0.2", "0"), ("0.1", "0"), ("0.5", "0"), ("0.2", "0.9")]
+    assert [rows[0], rows[1], rows[2]] == ranked[:3] and len(rows) == 8 and set(rows) > set(ranked)
+    assert "90.00 %" in page and page.count("</polyline>") == 8
