@@ -94,6 +94,13 @@ BENCHMARKS = (
         launcher=TORCHRUN,
     ),
     Benchmark(
+        script="observing.py",
+        title="Observing a training",
+        about="The share of training steps (MNIST CNN, two ranks, CPU, gloo) that taking their times takes; and the "
+        "CPU time of sampling the node once a second from /proc, with the processes of this benchmark's session.",
+        launcher=TORCHRUN,
+    ),
+    Benchmark(
         script="submit_startup.py",
         title="The command line of a submission",
         about="Wall time of whole processes, run alternately.",

@@ -16,3 +16,10 @@ def test_our_training_without_an_exchange_of_gradients(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["samples"] == 2 * 64
+
+
+def test_observing_a_training(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "observing.py"), "--runs=1", "--steps=2"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["figures"]) == 3
