@@ -1,6 +1,6 @@
 """How long many ranks take to meet, on this machine: `python benchmarks/rendezvous_scale.py` (as root, on Linux).
 
-It measures from "all are started and ready" to "all know that all are there", for `rendezvous.meet` and, alternating
+It measures from "all are started and ready" to "all know that all are there", for `store.meet` and, alternating
 with it, for a plain TCPStore: made as `init_process_group` makes it for env://, then torch's barrier over it
 (TORCH_DIST_INIT_BARRIER). The name servers are dead, or answer at once. `many_ranks` describes how the ranks are made.
 Prints JSON, and a table to standard error.
@@ -72,9 +72,9 @@ def _measure(arguments: argparse.Namespace) -> dict[int, dict[str, list[float]]]
 
 def _meet(ranks: int, job_id: int) -> Callable[[int], object]:
     """What a rank of our job does."""
-    from cluster_ddp.runtime import rendezvous
+    from cluster_ddp.runtime.rendezvous import store
 
-    return lambda rank: rendezvous.meet(_topology(rank, ranks, job_id), "cpu", timeout_s=_TIMEOUT_S)
+    return lambda rank: store.meet(_topology(rank, ranks, job_id), "cpu", timeout_s=_TIMEOUT_S)
 
 
 def _meet_plainly(ranks: int, job_id: int) -> Callable[[int], object]:

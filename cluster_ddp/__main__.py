@@ -15,6 +15,7 @@ VERBS = {
     "status": "show the state and progress of jobs and trainings",
     "logs": "show what a job has printed, or follow it",
     "cancel": "end jobs",
+    "doctor": "say why a job would hang, or where one hung",
     "report": "show how a run used its CPUs, memory and GPUs, and what to change",
     "fetch": "copy run directories from a cluster that is reached by ssh",
     "scaling": "measure a training on several numbers of GPUs, and say which to ask for",
@@ -26,7 +27,7 @@ VERBS = {
 
 def module_of(verb: str) -> str:
     """Name of the module that has a verb's `parser` and `main`."""
-    return f"cluster_ddp.{verb}.__main__" if verb in ("sandbox", "scaling") else f"cluster_ddp.{verb}"
+    return f"cluster_ddp.{verb}.__main__" if verb in ("doctor", "sandbox", "scaling") else f"cluster_ddp.{verb}"
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from cluster_ddp.runtime import process_group, rendezvous, stop_signals
+from cluster_ddp.runtime import process_group, stop_signals
 from cluster_ddp.runtime.collectives import DEFAULT_COLLECTIVE_TIMEOUT_S
 from cluster_ddp.runtime.data.workers import keep_through_stops
 from cluster_ddp.runtime.device import device as devices
@@ -20,7 +20,7 @@ from cluster_ddp.runtime.device import nonblocking_wait, streams
 from cluster_ddp.runtime.failure import hard_exit
 from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.failure.peer_watch import PeerWatch
-from cluster_ddp.runtime.rendezvous import open_files
+from cluster_ddp.runtime.rendezvous import open_files, store
 from cluster_ddp.runtime.rendezvous.network_interface import choose_interface
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.runtime.run_dir import final_flush
@@ -36,7 +36,7 @@ def distributed(
     *,
     cuda: bool = True,
     deterministic: bool = False,
-    rendezvous_timeout_s: float = rendezvous.DEFAULT_TIMEOUT_S,
+    rendezvous_timeout_s: float = store.DEFAULT_TIMEOUT_S,
     collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S,
 ) -> Iterator[World]:
     """Join the world of ranks that the environment describes, and leave it at the end of the body.
@@ -94,7 +94,7 @@ def _meet(
     """Find the other ranks and make the process group."""
     device = all_devices[0]
     key = RunKey.of(topology, os.environ)
-    reporter.store = rendezvous.meet(topology, device.type, key, timeout_s=timeout_s)
+    reporter.store = store.meet(topology, device.type, key, timeout_s=timeout_s)
     choose_interface(topology, os.environ)
     peers = _join(topology, all_devices, reporter)
     world = World(

@@ -31,9 +31,9 @@ os.environ.update(
     SLURM_STEP_NODELIST=",".join(nodes),
 )
 from cluster_ddp import Topology
-from cluster_ddp.runtime import rendezvous
+from cluster_ddp.runtime.rendezvous import store
 print("trying", flush=True)
-rendezvous.meet(Topology.from_environ(os.environ), "cpu", timeout_s=20)
+store.meet(Topology.from_environ(os.environ), "cpu", timeout_s=20)
 print("IN", flush=True)
 """
 # Leaves the secret where this test finds it; the first start is stopped in time, as if it had been warned.

@@ -8,7 +8,3 @@ arrivals            the ranks that are missing, with their hosts
 network_interface   the interface that leads to the other ranks
 open_files          the limit on open files, and so on connections
 """
-
-from cluster_ddp.runtime.rendezvous.store import DEFAULT_TIMEOUT_S, meet
-
-__all__ = ["DEFAULT_TIMEOUT_S", "meet"]

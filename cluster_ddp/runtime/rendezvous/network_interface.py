@@ -45,10 +45,11 @@ def interface_towards(host: str) -> str | None:
             address = probe.getsockname()[0]
     except OSError:
         return None
-    return next((name for _, name in socket.if_nameindex() if _ipv4_address(name) == address), None)
+    return next((name for _, name in socket.if_nameindex() if ipv4_address(name) == address), None)
 
 
-def _ipv4_address(interface: str) -> str | None:
+def ipv4_address(interface: str) -> str | None:
+    """Return the IPv4 address of an interface; None without one."""
     request = struct.pack("256s", interface.encode()[:15])
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -51,6 +51,24 @@ class StepCgroup:
         return fields["total_rss"] + fields.get("total_shmem", 0)
 
 
+def step_folder(text: str, controller: str, mount: Path = MOUNT) -> Path:
+    """Return the folder of the step's control group for a controller, such as "memory".
+
+    Args:
+        text: the content of /proc/self/cgroup.
+        controller: its name; with version 2 all have one folder.
+        mount: where the control groups are mounted.
+
+    Raises:
+        FileNotFoundError: this process is in no step's control group.
+    """
+    folders = _folders(text, mount)
+    folder = folders.get("", folders.get(controller))
+    if folder is None or not folder.is_dir():
+        raise FileNotFoundError("no control group of a step")
+    return folder
+
+
 def _folders(text: str, mount: Path) -> dict[str, Path]:
     """Controller ("" for version 2) -> folder of the step's control group."""
     found = {}

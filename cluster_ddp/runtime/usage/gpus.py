@@ -9,8 +9,9 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# The reasons of lower clocks that a user should know of (nvml.h, nvmlClocksEventReason*).
-_THROTTLED = 0x08 | 0x20 | 0x40 | 0x80  # hardware slowdown, thermal slowdowns, power brake
+THROTTLED = 0x08 | 0x20 | 0x40 | 0x80
+"""The reasons of lower clocks that a user should know of: hardware slowdown, thermal slowdowns, power brake (nvml.h,
+nvmlClocksEventReason*)."""
 
 
 class Gpus:
@@ -29,7 +30,7 @@ class Gpus:
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        self._handles = [handles[index] for index in _chosen(env, [nvml.nvmlDeviceGetUUID(one) for one in handles])]
+        self._handles = [handles[index] for index in chosen(env, [nvml.nvmlDeviceGetUUID(one) for one in handles])]
 
     def sample(self) -> list[dict[str, float]]:
         """Return the figures of each GPU. What a GPU does not tell is left out.
@@ -41,30 +42,31 @@ class Gpus:
 
     def _sample(self, handle: Any) -> dict[str, float]:
         nvml, found = self._nvml, {}
-        memory = _known(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        memory = known(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
         readings: dict[str, Callable[[], float]] = {
             "utilization": lambda: min(nvml.nvmlDeviceGetUtilizationRates(handle).gpu, 100) / 100,
             "memory": lambda: memory.used,
             "memory_total": lambda: memory.total,
             "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
             "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-            "throttled": lambda: float(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & _THROTTLED != 0),
+            "throttled": lambda: float(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & THROTTLED != 0),
         }
         for name, read in readings.items():
-            value = _known(read)
+            value = known(read)
             if value is not None:
                 found[name] = float(value)
         return found
 
 
-def _known(read: Callable[[], Any]) -> Any:
+def known(read: Callable[[], Any]) -> Any:
+    """Return what NVML answers; None if it raises."""
     with contextlib.suppress(Exception):  # NVML raises for what a GPU does not support, such as its power
         return read()
     return None
 
 
-def _chosen(env: Mapping[str, str], uuids: list[str]) -> list[int]:
-    """Indices of the GPUs in CUDA_VISIBLE_DEVICES (of local rank 0); all that NVML shows if it does not say.
+def chosen(env: Mapping[str, str], uuids: list[str]) -> list[int]:
+    """Return the indices of the GPUs in CUDA_VISIBLE_DEVICES (of local rank 0); all that NVML shows if it does not say.
 
     A task's own list may be shorter than the node's: SLURM_STEP_GPUS or SLURM_JOB_GPUS has all, unless the job's
     control group hides the others.

@@ -44,11 +44,11 @@ def _share_gpu(is_shared: bool, task: dict[str, Any]) -> None:
 
 def _pretend_gpus(hidden: int, task: dict[str, Any]) -> None:
     """In a rehearsal the other ranks say that they compute on GPUs."""
-    from cluster_ddp.runtime import rendezvous
+    from cluster_ddp.runtime.rendezvous import store
 
     if task.get("rehearse"):
-        meet = rendezvous.meet
-        rendezvous.meet = lambda topology, device_type, *more, **options: meet(
+        meet = store.meet
+        store.meet = lambda topology, device_type, *more, **options: meet(
             topology, "cpu" if topology.rank == hidden else "cuda", *more, **options
         )
 

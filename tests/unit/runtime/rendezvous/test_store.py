@@ -19,7 +19,6 @@ from ranks import run_ranks, slurm_step
 from slowness import scaled
 
 from cluster_ddp.errors import DeviceError, RendezvousError
-from cluster_ddp.runtime import rendezvous
 from cluster_ddp.runtime.rendezvous import arrivals, beacon, store
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.slurm.port import candidates
@@ -33,14 +32,14 @@ def meet_and_greet() -> None:
     """Meet, and write what everybody says into the store."""
     topology = Topology.from_environ(os.environ)
     start = time.monotonic()
-    store = rendezvous.meet(topology, "cpu", timeout_s=float(os.environ.get("TIMEOUT_S", "30")))
+    joined = store.meet(topology, "cpu", timeout_s=float(os.environ.get("TIMEOUT_S", "30")))
     took = time.monotonic() - start
-    store.set(f"greeting/{topology.rank}", f"{topology.job_id}.{topology.rank}")
-    greetings = [store.get(f"greeting/{rank}").decode() for rank in range(topology.world_size)]
+    joined.set(f"greeting/{topology.rank}", f"{topology.job_id}.{topology.rank}")
+    greetings = [joined.get(f"greeting/{rank}").decode() for rank in range(topology.world_size)]
     print(f"met {' '.join(greetings)} in {took:.2f} s")
-    store.set(f"bye/{topology.rank}", "")
+    joined.set(f"bye/{topology.rank}", "")
     if topology.rank == 0:
-        store.wait([f"bye/{rank}" for rank in range(topology.world_size)])
+        joined.wait([f"bye/{rank}" for rank in range(topology.world_size)])
         time.sleep(0.2)
 
 
@@ -48,7 +47,7 @@ def fail_to_meet() -> None:
     from cluster_ddp.errors import RendezvousError
 
     try:
-        rendezvous.meet(Topology.from_environ(os.environ), "cpu", timeout_s=TIMEOUT_S)
+        store.meet(Topology.from_environ(os.environ), "cpu", timeout_s=TIMEOUT_S)
     except RendezvousError as error:
         print(error)
         raise SystemExit(2) from None
@@ -59,7 +58,7 @@ def meet_with_other_devices() -> None:
     topology = Topology.from_environ(os.environ)
     start = time.monotonic()
     try:
-        rendezvous.meet(topology, "cpu" if topology.rank == 2 else "cuda", timeout_s=60)
+        store.meet(topology, "cpu" if topology.rank == 2 else "cuda", timeout_s=60)
     except DeviceError as error:
         print(error, f"\nafter {time.monotonic() - start:.0f} s")
         raise SystemExit(2) from None

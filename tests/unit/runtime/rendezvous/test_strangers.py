@@ -15,8 +15,7 @@ from ranks import run_ranks, slurm_step
 from test_store import greeting, is_free, meet_and_greet
 
 from cluster_ddp.errors import RendezvousError
-from cluster_ddp.runtime import rendezvous
-from cluster_ddp.runtime.rendezvous import beacon
+from cluster_ddp.runtime.rendezvous import beacon, store
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.slurm.port import candidates
 from cluster_ddp.slurm.topology import Topology
@@ -42,7 +41,7 @@ def two_meet_and_a_stranger_does_not() -> None:
         meet_and_greet()
         return
     try:
-        rendezvous.meet(Topology.from_environ(os.environ), "cpu", timeout_s=8)
+        store.meet(Topology.from_environ(os.environ), "cpu", timeout_s=8)
     except RendezvousError as error:
         print(error)
         raise SystemExit(2) from None

@@ -1,0 +1,110 @@
+"""Whether the GPUs of a node are there and well, by NVML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from cluster_ddp.contract import Env
+from cluster_ddp.doctor.checks import Site, check
+from cluster_ddp.doctor.checks.python_env import torch_versions
+from cluster_ddp.doctor.finding import Finding
+from cluster_ddp.runtime.usage.gpus import THROTTLED, chosen, known
+
+
+@check(
+    detects="GPUs: fewer than Slurm gave, ECC errors, throttling, others' processes, a driver older than torch's CUDA"
+)
+def gpu_health(site: Site, nvml: Any = None) -> Iterator[Finding]:
+    """Ask NVML for each GPU of the job on this node.
+
+    Args:
+        site: this node.
+        nvml: the module pynvml, or a stand-in.
+    """
+    if not site.topology.gpus_on_node or site.env.get(Env.DUMMY_GPUS) == "1" or "ROCR_VISIBLE_DEVICES" in site.env:
+        return
+    nvml = nvml or _pynvml()
+    sick = f"leave the node out: --exclude={site.host}; look at: nvidia-smi -q"
+    try:
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    except Exception as error:  # pynvml.NVMLError
+        what = "The driver of the GPUs does not answer."
+        yield Finding(check="gpu_health", what=what, evidence=f"NVML: {error}", hint=sick, sick_nodes=(site.host,))
+        return
+    uuids = [known(partial(nvml.nvmlDeviceGetUUID, handle)) or "" for handle in handles]
+    own = [handles[index] for index in chosen(site.env, uuids)]
+    if len(own) < site.topology.gpus_on_node:
+        yield Finding(
+            check="gpu_health",
+            what="A node has fewer GPUs than Slurm gave the job.",
+            evidence=f"NVML shows {len(own)}, SLURM_GPUS_ON_NODE={site.topology.gpus_on_node}",
+            hint=sick,
+            sick_nodes=(site.host,),
+        )
+    for index, handle in enumerate(own):
+        yield from _one_gpu(site, nvml, index, handle, sick)
+    yield from _driver(site, nvml)
+
+
+def _one_gpu(site: Site, nvml: Any, index: int, handle: Any, sick: str) -> Iterator[Finding]:
+    ecc = known(
+        lambda: nvml.nvmlDeviceGetTotalEccErrors(
+            handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        )
+    )
+    if ecc:
+        what = "A GPU has uncorrected memory errors (ECC)."
+        evidence = f"GPU {index}: {ecc} since the driver was loaded"
+        yield Finding(check="gpu_health", what=what, evidence=evidence, hint=sick, sick_nodes=(site.host,))
+    if (known(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0) & THROTTLED:
+        temperature = known(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+        what, evidence = "A GPU is slowed down by heat or power.", f"GPU {index}: {temperature} °C"
+        yield Finding(check="gpu_health", what=what, evidence=evidence, hint=sick, is_warning=True)
+    others = known(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
+    if others:
+        pids = ", ".join(str(process.pid) for process in others)
+        what, evidence = "Other processes use a GPU of this job.", f"GPU {index}: process {pids}"
+        hint = f"if they are yours, end them; else {sick}"
+        yield Finding(check="gpu_health", what=what, evidence=evidence, hint=hint, is_warning=True)
+
+
+def _driver(site: Site, nvml: Any) -> Iterator[Finding]:
+    """NVIDIA's drivers run programs of their own CUDA major version and of older ones (CUDA compatibility guide)."""
+    built_for = (torch_versions() or {}).get("cuda", "None")
+    version = known(nvml.nvmlSystemGetCudaDriverVersion_v2)
+    if version and built_for[:1].isdigit() and int(built_for.partition(".")[0]) > version // 1000:
+        yield Finding(
+            check="gpu_health",
+            what="The driver is too old for this torch.",
+            evidence=f"torch is built for CUDA {built_for}, the driver has {version // 1000}.{version % 1000 // 10}",
+            hint=f"install torch for CUDA {version // 1000}: pip install torch --index-url …/whl/cu{version // 1000}…",
+            sick_nodes=(site.host,),
+        )
+
+
+def own(site: Site) -> list[str]:
+    """Return the UUIDs of the GPUs that this rank will drive, by NVML; empty if unknown."""
+    count = site.topology.gpus_per_task
+    if not site.topology.gpus_on_node or site.env.get(Env.DUMMY_GPUS) == "1" or "ROCR_VISIBLE_DEVICES" in site.env:
+        return []
+    uuids = known(_uuids) or []
+    seen = [uuids[index] for index in chosen({"CUDA_VISIBLE_DEVICES": site.env.get("CUDA_VISIBLE_DEVICES", "")}, uuids)]
+    first = site.topology.local_rank * count if len(seen) > count else 0
+    return seen[first : first + count]
+
+
+def _pynvml() -> Any:
+    import pynvml  # type: ignore[import-untyped]  # needed where there are GPUs only
+
+    return pynvml
+
+
+def _uuids() -> list[str]:
+    nvml = _pynvml()
+    nvml.nvmlInit()
+    return [
+        nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())
+    ]

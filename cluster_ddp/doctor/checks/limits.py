@@ -1,0 +1,59 @@
+"""Limits of processes: open files, address space, locked memory (getrlimit(2))."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+from cluster_ddp.doctor.checks import Site, check
+from cluster_ddp.doctor.finding import Finding
+
+_GIB = 1024**3
+# torch itself, its libraries and a few loader workers.
+_OTHER_FILES = 256
+# `import torch` maps 3 GiB (CPU build of 2.15); CUDA reserves as much address space as all memory together.
+_LEAST_ADDRESS_SPACE = 16 * _GIB
+_INFINIBAND = Path("/sys/class/infiniband")
+
+
+@check(detects="a limit of open files that the ranks' connections exceed", on="rank")
+def open_files(site: Site) -> Iterator[Finding]:
+    """Read the hard limit: the soft one is raised by `distributed`."""
+    limit, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[1], site.topology.world_size + _OTHER_FILES
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        yield Finding(
+            check="open_files",
+            what="A process may open too few files for its connections and loader workers.",
+            evidence=f"ulimit -Hn: {limit}; {site.topology.world_size} ranks need about {needed}",
+            hint="raise the limit before sbatch, which hands it on (ulimit -n), or in slurmd's service (LimitNOFILE)",
+        )
+
+
+@check(detects="a limit of the address space, under which torch can't be imported", on="rank")
+def address_space(site: Site) -> Iterator[Finding]:
+    """Read RLIMIT_AS."""
+    limit = min(
+        (value for value in resource.getrlimit(resource.RLIMIT_AS) if value != resource.RLIM_INFINITY), default=None
+    )
+    if limit is not None and limit < _LEAST_ADDRESS_SPACE:
+        yield Finding(
+            check="address_space",
+            what="A process's address space is limited: torch and CUDA map far more than they use.",
+            evidence=f"ulimit -v: {limit // 1024} KiB",
+            hint="remove the limit before sbatch: ulimit -v unlimited (Slurm hands it on, or has VSizeFactor)",
+        )
+
+
+@check(detects="a limit of locked memory, where there is InfiniBand")
+def locked_memory(site: Site) -> Iterator[Finding]:
+    """Read RLIMIT_MEMLOCK: InfiniBand registers memory, which locks it."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    if limit != resource.RLIM_INFINITY and _INFINIBAND.is_dir() and any(_INFINIBAND.iterdir()):
+        yield Finding(
+            check="locked_memory",
+            what="A process may lock little memory: NCCL can't register buffers with InfiniBand.",
+            evidence=f"ulimit -Hl: {limit // 1024} KiB",
+            hint="ask your site for LimitMEMLOCK=infinity in slurmd's service",
+            is_warning=True,
+        )

@@ -1,0 +1,84 @@
+"""Whether there is memory: the control group's limit, past kills, shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from cluster_ddp.doctor.checks import Site, check
+from cluster_ddp.doctor.finding import Finding
+from cluster_ddp.runtime.usage.cgroups import MOUNT, step_folder
+
+_MIB = 1024**2
+_SHM = Path("/dev/shm")
+# A batch of 256 images of 224x224x3 bytes, twice for each of two workers.
+_LEAST_SHM_MIB = 160
+
+
+@check(detects="a memory limit that is smaller than what was asked for")
+def memory_limit(site: Site, mount: Path = MOUNT) -> Iterator[Finding]:
+    """Compare the control group's limit with SLURM_MEM_PER_NODE."""
+    asked_mib, limit = site.env.get("SLURM_MEM_PER_NODE", ""), _limit(mount)
+    if asked_mib.isdigit() and limit is not None and limit < 0.9 * int(asked_mib) * _MIB:
+        yield Finding(
+            check="memory_limit",
+            what="The memory limit is smaller than what the job asked for.",
+            evidence=f"limit {limit // _MIB} MiB (cgroup), SLURM_MEM_PER_NODE={asked_mib} MiB",
+            hint="give the step the job's memory: srun --mem=0; a shell may have left another: env | grep MEM",
+        )
+
+
+@check(detects="processes of this step that the kernel has killed for memory")
+def out_of_memory(site: Site, mount: Path = MOUNT) -> Iterator[Finding]:
+    """Read the control group's count of kills (memory.events, memory.oom_control)."""
+    folder = _folder(mount)
+    for path in [] if folder is None else (folder / "memory.events", folder / "memory.oom_control"):
+        if path.is_file():
+            counts = dict(line.split() for line in path.read_text().splitlines() if len(line.split()) == 2)
+            if int(counts.get("oom_kill", "0")):
+                yield Finding(
+                    check="out_of_memory",
+                    what="The kernel has killed processes of this job for memory.",
+                    evidence=f"oom_kill {counts['oom_kill']} in {path}",
+                    hint="ask for more: --mem; or use fewer loader workers, or smaller batches",
+                    is_warning=True,
+                )
+
+
+@check(detects="/dev/shm: missing, not writable, or too small for loader workers")
+def shared_memory(site: Site) -> Iterator[Finding]:
+    """Write a file to /dev/shm: workers of a DataLoader pass batches through it."""
+    hint = "mount a tmpfs there; in a container: docker run --shm-size=8g, apptainer exec --bind /dev/shm"
+    path = _SHM / f".cluster-ddp-{os.getpid()}"
+    try:
+        with open(path, "xb") as file:
+            file.write(b"x")
+        status = os.statvfs(_SHM)
+    except OSError as error:
+        what = "/dev/shm can't be written: workers of a DataLoader pass batches through it."
+        yield Finding(check="shared_memory", what=what, evidence=f"{error.strerror}: {path.parent}", hint=hint)
+        return
+    finally:
+        with contextlib.suppress(OSError):  # read-only
+            path.unlink()
+    free_mib = status.f_bavail * status.f_frsize // _MIB
+    if free_mib < _LEAST_SHM_MIB:
+        what = "/dev/shm is almost full or small: workers of a DataLoader end with a bus error."
+        yield Finding(check="shared_memory", what=what, evidence=f"{free_mib} MiB free", hint=hint)
+
+
+def _folder(mount: Path) -> Path | None:
+    try:
+        return step_folder(Path("/proc/self/cgroup").read_text(), "memory", mount)
+    except OSError:
+        return None
+
+
+def _limit(mount: Path) -> int | None:
+    folder = _folder(mount)
+    for path in [] if folder is None else (folder / "memory.max", folder / "memory.limit_in_bytes"):
+        if path.is_file() and (text := path.read_text().strip()).isdigit():
+            return int(text)
+    return None

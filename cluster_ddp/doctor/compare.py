@@ -1,0 +1,276 @@
+"""What only the reports of all ranks together show: who is missing, who differs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cluster_ddp
+from cluster_ddp._version import __version__
+from cluster_ddp.doctor import links
+from cluster_ddp.doctor.checks import Site, gpus, names, of_all, python_env
+from cluster_ddp.doctor.finding import Finding, shown_ranks
+from cluster_ddp.runtime.rendezvous.arrivals import missing_by_node
+from cluster_ddp.runtime.rendezvous.network_interface import ipv4_address
+from cluster_ddp.slurm.topology import Topology
+
+_CLOCK_S = 10.0
+_LISTED_AT_MOST = 1000
+_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "OMP_NUM_THREADS", "CUDA_HOME", "LD_PRELOAD")
+
+
+CHECKS = of_all(
+    "compare",
+    topology="variables that contradict each other: no srun, RANK inherited from the batch shell, tasks that don't "
+    "match GPUs, variables that a container lacks",
+    missing_ranks="ranks that never start, or are stopped",
+    same_rank="several tasks that have the same rank",
+    master_port="a master port that is taken on rank 0's host",
+    way_to_rank_0="ranks that can't connect to rank 0: refused, filtered, no route, no such host",
+    other_master="nodes on which the master's name leads to another machine",
+    not_shared="a run directory that is not the same folder on all nodes",
+    versions="nodes with another Python, torch or cluster_ddp",
+    data="nodes with other data",
+    variables="nodes with other variables for NCCL, gloo or torch",
+    one_cpu="ranks of a node that share fewer CPUs than there are ranks",
+    same_gpu="two ranks with the same GPU",
+    clock="a node whose clock is wrong",
+)
+
+
+def facts(site: Site) -> dict[str, Any]:
+    """Return what is compared between ranks, without importing torch."""
+    found: dict[str, Any] = {"cpus": sorted(os.sched_getaffinity(0)), "variables": _variables(site.env)}
+    found["gpus"] = gpus.own(site)
+    if site.topology.local_rank != 0:
+        return found
+    torch = python_env.torch_versions() or {}
+    found["versions"] = {
+        "Python": ".".join(map(str, sys.version_info[:2])),
+        "torch": torch.get("version", "none"),
+        "cluster_ddp": f"{__version__} ({_digest_of_package()})",
+    }
+    found["data"] = None if site.data_dir is None else _digest(site.data_dir)
+    if site.has_several_nodes:
+        found["address"] = links.own_address(site.topology)
+        found["addresses"] = _own_addresses()
+        try:
+            found["master"] = names.addresses_of(site.topology.master_addr)
+        except OSError:
+            found["master"] = None
+    return found
+
+
+def _variables(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in sorted(env.items()) if name.startswith(_PREFIXES)}
+
+
+def _own_addresses() -> list[str]:
+    """The addresses of this host's interfaces."""
+    found = [address for _, name in socket.if_nameindex() if (address := ipv4_address(name)) is not None]
+    table = Path("/proc/net/if_inet6")
+    for line in table.read_text().splitlines() if table.exists() else []:
+        found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line.split()[0])))
+    return found
+
+
+def _digest(folder: Path) -> str:
+    """A digest of the names and sizes in a folder, two levels deep."""
+    entries: list[str] = []
+    for path in sorted(folder.glob("*")) + sorted(folder.glob("*/*")):
+        if len(entries) < _LISTED_AT_MOST and path.is_file():
+            entries.append(f"{path.relative_to(folder)} {path.stat().st_size}")
+    return f"{len(entries)} files, {hashlib.sha256(chr(10).join(entries).encode()).hexdigest()[:8]}"
+
+
+def _digest_of_package() -> str:
+    folder = Path(str(cluster_ddp.__file__)).parent
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        found.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode())
+    return found.hexdigest()[:8]
+
+
+Reports = Mapping[int, Mapping[str, Any]]
+"""Rank -> its report of tier 1."""
+
+
+def missing(topology: Topology | None, world_size: int, reports: Reports, waited_s: float) -> list[Finding]:
+    """Return which ranks have not reported."""
+    absent = [rank for rank in range(world_size) if rank not in reports]
+    if not absent:
+        return []
+    hosts = {rank: str(report["host"]) for rank, report in reports.items()}
+    by_node = [] if topology is None else missing_by_node(topology, hosts)
+    who = f"rank {', '.join(by_node)}" if by_node else shown_ranks(absent)
+    nodes = [] if topology is None else [node for node in topology.nodes if node not in hosts.values()]
+    where = ", ".join(dict.fromkeys(hosts.values()))
+    return [
+        Finding(
+            check="missing_ranks",
+            what=f"{len(absent)} of {world_size} ranks did not start: {who}.",
+            evidence=f"{shown_ranks(sorted(reports))} reported, from {where}; waited {waited_s:g} s",
+            hint="read those tasks' output (python missing there? module? conda?); for a slow start: --wait-s 120; "
+            f"else leave the node out: --exclude={','.join(nodes) or 'NODE'}",
+            sick_nodes=tuple(nodes),
+        )
+    ]
+
+
+def same_rank(twice: Mapping[int, Sequence[str]]) -> list[Finding]:
+    """Return which ranks several processes claim to be."""
+    return [
+        Finding(
+            check="same_rank",
+            what=f"Several tasks have rank {rank}.",
+            evidence=f"they run on {' and '.join(hosts)}",
+            hint="set RANK in each task, not in the batch script: srun bash -c 'RANK=$SLURM_PROCID python …'; or leave "
+            "it to Slurm's variables",
+        )
+        for rank, hosts in twice.items()
+    ]
+
+
+def differences(topology: Topology, reports: Reports) -> list[Finding]:
+    """Return what differs between ranks and must not."""
+    return [
+        *_other_master(topology, reports),
+        *_unequal(reports, "versions", "Nodes run different versions of {}.", _versions_hint, error=True),
+        *_data(reports),
+        *_unequal(reports, "variables", "{} is not the same on all ranks.", _variables_hint, error=False),
+        *_same_gpu(reports),
+        *_one_cpu(reports),
+        *_clock(reports),
+    ]
+
+
+def _other_master(topology: Topology, reports: Reports) -> list[Finding]:
+    own = reports[0]["facts"].get("addresses") if 0 in reports else None
+    if not own:
+        return []
+    found = []
+    for rank, report in reports.items():
+        theirs = report["facts"].get("master")
+        if theirs and theirs[0] not in own:
+            name, host = topology.master_addr, str(report["host"])
+            found.append(
+                Finding(
+                    check="other_master",
+                    what=f"The name of rank 0's host, {name}, leads to another machine.",
+                    evidence=f"it is {theirs[0]} there; rank 0's host, {reports[0]['host']}, has {', '.join(own)}",
+                    hint="unset MASTER_ADDR, or correct DNS and /etc/hosts on those nodes: getent hosts " + name,
+                ).seen_by(rank, host)
+            )
+    return found
+
+
+def _versions_hint(name: str) -> str:
+    if name == "cluster_ddp":
+        return "give all nodes the same code: one shared folder, or cluster-ddp submit --snapshot"
+    return (
+        "use one environment on a shared file system, or cluster-ddp submit --stage-env; no modules that differ by node"
+    )
+
+
+def _variables_hint(name: str) -> str:
+    return f"set {name} once in the batch script, before srun; remove it from ~/.bashrc on those nodes"
+
+
+def _unequal(reports: Reports, fact: str, what: str, hint: Callable[[str], str], *, error: bool) -> list[Finding]:
+    """What the ranks that have a fact have different values for. Those that differ from most are named."""
+    having = {rank: report for rank, report in reports.items() if report["facts"].get(fact) is not None}
+    found = []
+    for name in sorted({name for report in having.values() for name in report["facts"][fact]}):
+        values = {rank: report["facts"][fact].get(name, "unset") for rank, report in having.items()}
+        if len(set(values.values())) > 1:
+            found += [
+                Finding(
+                    check=fact,
+                    what=what.format(name),
+                    evidence=f"{name} {value}" if fact == "versions" else f"{name}={value}",
+                    hint=hint(name),
+                    is_warning=not error,
+                ).seen_by(rank, str(having[rank]["host"]))
+                for rank, value in values.items()
+            ]
+    return found
+
+
+def _data(reports: Reports) -> list[Finding]:
+    values = {rank: report["facts"]["data"] for rank, report in reports.items() if report["facts"].get("data")}
+    if len(set(values.values())) < 2:
+        return []
+    usual = Counter(values.values()).most_common(1)[0][0]
+    return [
+        Finding(
+            check="data",
+            what="The data is not the same on all nodes.",
+            evidence=value,
+            hint="copy it again to those nodes; or keep it on a file system that all nodes share",
+            sick_nodes=() if value == usual else (str(reports[rank]["host"]),),
+        ).seen_by(rank, str(reports[rank]["host"]))
+        for rank, value in values.items()
+    ]
+
+
+def _same_gpu(reports: Reports) -> list[Finding]:
+    users: dict[tuple[str, str], list[int]] = {}
+    for rank, report in reports.items():
+        for gpu in report["facts"].get("gpus", ()):
+            users.setdefault((str(report["host"]), gpu), []).append(rank)
+    return [
+        Finding(
+            check="same_gpu",
+            what="Two ranks use the same GPU.",
+            evidence=f"{shown_ranks(ranks)} on {host}: {gpu}",
+            hint="give each task one: --ntasks-per-node equal to --gres=gpu:N; torch.cuda.set_device(local_rank); and "
+            "no CUDA_VISIBLE_DEVICES of your own",
+        )
+        for (host, gpu), ranks in users.items()
+        if len(ranks) > 1
+    ]
+
+
+def _one_cpu(reports: Reports) -> list[Finding]:
+    by_host: dict[str, list[int]] = {}
+    for rank, report in reports.items():
+        by_host.setdefault(str(report["host"]), []).append(rank)
+    found = []
+    for host, ranks in by_host.items():
+        cpus = {cpu for rank in ranks for cpu in reports[rank]["facts"].get("cpus", ())}
+        if cpus and len(cpus) < min(len(ranks), os.cpu_count() or 1):
+            found.append(
+                Finding(
+                    check="one_cpu",
+                    what="The ranks of a node share fewer CPUs than they are.",
+                    evidence=f"{shown_ranks(ranks)} on {host}: CPU {', '.join(map(str, sorted(cpus)))}",
+                    hint="ask for CPUs: --cpus-per-task; and say it to srun, too: srun --cpus-per-task=…",
+                    is_warning=True,
+                )
+            )
+    return found
+
+
+def _clock(reports: Reports) -> list[Finding]:
+    found = []
+    for rank, report in reports.items():
+        if report.get("by") == "tcp":
+            ahead_s = float(report["sent_at"]) - float(report["received_at"])
+            if abs(ahead_s) > _CLOCK_S:
+                found.append(
+                    Finding(
+                        check="clock",
+                        what="The clock of a node is wrong, or that of rank 0's.",
+                        evidence=f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} rank 0's",
+                        hint="tell your site (chronyc tracking); Slurm's own messages fail from 5 minutes on (munge)",
+                        is_warning=True,
+                        sick_nodes=(str(report["host"]),),
+                    ).seen_by(rank, str(report["host"]))
+                )
+    return found

@@ -1,0 +1,240 @@
+"""Tier 2: each node connects to the next one: is there a way, for large packets too, and how fast is it?
+
+gloo and NCCL connect to ports that the system chooses (ip_local_port_range), on the interface of the route. So the
+links are tried on such ports: a firewall may open the master's port only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import statistics
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cluster_ddp.doctor.checks import of_all
+from cluster_ddp.doctor.exchange import kind_of
+from cluster_ddp.doctor.finding import Finding
+from cluster_ddp.slurm.topology import Topology
+
+_ECHO, _SINK = 0, 1
+_HEADER = struct.Struct("!BQ")
+_CONNECT_S, _LARGE_S, _BANDWIDTH_S = 5.0, 4.0, 1.0
+_LARGE, _CHUNK = 256 * 1024, 1024 * 1024
+_ROUND_TRIPS = 21
+# Half of what gigabit Ethernet gives: less is a fault, or not a network for training.
+_SLOW_BYTES_PER_S = 60e6
+_SLOWER_THAN_OTHERS = 3.0
+
+CHECKS = of_all(
+    "links",
+    links="nodes that refuse or drop each other's connections on ports of the system's choice, or have no route",
+    large_packets="a link on which small messages pass and large ones hang (MTU)",
+    slow_link="a link that is slower than half of gigabit Ethernet, or than a third of the others",
+)
+
+
+def own_address(topology: Topology) -> str | None:
+    """Return the address of this node on the route to another node; None if there is no route."""
+    others = [topology.master_addr] if topology.node_rank else list(topology.nodes[1:])
+    for host in others:
+        with contextlib.suppress(OSError):
+            family, _, _, _, address = socket.getaddrinfo(host.encode(), 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+    return None
+
+
+class Listener:
+    """Answers the tries of another node, on a port that the system chooses."""
+
+    def __init__(self) -> None:
+        self._socket = (
+            socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+            if socket.has_dualstack_ipv6()
+            else socket.create_server(("", 0))
+        )
+        self.port: int = self._socket.getsockname()[1]
+        """The port."""
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._socket.accept()
+                threading.Thread(target=_serve, args=(connection,), daemon=True).start()
+
+
+def _serve(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError, EOFError), connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(30)
+        while True:
+            mode, size = _HEADER.unpack(_exactly(connection, _HEADER.size))
+            if size > 64 * _CHUNK:
+                return  # a stranger
+            data = _exactly(connection, size)
+            connection.sendall(data if mode == _ECHO else b"\0")
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        more = connection.recv(min(size - len(data), _CHUNK))
+        if not more:
+            raise EOFError
+        data += more
+    return bytes(data)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """What a node found on the way to another."""
+
+    source: str
+    """The node that connected."""
+    target: str
+    """The node that listened."""
+    failure: str | None = None
+    """Why there is no connection: refused, filtered, no route, no such host; None if there is one."""
+    large_fail: bool = False
+    """Whether small messages pass and large ones don't."""
+    latency_s: float | None = None
+    """Seconds for a small message there and back, the median."""
+    bytes_per_s: float | None = None
+    """Bandwidth."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return asdict(self)
+
+
+def measure(source: str, target: str, address: str, port: int) -> Link:
+    """Connect to another node's listener and measure the way there. Takes at most about ten seconds."""
+    try:
+        connection = socket.create_connection((address, port), timeout=_CONNECT_S)
+    except OSError as error:
+        return Link(source=source, target=target, failure=kind_of(error))
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(_LARGE_S)
+        try:
+            latencies = [_timed(connection, _ECHO, b"x") for _ in range(_ROUND_TRIPS)]
+        except (OSError, EOFError):
+            return Link(source=source, target=target, failure="the connection broke at once")
+        latency_s = statistics.median(latencies)
+        try:
+            _timed(connection, _ECHO, bytes(_LARGE))
+        except (OSError, EOFError):
+            return Link(source=source, target=target, large_fail=True, latency_s=latency_s)
+        connection.settimeout(30)
+        return Link(source=source, target=target, latency_s=latency_s, bytes_per_s=_bandwidth(connection))
+
+
+def _timed(connection: socket.socket, mode: int, data: bytes) -> float:
+    start = time.monotonic()
+    connection.sendall(_HEADER.pack(mode, len(data)) + data)
+    _exactly(connection, len(data) if mode == _ECHO else 1)
+    return time.monotonic() - start
+
+
+def _bandwidth(connection: socket.socket) -> float | None:
+    sent, start = 0, time.monotonic()
+    with contextlib.suppress(OSError, EOFError):
+        while time.monotonic() - start < _BANDWIDTH_S and sent < 64 * _CHUNK:
+            _timed(connection, _SINK, bytes(_CHUNK))
+            sent += _CHUNK
+    return sent / (time.monotonic() - start) if sent else None
+
+
+def judge(links: Sequence[Link]) -> list[Finding]:
+    """Return what is wrong with the links between nodes."""
+    return [*_failed(links), *_large(links), *_slow(links)]
+
+
+_HINTS = {
+    "refused": "a firewall rejects it: ask your site to open all TCP ports between the compute nodes (iptables -L -n)",
+    "filtered": "a firewall drops it: ask your site to open all TCP ports between the compute nodes (iptables -L -n)",
+    "no route": "the nodes are on networks that do not reach each other: ip route get ADDRESS on that node",
+    "no such host": "the names of the nodes are unknown there: getent hosts NODE on that node",
+}
+
+
+def _failed(links: Sequence[Link]) -> list[Finding]:
+    found = []
+    for kind in dict.fromkeys(link.failure for link in links if link.failure):
+        those = [link for link in links if link.failure == kind]
+        ways = ", ".join(f"{link.source} -> {link.target}" for link in those)
+        found.append(
+            Finding(
+                check="links",
+                what=f"Nodes do not reach each other: {kind}.",
+                evidence=f"{ways}, on a port that the system chose, as gloo and NCCL do.",
+                hint=_HINTS.get(kind or "", "try it on those nodes: nc -l 0 and nc NODE PORT"),
+                sick_nodes=_common(those, links),
+            )
+        )
+    return found
+
+
+def _large(links: Sequence[Link]) -> list[Finding]:
+    those = [link for link in links if link.large_fail]
+    if not those:
+        return []
+    ways = ", ".join(f"{link.source} -> {link.target}" for link in those)
+    return [
+        Finding(
+            check="large_packets",
+            what="Small messages pass between nodes, large ones hang: packets are larger than the way allows (MTU).",
+            evidence=f"{ways}: 1 byte came back, {_LARGE // 1024} KiB did not within {_LARGE_S:g} s.",
+            hint="compare the MTUs: ip link; try: ping -M do -s 1472 NODE; leave out the node: --exclude=NODE",
+            sick_nodes=_common(those, links),
+        )
+    ]
+
+
+def _slow(links: Sequence[Link]) -> list[Finding]:
+    rates = {link: link.bytes_per_s for link in links if link.bytes_per_s is not None}
+    if not rates:
+        return []
+    typical = statistics.median(rates.values())
+    those = [link for link, rate in rates.items() if rate < max(_SLOW_BYTES_PER_S, typical / _SLOWER_THAN_OTHERS)]
+    if not those:
+        return []
+    ways = ", ".join(f"{link.source} -> {link.target} {shown_rate(rates[link])}" for link in those)
+    median = f"; the median of all links is {shown_rate(typical)}" if len(rates) > len(those) else ""
+    return [
+        Finding(
+            check="slow_link",
+            what="The network between nodes is slow.",
+            evidence=f"{ways}{median}.",
+            hint="check which interface is taken: ip route get ADDRESS; name a faster one: export GLOO_SOCKET_IFNAME=… "
+            "NCCL_SOCKET_IFNAME=…",
+            is_warning=True,
+            sick_nodes=_common(those, links) if len(rates) > len(those) else (),
+        )
+    ]
+
+
+def _common(those: Sequence[Link], links: Sequence[Link]) -> tuple[str, ...]:
+    """The node that all of those links have, if other links are sound."""
+    sound = {node for link in links if link not in those for node in (link.source, link.target)}
+    common = set.intersection(*({link.source, link.target} for link in those))
+    at_fault = common - sound if len(common) > 1 or common & sound else common
+    return tuple(at_fault) if len(at_fault) == 1 and len(links) > len(those) else ()
+
+
+def shown_rate(bytes_per_s: float) -> str:
+    """Return a bandwidth in words."""
+    return f"{bytes_per_s / 1e9:.1f} GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e6:.0f} MB/s"

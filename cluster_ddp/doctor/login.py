@@ -1,0 +1,144 @@
+"""The checks of a login node: is there a cluster to submit to, and is everything in place for it?"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from cluster_ddp.doctor import isolated
+from cluster_ddp.doctor.checks import Check, Site, all_checks, files, limits, of_all, python_env
+from cluster_ddp.doctor.finding import Finding
+from cluster_ddp.doctor.ranks import Options
+from cluster_ddp.doctor.verdict import Verdict
+from cluster_ddp.errors import ClusterDDPError
+from cluster_ddp.launch.cli import site_config
+from cluster_ddp.slurm import commands, partitions
+from cluster_ddp.slurm.topology import Topology
+
+_NODE_LOCAL = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/scratch/local", "/local")))
+
+CHECKS = of_all(
+    "login",
+    slurm="a login node on which Slurm's commands are missing or its controller does not answer",
+    partitions="a cluster whose partitions have no usable node with GPUs",
+    cluster_toml="a cluster.toml that can't be read or has unknown keys",
+    node_local="a run directory in /tmp and the like, which other nodes don't see",
+)
+
+
+def examine(options: Options, env: Mapping[str, str]) -> int:
+    """Examine this login node, print the verdict, and return the exit status."""
+    verdict = Verdict(subject=f"the login node {os.uname().nodename}, as {getpass.getuser()}")
+    run_dir = options.run_dir or Path("runs")
+    site = Site(
+        env=env,
+        topology=Topology(launcher="single", rank=0, local_rank=0, world_size=1, master_addr="", port_candidates=(0,)),
+        host=os.uname().nodename,
+        run_dir=run_dir,
+        data_dir=options.data_dir,
+    )
+    of_python = (python_env.torch_build, python_env.other_environment, limits.address_space)
+    tiers: dict[str, Callable[[], Iterator[Finding]]] = {
+        "Slurm": lambda: _slurm(env),
+        "settings": lambda: _settings(env),
+        "Python": lambda: _of_checks(site, of_python),
+        "files": lambda: _files(site, run_dir),
+    }
+    for name, tier in tiers.items():
+        start = time.monotonic()
+        found = _found(name, tier, options.check_limit_s)
+        verdict.add(name, time.monotonic() - start, found, _SHOWN[name](env) if name in _SHOWN and not found else "")
+    verdict.show(as_json=options.as_json, exclude_file=options.exclude_file)
+    return verdict.status(strict=options.strict)
+
+
+def _found(name: str, tier: Callable[[], Iterator[Finding]], limit_s: float) -> list[Finding]:
+    """The findings of a tier, which runs in a process of its own: a file system may hang."""
+    answer = isolated.run({name: lambda: [one.to_json() for one in tier()]}, limit_s)[name]
+    if isinstance(answer, isolated.BrokenError):
+        return [all_checks.broken(name, answer)]
+    return [_hangs(name, limit_s)] if answer is None else [Finding.from_json(one) for one in answer]
+
+
+def _hangs(tier: str, limit_s: float) -> Finding:
+    what, hint = f"The checks of {tier} did not come back.", "try what hangs: ls of your folders, sinfo"
+    return Finding(check="did_not_return", what=what, evidence=f"no answer within {limit_s:g} s", hint=hint)
+
+
+def _of_checks(site: Site, checks: tuple[Check, ...]) -> Iterator[Finding]:
+    for one in checks:
+        assert one.function is not None
+        yield from one.function(site)
+
+
+def _slurm(env: Mapping[str, str]) -> Iterator[Finding]:
+    try:
+        commands.run(["sinfo", "--version"], timeout_s=10)
+        groups = partitions.read()
+    except ClusterDDPError as error:
+        yield Finding.of_error("slurm", error)
+        return
+    if not any(group.usable and group.up and group.gpus_of(None) for group in groups):
+        yield Finding(
+            check="partitions",
+            what="No partition has a usable node with GPUs.",
+            evidence=_cluster_in_words(groups) or "sinfo shows no partition",
+            hint="look at the nodes' states and reasons: sinfo -N -o '%N %P %G %T %E'",
+            is_warning=True,
+        )
+
+
+def _settings(env: Mapping[str, str]) -> Iterator[Finding]:
+    try:
+        site_config.load(None, folder=Path.cwd(), env=env)
+    except ClusterDDPError as error:
+        yield Finding.of_error("cluster_toml", error)
+
+
+def _files(site: Site, run_dir: Path) -> Iterator[Finding]:
+    yield from _of_checks(site, (files.run_folder, files.data_folder))
+    folder = run_dir.absolute()
+    if any(folder.is_relative_to(local) for local in _NODE_LOCAL):
+        yield Finding(
+            check="node_local",
+            what="Run directories would be in a folder that other nodes don't see.",
+            evidence=f"{folder}, on {_file_system(folder)}",
+            hint="submit from a folder on a shared file system, or name one: --runs-dir PATH",
+            is_warning=True,
+        )
+
+
+def _file_system(folder: Path) -> str:
+    """The type of the file system that a folder is on."""
+    best = ("", "an unknown file system")
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, mount, kind, *_ = line.split(" ")
+        mount = mount.replace("\\040", " ")
+        if folder.is_relative_to(mount) and len(mount) >= len(best[0]):
+            best = (mount, kind)
+    return best[1]
+
+
+def _cluster_in_words(groups: list[partitions.NodeGroup]) -> str:
+    parts = []
+    for name in dict.fromkeys(group.partition for group in groups):
+        those = [group for group in groups if group.partition == name]
+        gpus = " or ".join(dict.fromkeys(f"{one.gpus_of(None)} GPUs" for one in those if one.gpus_of(None))) or "no GPU"
+        parts.append(f"{name}: {sum(one.nodes for one in those if one.usable)} nodes, {gpus} each")
+    return "; ".join(parts)
+
+
+def _shown_slurm(env: Mapping[str, str]) -> str:
+    version = commands.run(["sinfo", "--version"], timeout_s=10).strip()
+    return f"{version}; {_cluster_in_words(partitions.read())}"
+
+
+def _shown_python(env: Mapping[str, str]) -> str:
+    found = python_env.torch_versions() or {}
+    return f"torch {found.get('version')}, CUDA {found.get('cuda')}"
+
+
+_SHOWN: dict[str, Callable[[Mapping[str, str]], str]] = {"Slurm": _shown_slurm, "Python": _shown_python}

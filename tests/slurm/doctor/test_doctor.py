@@ -1,0 +1,204 @@
+"""The doctor on a real Slurm: its first finding names the fault that was made, and it is silent where there is none.
+
+All faults of one step are made at the same time, each in a step of its own in one allocation of two nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import doctor_faults as faults
+import pytest
+from cluster import ROOT, Cluster, sandbox_name, skip
+from doctor_faults import Fault
+from slowness import scaled
+
+import cluster_ddp
+from cluster_ddp.doctor import compare, links, training
+from cluster_ddp.doctor.checks import all_checks
+from cluster_ddp.errors import SandboxError
+from cluster_ddp.sandbox import cluster as sandbox
+from cluster_ddp.sandbox import network, packages
+from cluster_ddp.slurm import commands
+
+TIMEOUT_S = 120.0
+AT_ONCE = 5
+HOLD = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=2 --cpus-per-task=2 --gres=gpu:2
+cd "$FOLDER"
+{faults}
+touch begun
+sleep 900
+"""
+STEP = ("--nodes=2", "--ntasks-per-node=2", "--gres=gpu:2")
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a step of the doctor has said."""
+
+    status: int
+    verdict: dict[str, Any]
+    output: str
+
+    @property
+    def first(self) -> dict[str, Any]:
+        assert self.verdict["findings"], self.output
+        return self.verdict["findings"][0]
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Two nodes with two GPUs each, for steps."""
+
+    cluster: Cluster
+    job: int
+    folder: Path
+
+    def step(self, name: str, command: Sequence[str], options: Sequence[str] = STEP) -> tuple[int, str, str]:
+        """Run a step in a folder of its own; its exit status and output."""
+        folder = self.folder / name
+        _furnish(folder)
+        srun = ["srun", f"--jobid={self.job}", "--overlap", "--kill-on-bad-exit=0", f"--chdir={folder}", *options]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        env = {**self.cluster.env, "PYTHONPATH": path, "PYTHON": sys.executable}
+        env.pop("OMP_NUM_THREADS", None)
+        done = subprocess.run(
+            [*srun, *command],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=scaled(TIMEOUT_S),
+            stdin=subprocess.DEVNULL,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def doctor(self, name: str, fault: Fault) -> Said:
+        """The doctor in a step with a fault."""
+        lines = f'set -e\n{fault.lines}\nexec "$@"'
+        command = [sys.executable, "-m", "cluster_ddp.doctor", "--json", *fault.arguments]
+        options = [*STEP, *fault.options]
+        status, out, errors = self.step(name, ["unshare", "--mount", "bash", "-c", lines, "bash", *command], options)
+        verdicts = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+        assert len(verdicts) == 1, f"{fault.title}: {len(verdicts)} verdicts, status {status}\n{out}\n{errors}"
+        return Said(status, verdicts[0], f"{out}\n{errors}")
+
+    def on_node(self, node: str, lines: str) -> None:
+        """Run lines of bash in a node's network namespace; @node1 is its address."""
+        for address, name in self.cluster.layout.hosts_by_address.items():
+            lines = lines.replace(f"@{name}", address)
+        namespace = network.NAMESPACE_ROOT / self.cluster.layout.namespace(node)
+        subprocess.run(["nsenter", f"--net={namespace}", "bash", "-ec", lines], check=True)
+
+
+def _furnish(folder: Path) -> None:
+    for name in ("run", "data", "half", "older/torch", "ahead"):
+        (folder / name).mkdir(parents=True)
+    for name in ("train", "valid", "test"):
+        (folder / "data" / name).write_text(name)
+        if name != "test":
+            (folder / "half" / name).write_text(name)
+    (folder / "older/torch/__init__.py").write_text('raise ImportError("libcudart.so.13: cannot open it")\n')
+    (folder / "older/torch/version.py").write_text("__version__ = '1.0.0'\ncuda = None\n")
+    (folder / "ahead/sitecustomize.py").write_text("import time\nt = time.time\ntime.time = lambda: t() + 60\n")
+
+
+@pytest.fixture(scope="module")
+def allocation(machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Allocation]:
+    """A sandbox of its own: its nodes get firewalls."""
+    name = sandbox_name("doctor")
+    try:
+        packages.install(("nft",), ("nftables",))
+        layout = sandbox.up(name, nodes=2, gpus_per_node=2)
+    except SandboxError as error:
+        skip(str(error))
+    env = {**sandbox.environment(name)}
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    one = Cluster(layout, env)
+    folder = tmp_path_factory.mktemp("it's a doctor")
+    doctor = shlex.join([sys.executable, "-m", "cluster_ddp.doctor", "--quick", "--json"])
+    lines = [
+        f'{shlex.join(fault.options)} {doctor} >batch-{number}.json; echo "$?" >>batch-{number}.json'
+        for number, fault in enumerate(faults.IN_THE_BATCH_SHELL)
+    ]
+    script = HOLD.format(faults="\n".join(lines))
+    options = (f"--chdir={folder}", f"--output={folder}/hold.out")
+    submitted = commands.submit(
+        text=script, options=options, env={**env, "FOLDER": str(folder), "PYTHONPATH": str(ROOT)}
+    )
+    deadline = time.monotonic() + scaled(60)
+    while not (folder / "begun").exists():
+        assert time.monotonic() < deadline, (folder / "hold.out").read_text()
+        time.sleep(0.1)
+    yield Allocation(one, submitted.job_id, folder)
+    sandbox.down(name)
+
+
+@pytest.fixture(scope="module")
+def at_once(allocation: Allocation) -> Iterator[dict[str, Future[Said]]]:
+    """The doctor with each fault that concerns one step only."""
+    copy = allocation.folder / "copy" / "cluster_ddp"
+    shutil.copytree(Path(str(cluster_ddp.__file__)).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "_later.py").write_text("")
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {
+            fault.title: pool.submit(allocation.doctor, str(number), fault)
+            for number, fault in enumerate(faults.AT_ONCE)
+        }
+
+
+def check(said: Said, fault: Fault) -> None:
+    """Whether the first finding names the fault."""
+    text = f"{said.first['what']} {said.first['evidence']} {said.first['hint']}"
+    assert said.first["check"] == fault.check, said.output
+    for part in fault.found:
+        assert part in text, f"{part!r} is not in: {text}\n{said.output}"
+    assert bool(said.status) != said.first["is_warning"], said.output  # srun reports a killed task's status, too
+
+
+@pytest.mark.parametrize("fault", faults.AT_ONCE, ids=lambda fault: fault.title)
+def test_the_first_finding_names_the_fault(fault: Fault, at_once: dict[str, Future[Said]]) -> None:
+    check(at_once[fault.title].result(), fault)
+
+
+@pytest.mark.parametrize("fault", faults.NETWORK, ids=lambda fault: fault.title)
+def test_the_first_finding_names_the_fault_of_the_network(
+    fault: Fault, at_once: dict[str, Future[Said]], allocation: Allocation
+) -> None:
+    for one in at_once.values():
+        one.exception()  # they have ended
+    try:
+        for node, lines in fault.on_nodes:
+            allocation.on_node(node, lines)
+        check(allocation.doctor(f"network {faults.NETWORK.index(fault)}", fault), fault)
+    finally:
+        for node, lines in fault.undone:
+            allocation.on_node(node, lines)
+
+
+@pytest.mark.parametrize("number", range(len(faults.IN_THE_BATCH_SHELL)))
+def test_the_first_finding_names_the_fault_of_a_batch_script(number: int, allocation: Allocation) -> None:
+    text = (allocation.folder / f"batch-{number}.json").read_text()
+    verdict, status = text.splitlines()
+    check(Said(int(status), json.loads(verdict), text), faults.IN_THE_BATCH_SHELL[number])
+
+
+def test_each_check_that_can_be_shown_here_is_shown() -> None:
+    shown = {fault.check for fault in (*faults.AT_ONCE, *faults.NETWORK, *faults.IN_THE_BATCH_SHELL)}
+    everyone = {one.name for one in (*all_checks.ALL, *compare.CHECKS, *links.CHECKS, *training.CHECKS)}
+    assert shown - everyone == {"did_not_return"}
+    # GPUs, InfiniBand, control groups and faults of hardware are not here: tests/unit/doctor has stand-ins.
+    elsewhere = {"gpu_health", "same_gpu", "locked_memory", "memory_limit", "out_of_memory"}
+    elsewhere |= {"rendezvous", "all_reduce", "gradients", "straggler"}
+    assert everyone - shown == elsewhere
