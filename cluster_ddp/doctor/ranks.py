@@ -119,6 +119,7 @@ class _Rank:
         self.reports = reports
         found = [finding for rank, report in sorted(reports.items()) for finding in _findings(rank, report)]
         found = [one for one in found if one.check == "topology"] + [one for one in found if one.check != "topology"]
+        found += compare.same_rank(self._hub.twice)
         found += compare.missing(self.place.topology, self.place.world_size, reports, waited_s)
         if self._hub.port_error is not None:
             found.append(Finding.of_error("master_port", self._hub.port_error))
