@@ -149,6 +149,8 @@ class JobSpec:
     """Conda environment to activate."""
     stage_env: bool = False
     """Pack the virtual environment into one file; each node unpacks it to $SLURM_TMPDIR or /tmp before ranks start."""
+    doctor: bool = False
+    """Examine the nodes before the ranks start (cluster-ddp doctor --quick); a problem ends the job with a verdict."""
     setup: tuple[str, ...] = ()
     """Lines of bash to run before the ranks start. They run unchecked: never put text from others here."""
     container: str | None = None
@@ -182,9 +184,10 @@ class JobSpec:
             self._check_text(spec_field.name)
         if self.launcher not in get_args(Launcher):
             raise field_error("launcher", self.launcher, f"one of {', '.join(get_args(Launcher))}")
-        for name, legal in (("requeue", (bool, type(None))), ("share", (bool,)), ("stage_env", (bool,))):
-            if type(getattr(self, name)) not in legal:
-                raise field_error(name, getattr(self, name), "true or false")
+        for name in ("requeue", "share", "stage_env", "doctor"):
+            value = getattr(self, name)
+            if type(value) is not bool and (name != "requeue" or value is not None):
+                raise field_error(name, value, "true or false")
         if self.time is not None:
             object.__setattr__(self, "time", normalized_time(self.time))
         if self.command[:1] == ("",) or any("\0" in argument for argument in self.command):
@@ -223,6 +226,8 @@ class JobSpec:
         for one, other in ALTERNATIVES:
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise field_error(other, getattr(self, other), f"left out when {one} is given")
+        if self.doctor and (self.container or self.container_image):
+            raise field_error("doctor", True, "left out with a container; inside it: cluster-ddp doctor --container …")
         if self.container_overlays and self.container is None:
             raise field_error("container_overlays", self.container_overlays, "left out without container")
         if self.container_binds and self.container is None and self.container_image is None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import doctor_faults as faults
 import pytest
-from cluster import ROOT, Cluster, sandbox_name, skip
+from cluster import ROOT, Cluster, Place, output, sandbox_name, skip
 from doctor_faults import Fault, Variant
 from slowness import scaled
 
@@ -236,3 +236,42 @@ def test_each_check_that_can_be_shown_here_is_shown() -> None:
     elsewhere = {"gpu_health", "same_gpu", "locked_memory", "memory_limit", "out_of_memory"}
     elsewhere |= {"rendezvous", "all_reduce", "gradients"}
     assert everyone - shown == elsewhere
+
+
+@pytest.fixture(scope="module")
+def place(allocation: Allocation) -> Iterator[Place]:
+    """A folder to submit from, on the same sandbox. The allocation is given back: its GPUs are needed."""
+    commands.run(["scancel", str(allocation.job)], env=allocation.cluster.env)
+    folder = allocation.folder / "submitted"
+    folder.mkdir()
+    yield Place(allocation.cluster, folder)
+
+
+def test_the_doctor_is_submitted_with_the_options_of_a_job(place: Place, healthy: dict[str, Future[Said]]) -> None:
+    for one in healthy.values():
+        one.exception()
+    doctor = (sys.executable, "-m", "cluster_ddp.doctor")
+    well = place.submit("--quick", "--nodes", "2", "--gpus-per-node", "2", "--no-check", program=doctor)
+    assert well.returncode == 0, well.stdout + well.stderr
+    assert "4 ranks on node1, node2" in well.stdout and "No problem found." in well.stdout
+    ill = place.submit("--quick", "--nodes", "2", "--gpus-per-node", "1", "--no-check",
+                       "--setup", "export GLOO_SOCKET_IFNAME=ib0", program=doctor)  # fmt: skip
+    assert ill.returncode == 2, ill.stdout + ill.stderr
+    assert "error: GLOO_SOCKET_IFNAME names an interface that is not there: ib0." in ill.stdout
+    refused = place.submit("--nodes", "2", "--array", "a=1,2", program=doctor)
+    assert refused.returncode == 2 and "leave out --array" in refused.stderr
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun", "fork"])
+def test_a_job_begins_with_the_doctor(launcher: str, place: Place, healthy: dict[str, Future[Said]]) -> None:
+    script = place.folder / "begins.py"
+    script.write_text("print('The training begins.')\n")
+    command = ("--launcher", launcher, "--nodes", "2", "--gpus-per-node", "2", "--doctor")
+    run = place.start(*command, "--", "python", str(script))
+    said = place.completed(run)
+    assert "No problem found." in said and said.count("The training begins.") == 4
+    broken = place.start(*command, "--setup", "export GLOO_SOCKET_IFNAME=ib0", "--", "python", str(script))
+    assert place.end_of(broken).state == "FAILED"
+    said = output(broken)
+    assert "The training begins." not in said
+    assert "Failed first, with status 2: rank 0 on node1: GLOO_SOCKET_IFNAME names an interface" in said
