@@ -103,7 +103,7 @@ class Checkpointer:
         if is_own:
             self._saver.saved = self._saver.place
         self._is_training = any(map(_is_done, self._shards))  # perhaps only the code after the last batch remains
-        self._steps_at_start = self.steps
+        self._steps_at_start = self.run_dir.steps = self.steps
         self._stop_flag.stop_at(time_limit.deadline(world, os.environ))
         self._exchange, self._evaluation_exchange = StopAgreement(world), StopAgreement(world)
         self._times, self._total = StepTimes(self._shards, parts.values(), world_size=world.world_size), 0
@@ -200,6 +200,7 @@ class Checkpointer:
         """
         self._times.begin()
         self._state.steps, self._is_training = self.steps + 1, True
+        self.run_dir.steps = self.steps
         if self.steps == self._steps_at_start + 1:
             self._state.reserve()  # now the optimizer also has its state
         self._after(epoch_ended=False)
@@ -301,7 +302,7 @@ class Checkpointer:
     def _log_steps(self) -> None:
         """Log where the time of the steps since the last such record went."""
         if values := self._times.record(self._exchange.own_s_of_ranks):
-            self.run_dir.log(Record.STEPS, {"step": self.steps, **self._progress(), **values})
+            self.run_dir.log(Record.STEPS, {**self._progress(), **values})
 
     def _progress(self) -> dict[str, float]:
         """The part of the whole training that is done, if its length is known."""
