@@ -36,6 +36,8 @@ class Env:
     """With `--launcher fork`: the job's SLURM_CPUS_PER_TASK, empty if unset. The step's value differs."""
     GPUS_PER_TASK: Final = "CLUSTER_DDP_GPUS_PER_TASK"
     """Number of GPUs that each rank drives, if it is more than one (`--gpus-per-task`)."""
+    TRACK: Final = "CLUSTER_DDP_TRACK"
+    """Names of the trackers, separated by spaces (`--track`). Without `submit`, set it by hand."""
     PRELOAD: Final = "CLUSTER_DDP_PRELOAD"
     """Set by you: modules that `--launcher fork` imports before it forks, separated by spaces."""
     DUMMY_GPUS: Final = "CLUSTER_DDP_DUMMY_GPUS"
@@ -71,6 +73,8 @@ class File:
     """How a node was used: CPUs, memory, GPUs, network; one record for every ten seconds. {} is the node's number."""
     PROFILE: Final = "profile-rank{}.json.gz"
     """With `cluster-ddp train --profile`: what one rank did in some steps, for ui.perfetto.dev; {} is its number."""
+    TRACKERS: Final = "trackers"
+    """With `--track`: a folder for each tracker, and `id`, the id that the run has in each of its starts."""
     CHECKPOINTS: Final = "checkpoints"
     """The newest checkpoints."""
     PROGRESS: Final = ".progress"
@@ -82,6 +86,9 @@ class File:
     FAILED: Final = ".failed-"
     """Prefix of the failure marker (`CLUSTER_DDP_FAILED`) of a start; the number of restarts follows."""
 
+
+TRACKERS: Final = ("tensorboard", "wandb", "mlflow")
+"""Legal names of `--track`: each is a library's module and an extra of this package."""
 
 GLOBAL_STEP: Final = "global_step"
 """Field of each record of metrics.jsonl in a training with a `Checkpointer`: steps done since the training began."""

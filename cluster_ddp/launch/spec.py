@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
+from cluster_ddp.contract import TRACKERS
 from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.launch import grids
 from cluster_ddp.launch.notation import field_error, normalized_time
@@ -58,6 +59,7 @@ _WORD_PATTERNS: dict[str, tuple[str, str]] = {
     "modules": (r"[\w.+/][\w.+/-]*", "names that module avail shows, such as cuda/12.8"),
     "container_binds": (r"[^\x00-\x1f\x7f,]+", "paths such as /data or /scratch/me:/data, without commas"),
     "container_overlays": _PATH,
+    "track": (r"[\w-]+", "names of trackers"),
     "sbatch_options": (r"--[a-z][a-z-]*(=[^\x00-\x20\x7f\"'`$\\#]+)?", "options such as --reservation=course"),
     "setup": (r"[^\x00]*", "lines of bash"),
 }  # fmt: skip
@@ -161,6 +163,8 @@ class JobSpec:
     """More folders for the container, as PATH or SOURCE:DESTINATION. It always has the working and run directories."""
     container_overlays: tuple[str, ...] = ()
     """Overlays of an Apptainer container, mounted read-only."""
+    track: tuple[str, ...] = ()
+    """Trackers that get the run's metrics: tensorboard, wandb, mlflow. They write files in the run directory."""
     template: str | None = None
     """Jinja template of your site for the batch script; it extends ours (submit --show-template)."""
     share: bool = False
@@ -232,6 +236,10 @@ class JobSpec:
             raise field_error("container_overlays", self.container_overlays, "left out without container")
         if self.container_binds and self.container is None and self.container_image is None:
             raise field_error("container_binds", self.container_binds, "left out without container or container_image")
+        for tracker in self.track:
+            if tracker not in TRACKERS:
+                found = f"there is no such tracker.{nearest(tracker, TRACKERS)}"
+                raise SpecError(f"Tracking with {tracker!r}:", found, f"the trackers are {', '.join(TRACKERS)}")
         for option in self.sbatch_options:
             name = option[2:].partition("=")[0]
             if any(ours.startswith(name) for ours in _OURS):  # sbatch takes abbreviations

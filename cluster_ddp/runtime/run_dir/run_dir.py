@@ -26,6 +26,7 @@ from cluster_ddp.runtime.failure import start_log
 from cluster_ddp.runtime.run_dir import final_flush
 from cluster_ddp.runtime.run_dir.lock import RunLock
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
+from cluster_ddp.runtime.trackers.tracking import Tracking
 from cluster_ddp.runtime.usage import sampler
 from cluster_ddp.runtime.world import World
 
@@ -60,6 +61,9 @@ class RunDir:
         world.run_log[:] = [self.log]
         if world.is_main:
             self._claim()
+        if world.is_main and (names := os.environ.get(Env.TRACK, "").split()):
+            tracking = Tracking(names, self.path, self._metrics, is_restart=world.topology.restart_count > 0)
+            world.before_leaving(tracking.stop)
         if world.topology.local_rank == 0:
             sampler.start(self.path, world.topology, os.environ)
             world.before_leaving(sampler.stop)
