@@ -151,6 +151,9 @@ class JobSpec:
     """Conda environment to activate."""
     stage_env: bool = False
     """Pack the virtual environment into one file; each node unpacks it to $SLURM_TMPDIR or /tmp before ranks start."""
+    trace: int | None = None
+    """Trace so many steps of each rank with torch.profiler, in trace-rank<k>.json.gz in the run directory. The script
+    must use a Checkpointer."""
     doctor: bool = False
     """Examine the nodes before the ranks start (cluster-ddp doctor --quick); a problem ends the job with a verdict."""
     setup: tuple[str, ...] = ()
@@ -173,7 +176,7 @@ class JobSpec:
     """More options for sbatch, such as --reservation=course."""
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task"):
+        for name in ("nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task", "trace"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise field_error(name, value, "a whole number of 1 or more")
