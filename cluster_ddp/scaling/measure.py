@@ -28,6 +28,8 @@ class Measured:
     """The part of a step that its all-reduces take and backward does not hide, 0 to 1."""
     epoch_samples: int | None = None
     """Number of samples of an epoch."""
+    training_s: float | None = None
+    """Seconds that all steps of the training take, as far as it was seen; evaluations not counted."""
 
 
 def measure(run_dir: Path, *, seconds: float | None, metric: re.Pattern[str] | None) -> Measured:
@@ -52,6 +54,7 @@ def measure(run_dir: Path, *, seconds: float | None, metric: re.Pattern[str] | N
         waiting_for_data=split.waiting_for_data,
         communication=communication_s / split.step_s if communication_s is not None and split.step_s else None,
         epoch_samples=_epoch_samples(train),
+        training_s=_training_s(steps),
     )
 
 
@@ -69,6 +72,13 @@ def _epoch_samples(records: Sequence[dict[str, Any]]) -> int | None:
             epochs[epoch] = max(samples, epochs.get(epoch, 0))
     complete = [epochs[epoch] for epoch in sorted(epochs)[:-1]]
     return int(max(complete)) if complete else None
+
+
+def _training_s(records: Sequence[dict[str, Any]]) -> float | None:
+    """The seconds of all steps: of those that were seen, and as long for each of the rest. None if that is unknown."""
+    seconds = [count * each for count, each in zip(_numbers(records, "steps"), _numbers(records, "step_s"))]
+    progress = _numbers(records[-1:], "progress")
+    return sum(seconds) / progress[0] if seconds and progress and progress[0] > 0 else None
 
 
 def _numbers(records: Sequence[dict[str, Any]], name: str) -> list[float]:

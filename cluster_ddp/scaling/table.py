@@ -39,6 +39,8 @@ class Row:
     """The part of a step that all-reduces take and backward does not hide: 0 to 1."""
     gpu_hours_per_epoch: float | None = None
     """GPUs times hours of an epoch's training."""
+    training_s: float | None = None
+    """Seconds that all steps of the training take, to its end: the median over the runs."""
     seconds: float | None = None
     """From a job's start to its end: the median over the runs."""
 
@@ -89,6 +91,7 @@ def as_text(found: Sequence[Row]) -> str:
         "DATA",
         "COMM",
         "GPU-H/EPOCH",
+        "TO THE END",
         "TIME",
     )
     table = [headings, *(_cells(row) for row in found)]
@@ -125,6 +128,7 @@ def _row(point: Point, found: Sequence[Measured]) -> Row:
         waiting_for_data=_median([one.waiting_for_data for one in found if one.waiting_for_data is not None]),
         communication=_median([one.communication for one in found if one.communication is not None]),
         gpu_hours_per_epoch=point.gpus * samples / median / 3600 if samples and median else None,
+        training_s=_median([one.training_s for one in found if one.training_s is not None]),
         seconds=_median([one.seconds for one in found if one.seconds is not None]),
     )
 
@@ -163,6 +167,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         _per_cent(row.waiting_for_data),
         _per_cent(row.communication),
         "-" if row.gpu_hours_per_epoch is None else f"{row.gpu_hours_per_epoch:.3g}",
+        "-" if row.training_s is None else f"{row.training_s:,.0f} s",
         "-" if row.seconds is None else f"{row.seconds:.0f} s",
     )
 

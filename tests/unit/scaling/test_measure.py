@@ -41,6 +41,16 @@ def test_a_script_that_logs_nothing_has_records_of_its_steps(tmp_path: Path) -> 
     assert (found.samples_per_s, found.waiting_for_data, found.communication) == (40.0, pytest.approx(0.1), 0.25)
 
 
+def test_the_time_to_the_end_of_a_training(tmp_path: Path) -> None:
+    """A run that was cut after a quarter of its steps: 10 + 20 steps took 9 s."""
+    steps = {"kind": "steps", "samples_per_s": 1.0}
+    before = {**steps, "steps": 10, "step_s": 0.3, "progress": 0.05}
+    record(tmp_path, before, {**steps, "steps": 20, "step_s": 0.3, "progress": 0.25})
+    assert measure(tmp_path, seconds=None, metric=None).training_s == pytest.approx(36.0)
+    record(tmp_path, {**steps, "steps": 10, "step_s": 0.3})
+    assert measure(tmp_path, seconds=None, metric=None).training_s is None
+
+
 def test_the_samples_of_an_epoch_that_was_followed_by_another(tmp_path: Path) -> None:
     places = [(1, 500), (1, 1000), (2, 300)]
     record(tmp_path, *({"kind": "train", "epoch": epoch, "samples": samples} for epoch, samples in places))

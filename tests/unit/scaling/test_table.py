@@ -61,7 +61,7 @@ def test_what_is_missing_is_missing() -> None:
     assert (one.runs, one.samples_per_s, one.speedup, one.efficiency) == (0, None, None, None)
     assert (two.speedup, four.speedup, four.samples_per_s) == (2, None, None)
     text = table.as_text([one, two, four])
-    assert text.splitlines()[1].split() == ["1", "1", "0", *["-"] * 8]
+    assert text.splitlines()[1].split() == ["1", "1", "0", *["-"] * 9]
     assert next(csv.DictReader(table.as_csv([one]).splitlines()))["samples_per_s"] == ""
     said = table.recommended([one, two, four], min_efficiency=0.8)
     assert said == "No recommendation: it needs two numbers of GPUs that are measured."
