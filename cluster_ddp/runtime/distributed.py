@@ -19,6 +19,7 @@ from cluster_ddp.runtime.device import device as devices
 from cluster_ddp.runtime.device import nonblocking_wait, streams
 from cluster_ddp.runtime.failure import hard_exit
 from cluster_ddp.runtime.failure.error_report import FailureReporter
+from cluster_ddp.runtime.failure.hang_watch import DEFAULT_WARNING_S, HangWatch
 from cluster_ddp.runtime.failure.peer_watch import PeerWatch
 from cluster_ddp.runtime.rendezvous import open_files, store
 from cluster_ddp.runtime.rendezvous.network_interface import choose_interface
@@ -38,6 +39,7 @@ def distributed(
     deterministic: bool = False,
     rendezvous_timeout_s: float = store.DEFAULT_TIMEOUT_S,
     collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S,
+    hang_warning_s: float = DEFAULT_WARNING_S,
 ) -> Iterator[World]:
     """Join the world of ranks that the environment describes, and leave it at the end of the body.
 
@@ -48,6 +50,7 @@ def distributed(
         deterministic: the same bits in every run on the same machines (NCCL chooses its algorithms by them, too).
         rendezvous_timeout_s: seconds to wait for all ranks.
         collective_timeout_s: seconds to wait for others in a collective; then ranks name the missing ones and end.
+        hang_warning_s: seconds without a step until the ranks say where they are; 0 for never. It ends nothing.
 
     Raises:
         TopologyError, HostlistError: the environment contradicts itself, or its node list can't be read.
@@ -58,6 +61,7 @@ def distributed(
     reporter, topology = _begin(collective_timeout_s)
     device, *more_devices = devices.set_up(topology, cuda=cuda, deterministic=deterministic)
     world, peers = _meet(topology, [device, *more_devices], reporter, rendezvous_timeout_s)
+    hangs = _watch_for_hangs(reporter, hang_warning_s)
     try:
         yield world
         final_flush.settle(world)
@@ -71,6 +75,9 @@ def distributed(
         peers.stop()
         _leave_alone(device, reporter, error)
         raise
+    finally:
+        if hangs is not None:
+            hangs.stop()
     _leave(reporter, peers)
 
 
@@ -128,6 +135,18 @@ def _join(topology: Topology, all_devices: list[torch.device], reporter: Failure
     has_joined.set()
     reporter.install()  # again: init_process_group has installed a hook before it
     return peers
+
+
+def _watch_for_hangs(reporter: FailureReporter, warning_s: float) -> HangWatch | None:
+    """Start a thread that says where this rank is when no step completes; None for a single rank."""
+    assert reporter.topology is not None
+    if reporter.topology.world_size == 1 or not warning_s:
+        return None
+    timeout_s = reporter.collective_timeout_s
+    hangs = HangWatch(reporter.topology, reporter.ask_store, warning_s=warning_s, timeout_s=timeout_s)
+    reporter.hangs = hangs
+    hangs.start()
+    return hangs
 
 
 def _leave(reporter: FailureReporter, peers: PeerWatch) -> None:
