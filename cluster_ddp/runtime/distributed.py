@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -143,7 +144,12 @@ def _watch_for_hangs(reporter: FailureReporter, warning_s: float) -> HangWatch |
     if reporter.topology.world_size == 1 or not warning_s:
         return None
     timeout_s = reporter.collective_timeout_s
-    hangs = HangWatch(reporter.topology, reporter.ask_store, warning_s=warning_s, timeout_s=timeout_s)
+    hangs = HangWatch(
+        reporter.topology,
+        functools.partial(reporter.ask_store, patience_s=2.0),
+        warning_s=warning_s,
+        timeout_s=timeout_s,
+    )
     reporter.hangs = hangs
     hangs.start()
     return hangs

@@ -134,7 +134,13 @@ class FailureReporter:
             self.report(error)
         self.linger()
 
-    def ask_store(self, question: Callable[[dist.Store, str], str], name: str) -> str | None:
+    def ask_store(
+        self,
+        question: Callable[[dist.Store, str], str],
+        name: str,
+        *,
+        patience_s: float = _STORE_PATIENCE_S + _ROLL_CALL_S,
+    ) -> str | None:
         """Return the store's answer; None if it is gone or doesn't answer in time; `name` if there is no store yet."""
         answers: list[str] = []
         store = self.store
@@ -147,7 +153,7 @@ class FailureReporter:
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
-        asking.join(_STORE_PATIENCE_S + _ROLL_CALL_S)
+        asking.join(patience_s)
         return answers[0] if answers else None
 
     def _first_failure(self, store: dist.Store, name: str) -> str:

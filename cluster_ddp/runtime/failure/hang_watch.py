@@ -60,6 +60,7 @@ class HangWatch:
         self._stopped, self._told = threading.Event(), threading.Lock()
         self._episode, self._answered_at = 0, -1.0
         self._error: BaseException | None = None
+        self._is_mute = False  # the store
         self._file: stack_file.StackFile | None = None
         self._workers = stack_file.WorkerStacks()
         self._thread = threading.Thread(target=self._watch, name="hangs", daemon=True)
@@ -104,6 +105,8 @@ class HangWatch:
         return ""
 
     def _watch(self) -> None:
+        with contextlib.suppress(Exception):
+            self._open_file()
         while not self._stopped.wait(self._every_s):
             if step_clock.last_s:
                 with contextlib.suppress(Exception):  # such as a file system that is gone: no training needs this
@@ -117,15 +120,22 @@ class HangWatch:
             return  # nothing new since the answer
         if self._answered_at >= 0:
             self._episode, self._answered_at, self.words = self._episode + 1, -1.0, ""
+            self._is_mute = False
         is_late = time.monotonic() - step_clock.last_s > self._warning_s
         here = self._here().text()
         if self._topology.rank == 0 and self._file is not None:
             self._file.write(here)  # its store would be gone with it
-        is_asked = self._ask(lambda store, _: self._note(store, here), "") == "asked"
+        is_asked = self._request(lambda store, _: self._note(store, here), "") == "asked"
         if is_late or is_asked:
             self._answered_at = step_clock.last_s
             self._answer()
             self._tell()
+
+    def _request(self, question: Callable[[dist.Store, str], str], name: str) -> str | None:
+        """The store's answer; None if it has not answered in this hang: each attempt takes seconds."""
+        answer = None if self._is_mute else self._ask(question, name)
+        self._is_mute = answer is None
+        return answer
 
     def _note(self, store: dist.Store, here: str) -> str:
         store.set(f"place/{self._topology.rank}", here)
@@ -166,7 +176,7 @@ class HangWatch:
             store.set(f"{prefix}/ask", "")
             return "written"
 
-        self._ask(write, "")
+        self._request(write, "")
 
     def _tell(self, *, print_it: bool = True) -> None:
         """Make the verdict. One rank prints it: the lowest that comes so far."""
@@ -190,10 +200,10 @@ class HangWatch:
     def _collect(self) -> list[Answer]:
         """Where each rank is: from the store, or from the run directory's files if the store does not answer."""
         deadline = time.monotonic() + 2 * self._every_s + _ANSWER_S
-        told = self._ask(self._answers, "")
+        told = self._request(self._answers, "")
         while told is not None and time.monotonic() < deadline and len(json.loads(told)) < self._topology.world_size:
             time.sleep(0.1)
-            told = self._ask(self._answers, "")
+            told = self._request(self._answers, "")
         folder = self._run_dir()
         files = {one.rank: one for one in hang_verdict.read(folder)} if folder else {}
         if told is None:
@@ -216,7 +226,7 @@ class HangWatch:
         """What is known of ranks that do not answer."""
         last = {}
         if store_answers:
-            seen = self._ask(lambda store, _: json.dumps([_seen(store, rank) for rank in ranks]), "") or "[]"
+            seen = self._request(lambda store, _: json.dumps([_seen(store, rank) for rank in ranks]), "") or "[]"
             last = {one.rank: one for one in map(Answer.of, filter(None, json.loads(seen)))}
         found = []
         for rank in ranks:
