@@ -62,23 +62,17 @@ def distributed(
     reporter, topology = _begin(collective_timeout_s)
     device, *more_devices = devices.set_up(topology, cuda=cuda, deterministic=deterministic)
     world, peers = _meet(topology, [device, *more_devices], reporter, rendezvous_timeout_s)
-    hangs = _watch_for_hangs(reporter, hang_warning_s)
+    _watch_for_hangs(reporter, hang_warning_s)
     try:
         yield world
         final_flush.settle(world)
         world.barrier()  # rank 0 serves the store: it must not leave while others use it
     except Stopped as stopped:  # on all ranks, after all was saved that could be
-        _leave(reporter, peers)
-        if final_flush.are_stuck():
-            hard_exit.now(stopped.code)
+        _leave(reporter, peers, after=stopped)
         raise
     except BaseException as error:
-        peers.stop()
-        _leave_alone(device, reporter, error)
+        _leave_alone(device, reporter, peers, error)
         raise
-    finally:
-        if hangs is not None:
-            hangs.stop()
     _leave(reporter, peers)
 
 
@@ -138,11 +132,11 @@ def _join(topology: Topology, all_devices: list[torch.device], reporter: Failure
     return peers
 
 
-def _watch_for_hangs(reporter: FailureReporter, warning_s: float) -> HangWatch | None:
-    """Start a thread that says where this rank is when no step completes; None for a single rank."""
+def _watch_for_hangs(reporter: FailureReporter, warning_s: float) -> None:
+    """Start a thread that says where this rank is when no step completes, unless it is the only rank."""
     assert reporter.topology is not None
     if reporter.topology.world_size == 1 or not warning_s:
-        return None
+        return
     timeout_s = reporter.collective_timeout_s
     hangs = HangWatch(
         reporter.topology,
@@ -152,21 +146,25 @@ def _watch_for_hangs(reporter: FailureReporter, warning_s: float) -> HangWatch |
     )
     reporter.hangs = hangs
     hangs.start()
-    return hangs
 
 
-def _leave(reporter: FailureReporter, peers: PeerWatch) -> None:
+def _leave(reporter: FailureReporter, peers: PeerWatch, after: Stopped | None = None) -> None:
     """Leave together with all other ranks."""
     peers.stop()
+    reporter.stop_hang_watch()
     reporter.store = None  # later failures concern this rank only
     process_group.leave()
+    if after is not None and final_flush.are_stuck():
+        hard_exit.now(after.code)
 
 
-def _leave_alone(device: torch.device, reporter: FailureReporter, error: BaseException) -> None:
+def _leave_alone(device: torch.device, reporter: FailureReporter, peers: PeerWatch, error: BaseException) -> None:
     """Leave after an exception, or end the process if leaving would take forever."""
+    peers.stop()
     is_failure = not isinstance(error, SystemExit) or bool(error.code)
     if is_failure:
         reporter.report(error)
+    reporter.stop_hang_watch()
     if nonblocking_wait.is_broken(device) or final_flush.are_stuck() or not process_group.abort(device):
         reporter.linger()
         hard_exit.now(error.code if isinstance(error, SystemExit) and type(error.code) is int else int(is_failure))

@@ -126,6 +126,11 @@ class FailureReporter:
             while time.monotonic() < deadline and self.ask_store(self._absent, ""):
                 time.sleep(0.1)
 
+    def stop_hang_watch(self) -> None:
+        """Stop to watch for hangs, and restore faulthandler."""
+        if self.hangs is not None:
+            self.hangs.stop()
+
     def _excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if error is not self._reported:
             local_rank = self.topology.local_rank if self.topology else self._local_rank()

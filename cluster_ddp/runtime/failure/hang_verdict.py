@@ -63,7 +63,7 @@ def verdict(answers: Sequence[Answer]) -> str:
         collectives.setdefault((one.operation, one.number), set()).add(one.sizes)
     groups: dict[str, list[Answer]] = {}
     for one in sorted(answers, key=lambda one: (bool(one.state), not one.operation, one.rank)):
-        differs = len(collectives[one.operation, one.number]) > 1
+        differs = len(collectives[one.operation, one.number]) > 1 or any(two.state == "aborted" for two in answers)
         groups.setdefault(_words(one, with_sizes=differs), []).append(one)
     return "; ".join(f"{_names(group)} {_plural(words, len(group))}" for words, group in groups.items())
 

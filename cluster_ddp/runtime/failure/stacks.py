@@ -14,9 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import cluster_ddp
-
-_PACKAGE = str(Path(cluster_ddp.__file__).parent) + "/"
+_PACKAGE = str(Path(__file__).parents[2]) + "/"
 _LIBRARIES = tuple({f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _LINE = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
 _THREAD = re.compile(r"^(Current thread|Thread|Stack) ")
@@ -50,9 +48,11 @@ def live() -> list[Frame]:
 
 
 def of_error(error: BaseException) -> list[Frame]:
-    """Return where an exception was raised, innermost frame first."""
-    found = [Frame(f.f_code.co_filename, line, f.f_code.co_name) for f, line in traceback.walk_tb(error.__traceback__)]
-    return found[::-1]
+    """Return where an exception was raised, innermost frame first; then who called where it was caught."""
+    trace = error.__traceback__
+    outer = trace.tb_frame.f_back if trace else None
+    frames = [*reversed([*traceback.walk_tb(trace)]), *(traceback.walk_stack(outer) if outer else ())]
+    return [Frame(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames]
 
 
 def of_text(text: str) -> list[Frame]:
