@@ -74,6 +74,7 @@ check: $(VENV)/.installed  ## lint, format, types, rendered jobs, links in the d
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/render_jobs.py --check
+	$(BIN)/python scripts/doctor_table.py --check
 	$(BIN)/python scripts/check_links.py
 
 bench: $(VENV)/.installed  ## all benchmarks; renews benchmarks/record.json and the tables in benchmarks/README.md

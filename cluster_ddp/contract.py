@@ -36,6 +36,10 @@ class Env:
     """With `--launcher fork`: the job's SLURM_CPUS_PER_TASK, empty if unset. The step's value differs."""
     GPUS_PER_TASK: Final = "CLUSTER_DDP_GPUS_PER_TASK"
     """Number of GPUs that each rank drives, if it is more than one (`--gpus-per-task`)."""
+    TRACE: Final = "CLUSTER_DDP_TRACE"
+    """Number of steps that each rank traces with torch.profiler (`--trace`)."""
+    TRACK: Final = "CLUSTER_DDP_TRACK"
+    """Names of the trackers, separated by spaces (`--track`). Without `submit`, set it by hand."""
     PRELOAD: Final = "CLUSTER_DDP_PRELOAD"
     """Set by you: modules that `--launcher fork` imports before it forks, separated by spaces."""
     DUMMY_GPUS: Final = "CLUSTER_DDP_DUMMY_GPUS"
@@ -69,12 +73,14 @@ class File:
     """Configuration, ranks, versions and git commit of the training."""
     USAGE: Final = "usage-{}.jsonl"
     """How a node was used: CPUs, memory, GPUs, network; one record for every ten seconds. {} is the node's number."""
-    PROFILE: Final = "profile-rank{}.json.gz"
-    """With `cluster-ddp train --profile`: what one rank did in some steps, for ui.perfetto.dev; {} is its number."""
     STACK: Final = "stack-rank{}.txt"
     """Where a rank was in a hang: one line of JSON, then its Python stacks; {} is its number."""
     HANG: Final = "hang.txt"
     """Where all ranks were in the last hang, in words."""
+    TRACE: Final = "trace-rank{}.json.gz"
+    """With `--trace`: what one rank did in some steps, for ui.perfetto.dev; {} is its number."""
+    TRACKERS: Final = "trackers"
+    """With `--track`: a folder for each tracker, and `id`, the id that the run has in each of its starts."""
     CHECKPOINTS: Final = "checkpoints"
     """The newest checkpoints."""
     PROGRESS: Final = ".progress"
@@ -87,6 +93,13 @@ class File:
     """Prefix of the failure marker (`CLUSTER_DDP_FAILED`) of a start; the number of restarts follows."""
 
 
+TRACKERS: Final = ("tensorboard", "wandb", "mlflow")
+"""Legal names of `--track`: each is a library's module and an extra of this package."""
+
+GLOBAL_STEP: Final = "global_step"
+"""Field of each record of metrics.jsonl in a training with a `Checkpointer`: steps done since the training began."""
+
+
 class Record:
     """Values of `kind` of the records in metrics.jsonl. Each record also has its `time`, in seconds of UNIX time."""
 
@@ -97,12 +110,11 @@ class Record:
     """After an evaluation: `epoch`, `loss`, `accuracy` (0 to 1), `correct`, `samples`.
     With `--eval-only`: `weights`, the checkpoint's path, instead of `epoch`."""
     STEPS: Final = "steps"
-    """Where the time of the steps went, about every ten seconds: `step`, their number since the training began;
-    `progress`, the part of the training that is done, 0 to 1; `steps`, the number of steps measured; `step_s`, the mean
-    seconds of a step on rank 0, and its parts `data_s`, `compute_s`, `communication_s` (that backward does not hide),
-    `optimizer_s` and `checkpoint_s`, on GPUs without those of communication and optimizer; `rank_s_min` and
-    `rank_s_max`: over the ranks, the seconds of a step without communication; `slowest_rank`; `samples_per_s` and
-    `samples_per_s_per_rank`."""
+    """Where the time of the steps went, about every ten seconds: `progress`, the part of the training that is done,
+    0 to 1; `steps`, the number of steps measured; `step_s`, the mean seconds of a step on rank 0, and its parts
+    `data_s`, `compute_s`, `communication_s` (that backward does not hide), `optimizer_s` and `checkpoint_s`, on GPUs
+    without those of communication and optimizer; `rank_s_min` and `rank_s_max`: over the ranks, the seconds of a step
+    without communication; `slowest_rank`; `samples_per_s` and `samples_per_s_per_rank`."""
     TUNE: Final = "tune"
     """The fastest memory layout here: `layout`, and `seconds` of each layout."""
     BENCHMARK: Final = "benchmark"

@@ -129,7 +129,7 @@ def same_rank(twice: Mapping[int, Sequence[str]]) -> list[Finding]:
         Finding(
             check="same_rank",
             what=f"Several tasks have rank {rank}.",
-            evidence=f"they run on {' and '.join(hosts)}",
+            evidence=f"they run on {' and '.join(sorted(hosts))}",
             hint="set RANK in each task, not in the batch script: srun bash -c 'RANK=$SLURM_PROCID python …'; or leave "
             "it to Slurm's variables",
         )

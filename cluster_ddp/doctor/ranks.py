@@ -25,7 +25,8 @@ from cluster_ddp.doctor.finding import Finding, shown_ranks
 from cluster_ddp.doctor.links import Link, Listener
 from cluster_ddp.doctor.place import Place, exchange_dir
 from cluster_ddp.doctor.verdict import Verdict
-from cluster_ddp.errors import USAGE_EXIT_STATUS
+from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError
+from cluster_ddp.runtime.failure import failure_marker
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 
 # How long reports that came by a file may take to come by a connection, too.
@@ -35,6 +36,8 @@ _IMPORT_S = 600.0
 _TRAINING_S = training.MEETING_S + 60.0
 _GRACE_S = 10.0
 _STALE_S = 900.0
+# How long the others wait with a bad status: srun may end all tasks after the first, and rank 0's is to be that.
+_LAST_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,8 +109,13 @@ class _Rank:
             if not is_sound or (self.options.quick and tier == self._network):
                 break
         status = self.verdict.status(strict=self.options.strict)
-        self._tell({"tier": "end", "status": status})
+        if self.verdict.broken_tier:
+            first = self.verdict.findings[0]
+            error = ClusterDDPError(first.what, first.evidence, first.hint)
+            failure_marker.note(self.env, self.place.rank, self.place.host, error)
+            failure_marker.note_status(self.env, self.place.rank, self.place.host, status)
         self.verdict.show(as_json=self.options.as_json, exclude_file=self.options.exclude_file)
+        self._tell({"tier": "end", "status": status})  # after that, srun may end this task
         return status
 
     def _nodes(self) -> bool:
@@ -119,6 +127,7 @@ class _Rank:
         self.reports = reports
         found = [finding for rank, report in sorted(reports.items()) for finding in _findings(rank, report)]
         found = [one for one in found if one.check == "topology"] + [one for one in found if one.check != "topology"]
+        found += compare.same_rank(self._hub.twice)
         found += compare.missing(self.place.topology, self.place.world_size, reports, waited_s)
         if self._hub.port_error is not None:
             found.append(Finding.of_error("master_port", self._hub.port_error))
@@ -253,6 +262,8 @@ class _Rank:
             tier = str(told["tier"])
             self.spoke.send(works[tier](told), timeout_s=_SETTLE_S)
         if told is not None:
+            self.spoke.close()
+            time.sleep(_LAST_S if told["status"] else 0.0)
             return int(told["status"])
         return self._speak_without_rank_0()
 
@@ -273,8 +284,8 @@ class _Rank:
         found += compare.missing(self.place.topology, self.place.world_size, reports, self.options.wait_s)
         self.verdict.add("nodes", self.options.wait_s, found)
         self.spoke.close()
-        hub.tell({"tier": "end", "status": USAGE_EXIT_STATUS})
         self.verdict.show(as_json=self.options.as_json, exclude_file=self.options.exclude_file)
+        hub.tell({"tier": "end", "status": USAGE_EXIT_STATUS})
         return USAGE_EXIT_STATUS
 
     # All ranks

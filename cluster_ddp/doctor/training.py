@@ -22,6 +22,7 @@ MEETING_S = 60.0
 _COLLECTIVE_S = 20.0
 _SIZES = (4 * 1024, 1024**2, 16 * 1024**2)
 _REPEATS = 5
+_TRIES = 8
 _STRAGGLER = 1.5
 _SLOW_IMPORT_S = 60.0
 
@@ -134,13 +135,13 @@ def _step(device: torch.device, topology: Topology, found: Measured) -> None:
 
 
 def _computing(device: torch.device) -> float:
-    """The seconds of some matrix products, about 0.1 s on a core: the fastest of some tries, to leave out noise."""
+    """The seconds of some matrix products, 0.1 s on a core: the fastest of some tries, to leave out noise."""
     import torch
 
-    size, products = (512, 10) if device.type == "cpu" else (8192, 10)
+    size, products = (512, 30) if device.type == "cpu" else (8192, 10)
     left, right = (torch.randn(size, size, device=device) for _ in range(2))
     times = []
-    for _ in range(_REPEATS):
+    for _ in range(_TRIES):
         _settled(device)
         start = time.monotonic()
         for _ in range(products):

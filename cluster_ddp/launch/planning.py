@@ -225,6 +225,7 @@ def _not_on_this_machine(spec: JobSpec) -> str:
         ("begin", "start times"),
         ("container_image", "Pyxis images"),
         ("stage_env", "environments that nodes unpack"),
+        ("doctor", "the doctor before the ranks start"),
     ):
         if getattr(spec, name) not in (None, False):
             return f"it sets {name}={getattr(spec, name)!r}, and only Slurm supports {what}."

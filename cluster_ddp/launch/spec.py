@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
+from cluster_ddp.contract import TRACKERS
 from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.launch import grids
 from cluster_ddp.launch.notation import field_error, normalized_time
@@ -58,6 +59,7 @@ _WORD_PATTERNS: dict[str, tuple[str, str]] = {
     "modules": (r"[\w.+/][\w.+/-]*", "names that module avail shows, such as cuda/12.8"),
     "container_binds": (r"[^\x00-\x1f\x7f,]+", "paths such as /data or /scratch/me:/data, without commas"),
     "container_overlays": _PATH,
+    "track": (r"[\w-]+", "names of trackers"),
     "sbatch_options": (r"--[a-z][a-z-]*(=[^\x00-\x20\x7f\"'`$\\#]+)?", "options such as --reservation=course"),
     "setup": (r"[^\x00]*", "lines of bash"),
 }  # fmt: skip
@@ -149,6 +151,11 @@ class JobSpec:
     """Conda environment to activate."""
     stage_env: bool = False
     """Pack the virtual environment into one file; each node unpacks it to $SLURM_TMPDIR or /tmp before ranks start."""
+    trace: int | None = None
+    """Trace so many steps of each rank with torch.profiler, in trace-rank<k>.json.gz in the run directory. The script
+    must use a Checkpointer."""
+    doctor: bool = False
+    """Examine the nodes before the ranks start (cluster-ddp doctor --quick); a problem ends the job with a verdict."""
     setup: tuple[str, ...] = ()
     """Lines of bash to run before the ranks start. They run unchecked: never put text from others here."""
     container: str | None = None
@@ -159,6 +166,8 @@ class JobSpec:
     """More folders for the container, as PATH or SOURCE:DESTINATION. It always has the working and run directories."""
     container_overlays: tuple[str, ...] = ()
     """Overlays of an Apptainer container, mounted read-only."""
+    track: tuple[str, ...] = ()
+    """Trackers that get the run's metrics: tensorboard, wandb, mlflow. They write files in the run directory."""
     template: str | None = None
     """Jinja template of your site for the batch script; it extends ours (submit --show-template)."""
     share: bool = False
@@ -167,7 +176,7 @@ class JobSpec:
     """More options for sbatch, such as --reservation=course."""
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task"):
+        for name in ("nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task", "trace"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise field_error(name, value, "a whole number of 1 or more")
@@ -182,9 +191,10 @@ class JobSpec:
             self._check_text(spec_field.name)
         if self.launcher not in get_args(Launcher):
             raise field_error("launcher", self.launcher, f"one of {', '.join(get_args(Launcher))}")
-        for name, legal in (("requeue", (bool, type(None))), ("share", (bool,)), ("stage_env", (bool,))):
-            if type(getattr(self, name)) not in legal:
-                raise field_error(name, getattr(self, name), "true or false")
+        for name in ("requeue", "share", "stage_env", "doctor"):
+            value = getattr(self, name)
+            if type(value) is not bool and (name != "requeue" or value is not None):
+                raise field_error(name, value, "true or false")
         if self.time is not None:
             object.__setattr__(self, "time", normalized_time(self.time))
         if self.command[:1] == ("",) or any("\0" in argument for argument in self.command):
@@ -223,10 +233,16 @@ class JobSpec:
         for one, other in ALTERNATIVES:
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise field_error(other, getattr(self, other), f"left out when {one} is given")
+        if self.doctor and (self.container or self.container_image):
+            raise field_error("doctor", True, "left out with a container; inside it: cluster-ddp doctor --container …")
         if self.container_overlays and self.container is None:
             raise field_error("container_overlays", self.container_overlays, "left out without container")
         if self.container_binds and self.container is None and self.container_image is None:
             raise field_error("container_binds", self.container_binds, "left out without container or container_image")
+        for tracker in self.track:
+            if tracker not in TRACKERS:
+                found = f"there is no such tracker.{nearest(tracker, TRACKERS)}"
+                raise SpecError(f"Tracking with {tracker!r}:", found, f"the trackers are {', '.join(TRACKERS)}")
         for option in self.sbatch_options:
             name = option[2:].partition("=")[0]
             if any(ours.startswith(name) for ours in _OURS):  # sbatch takes abbreviations

@@ -22,6 +22,8 @@ class TaskCommand:
     """Whether it is a Python command that does not import this package."""
     interpreter_words: int = 0
     """With the launcher fork: number of words before the script or module; else 0."""
+    python: str = "python"
+    """The Python interpreter that runs the command; the first on the PATH if the command is not Python."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the task alone; the values are bash words."""
     is_function: bool = False
@@ -35,12 +37,14 @@ def of_command(spec: JobSpec) -> TaskCommand:
         SpecError: the launcher is fork, and the command does not run a Python script or module.
     """
     words = parse_python_command.interpreter_words(spec.command) if spec.launcher == "fork" else 0
+    program = parse_python_command.program_words(spec.command)
     imports_us = parse_python_command.imports_us(spec.command)
     return TaskCommand(
         argv=spec.command,
         imports_us=imports_us,
         is_foreign_python=parse_python_command.is_python(spec.command) and not imports_us,
         interpreter_words=words,
+        python=next(iter(program), "python") if parse_python_command.is_python(spec.command) else "python",
     )
 
 
@@ -60,4 +64,5 @@ def of_function(folder: str, *, local: bool) -> TaskCommand:
             "SUBMITIT_LOCAL_GLOBALID": "$RANK",
             "SUBMITIT_LOCAL_LOCALID": "$LOCAL_RANK",
         }
-    return TaskCommand(argv=submitit_task.runner(folder), imports_us=True, env=env, is_function=True)
+    argv = submitit_task.runner(folder)
+    return TaskCommand(argv=argv, imports_us=True, python=argv[0], env=env, is_function=True)

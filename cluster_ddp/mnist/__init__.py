@@ -5,7 +5,7 @@ model    the CNNs, plain                data   images and labels as tensors
 recipes  optimizer, learning rate       step   forward, backward, update
 loop     train and test                 result what a training returns
 fast_cpu the CNNs, faster on CPUs       cuda_graphs  a step as CUDA graphs
-profiler some steps, recorded           benchmark    some steps, timed
+ranges   names for parts of a step      benchmark    some steps, timed
 """
 
 from __future__ import annotations

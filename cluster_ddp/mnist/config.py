@@ -84,8 +84,8 @@ class TrainConfig:
     """Test the weights of the checkpoint or run directory that --resume names. Train nothing."""
     benchmark: Literal["training", "inference"] | None = None
     """Time 20 steps of training or inference, and print the images per second. Keep nothing."""
-    profile: int | None = None
-    """Record so many steps of the first epoch with torch.profiler, in profile-rank<k>.json.gz in the run directory."""
+    trace: int | None = None
+    """Record so many steps of the first epoch with torch.profiler, in trace-rank<k>.json.gz in the run directory."""
     save_model: bool = False
     """Save the trained weights in the run directory as mnist_cnn.pt."""
     rendezvous_timeout_s: float = 300.0
@@ -162,15 +162,15 @@ class TrainConfig:
         modes = [*(["--eval-only"] if self.eval_only else []), *(["--benchmark"] if self.benchmark else [])]
         mode, is_path = " ".join(modes), self.resume not in ("auto", "never")
         yield len(modes) > 1, mode, "a benchmark tests no weights", "give one of the two"
-        for name in ("dry_run", "save_model", "profile"):
+        for name in ("dry_run", "save_model", "trace"):
             option = "--" + name.replace("_", "-")
             yield bool(modes and getattr(self, name)), f"{mode} {option}", f"{option} needs a training", "leave one out"
         wanted = "name a checkpoint or a run directory: --resume PATH"
         yield self.eval_only and not is_path, "--eval-only", "there are no weights to test", wanted
         starts = self.benchmark is not None and is_path
         yield starts, "--benchmark --resume PATH", "a benchmark starts with random weights", "leave --resume out"
-        too_short = self.dry_run and self.profile is not None
-        yield too_short, "--dry-run --profile", "a dry run has one step", "give one of the two"
+        too_short = self.dry_run and self.trace is not None
+        yield too_short, "--dry-run --trace", "a dry run has one step", "give one of the two"
 
 
 _Rule = tuple[bool, str, str, str]
@@ -184,7 +184,7 @@ _LOWEST = {
     "accumulate": 1,
     "test_batch_size": 1,
     "workers": 0,
-    "profile": 1,
+    "trace": 1,
     "log_interval": 1,
     "keep_checkpoints": 1,
     "seed": 0,

@@ -22,9 +22,8 @@ from cluster_ddp import (
     distributed,
     load_weights,
 )
-from cluster_ddp.mnist import benchmark, data
+from cluster_ddp.mnist import benchmark, cuda_graphs, data
 from cluster_ddp.mnist.config import TrainConfig
-from cluster_ddp.mnist.profiler import StepProfiler
 from cluster_ddp.mnist.recipes import Recipe, chosen, identity
 from cluster_ddp.mnist.result import TrainResult
 from cluster_ddp.mnist.step import Step
@@ -68,7 +67,6 @@ class Training:
         )
         self.step = Step(config, recipe, world)
         self.loss_meter = Meter(world)
-        self.profiler = StepProfiler(config.profile, world, self.run_dir.path, after_graphs=config.cuda_graph)
         self.finite = FiniteCheck(
             world,
             self.step.model,
@@ -87,6 +85,8 @@ class Training:
             meters={"loss": self.loss_meter},
             stop_signals=config.stop_signals,
             before_save=self.finite.look,
+            trace=config.trace,
+            trace_after=cuda_graphs.STEPS_TO_CAPTURE if config.cuda_graph else 2,
             model=self.step.model,
             optimizer=self.step.optimizer,
             step=self.step,
@@ -98,7 +98,6 @@ class Training:
         """Train the rest of an epoch (from 1). Each log line has the mean loss over all ranks since the last line."""
         shard, step = self.train_shard, self.step
         step.model.train()
-        self.profiler.start()
         start_s, seen_before, waited_s = time.perf_counter(), shard.seen, 0.0
         with Progress(f"epoch {epoch}", total=shard.size, enabled=self.world.is_main) as progress:
             for images, labels in shard:
@@ -121,10 +120,8 @@ class Training:
                     start_s, seen_before, waited_s = now_s, shard.seen, shard.waited_s
                     self.loss_meter.reset()
                 self.checkpoint.step()
-                self.profiler.step()
                 if self.config.dry_run:
                     break
-        self.profiler.stop()
 
     def test(self, epoch: int) -> None:
         """Log loss and accuracy over the whole test set."""

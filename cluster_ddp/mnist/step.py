@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from cluster_ddp import Shard, World
-from cluster_ddp.mnist import cuda_graphs, profiler
+from cluster_ddp.contract import Env
+from cluster_ddp.mnist import cuda_graphs
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.fast_cpu import FAST, fastest, tune_malloc
+from cluster_ddp.mnist.ranges import ranges
 from cluster_ddp.mnist.recipes import LAYOUTS, Recipe, lr_factor, warm_up
 
 _IMAGE = (1, 28, 28)
@@ -32,7 +34,7 @@ class Step:
     def __init__(self, config: TrainConfig, recipe: Recipe, world: World) -> None:
         self._config, self._recipe, self._world = config, recipe, world
         self._lr_factor = lr_factor(config, recipe, world)
-        self._range = profiler.ranges(world.device, enabled=config.profile is not None)
+        self._range = ranges(world.device, enabled=config.trace is not None or Env.TRACE in os.environ)
         if config.cuda_graph:
             cuda_graphs.prepare(world)
         if recipe.amp == "off":

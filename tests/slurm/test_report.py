@@ -7,7 +7,9 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
 from cluster import Cluster, Place, records
+from tracked import READERS, truth
 
 # Stopped in time in its first start, failed in its second. Rank 1 is slow.
 TRAINING = """
@@ -36,7 +38,7 @@ with cluster_ddp.distributed(cuda=False) as world:
 def test_two_requeues_are_told_with_their_cause_and_every_number_agrees(slurm: Cluster, tmp_path: Path) -> None:
     (tmp_path / "t.py").write_text(TRAINING)
     place = Place(slurm, tmp_path)
-    run_dir = place.start("--nodes", "2", "--requeue-on-failure", "1", "--", "python", "t.py")
+    run_dir = place.start("--nodes", "2", "--requeue-on-failure", "1", "--track", *READERS, "--", "python", "t.py")
     place.completed(run_dir)
 
     starts = [json.loads(line) for line in (run_dir / "starts.jsonl").read_text().splitlines()]
@@ -54,6 +56,13 @@ def test_two_requeues_are_told_with_their_cause_and_every_number_agrees(slurm: C
     assert {str(one["step"]): str(one["loss"]) for one in train} == printed
     of_steps = [one for one in found if one["kind"] == "steps"]
     assert {one["slowest_rank"] for one in of_steps} == {1} and sum(one["steps"] for one in of_steps) <= 60
+
+    assert [one["global_step"] for one in train] == list(range(60))
+    for read in READERS.values():  # one run in each tracker, with each step once
+        values, wanted = read(run_dir)[1], truth(run_dir)
+        assert values.keys() == wanted.keys()
+        for tag in values:
+            assert values[tag] == [(step, pytest.approx(value)) for step, value in wanted[tag]], tag
 
     report = slurm.run(sys.executable, "-m", "cluster_ddp.report", "--json", str(run_dir), cwd=tmp_path)
     (told,) = json.loads(report.stdout)

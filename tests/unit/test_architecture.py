@@ -111,12 +111,14 @@ def test_slurm_needs_the_standard_library_only() -> None:
         "import cluster_ddp.status",
         "from cluster_ddp.submit import main; main(['--nodes', '2', '--gpus-per-node', '2', '--dry-run'])",
         "from cluster_ddp.submit import main; main(['--dry-run', '--array', 'a=0..9', '--', 'ls', '{a}'])",
+        "from cluster_ddp.submit import main;"
+        "main(['--dry-run', '--track', 'tensorboard', 'wandb', 'mlflow', '--', sys.executable, '-V'])",
         "import contextlib\nwith contextlib.suppress(SystemExit): import cluster_ddp.submit as s; s.main(['--help'])",
         "import cluster_ddp.mnist.config, cluster_ddp.mnist.files",
     ],
 )
 def test_light_entry_points_import_no_heavy_module(command: str) -> None:
-    heavy = ["torch", "torchvision", "numpy", "submitit", "pooch", "requests"]
+    heavy = ["torch", "torchvision", "numpy", "submitit", "pooch", "requests", "tensorboard", "wandb", "mlflow"]
     check = f"import sys; {command}; sys.exit(' '.join(m for m in {heavy} if m in sys.modules) or 0)"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster_ddp.contract import File, Record
+from cluster_ddp.contract import GLOBAL_STEP, File, Record
 from cluster_ddp.files import each_json_line
 
 POINTS = 1000
 """A curve with more points is thinned: of each stretch, its least and its greatest value stay."""
 _GIB = 1 << 30
 _STRETCH_S = 10.0
-_NOT_PLOTTED = {"kind", "time", "epoch", "step", "global_step", "samples", "correct"}
-_PLACES = ("time", "epoch", "samples", "global_step")
-_OVER: dict[Literal["epoch", "step", "time"], str] = {"epoch": "epoch", "step": "global_step", "time": "time"}
+_NOT_PLOTTED = {"kind", "time", "epoch", "step", GLOBAL_STEP, "samples", "correct"}
+_PLACES = ("time", "epoch", "samples", GLOBAL_STEP)
+_OVER: dict[Literal["epoch", "step", "time"], str] = {"epoch": "epoch", "step": GLOBAL_STEP, "time": "time"}
 _OF_STEPS = {"step_s", "samples_per_s", "samples_per_s_per_rank", "rank_s_min", "rank_s_max"}
 
 

@@ -39,6 +39,7 @@ from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag, Stopped, write_stop_marker
 from cluster_ddp.runtime.usage.step_times import StepTimes
+from cluster_ddp.runtime.usage.step_trace import StepTrace, asked_steps
 from cluster_ddp.runtime.world import World
 
 
@@ -61,6 +62,9 @@ class Checkpointer:
         meters: states that differ between ranks, such as a `Meter`, by name.
         stop_signals: names of the signals to stop at.
         before_save: called on every rank before each save. An exception in it ends the training without that save.
+        trace: record so many steps with torch.profiler, in trace-rank<k>.json.gz in the run directory; default: as
+            `submit --trace` says.
+        trace_after: how many steps come before.
         parts: everything else with a state, by name: model, optimizer, scheduler … Of a DDP model, the module is saved.
 
     Raises:
@@ -83,14 +87,13 @@ class Checkpointer:
         meters: Mapping[str, PerRank] | None = None,
         stop_signals: Sequence[str] = DEFAULT_SIGNALS,
         before_save: Callable[[], object] = lambda: None,
+        trace: int | None = None,
+        trace_after: int = 2,
         **parts: Stateful,
     ) -> None:
         self.world, self._shards = world, _several(shard)
         self._stop_flag = StopFlag(stop_signals)
-        self._interval = Interval.parse(every or ("1epoch" if self._shards else "10min"))
-        if self._interval.unit == "epoch" and not self._shards:
-            found = "a training without a shard has no epochs."
-            raise SpecError(f"Saving every {every}:", found, "save every 500steps or 10min, or give shard=")
+        self._interval = _interval(every, has_epochs=bool(self._shards))
         if keep < 1:
             raise SpecError(f"Keeping {keep} checkpoints:", "then there is nothing to resume from.", "keep 1 or more")
         self.run_dir = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir, world)
@@ -103,10 +106,12 @@ class Checkpointer:
         if is_own:
             self._saver.saved = self._saver.place
         self._is_training = any(map(_is_done, self._shards))  # perhaps only the code after the last batch remains
-        self._steps_at_start = self.steps
+        self._steps_at_start = self.run_dir.steps = self.steps
         self._stop_flag.stop_at(time_limit.deadline(world, os.environ))
         self._exchange, self._evaluation_exchange = StopAgreement(world), StopAgreement(world)
         self._times, self._total = StepTimes(self._shards, parts.values(), world_size=world.world_size), 0
+        path = self.run_dir.path / File.TRACE.format(world.rank)
+        self._trace = StepTrace(trace or asked_steps(os.environ), path, world.device, after=trace_after)
 
     @property
     def steps(self) -> int:
@@ -200,11 +205,14 @@ class Checkpointer:
         """
         self._times.begin()
         self._state.steps, self._is_training = self.steps + 1, True
+        self.run_dir.steps = self.steps
         if self.steps == self._steps_at_start + 1:
             self._state.reserve()  # now the optimizer also has its state
         self._after(epoch_ended=False)
         if self._is_at_end():  # also if the loop ends with a break, or by counting
             self._after_training()
+            self._trace.stop()
+        self._trace.step()
         self._times.end()
 
     def best(self, name: str, value: float, *, mode: Literal["max", "min"] = "max") -> bool:
@@ -260,6 +268,7 @@ class Checkpointer:
 
     def _finish(self) -> None:
         """Save the final state."""
+        self._trace.stop()
         self._exchange.finish()
         self._evaluation_exchange.finish()
         self._log_steps()
@@ -301,7 +310,7 @@ class Checkpointer:
     def _log_steps(self) -> None:
         """Log where the time of the steps since the last such record went."""
         if values := self._times.record(self._exchange.own_s_of_ranks):
-            self.run_dir.log(Record.STEPS, {"step": self.steps, **self._progress(), **values})
+            self.run_dir.log(Record.STEPS, {**self._progress(), **values})
 
     def _progress(self) -> dict[str, float]:
         """The part of the whole training that is done, if its length is known."""
@@ -320,6 +329,7 @@ class Checkpointer:
     def _stop(self) -> None:
         """Save, print that, and end this process together with all others."""
         self._log_steps()
+        self._trace.stop()
         if self._trained == self._saver.place:
             self._saver.save_copy()
         else:
@@ -342,6 +352,15 @@ class Checkpointer:
         self._stop_flag.ignore()
         self.world.barrier()  # rank 0 has saved: now the first rank to end may end the others
         raise Stopped
+
+
+def _interval(every: str | None, *, has_epochs: bool) -> Interval:
+    """How often to save. Raises SpecError for epochs where there are none."""
+    interval = Interval.parse(every or ("1epoch" if has_epochs else "10min"))
+    if interval.unit == "epoch" and not has_epochs:
+        found = "a training without a shard has no epochs."
+        raise SpecError(f"Saving every {every}:", found, "save every 500steps or 10min, or give shard=")
+    return interval
 
 
 def _several(shard: Shard | Sequence[Shard] | None) -> list[Shard]:

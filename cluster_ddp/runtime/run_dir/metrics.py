@@ -35,6 +35,8 @@ class MetricsFile:
         self._written = 0  # bytes of the file
         self._waiting = bytearray()  # what follows them
         self._failure: str | None = None
+        self.is_continued = False
+        """Whether it continues the file of an earlier start of this training."""
         self._is_begun = False  # a queued write will take what is waiting
         self._count, self._io = threading.Lock(), threading.Lock()  # lock the counts above; lock the file
         self._writer = BackgroundWriter("metrics")
@@ -45,6 +47,12 @@ class MetricsFile:
         """The file's size in bytes with all records so far."""
         with self._count:
             return self._written + len(self._waiting)
+
+    @property
+    def written(self) -> int | None:
+        """The bytes of this training that are in the file; None before the file of an earlier run is out of the way."""
+        with self._count:
+            return None if self._file is None else self._written
 
     def append(self, line: bytes) -> None:
         """Append a line.
@@ -77,6 +85,7 @@ class MetricsFile:
             OSError: the file can't be written.
         """
         with self._io:
+            self.is_continued = True
             self._file = self._open()
             found = os.fstat(self._file).st_size
             if found < size:

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 
 from cluster_ddp._version import __version__
-from cluster_ddp.contract import Env, File
+from cluster_ddp.contract import GLOBAL_STEP, Env, File
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.files import atomic_write, make_dir, remove_leftovers, reserve_descriptors
 from cluster_ddp.runtime.failure import start_log, step_clock
 from cluster_ddp.runtime.run_dir import final_flush
 from cluster_ddp.runtime.run_dir.lock import RunLock
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
+from cluster_ddp.runtime.trackers.tracking import Tracking
 from cluster_ddp.runtime.usage import sampler
 from cluster_ddp.runtime.world import World
 
@@ -55,10 +56,15 @@ class RunDir:
 
     def __init__(self, path: str | os.PathLike[str] | None, world: World, *, name: str = "training") -> None:
         self.path, self.world = Path(path or default_run_dir(name, world)), world
+        self.steps: int | None = None
+        """Number of steps since the beginning of the training, which a `Checkpointer` counts."""
         world.run_log[:] = [self.log]
         step_clock.run_dir = self.path
         if world.is_main:
             self._claim()
+        if world.is_main and (names := os.environ.get(Env.TRACK, "").split()):
+            tracking = Tracking(names, self.path, self._metrics, is_restart=world.topology.restart_count > 0)
+            world.before_leaving(tracking.stop)
         if world.topology.local_rank == 0:
             sampler.start(self.path, world.topology, os.environ)
             world.before_leaving(sampler.stop)
@@ -119,7 +125,7 @@ class RunDir:
             file.write(json.dumps(description, indent=2, default=str).encode() + b"\n")
 
     def log(self, kind: str, values: Mapping[str, Any]) -> None:
-        """Append a record with its `kind` and `time` (seconds of UNIX time) to metrics.jsonl.
+        """Append a record with its `kind`, `time` (seconds of UNIX time) and `global_step` to metrics.jsonl.
 
         It is written in the background. If the disk is full, records are kept and written later.
 
@@ -128,14 +134,15 @@ class RunDir:
             values: the other fields: of types that JSON has, or tensors and arrays of one element.
 
         Raises:
-            SpecError: a value of another type, or named "kind" or "time".
+            SpecError: a value of another type, or named "kind", "time" or, with a `Checkpointer`, "global_step".
             RunDirError: more than 256 MiB of records are waiting to be written.
         """
-        if taken := {"kind", "time"} & values.keys():
+        steps = {} if self.steps is None else {GLOBAL_STEP: self.steps}
+        if taken := {"kind", "time", *steps} & values.keys():
             name = taken.pop()
             raise SpecError(f"Logging {name!r}:", "each record has one already.", f"another name: {kind}_{name}")
         if self.world.is_main:
-            record = {"kind": kind, "time": round(time.time(), 3), **values}
+            record = {"kind": kind, "time": round(time.time(), 3), **steps, **values}
             self._metrics.append(json.dumps(record, default=_number).encode() + b"\n")
 
     def begin_records(self, *, anew: bool) -> None:

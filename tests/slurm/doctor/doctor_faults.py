@@ -379,6 +379,15 @@ PYTHONS = (
         lines=ON_2 + "export PYTHONPATH=$PWD/ahead:$PYTHONPATH",
     ),
 )
+SPEED = (
+    Fault(
+        title="a rank that is stopped again and again",
+        check="straggler",
+        found=("A rank is slower than the others", "rank 3 (node2)", "--exclude=node2"),
+        lines=RANK_3 + "(while kill -STOP $$; do sleep 0.1; kill -CONT $$; sleep 0.06; done) 2>/dev/null &",
+        arguments=(),
+    ),
+)
 SYN = "tcp flags & (syn|ack) == syn"
 _TABLE = "nft add table inet doctor; nft 'add chain inet doctor in { type filter hook input priority 0; }'\n"
 _NO_TABLE = "nft delete table inet doctor"
@@ -461,5 +470,48 @@ IN_THE_BATCH_SHELL = (
     ),
 )
 """Those that are made before all others, by the batch script itself. The options are the words before the doctor."""
-AT_ONCE = (*LAUNCH, *STARTS, *NAMES, *INTERFACES, *LIMITS, *FILES, *PYTHONS)
+AT_ONCE = (*LAUNCH, *STARTS, *NAMES, *INTERFACES, *LIMITS, *FILES, *PYTHONS, *SPEED)
 """Those that concern one step only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A way to run a sound training: the doctor must find nothing."""
+
+    title: str
+    options: tuple[str, ...] = ()
+    """For srun."""
+    before: tuple[str, ...] = ()
+    """Words before the doctor."""
+    launcher: tuple[str, ...] = ("python", "-m")
+    """Words before the doctor's module."""
+    arguments: tuple[str, ...] = ("--quick",)
+
+
+FORK = ("python", "-m", "cluster_ddp.runtime.fork", "--ranks=2", "--", "-m")
+TORCHRUN = ("python", "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d")
+TORCHRUN += ("--rdzv-endpoint=node1:29876", "--rdzv-id=7", "-m")
+CONTAINER = ("env", "-i", 'PATH="$PATH"', 'PYTHONPATH="$PYTHONPATH"', *(f'{name}="${name}"' for name in (
+    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES",
+    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_GPUS_ON_NODE", "SLURM_NODEID",
+    "CLUSTER_DDP_DUMMY_GPUS",
+)))  # fmt: skip
+HEALTHY = (
+    Variant(title="block distribution, all tiers", options=("--distribution=block",), arguments=()),
+    Variant(title="cyclic distribution", options=("--distribution=cyclic",)),
+    Variant(title="each task sees one GPU", options=("--gpus-per-task=1",)),
+    Variant(title="one rank, all tiers", options=("--nodes=1", "--ntasks-per-node=1", "--gres=gpu:1"), arguments=()),
+    Variant(title="torchrun, all tiers", options=("--ntasks-per-node=1",), launcher=TORCHRUN, arguments=()),
+    Variant(title="fork", options=("--ntasks-per-node=1",), before=("CLUSTER_DDP_CPUS_PER_TASK=",), launcher=FORK),
+    Variant(title="a container with some of Slurm's variables", before=CONTAINER),
+    Variant(title="a step on part of the nodes", options=("--nodes=1", "--ntasks-per-node=2", "--nodelist=node2")),
+    Variant(
+        title="CPUs that differ from node to node",
+        options=("--cpus-per-task=1",),
+        before=("$([[ $SLURMD_NODENAME == node1 ]] || echo taskset -c 0,1)",),
+    ),
+    Variant(title="two steps at once, the first"),
+    Variant(title="two steps at once, the second"),
+    Variant(title="torch that takes seconds to import", before=('PYTHONPATH="$PWD/slow:$PYTHONPATH"',), arguments=()),
+)
+"""Array tasks: test_doctor.py submits an array."""

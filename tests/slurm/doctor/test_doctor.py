@@ -20,8 +20,8 @@ from typing import Any
 
 import doctor_faults as faults
 import pytest
-from cluster import ROOT, Cluster, sandbox_name, skip
-from doctor_faults import Fault
+from cluster import ROOT, Cluster, Place, output, sandbox_name, skip
+from doctor_faults import Fault, Variant
 from slowness import scaled
 
 import cluster_ddp
@@ -94,6 +94,14 @@ class Allocation:
         assert len(verdicts) == 1, f"{fault.title}: {len(verdicts)} verdicts, status {status}\n{out}\n{errors}"
         return Said(status, verdicts[0], f"{out}\n{errors}")
 
+    def healthy(self, name: str, variant: Variant) -> Said:
+        """The doctor in a step that has no fault."""
+        words = [*variant.before, *variant.launcher, "cluster_ddp.doctor", "--json", *variant.arguments]
+        status, out, errors = self.step(name, ["bash", "-c", " ".join(words)], [*STEP, *variant.options])
+        verdicts = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+        assert len(verdicts) == 1, f"{variant.title}: {len(verdicts)} verdicts, status {status}\n{out}\n{errors}"
+        return Said(status, verdicts[0], f"{out}\n{errors}")
+
     def on_node(self, node: str, lines: str) -> None:
         """Run lines of bash in a node's network namespace; @node1 is its address."""
         for address, name in self.cluster.layout.hosts_by_address.items():
@@ -103,7 +111,7 @@ class Allocation:
 
 
 def _furnish(folder: Path) -> None:
-    for name in ("run", "data", "half", "older/torch", "ahead"):
+    for name in ("run", "data", "half", "older/torch", "ahead", "slow"):
         (folder / name).mkdir(parents=True)
     for name in ("train", "valid", "test"):
         (folder / "data" / name).write_text(name)
@@ -111,6 +119,10 @@ def _furnish(folder: Path) -> None:
             (folder / "half" / name).write_text(name)
     (folder / "older/torch/__init__.py").write_text('raise ImportError("libcudart.so.13: cannot open it")\n')
     (folder / "older/torch/version.py").write_text("__version__ = '1.0.0'\ncuda = None\n")
+    slow = "import builtins, time\nreal = builtins.__import__\ndef slow(name, *rest, **more):\n"
+    slow += "    if name == 'torch' and slow.seconds:\n        time.sleep(slow.seconds)\n        slow.seconds = 0\n"
+    slow += "    return real(name, *rest, **more)\nslow.seconds = 4\nbuiltins.__import__ = slow\n"
+    (folder / "slow/sitecustomize.py").write_text(slow)
     (folder / "ahead/sitecustomize.py").write_text("import time\nt = time.time\ntime.time = lambda: t() + 60\n")
 
 
@@ -158,6 +170,18 @@ def at_once(allocation: Allocation) -> Iterator[dict[str, Future[Said]]]:
         }
 
 
+@pytest.fixture(scope="module")
+def healthy(allocation: Allocation, at_once: dict[str, Future[Said]]) -> Iterator[dict[str, Future[Said]]]:
+    """The doctor where there is no fault."""
+    for one in at_once.values():
+        one.exception()  # they have ended: a busy machine is no fault either, but slow
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            variant.title: pool.submit(allocation.healthy, f"healthy {number}", variant)
+            for number, variant in enumerate(faults.HEALTHY)
+        }
+
+
 def check(said: Said, fault: Fault) -> None:
     """Whether the first finding names the fault."""
     text = f"{said.first['what']} {said.first['evidence']} {said.first['hint']}"
@@ -187,6 +211,16 @@ def test_the_first_finding_names_the_fault_of_the_network(
             allocation.on_node(node, lines)
 
 
+@pytest.mark.parametrize("variant", faults.HEALTHY, ids=lambda variant: variant.title)
+def test_no_alarm(variant: Variant, healthy: dict[str, Future[Said]]) -> None:
+    said = healthy[variant.title].result()
+    assert said.verdict["sound"] and not said.verdict["findings"] and said.status == 0, said.output
+    tiers = [tier["name"] for tier in said.verdict["tiers"]]
+    several_nodes = "--nodes=1" not in variant.options
+    expected = ["nodes", *(["network"] if several_nodes else []), *([] if variant.arguments else ["torch", "training"])]
+    assert tiers == expected, said.output
+
+
 @pytest.mark.parametrize("number", range(len(faults.IN_THE_BATCH_SHELL)))
 def test_the_first_finding_names_the_fault_of_a_batch_script(number: int, allocation: Allocation) -> None:
     text = (allocation.folder / f"batch-{number}.json").read_text()
@@ -200,5 +234,44 @@ def test_each_check_that_can_be_shown_here_is_shown() -> None:
     assert shown - everyone == {"did_not_return"}
     # GPUs, InfiniBand, control groups and faults of hardware are not here: tests/unit/doctor has stand-ins.
     elsewhere = {"gpu_health", "same_gpu", "locked_memory", "memory_limit", "out_of_memory"}
-    elsewhere |= {"rendezvous", "all_reduce", "gradients", "straggler"}
+    elsewhere |= {"rendezvous", "all_reduce", "gradients"}
     assert everyone - shown == elsewhere
+
+
+@pytest.fixture(scope="module")
+def place(allocation: Allocation) -> Iterator[Place]:
+    """A folder to submit from, on the same sandbox. The allocation is given back: its GPUs are needed."""
+    commands.run(["scancel", str(allocation.job)], env=allocation.cluster.env)
+    folder = allocation.folder / "submitted"
+    folder.mkdir()
+    yield Place(allocation.cluster, folder)
+
+
+def test_the_doctor_is_submitted_with_the_options_of_a_job(place: Place, healthy: dict[str, Future[Said]]) -> None:
+    for one in healthy.values():
+        one.exception()
+    doctor = (sys.executable, "-m", "cluster_ddp.doctor")
+    well = place.submit("--quick", "--nodes", "2", "--gpus-per-node", "2", "--no-check", program=doctor)
+    assert well.returncode == 0, well.stdout + well.stderr
+    assert "4 ranks on node1, node2" in well.stdout and "No problem found." in well.stdout
+    ill = place.submit("--quick", "--nodes", "2", "--gpus-per-node", "1", "--no-check",
+                       "--setup", "export GLOO_SOCKET_IFNAME=ib0", program=doctor)  # fmt: skip
+    assert ill.returncode == 2, ill.stdout + ill.stderr
+    assert "error: GLOO_SOCKET_IFNAME names an interface that is not there: ib0." in ill.stdout
+    refused = place.submit("--nodes", "2", "--array", "a=1,2", program=doctor)
+    assert refused.returncode == 2 and "leave out --array" in refused.stderr
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun", "fork"])
+def test_a_job_begins_with_the_doctor(launcher: str, place: Place, healthy: dict[str, Future[Said]]) -> None:
+    script = place.folder / "begins.py"
+    script.write_text("print('The training begins.')\n")
+    command = ("--launcher", launcher, "--nodes", "2", "--gpus-per-node", "2", "--doctor")
+    run = place.start(*command, "--", "python", str(script))
+    said = place.completed(run)
+    assert "No problem found." in said and said.count("The training begins.") == 4
+    broken = place.start(*command, "--setup", "export GLOO_SOCKET_IFNAME=ib0", "--", "python", str(script))
+    assert place.end_of(broken).state == "FAILED"
+    said = output(broken)
+    assert "The training begins." not in said
+    assert "Failed first, with status 2: rank 0 on node1: GLOO_SOCKET_IFNAME names an interface" in said

@@ -21,8 +21,9 @@ from ranks import Outcome, run_ranks, slurm_step
 
 import cluster_ddp
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.mnist import loop, profiler
+from cluster_ddp.mnist import loop
 from cluster_ddp.mnist.config import TrainConfig
+from cluster_ddp.mnist.ranges import ranges
 from cluster_ddp.mnist.recipes import RECIPES, chosen, lr_factor
 from cluster_ddp.mnist.step import Step
 from cluster_ddp.runtime.data.loader import Loader
@@ -257,8 +258,8 @@ def test_workers_make_the_same_batches(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("steps", "expected"), [(4, 4), (100, 20)])
 def test_a_profile_names_the_parts_of_the_steps(tmp_path: Path, steps: int, expected: int) -> None:
     """Of an epoch of 23 steps, two are skipped, and one warms the profiler up."""
-    train(tmp_path / "x", batch_size=64, profile=steps, epochs=2)
-    with gzip.open(tmp_path / "x" / "profile-rank0.json.gz") as file:
+    train(tmp_path / "x", batch_size=64, trace=steps, epochs=2)
+    with gzip.open(tmp_path / "x" / "trace-rank0.json.gz") as file:
         events = json.load(file)["traceEvents"]
     for name in ("forward", "backward", "update"):
         ranges = [one for one in events if one.get("name") == name and one.get("cat") == "user_annotation"]
@@ -268,10 +269,10 @@ def test_a_profile_names_the_parts_of_the_steps(tmp_path: Path, steps: int, expe
 
 
 def test_each_rank_has_its_profile(tmp_path: Path) -> None:
-    on_ranks(tmp_path / "x", 2, profile=3, batch_size=64, accumulate=2)
-    assert {path.name for path in (tmp_path / "x").glob("profile-*")} == {
-        "profile-rank0.json.gz",
-        "profile-rank1.json.gz",
+    on_ranks(tmp_path / "x", 2, trace=3, batch_size=64, accumulate=2)
+    assert {path.name for path in (tmp_path / "x").glob("trace-*")} == {
+        "trace-rank0.json.gz",
+        "trace-rank1.json.gz",
     }
 
 
@@ -280,7 +281,7 @@ def test_on_gpus_the_parts_are_named_for_nsight_too(monkeypatch: pytest.MonkeyPa
     calls: list[str] = []
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
-    named = profiler.ranges(torch.device("cuda", 0), enabled=True)
+    named = ranges(torch.device("cuda", 0), enabled=True)
     with contextlib.suppress(ZeroDivisionError), named("forward"):
         calls.append("inside")
         raise ZeroDivisionError
@@ -289,7 +290,7 @@ def test_on_gpus_the_parts_are_named_for_nsight_too(monkeypatch: pytest.MonkeyPa
 
 def test_without_a_profile_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for device in ("cpu", "cuda"):
-        named = profiler.ranges(torch.device(device), enabled=False)
+        named = ranges(torch.device(device), enabled=False)
         assert isinstance(named("forward"), contextlib.nullcontext)
         assert named("forward") is named("update")
 
@@ -300,7 +301,7 @@ def test_without_a_profile_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         ({"global_batch_size": 0}, "global_batch_size must be a whole number of 1 or more"),
         ({"accumulate": 0}, "accumulate must be"),
         ({"workers": -1}, "workers must be a whole number of 0 or more"),
-        ({"profile": 0}, "profile must be"),
+        ({"trace": 0}, "trace must be"),
         ({"warmup_epochs": -0.5}, "warmup_epochs must be"),
         ({"warmup_epochs": float("nan")}, "warmup_epochs must be"),
         ({"dataset": "fasion"}, "there is no such dataset. Did you mean fashion"),
@@ -312,9 +313,9 @@ def test_without_a_profile_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         ({"eval_only": True}, "name a checkpoint or a run directory: --resume PATH"),
         ({"eval_only": True, "resume": "x", "benchmark": "training"}, "--eval-only --benchmark"),
         ({"benchmark": "training", "resume": "x"}, "a benchmark starts with random weights"),
-        ({"benchmark": "inference", "profile": 3}, "--benchmark --profile"),
+        ({"benchmark": "inference", "trace": 3}, "--benchmark --trace"),
         ({"eval_only": True, "resume": "x", "save_model": True}, "--eval-only --save-model"),
-        ({"dry_run": True, "profile": 3}, "a dry run has one step"),
+        ({"dry_run": True, "trace": 3}, "a dry run has one step"),
     ],
 )
 def test_contradictions_are_refused_before_ranks_meet(options: dict[str, Any], mentioned: str) -> None:

@@ -1,0 +1,169 @@
+"""The thread that reads metrics.jsonl as it grows, and feeds the trackers. No step waits for it; it fails no training.
+
+It runs on rank 0 only. A library is imported in the thread, at the first record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import logging
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from cluster_ddp.contract import TRACKERS, File
+from cluster_ddp.errors import nearest
+from cluster_ddp.files import atomic_write, make_dir
+from cluster_ddp.runtime.run_dir.metrics import set_aside
+from cluster_ddp.runtime.trackers.tracker import Point, Run, Tracker, flat
+
+log = logging.getLogger("cluster_ddp")
+
+EVERY_S = 2.0
+PATIENCE_S = 60.0
+"""Seconds that a training waits at its end for the trackers. metrics.jsonl has all records without them."""
+_BLOCK_BYTES = 1 << 20
+_TRUTH = File.METRICS
+_CLASSES = {"tensorboard": "TensorBoard", "wandb": "WandB", "mlflow": "MLflow"}
+
+
+class Records(Protocol):
+    """The file metrics.jsonl, as far as it is written (`MetricsFile`)."""
+
+    path: Path
+    is_continued: bool
+    """Whether it continues that of an earlier start."""
+
+    @property
+    def written(self) -> int | None:
+        """Bytes of this training that are in the file; None before it is known what an earlier start leaves."""
+
+
+class Tracking:
+    """Feeds trackers in the background until `stop`.
+
+    Args:
+        names: of the trackers. One that is unknown, or can't begin, is a warning.
+        run_dir: the run directory.
+        records: its metrics.jsonl.
+        is_restart: whether this is a later start of the same job.
+    """
+
+    def __init__(self, names: Iterable[str], run_dir: Path, records: Records, *, is_restart: bool) -> None:
+        self._run_dir, self._records, self._is_restart = run_dir.absolute(), records, is_restart
+        self._names = list(dict.fromkeys(names))
+        self._trackers: dict[str, Tracker] | None = None
+        self._read = self._count = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trackers", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Hand over what is left, and end."""
+        self._end.set()
+        self._thread.join(timeout=PATIENCE_S)
+        if self._thread.is_alive():
+            words = "Trackers did not end within %.0f s. They may lack the last records, which are in %s."
+            log.warning(words, PATIENCE_S, self._records.path)
+
+    def _run(self) -> None:
+        try:
+            while not self._end.wait(EVERY_S):
+                self._feed()
+            self._feed()
+            self._each(lambda tracker: tracker.close())
+        except Exception as error:
+            log.warning("Reading %s for trackers failed: %s. They get no more records.", self._records.path, error)
+
+    def _feed(self) -> None:
+        """Hand over the records that are new."""
+        if (written := self._records.written) is None:
+            return
+        if self._trackers is None:
+            self._begin()
+        while self._trackers and self._read < written:
+            with open(self._records.path, "rb") as file:
+                file.seek(self._read)
+                block = file.read(written - self._read)[:_BLOCK_BYTES]
+            whole = block.rfind(b"\n") + 1
+            if not whole:
+                return
+            points = [self._point(line) for line in block[:whole].splitlines()]
+            self._each(lambda tracker, points=points: tracker.log(points))  # type: ignore[misc]
+            self._read += whole
+            time.sleep(0)  # lets the training's thread run
+
+    def _point(self, line: bytes) -> Point:
+        self._count += 1
+        return Point.of(json.loads(line), self._count - 1)
+
+    def _begin(self) -> None:
+        """Make the trackers. A training that does not continue an earlier one has a run of its own."""
+        self._trackers = {}
+        folder = self._run_dir / File.TRACKERS
+        try:
+            if not self._records.is_continued and not self._is_restart:
+                set_aside(folder)
+            run_id = _stored_id(folder)
+        except OSError as error:
+            log.warning("Tracking in %s failed: %s. The training continues without.", folder, error.strerror or error)
+            return
+        # The libraries refuse some characters, or take them for a search.
+        project = re.sub(r"[^\w.-]", "_", re.sub(r"-[\d_-]+$", "", self._run_dir.name), flags=re.ASCII) or "training"
+        run = Run(name=self._run_dir.name, project=project, folder=folder, id=run_id, config=_config(self._run_dir))
+        for name in self._names:
+            self._guarded(name, lambda name=name: self._make(name, run))  # type: ignore[misc]
+
+    def _make(self, name: str, run: Run) -> None:
+        if name not in TRACKERS:
+            raise ValueError(f"there is no such tracker. There are: {', '.join(TRACKERS)}.{nearest(name, TRACKERS)}")
+        tracker: Tracker = getattr(importlib.import_module(f"{__package__}.{name}"), _CLASSES[name])()
+        if not (folder := run.folder / name).is_dir():
+            make_dir(folder)
+        tracker.begin(dataclasses.replace(run, folder=folder))
+        assert self._trackers is not None
+        self._trackers[name] = tracker
+
+    def _each(self, do: Callable[[Tracker], None]) -> None:
+        for name, tracker in list((self._trackers or {}).items()):
+            self._guarded(name, lambda tracker=tracker: do(tracker))  # type: ignore[misc]
+
+    def _guarded(self, name: str, do: Callable[[], None]) -> None:
+        """Do it. A tracker that fails is dropped, with one warning."""
+        try:
+            do()
+        except Exception as error:
+            (self._trackers or {}).pop(name, None)
+            told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            log.warning("Tracking with %s failed: %s. %s has all records; the training continues.", name, told, _TRUTH)
+
+
+def _stored_id(folder: Path) -> str:
+    """The run's id, which the first start has made."""
+    path = folder / "id"
+    with contextlib.suppress(FileNotFoundError):
+        if found := re.fullmatch(r"\w+", path.read_text().strip(), re.ASCII):
+            return found[0]
+    if not folder.is_dir():
+        make_dir(folder)
+    made = secrets.token_hex(4)
+    with atomic_write(path) as file:
+        file.write(made.encode() + b"\n")
+    return made
+
+
+def _config(run_dir: Path) -> dict[str, str | int | float | bool]:
+    """What run.json says of the run. Commands stay here: they may have a secret, and trackers' records are uploaded."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((run_dir / File.RUN).read_bytes())
+    world_size = found.get("topology", {}).get("world_size")
+    kept = {**found.get("config", {}), "world_size": world_size, "git_commit": found.get("git_commit")}
+    return dict(flat({**kept, "versions": found.get("versions", {})}))

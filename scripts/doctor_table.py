@@ -1,0 +1,59 @@
+"""Write the table of the doctor's checks in docs/reference/doctor.md, from the checks themselves. `--check` compares.
+
+The column "shown by" has the faults that tests/slurm/doctor makes for real.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "slurm" / "doctor")]
+
+import doctor_faults  # type: ignore[import-not-found]  # noqa: E402
+
+from cluster_ddp.doctor import compare, links, login, training  # noqa: E402
+from cluster_ddp.doctor.checks import Check, all_checks  # noqa: E402
+
+PAGE = ROOT / "docs" / "reference" / "doctor.md"
+BEGIN, END = "<!-- begin: scripts/doctor_table.py -->\n", "<!-- end -->\n"
+TIERS: tuple[tuple[str, tuple[Check, ...]], ...] = (
+    ("nodes", (*all_checks.ALL, *compare.CHECKS)),
+    ("network", links.CHECKS),
+    ("training", training.CHECKS),
+    ("login node", login.CHECKS),
+)
+
+
+def table() -> str:
+    """Return the table as Markdown."""
+    faults = (*doctor_faults.IN_THE_BATCH_SHELL, *doctor_faults.AT_ONCE, *doctor_faults.NETWORK)
+    lines = ["| tier | check | detects | shown by |", "| --- | --- | --- | --- |"]
+    for tier, checks in TIERS:
+        for check in checks:
+            shown = "; ".join(fault.title for fault in faults if fault.check == check.name)
+            lines.append(f"| {tier} | `{check.name}` | {check.detects} | {shown or 'a stand-in'} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Write or compare. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, only compare")
+    text = PAGE.read_text()
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    fresh = before + begin + table() + end + after
+    if text == fresh:
+        return 0
+    if parser.parse_args().check:
+        print(f"{PAGE.relative_to(ROOT)} differs from the checks. Hint: python scripts/doctor_table.py")
+        return 1
+    PAGE.write_text(fresh)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

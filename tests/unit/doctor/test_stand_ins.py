@@ -1,0 +1,170 @@
+"""What the sandbox does not have: GPUs, control groups, InfiniBand, broken hardware. As thin stand-ins as can be."""
+
+from __future__ import annotations
+
+import resource
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cluster_ddp.doctor import compare, isolated, training
+from cluster_ddp.doctor.checks import Site, all_checks, gpus, limits, memory
+from cluster_ddp.doctor.finding import Finding, folded, shown_ranks
+from cluster_ddp.slurm.topology import Topology
+
+TOPOLOGY = Topology(launcher="slurm", rank=0, local_rank=0, world_size=4, local_world_size=2, num_nodes=2, node_rank=0,
+                    nodes=("node1", "node2"), master_addr="node1", port_candidates=(1,), gpus_on_node=2)  # fmt: skip
+
+
+def site(**env: str) -> Site:
+    return Site(env=env, topology=TOPOLOGY, host="node1")
+
+
+class Nvml(SimpleNamespace):
+    """pynvml with two sound GPUs; keyword arguments override."""
+
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self, **functions: Any) -> None:
+        sound: dict[str, Any] = {
+            "nvmlInit": lambda: None,
+            "nvmlDeviceGetCount": lambda: 2,
+            "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
+            "nvmlDeviceGetTotalEccErrors": lambda handle, kind, counter: 0,
+            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: 0x01,  # idle
+            "nvmlDeviceGetTemperature": lambda handle, sensor: 90,
+            "nvmlDeviceGetComputeRunningProcesses": lambda handle: [],
+            "nvmlSystemGetCudaDriverVersion_v2": lambda: 99000,
+        }
+        super().__init__(**{**sound, **functions})
+
+
+def fail() -> None:
+    raise OSError("Driver/library version mismatch")
+
+
+@pytest.mark.parametrize(
+    ("functions", "found", "is_warning"),
+    [
+        ({"nvmlInit": fail}, "The driver of the GPUs does not answer.", False),
+        ({"nvmlDeviceGetCount": lambda: 1}, "A node has fewer GPUs than Slurm gave the job.", False),
+        ({"nvmlDeviceGetTotalEccErrors": lambda *_: 3}, "A GPU has uncorrected memory errors (ECC).", False),
+        ({"nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0x40}, "A GPU is slowed down by heat or power.", True),
+        (
+            {"nvmlDeviceGetComputeRunningProcesses": lambda _: [SimpleNamespace(pid=7)]},
+            "Other processes use a GPU of this job.",
+            True,
+        ),
+        ({"nvmlSystemGetCudaDriverVersion_v2": lambda: 1020}, "The driver is too old for this torch.", False),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_sick_gpus(functions: dict[str, Any], found: str, is_warning: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "torch_versions", lambda: {"cuda": "12.8"})
+    first = next(iter(gpus.gpu_health.function(site(), Nvml(**functions))))  # type: ignore[misc,call-arg]
+    assert (first.what, first.is_warning) == (found, is_warning)
+    assert is_warning or first.sick_nodes == ("node1",)
+
+
+def test_sound_gpus_and_dummy_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "torch_versions", lambda: {"cuda": "12.8"})
+    assert not list(gpus.gpu_health.function(site(), Nvml()))  # type: ignore[misc,call-arg]
+    monkeypatch.setattr(gpus, "_pynvml", fail)
+    assert not list(gpus.gpu_health.function(site(CLUSTER_DDP_DUMMY_GPUS="1")))  # type: ignore[misc]
+
+
+def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> None:
+    folder = tmp_path / "slurm/job_7/step_0"
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+    monkeypatch.setattr(Path, "read_text", _with_cgroup(Path.read_text))
+
+
+def _with_cgroup(real: Any) -> Any:
+    def read_text(path: Path, *rest: Any, **more: Any) -> str:
+        return "0::/slurm/job_7/step_0/user/task_0\n" if str(path) == "/proc/self/cgroup" else real(path, *rest, **more)
+
+    return read_text
+
+
+def test_a_memory_limit_and_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cgroup(tmp_path, monkeypatch, memory__max=str(1024**3), memory__events="low 0\noom 1\noom_kill 2\n")
+    (limit,) = memory.memory_limit.function(site(SLURM_MEM_PER_NODE="4096"), tmp_path)  # type: ignore[misc,call-arg]
+    assert "limit 1024 MiB" in limit.evidence and "srun --mem=0" in limit.hint
+    assert not list(memory.memory_limit.function(site(SLURM_MEM_PER_NODE="1024"), tmp_path))  # type: ignore[misc,call-arg]
+    (kill,) = memory.out_of_memory.function(site(), tmp_path)  # type: ignore[misc,call-arg]
+    assert "oom_kill 2" in kill.evidence and kill.is_warning
+
+
+def test_locked_memory_matters_with_infiniband_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (65536, 65536))
+    monkeypatch.setattr(limits, "_INFINIBAND", tmp_path / "infiniband")
+    assert not list(limits.locked_memory.function(site()))  # type: ignore[misc]
+    (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
+    (found,) = limits.locked_memory.function(site())  # type: ignore[misc]
+    assert "ulimit -Hl: 64 KiB" in found.evidence
+
+
+def reports(*facts: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    return {rank: {"host": f"node{rank // 2 + 1}", "facts": one, "by": "own"} for rank, one in enumerate(facts)}
+
+
+def test_two_ranks_with_one_gpu() -> None:
+    same = reports({"gpus": ["GPU-a"]}, {"gpus": ["GPU-a"]}, {"gpus": ["GPU-a"]}, {"gpus": ["GPU-b"]})
+    (found,) = compare.differences(TOPOLOGY, same)  # GPU-a of node2 is another one
+    assert (found.check, found.evidence) == ("same_gpu", "ranks 0-1 on node1: GPU-a")
+
+
+def measured(**fields: Any) -> dict[str, Any]:
+    return {"failure": None, "failed_in": "", "wrong": [], "gradient": [1.0, 2.0], "step_s": 0.1, **fields}
+
+
+HOSTS = {rank: f"node{rank // 2 + 1}" for rank in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "check"),
+    [
+        ({"failure": "Connection refused", "failed_in": "rendezvous"}, "rendezvous"),
+        ({"wrong": ["bfloat16"]}, "all_reduce"),
+        ({"gradient": [1.0, 2.5]}, "gradients"),
+        ({"step_s": 0.16}, "straggler"),
+    ],
+)
+def test_a_rank_that_computes_wrongly_or_slowly(fields: dict[str, Any], check: str) -> None:
+    sound = {rank: measured() for rank in range(4)}
+    assert not training.judge(sound, HOSTS)
+    (found,) = training.judge({**sound, 3: measured(**fields)}, HOSTS)
+    assert (found.check, found.ranks, found.host) == (check, (3,), "node2")
+
+
+def test_findings_of_several_ranks_are_folded() -> None:
+    def one(rank: int, evidence: str, *, is_warning: bool = False) -> Finding:
+        found = Finding(check="a", what="Bad.", evidence=evidence, hint="h", is_warning=is_warning)
+        return found.seen_by(rank, HOSTS[rank])
+
+    errors = folded([one(0, "w", is_warning=True), one(0, "x"), one(1, "x"), one(2, "y"), one(3, "x")])
+    assert [found.is_warning for found in errors] == [False, True]
+    assert errors[0].evidence == "ranks 0-1, 3 (node1, node2): x; rank 2 (node2): y."
+    assert shown_ranks([5]) == "rank 5"
+
+
+def test_a_check_that_hangs_is_killed_and_one_that_raises_is_named() -> None:
+    def hang() -> list[Any]:
+        time.sleep(60)
+        return []
+
+    def raise_it() -> list[Any]:
+        raise ValueError("odd")
+
+    start = time.monotonic()
+    found = isolated.run({"hangs": hang, "raises": raise_it, "works": lambda: ["yes"]}, 0.5)
+    assert time.monotonic() - start < 20
+    assert found["hangs"] is None and found["works"] == ["yes"]
+    assert str(found["raises"]) == "ValueError: odd"
+    assert all_checks.broken("names", isolated.BrokenError("ValueError: odd")).is_warning
