@@ -92,6 +92,8 @@ class TrainConfig:
     """Seconds to wait for all ranks at the start."""
     collective_timeout_s: float = 600.0
     """Seconds that ranks wait for another rank while they train. Then they name it and end."""
+    hang_warning_s: float = 120.0
+    """Seconds without a step until all ranks say where they are; 0 for never. It ends nothing."""
     checkpoint_every: str = "1epoch"
     """How often to save: 1epoch, 500steps, 10min, or never (then only when the job is stopped)."""
     keep_checkpoints: int = 3
@@ -138,6 +140,8 @@ class TrainConfig:
         for name in ("rendezvous_timeout_s", "collective_timeout_s"):
             if not getattr(self, name) > 0:
                 raise _error(name, getattr(self, name), "a number above 0")
+        if not self.hang_warning_s >= 0:
+            raise _error("hang_warning_s", self.hang_warning_s, "a number of seconds, or 0 for never")
 
     def _contradictions(self) -> Iterator[_Rule]:
         """Options that exclude each other."""

@@ -38,6 +38,7 @@ def run(config: TrainConfig) -> TrainResult:
         deterministic=config.deterministic,
         rendezvous_timeout_s=config.rendezvous_timeout_s,
         collective_timeout_s=config.collective_timeout_s,
+        hang_warning_s=config.hang_warning_s,
     ) as world:
         if config.eval_only or config.benchmark:
             recipe = chosen(config, world)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
@@ -19,6 +20,7 @@ from cluster_ddp.runtime.device import device as devices
 from cluster_ddp.runtime.device import nonblocking_wait, streams
 from cluster_ddp.runtime.failure import hard_exit
 from cluster_ddp.runtime.failure.error_report import FailureReporter
+from cluster_ddp.runtime.failure.hang_watch import DEFAULT_WARNING_S, HangWatch
 from cluster_ddp.runtime.failure.peer_watch import PeerWatch
 from cluster_ddp.runtime.rendezvous import open_files, store
 from cluster_ddp.runtime.rendezvous.network_interface import choose_interface
@@ -38,6 +40,7 @@ def distributed(
     deterministic: bool = False,
     rendezvous_timeout_s: float = store.DEFAULT_TIMEOUT_S,
     collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S,
+    hang_warning_s: float = DEFAULT_WARNING_S,
 ) -> Iterator[World]:
     """Join the world of ranks that the environment describes, and leave it at the end of the body.
 
@@ -48,6 +51,7 @@ def distributed(
         deterministic: the same bits in every run on the same machines (NCCL chooses its algorithms by them, too).
         rendezvous_timeout_s: seconds to wait for all ranks.
         collective_timeout_s: seconds to wait for others in a collective; then ranks name the missing ones and end.
+        hang_warning_s: seconds without a step until the ranks say where they are; 0 for never. It ends nothing.
 
     Raises:
         TopologyError, HostlistError: the environment contradicts itself, or its node list can't be read.
@@ -58,18 +62,16 @@ def distributed(
     reporter, topology = _begin(collective_timeout_s)
     device, *more_devices = devices.set_up(topology, cuda=cuda, deterministic=deterministic)
     world, peers = _meet(topology, [device, *more_devices], reporter, rendezvous_timeout_s)
+    _watch_for_hangs(reporter, hang_warning_s)
     try:
         yield world
         final_flush.settle(world)
         world.barrier()  # rank 0 serves the store: it must not leave while others use it
     except Stopped as stopped:  # on all ranks, after all was saved that could be
-        _leave(reporter, peers)
-        if final_flush.are_stuck():
-            hard_exit.now(stopped.code)
+        _leave(reporter, peers, after=stopped)
         raise
     except BaseException as error:
-        peers.stop()
-        _leave_alone(device, reporter, error)
+        _leave_alone(device, reporter, peers, error)
         raise
     _leave(reporter, peers)
 
@@ -130,18 +132,39 @@ def _join(topology: Topology, all_devices: list[torch.device], reporter: Failure
     return peers
 
 
-def _leave(reporter: FailureReporter, peers: PeerWatch) -> None:
+def _watch_for_hangs(reporter: FailureReporter, warning_s: float) -> None:
+    """Start a thread that says where this rank is when no step completes, unless it is the only rank."""
+    assert reporter.topology is not None
+    if reporter.topology.world_size == 1 or not warning_s:
+        return
+    timeout_s = reporter.collective_timeout_s
+    hangs = HangWatch(
+        reporter.topology,
+        functools.partial(reporter.ask_store, patience_s=2.0),
+        warning_s=warning_s,
+        timeout_s=timeout_s,
+    )
+    reporter.hangs = hangs
+    hangs.start()
+
+
+def _leave(reporter: FailureReporter, peers: PeerWatch, after: Stopped | None = None) -> None:
     """Leave together with all other ranks."""
     peers.stop()
+    reporter.stop_hang_watch()
     reporter.store = None  # later failures concern this rank only
     process_group.leave()
+    if after is not None and final_flush.are_stuck():
+        hard_exit.now(after.code)
 
 
-def _leave_alone(device: torch.device, reporter: FailureReporter, error: BaseException) -> None:
+def _leave_alone(device: torch.device, reporter: FailureReporter, peers: PeerWatch, error: BaseException) -> None:
     """Leave after an exception, or end the process if leaving would take forever."""
+    peers.stop()
     is_failure = not isinstance(error, SystemExit) or bool(error.code)
     if is_failure:
         reporter.report(error)
+    reporter.stop_hang_watch()
     if nonblocking_wait.is_broken(device) or final_flush.are_stuck() or not process_group.abort(device):
         reporter.linger()
         hard_exit.now(error.code if isinstance(error, SystemExit) and type(error.code) is int else int(is_failure))

@@ -7,6 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
+from cluster_ddp.runtime.failure import step_clock
 from cluster_ddp.runtime.world import World
 
 # How often the ranks exchange their flags. A flag takes two exchanges: the first one sends it, the second one collects
@@ -42,6 +43,7 @@ class StopAgreement:
 
     def is_due(self) -> bool:
         """Return whether to `collect` and `begin` now. Call it once a step on every rank."""
+        step_clock.note_step()
         self._steps += 1
         self._steps_left -= 1
         return self._steps_left <= 0

@@ -27,6 +27,7 @@ from cluster_ddp.runtime.rendezvous import arrivals
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+    from cluster_ddp.runtime.failure.hang_watch import HangWatch
     from cluster_ddp.slurm.topology import Topology
 
 _KEY = "first_failure"
@@ -57,6 +58,8 @@ class FailureReporter:
         """The store of the ranks; None before the rendezvous and after the end."""
         self.collective_timeout_s = 0.0
         """Seconds that a rank waits for the others, for the error."""
+        self.hangs: HangWatch | None = None
+        """Knows where the ranks are; None if nobody watches."""
         self._reported: BaseException | None = None
 
     def install(self) -> None:
@@ -73,16 +76,20 @@ class FailureReporter:
         """
         self._reported = error
         name = f"rank {self._rank()} on {socket.gethostname()}"
-        first = self._ask_store(self._first_failure, name)
+        first = self.ask_store(self._first_failure, name)
+        if aborted := self._aborted(error, is_first=first == name):
+            error, first = aborted, name
         if first == name and not _is_timeout(error):
             failure_marker.note(os.environ, self._rank(), socket.gethostname(), error)
         if first not in (name, None):
             self.say(_stopped_by(first))
+            if _is_timeout(error) and self.hangs is not None:
+                self.hangs.answer(error)  # the first one waits for it
             if _is_timeout(error) or isinstance(error, PeerFailedError):
                 # If this rank ended now, Slurm would wake the rank that hangs, or end those that look for it.
                 time.sleep(_ROLL_CALL_S + 1.0)
         elif _is_timeout(error):
-            hang = self._who_hangs(first is not None)
+            hang = self._who_hangs(first is not None, self.hangs.verdict(error) if self.hangs else "")
             failure_marker.note(os.environ, self._rank(), socket.gethostname(), hang)
             self.say(f"error: {hang}")
         elif first is None and _says(error, _LOST_WORDS):
@@ -103,7 +110,7 @@ class FailureReporter:
     def answer(self) -> str:
         """Return which other rank failed, in words. The other ranks then know that this one does not hang."""
         name = f"rank {self._rank()} on {socket.gethostname()}"
-        first = self._ask_store(self._first_failure, name)
+        first = self.ask_store(self._first_failure, name)
         if first in (name, None):
             return _STORE_IS_GONE
         return _stopped_by(first)
@@ -116,8 +123,13 @@ class FailureReporter:
         """On rank 0, which serves the store: wait until all others have read who failed, at most some seconds."""
         if self.store is not None and self._rank() == "0":
             deadline = time.monotonic() + _LAST_WORDS_S
-            while time.monotonic() < deadline and self._ask_store(self._absent, ""):
+            while time.monotonic() < deadline and self.ask_store(self._absent, ""):
                 time.sleep(0.1)
+
+    def stop_hang_watch(self) -> None:
+        """Stop to watch for hangs, and restore faulthandler."""
+        if self.hangs is not None:
+            self.hangs.stop()
 
     def _excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if error is not self._reported:
@@ -127,8 +139,14 @@ class FailureReporter:
             self.report(error)
         self.linger()
 
-    def _ask_store(self, question: Callable[[dist.Store, str], str], name: str) -> str | None:
-        """The store's answer; None if it is gone or doesn't answer in time; `name` if there is no store yet."""
+    def ask_store(
+        self,
+        question: Callable[[dist.Store, str], str],
+        name: str,
+        *,
+        patience_s: float = _STORE_PATIENCE_S + _ROLL_CALL_S,
+    ) -> str | None:
+        """Return the store's answer; None if it is gone or doesn't answer in time; `name` if there is no store yet."""
         answers: list[str] = []
         store = self.store
         if store is None:
@@ -140,7 +158,7 @@ class FailureReporter:
 
         asking = threading.Thread(target=ask, daemon=True)
         asking.start()
-        asking.join(_STORE_PATIENCE_S + _ROLL_CALL_S)
+        asking.join(patience_s)
         return answers[0] if answers else None
 
     def _first_failure(self, store: dist.Store, name: str) -> str:
@@ -148,16 +166,26 @@ class FailureReporter:
         store.set(f"failed/{self._rank()}", "")  # this rank needs rank 0's store no more
         return first
 
-    def _who_hangs(self, store_answers: bool) -> ClusterDDPError:
+    def _aborted(self, error: BaseException, *, is_first: bool) -> ClusterDDPError | None:
+        """The error that names the rank which torch has aborted; None if none was. One rank looks for it."""
+        is_asked = is_first or self._rank() == "1"  # the store may be gone with rank 0
+        if self.hangs is None or not is_asked or not _says(error, _LOST_WORDS):
+            return None
+        if not (verdict := self.hangs.aborted(error)):
+            return None
+        hint = "give the tensors of a collective the same shape on all ranks"
+        return ClusterDDPError("Waiting for the other ranks in a collective:", f"{verdict}.", hint)
+
+    def _who_hangs(self, store_answers: bool, verdict: str) -> ClusterDDPError:
         """The error that names the ranks which have not reported a timeout as well."""
         assert self.topology is not None
         hanging = "rank 0"
         if store_answers:
             time.sleep(_ROLL_CALL_S)
-            hanging = self._ask_store(self._absent, "") or "some rank"
+            hanging = self.ask_store(self._absent, "") or "some rank"
         return ClusterDDPError(
             f"Waiting {self.collective_timeout_s:g} s for the other ranks:",
-            f"{hanging} did not answer: it hangs, was stopped, or its node is gone.",
+            f"{verdict or hanging + ' did not answer: it hangs, was stopped, or its node is gone'}.",
             "check that node and that rank's output; if ranks may be this slow: --collective-timeout-s",
         )
 

@@ -22,7 +22,7 @@ from cluster_ddp._version import __version__
 from cluster_ddp.contract import GLOBAL_STEP, Env, File
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.files import atomic_write, make_dir, remove_leftovers, reserve_descriptors
-from cluster_ddp.runtime.failure import start_log
+from cluster_ddp.runtime.failure import start_log, step_clock
 from cluster_ddp.runtime.run_dir import final_flush
 from cluster_ddp.runtime.run_dir.lock import RunLock
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
@@ -59,6 +59,7 @@ class RunDir:
         self.steps: int | None = None
         """Number of steps since the beginning of the training, which a `Checkpointer` counts."""
         world.run_log[:] = [self.log]
+        step_clock.run_dir = self.path
         if world.is_main:
             self._claim()
         if world.is_main and (names := os.environ.get(Env.TRACK, "").split()):

@@ -12,6 +12,8 @@ from cluster import Place
 from paced_run import ONE_TASK, PACED, TRAINING, TWO_TASKS, Run, Started, start
 from slowness import scaled
 
+from cluster_ddp.contract import File
+
 
 @pytest.fixture(scope="module")
 def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_factory: pytest.TempPathFactory) -> Started:
@@ -114,7 +116,11 @@ def test_a_hanging_rank_is_named(started: Started, name: str, rank: int) -> None
     """3. One rank is stopped with SIGSTOP; the others wait no longer than they were told to."""
     said = started[name].failed()
     assert f"Waiting {scaled(10):g} s for the other ranks:" in said
-    assert re.search(rf"rank {rank}( on node\d)? did not answer", said)
+    verdict = (started[name].path / File.HANG).read_text().strip()
+    last = said.partition("for the other ranks:")[2]
+    assert verdict in last
+    waits = rf"rank {1 - rank} on node\d waits in all_reduce( #\d+)? \(\w+\.py:\d+\)"
+    assert re.match(rf"{waits}; rank {rank} on node\d (is stopped|does not answer)", verdict), verdict
 
 
 def test_a_full_disk(started: Started) -> None:

@@ -1,0 +1,40 @@
+"""Where the ranks of a run hung, after the fact: from the files of its run directory. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cluster_ddp.contract import File
+from cluster_ddp.errors import RunDirError
+from cluster_ddp.runtime.failure import hang_verdict
+
+
+def autopsy(run_dir: Path) -> str:
+    """Return the verdict of a run's last hang, and the file with each rank's stacks.
+
+    Args:
+        run_dir: the run directory.
+
+    Raises:
+        RunDirError: it is none, or no rank has written where it was.
+    """
+    asked = f"Where the ranks of {run_dir} hung:"
+    if not run_dir.is_dir():
+        raise RunDirError(asked, "there is no such directory.", "cluster-ddp status")
+    answers = hang_verdict.read(run_dir)
+    verdict = _kept(run_dir)
+    if not answers and not verdict:
+        found = "no rank has written where it was. They do after --hang-warning-s without a step."
+        raise RunDirError(asked, found, f"see what the ranks printed: cluster-ddp logs {run_dir}")
+    lines = [verdict or f"{hang_verdict.verdict(answers)}."]
+    for one in answers:
+        lines.append(f"  stacks of rank {one.rank} on {one.host}: {run_dir / File.STACK.format(one.rank)}")
+    return "\n".join(lines)
+
+
+def _kept(run_dir: Path) -> str:
+    """The verdict that the ranks have written; "" without one, or if a rank was aborted later."""
+    try:
+        return (run_dir / File.HANG).read_text(encoding="utf-8").rstrip()
+    except OSError:
+        return ""

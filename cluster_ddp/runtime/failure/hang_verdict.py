@@ -1,0 +1,151 @@
+"""A verdict in words: which ranks wait in which collective, and which rank is elsewhere. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster_ddp.contract import File
+from cluster_ddp.runtime.failure import stacks
+
+STATES = {
+    "stopped": "is stopped (SIGSTOP, or a debugger)",
+    "gone": "does not answer: it is stopped, or its node is gone",
+    "locked": "is in C code that holds Python's lock",
+    "aborted": "was aborted: with gloo this means that shapes differ between ranks",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """Where one rank is."""
+
+    rank: int
+    host: str
+    pid: int = 0
+    where: str = ""
+    """File and line of the user's code, such as "loop.py:96"."""
+    doing: str = ""
+    operation: str = ""
+    """The collective that it waits in; "" for none."""
+    number: int = 0
+    """Of that collective, as torch's flight recorder counts; 0 if unknown."""
+    sizes: str = ""
+    """Of its tensors, such as "10" or "3x4"."""
+    workers: tuple[str, ...] = ()
+    """Where the DataLoader's workers are."""
+    state: str = ""
+    """Why the rank itself can't say where it is: a key of `STATES`. Then the rest is what was seen last."""
+
+    def text(self) -> str:
+        """Return it as JSON, in one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of(cls, text: str) -> Answer:
+        """Return what `text` returned as JSON.
+
+        Raises:
+            ValueError, TypeError: it is something else.
+        """
+        values: dict[str, Any] = json.loads(text)
+        return cls(**{**values, "workers": tuple(values.get("workers", ()))})
+
+
+def verdict(answers: Sequence[Answer]) -> str:
+    """Return where all ranks are: those that wait first, ranks at the same place together."""
+    collectives: dict[tuple[str, int], set[str]] = {}
+    for one in answers:
+        collectives.setdefault((one.operation, one.number), set()).add(one.sizes)
+    groups: dict[str, list[Answer]] = {}
+    for one in sorted(answers, key=lambda one: (bool(one.state), not one.operation, one.rank)):
+        differs = len(collectives[one.operation, one.number]) > 1 or any(two.state == "aborted" for two in answers)
+        groups.setdefault(_words(one, with_sizes=differs), []).append(one)
+    return "; ".join(f"{_names(group)} {_plural(words, len(group))}" for words, group in groups.items())
+
+
+def read(run_dir: Path) -> list[Answer]:
+    """Return what the ranks' stack files say, by rank. A file that can't be read is left out."""
+    found = []
+    for path in run_dir.glob(File.STACK.format("*")):
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+            found.append(_from_file(*text.partition("\n")[::2]))
+        except (OSError, ValueError, TypeError):
+            continue
+    return sorted(found, key=lambda one: one.rank)
+
+
+def _from_file(head: str, dumps: str) -> Answer:
+    """What a stack file says: where its rank was aborted, or stuck in C, else what the rank wrote itself."""
+    answer = Answer.of(head.rstrip())
+    aborted, timeout = dumps.rfind("Fatal Python error"), dumps.rfind("Timeout (")
+    if max(aborted, timeout) < 0:
+        return answer
+    place = stacks.place(stacks.of_text(dumps[max(aborted, timeout) :]))
+    state = "aborted" if aborted >= 0 else "locked"
+    values = {**asdict(answer), "where": place.where, "doing": place.doing, "operation": place.collective}
+    return Answer(**{**values, "workers": answer.workers, "state": state})
+
+
+def _words(one: Answer, *, with_sizes: bool) -> str:
+    at = f" ({one.where})" if one.where else ""
+    if one.operation:
+        number = f" #{one.number}" if one.number else ""
+        of = f" of {one.sizes} numbers" if with_sizes and one.sizes else ""
+        words = f"wait in {one.operation}{number}{of}{at}"
+    else:
+        words = f"are in {one.doing or 'unknown code'}{at}"
+    if one.workers:
+        words += f", and its workers are in {', '.join(dict.fromkeys(one.workers))}"
+    if not one.state:
+        return words
+    seen = one.where or one.operation
+    last = f": {_plural(words, 1)}" if one.state in ("locked", "aborted") else f"; seen last: {_plural(words, 1)}"
+    return f"{STATES[one.state]}{last if seen else ''}"
+
+
+def _plural(words: str, count: int) -> str:
+    """Words for one rank or several."""
+    if count > 1:
+        return words
+    return re.sub("^wait ", "waits ", re.sub("^are ", "is ", words))
+
+
+def _names(group: Sequence[Answer]) -> str:
+    if len(group) == 1:
+        return f"rank {group[0].rank} on {group[0].host}"
+    return f"ranks {ranges(one.rank for one in group)}"
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """Return ranks in short: "0-2,5"."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def last_collective(dump: Mapping[str, Any], *, is_done: bool) -> dict[str, Any]:
+    """Return operation, number and sizes of a flight recorder's last collective, {} if there is none.
+
+    Args:
+        dump: of torch's flight recorder, from JSON.
+        is_done: also one that has ended, as after its error.
+    """
+    entries = [one for one in dump.get("entries", []) if not one.get("is_p2p")]
+    if not is_done:
+        entries = [one for one in entries if not one.get("retired")]
+    if not entries:
+        return {}
+    last = max(entries, key=lambda one: int(one["collective_seq_id"]))
+    sizes = "+".join("x".join(map(str, size)) or "1" for size in last.get("input_sizes", []))
+    operation = str(last["profiling_name"]).partition(":")[2]
+    return {"operation": operation, "number": int(last["collective_seq_id"]), "sizes": sizes}

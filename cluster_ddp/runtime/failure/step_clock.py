@@ -1,0 +1,33 @@
+"""When this rank last got on: a completed step, collective of `World`, or batch. Read by the hang watch.
+
+Until the first step nothing counts: imports, downloads and compiling may take long.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+last_s = 0.0
+"""Time of the last progress, on the clock of time.monotonic(); 0 before the first step."""
+run_dir: Path | None = None
+"""The run directory, once the training has one."""
+
+
+def note_step() -> None:
+    """Note that a step is done. From the first one on, the hang watch is awake."""
+    global last_s
+    last_s = time.monotonic()
+
+
+def note_progress() -> None:
+    """Note that a collective has ended or a batch has come. Before the first step it has no effect."""
+    global last_s
+    if last_s:
+        last_s = time.monotonic()
+
+
+def reset() -> None:
+    """Forget the steps of a world before."""
+    global last_s, run_dir
+    last_s, run_dir = 0.0, None

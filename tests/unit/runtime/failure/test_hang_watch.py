@@ -1,0 +1,211 @@
+"""Six ways to hang, with real processes: the verdict names rank, host, file and line."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Outcome, run_ranks, slurm_step
+from slowness import scaled
+from torch.utils.data import DataLoader, Dataset
+
+import cluster_ddp
+from cluster_ddp.doctor.autopsy import autopsy
+from cluster_ddp.runtime.failure import step_clock
+
+JOB_ID = 52_000 + os.getpid() % 2000
+HOST = os.uname().nodename
+FILE = Path(__file__).name
+
+
+def line(mark: str) -> int:
+    """Number of the line that ends with this comment."""
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, text in enumerate(lines, 1) if text.endswith(f"  # {mark}"))
+
+
+def hang(fault: Callable[[int], object], *, warning_s: float = 1.0, more: int = 0) -> None:
+    limits = {"hang_warning_s": warning_s, "collective_timeout_s": float(os.environ["TIMEOUT_S"])}
+    with cluster_ddp.distributed(cuda=False, **limits) as world:
+        dist.all_reduce(torch.zeros(1))
+        step_clock.note_step()
+        fault(world.rank)
+        dist.all_reduce(torch.zeros(10 + more * world.rank))  # the collective
+
+
+def ranks(function: Callable[[], None], folder: Path, count: int = 2, timeout_s: float = 5) -> list[Outcome]:
+    env = {"CLUSTER_DDP_RUN_DIR": str(folder), "CLUSTER_DDP_FAILED": str(folder / ".failed-0")}
+    steps = [slurm_step(rank, count, job_id=JOB_ID, TIMEOUT_S=f"{scaled(timeout_s):g}", **env) for rank in range(count)]
+    return run_ranks(function, steps, folder, timeout_s=40)
+
+
+def said(ends: list[Outcome], folder: Path, warned: bool = True) -> str:
+    """The verdict, which was printed once, is the last word, and is kept."""
+    output = "".join(end.output for end in ends)
+    verdict = (folder / "hang.txt").read_text().strip()
+    assert output.count("No step was completed for") == warned, output
+    assert f"{verdict}." in output.partition("error: Waiting")[2], output
+    assert verdict in autopsy(folder)
+    assert verdict[:100] in (folder / ".failed-0").read_text()
+    print(verdict)
+    return verdict
+
+
+def skipping() -> None:
+    hang(lambda rank: skip() if rank == 1 else None)
+
+
+def skip() -> None:
+    time.sleep(scaled(12))  # the skip
+
+
+def test_a_rank_that_skips_a_collective(tmp_path: Path) -> None:
+    verdict = said(ranks(skipping, tmp_path, count=3), tmp_path)
+    waits = rf"ranks 0,2 wait in all_reduce #\d+ \({FILE}:{line('the collective')}\)"
+    assert re.fullmatch(rf"{waits}; rank 1 on {HOST} is in skip \({FILE}:{line('the skip')}\)", verdict), verdict
+
+
+def spinning() -> None:
+    hang(lambda rank: spin() if rank == 1 else None)
+
+
+def spin() -> None:
+    end = time.monotonic() + scaled(12)
+    while time.monotonic() < end:
+        pass  # the loop
+
+
+def test_an_endless_loop(tmp_path: Path) -> None:
+    verdict = said(ranks(spinning, tmp_path), tmp_path)
+    assert re.search(rf"rank 1 on {HOST} is in spin \({FILE}:\d+\)$", verdict), verdict
+
+
+def locked() -> None:
+    hang(lambda rank: lock() if rank == 1 else None)
+
+
+def lock() -> None:
+    time.sleep(0.5)
+    ctypes.PyDLL(None).sleep(int(scaled(12)))  # the call
+
+
+def test_a_call_in_c_that_holds_pythons_lock(tmp_path: Path) -> None:
+    verdict = said(ranks(locked, tmp_path), tmp_path)
+    where = rf"is in lock \({FILE}:{line('the call')}\)"
+    assert re.search(rf"rank 1 on {HOST} is in C code that holds Python's lock: {where}", verdict), verdict
+
+
+class Images(Dataset[Any]):
+    """The second rank's third image never comes."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2 and os.environ["SLURM_PROCID"] == "1":
+            held = threading.Lock()
+            held.acquire()
+            held.acquire(timeout=scaled(12))  # the lock
+            os._exit(1)
+        return index
+
+
+def load(workers: int) -> None:
+    forked = "fork" if workers else None  # as where the ranks are no forkserver's children
+    for _ in DataLoader(Images(), num_workers=workers, multiprocessing_context=forked):  # the loader
+        pass
+
+
+def loading() -> None:
+    hang(lambda rank: load(0))
+
+
+def loading_by_a_worker() -> None:
+    hang(lambda rank: load(1))
+
+
+def test_a_deadlock_in_a_loader(tmp_path: Path) -> None:
+    verdict = said(ranks(loading, tmp_path), tmp_path)
+    where = rf"is in DataLoader, in __getitem__ \({FILE}:{line('the lock')}\)"
+    assert re.search(rf"rank 1 on {HOST} {where}", verdict), verdict
+
+
+def test_a_deadlock_in_a_loaders_worker(tmp_path: Path) -> None:
+    verdict = said(ranks(loading_by_a_worker, tmp_path), tmp_path)
+    workers = rf"its workers are in __getitem__ \({FILE}:{line('the lock')}\)"
+    assert re.search(rf"rank 1 on {HOST} is in DataLoader \({FILE}:{line('the loader')}\), and {workers}", verdict), (
+        verdict
+    )
+
+
+def stopped_0() -> None:
+    hang(lambda rank: stop() if rank == 0 else None)
+
+
+def stopped_1() -> None:
+    hang(lambda rank: stop() if rank == 1 else None)
+
+
+def stop() -> None:
+    time.sleep(0.5)
+    subprocess.Popen(["sh", "-c", f"sleep {scaled(25):g}; kill -KILL {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.parametrize(("function", "rank"), [(stopped_0, 0), (stopped_1, 1)])
+def test_a_stopped_rank(function: Callable[[], None], rank: int, tmp_path: Path) -> None:
+    verdict = said(ranks(function, tmp_path), tmp_path)
+    waits = rf"rank {1 - rank} on {HOST} waits in all_reduce #\d+ \({FILE}:{line('the collective')}\)"
+    assert re.match(rf"{waits}; rank {rank} on {HOST} is stopped", verdict), verdict
+    if rank:
+        assert re.search(rf"seen last: is in stop \({FILE}:\d+\)", verdict), verdict
+
+
+def mismatched() -> None:
+    hang(lambda rank: time.sleep(1), warning_s=60, more=990)
+
+
+def test_mismatched_shapes(tmp_path: Path) -> None:
+    """gloo aborts the rank that gets too much."""
+    ends = ranks(mismatched, tmp_path)
+    verdict = (tmp_path / "hang.txt").read_text().strip()
+    assert verdict in ends[1].output, ends
+    at = rf"\({FILE}:{line('the collective')}\)"
+    assert re.search(rf"rank 1 on {HOST} waits in all_reduce #\d+ of 1000 numbers {at}", verdict), verdict
+    assert re.search(rf"rank 0 on {HOST} was aborted: .* waits in all_reduce {at}", verdict), verdict
+
+
+def test_a_timeout_before_any_warning(tmp_path: Path) -> None:
+    verdict = said(ranks(skipping_late, tmp_path, timeout_s=2), tmp_path, warned=False)
+    assert re.search(rf"rank 1 on {HOST} is in skip \({FILE}:{line('the skip')}\)$", verdict), verdict
+
+
+def skipping_late() -> None:
+    hang(lambda rank: skip() if rank == 1 else None, warning_s=60)
+
+
+def healthy() -> None:
+    with cluster_ddp.distributed(cuda=False, hang_warning_s=1) as world:
+        time.sleep(2)  # before the first step
+        step_clock.note_step()
+        for _ in range(8):  # an evaluation without steps
+            time.sleep(0.4)
+            world.sum(1)
+        step_clock.note_step()
+
+
+def test_a_slow_evaluation_is_no_hang(tmp_path: Path) -> None:
+    for end in ranks(healthy, tmp_path, timeout_s=30):
+        assert (end.exit_code, end.output) == (0, "")
+    assert not list(tmp_path.glob("stack-*")) and not (tmp_path / "hang.txt").exists()
