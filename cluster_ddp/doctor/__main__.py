@@ -31,6 +31,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
+    autopsy = "say where the ranks of a run hung, from its run directory"
+    top.add_argument("--autopsy", type=Path, metavar="RUN", help=autopsy)
     top.add_argument("--quick", action="store_true", help="leave out what needs torch: collectives and a step of DDP")
     top.add_argument("--strict", action="store_true", help="exit with status 1 if there are warnings")
     top.add_argument("--json", action="store_true", help="print one line of JSON")
@@ -52,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, rest = parser().parse_known_args(words[:at])
     command = words[at + 1 :]
     with exit_on_error(PROGRAM):
+        if arguments.autopsy is not None:
+            return _autopsy(arguments.autopsy, [*rest, *command])
         if rest:
             from cluster_ddp.doctor import submitted
 
@@ -65,6 +69,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         from cluster_ddp.doctor import login
 
         return login.examine(options, os.environ)
+
+
+def _autopsy(run: Path, others: Sequence[str]) -> int:
+    from cluster_ddp.doctor.autopsy import autopsy
+
+    if others:
+        raise SpecError(
+            f"An autopsy with {shlex.join(others)}:", "it takes no other words.", f"{PROGRAM} --autopsy RUN"
+        )
+    print(autopsy(run))
+    return 0
 
 
 def _options(arguments: argparse.Namespace) -> Options:

@@ -57,10 +57,14 @@ class Finding:
 
 
 def folded(findings: Iterable[Finding]) -> list[Finding]:
-    """Make one finding of those that several ranks have. Errors come first, else the order stays."""
+    """Make one finding of those that several ranks have. Errors come first, else the order stays.
+
+    Those of contradicting variables name the rank in their first sentence: one hint makes them one.
+    """
     same: dict[tuple[str, str, bool], list[Finding]] = {}
     for one in findings:
-        same.setdefault((one.check, one.what, one.is_warning), []).append(one)
+        problem = one.hint if one.check == "topology" else one.what
+        same.setdefault((one.check, problem, one.is_warning), []).append(one)
     return sorted(map(_folded, same.values()), key=lambda one: one.is_warning)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -25,6 +26,7 @@ from doctor_faults import Fault, Variant
 from slowness import scaled
 
 import cluster_ddp
+from cluster_ddp.contract import File
 from cluster_ddp.doctor import compare, links, training
 from cluster_ddp.doctor.checks import all_checks
 from cluster_ddp.errors import SandboxError
@@ -275,3 +277,32 @@ def test_a_job_begins_with_the_doctor(launcher: str, place: Place, healthy: dict
     said = output(broken)
     assert "The training begins." not in said
     assert "Failed first, with status 2: rank 0 on node1: GLOO_SOCKET_IFNAME names an interface" in said
+
+
+def test_a_node_that_dies_is_named_while_slurm_does_not_know_it(place: Place, healthy: dict[str, Future[Said]]) -> None:
+    """Its link goes down: no connection closes, and slurmctld notices it later. The last test: node2 is lost."""
+    nodes = ("--nodes", "2", "--gpus-per-node", "1", "--no-requeue")
+    training = ("--dataset", "digits", "--epochs", "9", "--batch-size", "36", "--hang-warning-s", "2")
+    script = str(ROOT / "tests/slurm/faults/paced_training.py")
+    run = place.start(*nodes, "--", "env", "PACE_S=0.3", "python", script, *training)
+    hang, deadline = run / File.HANG, time.monotonic() + scaled(90)
+    while not (run / File.STACK.format(1)).exists():  # a step is done
+        assert time.monotonic() < deadline, output(run)
+        time.sleep(0.1)
+    time.sleep(2)
+    namespace = network.NAMESPACE_ROOT / place.slurm.layout.namespace("node2")
+    subprocess.run(["nsenter", f"--net={namespace}", "ip", "link", "set", "eth0", "down"], check=True)
+    while not hang.exists():
+        assert time.monotonic() < deadline, output(run)
+        time.sleep(0.1)
+    told = re.fullmatch(
+        r"rank 0 on node1 waits in all_reduce( #\d+)? \((\w+\.py):\d+\); "
+        r"rank 1 on node2 does not answer: it is stopped, or its node is gone; seen last: .* \(\w+\.py:\d+\)\n",
+        hang.read_text(),
+    )
+    assert told, hang.read_text()
+    done = place.submit("--autopsy", str(run), program=(sys.executable, "-m", "cluster_ddp.doctor"))
+    assert done.returncode == 2 and "takes no other words" in done.stderr  # --launcher srun
+    said = place.slurm.run(sys.executable, "-m", "cluster_ddp.doctor", "--autopsy", str(run))
+    assert said.returncode == 0 and said.stdout.startswith(hang.read_text().rstrip()), said.stdout + said.stderr
+    assert f"stacks of rank 0 on node1: {run}" in said.stdout

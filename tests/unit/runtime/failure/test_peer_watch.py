@@ -132,7 +132,8 @@ def test_a_device_that_waits_for_a_rank_that_hangs_names_it(tmp_path: Path) -> N
     steps = [slurm_step(rank, 2, job_id=JOB_ID + 20, TIMEOUT_S="1") for rank in range(2)]
     first, _ = run_ranks(waiting_for_its_device, steps, tmp_path)
     assert first.exit_code == 1
-    assert first.output.startswith(f"[rank 0 {HOST}] error: Waiting 1 s for the other ranks:\n  rank 1 on {HOST} ")
+    assert first.output.startswith(f"[rank 0 {HOST}] error: Waiting 1 s for the other ranks:\n  rank 0 on {HOST} waits")
+    assert f"; rank 1 on {HOST} " in first.output
 
 
 def test_a_rank_that_waits_for_its_device_sees_anothers_failure(tmp_path: Path) -> None:
