@@ -223,6 +223,28 @@ def test_no_alarm(variant: Variant, healthy: dict[str, Future[Said]]) -> None:
     assert tiers == expected, said.output
 
 
+@pytest.mark.parametrize(
+    ("before", "arguments", "status", "found"),
+    [
+        ("", (), 0, "main: 2 nodes, 2 GPUs each"),
+        ("echo 'partitoin = \"x\"' >cluster.toml", (), 2, "partition"),
+        ("echo 'partition = ' >cluster.toml", (), 2, "cluster.toml"),
+        ("mkdir full && mount -t tmpfs -o size=4k none full", ("--run-dir", "full"), 2, "it is full"),
+        ("unset SLURM_CONF", (), 2, "sinfo"),
+        ("export VIRTUAL_ENV=$PWD", ("--strict",), 1, "Another Python runs"),
+        ("", ("--data-dir", "missing"), 2, "The data is not on a node"),
+        ("", ("--wait-s", "0"), 2, "--wait-s 0"),
+    ],
+)
+def test_on_a_login_node(
+    before: str, arguments: tuple[str, ...], status: int, found: str, allocation: Allocation, tmp_path: Path
+) -> None:
+    lines = f'set -e; cd "$1"; shift\n{before}\nexec "$@"'
+    command = [sys.executable, "-m", "cluster_ddp.doctor", *arguments]
+    done = allocation.cluster.run("unshare", "--mount", "bash", "-c", lines, "bash", str(tmp_path), *command)
+    assert (done.returncode, found in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("number", range(len(faults.IN_THE_BATCH_SHELL)))
 def test_the_first_finding_names_the_fault_of_a_batch_script(number: int, allocation: Allocation) -> None:
     text = (allocation.folder / f"batch-{number}.json").read_text()
