@@ -63,6 +63,8 @@ class File:
     """How a job on this machine ended. For other jobs, Slurm knows."""
     FAILURES: Final = "failures.log"
     """With `--requeue-on-failure`: the newest checkpoint at each failure, one per line."""
+    SICK_NODES: Final = "sick-nodes.txt"
+    """Nodes that were found at fault in this job: one per line, then why. `--requeue-elsewhere` leaves them behind."""
     CODE: Final = "code"
     """With `--snapshot`: the copy of the code that the job runs."""
     METRICS: Final = "metrics.jsonl"

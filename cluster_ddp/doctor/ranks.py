@@ -26,7 +26,7 @@ from cluster_ddp.doctor.links import Link, Listener
 from cluster_ddp.doctor.place import Place, exchange_dir
 from cluster_ddp.doctor.verdict import Verdict
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError
-from cluster_ddp.runtime.failure import failure_marker
+from cluster_ddp.runtime.failure import failure_marker, sick_nodes
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 
 # How long reports that came by a file may take to come by a connection, too.
@@ -114,9 +114,15 @@ class _Rank:
             error = ClusterDDPError(first.what, first.evidence, first.hint)
             failure_marker.note(self.env, self.place.rank, self.place.host, error)
             failure_marker.note_status(self.env, self.place.rank, self.place.host, status)
+            for node, why in self._nodes_at_fault().items():
+                sick_nodes.note(self.env, node, f"{why} (cluster-ddp doctor)")
         self.verdict.show(as_json=self.options.as_json, exclude_file=self.options.exclude_file)
         self._tell({"tier": "end", "status": status})  # after that, srun may end this task
         return status
+
+    def _nodes_at_fault(self) -> dict[str, str]:
+        topology = self.place.topology
+        return {} if topology is None else self.verdict.nodes_at_fault(topology.num_nodes or 1)
 
     def _nodes(self) -> bool:
         """Tier 1: each node alone."""

@@ -46,6 +46,16 @@ class Verdict:
         """Return the nodes at fault."""
         return sorted({node for one in self.findings for node in one.sick_nodes})
 
+    def nodes_at_fault(self, num_nodes: int) -> dict[str, str]:
+        """Return the nodes to do without, and what is wrong with each. Warnings do not count.
+
+        Args:
+            num_nodes: of the job. What all of several nodes have is not the fault of a node.
+        """
+        errors = [one for one in self.findings if not one.is_warning]
+        found = {node: one.what for one in reversed(errors) for node in one.sick_nodes}
+        return {} if len(found) >= num_nodes > 1 else dict(sorted(found.items()))
+
     def __str__(self) -> str:
         """Return it as one screen of text."""
         lines = [f"cluster-ddp doctor: {self.subject}"]

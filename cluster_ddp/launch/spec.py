@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 from cluster_ddp.contract import TRACKERS
-from cluster_ddp.errors import SpecError, nearest
+from cluster_ddp.errors import HostlistError, SpecError, nearest
 from cluster_ddp.launch import grids
 from cluster_ddp.launch.notation import field_error, normalized_time
+from cluster_ddp.slurm import hostlist
 
 ARRAY_TASK = "array_task_id"
 ARRAY_TASK_PLACEHOLDER = f"{{{ARRAY_TASK}}}"
@@ -22,6 +23,9 @@ Launcher = Literal["srun", "torchrun", "fork"]
 
 ALTERNATIVES = (("venv", "conda_env"), ("container", "container_image"))
 """Pairs of fields that exclude each other."""
+
+EXPEDITE = "--requeue=expedite"
+"""The one form of --requeue with a value, from Slurm 25.11 on; a word of `JobSpec.sbatch_options`."""
 
 _PATH = (r"[^\x00-\x1f\x7f]+", "a path without line breaks")
 
@@ -44,6 +48,7 @@ _PATTERNS: dict[str, tuple[str, str]] = {
         r"(R:)?[A-Z0-9]+(@\d+)?",
         "a signal and seconds before the end, such as USR1@120 (not B:…, which would end the batch script and the job)",
     ),
+    "exclude": (r"[\w.,\[\]-]+", "nodes that sinfo -N shows, such as node[3-4]"),
     "begin": (r"[\w:+/-]+", "a time such as 16:00, tomorrow, now+2hours or 2030-01-31T12:00"),
     "after": (r"\d+(_\d+)?(:\d+(_\d+)?)*|[a-z]+(:[\w:+,?]+)?", "a job id, such as 12, or a dependency, afterany:12"),
     "venv": _PATH,
@@ -77,6 +82,7 @@ _OURS = frozenset(
             "cpus-per-task",
             "dependency",
             "error",
+            "exclude",
             "gpus",
             "gpus-per-node",
         ),
@@ -124,6 +130,8 @@ class JobSpec:
     """Quality of service (QOS)."""
     constraint: str | None = None
     """Features that the nodes must have."""
+    exclude: str | None = None
+    """Nodes that the job must not get, such as node3,node[7-8]."""
     array: str | None = None
     """Task numbers of a job array, such as 0-7 or 0-99%4 (four at a time)."""
     grid: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -140,6 +148,9 @@ class JobSpec:
     """Requeue a job that was stopped in time (exit status 75), unless it has restarted this often already."""
     requeue_on_failure: int = 0
     """On Slurm: how often to requeue the job after a failure. It stops after three times without a new checkpoint."""
+    requeue_elsewhere: int = 0
+    """On Slurm: at most so many nodes to leave behind. If the doctor finds a node at fault, the job is requeued without
+    it, once per node."""
     launcher: Launcher = "srun"
     """srun: one task per rank. torchrun: one task per node; its agent starts the ranks. fork: one task per node; it
     imports torch once and forks the ranks; for Python scripts and modules."""
@@ -180,7 +191,7 @@ class JobSpec:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise field_error(name, value, "a whole number of 1 or more")
-        for name in ("max_requeues", "requeue_on_failure"):
+        for name in ("max_requeues", "requeue_on_failure", "requeue_elsewhere"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 0:
                 raise field_error(name, getattr(self, name), "a whole number of 0 or more")
         for name in ("command", *_WORD_PATTERNS):
@@ -233,6 +244,10 @@ class JobSpec:
         for one, other in ALTERNATIVES:
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise field_error(other, getattr(self, other), f"left out when {one} is given")
+        if self.requeue_elsewhere and self.requeue is False:
+            raise field_error("requeue_elsewhere", self.requeue_elsewhere, "0 with --no-requeue")
+        if self.exclude is not None:
+            _check_hostlist("exclude", self.exclude)
         if self.doctor and (self.container or self.container_image):
             raise field_error("doctor", True, "left out with a container; inside it: cluster-ddp doctor --container …")
         if self.container_overlays and self.container is None:
@@ -245,6 +260,8 @@ class JobSpec:
                 raise SpecError(f"Tracking with {tracker!r}:", found, f"the trackers are {', '.join(TRACKERS)}")
         for option in self.sbatch_options:
             name = option[2:].partition("=")[0]
+            if option == EXPEDITE and self.requeue is not False:
+                continue
             if any(ours.startswith(name) for ours in _OURS):  # sbatch takes abbreviations
                 raise field_error("sbatch_options", option, "an option that has no field of its own")
 
@@ -261,6 +278,15 @@ class JobSpec:
             raise field_error("array", self.array, f"of at most {grids.MAX_TASKS:,} tasks, none with a higher number")
         if self.command:
             check_placeholders(self.command, self.grid, array=self.array)
+
+
+def _check_hostlist(name: str, value: str) -> None:
+    try:
+        hosts = hostlist.expand(value)
+    except HostlistError as error:
+        raise field_error(name, value, f"a hostlist such as node[3-4]: {error.found.rstrip('.')}") from error
+    if not hosts:
+        raise field_error(name, value, "at least one node")
 
 
 def check_placeholders(words: Sequence[str], grid: grids.Grid, *, array: str | None) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cluster_ddp.launch.checks.feasibility import asked_partitions, holding
 from cluster_ddp.launch.notation import seconds
-from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.launch.spec import EXPEDITE, JobSpec
 from cluster_ddp.slurm.partitions import NodeGroup
 
 CODES = ("several-nodes", "one-gpu-per-node", "no-requeue", "node-local-path", "fork-of-one", "early-signal")
@@ -115,6 +115,7 @@ def _options(spec: JobSpec, other: JobSpec) -> str:
 def _no_requeue(spec: JobSpec, requeue_default: bool | None) -> str:
     """A long job that is lost with its node."""
     requeued = requeue_default if spec.requeue is None else spec.requeue
+    requeued = requeued or EXPEDITE in spec.sbatch_options
     if requeued is not False or spec.time is None:
         return ""
     limit_s = seconds(spec.time)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, get_args
 from cluster_ddp.errors import SpecError, counted, nearest
 from cluster_ddp.launch.checks.performance_warnings import Advice
 from cluster_ddp.launch.cli import add_on, sbatch_options
-from cluster_ddp.launch.spec import JobSpec, Launcher
+from cluster_ddp.launch.spec import EXPEDITE, JobSpec, Launcher
 
 # What the cluster chooses, if nothing is given.
 _CLUSTERS = ("cpus_per_task", "mem", "time", "partition", "account", "qos", "requeue")
@@ -25,7 +25,8 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """Split a command line at its first "--" into our options and the command, which is None without "--"."""
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
-    return sbatch_options.joined(words[:at], "--sbatch-options"), words[at + 1 :] if at < len(words) else None
+    ours = [f"--sbatch-options={EXPEDITE}" if word == EXPEDITE else word for word in words[:at]]
+    return sbatch_options.joined(ours, "--sbatch-options"), words[at + 1 :] if at < len(words) else None
 
 
 def parser(program: str, description: str, *, with_texts: bool) -> argparse.ArgumentParser:

@@ -35,6 +35,7 @@ HERE = {
     "-J": "--name",
     "--job-name": "--name",
     "-a": "--array",
+    "-x": "--exclude",
     "-d": "--after",
     "--dependency": "--after",
     "-o": "leave it out; to read the logs: cluster-ddp logs JOB",

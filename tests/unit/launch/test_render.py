@@ -473,6 +473,51 @@ def test_failures_that_cannot_be_counted_are_at_most_the_restarts(tmp_path: Path
         assert len(requeues(tmp_path)) == told
 
 
+NOTES = "node3 its disk\\nnode9 not ours\\nnode4 its GPU\\n"
+BAD = f"""bash -c 'printf "{NOTES}" >>"$CLUSTER_DDP_RUN_DIR/sick-nodes.txt"; exit"""
+
+
+def script_on_bad_nodes(folder: Path, *, at_most: int, show: str, update: str = "") -> str:
+    text = script_that_may_requeue(folder, 1, requeue_elsewhere=at_most)
+    said = (
+        f"case $1 in show) [ $2 = hostnames ] && printf 'node3\\nnode4\\n' || echo '{show}';; update) {update};; esac"
+    )
+    stand_in(folder, "scontrol", f'#!/bin/bash\n[ "$1" = show ] || echo "$*" >>"{folder}/told"\n{said}\n')
+    return text.replace("bash -c 'exit", BAD)
+
+
+@pytest.mark.parametrize(("at_most", "left"), [(1, "node3"), (2, "node3,node4"), (9, "node3,node4")])
+@pytest.mark.parametrize("before", ["", "node[1-2]"])
+def test_nodes_at_fault_are_left_behind(tmp_path: Path, at_most: int, left: str, before: str) -> None:
+    """After a failure, too; those of --exclude stay excluded, and nodes of other jobs do not count."""
+    show = f"   ReqNodeList=(null) ExcNodeList={before or '(null)'} Comment=x"
+    done = run_script(script_on_bad_nodes(tmp_path, at_most=at_most, show=show), tmp_path)
+    excluded = f"{before},{left}" if before else left
+    assert requeues(tmp_path) == ["requeue 71", f"update JobId=71 ExcNodeList={excluded}"]
+    assert "Requeueing job 71 without node3: its disk\n" in done.stdout
+
+
+def test_each_node_is_left_behind_once(tmp_path: Path) -> None:
+    """A second failure on it is the user's, as is one of a job that has left enough behind."""
+    text = script_on_bad_nodes(tmp_path, at_most=2, show=" ExcNodeList=(null)")
+    run_script(text, tmp_path)
+    done = run_script(text, tmp_path, SLURM_RESTART_COUNT="1")
+    assert (done.returncode, len(requeues(tmp_path))) == (1, 2)
+    run_script(text, tmp_path)  # another job in the same run directory
+    assert len(requeues(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("refused", ["show", "update"])
+def test_slurm_may_refuse_to_exclude_a_node(tmp_path: Path, refused: str) -> None:
+    """The job is requeued all the same, and the log says so."""
+    show = "slurm_load_jobs error: away" if refused == "show" else " ExcNodeList=(null)"
+    text = script_on_bad_nodes(tmp_path, at_most=1, show=show, update="echo away; exit 1")
+    done = run_script(text, tmp_path)
+    assert requeues(tmp_path)[0] == "requeue 71"
+    assert "error: Excluding node3: Slurm said: " in done.stderr
+    assert "away. Job 71 may start there again." in done.stderr
+
+
 DISABLED = "Requested operation is presently disabled for job 71"
 
 
