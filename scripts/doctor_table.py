@@ -14,8 +14,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "slurm" / "doctor")]
 
 import doctor_faults  # type: ignore[import-not-found]  # noqa: E402
 
-from cluster_ddp.doctor import compare, links, login, training  # noqa: E402
+from cluster_ddp.doctor import login  # noqa: E402
 from cluster_ddp.doctor.checks import Check, all_checks  # noqa: E402
+from cluster_ddp.doctor.step import compare, links, training  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "doctor.md"
 BEGIN, END = "<!-- begin: scripts/doctor_table.py -->\n", "<!-- end -->\n"

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.contract import Env
-from cluster_ddp.doctor import ranks
-from cluster_ddp.doctor.ranks import Options
+from cluster_ddp.doctor.step import examine as step
+from cluster_ddp.doctor.step.rank import Options
 from cluster_ddp.errors import SpecError, exit_on_error
 
 PROGRAM = "cluster-ddp doctor"
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return submitted.examine(rest, _own_words(words[:at], rest), program=PROGRAM)
         options = _options(arguments)
         if _is_in_job():
-            status = ranks.examine(options, os.environ)
+            status = step.examine(options, os.environ)
             return _run(command) if command and not status else status
         if command:
             raise SpecError(f"Running {shlex.join(command)}:", "this is not a job.", "srun cluster-ddp doctor -- …")

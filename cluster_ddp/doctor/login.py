@@ -11,7 +11,7 @@ from pathlib import Path
 from cluster_ddp.doctor import isolated
 from cluster_ddp.doctor.checks import Check, Site, all_checks, files, limits, of_all, python_env
 from cluster_ddp.doctor.finding import Finding
-from cluster_ddp.doctor.ranks import Options
+from cluster_ddp.doctor.step.rank import Options
 from cluster_ddp.doctor.verdict import Verdict
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.launch.cli import site_config

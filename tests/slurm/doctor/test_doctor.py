@@ -27,8 +27,8 @@ from slowness import scaled
 
 import cluster_ddp
 from cluster_ddp.contract import File
-from cluster_ddp.doctor import compare, links, training
 from cluster_ddp.doctor.checks import all_checks
+from cluster_ddp.doctor.step import compare, links, training
 from cluster_ddp.errors import SandboxError
 from cluster_ddp.sandbox import cluster as sandbox
 from cluster_ddp.sandbox import network, packages
@@ -113,7 +113,7 @@ class Allocation:
 
 
 def _furnish(folder: Path) -> None:
-    for name in ("run", "data", "half", "older/torch", "ahead", "slow"):
+    for name in ("run", "data", "half", "older/torch", "ahead", "slow", "thrice"):
         (folder / name).mkdir(parents=True)
     for name in ("train", "valid", "test"):
         (folder / "data" / name).write_text(name)
@@ -125,6 +125,13 @@ def _furnish(folder: Path) -> None:
     slow += "    if name == 'torch' and slow.seconds:\n        time.sleep(slow.seconds)\n        slow.seconds = 0\n"
     slow += "    return real(name, *rest, **more)\nslow.seconds = 4\nbuiltins.__import__ = slow\n"
     (folder / "slow/sitecustomize.py").write_text(slow)
+    thrice = "import builtins, sys\nreal = builtins.__import__\ndef slow(name, *rest, **more):\n"
+    thrice += "    slow.depth += 1\n    try:\n        return real(name, *rest, **more)\n    finally:\n"
+    thrice += "        slow.depth -= 1\n        torch = sys.modules.get('torch')\n"
+    thrice += "        if torch and not slow.depth and not slow.mm:\n            slow.mm = torch.mm\n"
+    thrice += "            torch.mm = lambda a, b: [slow.mm(a, b) for _ in range(3)][0]\n"
+    thrice += "slow.depth, slow.mm = 0, None\nbuiltins.__import__ = slow\n"
+    (folder / "thrice/sitecustomize.py").write_text(thrice)
     (folder / "ahead/sitecustomize.py").write_text("import time\nt = time.time\ntime.time = lambda: t() + 60\n")
 
 

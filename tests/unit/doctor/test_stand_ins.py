@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from cluster_ddp.doctor import compare, isolated, training
+from cluster_ddp.doctor import isolated
 from cluster_ddp.doctor.checks import Site, all_checks, gpus, limits, memory
 from cluster_ddp.doctor.finding import Finding, folded, shown_ranks
+from cluster_ddp.doctor.step import compare, training
 from cluster_ddp.slurm.topology import Topology
 
 TOPOLOGY = Topology(launcher="slurm", rank=0, local_rank=0, world_size=4, local_world_size=2, num_nodes=2, node_rank=0,

@@ -134,6 +134,14 @@ def _step(device: torch.device, topology: Topology, found: Measured) -> None:
     found.step_s = _computing(device)
 
 
+def computing_s() -> float:
+    """Return how long this rank computes, on the device that `measure` has set up."""
+    import torch
+
+    on_gpu = torch.cuda.is_initialized()
+    return _computing(torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu"))
+
+
 def _computing(device: torch.device) -> float:
     """The seconds of some matrix products, 0.1 s on a core: the fastest of some tries, to leave out noise."""
     import torch

@@ -13,9 +13,9 @@ from typing import Any
 
 import cluster_ddp
 from cluster_ddp._version import __version__
-from cluster_ddp.doctor import links
 from cluster_ddp.doctor.checks import Site, gpus, names, of_all, python_env
 from cluster_ddp.doctor.finding import Finding, shown_ranks
+from cluster_ddp.doctor.step import links
 from cluster_ddp.runtime.rendezvous.arrivals import missing_by_node
 from cluster_ddp.runtime.rendezvous.network_interface import ipv4_address
 from cluster_ddp.slurm.topology import Topology

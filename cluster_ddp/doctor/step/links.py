@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cluster_ddp.doctor.checks import of_all
-from cluster_ddp.doctor.exchange import kind_of
 from cluster_ddp.doctor.finding import Finding
+from cluster_ddp.doctor.step.exchange import kind_of
 from cluster_ddp.slurm.topology import Topology
 
 _ECHO, _SINK = 0, 1

@@ -1,0 +1,55 @@
+"""How the ranks' reports reach rank 0, and its instructions reach them, on a cluster where anything may be broken.
+
+Rank 0 listens on a candidate port of the topology, the port that the training would take. The others connect to it and
+send a line of JSON for each tier. They also write the first report as a file, for the case that they can't connect. So
+the exchange is a test itself: a report that comes as a file only is from a rank that does not reach the master's port.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from dataclasses import replace
+from typing import Any
+
+from cluster_ddp.slurm.topology import Topology
+
+POLL_S = 0.1
+"""Seconds between two looks for files."""
+GREETING = "cluster_ddp doctor"
+"""Begins the hub's answer, before its proof that it belongs to the run."""
+REPORT, LAST = "report-", "end.json"
+"""Prefix of the file of a report; the file with the hub's last message."""
+REFUSED = "refused"
+"""How a connection failed: a host answers that nobody listens."""
+_FILTERED, _NO_ROUTE, _NO_NAME = "filtered", "no route", "no such host"
+_KINDS = {
+    errno.ECONNREFUSED: REFUSED,
+    errno.ECONNRESET: REFUSED,
+    errno.ETIMEDOUT: _FILTERED,
+    errno.EHOSTUNREACH: _NO_ROUTE,
+    errno.ENETUNREACH: _NO_ROUTE,
+    errno.EACCES: _NO_ROUTE,  # `ip route add prohibit`
+    errno.EPERM: _FILTERED,  # a firewall of this node itself
+    errno.EINVAL: _NO_ROUTE,  # `ip route add blackhole`
+}
+
+Message = dict[str, Any]
+"""What passes between ranks: it has its tier; a report also rank, host and id of its process."""
+
+
+def kind_of(error: OSError) -> str:
+    """Return which way a connection failed: refused, filtered, no route, or no such host."""
+    if isinstance(error, socket.gaierror):
+        return _NO_NAME
+    if isinstance(error, TimeoutError):
+        return _FILTERED
+    return _KINDS.get(error.errno or 0, error.strerror or str(error))
+
+
+def with_free_ports(topology: Topology) -> Topology:
+    """Return the topology with the next ports, if the launcher (torchrun's agent) serves its store on the master's."""
+    if not topology.launcher_store:
+        return topology
+    first = min(topology.master_port, 65000)
+    return replace(topology, port_candidates=tuple(range(first + 1, first + 9)))

@@ -1,0 +1,153 @@
+"""Rank 0's side of the exchange: it collects messages of all ranks and answers all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cluster_ddp.doctor.step import exchange
+from cluster_ddp.doctor.step.exchange import Message
+from cluster_ddp.errors import RendezvousError
+from cluster_ddp.files import atomic_write
+from cluster_ddp.runtime.rendezvous import beacon
+from cluster_ddp.runtime.rendezvous.secret import RunKey
+from cluster_ddp.slurm.topology import Topology
+
+# How long those that read files may take to read the last message.
+_READ_S = 3.0
+
+
+class Hub:
+    """Rank 0's side: it collects messages of all ranks and answers all.
+
+    Args:
+        topology: of rank 0; None if its environment contradicts itself: then it only reads files.
+        key: the key of this run.
+        folder: where reports lie that could not be sent; None if it can't be made.
+    """
+
+    def __init__(self, topology: Topology | None, key: RunKey, folder: Path | None) -> None:
+        self._key, self._folder = key, folder
+        self._received: dict[str, dict[int, Message]] = {}
+        self._connections: dict[int, socket.socket] = {}
+        self._lost: set[int] = set()
+        self._news = threading.Condition()
+        self.twice: dict[int, list[str]] = {}
+        """Ranks that several processes claim to be -> their hosts."""
+        self.port_error: RendezvousError | None = None
+        """Why rank 0 can't listen; None if it does."""
+        self._listener: socket.socket | None = None
+        if topology is not None and topology.world_size > 1:
+            self._listen(exchange.with_free_ports(topology))
+
+    def put(self, tier: str, rank: int, message: Message) -> None:
+        """Add a rank's message. If another process has sent one as this rank, note that."""
+        with self._news:
+            before = self._received.setdefault(tier, {}).setdefault(rank, message)
+            if before.get("id") != message.get("id"):
+                hosts = [str(one.get("host")) for one in (before, message)]
+                self.twice.setdefault(rank, hosts)
+            elif before.get("by") != "tcp":
+                self._received[tier][rank] = message
+            self._news.notify_all()
+
+    def gather(
+        self, tier: str, ranks: int, timeout_s: float, *, settle_s: float = 0.0
+    ) -> tuple[dict[int, Message], set[int]]:
+        """Wait for the messages of all ranks.
+
+        Args:
+            tier: which message.
+            ranks: number of ranks.
+            timeout_s: seconds to wait.
+            settle_s: seconds to wait after that until those that are known by a file have connected or given up.
+
+        Returns:
+            Rank -> its message; and the ranks whose connection has ended.
+        """
+
+        def are_all_here() -> bool:
+            found = self._received.get(tier, {})
+            return len(found) + len(self._lost - found.keys()) >= ranks
+
+        def are_all_connected() -> bool:
+            reports = self._received.get(tier, {}).values()
+            return all(one.get("by") != "file" or "failures" in one for one in reports)
+
+        self._wait(are_all_here, timeout_s)
+        self._wait(are_all_connected, settle_s)
+        with self._news:
+            return dict(self._received.get(tier, {})), set(self._lost)
+
+    def tell(self, message: Message) -> None:
+        """Send a message to all ranks; the last one, whose tier is "end", also by a file."""
+        line = json.dumps(message).encode() + b"\n"
+        for connection in list(self._connections.values()):
+            with contextlib.suppress(OSError):
+                connection.sendall(line)
+        if self._folder is not None and message["tier"] == "end":
+            with contextlib.suppress(OSError), atomic_write(self._folder / exchange.LAST) as file:
+                file.write(line)
+
+    def close(self) -> None:
+        """Wait until those that read files have read the last message, and close all connections."""
+        self._wait(lambda: self._folder is None or not any(self._folder.glob(f"{exchange.REPORT}*")), _READ_S)
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+        for connection in list(self._connections.values()):
+            connection.close()
+
+    def _listen(self, topology: Topology) -> None:
+        try:
+            self._listener = beacon.bind_first_free(topology)
+        except RendezvousError as error:
+            self.port_error = error
+            return
+        threading.Thread(target=self._accept, name="doctor", daemon=True).start()
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            self._read_files()
+            with self._news:
+                if condition() or time.monotonic() > deadline:
+                    return
+                self._news.wait(exchange.POLL_S)
+
+    def _read_files(self) -> None:
+        if self._folder is None:
+            return
+        with contextlib.suppress(OSError):
+            for path in self._folder.glob(f"{exchange.REPORT}*.json"):
+                with contextlib.suppress(OSError, ValueError, KeyError):
+                    message = json.loads(path.read_text())
+                    self.put(message["tier"], message["rank"], {**message, "by": "file"})
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        rank = None
+        with contextlib.suppress(OSError, ValueError, KeyError), connection.makefile("rb") as lines:
+            nonce = lines.readline(200).strip()
+            connection.sendall(exchange.GREETING.encode() + b" " + self._key.mac("doctor", nonce) + b"\n")
+            for line in lines:
+                message = json.loads(line)
+                rank = int(message["rank"])
+                self._connections[rank] = connection
+                self.put(message["tier"], rank, {**message, "by": "tcp", "received_at": time.time()})
+        if rank is not None:
+            with self._news:
+                self._lost.add(rank)
+                self._news.notify_all()

@@ -1,0 +1,181 @@
+"""What each rank does for the doctor, whether it leads or follows."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster_ddp.doctor import isolated
+from cluster_ddp.doctor.checks import Site, all_checks
+from cluster_ddp.doctor.finding import Finding
+from cluster_ddp.doctor.step import compare, links, training
+from cluster_ddp.doctor.step.exchange import REFUSED, Message
+from cluster_ddp.doctor.step.links import Listener
+from cluster_ddp.doctor.step.place import Place
+from cluster_ddp.doctor.verdict import Verdict
+from cluster_ddp.errors import USAGE_EXIT_STATUS
+from cluster_ddp.runtime.rendezvous.secret import RunKey
+
+SETTLE_S = 4.0
+"""Seconds in which a rank must have connected to rank 0, if it can."""
+LINKS_S = 25.0
+"""Seconds for tier 2."""
+IMPORT_S = 600.0
+"""Seconds to import torch."""
+TRAINING_S = training.MEETING_S + 60.0
+"""Seconds for tiers 3 and 4."""
+COMPUTING = "computing"
+"""First word of a tier in which the ranks compute once more."""
+GRACE_S = 10.0
+"""Seconds that a message of rank 0 may come later."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What is asked of the doctor."""
+
+    quick: bool = False
+    """Only the tiers that need no torch."""
+    strict: bool = False
+    """Whether warnings count for the exit status."""
+    as_json: bool = False
+    """Print JSON."""
+    exclude_file: Path | None = None
+    """Where to write the nodes at fault."""
+    wait_s: float = 20.0
+    """Seconds to wait for ranks that have not started."""
+    check_limit_s: float = 20.0
+    """Seconds that a group of checks may take."""
+    data_dir: Path | None = None
+    """Folder of the data."""
+    run_dir: Path | None = None
+    """The run directory, or where it will be."""
+
+
+class Rank:
+    """One rank's doctor.
+
+    Args:
+        options: what is asked.
+        env: this process's environment.
+        place: this rank.
+        folder: for what can't be sent; None if there is none.
+    """
+
+    def __init__(self, options: Options, env: Mapping[str, str], place: Place, folder: Path | None) -> None:
+        self.options, self.env, self.place, self.folder = options, env, place, folder
+        self.key = RunKey.of(place.topology, env) if place.topology is not None else RunKey(b"", place.step)
+        self.report: Message = {}
+        """The report of tier 1."""
+        self.verdict = Verdict(subject=self._subject())
+        self._listener = self._listen()
+
+    def run(self) -> int:
+        """Do this rank's part. Returns the exit status."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close connections."""
+        if self._listener is not None:
+            self._listener.close()
+
+    def examined(self) -> Message:
+        """Return the report of tier 1: this node alone."""
+        self.report = message = self.message("nodes", findings=[], facts={}, port=None)
+        if self.place.error is not None:
+            message["findings"] = [Finding.of_error("topology", self.place.error).to_json()]
+        elif self.place.topology is not None:
+            site = Site(
+                env=self.env,
+                topology=self.place.topology,
+                host=self.place.host,
+                run_dir=self.options.run_dir,
+                data_dir=self.options.data_dir,
+            )
+            limit_s, for_node = self.options.check_limit_s, self.place.is_first_on_node
+            found = all_checks.run(site, for_node=for_node, limit_s=limit_s)
+            message["findings"] = [one.to_json() for one in found]
+            facts = isolated.run({"facts": lambda: [compare.facts(site)]}, limit_s)["facts"]
+            message["facts"] = facts[0] if isinstance(facts, list) else {}
+            message["port"] = None if self._listener is None else self._listener.port
+        message["sent_at"] = time.time()
+        return message
+
+    def linked(self, told: Message) -> Message:
+        """Return the report of tier 2: the link that rank 0 asks for, and whether its token is seen."""
+        found = []
+        if target := told["plan"].get(str(self.place.rank)):
+            found.append(links.measure(self.place.host, *target).to_json())
+        token = told["token"]
+        return self.message("network", links=found, sees=None if token is None else Path(token).exists())
+
+    def imported(self) -> Message:
+        """Return how the import of torch went."""
+        seconds, failure = training.import_torch()
+        return self.message("import", import_s=seconds, failure=failure)
+
+    def trained(self) -> Message:
+        """Return the report of tiers 3 and 4."""
+        assert self.place.topology is not None
+        deadline = threading.Timer(TRAINING_S + 2 * GRACE_S, os._exit, (USAGE_EXIT_STATUS,))
+        deadline.daemon = True
+        deadline.start()  # NCCL may hang in C
+        measured = training.measure(self.place.topology, self.key)
+        deadline.cancel()
+        return self.message("training", **asdict(measured))
+
+    def computed(self, told: Message) -> Message:
+        """Return how long this rank computes, once more."""
+        return self.message(str(told["tier"]), step_s=training.computing_s())
+
+    def message(self, tier: str, **fields: Any) -> Message:
+        """Return a message about a tier, with who sends it."""
+        who = {"rank": self.place.rank, "host": self.place.host, "id": f"{socket.gethostname()}-{os.getpid()}"}
+        return {"tier": tier, **who, **fields}
+
+    def _listen(self) -> Listener | None:
+        topology = self.place.topology
+        is_wanted = topology is not None and topology.num_nodes != 1 and topology.local_rank == 0
+        with contextlib.suppress(OSError):
+            return Listener() if is_wanted else None
+        return None
+
+    def _subject(self) -> str:
+        nodes = self.place.topology.nodes if self.place.topology is not None else ()
+        shown = ", ".join(nodes[:8]) + (" …" if len(nodes) > 8 else "") if nodes else self.place.host
+        ranks = f"{self.place.world_size} rank{'s' if self.place.world_size > 1 else ''}"
+        step = "" if self.place.step == "-.-" else f" (step {self.place.step})"
+        return f"{ranks} on {shown}{step}"
+
+
+def findings(rank: int, report: Message) -> list[Finding]:
+    """Return what a rank has found in tier 1."""
+    return [Finding.from_json(value).seen_by(rank, str(report["host"])) for value in report["findings"]]
+
+
+_WAYS = {
+    REFUSED: "nothing listens there, or a firewall rejects it: iptables -L -n on both nodes",
+    "filtered": "a firewall drops it: ask your site to open TCP ports between the compute nodes",
+    "no route": "the node has no way there: ip route get ADDRESS",
+    "no such host": "the name is unknown there: getent hosts NAME",
+}
+
+
+def no_way(rank: int, report: Message, address: str) -> Finding:
+    """Return that a rank can't connect to rank 0, and how it failed."""
+    failures = report.get("failures") or {}
+    kinds = list(dict.fromkeys(failures.values()))
+    kind = next((one for one in kinds if one != REFUSED), kinds[0] if kinds else "no answer")
+    return Finding(
+        check="way_to_rank_0",
+        what=f"Ranks can't connect to rank 0's host, {address}: {kind}.",
+        evidence=f"port {', '.join(f'{port}: {why}' for port, why in failures.items()) or 'unknown'}",
+        hint=_WAYS.get(kind, "set another MASTER_PORT, or unset it"),
+    ).seen_by(rank, str(report["host"]))
