@@ -77,6 +77,17 @@ def lose_node(run: Run, rng: random.Random) -> str | None:
     return f"{node}{', which slurmctld is told' if told else ''}"
 
 
+def bad_node(run: Run, rng: random.Random) -> str | None:
+    """A node is found at fault, as the doctor notes it, and a rank dies there: the job leaves the node behind."""
+    if not (ranks := run.ranks()):
+        return None
+    victim = rng.choice(ranks)
+    if not run.note_bad_node(victim.node):
+        return None
+    faults.send([victim.pid], signal.SIGKILL)
+    return victim.node
+
+
 def cut_node_for_a_moment(run: Run, rng: random.Random) -> str | None:
     """A node's link is down for some seconds, and its ranks live on."""
     if not (ranks := run.ranks()):
@@ -203,6 +214,7 @@ FAULTS = (
     Fault("rank held", hold_rank, is_fatal=False, often=True),
     Fault("node lost", lose_node),
     Fault("preempted", preempt),
+    Fault("bad node", bad_node),
     Fault("requeued", _slurm("scontrol", "requeue", "JOB")),
     Fault("warned", _slurm("scancel", "--signal=USR1", "JOB"), is_warning=True, often=True),
     Fault("warned early", early_warning, is_warning=True),

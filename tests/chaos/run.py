@@ -14,11 +14,12 @@ from typing import Any, NoReturn
 
 from chaos import faults
 from chaos.training import SLOW_DISK
-from cluster_ddp.contract import File
+from cluster_ddp.contract import Env, File
 from cluster_ddp.launch import task_command
 from cluster_ddp.launch.render import render
 from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.runtime.checkpoint import file, folder
+from cluster_ddp.runtime.failure import sick_nodes
 from cluster_ddp.sandbox import cluster
 from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands, job_status
@@ -66,6 +67,10 @@ class Run:
         """Keeps the disk full."""
         self.not_requeued: list[Path] = []
         """Output of jobs that stopped in time, and whose scripts should have queued them again."""
+        self.bad_node = ""
+        """Noted since the last start."""
+        self.left_behind = ""
+        """The node that the job may not get any more."""
         self._restarts_of_job = self._told = 0
         self._env = {**cluster.environment(layout.name), "CLUSTER_DDP_RUN_DIR": str(self.run_dir)}
 
@@ -86,11 +91,21 @@ class Run:
             gpus_per_node=self.ranks_per_node,
             requeue=True,
             max_requeues=1000,
+            requeue_elsewhere=1,
         )
         options = [f"--output={self.folder}/job-%j.log", f"--chdir={SCRIPT.parents[2]}"]
         text = render(spec, task_command.of_command(spec), source="make chaos")
         self.job_id = commands.submit(text=text, options=options, env=self._env).job_id
         self._restarts_of_job, self._told, self.since_s = 0, 0, time.time()
+        self.bad_node = self.left_behind = ""
+
+    def note_bad_node(self, node: str) -> bool:
+        """Note a node as the doctor does; False on a full disk."""
+        sick_nodes.note({Env.RUN_DIR: str(self.run_dir)}, node, "chaos")
+        with contextlib.suppress(FileNotFoundError):
+            if f"{node} chaos\n" in (self.run_dir / File.SICK_NODES).read_text():
+                self.bad_node = node
+        return self.bad_node == node
 
     @property
     def output(self) -> Path:
@@ -142,14 +157,20 @@ class Run:
         if status.ended:
             if should_requeue and "Stopped after step" in self.output.read_text(errors="replace")[self._told :]:
                 self.not_requeued.append(self.output)
+            if self.bad_node and not self.left_behind:
+                self.fail(f"job {self.job_id} was not requeued without {self.bad_node}")
             self.submit()
         else:
+            self.left_behind, self.bad_node = self.left_behind or self.bad_node, ""
             self._restarts_of_job, self.since_s = status.restarts, time.time()
             self._told = len(self.output.read_text(errors="replace")) if self.output.exists() else 0
 
     def ranks(self) -> list[faults.Rank]:
         """The ranks that run Python now."""
-        return faults.ranks(self.layout, self.job_id)
+        found = faults.ranks(self.layout, self.job_id)
+        if self.left_behind in {rank.node for rank in found}:
+            self.fail(f"job {self.job_id} is on {self.left_behind} again, which it had left behind")
+        return found
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
         """Wait for it; a violation if it takes longer than that."""

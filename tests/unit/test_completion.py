@@ -30,7 +30,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ([""], [*VERBS]),
         (["submit", "--launcher", ""], ["srun", "torchrun", "fork"]),
-        (["submit", "--req"], ["--requeue", "--requeue-on-failure"]),
+        (["submit", "--req"], ["--requeue", "--requeue-elsewhere", "--requeue-on-failure"]),
         (["submit", "--template", ""], ["completion.bash", "runs"]),
         (["train", "--amp", ""], ["off", "bf16", "fp16"]),
         (["train", "--no-cuda"], ["--no-cuda-graph", "--no-cuda"]),

@@ -40,6 +40,8 @@ GOOD: dict[str, Any] = {"name": "job", "command": ("python", "x.py")}
         {"command": ()},
         {"venv": "/a b/'c'/venv"},
         {"modules": ("cuda/12.8", "gcc/13")},
+        {"exclude": "node3,node[07-08]-ib", "requeue_elsewhere": 2},
+        {"sbatch_options": ("--requeue=expedite",), "requeue": True},
     ],
 )
 def test_good(fields: dict[str, Any]) -> None:
@@ -51,7 +53,7 @@ NASTY = ["", "a b", "a\nb", "a\n#SBATCH --nodes=9", "$(touch x)", "`x`", "a'b", 
 
 @pytest.mark.parametrize("value", NASTY)
 @pytest.mark.parametrize(
-    "field", ["name", "gpu_type", "mem", "partition", "account", "qos", "constraint", "array", "signal"]
+    "field", ["name", "gpu_type", "mem", "partition", "account", "qos", "constraint", "array", "signal", "exclude"]
 )
 def test_nasty_text_is_refused(field: str, value: str) -> None:
     with pytest.raises(SpecError, match=f"{field} must be"):
@@ -102,6 +104,12 @@ def test_what_has_a_field_is_no_option(value: str) -> None:
         ("array", "0-3%0"),
         ("modules", ("--force",)),
         ("container_binds", ("/data",)),
+        ("exclude", "node[3-"),
+        ("exclude", "node[4-3]"),
+        ("exclude", ","),
+        ("requeue_elsewhere", -1),
+        ("sbatch_options", ("--requeue=never",)),
+        ("sbatch_options", ("--exclude=node3",)),
         ("sbatch_options", 5),
         *(
             ("sbatch_options", (f"--{name}",))
@@ -127,6 +135,12 @@ def test_what_has_a_field_is_no_option(value: str) -> None:
 def test_bad_values_are_named(field: str, value: Any) -> None:
     with pytest.raises(SpecError, match=f"{field} must be"):
         JobSpec(**(GOOD | {field: value}))
+
+
+@pytest.mark.parametrize("fields", [{"requeue_elsewhere": 1}, {"sbatch_options": ("--requeue=expedite",)}])
+def test_what_needs_a_requeue(fields: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match=f"{next(iter(fields))} must be"):
+        JobSpec(**GOOD, requeue=False, **fields)
 
 
 def test_one_environment_only() -> None:
