@@ -12,7 +12,6 @@ from cluster_ddp.doctor.step.exchange import Message
 from cluster_ddp.doctor.step.hub import Hub
 from cluster_ddp.doctor.step.place import Place
 from cluster_ddp.doctor.step.rank import (
-    COMPUTING,
     GRACE_S,
     IMPORT_S,
     LINKS_S,
@@ -54,7 +53,6 @@ class Follower(Rank):
             "network": self.linked,
             "import": lambda told: self.imported(),
             "training": lambda told: self.trained(),
-            COMPUTING: self.computed,
         }
         limits_s = {"nodes": self.options.wait_s + SETTLE_S, "network": LINKS_S, "import": IMPORT_S}
         tier = "nodes"
@@ -64,7 +62,7 @@ class Follower(Rank):
             if told is None or told["tier"] == "end":
                 break
             tier = str(told["tier"])
-            self._spoke.send(works[tier.partition(" ")[0]](told), timeout_s=SETTLE_S)
+            self._spoke.send(works[tier](told), timeout_s=SETTLE_S)
         if told is not None:
             self._spoke.close()
             time.sleep(_LAST_S if told["status"] else 0.0)

@@ -20,7 +20,6 @@ from cluster_ddp.doctor.step.hub import Hub
 from cluster_ddp.doctor.step.links import Link
 from cluster_ddp.doctor.step.place import Place
 from cluster_ddp.doctor.step.rank import (
-    COMPUTING,
     IMPORT_S,
     LINKS_S,
     SETTLE_S,
@@ -32,9 +31,6 @@ from cluster_ddp.doctor.step.rank import (
 )
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.runtime.failure import failure_marker, sick_nodes
-
-# How often a rank that seems to be slow is looked at again.
-_MORE_TRIES = 2
 
 
 class Leader(Rank):
@@ -162,22 +158,7 @@ class Leader(Rank):
         answers, _ = self._hub.gather("training", self.place.world_size, TRAINING_S)
         hosts = {rank: str(one["host"]) for rank, one in answers.items()}
         found = [*self._gone("training", answers), *training.judge(answers, hosts)]
-        for number in range(_MORE_TRIES):
-            if [one.check for one in found] == ["straggler"]:
-                answers = self._computed_again(answers, f"{COMPUTING} {number}")
-                found = training.judge(answers, hosts)
         return self.verdict.add("training", time.monotonic() - start, found, training.shown(list(answers.values())))
-
-    def _computed_again(self, answers: Mapping[int, Message], tier: str) -> dict[int, Message]:
-        """The answers with the fastest of all tries: what is slow now and then is no straggler."""
-        told = {"tier": tier}
-        self._tell(told)
-        self._hub.put(tier, 0, self.computed(told))
-        again, _ = self._hub.gather(tier, self.place.world_size, TRAINING_S)
-        return {
-            rank: {**one, "step_s": min(float(one["step_s"]), float(again.get(rank, one)["step_s"]))}
-            for rank, one in answers.items()
-        }
 
     def _gone(self, tier: str, answers: Mapping[int, Message]) -> list[Finding]:
         absent = [rank for rank in self._reports if rank not in answers]

@@ -31,8 +31,6 @@ IMPORT_S = 600.0
 """Seconds to import torch."""
 TRAINING_S = training.MEETING_S + 60.0
 """Seconds for tiers 3 and 4."""
-COMPUTING = "computing"
-"""First word of a tier in which the ranks compute once more."""
 GRACE_S = 10.0
 """Seconds that a message of rank 0 may come later."""
 
@@ -130,10 +128,6 @@ class Rank:
         measured = training.measure(self.place.topology, self.key)
         deadline.cancel()
         return self.message("training", **asdict(measured))
-
-    def computed(self, told: Message) -> Message:
-        """Return how long this rank computes, once more."""
-        return self.message(str(told["tier"]), step_s=training.computing_s())
 
     def message(self, tier: str, **fields: Any) -> Message:
         """Return a message about a tier, with who sends it."""
