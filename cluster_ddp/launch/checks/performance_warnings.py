@@ -115,8 +115,7 @@ def _options(spec: JobSpec, other: JobSpec) -> str:
 def _no_requeue(spec: JobSpec, requeue_default: bool | None) -> str:
     """A long job that is lost with its node."""
     requeued = requeue_default if spec.requeue is None else spec.requeue
-    requeued = requeued or EXPEDITE in spec.sbatch_options
-    if requeued is not False or spec.time is None:
+    if requeued is not False or EXPEDITE in spec.sbatch_options or spec.time is None:
         return ""
     limit_s = seconds(spec.time)
     if limit_s is not None and limit_s <= LONG_S:

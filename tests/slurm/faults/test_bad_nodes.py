@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from cluster import Place
 from paced_run import PACED, start
 
@@ -16,7 +15,6 @@ fi
 python -m cluster_ddp.doctor --quick || exit"""
 
 
-@pytest.mark.every_slurm
 def test_a_bad_node_is_left_behind(place: Place, uninterrupted: list[dict]) -> None:
     """41. The doctor finds it after a requeue; the job resumes without it and --exclude's, and loses nothing."""
     run = start(place, "--requeue-elsewhere", "1", "--exclude", "node4", command=place.slurm.wrapped(LINES, *PACED))

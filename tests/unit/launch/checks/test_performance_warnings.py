@@ -82,6 +82,7 @@ def test_nothing_is_known_of_the_cluster(fields: dict[str, Any], codes: list[str
         ({"time": "5:0:0"}, True, False),
         ({"time": "5:0:0"}, None, False),
         ({"time": "5:0:0", "requeue": True}, False, False),
+        ({"time": "5:0:0", "sbatch_options": ("--requeue=expedite",)}, False, False),
         ({"time": "4:0:0", "requeue": False}, False, False),
         ({"requeue": False}, False, False),
     ],
