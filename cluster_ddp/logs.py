@@ -70,7 +70,12 @@ def _names(job: Job, arguments: argparse.Namespace) -> tuple[str, ...]:
     """Names of the logs that were asked for; empty for all."""
     if arguments.all:
         return ()
-    return logs.PLAIN if arguments.rank is None else (logs.of_rank(job, arguments.rank),)
+    if arguments.rank is None:
+        return logs.PLAIN
+    name, ranks = logs.of_rank(job, arguments.rank)
+    if len(ranks) > 1:
+        print(f"torchrun writes one log for a node: {name} is of ranks {ranks[0]} to {ranks[-1]}.", file=sys.stderr)
+    return (name,)
 
 
 def _existing(job: Job, names: Sequence[str]) -> list[Path]:

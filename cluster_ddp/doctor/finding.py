@@ -49,7 +49,7 @@ class Finding:
     @staticmethod
     def of_error(check: str, error: ClusterDDPError) -> Finding:
         """Return an error of this package as a finding."""
-        return Finding(check=check, what=error.asked.rstrip(":") + ".", evidence=error.found, hint=error.hint)
+        return Finding(check=check, what=error.asked.rstrip(":") + " failed.", evidence=error.found, hint=error.hint)
 
     def __str__(self) -> str:
         """Return it as three lines."""

@@ -67,8 +67,8 @@ class LogReader:
         return block if shown_before == path.stem else [f"The same traceback as in {shown_before}: {line}"]
 
 
-def of_rank(job: Job, rank: int) -> str:
-    """Return the name of the log that has the output of a rank. Under torchrun, a task has the ranks of a node.
+def of_rank(job: Job, rank: int) -> tuple[str, range]:
+    """Return the name of the log that has the output of a rank, and the ranks that write it: under torchrun, a node's.
 
     Raises:
         JobError: there is no such rank.
@@ -76,4 +76,5 @@ def of_rank(job: Job, rank: int) -> str:
     asked = f"The log of rank {rank} of job {job.id}:"
     if not 0 <= rank < job.ranks:
         raise JobError(asked, f"its ranks are 0 to {job.ranks - 1}.", f"--rank {job.ranks - 1}, or --all")
-    return File.TASK_LOG.format(rank * job.tasks // job.ranks)
+    task, each = rank * job.tasks // job.ranks, job.ranks // job.tasks
+    return File.TASK_LOG.format(task), range(task * each, (task + 1) * each)

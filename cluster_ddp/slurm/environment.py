@@ -148,14 +148,14 @@ def _hand_set(v: Variables, *, launcher_store: bool | None = None) -> Fields:
     num_nodes = world_size // local_world_size if local_world_size and even else None
     node_rank = v.integer("GROUP_RANK", "NODE_RANK")
     restart_count = v.integer("TORCHELASTIC_RESTART_COUNT")
-    job = _job(v)
+    launcher, job = "manual" if launcher_store is None else "torchrun", _job(v)
     ports: tuple[int, ...] = (TORCH_DEFAULT_PORT,)
     if job["job_id"] is None and (local_job_id := v.integer(*variables.LOCAL_JOB_ID)) is not None:
         job["job_id"], ports = local_job_id, port.candidates(local_job_id)
     if restart_count is not None:
         job["restart_count"] += restart_count
     return {
-        "launcher": "manual" if launcher_store is None else "torchrun",
+        "launcher": launcher,
         "rank": rank,
         "local_rank": local_rank,
         "world_size": world_size,
@@ -165,9 +165,15 @@ def _hand_set(v: Variables, *, launcher_store: bool | None = None) -> Fields:
         "master_addr": master_addr.hand_set_address(v, several_nodes=num_nodes != 1),
         "port_candidates": master_addr.port_candidates(v, ports),
         "launcher_store": bool(launcher_store),
-        "cpus_per_task": v.integer(*variables.CPUS_PER_TASK),
+        "cpus_per_task": _cpus_of_rank(v, local_world_size if launcher == "torchrun" else 1),
         **job,
     }
+
+
+def _cpus_of_rank(v: Variables, ranks_of_task: int | None) -> int | None:
+    """A rank's part of the CPUs of its task. torchrun's agent is a task with several ranks."""
+    cpus = v.integer(*variables.CPUS_PER_TASK)
+    return None if cpus is None else max(1, cpus // (ranks_of_task or 1))
 
 
 def _submitit_local(v: Variables) -> Fields:
@@ -252,7 +258,7 @@ def _check_inherited(v: Variables, rank: int, world_size: int) -> None:
         preset = v.integer(name)
         if preset is not None and ours is not None and preset != ours:
             raise TopologyError(
-                f"Taking this task for rank {rank} of {world_size}:",
+                "Finding the rank of this task:",
                 f"{v.shown(name, theirs)}, which contradict each other. A batch script that exports "
                 f"{name} gives every task the same value.",
                 f"remove 'export {name}=…' from the batch script (or unset {name} before srun)",

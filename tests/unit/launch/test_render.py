@@ -45,6 +45,7 @@ def run_script(text: str, folder: Path, *arguments: str, **env: str) -> subproce
     script = folder / "job.sbatch"
     script.write_text(text)
     job = {"SLURM_JOB_ID": "71", "SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
+    job |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_CPUS_PER_NODE": "2(x2)"}
     return subprocess.run(
         ["bash", str(script), *arguments],
         cwd=folder,
@@ -64,13 +65,12 @@ def test_tasks_and_gpus_match() -> None:
     assert {"--nodes=3", "--ntasks-per-node=4", "--gres=gpu:a100:4"} <= set(directives(text))
 
 
-@pytest.mark.parametrize(("launcher", "tasks", "cpus"), [("srun", 4, 3), ("torchrun", 1, 12), ("fork", 4, 3)])
-def test_tasks_match_where_each_drives_several_gpus(launcher: Any, tasks: int, cpus: int) -> None:
+@pytest.mark.parametrize("launcher", ["srun", "torchrun", "fork"])
+def test_tasks_match_where_each_drives_several_gpus(launcher: Any) -> None:
     options: dict[str, Any] = {"command": ("python", "x.py"), "cpus_per_task": 3, "launcher": launcher}
     text = render(JobSpec(name="x", nodes=2, gpus_per_node=8, gpus_per_task=2, **options))
-    assert {f"--ntasks-per-node={tasks}", "--gres=gpu:8", f"--cpus-per-task={cpus}"} <= set(directives(text))
+    assert {"--ntasks-per-node=4", "--gres=gpu:8", "--cpus-per-task=3"} <= set(directives(text))
     assert "export CLUSTER_DDP_GPUS_PER_TASK=2\n" in text
-    assert ("--nproc-per-node=4" in text) == (launcher == "torchrun")
 
 
 def test_only_what_was_asked_for_is_asked_for() -> None:
@@ -115,13 +115,37 @@ def test_a_dependency_of_the_users_own() -> None:
     assert "--dependency=afterany:12:13" in directives(render(spec, source=""))
 
 
-def test_torchrun_has_a_task_per_node() -> None:
-    spec = JobSpec(name="x", command=("true",), nodes=2, gpus_per_node=4, cpus_per_task=3, launcher="torchrun")
-    assert {"--ntasks-per-node=1", "--gres=gpu:4", "--cpus-per-task=12"} <= set(directives(render(spec, source="")))
+# The job is the one that srun's launcher asks for; the step has one task on each node. sbatch's options may have
+# changed the job: of four ranks on a node, two are left.
+ONE_TASK = ("ntasks=2", "ntasks-per-node=1")
+CPUS_OF_THE_JOB = [
+    ({"SLURM_CPUS_PER_TASK": "3", "SLURM_TRES_PER_TASK": "cpu=3", "SLURM_JOB_CPUS_PER_NODE": "6(x2)"}, 6, "3"),
+    ({"SLURM_JOB_CPUS_PER_NODE": "2(x2)"}, 2, ""),
+    ({"SLURM_JOB_CPUS_PER_NODE": "128(x2),16(x3),32"}, 16, ""),  # DefCpuPerGPU, or whole nodes
+]
+
+
+@pytest.mark.parametrize(("env", "cpus"), [case[:2] for case in CPUS_OF_THE_JOB])
+def test_torchrun_has_a_task_per_node_with_the_cpus_of_all(tmp_path: Path, env: dict[str, str], cpus: int) -> None:
+    spec = JobSpec(name="x", command=("a",), nodes=2, gpus_per_node=4, cpus_per_task=3, launcher="torchrun")
+    text = render(spec)
+    assert {"--ntasks-per-node=4", "--gres=gpu:4", "--cpus-per-task=3"} <= set(directives(text))
+    stand_in(tmp_path, "python", '#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    said = run_script(text, tmp_path, SLURM_JOB_NUM_NODES="2", **env).stdout.splitlines()
+    assert said[:4] == [f"srun option --{one}" for one in (*ONE_TASK, f"cpus-per-task={cpus}", "kill-on-bad-exit=1")]
+    assert {"--nnodes=2", "--nproc-per-node=2"} <= set(said[4:])
+
+
+def test_torchruns_agent_is_run_by_the_commands_python(tmp_path: Path) -> None:
+    python = tmp_path / "my env" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/bash\necho "agent: $1 $2"\n')
+    python.chmod(0o755)
+    text = render(JobSpec(name="x", command=(str(python), "-m", "t"), launcher="torchrun"))
+    assert "agent: -m torch.distributed.run\n" in run_script(text, tmp_path).stdout
 
 
 def test_what_forks_its_ranks_has_a_task_per_node_with_the_cpus_of_all(tmp_path: Path) -> None:
-    """The job is the one that srun's launcher asks for; the step has one task on each node."""
     command = ("env", "A=it's", "python", "-u", "train.py", "--lr", "two words")
     spec = JobSpec(name="x", command=command, nodes=2, gpus_per_node=4, cpus_per_task=3, launcher="fork")
     text = render(spec, source="", run_prefix=f"{tmp_path}/x-")
@@ -130,12 +154,9 @@ def test_what_forks_its_ranks_has_a_task_per_node_with_the_cpus_of_all(tmp_path:
     script += 'echo "$A" "$CLUSTER_DDP_CPUS_PER_TASK"; printf "%s\\n" "$@"\n'
     stand_in(tmp_path, "python", f"#!/bin/bash\n{script}")
     job = {"SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_NUM_NODES": "2"}  # as sbatch's options have changed it
-    for env, cpus, said in (({"SLURM_CPUS_PER_TASK": "3", "SLURM_TRES_PER_TASK": "cpu=3"}, 6, "3"), ({}, 2, "")):
+    for env, cpus, said in CPUS_OF_THE_JOB:
         assert run_script(text, tmp_path, "more", **job, **env).stdout.splitlines() == [
-            "srun option --ntasks=2",
-            "srun option --ntasks-per-node=1",
-            f"srun option --cpus-per-task={cpus}",
-            "srun option --kill-on-bad-exit=1",
+            *(f"srun option --{one}" for one in (*ONE_TASK, f"cpus-per-task={cpus}", "kill-on-bad-exit=1")),
             f"it's {said}",
             *("-u", "-m", "cluster_ddp.runtime.fork", "--ranks=2", f"--log-dir={tmp_path}/x-71"),
             *("--", "train.py", "--lr", "two words", "more"),

@@ -177,6 +177,12 @@ GOOD = {
         | {"MASTER_ADDR": "h", "MASTER_PORT": "29400", "TORCHELASTIC_RUN_ID": "x", "SLURM_STEP_ID": "0"},
         place(launcher="torchrun", rank=1, world_size=4, job_id=71),
     ),
+    "torchrun's agent with the CPUs of its two workers": (
+        BATCH
+        | {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+        | {"MASTER_ADDR": "h", "MASTER_PORT": "29400", "TORCHELASTIC_RUN_ID": "x", "SLURM_CPUS_PER_TASK": "16"},
+        place(launcher="torchrun", rank=1, world_size=4, job_id=71, cpus_per_task=8),
+    ),
     "hand-set on one node": (
         {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
         place(launcher="manual", rank=1, node_rank=0, num_nodes=1, master_addr="127.0.0.1", master_port=29500),
