@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import SandboxError
@@ -43,16 +44,17 @@ def fetch(version: str) -> Path:
     Raises:
         SandboxError: it can't be downloaded or unpacked here.
     """
-    prefix = _cache() / f"slurm-{version}"
+    prefix = cache() / f"slurm-{version}"
     if prefix.exists():
         return prefix
     print(f"Downloading Slurm {version} from Debian's packages into {prefix} …", file=sys.stderr, flush=True)
     packages.install(("apt-get", "dpkg-deb", "patchelf"), ("patchelf",))
     prefix.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=prefix.parent) as work:
-        archives = _download(version, Path(work))
+        archives = download(f"Slurm {version}", SUITES[version], _WANTED, Path(work))
+        _check_release(version, archives)
         unfinished = Path(work) / "prefix"
-        _unpack(archives, unfinished / "debian")
+        unpack(archives, unfinished / "debian")
         _give_own_libraries(unfinished / "debian", prefix / "debian")
         _lay_out(unfinished)
         try:
@@ -63,14 +65,28 @@ def fetch(version: str) -> Path:
     return prefix
 
 
-def _cache() -> Path:
+def cache() -> Path:
+    """Return the folder of what was downloaded: in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cluster_ddp"
 
 
-def _download(version: str, work: Path) -> list[Path]:
-    """Download the packages of a release and their dependencies, by an apt with its own configuration."""
-    suite, mirror = SUITES[version], mirror_in(_apt_sources())
-    asked = f"Downloading Slurm {version} from {mirror} ({suite}):"
+def download(what: str, suite: str, names: Sequence[str], work: Path) -> list[Path]:
+    """Download packages of a release of Debian and their dependencies, by an apt with its own configuration.
+
+    Args:
+        what: what they are, for errors.
+        suite: the release.
+        names: the packages.
+        work: an empty folder.
+
+    Returns:
+        The packages' files, in `work`.
+
+    Raises:
+        SandboxError: they can't be had.
+    """
+    mirror = mirror_in(_apt_sources())
+    asked = f"Downloading {what} from {mirror} ({suite}):"
     if not _KEYRING.exists():
         raise SandboxError(asked, f"{_KEYRING} is missing.", "apt-get install debian-archive-keyring")
     for folder in ("lists/partial", "cache/archives/partial"):
@@ -89,13 +105,16 @@ def _download(version: str, work: Path) -> list[Path]:
     }
     apt = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in settings.items())]
     packages.call([*apt, "update"], asked)
-    packages.call([*apt, "install", "-y", "--download-only", "--no-install-recommends", *_WANTED], asked)
-    archives = sorted((work / "cache/archives").glob("*.deb"))
+    packages.call([*apt, "install", "-y", "--download-only", "--no-install-recommends", *names], asked)
+    return sorted((work / "cache/archives").glob("*.deb"))
+
+
+def _check_release(version: str, archives: list[Path]) -> None:
+    """Refuse packages of another release: a suite moves on."""
     if not any(archive.name.startswith(f"slurmctld_{version}.") for archive in archives):
         found = next((archive.name for archive in archives if archive.name.startswith("slurmctld_")), "none")
         hint = "choose another --slurm-version, or install this one and give --slurm PREFIX"
-        raise SandboxError(asked, f"the mirror has {found}.", hint)
-    return archives
+        raise SandboxError(f"Downloading Slurm {version} ({SUITES[version]}):", f"the mirror has {found}.", hint)
 
 
 def _apt_sources() -> str:
@@ -110,7 +129,12 @@ def mirror_in(sources: str) -> str:
     return found[1] if found else _FALLBACK_MIRROR
 
 
-def _unpack(archives: list[Path], root: Path) -> None:
+def unpack(archives: list[Path], root: Path) -> None:
+    """Unpack packages into a new folder.
+
+    Raises:
+        SandboxError: one can't be unpacked.
+    """
     root.mkdir(parents=True)
     for archive in archives:
         packages.call(["dpkg-deb", "-x", str(archive), str(root)], f"Unpacking {archive.name}:")
