@@ -24,7 +24,7 @@ demo: $(VENV)/.installed  ## train the MNIST CNN here; SLURM=sandbox does it on 
 	@$(BIN)/python scripts/demo.py --slurm "$(SLURM)" --mnist-from "$(MNIST_FROM)"
 
 # Test processes that run side by side, each with a file at a time. The long files, those with jobs on Slurm, come first.
-WORKERS ?= 4
+WORKERS ?= 5
 PYTEST_OPTIONS = --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 

@@ -32,7 +32,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _UNIT = Path(__file__).parent / "unit"
-_LONGEST = ("test_detection_example.py", "test_examples.py", "test_local.py", "test_gpu_rehearsal.py")
+_LONGEST = (
+    *("test_hang_watch.py", "test_examples.py", "test_options.py", "test_loop.py", "test_detection_example.py"),
+    *("test_workers_end.py", "test_parts.py", "test_local.py", "test_gpu_rehearsal.py"),
+)
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|_URL$", re.IGNORECASE)
 
@@ -51,7 +54,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`make test` gives each of its processes a file at a time: those that take longest must not come last."""
-    items.sort(key=lambda item: (_UNIT in item.path.parents, item.path.name not in _LONGEST))
+    order = {name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: (_UNIT in item.path.parents, order.get(item.path.name, len(order))))
 
 
 def pytest_configure() -> None:

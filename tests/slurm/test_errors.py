@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 
-pytestmark = pytest.mark.every_slurm
 # Section -> what runs in the batch shell of a job with 2 nodes x 2 tasks x 2 GPUs.
 SECTIONS = {
     "without srun": "python -m cluster_ddp.env",

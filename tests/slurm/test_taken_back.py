@@ -58,8 +58,8 @@ def test_a_secret_can_come_from_a_file(slurm: Cluster, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("options", "modes"), [((), (0o700, 0o600)), (("--share",), (0o750, 0o640))])
 def test_who_may_read_a_run(slurm: Cluster, tmp_path: Path, options: tuple[str, ...], modes: tuple[int, int]) -> None:
-    train = ("--nodes", "2", "--dataset", "digits", "--epochs", "1", "--no-cuda")
-    done = Place(slurm, tmp_path).submit("--no-check", *options, "--watch", *train)
+    train = ("python", "-m", "cluster_ddp.train", "--dataset", "digits", "--dry-run", "--no-cuda")
+    done = Place(slurm, tmp_path).submit("--no-check", *options, "--nodes", "2", "--watch", "--", *train)
     assert done.returncode == 0, done.stdout + done.stderr
     run_dir = (tmp_path / "runs" / "latest").resolve()
     assert run_dir.stat().st_mode & 0o777 == modes[0]

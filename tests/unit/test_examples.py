@@ -147,12 +147,9 @@ RESNET_OF_TWO = ("--samples", "16", "--batch-size", "2")
     [
         ("ddp.py", (), "function", 2, 1),
         ("ddp.py", (), "function", 2, 2),
-        pytest.param("convnet.py", ("--epochs", "1"), "top level", 2, 1, marks=pytest.mark.long),
         pytest.param("convnet.py", ("--epochs", "1"), "top level", 2, 2, marks=pytest.mark.long),
-        pytest.param("resnet_cifar.py", RESNET_OF_TWO, "top level", 0, 2, marks=pytest.mark.long),
         pytest.param("resnet_cifar.py", RESNET_OF_TWO, "top level", 2, 2, marks=pytest.mark.long),
         pytest.param("resnet_cifar.py", RESNET, "function", 0, 1, marks=pytest.mark.long),
-        pytest.param("resnet_cifar.py", RESNET, "function", 2, 1, marks=pytest.mark.long),
     ],
 )
 def test_a_training_resumes_exactly_in_either_form_with_and_without_workers(

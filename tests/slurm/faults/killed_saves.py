@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import few_digits
 import torch
 
 from cluster_ddp.mnist import loop
@@ -20,12 +21,13 @@ from cluster_ddp.runtime.checkpoint import file
 
 FOLDER, KILLS = Path(sys.argv[1]), int(sys.argv[2])
 IS_FIRST = os.environ["SLURM_PROCID"] == "0"
+few_digits.use()
 torch.optim.SGD([torch.zeros(1)])  # imports what it needs
 
 
 def train(start: int) -> None:
     os.environ["SLURM_RESTART_COUNT"] = str(start)
-    options = {"epochs": 2, "batch_size": 36, "checkpoint_every": "1steps", "run_dir": FOLDER, "test_batch_size": 180}
+    options = {"epochs": 2, "batch_size": 9, "checkpoint_every": "1steps", "run_dir": FOLDER, "test_batch_size": 45}
     loop.run(TrainConfig(dataset="digits", **options))  # type: ignore[arg-type]
 
 

@@ -17,7 +17,7 @@ from cluster_ddp.slurm.job_status import JobStatus
 PACED = ("python", str(Path(__file__).with_name("paced_training.py")))
 TWO_NODES = ("--nodes", "2", "--gpus-per-node", "1")
 # On two nodes, 2 epochs of 20 steps.
-TRAINING = ("--dataset", "digits", "--epochs", "2", "--batch-size", "36", "--checkpoint-every", "6steps")
+TRAINING = ("--dataset", "digits", "--epochs", "2", "--batch-size", "9", "--checkpoint-every", "6steps")
 VOLATILE = ("time", "samples_per_s", "waiting_for_data")
 ONE_TASK = ("--nodes", "1", "--gpus-per-node", "1")
 TWO_TASKS = ("--nodes", "1", "--gpus-per-node", "2")

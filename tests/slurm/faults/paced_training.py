@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 
+import few_digits
 import torch
 
 from cluster_ddp.mnist import loop
@@ -61,6 +62,7 @@ def slow_fsync(descriptor: int) -> None:
     fsync(descriptor)
 
 
+few_digits.use()
 background_writer.PATIENCE_S = float(os.environ.get("PATIENCE_S", background_writer.PATIENCE_S))
 Checkpointer.step = paced_step  # type: ignore[method-assign]
 loop.F.nll_loss = poisoned_loss

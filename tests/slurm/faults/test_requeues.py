@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from chaos import faults
 from cluster import Cluster, Place, output, records
-from paced_run import ONE_TASK, PACED, TRAINING, TWO_TASKS, Run, start
+from paced_run import ONE_TASK, PACED, TWO_TASKS, Run, start
 from slowness import scaled
 
 from cluster_ddp.slurm import commands, job_status
@@ -125,10 +125,7 @@ def test_a_stale_stop_marker_queues_nothing_again(place: Place) -> None:
 
 
 def test_torchrun_passes_the_signal_on(place: Place) -> None:
-    command = ("python", "-m", "cluster_ddp.train")
-    training = (*TRAINING, "--epochs", "6")
-    nodes = ("--nodes", "2", "--gpus-per-node", "1", "--launcher", "torchrun")
-    run = start(place, nodes=nodes, command=command, training=training)
+    run = start(place, nodes=("--nodes", "2", "--gpus-per-node", "1", "--launcher", "torchrun"), pace_s=0.2)
     run.wait_for_step(6)
     run.slurm("scancel", "--signal=USR1", run.job)
     said = run.completed(restarts=1)
@@ -136,10 +133,9 @@ def test_torchrun_passes_the_signal_on(place: Place) -> None:
     assert "Resuming from" in said
 
 
-@pytest.mark.every_slurm
 def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path) -> None:
     """jobs/mnist_array.sbatch as users submit it: the one that is warned stops, saves and resumes."""
-    arguments = ("--dataset", "digits", "--epochs", "6", "--run-dir", f"{tmp_path}/{{}}")
+    arguments = ("--dataset", "digits", "--epochs", "4", "--run-dir", f"{tmp_path}/{{}}")
     rendered = slurm.job("mnist_array")
     text = rendered if isinstance(rendered, str) else rendered.read_text()
     script = text.replace(' "$@" || status', ' "${@/{\\}/$SLURM_ARRAY_TASK_ID}" || status')

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import few_digits
 import pytest
 import signal_handlers
 import torch
@@ -21,7 +22,7 @@ from ranks import Outcome, run_ranks, slurm_step
 
 import cluster_ddp
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.mnist import loop
+from cluster_ddp.mnist import data, loop
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.ranges import ranges
 from cluster_ddp.mnist.recipes import RECIPES, chosen, lr_factor
@@ -54,6 +55,8 @@ def digest(run_dir: Path) -> str:
 
 def in_rank(run_dir: Path, options: dict[str, Any], stop_at: int | None) -> None:
     """Train in a rank, which gets USR1 after so many updates, and slows down until all ranks stop."""
+    if options.pop("few", False):
+        few_digits.use()
     if stop_at is not None:
         step = cluster_ddp.Checkpointer.step
 
@@ -135,17 +138,21 @@ def test_warm_up_and_scaling_are_on_top_of_the_recipes_schedule(tmp_path: Path) 
 
 
 @pytest.mark.long
-def test_a_stopped_training_with_all_of_them_resumes_to_the_bit(tmp_path: Path) -> None:
-    options = {"model": "convnet", "accumulate": 3, "amp": "fp16", "batch_size": 30, "warmup_epochs": 0.5}
-    on_ranks(tmp_path / "whole", 2, **options)
-    on_ranks(tmp_path / "part", 2, stop_at=3, status=75, **options)
-    (resumed, _) = on_ranks(tmp_path / "part", 2, restarts=1, **options)
-    assert "of its 1437 samples seen" in resumed.output  # in the middle of the epoch
+def test_a_stopped_training_with_all_of_them_resumes_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"model": "convnet", "accumulate": 3, "amp": "fp16", "batch_size": 8, "warmup_epochs": 0.5}
+    few = {"few": True}  # CPUs take long for fp16
+    on_ranks(tmp_path / "whole", 2, **few, **options)
+    on_ranks(tmp_path / "part", 2, stop_at=3, status=75, **few, **options)
+    (resumed, _) = on_ranks(tmp_path / "part", 2, restarts=1, **few, **options)
+    assert "of its 360 samples seen" in resumed.output  # in the middle of the epoch
     assert digest(tmp_path / "part") == digest(tmp_path / "whole")
     assert len(curve(records(tmp_path / "part"))) == 8
     assert curve(records(tmp_path / "part")) == curve(records(tmp_path / "whole"))
 
     # The statistics of rank 0 are those that were tested, saved, and are tested again.
+    monkeypatch.setattr(data, "_digits", few_digits.few)
     loop.run(config(tmp_path / "test", model="convnet", amp="fp16", eval_only=True, resume=str(tmp_path / "part")))
     (tested,), (before,) = records(tmp_path / "test", "test"), records(tmp_path / "part", "test")
     assert tested["weights"] == str(tmp_path / "part" / "checkpoints" / "step-00000008.pt")

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Mapping
 from pathlib import Path
 
+import few_digits
 import pytest
 import torch
 from ranks import Outcome, run_ranks, slurm_step
@@ -34,12 +35,13 @@ def train_digits() -> None:
         step(self)
 
     Checkpointer.step = step_with_fault  # type: ignore[method-assign]
-    loop.run(TrainConfig(dataset="digits", epochs=2, test_batch_size=50, **json.loads(os.environ["OPTIONS"])))
+    few_digits.use()
+    loop.run(TrainConfig(dataset="digits", epochs=2, test_batch_size=13, **json.loads(os.environ["OPTIONS"])))
 
 
 def run(folder: Path, world_size: int = 3, **env: object) -> list[Outcome]:
     (folder / "logs").mkdir(exist_ok=True)
-    options = {"batch_size": 24, "checkpoint_every": "7steps", "log_interval": 4, **env.pop("options", {})}  # type: ignore[dict-item]
+    options = {"batch_size": 6, "checkpoint_every": "7steps", "log_interval": 4, **env.pop("options", {})}  # type: ignore[dict-item]
     texts: Mapping[str, str] = {
         key: value if isinstance(value, str) else json.dumps(value) for key, value in env.items()
     }

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 FORKS_RANKS = Path(__file__).with_name("forked_cases.py")
 RANKS = 2
 ENDINGS = {"success": 0, "USR1": 75, "TERM": 75, "exception": 1}
-WORKERS = [(0, False), (1, False), (1, True), (2, False), (2, True)]
+WORKERS = [(0, False), (1, True), (2, False)]
 OWN_WORKERS = {"top level": (1, False), "function": (2, True)}
 
 SCRIPT = """
