@@ -68,6 +68,12 @@ def verdict(answers: Sequence[Answer]) -> str:
     return "; ".join(f"{_names(group)} {_plural(words, len(group))}" for words, group in groups.items())
 
 
+def silent_nodes(answers: Sequence[Answer]) -> list[str]:
+    """Return the nodes of which no rank answers, unless no other node's does: a script can't do that to its node."""
+    heard = {one.host for one in answers if one.state != "gone"}
+    return sorted({one.host for one in answers} - heard) if heard else []
+
+
 def read(run_dir: Path) -> list[Answer]:
     """Return what the ranks' stack files say, by rank. A file that can't be read is left out."""
     found = []

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.contract import Env, File
 from cluster_ddp.files import atomic_write
-from cluster_ddp.runtime.failure import hang_verdict, stack_file, stacks, step_clock
+from cluster_ddp.runtime.failure import hang_verdict, sick_nodes, stack_file, stacks, step_clock
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.output import complain
 from cluster_ddp.runtime.rendezvous import arrivals
@@ -61,6 +61,7 @@ class HangWatch:
         self._episode, self._answered_at = 0, -1.0
         self._error: BaseException | None = None
         self._is_mute = False  # the store
+        self._silent_nodes: list[str] = []
         self._file: stack_file.StackFile | None = None
         self._workers = stack_file.WorkerStacks()
         self._thread = threading.Thread(target=self._watch, name="hangs", daemon=True)
@@ -88,6 +89,8 @@ class HangWatch:
             if not self.words:
                 self._answer()
                 self._tell(print_it=False)
+            for node in self._silent_nodes:
+                sick_nodes.note(os.environ, node, "its ranks do not answer")
         return self.words
 
     def answer(self, error: BaseException) -> None:
@@ -187,7 +190,7 @@ class HangWatch:
             if self.words:
                 return
             answers = self._collect()
-            self.words = hang_verdict.verdict(answers)
+            self.words, self._silent_nodes = hang_verdict.verdict(answers), hang_verdict.silent_nodes(answers)
             present = [one.rank for one in answers if not one.state]
             if self._error is None and self._topology.rank != min(present, default=self._topology.rank):
                 return

@@ -120,7 +120,10 @@ def test_a_hanging_rank_is_named(started: Started, name: str, rank: int) -> None
     last = said.partition("for the other ranks:")[2]
     assert verdict in last
     waits = rf"rank {1 - rank} on node\d waits in all_reduce( #\d+)? \(\w+\.py:\d+\)"
-    assert re.match(rf"{waits}; rank {rank} on node\d (is stopped|does not answer)", verdict), verdict
+    silent = re.match(rf"{waits}; rank {rank} on (node\d) (is stopped|does not answer)", verdict)
+    assert silent, verdict
+    noted = [path.read_text() for path in started[name].path.glob(File.SICK_NODES)]
+    assert noted == ([f"{silent[2]} its ranks do not answer\n"] if name == "other hangs" else [])  # else they share one
 
 
 def test_a_full_disk(started: Started) -> None:
