@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +94,9 @@ def _from_file(head: str, dumps: str) -> Answer:
         return answer
     place = stacks.place(stacks.of_text(dumps[max(aborted, timeout) :]))
     state = "aborted" if aborted >= 0 else "locked"
-    values = {**asdict(answer), "where": place.where, "doing": place.doing, "operation": place.collective}
-    return Answer(**{**values, "workers": answer.workers, "state": state})
+    # What the rank itself wrote of number and sizes is of an earlier collective.
+    at = replace(answer, where=place.where, doing=place.doing, operation=place.collective)
+    return replace(at, number=0, sizes="", state=state)
 
 
 def _words(one: Answer, *, with_sizes: bool) -> str:

@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import cluster_ddp
 from cluster_ddp.doctor.autopsy import autopsy
-from cluster_ddp.runtime.failure import step_clock
+from cluster_ddp.runtime.failure import hang_verdict, step_clock
+from cluster_ddp.runtime.failure.hang_verdict import Answer
 
 JOB_ID = 52_000 + os.getpid() % 2000
 HOST = os.uname().nodename
@@ -184,6 +185,15 @@ def test_mismatched_shapes(tmp_path: Path) -> None:
     at = rf"\({FILE}:{line('the collective')}\)"
     assert re.search(rf"rank 1 on {HOST} waits in all_reduce #\d+ of 1000 numbers {at}", verdict), verdict
     assert re.search(rf"rank 0 on {HOST} was aborted: .* waits in all_reduce {at}", verdict), verdict
+
+
+def test_the_dump_of_an_aborted_rank_is_newer_than_what_it_wrote(tmp_path: Path) -> None:
+    wrote = Answer(rank=0, host="node1", where="a.py:1", operation="all_reduce", number=1, sizes="1")
+    dump = 'Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  File "/x/b.py", line 7 in <module>\n'
+    (tmp_path / "stack-rank0.txt").write_text(f"{wrote.text()}\n{dump}")
+    assert hang_verdict.read(tmp_path) == [
+        Answer(rank=0, host="node1", where="b.py:7", doing="<module>", state="aborted")
+    ]
 
 
 def test_a_timeout_before_any_warning(tmp_path: Path) -> None:
