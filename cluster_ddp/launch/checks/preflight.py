@@ -22,7 +22,7 @@ from cluster_ddp.launch.checks import (
     nested_launchers,
     partition_access,
     performance_warnings,
-    tracker_libraries,
+    python_packages,
 )
 from cluster_ddp.launch.checks.performance_warnings import Advice
 from cluster_ddp.launch.planning import Plan
@@ -48,7 +48,7 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
         SpecError: the job can't work.
     """
     warnings = _environment(plan.spec) + exposed_tokens.advise(plan.spec)
-    tracker_libraries.check(plan.spec)
+    python_packages.check(plan.spec)
     if plan.request.function is None:
         if nested_launchers.CODE not in accepted:
             nested_launchers.check(plan.spec)
