@@ -3,7 +3,8 @@
 Each rank has a thread. It notes in the ranks' store where its rank is, now and then: so the last place is known of a
 rank that is gone. If no step, collective of `World` or batch came for the warning time, all ranks write where they are,
 and one of them prints the verdict. It is the lowest one that can. If rank 0, which serves the store, is stopped, the
-ranks read each other's files in the run directory.
+ranks read each other's files in the run directory. A rank that is cut off from the store leaves the verdict to those
+that are not.
 
 On GPUs (read in the sources of torch 2.15 only) the main thread waits in `nonblocking_wait`, or in C++ in a call of
 the script's own. torch's flight recorder then names NCCL's collective: it keeps 2,000 (FlightRecorder.hpp).
@@ -54,7 +55,8 @@ class HangWatch:
     """
 
     def __init__(self, topology: Topology, ask: Ask, *, warning_s: float, timeout_s: float) -> None:
-        self._topology, self._ask, self._warning_s = topology, ask, warning_s
+        self._topology, self._ask = topology, ask
+        self._warning_s, self._timeout_s = warning_s, timeout_s
         least_s = _EVERY_S_PER_RANK * topology.world_size
         self._every_s = max(0.05, min(_LONGEST_S, warning_s / 10, timeout_s / 10), least_s)
         self._stopped, self._told = threading.Event(), threading.Lock()
@@ -190,6 +192,9 @@ class HangWatch:
             if self.words:
                 return
             answers = self._collect()
+            if self._is_mute and (kept := self._kept()):
+                self.words = kept  # by a rank that reached the store: it knows more
+                return
             self.words, self._silent_nodes = hang_verdict.verdict(answers), hang_verdict.silent_nodes(answers)
             present = [one.rank for one in answers if not one.state]
             if self._error is None and self._topology.rank != min(present, default=self._topology.rank):
@@ -199,6 +204,18 @@ class HangWatch:
                     file.write(f"{self.words}\n".encode())
             if print_it:
                 complain(f"No step was completed for {self._warning_s:g} s: {self.words}.")
+
+    def _kept(self) -> str:
+        """The verdict on the present hang that another rank has written; "" if there is none."""
+        folder = self._run_dir()
+        if folder is None or self._file is None:
+            return ""
+        with contextlib.suppress(OSError):
+            hang = folder / File.HANG
+            age_s = self._file.path.stat().st_mtime - hang.stat().st_mtime  # by one clock, the file system's
+            if age_s < min(self._warning_s, self._timeout_s):
+                return hang.read_text(encoding="utf-8").rstrip()
+        return ""
 
     def _collect(self) -> list[Answer]:
         """Where each rank is: from the store, or from the run directory's files if the store does not answer."""

@@ -24,6 +24,8 @@ import cluster_ddp
 from cluster_ddp.doctor.autopsy import autopsy
 from cluster_ddp.runtime.failure import hang_verdict, step_clock
 from cluster_ddp.runtime.failure.hang_verdict import Answer
+from cluster_ddp.runtime.failure.hang_watch import HangWatch
+from cluster_ddp.slurm.topology import Topology
 
 JOB_ID = 52_000 + os.getpid() % 2000
 HOST = os.uname().nodename
@@ -194,6 +196,30 @@ def test_the_dump_of_an_aborted_rank_is_newer_than_what_it_wrote(tmp_path: Path)
     assert hang_verdict.read(tmp_path) == [
         Answer(rank=0, host="node1", where="b.py:7", doing="<module>", state="aborted")
     ]
+
+
+def test_a_rank_that_is_cut_off_keeps_to_the_verdict_of_those_that_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLUSTER_DDP_RUN_DIR", str(tmp_path))
+    here, hang = Topology.from_environ(slurm_step(1, 2, job_id=JOB_ID)), tmp_path / "hang.txt"
+
+    def verdict() -> str:
+        watch = HangWatch(here, lambda question, name: None, warning_s=60, timeout_s=60)
+        watch.start()
+        try:
+            return watch.verdict(RuntimeError("timed out"))
+        finally:
+            watch.stop()
+
+    own = verdict()
+    assert re.search(rf"rank 1 on {HOST} is in .*; rank 0 on .* does not answer", own), own
+    assert hang.read_text() == f"{own}\n"
+    hang.write_text("rank 1 does not answer\n")
+    assert verdict() == "rank 1 does not answer" == hang.read_text().rstrip()
+    long_ago = time.time() - 61
+    os.utime(hang, (long_ago, long_ago))  # an earlier hang's
+    assert verdict() == own
 
 
 def test_a_timeout_before_any_warning(tmp_path: Path) -> None:
