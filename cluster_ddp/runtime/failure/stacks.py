@@ -17,6 +17,12 @@ from pathlib import Path
 _PACKAGE = str(Path(__file__).parents[2]) + "/"
 _LIBRARIES = tuple({f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _LINE = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')
+# Functions of DDP's that wait for a collective in C++, by the sources of torch 2.15.
+_IN_CPP = {
+    "_distributed_broadcast_coalesced": "broadcast",  # of buffers, such as BatchNorm's, in the forward pass
+    "_sync_params_and_buffers": "broadcast",
+    "_verify_param_shape_across_processes": "all_gather",
+}
 _THREAD = re.compile(r"^(Current thread|Thread|Stack) ")
 
 
@@ -98,6 +104,8 @@ def place(stack: Sequence[Frame]) -> Place:
 def _collective(inner: Iterable[Frame]) -> str:
     """The collective of these frames, which are not the user's."""
     for frame in inner:
+        if frame.function in _IN_CPP and "/torch/" in frame.file:
+            return _IN_CPP[frame.function]
         if frame.file.endswith("torch/distributed/distributed_c10d.py"):
             if not frame.function.startswith("_") and frame.function != "wrapper":
                 return frame.function

@@ -79,6 +79,24 @@ def test_a_rank_that_skips_a_collective(tmp_path: Path) -> None:
     assert re.fullmatch(rf"{waits}; rank 1 on {HOST} is in skip \({FILE}:{line('the skip')}\)", verdict), verdict
 
 
+def skipping_before_batch_norm() -> None:
+    with cluster_ddp.distributed(
+        cuda=False, hang_warning_s=1, collective_timeout_s=float(os.environ["TIMEOUT_S"])
+    ) as world:
+        model = world.wrap(torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.BatchNorm1d(2)))
+        for number in range(2):
+            if number and world.rank == 1:
+                skip()
+            model(torch.ones(4, 1)).sum().backward()  # the forward pass
+            step_clock.note_step()
+
+
+def test_a_rank_that_skips_a_forward_pass_that_broadcasts_buffers(tmp_path: Path) -> None:
+    verdict = said(ranks(skipping_before_batch_norm, tmp_path), tmp_path)
+    waits = rf"rank 0 on {HOST} waits in broadcast( #\d+)? \({FILE}:{line('the forward pass')}\)"
+    assert re.fullmatch(rf"{waits}; rank 1 on {HOST} is in skip \({FILE}:{line('the skip')}\)", verdict), verdict
+
+
 def spinning() -> None:
     hang(lambda rank: spin() if rank == 1 else None)
 
