@@ -150,13 +150,16 @@ def _timed(connection: socket.socket, mode: int, data: bytes) -> float:
 
 
 def _bandwidth(connection: socket.socket) -> float | None:
-    """Bytes per second, by the median piece: where others compute on the cores, some pieces wait for one."""
+    """Bytes per second, by the median piece of the second half.
+
+    Where others compute on the cores, some pieces wait for one. And a link may let the first ones pass quickly.
+    """
     took: list[float] = []
     start = time.monotonic()
     with contextlib.suppress(OSError, EOFError):
         while time.monotonic() - start < _BANDWIDTH_S and len(took) < 64:
             took.append(_timed(connection, _SINK, bytes(_CHUNK)))
-    return _CHUNK / statistics.median(took) if took else None
+    return _CHUNK / statistics.median(took[len(took) // 2 :]) if took else None
 
 
 def judge(links: Sequence[Link]) -> list[Finding]:
