@@ -51,7 +51,7 @@ def started(slurm: Cluster, mnist: Path, tmp_path_factory: pytest.TempPathFactor
     array = slurm.submit(
         slurm.job("mnist_array"),
         folder,
-        *("--dry-run", "--data-dir", str(mnist)),
+        *("--dry-run", "--dataset", "digits"),
         options=("--array=0-1", "--nodes=2", "--ntasks-per-node=1", "--gres=gpu:1", f"--chdir={folder}"),
     )
     return Started(training, training_dir, array, folder / "runs")
@@ -171,7 +171,7 @@ def test_array_tasks_that_share_nodes(started: Started) -> None:
     topologies = [description["topology"] for description in descriptions]
     assert sorted(topology["array_task_id"] for topology in topologies) == [0, 1]
     job = started.array.job_id
-    assert {path.name for path in started.array_runs.iterdir()} == {f"mnist-{job}_{task}" for task in range(2)}
+    assert {path.name for path in started.array_runs.iterdir()} == {f"digits-{job}_{task}" for task in range(2)}
     assert sorted(description["config"]["seed"] for description in descriptions) == [0, 1]
     assert all(topology["world_size"] == topology["num_nodes"] == 2 for topology in topologies)
     ports = {topology["port_candidates"][0] for topology in topologies}

@@ -53,7 +53,18 @@ def test_ranks_have_sruns_environment_line_for_line(place: Place, options: tuple
 
 def test_the_same_training_stopped_and_queued_again(place: Place) -> None:
     """USR1 reaches all ranks, all is saved, status 75 queues the job again; the weights are srun's, bit for bit."""
-    training = ("--dataset", "digits", "--epochs", "2", "--batch-size", "6", "--checkpoint-every", "4steps")
+    training = (
+        "--dataset",
+        "digits",
+        "--epochs",
+        "2",
+        "--batch-size",
+        "6",
+        "--checkpoint-every",
+        "4steps",
+        "--model",
+        "convnet",
+    )
     elsewhere = (*TWO_BY_TWO[:-1], "--sbatch-options=--nodelist=node3,node4")
     alone = place.start(*elsewhere, "--launcher", "srun", "--", "python", PACED, *training)
     forked = (*TWO_BY_TWO, "--launcher", "fork", "--", "env", "PACE_S=0.15", "python", PACED, *training)

@@ -30,7 +30,8 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 
 def test_a_study_that_was_killed_measures_what_is_missing(slurm: Cluster, folder: Path) -> None:
-    words = ("--gpus", "1,2", "--one-at-a-time", "--dataset", "digits", "--epochs", "2", "--accept", "node-local-path")
+    training = ("--dataset", "digits", "--model", "convnet", "--epochs", "2")
+    words = ("--gpus", "1,2", "--one-at-a-time", *training, "--accept", "node-local-path")
     first = subprocess.Popen([*SCALING, *words], cwd=folder, env=dict(slurm.env), stdout=subprocess.PIPE, text=True)
     assert first.stdout is not None
     deadline = time.monotonic() + scaled(TIMEOUT_S)
@@ -62,7 +63,10 @@ def test_a_study_that_was_killed_measures_what_is_missing(slurm: Cluster, folder
 
     done = slurm.run(*SCALING, *words[:-2], "--epochs", "3", cwd=folder)
     assert done.returncode == 2
-    assert "it is the study of another job: --dataset digits --epochs 2 --accept node-local-path." in done.stderr
+    assert (
+        "it is the study of another job: --dataset digits --model convnet --epochs 2 --accept node-local-path."
+        in done.stderr
+    )
 
 
 def test_a_script_that_knows_nothing_of_us(slurm: Cluster, folder: Path) -> None:

@@ -44,18 +44,17 @@ def cluster_env(slurm: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 @pytest.fixture(scope="module")
-def long_ones(slurm: Cluster, mnist: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def long_ones(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The trainings, which run beside the other tests."""
     place = Place(slurm, tmp_path_factory.mktemp("it's training"))
-    data = ("--data-dir", str(mnist))
     return {
         "function": place.start(*TWO_BY_TWO, "--launcher", "srun", *DIGITS, "--lr", "0.5"),
-        "command": place.start("--nodes", "2", "--", *TRAIN, *data, "--dry-run"),
+        "command": place.start("--nodes", "2", "--", *TRAIN, "--dataset", "digits", "--dry-run"),
     }
 
 
 TRAIN = ("python", "-m", "cluster_ddp.train")
-DIGITS = ("--dataset", "digits", "--epochs", "2", "--batch-size", "8")
+DIGITS = ("--dataset", "digits", "--epochs", "2", "--batch-size", "8", "--model", "convnet")
 
 
 def test_the_first_one_starts_the_long_ones(long_ones: dict[str, Path]) -> None:

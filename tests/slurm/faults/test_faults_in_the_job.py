@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Place
-from paced_run import ONE_TASK, PACED, TRAINING, TWO_TASKS, Run, Started, start
+from paced_run import LARGE, ONE_TASK, PACED, TRAINING, TWO_TASKS, Run, Started, start
 from slowness import scaled
 
 from cluster_ddp.contract import File
@@ -34,6 +34,7 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
         "full disk": start(
             place,
             nodes=ONE_TASK,
+            training=LARGE,
             command=wrapped(full, *PACED),
             run_dir=folder / "full",
             pace_s=0,
@@ -42,6 +43,7 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
         "room in the end": start(
             place,
             nodes=ONE_TASK,
+            training=LARGE,
             command=wrapped(f"{full}\n{ROOM_IN_THE_END.format(folder=folder)}", *PACED),
             run_dir=folder / "full",
             pace_s=0,
@@ -119,7 +121,7 @@ def test_a_hanging_rank_is_named(started: Started, name: str, rank: int) -> None
     verdict = (started[name].path / File.HANG).read_text().strip()
     last = said.partition("for the other ranks:")[2]
     assert verdict in last
-    waits = rf"rank {1 - rank} on node\d waits in all_reduce( #\d+)? \(\w+\.py:\d+\)"
+    waits = rf"rank {1 - rank} on node\d waits in (?:all_reduce|broadcast)( #\d+)? \(\w+\.py:\d+\)"
     silent = re.match(rf"{waits}; rank {rank} on (node\d) (is stopped|does not answer)", verdict)
     assert silent, verdict
     noted = [path.read_text() for path in started[name].path.glob(File.SICK_NODES)]

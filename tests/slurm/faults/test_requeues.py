@@ -135,7 +135,7 @@ def test_torchrun_passes_the_signal_on(place: Place) -> None:
 
 def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path) -> None:
     """jobs/mnist_array.sbatch as users submit it: the one that is warned stops, saves and resumes."""
-    arguments = ("--dataset", "digits", "--epochs", "4", "--run-dir", f"{tmp_path}/{{}}")
+    arguments = ("--dataset", "digits", "--model", "convnet", "--epochs", "4", "--run-dir", f"{tmp_path}/{{}}")
     rendered = slurm.job("mnist_array")
     text = rendered if isinstance(rendered, str) else rendered.read_text()
     script = text.replace(' "$@" || status', ' "${@/{\\}/$SLURM_ARRAY_TASK_ID}" || status')
@@ -156,7 +156,7 @@ def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path
 @pytest.mark.every_slurm
 def test_preemption_while_a_save_is_under_way(place: Place, uninterrupted: list[dict]) -> None:
     """7, 8, 17. An urgent job takes the nodes while a checkpoint is being written to a slow disk."""
-    run = start(place, FSYNC_S="0.5")
+    run = start(place, pace_s=0.2, FSYNC_S="0.5")
     run.wait_for(lambda: list(run.path.glob("checkpoints/.step-*.tmp")))
     urgent = place.slurm.submit(URGENT, place.folder)
     urgent.succeed()

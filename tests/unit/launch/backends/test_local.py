@@ -194,7 +194,9 @@ def test_a_function_returns_its_result_on_rank_0() -> None:
 
 
 def test_the_reference_job_returns_its_figures() -> None:
-    job = submit(function=Train(("--dataset", "digits", "--epochs", "1", "--no-cuda", "--no-save-model")))
+    job = submit(
+        function=Train(("--dataset", "digits", "--model", "convnet", "--epochs", "1", "--no-cuda", "--no-save-model"))
+    )
     result = job.result(timeout_s=scaled(120))
     assert result.run_dir == job.run_dir
     assert 0.2 < result.accuracy < 1 and result.loss > 0 and result.samples_per_s > 0

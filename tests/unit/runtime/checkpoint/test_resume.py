@@ -36,7 +36,8 @@ def train_digits() -> None:
 
     Checkpointer.step = step_with_fault  # type: ignore[method-assign]
     few_digits.use()
-    loop.run(TrainConfig(dataset="digits", epochs=2, test_batch_size=13, **json.loads(os.environ["OPTIONS"])))
+    options = {"model": "convnet", "epochs": 2, "test_batch_size": 13, **json.loads(os.environ["OPTIONS"])}
+    loop.run(TrainConfig(dataset="digits", **options))
 
 
 def run(folder: Path, world_size: int = 3, **env: object) -> list[Outcome]:
