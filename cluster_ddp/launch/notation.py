@@ -65,7 +65,7 @@ def field_error(name: str, value: object, legal: str) -> SpecError:
     """Return the error of a field with an illegal value. Its hint has the value in the legal form, if that is clear."""
     meant = _meant(name, value) if isinstance(value, str) else None
     hint = f"--{name} {meant}" if meant else _EXAMPLES.get(name, f"change {name}")
-    return SpecError(f"A job with {name}={value!r}:", f"{name} must be {legal}.", hint)
+    return SpecError(f"A job with {name} {value!r}:", f"{name} must be {legal}.", hint)
 
 
 def _meant(name: str, value: str) -> str | None:
