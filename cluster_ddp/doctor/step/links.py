@@ -7,6 +7,7 @@ links are tried on such ports: a firewall may open the master's port only.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 import statistics
 import struct
@@ -150,16 +151,18 @@ def _timed(connection: socket.socket, mode: int, data: bytes) -> float:
 
 
 def _bandwidth(connection: socket.socket) -> float | None:
-    """Bytes per second, by the median piece of the second half.
+    """Bytes per second, by the median of the pieces that arrived in the second half of the time.
 
     Where others compute on the cores, some pieces wait for one. And a link may let the first ones pass quickly.
     """
-    took: list[float] = []
-    start = time.monotonic()
+    arrived = [time.monotonic()]
     with contextlib.suppress(OSError, EOFError):
-        while time.monotonic() - start < _BANDWIDTH_S and len(took) < 64:
-            took.append(_timed(connection, _SINK, bytes(_CHUNK)))
-    return _CHUNK / statistics.median(took[len(took) // 2 :]) if took else None
+        while arrived[-1] - arrived[0] < _BANDWIDTH_S and len(arrived) <= 64:
+            _timed(connection, _SINK, bytes(_CHUNK))
+            arrived.append(time.monotonic())
+    half = (arrived[0] + arrived[-1]) / 2
+    took = [end - start for start, end in itertools.pairwise(arrived) if end > half]
+    return _CHUNK / statistics.median(took) if took else None
 
 
 def judge(links: Sequence[Link]) -> list[Finding]:

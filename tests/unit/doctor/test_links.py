@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
+from types import SimpleNamespace
 
 import pytest
 
 from cluster_ddp.doctor.step import links
 
 
-def test_pieces_that_wait_for_a_core_do_not_make_a_link_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = itertools.cycle([0.002, 0.3, 0.002])
-    monkeypatch.setattr(links, "_timed", lambda connection, mode, data: next(seconds))
+def measured(monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float]) -> links.Link:
+    """A link whose pieces take so long, by a clock of its own."""
+    clock, each = SimpleNamespace(now=0.0), iter(seconds)
+
+    def timed(connection: object, mode: int, data: bytes) -> float:
+        if mode == links._SINK:
+            clock.now += next(each)
+        return 0.0001
+
+    monkeypatch.setattr(links, "_timed", timed)
+    monkeypatch.setattr(links, "time", SimpleNamespace(monotonic=lambda: clock.now))
     listener = links.Listener()
     try:
-        link = links.measure("node1", "node2", "127.0.0.1", listener.port)
-        assert not links.judge([link]), link
-        seconds = itertools.cycle([0.02])
-        link = links.measure("node1", "node2", "127.0.0.1", listener.port)
+        return links.measure("node1", "node2", "127.0.0.1", listener.port)
     finally:
         listener.close()
-    assert [found.evidence for found in links.judge([link])] == ["node1 -> node2 52 MB/s."]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "slow"),
+    [
+        (itertools.cycle([0.002, 0.3, 0.002]), []),  # some pieces wait for a core that others compute on
+        (itertools.cycle([0.02]), ["node1 -> node2 52 MB/s."]),
+        # A policer lets a second's worth pass at once.
+        (itertools.chain([0.004] * 10, itertools.cycle([0.4])), ["node1 -> node2 3 MB/s."]),
+    ],
+    ids=["busy cores", "slow", "slow after a burst"],
+)
+def test_a_link_is_slow_by_most_of_its_pieces(
+    monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float], slow: list[str]
+) -> None:
+    assert [found.evidence for found in links.judge([measured(monkeypatch, seconds)])] == slow
