@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from lab import KILL_WAIT_S, Lab, Run, difference
@@ -70,9 +71,8 @@ def one_that_hangs_is_named(lab: Lab, *, cuda_graph: bool) -> None:
     run = _with_fault(lab, "STOP", hangs=(lab.last_rank,), timeout_s=180, **config)
     others = run.statuses if lab.srun is not None else run.statuses[: lab.last_rank]
     assert all(status not in (0, 75, None) for status in others), f"exit statuses {run.statuses}:\n{run.text}"
-    named = [line for line in run.text.splitlines() if "did not answer" in line]
-    assert len(named) >= 1 and f"rank {lab.last_rank} on " in named[0], run.text
-    assert "rank 0 on " not in named[0], run.text
+    named = re.findall(r"rank (\d+) on \S+ (?:did not answer|does not answer|is stopped)", run.text)
+    assert set(named) == {str(lab.last_rank)}, run.text
     if lab.srun is None:  # Slurm kills the one that is stopped after KillWait only
         assert run.after_fault_s < _TIMEOUT_S + KILL_WAIT_S, f"gone after {run.after_fault_s:.1f} s"
 
