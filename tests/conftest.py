@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import signal_handlers
+import slowness
 
 from cluster_ddp.sandbox import cluster, releases
 
@@ -58,9 +59,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (_UNIT in item.path.parents, order.get(item.path.name, len(order))))
 
 
-def pytest_configure() -> None:
-    """Name this run, for its sandboxes."""
-    os.environ.setdefault("PYTEST_RUN", str(os.getpid()))  # processes that pytest-xdist starts inherit it
+def pytest_configure(config: pytest.Config) -> None:
+    """Name this run, for its sandboxes. Measure the machine before pytest-xdist's processes make it busy."""
+    os.environ.setdefault("PYTEST_RUN", str(os.getpid()))  # they inherit it, and the slowness
+    if config.getoption("numprocesses", None):
+        slowness.slowness()
 
 
 def pytest_unconfigure() -> None:

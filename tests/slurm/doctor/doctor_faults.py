@@ -512,6 +512,11 @@ HEALTHY = (
     ),
     Variant(title="two steps at once, the first"),
     Variant(title="two steps at once, the second"),
-    Variant(title="torch that takes seconds to import", before=('PYTHONPATH="$PWD/slow:$PYTHONPATH"',), arguments=()),
+    Variant(
+        title="torch that takes seconds to import",
+        options=("--nodes=1", "--ntasks-per-node=2"),
+        before=('PYTHONPATH="$PWD/slow:$PYTHONPATH"',),
+        arguments=(),
+    ),
 )
 """Array tasks: test_doctor.py submits an array."""

@@ -293,14 +293,14 @@ def test_the_doctor_is_submitted_with_the_options_of_a_job(place: Place, healthy
     assert refused.returncode == 2 and "leave out --array" in refused.stderr
 
 
-@pytest.mark.parametrize("launcher", ["srun", "torchrun", "fork"])
-def test_a_job_begins_with_the_doctor(launcher: str, place: Place, healthy: dict[str, Future[Said]]) -> None:
+@pytest.mark.parametrize(("launcher", "gpus"), [("srun", 1), ("torchrun", 2), ("fork", 2)])
+def test_a_job_begins_with_the_doctor(launcher: str, gpus: int, place: Place, healthy: dict[str, Future[Said]]) -> None:
     script = place.folder / "begins.py"
     script.write_text("print('The training begins.')\n")
-    command = ("--launcher", launcher, "--nodes", "2", "--gpus-per-node", "2", "--doctor")
+    command = ("--launcher", launcher, "--nodes", "2", "--gpus-per-node", str(gpus), "--doctor")
     run = place.start(*command, "--", "python", str(script))
     said = place.completed(run)
-    assert "No problem found." in said and said.count("The training begins.") == 4
+    assert "No problem found." in said and said.count("The training begins.") == 2 * gpus
     broken = place.start(*command, "--setup", "export GLOO_SOCKET_IFNAME=ib0", "--", "python", str(script))
     assert place.end_of(broken).state == "FAILED"
     said = output(broken)
