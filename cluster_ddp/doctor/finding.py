@@ -30,11 +30,15 @@ class Finding:
     ranks: tuple[int, ...] = ()
     """The ranks that have the problem; empty if it is not a matter of ranks."""
     host: str = ""
-    """The host of those ranks."""
+    """The host of those ranks, or the node that has the problem."""
 
     def seen_by(self, rank: int, host: str) -> Finding:
         """Return the same finding, with the rank that has it."""
         return replace(self, ranks=(rank,), host=host)
+
+    def seen_on(self, host: str) -> Finding:
+        """Return the same finding, with the node that has it."""
+        return replace(self, host=host)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -48,8 +52,15 @@ class Finding:
 
     @staticmethod
     def of_error(check: str, error: ClusterDDPError) -> Finding:
-        """Return an error of this package as a finding."""
+        """Return an error of this package as a finding: first what failed."""
         return Finding(check=check, what=error.asked.rstrip(":") + " failed.", evidence=error.found, hint=error.hint)
+
+    @staticmethod
+    def of_cause(check: str, error: ClusterDDPError) -> Finding:
+        """Return an error of this package as a finding: first its cause, the first sentence of what was found."""
+        cause, _, rest = error.found.partition(". ")
+        what = cause[0].upper() + cause[1:].rstrip(".") + "."
+        return Finding(check=check, what=what, evidence=rest or error.asked.rstrip(":") + " failed.", hint=error.hint)
 
     def __str__(self) -> str:
         """Return it as three lines."""
@@ -59,7 +70,7 @@ class Finding:
 def folded(findings: Iterable[Finding]) -> list[Finding]:
     """Make one finding of those that several ranks have. Errors come first, else the order stays.
 
-    Those of contradicting variables name the rank in their first sentence: one hint makes them one.
+    Those of contradicting variables have the rank's values in their first sentence: one hint makes them one.
     """
     same: dict[tuple[str, str, bool], list[Finding]] = {}
     for one in findings:
@@ -84,12 +95,12 @@ def _folded(same: Sequence[Finding]) -> Finding:
 
 
 def _who(those: Sequence[Finding]) -> str:
-    """The ranks and hosts of findings, such as "ranks 0-3 (node1, node2): "; empty without ranks."""
+    """The ranks and hosts of findings, such as "ranks 0-3 (node1, node2): " or "node1, node2: "; empty without."""
     ranks = sorted({rank for one in those for rank in one.ranks})
-    if not ranks:
-        return ""
     hosts = list(dict.fromkeys(one.host for one in those if one.host))
     shown = ", ".join(hosts[:_SHOWN_AT_MOST]) + (" …" if len(hosts) > _SHOWN_AT_MOST else "")
+    if not ranks:
+        return f"{shown}: " if shown else ""
     return f"{shown_ranks(ranks)}{f' ({shown})' if shown else ''}: "
 
 

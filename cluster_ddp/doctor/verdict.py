@@ -61,7 +61,7 @@ class Verdict:
         lines = [f"cluster-ddp doctor: {self.subject}"]
         lines += [f"  {name:12} ok  {seconds:5.1f} s  {measured}".rstrip() for name, seconds, measured in self.tiers]
         if self.broken_tier:
-            lines.append(f"  {self.broken_tier:12} broken")
+            lines.append(f"  {self.broken_tier:12} problem")
         errors = [one for one in self.findings if not one.is_warning]
         for one in errors[:1]:
             lines.append(f"error: {one}")
@@ -71,6 +71,8 @@ class Verdict:
         lines += [f"warning: {one}" for one in self.findings if one.is_warning]
         if not self.findings:
             lines.append("No problem found.")
+        if self.broken_tier:
+            lines.append(f"Ending with exit status {USAGE_EXIT_STATUS}.")
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:

@@ -63,10 +63,15 @@ def shared_memory(site: Site) -> Iterator[Finding]:
     finally:
         with contextlib.suppress(OSError):  # read-only
             path.unlink()
-    free_mib = status.f_bavail * status.f_frsize // _MIB
+    free_mib, size_mib = (blocks * status.f_frsize // _MIB for blocks in (status.f_bavail, status.f_blocks))
     if free_mib < _LEAST_SHM_MIB:
-        what = "/dev/shm is almost full or small: workers of a DataLoader end with a bus error."
-        yield Finding(check="shared_memory", what=what, evidence=f"{free_mib} MiB free", hint=hint)
+        is_small = size_mib < 2 * _LEAST_SHM_MIB
+        what = (
+            f"/dev/shm is {'small' if is_small else 'almost full'}: workers of a DataLoader would end with a bus error."
+        )
+        hint = hint if is_small else "remove what earlier jobs have left there: ls -l /dev/shm"
+        evidence = f"{free_mib} of {size_mib} MiB free"
+        yield Finding(check="shared_memory", what=what, evidence=evidence, hint=hint)
 
 
 def _folder(mount: Path) -> Path | None:

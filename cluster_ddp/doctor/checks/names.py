@@ -43,7 +43,9 @@ def master_address(site: Site) -> Iterator[Finding]:
         hint = f"correct /etc/hosts on {site.host}: getent hosts {name}"
         if "MASTER_ADDR" in site.env:
             hint = "unset MASTER_ADDR in the batch script and in your shell's start files"
-        yield _wrong_address(site, "The address of rank 0's host leads each node to itself.", f"it is {first}", hint)
+        yield _wrong_address(
+            site, "The address of rank 0's host is loopback: it leads each node to itself.", f"it is {first}", hint
+        )
     elif first.is_link_local:
         what = "The address of rank 0's host is link-local: no other network reaches it."
         hint = f"export MASTER_ADDR=<another address of {name}>: getent ahosts {name}; or correct DNS"
@@ -62,7 +64,7 @@ def _wrong_address(site: Site, what: str, evidence: str, hint: str) -> Finding:
     return Finding(
         check="master_address",
         what=what,
-        evidence=f"{said}; {evidence} here",
+        evidence=f"{said}; {evidence}",
         hint=hint,
         sick_nodes=() if is_set else (site.host,),
     )
@@ -86,7 +88,7 @@ def own_name(site: Site) -> Iterator[Finding]:
     interface = next(filter(None, map(interface_towards, others)), None) or "eth0"
     yield Finding(
         check="own_name",
-        what="A node's own name does not lead to its network: gloo would listen where no other node reaches it.",
+        what="A node's own name does not resolve to an address that other nodes reach; gloo would listen there.",
         evidence=evidence,
         hint=f"export GLOO_SOCKET_IFNAME={interface} (scripts that call cluster_ddp.distributed choose it themselves)",
         is_warning=True,

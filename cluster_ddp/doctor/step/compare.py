@@ -114,10 +114,10 @@ def missing(topology: Topology | None, world_size: int, reports: Reports, waited
     return [
         Finding(
             check="missing_ranks",
-            what=f"{len(absent)} of {world_size} ranks did not start: {who}.",
-            evidence=f"{shown_ranks(sorted(reports))} reported, from {where}; waited {waited_s:g} s",
-            hint="read those tasks' output (python missing there? module? conda?); for a slow start: --wait-s 120; "
-            f"else leave the node out: --exclude={','.join(nodes) or 'NODE'}",
+            what=f"{len(absent)} of {world_size} ranks did not report within {waited_s:g} s: {who}.",
+            evidence=f"{shown_ranks(sorted(reports))} reported, from {where}",
+            hint="look there for what hangs or is missing (python, module, conda, a file system); for a slow start: "
+            f"--wait-s 120{f'; leave out: --exclude={chr(44).join(nodes)}' if nodes else ''}",
             sick_nodes=tuple(nodes),
         )
     ]
@@ -155,17 +155,17 @@ def _other_master(topology: Topology, reports: Reports) -> list[Finding]:
     if not own:
         return []
     found = []
-    for rank, report in reports.items():
+    for report in reports.values():
         theirs = report["facts"].get("master")
         if theirs and theirs[0] not in own:
             name, host = topology.master_addr, str(report["host"])
             found.append(
                 Finding(
                     check="other_master",
-                    what=f"The name of rank 0's host, {name}, leads to another machine.",
-                    evidence=f"it is {theirs[0]} there; rank 0's host, {reports[0]['host']}, has {', '.join(own)}",
-                    hint="unset MASTER_ADDR, or correct DNS and /etc/hosts on those nodes: getent hosts " + name,
-                ).seen_by(rank, host)
+                    what=f"The name of rank 0's host, {name}, resolves to another machine.",
+                    evidence=f"{theirs[0]}; rank 0's host, {reports[0]['host']}, has {', '.join(own)}",
+                    hint=f"correct DNS or /etc/hosts there: getent hosts {name}; unset MASTER_ADDR if it is set",
+                ).seen_on(host)
             )
     return found
 
@@ -189,16 +189,13 @@ def _unequal(reports: Reports, fact: str, what: str, hint: Callable[[str], str],
     for name in sorted({name for report in having.values() for name in report["facts"][fact]}):
         values = {rank: report["facts"][fact].get(name, "unset") for rank, report in having.items()}
         if len(set(values.values())) > 1:
-            found += [
-                Finding(
-                    check=fact,
-                    what=what.format(name),
-                    evidence=f"{name} {value}" if fact == "versions" else f"{name}={value}",
-                    hint=hint(name),
-                    is_warning=not error,
-                ).seen_by(rank, str(having[rank]["host"]))
-                for rank, value in values.items()
-            ]
+            for rank, value in values.items():
+                evidence = f"{name} {value}" if fact == "versions" else f"{name}={value}"
+                one = Finding(
+                    check=fact, what=what.format(name), evidence=evidence, hint=hint(name), is_warning=not error
+                )
+                host = str(having[rank]["host"])
+                found.append(one.seen_on(host) if fact == "versions" else one.seen_by(rank, host))
     return found
 
 
@@ -214,7 +211,7 @@ def _data(reports: Reports) -> list[Finding]:
             evidence=value,
             hint="copy it again to those nodes; or keep it on a file system that all nodes share",
             sick_nodes=() if value == usual else (str(reports[rank]["host"]),),
-        ).seen_by(rank, str(reports[rank]["host"]))
+        ).seen_on(str(reports[rank]["host"]))
         for rank, value in values.items()
     ]
 
@@ -259,7 +256,7 @@ def _one_cpu(reports: Reports) -> list[Finding]:
 
 def _clock(reports: Reports) -> list[Finding]:
     found = []
-    for rank, report in reports.items():
+    for report in reports.values():
         if report.get("by") == "tcp":
             ahead_s = float(report["sent_at"]) - float(report["received_at"])
             if abs(ahead_s) > _CLOCK_S:
@@ -271,6 +268,6 @@ def _clock(reports: Reports) -> list[Finding]:
                         hint="tell your site (chronyc tracking); Slurm's own messages fail from 5 minutes on (munge)",
                         is_warning=True,
                         sick_nodes=(str(report["host"]),),
-                    ).seen_by(rank, str(report["host"]))
+                    ).seen_on(str(report["host"]))
                 )
     return found

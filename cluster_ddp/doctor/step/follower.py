@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,7 +27,7 @@ from cluster_ddp.doctor.step.rank import (
 from cluster_ddp.doctor.step.spoke import Spoke
 from cluster_ddp.errors import USAGE_EXIT_STATUS
 
-# How long the others wait with a bad status: srun may end all tasks after the first, and rank 0's is to be that.
+# How long the others wait with a bad status.
 _LAST_S = 1.0
 
 
@@ -65,8 +67,7 @@ class Follower(Rank):
             self._spoke.send(works[tier](told), timeout_s=SETTLE_S)
         if told is not None:
             self._spoke.close()
-            time.sleep(_LAST_S if told["status"] else 0.0)
-            return int(told["status"])
+            return _after_rank_0(int(told["status"]))
         return self._speak_without_rank_0()
 
     def _speak_without_rank_0(self) -> int:
@@ -88,3 +89,14 @@ class Follower(Rank):
         self.verdict.show(as_json=self.options.as_json, exclude_file=self.options.exclude_file)
         hub.tell({"tier": "end", "status": USAGE_EXIT_STATUS})
         return USAGE_EXIT_STATUS
+
+
+def _after_rank_0(status: int) -> int:
+    """Wait, if the status is bad: srun may end all tasks with TERM after the first, whose error is to be rank 0's.
+
+    That must not become the step's status: srun's is the highest of its tasks', and that of a TERM is 143.
+    """
+    if status:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
+        time.sleep(_LAST_S)
+    return status

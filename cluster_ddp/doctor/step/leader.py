@@ -83,7 +83,7 @@ class Leader(Rank):
         found += compare.same_rank(self._hub.twice)
         found += compare.missing(self.place.topology, self.place.world_size, reports, waited_s)
         if self._hub.port_error is not None:
-            found.append(Finding.of_error("master_port", self._hub.port_error))
+            found.append(Finding.of_cause("master_port", self._hub.port_error))
         if self.place.topology is not None:
             found += compare.differences(self.place.topology, reports)
             found += self._unreached(reports)

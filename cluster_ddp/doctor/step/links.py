@@ -186,8 +186,8 @@ def _failed(links: Sequence[Link]) -> list[Finding]:
         found.append(
             Finding(
                 check="links",
-                what=f"Nodes do not reach each other: {kind}.",
-                evidence=f"{ways}, on a port that the system chose, as gloo and NCCL do.",
+                what=f"Nodes can't connect to others: {kind}.",
+                evidence=f"{ways}, on a port of ip_local_port_range, as gloo and NCCL use",
                 hint=_HINTS.get(kind or "", "try it on those nodes: nc -l 0 and nc NODE PORT"),
                 sick_nodes=_common(those, links),
             )
@@ -200,13 +200,15 @@ def _large(links: Sequence[Link]) -> list[Finding]:
     if not those:
         return []
     ways = ", ".join(f"{link.source} -> {link.target}" for link in those)
+    sick = _common(those, links)
+    without = f"; leave out the node: --exclude={sick[0]}" if sick else ""
     return [
         Finding(
             check="large_packets",
-            what="Small messages pass between nodes, large ones hang: packets are larger than the way allows (MTU).",
+            what="Small messages pass between nodes, large ones hang, as where packets are larger than a link's MTU.",
             evidence=f"{ways}: 1 byte came back, {_LARGE // 1024} KiB did not within {_LARGE_S:g} s.",
-            hint="compare the MTUs: ip link; try: ping -M do -s 1472 NODE; leave out the node: --exclude=NODE",
-            sick_nodes=_common(those, links),
+            hint=f"compare the MTUs: ip link; try: ping -M do -s 1472 NODE, with jumbo frames -s 8972{without}",
+            sick_nodes=sick,
         )
     ]
 

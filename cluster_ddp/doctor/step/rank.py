@@ -88,7 +88,7 @@ class Rank:
         """Return the report of tier 1: this node alone."""
         self.report = message = self.message("nodes", findings=[], facts={}, port=None)
         if self.place.error is not None:
-            message["findings"] = [Finding.of_error("topology", self.place.error).to_json()]
+            message["findings"] = [Finding.of_cause("topology", self.place.error).to_json()]
         elif self.place.topology is not None:
             site = Site(
                 env=self.env,
@@ -150,8 +150,13 @@ class Rank:
 
 
 def findings(rank: int, report: Message) -> list[Finding]:
-    """Return what a rank has found in tier 1."""
-    return [Finding.from_json(value).seen_by(rank, str(report["host"])) for value in report["findings"]]
+    """Return what a rank has found in tier 1: for itself, or for its node."""
+    host = str(report["host"])
+    found = [Finding.from_json(value) for value in report["findings"]]
+    return [one.seen_on(host) if one.check in _OF_NODES else one.seen_by(rank, host) for one in found]
+
+
+_OF_NODES = {one.name for one in all_checks.ALL if one.on == "node"}
 
 
 _WAYS = {

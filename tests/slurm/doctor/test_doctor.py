@@ -220,6 +220,17 @@ def test_the_first_finding_names_the_fault_of_the_network(
             allocation.on_node(node, lines)
 
 
+def test_the_status_is_the_verdicts_though_srun_ends_the_tasks(
+    at_once: dict[str, Future[Said]], allocation: Allocation
+) -> None:
+    """After the first bad status srun sends TERM to the others."""
+    for one in at_once.values():
+        one.exception()
+    command = ("env", "GLOO_SOCKET_IFNAME=ib0", sys.executable, "-m", "cluster_ddp.doctor", "--quick")
+    status, out, errors = allocation.step("ended", command, [*STEP, "--kill-on-bad-exit=1"])
+    assert (status, "GLOO_SOCKET_IFNAME names an interface" in out + errors) == (2, True), out + errors
+
+
 @pytest.mark.parametrize("variant", faults.HEALTHY, ids=lambda variant: variant.title)
 def test_no_alarm(variant: Variant, healthy: dict[str, Future[Said]]) -> None:
     said = healthy[variant.title].result()

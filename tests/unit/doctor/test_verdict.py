@@ -38,13 +38,14 @@ def test_one_screen() -> None:
     ]
     assert str(verdict(SLOW, SICK)).splitlines() == [
         "cluster-ddp doctor: 2 ranks on node1, node2",
-        "  nodes        broken",
+        "  nodes        problem",
         "error: It is full.",
         "  no space.",
         "  Hint: rm",
         "warning: It is slow.",
         "  9 MB/s.",
         "  Hint: --exclude",
+        "Ending with exit status 2.",
     ]
 
 
