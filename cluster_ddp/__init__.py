@@ -40,7 +40,6 @@ from cluster_ddp.errors import (
 )
 
 if TYPE_CHECKING:
-    from cluster_ddp.api import submit, submit_array
     from cluster_ddp.jobs.job import Job
     from cluster_ddp.launch.spec import JobSpec
     from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
@@ -50,12 +49,13 @@ if TYPE_CHECKING:
     from cluster_ddp.runtime.finite import FiniteCheck
     from cluster_ddp.runtime.meter import Meter
     from cluster_ddp.runtime.model.learning_rate import lr_scale, with_warmup
-    from cluster_ddp.runtime.model.weights import load_weights
+    from cluster_ddp.runtime.model.load_weights import load_weights
     from cluster_ddp.runtime.progress_bar import Progress
     from cluster_ddp.runtime.run_dir.run_dir import RunDir
     from cluster_ddp.runtime.stop_signals import Stopped
     from cluster_ddp.runtime.world import World
     from cluster_ddp.slurm.topology import Topology
+    from cluster_ddp.submit_api import submit, submit_array
 
 __all__ = [
     "CheckpointError",
@@ -111,10 +111,10 @@ _MODULES = {
     "Topology": "slurm.topology",
     "World": "runtime.world",
     "distributed": "runtime.distributed",
-    "load_weights": "runtime.model.weights",
+    "load_weights": "runtime.model.load_weights",
     "lr_scale": "runtime.model.learning_rate",
-    "submit": "api",
-    "submit_array": "api",
+    "submit": "submit_api",
+    "submit_array": "submit_api",
     "with_warmup": "runtime.model.learning_rate",
 }
 

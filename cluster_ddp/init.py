@@ -18,7 +18,7 @@ from pathlib import Path
 from cluster_ddp.errors import SlurmError, SpecError, exit_on_error, nearest
 from cluster_ddp.launch import task_command
 from cluster_ddp.launch.checks import feasibility
-from cluster_ddp.launch.cli import first_settings, options
+from cluster_ddp.launch.cli import first_cluster_toml, options
 from cluster_ddp.launch.cli.site_config import FILE_NAME
 from cluster_ddp.launch.render import render
 from cluster_ddp.launch.spec import JobSpec
@@ -66,7 +66,7 @@ def _init(asked: argparse.Namespace) -> int:
     if account is not None and account in known and account not in fit:
         others = f" It names {' and '.join(fit)}." if fit else ""
         print(f"warning: The partition {partition} does not name the account {account}.{others}", file=sys.stderr)
-    settings = first_settings.text(groups, partition=partition, account=account, accounts=known, modules=_modules())
+    settings = first_cluster_toml.text(groups, partition=partition, account=account, accounts=known, modules=_modules())
     _write(Path(FILE_NAME), settings)
     print(f"Written: {FILE_NAME}")
     if script is not None and job_script is not None:

@@ -19,7 +19,7 @@ from cluster_ddp.jobs.status import RunStatus, run_statuses
 from cluster_ddp.launch.cli import add_on
 from cluster_ddp.launch.run_dirs import resume_command
 from cluster_ddp.remote import verbs
-from cluster_ddp.slurm import reasons
+from cluster_ddp.slurm import pending_reasons
 from cluster_ddp.slurm.job_status import FINAL_STATES
 
 PROGRAM = "cluster-ddp status"
@@ -115,7 +115,7 @@ def _row(one: RunStatus) -> tuple[str, ...]:
 def _note(one: RunStatus) -> str:
     """Why it waits; for a training that logs no figures, how far it is."""
     if one.reason:
-        return f"({reasons.in_words(one.reason)})"
+        return f"({pending_reasons.in_words(one.reason)})"
     return f"(newest checkpoint: step {one.saved_step})" if one.saved_step is not None and one.epoch is None else ""
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster_ddp import api
+from cluster_ddp import submit_api
 from cluster_ddp.errors import SpecError, counted, exit_on_error
 from cluster_ddp.jobs import job
 from cluster_ddp.jobs.job import Job
@@ -139,7 +139,7 @@ class ReferenceJob:
 class _Callable(types.ModuleType):
     """Makes this module callable: once imported, it hides the function `cluster_ddp.submit` of the same name."""
 
-    __call__ = staticmethod(api.submit)
+    __call__ = staticmethod(submit_api.submit)
 
 
 sys.modules[__name__].__class__ = _Callable

@@ -24,7 +24,7 @@ from typing import Literal, get_args, get_origin
 from cluster_ddp import mnist
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, exit_on_error, nearest
 from cluster_ddp.launch import grids
-from cluster_ddp.launch.cli import sbatch_options
+from cluster_ddp.launch.cli import sbatch_hints
 from cluster_ddp.launch.cli.options import field_texts
 from cluster_ddp.launch.spec import ARRAY_TASK
 from cluster_ddp.mnist.config import TrainConfig
@@ -85,7 +85,7 @@ def _error(options: Sequence[str], said: str, others: Sequence[str]) -> SpecErro
     if match := re.match(r"Unrecognized options: (\S+?)(,|$)", found):
         option = match[1]
         found = f"there is no such option.{nearest(option.partition('=')[0], legal)}"
-        if sbatch_options.is_one(option):
+        if sbatch_hints.is_one(option):
             found = "that is an option of sbatch, not of the training."
             before = f"Slurm's options go before the script: sbatch {option} … jobs/NAME.sbatch"
             hint = f"{before}. The training's options: {hint}"

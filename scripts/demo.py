@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cluster_ddp.errors import DataError, exit_on_error
 from cluster_ddp.mnist import files
-from cluster_ddp.sandbox import cluster, packages
+from cluster_ddp.sandbox import cluster, prerequisites
 from cluster_ddp.slurm import commands, job_status
 
 SANDBOX_NAME = "demo"
@@ -81,7 +81,7 @@ def _on_this_machine(arguments: list[str]) -> int:
 
 
 def _on_sandbox(arguments: list[str]) -> int:
-    packages.install()
+    prerequisites.install()
     cluster.down(SANDBOX_NAME)  # what a killed demo may have left
     layout = cluster.up(SANDBOX_NAME, nodes=2, gpus_per_node=2)
     print(f"A sandbox of {layout.nodes} nodes with {layout.gpus_per_node} GPUs each is up.")

@@ -13,7 +13,7 @@ import pytest
 import signal_handlers
 import slowness
 
-from cluster_ddp.sandbox import cluster, releases
+from cluster_ddp.sandbox import cluster, slurm_releases
 
 # Threads that outnumber the cores wait actively: five times the CPU time. torch reads this where it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -50,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     words = "what the tests of faults/ and test_jobs.py start their jobs with"
     parser.addoption("--launcher", choices=("srun", "fork"), default="srun", help=words)
     words = "the Slurm of the tests' sandbox: a Debian release's (default: the system's)"
-    parser.addoption("--slurm-version", choices=sorted(releases.SUITES), help=words)
+    parser.addoption("--slurm-version", choices=sorted(slurm_releases.SUITES), help=words)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _autopsy(run: Path, others: Sequence[str]) -> int:
-    from cluster_ddp.doctor.autopsy import autopsy
+    from cluster_ddp.doctor.hang_autopsy import autopsy
 
     if others:
         raise SpecError(

@@ -18,7 +18,7 @@ from cluster_ddp.launch.backends import Scheduler, submitit_task
 from cluster_ddp.launch.backends.local import ThisMachine
 from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.launch.planning import Plan
-from cluster_ddp.slurm import reasons
+from cluster_ddp.slurm import pending_reasons
 from cluster_ddp.slurm.job_status import JobStatus
 
 _FIRST_POLL_S, _LAST_POLL_S = 1.0, 10.0
@@ -37,7 +37,7 @@ def describe(label: str, status: JobStatus) -> str:
     """Return the state of a job in words: why and until when it waits, after what time and how it ended."""
     text = f"job {label}: {status.state}"
     if status.state == "PENDING":
-        reason = "" if status.reason == "None" else f" ({reasons.in_words(status.reason)})"
+        reason = "" if status.reason == "None" else f" ({pending_reasons.in_words(status.reason)})"
         return text + reason + _expected_start(status)
     if status.ended:
         text += f" after {status.elapsed}" if status.elapsed else ""

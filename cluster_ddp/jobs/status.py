@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster_ddp.contract import File
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
-from cluster_ddp.jobs import figures, run_records
+from cluster_ddp.jobs import last_metrics, run_records
 from cluster_ddp.jobs.run_records import RunRecord
 from cluster_ddp.launch import run_dirs
 from cluster_ddp.launch.backends.local import ThisMachine
@@ -86,7 +86,7 @@ def run_statuses(runs_dir: Path, asked: Sequence[str]) -> list[RunStatus]:
 
 
 def _run_status(record: RunRecord, known: _Known) -> RunStatus:
-    last = figures.read(record.run_dir / File.METRICS)
+    last = last_metrics.read(record.run_dir / File.METRICS)
     status, done = _status(record, known), last.pop("done", False)
     if status is not None:
         of_job = _of(status)
@@ -98,7 +98,7 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
         job=record.job,
         name=record.name,
         values=record.values,
-        saved_step=figures.saved_step(record.run_dir),
+        saved_step=last_metrics.saved_step(record.run_dir),
         run_dir=record.run_dir,
         failure=run_dirs.first_failure(record.run_dir)[0] or None,
         is_submitted=record.is_submitted,

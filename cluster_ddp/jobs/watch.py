@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
-from cluster_ddp.jobs import figures
+from cluster_ddp.jobs import last_metrics
 from cluster_ddp.jobs.job import Job, describe, exit_in_words, poll_intervals_s
 from cluster_ddp.jobs.logs import LogReader
 from cluster_ddp.launch import run_dirs
@@ -44,7 +44,7 @@ def follow(
         while time.monotonic() < ask_again_at:
             following.show_logs()
             if following.is_training() and time.monotonic() >= figures_at:
-                show_figures(figures.line(jobs[0].run_dir))
+                show_figures(last_metrics.line(jobs[0].run_dir))
                 figures_at = time.monotonic() + _FIGURES_S
             time.sleep(_LOG_POLL_S)
     show_figures("")

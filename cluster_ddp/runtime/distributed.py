@@ -15,9 +15,9 @@ import torch
 
 from cluster_ddp.runtime import process_group, stop_signals
 from cluster_ddp.runtime.collectives import DEFAULT_COLLECTIVE_TIMEOUT_S
-from cluster_ddp.runtime.data.workers import keep_through_stops
+from cluster_ddp.runtime.data.worker_signals import keep_through_stops
 from cluster_ddp.runtime.device import device as devices
-from cluster_ddp.runtime.device import nonblocking_wait, streams
+from cluster_ddp.runtime.device import nonblocking_wait, watched_streams
 from cluster_ddp.runtime.failure import hard_exit
 from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.failure.hang_watch import DEFAULT_WARNING_S, HangWatch
@@ -117,7 +117,7 @@ def _join(topology: Topology, all_devices: list[torch.device], reporter: Failure
     device = all_devices[0]
 
     def is_busy() -> bool:
-        return not has_joined.is_set() or any(map(streams.is_busy, all_devices))
+        return not has_joined.is_set() or any(map(watched_streams.is_busy, all_devices))
 
     peers = PeerWatch(reporter, is_busy, topology.world_size)
     if device.type == "cuda" and topology.world_size > 1:

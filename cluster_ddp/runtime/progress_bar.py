@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
-from cluster_ddp.runtime.output import say
+from cluster_ddp.runtime.safe_print import say
 
 
 class Progress:

@@ -27,10 +27,10 @@ from cluster_ddp.runtime.data.loader import Loader
 from cluster_ddp.runtime.data.resident import RESIDENT_SHARE, DeviceLoader, place
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Order, Shard, epoch_size
 from cluster_ddp.runtime.device import device as devices
-from cluster_ddp.runtime.device import streams
+from cluster_ddp.runtime.device import watched_streams
 from cluster_ddp.runtime.model import wrap as wrapping
 from cluster_ddp.runtime.model.accumulation import accumulate
-from cluster_ddp.runtime.output import say
+from cluster_ddp.runtime.safe_print import say
 from cluster_ddp.runtime.seeds import seed_all, stream_seed
 
 
@@ -76,7 +76,7 @@ class World(Collectives):
 
         When another rank fails, a rank with unfinished work is ended: the work may be a collective that waits forever.
         """
-        streams.watch(stream)
+        watched_streams.watch(stream)
 
     def before_leaving(self, function: Callable[[], object]) -> None:
         """Call a function when all ranks leave the world, before the process group ends. Last in, first out.

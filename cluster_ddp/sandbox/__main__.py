@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from cluster_ddp.errors import exit_on_error
-from cluster_ddp.sandbox import accounting, cluster, packages, releases
+from cluster_ddp.sandbox import accounting, cluster, prerequisites, slurm_releases
 from cluster_ddp.slurm import commands
 
 PROGRAM = "cluster-ddp sandbox"
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     which.add_argument("--slurm", type=Path, metavar="PREFIX", help="prefix of another Slurm (default: the PATH's)")
     which.add_argument(
         "--slurm-version",
-        choices=sorted(releases.SUITES),
+        choices=sorted(slurm_releases.SUITES),
         help="a Slurm from Debian's packages, unpacked into ~/.cache/cluster_ddp (a download of 30 MB)",
     )
     verbs.add_parser("down", parents=[common], help="stop it, and remove every trace of it")
@@ -57,10 +57,10 @@ def up(arguments: argparse.Namespace) -> int:
     """Start a sandbox and print how to use it."""
     start = time.monotonic()
     if arguments.install:
-        packages.install()
+        prerequisites.install()
         if arguments.accounting:
-            packages.install(accounting.PROGRAMS, accounting.PACKAGES)
-    slurm = releases.fetch(arguments.slurm_version) if arguments.slurm_version else arguments.slurm
+            prerequisites.install(accounting.PROGRAMS, accounting.PACKAGES)
+    slurm = slurm_releases.fetch(arguments.slurm_version) if arguments.slurm_version else arguments.slurm
     layout = cluster.up(
         arguments.name,
         nodes=arguments.nodes,

@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 from cluster_ddp.errors import SandboxError
-from cluster_ddp.sandbox import packages
+from cluster_ddp.sandbox import prerequisites
 from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands
 
@@ -58,7 +58,7 @@ def require(slurm: Path | None) -> None:
     asked = "A sandbox with accounting:"
     if slurm is not None:
         raise SandboxError(asked, f"the Slurm in {slurm} has no slurmdbd here.", "leave out --slurm or --slurm-version")
-    if missing := packages.missing_programs(PROGRAMS):
+    if missing := prerequisites.missing_programs(PROGRAMS):
         hint = f"cluster-ddp sandbox up --accounting --install  (apt-get install {' '.join(PACKAGES)})"
         raise SandboxError(asked, f"not on this machine: {', '.join(missing)}.", hint)
 

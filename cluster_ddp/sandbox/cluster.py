@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cluster_ddp.errors import SandboxError, SlurmError
-from cluster_ddp.sandbox import accounting, claims, config, network, packages
+from cluster_ddp.sandbox import accounting, claims, config, network, prerequisites
 from cluster_ddp.sandbox.layout import CONTROLLER, SLURM, STATE_ROOT, Layout, check_name, search_path
 from cluster_ddp.slurm import commands
 
@@ -47,7 +47,7 @@ def up(
         SandboxError: this machine can't run one, the name or a size is not allowed, a sandbox of that name exists, or
             this one did not start; then nothing of it is left.
     """
-    packages.require(slurm)
+    prerequisites.require(slurm)
     if with_accounting:
         accounting.require(slurm)
     layout = Layout(name=name, index=0, nodes=nodes, gpus_per_node=gpus_per_node)
@@ -76,7 +76,7 @@ def down(name: str) -> bool:
         SandboxError: not root, or the name is not allowed.
     """
     check_name(name)
-    packages.require_root()
+    prerequisites.require_root()
     with claims.lock():
         existed = claims.exists(name)
         _remove(name)

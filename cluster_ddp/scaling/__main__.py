@@ -26,14 +26,14 @@ from pathlib import Path
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.jobs import job
 from cluster_ddp.jobs.job import Job
-from cluster_ddp.jobs.report import printed
+from cluster_ddp.jobs.report import metrics_from_log
 from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.launch.checks import feasibility
 from cluster_ddp.launch.cli import command_line
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.scaling import fit, plot, table
 from cluster_ddp.scaling.points import Point, parse_counts, points
-from cluster_ddp.scaling.study import Study
+from cluster_ddp.scaling.study_folder import Study
 from cluster_ddp.slurm import partitions
 from cluster_ddp.submit import ReferenceJob
 
@@ -93,7 +93,7 @@ class _Scaling:
         self.study = Study(
             folder=arguments.folder,
             points=points(self.counts, per_node=self.per_node, repeats=arguments.repeats),
-            metric=printed.compiled(arguments.metric) if arguments.metric is not None else None,
+            metric=metrics_from_log.compiled(arguments.metric) if arguments.metric is not None else None,
             say=lambda line: print(line, flush=True),
         )
         for point in self.study.points[: len(self.counts)]:  # nothing is submitted if one of them can't run

@@ -11,7 +11,7 @@ from typing import Any
 
 from cluster_ddp.contract import File, Record
 from cluster_ddp.files import json_lines
-from cluster_ddp.jobs.report import printed, training
+from cluster_ddp.jobs.report import metrics_from_log, step_breakdown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,12 +41,12 @@ def measure(run_dir: Path, *, seconds: float | None, metric: re.Pattern[str] | N
         metric: its first group is the samples per second in a line of rank 0's log; None: metrics.jsonl has them.
     """
     if metric is not None:
-        first = next(iter(printed.read(run_dir, metric).values()), [])
+        first = next(iter(metrics_from_log.read(run_dir, metric).values()), [])
         return Measured(samples_per_s=_steady(first), seconds=seconds)
     records = json_lines(run_dir / File.METRICS)
     train = [one for one in records if one.get("kind") == Record.TRAIN]
     steps = [one for one in records if one.get("kind") == Record.STEPS]
-    split = training.read(run_dir)
+    split = step_breakdown.read(run_dir)
     communication_s = split.parts.get("communication_s")
     return Measured(
         samples_per_s=_steady(_numbers(train, "samples_per_s") or _numbers(steps, "samples_per_s")),

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 from chaos import disk, kinds
 from chaos.run import DISK, Run, ViolationError
 from cluster_ddp.errors import ClusterDDPError, SandboxError, exit_on_error
-from cluster_ddp.sandbox import cluster, packages
+from cluster_ddp.sandbox import cluster, prerequisites
 from cluster_ddp.sandbox.layout import Layout
 
 NODES, GPUS_PER_NODE = 4, 2
@@ -195,7 +195,7 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, _exit)  # so that the sandbox goes
     with exit_on_error("make chaos"):
-        packages.install()
+        prerequisites.install()
         cluster.down(options.name)  # one that a killed run has left
         folder = Path(tempfile.mkdtemp(prefix="cluster-ddp-chaos-"))
         with ExitStack() as stack:

@@ -73,12 +73,12 @@ def prepare(path):
     "docs/how-to/notebooks.md": """
 from unittest.mock import create_autospec
 
-from cluster_ddp import api
+from cluster_ddp import submit_api
 
 
 def submitted(spec, function_or_command=None):
-    request = api.Request(**api._payload(spec, function_or_command))
-    assert str(api.planning.plan(request, must_run=False))
+    request = submit_api.Request(**submit_api._payload(spec, function_or_command))
+    assert str(submit_api.planning.plan(request, must_run=False))
     return create_autospec(cluster_ddp.Job, instance=True)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cluster import ROOT
 
-from cluster_ddp.sandbox import packages, releases
+from cluster_ddp.sandbox import prerequisites, slurm_releases
 
 SUITE = "sid"  # the only one that has it
 
@@ -27,13 +27,13 @@ def fetch() -> Path:
     Raises:
         SandboxError: it can't be downloaded or unpacked here.
     """
-    root = releases.cache() / "apptainer"
+    root = slurm_releases.cache() / "apptainer"
     if not root.exists():
-        packages.install(("apt-get", "dpkg-deb", "patchelf"), ("patchelf",))
+        prerequisites.install(("apt-get", "dpkg-deb", "patchelf"), ("patchelf",))
         root.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=root.parent) as work:
-            archives = releases.download("Apptainer", SUITE, ("apptainer",), Path(work))
-            releases.unpack(archives, Path(work) / "root")
+            archives = slurm_releases.download("Apptainer", SUITE, ("apptainer",), Path(work))
+            slurm_releases.unpack(archives, Path(work) / "root")
             _settle(Path(work) / "root", root)
             (Path(work) / "root").rename(root)
     return root / "usr/bin"
@@ -46,8 +46,8 @@ def _settle(root: Path, future_root: Path) -> None:
     programs = [str(root / "usr/bin/apptainer"), str(libraries / "apptainer/bin/starter")]
     interpreter, path = (str(future_root / one.relative_to(root)) for one in (loader, libraries))
     asked = "Setting the library paths of Apptainer:"
-    packages.call(["patchelf", "--set-interpreter", interpreter, *programs], asked)
-    packages.call(["patchelf", "--force-rpath", "--set-rpath", path, *programs], asked)
+    prerequisites.call(["patchelf", "--set-interpreter", interpreter, *programs], asked)
+    prerequisites.call(["patchelf", "--force-rpath", "--set-rpath", path, *programs], asked)
     (root / "usr/etc").symlink_to("../etc")
     for folder in ("usr/var", "usr/lib/var"):
         (root / folder / "lib/apptainer/mnt/session").mkdir(parents=True)

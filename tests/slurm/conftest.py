@@ -13,15 +13,15 @@ from cluster import ROOT, Cluster, sandbox_name, skip
 
 from cluster_ddp.errors import DataError, SandboxError
 from cluster_ddp.mnist import files
-from cluster_ddp.sandbox import cluster, packages, releases
+from cluster_ddp.sandbox import cluster, prerequisites, slurm_releases
 
 
 @pytest.fixture(scope="session")
 def machine() -> None:
     """A machine that can play a cluster; Slurm is installed if need be."""
     try:
-        packages.install()
-        packages.require()
+        prerequisites.install()
+        prerequisites.require()
     except SandboxError as error:
         skip(str(error))
 
@@ -34,7 +34,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "slurm" in metafunc.fixturenames:
         versions: list[str | None] = [metafunc.config.getoption("--slurm-version")]
         if versions == [None] and metafunc.definition.get_closest_marker("every_slurm"):
-            versions.append(releases.NEWEST)
+            versions.append(slurm_releases.NEWEST)
         metafunc.parametrize("slurm", versions, indirect=True, ids=[version or "system" for version in versions])
 
 
@@ -46,7 +46,7 @@ def sandboxes(machine: None, pytestconfig: pytest.Config) -> Iterator[Callable[[
     def sandbox(version: str | None) -> Cluster:
         if version not in started:
             name = sandbox_name("test" if version is None else f"test{version.replace('.', '')}")
-            layout = cluster.up(name, nodes=4, gpus_per_node=2, slurm=version and releases.fetch(version))
+            layout = cluster.up(name, nodes=4, gpus_per_node=2, slurm=version and slurm_releases.fetch(version))
             # The environment of these tests first on the PATH, as in a shell where it is activated.
             env = cluster.environment(name)
             env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"

@@ -14,7 +14,7 @@ from cluster import Cluster, sandbox_name, skip
 from slowness import scaled
 
 from cluster_ddp.errors import JobNotFoundError, SandboxError
-from cluster_ddp.sandbox import accounting, cluster, packages
+from cluster_ddp.sandbox import accounting, cluster, prerequisites
 from cluster_ddp.slurm import accounts, commands, job_status
 
 SCRIPT = """import os, time
@@ -29,7 +29,7 @@ def accounted(machine: None) -> Iterator[Cluster]:
     """A sandbox of its own."""
     name = sandbox_name("acct")
     try:
-        packages.install(accounting.PROGRAMS, accounting.PACKAGES)
+        prerequisites.install(accounting.PROGRAMS, accounting.PACKAGES)
         layout = cluster.up(name, nodes=2, gpus_per_node=2, with_accounting=True)
     except SandboxError as error:
         skip(str(error))

@@ -10,14 +10,14 @@ import pytest
 from cluster import Cluster, skip
 
 from cluster_ddp.errors import SandboxError
-from cluster_ddp.sandbox import packages
+from cluster_ddp.sandbox import prerequisites
 
 
 @pytest.fixture
 def home(machine: None, tmp_path: Path) -> Path:
     """A home whose profile adds a folder with a module, and a project in it."""
     try:
-        packages.install(("modulecmd",), ("environment-modules",))
+        prerequisites.install(("modulecmd",), ("environment-modules",))
     except SandboxError as error:
         skip(str(error))
     home = tmp_path / "it's home"

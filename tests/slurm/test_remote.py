@@ -17,7 +17,7 @@ from cluster import TIMEOUT_S, Cluster, skip
 from slowness import scaled
 
 from cluster_ddp.errors import SandboxError
-from cluster_ddp.sandbox import network, packages
+from cluster_ddp.sandbox import network, prerequisites
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Laptop:
 def sshd(slurm: Cluster, tmp_path: Path) -> Iterator[Path]:
     """An sshd on node1. The folder with a configuration for ssh(1) that knows it as "cluster"."""
     try:
-        packages.install(("sshd", "rsync"), ("openssh-server", "rsync"))
+        prerequisites.install(("sshd", "rsync"), ("openssh-server", "rsync"))
     except SandboxError as error:
         skip(str(error))
     folder = tmp_path / "ssh"

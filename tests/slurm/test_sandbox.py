@@ -22,7 +22,7 @@ from cluster import Cluster, sandbox_name, skip
 from slowness import scaled
 
 from cluster_ddp.errors import SandboxError
-from cluster_ddp.sandbox import cluster, network, packages, releases
+from cluster_ddp.sandbox import cluster, network, prerequisites, slurm_releases
 from cluster_ddp.sandbox.layout import STATE_ROOT
 from cluster_ddp.slurm import commands
 
@@ -118,9 +118,9 @@ def test_a_node_that_is_cut_is_given_up_and_takes_a_step_when_it_is_back(slurm: 
 
 def test_another_slurm_beside_the_systems() -> None:
     """Daemons, commands and what a job calls are all of that release; the system's are as they were."""
-    version = releases.NEWEST
+    version = slurm_releases.NEWEST
     try:
-        releases.fetch(version)
+        slurm_releases.fetch(version)
     except SandboxError as error:
         skip(str(error))
     systems = shutil.which("srun")
@@ -142,9 +142,9 @@ def test_a_release_that_cannot_be_fetched_is_told_and_leaves_nothing(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    done = door("up", "--name", NAME, "--slurm-version", releases.NEWEST)
+    done = door("up", "--name", NAME, "--slurm-version", slurm_releases.NEWEST)
     assert done.returncode == 2
-    assert f"Downloading Slurm {releases.NEWEST} from " in done.stderr
+    assert f"Downloading Slurm {slurm_releases.NEWEST} from " in done.stderr
     assert "Could not connect to 127.0.0.1:9" in done.stderr
     assert list(tmp_path.rglob("*")) == [tmp_path / "cluster_ddp"]
 
@@ -234,7 +234,7 @@ def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_slurm_it_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SandboxError, match="slurmctld") as caught:
-        packages.require()
+        prerequisites.require()
     assert "--install" in caught.value.hint
     with pytest.raises(SandboxError, match=r"only as root on Debian and Ubuntu \(apt-get\)"):
-        packages.install()
+        prerequisites.install()

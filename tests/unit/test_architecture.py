@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "remote": {"launch"},
     "scaling": {"jobs", "launch", "slurm", "submit"},
     "runtime": {"slurm"},
+    "doctor": {"jobs", "launch", "runtime", "slurm", "submit"},
     "mnist": {"runtime"},
 }
 MODULES_SIDE_BY_SIDE = 12

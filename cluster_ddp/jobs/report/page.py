@@ -14,7 +14,7 @@ from cluster_ddp._version import __version__
 from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError, counted
 from cluster_ddp.files import atomic_write
-from cluster_ddp.jobs.report import parallel, series
+from cluster_ddp.jobs.report import array_ranking, series
 from cluster_ddp.jobs.report.charts import Run, charts
 from cluster_ddp.jobs.report.notes import notes
 from cluster_ddp.jobs.report.summary import Report, bars
@@ -51,7 +51,7 @@ def page(reports: Sequence[Report]) -> str:
     return jinja.get_template("page.html.j2").render(
         title=runs[0].name if len(runs) == 1 else counted(len(runs), "run"),
         runs=[_summary(run) for run in runs],
-        grid=parallel.grid(reports),
+        grid=array_ranking.grid(reports),
         data=_embedded({"charts": charts(runs), "starts": _start_lines(runs)}),
         made=f"cluster-ddp {__version__}, {time.strftime('%Y-%m-%d %H:%M')}",
         points=series.POINTS,

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.contract import File
-from cluster_ddp.jobs.report import printed, training, usage
-from cluster_ddp.jobs.report.training import Training
+from cluster_ddp.jobs.report import metrics_from_log, step_breakdown, usage
+from cluster_ddp.jobs.report.step_breakdown import Training
 from cluster_ddp.jobs.report.usage import NodeUse
 from cluster_ddp.jobs.status import RunStatus
 from cluster_ddp.launch.notation import mebibytes
@@ -78,7 +78,7 @@ def report(status: RunStatus, *, metric: re.Pattern[str] | None = None) -> Repor
 
     Args:
         status: its state, with its run directory.
-        metric: finds figures in what rank 0 has printed; see `printed.compiled`.
+        metric: finds figures in what rank 0 has printed; see `metrics_from_log.compiled`.
     """
     run_dir = status.run_dir or Path()
     try:
@@ -88,9 +88,9 @@ def report(status: RunStatus, *, metric: re.Pattern[str] | None = None) -> Repor
     return Report(
         status=status,
         asked=asked,
-        training=training.read(run_dir),
+        training=step_breakdown.read(run_dir),
         nodes=usage.read(run_dir),
-        printed=printed.read(run_dir, metric) if metric is not None else {},
+        printed=metrics_from_log.read(run_dir, metric) if metric is not None else {},
     )
 
 

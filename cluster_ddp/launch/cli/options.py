@@ -12,7 +12,7 @@ from typing import Any, NoReturn, get_args
 
 from cluster_ddp.errors import SpecError, counted, nearest
 from cluster_ddp.launch.checks.performance_warnings import Advice
-from cluster_ddp.launch.cli import add_on, sbatch_options
+from cluster_ddp.launch.cli import add_on, sbatch_hints
 from cluster_ddp.launch.spec import EXPEDITE, JobSpec, Launcher
 
 # What the cluster chooses, if nothing is given.
@@ -26,7 +26,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     ours = [f"--sbatch-options={EXPEDITE}" if word == EXPEDITE else word for word in words[:at]]
-    return sbatch_options.joined(ours, "--sbatch-options"), words[at + 1 :] if at < len(words) else None
+    return sbatch_hints.joined(ours, "--sbatch-options"), words[at + 1 :] if at < len(words) else None
 
 
 def parser(program: str, description: str, *, with_texts: bool) -> argparse.ArgumentParser:
@@ -120,15 +120,15 @@ def refuse_habits(rest: Sequence[str]) -> None:
     """
     for at, word in enumerate(rest):
         option, equals, _ = word.partition("=")
-        if option in sbatch_options.HETEROGENEOUS:
+        if option in sbatch_hints.HETEROGENEOUS:
             found = "heterogeneous jobs are not possible here: all ranks of a job have the same GPUs, CPUs and memory."
             hint = "use equal nodes for all ranks: --nodes and --gpus-per-node; or submit independent jobs"
             raise SpecError(f"Submitting with {option}:", found, hint)
         behind = rest[at + 1] if at + 1 < len(rest) and not rest[at + 1].startswith("-") else ""
         value = word.partition("=")[2] if equals else behind
-        if option in sbatch_options.HERE:
-            hint = sbatch_options.here(option, value)
-        elif sbatch_options.is_one(word) and option.startswith("--"):
+        if option in sbatch_hints.HERE:
+            hint = sbatch_hints.here(option, value)
+        elif sbatch_hints.is_one(word) and option.startswith("--"):
             hint = "--sbatch-options=" + shlex.quote(option + (f"={value}" if value else ""))
         else:
             continue
@@ -206,7 +206,7 @@ class _Parser(argparse.ArgumentParser):
         hint = f"{self.prog} --help"
         if match := re.fullmatch(r"argument (\S+): invalid int value: '(.*)'", message):
             message = f"{match[1]} is a whole number, not {match[2]!r}"
-            if match[1] == "--gpus-per-node" and (gpus := sbatch_options.gpus(match[2])):
+            if match[1] == "--gpus-per-node" and (gpus := sbatch_hints.gpus(match[2])):
                 hint = f"--gpus-per-node {gpus}"
         raise SpecError("Reading the command line:", f"{message}.", hint)
 

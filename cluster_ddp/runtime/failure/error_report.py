@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
 from cluster_ddp.runtime.failure import failure_marker
-from cluster_ddp.runtime.output import complain
 from cluster_ddp.runtime.rendezvous import arrivals
+from cluster_ddp.runtime.safe_print import complain
 
 if TYPE_CHECKING:
     import torch.distributed as dist

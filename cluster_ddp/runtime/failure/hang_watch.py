@@ -27,8 +27,8 @@ from cluster_ddp.contract import Env, File
 from cluster_ddp.files import atomic_write
 from cluster_ddp.runtime.failure import hang_verdict, sick_nodes, stack_file, stacks, step_clock
 from cluster_ddp.runtime.failure.hang_verdict import Answer
-from cluster_ddp.runtime.output import complain
 from cluster_ddp.runtime.rendezvous import arrivals
+from cluster_ddp.runtime.safe_print import complain
 from cluster_ddp.slurm.topology import Topology
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from cluster_ddp.contract import EXIT_STOPPED
 from cluster_ddp.processes import catches
 from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.failure import failure_marker
-from cluster_ddp.runtime.output import complain
+from cluster_ddp.runtime.safe_print import complain
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 """Passed on to each rank once it has a handler: without one they would kill it."""

@@ -9,7 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from cluster_ddp.errors import check_options
-from cluster_ddp.runtime.model.ddp_buckets import prebuild_ddp_buckets
+from cluster_ddp.runtime.model.prebuild_ddp_buckets import prebuild_ddp_buckets
 
 _NEVER = 2**31 - 1
 _HINT = "leave it out; for a model on several devices: world.wrap(model, place=False)"

@@ -31,7 +31,7 @@ from cluster_ddp.doctor.checks import all_checks
 from cluster_ddp.doctor.step import compare, links, training
 from cluster_ddp.errors import SandboxError
 from cluster_ddp.sandbox import cluster as sandbox
-from cluster_ddp.sandbox import network, packages
+from cluster_ddp.sandbox import network, prerequisites
 from cluster_ddp.slurm import commands
 
 TIMEOUT_S = 120.0
@@ -140,7 +140,7 @@ def allocation(machine: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """A sandbox of its own: its nodes get firewalls."""
     name = sandbox_name("doctor")
     try:
-        packages.install(("nft",), ("nftables",))
+        prerequisites.install(("nft",), ("nftables",))
         layout = sandbox.up(name, nodes=2, gpus_per_node=2)
     except SandboxError as error:
         skip(str(error))

@@ -13,7 +13,7 @@ from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.jobs import job, terminal, watch
 from cluster_ddp.jobs.job import Job
 from cluster_ddp.slurm.job_status import JobStatus
-from cluster_ddp.slurm.reasons import in_words
+from cluster_ddp.slurm.pending_reasons import in_words
 
 
 def status(state: str, **fields) -> JobStatus:

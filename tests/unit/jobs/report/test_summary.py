@@ -12,7 +12,7 @@ from cluster_ddp import report as verb
 from cluster_ddp.jobs.report import usage
 from cluster_ddp.jobs.report.notes import notes
 from cluster_ddp.jobs.report.summary import report
-from cluster_ddp.jobs.report.text import as_text
+from cluster_ddp.jobs.report.terminal_report import as_text
 from cluster_ddp.jobs.status import RunStatus
 
 GIB = 1 << 30

@@ -33,7 +33,7 @@ from cluster_ddp.runtime.checkpoint import file, folder, saver, stop_agreement
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
 from cluster_ddp.runtime.meter import Meter
 from cluster_ddp.runtime.model import wrap as wrapping
-from cluster_ddp.runtime.model.ddp_buckets import prebuild_ddp_buckets
+from cluster_ddp.runtime.model.prebuild_ddp_buckets import prebuild_ddp_buckets
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.seeds import seed_all
 from cluster_ddp.runtime.stop_signals import Stopped

@@ -21,7 +21,7 @@ from slowness import scaled
 from torch.utils.data import DataLoader, Dataset
 
 import cluster_ddp
-from cluster_ddp.doctor.autopsy import autopsy
+from cluster_ddp.doctor.hang_autopsy import autopsy
 from cluster_ddp.runtime.failure import hang_verdict, step_clock
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.failure.hang_watch import HangWatch

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import cluster_ddp
 from cluster_ddp.errors import SpecError
-from cluster_ddp.runtime.model import ddp_buckets
+from cluster_ddp.runtime.model import prebuild_ddp_buckets
 from cluster_ddp.runtime.model.plain import plain
 
 JOB_ID = 26_000 + os.getpid() % 2000
@@ -176,7 +176,7 @@ def test_mixed_precision(world: cluster_ddp.World) -> None:
 def test_a_model_on_two_devices_gets_its_buckets() -> None:
     """The meta device stands in for the first GPU: what is on the CPU must come to it."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 3, device="meta"), torch.nn.Linear(3, 1))
-    total = ddp_buckets._Nothing(model)(torch.zeros(()))
+    total = prebuild_ddp_buckets._Nothing(model)(torch.zeros(()))
     assert total.device.type == "meta" and total.requires_grad
 
 

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.jobs.report import training
+from cluster_ddp.jobs.report import step_breakdown
 from cluster_ddp.jobs.report.notes import notes
 from cluster_ddp.jobs.report.summary import report
-from cluster_ddp.jobs.report.text import as_text
+from cluster_ddp.jobs.report.terminal_report import as_text
 from cluster_ddp.jobs.status import RunStatus
 
 STEPS = {"kind": "steps", "steps": 10, "step_s": 0.2, "data_s": 0.05, "compute_s": 0.15, "progress": 0.25}
@@ -30,7 +30,7 @@ def write(folder: Path, records: list[Any], starts: list[Any] | None = None) -> 
 def test_means_over_all_steps(tmp_path: Path) -> None:
     longer = {**STEPS, "steps": 30, "step_s": 0.4, "data_s": 0.25, "progress": 1.0, "checkpoint_s": 0.01}
     write(tmp_path, [STEPS | RANKS, {"kind": "train", "waiting_for_data": 0.9}, longer | RANKS])
-    found = training.read(tmp_path)
+    found = step_breakdown.read(tmp_path)
     assert found.step_s == 0.35 and found.parts == {"data_s": 0.2, "compute_s": 0.15, "checkpoint_s": 0.01}
     assert (found.slowest, found.slowest_rank, found.progress) == (2.0, 3, 1.0)
     assert found.waiting_for_data == 0.2 / 0.35
@@ -38,8 +38,8 @@ def test_means_over_all_steps(tmp_path: Path) -> None:
 
 def test_without_records_of_steps_those_of_training_say_how_long_it_waited(tmp_path: Path) -> None:
     write(tmp_path, [{"kind": "train", "waiting_for_data": 0.3}, {"kind": "steps", "steps": 0, "step_s": "x"}, {}])
-    assert training.read(tmp_path) == training.Training(waiting_for_data=0.3, starts=[])
-    assert training.read(tmp_path / "missing") == training.Training(starts=[])
+    assert step_breakdown.read(tmp_path) == step_breakdown.Training(waiting_for_data=0.3, starts=[])
+    assert step_breakdown.read(tmp_path / "missing") == step_breakdown.Training(starts=[])
 
 
 def test_its_restarts_and_its_slow_rank_are_in_the_report(tmp_path: Path) -> None:

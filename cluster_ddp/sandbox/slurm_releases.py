@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import SandboxError
-from cluster_ddp.sandbox import packages
+from cluster_ddp.sandbox import prerequisites
 
 SUITES = {"24.11": "trixie", "26.05": "forky"}
 """Slurm's release -> the release of Debian that has it."""
@@ -48,7 +48,7 @@ def fetch(version: str) -> Path:
     if prefix.exists():
         return prefix
     print(f"Downloading Slurm {version} from Debian's packages into {prefix} …", file=sys.stderr, flush=True)
-    packages.install(("apt-get", "dpkg-deb", "patchelf"), ("patchelf",))
+    prerequisites.install(("apt-get", "dpkg-deb", "patchelf"), ("patchelf",))
     prefix.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=prefix.parent) as work:
         archives = download(f"Slurm {version}", SUITES[version], _WANTED, Path(work))
@@ -104,8 +104,8 @@ def download(what: str, suite: str, names: Sequence[str], work: Path) -> list[Pa
         "APT::Sandbox::User": "root",  # the folder is in a home, where the user _apt may not read
     }
     apt = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in settings.items())]
-    packages.call([*apt, "update"], asked)
-    packages.call([*apt, "install", "-y", "--download-only", "--no-install-recommends", *names], asked)
+    prerequisites.call([*apt, "update"], asked)
+    prerequisites.call([*apt, "install", "-y", "--download-only", "--no-install-recommends", *names], asked)
     return sorted((work / "cache/archives").glob("*.deb"))
 
 
@@ -137,7 +137,7 @@ def unpack(archives: list[Path], root: Path) -> None:
     """
     root.mkdir(parents=True)
     for archive in archives:
-        packages.call(["dpkg-deb", "-x", str(archive), str(root)], f"Unpacking {archive.name}:")
+        prerequisites.call(["dpkg-deb", "-x", str(archive), str(root)], f"Unpacking {archive.name}:")
 
 
 def _give_own_libraries(root: Path, future_root: Path) -> None:
@@ -148,8 +148,8 @@ def _give_own_libraries(root: Path, future_root: Path) -> None:
     files = [*programs, *(path for path in plugins.glob("*.so*") if not path.is_symlink())]
     interpreter, *paths = (str(future_root / path.relative_to(root)) for path in (loader, libraries, plugins))
     asked = "Setting the library paths of Slurm's programs:"
-    packages.call(["patchelf", "--set-interpreter", interpreter, *map(str, programs)], asked)
-    packages.call(["patchelf", "--force-rpath", "--set-rpath", ":".join(paths), *map(str, files)], asked)
+    prerequisites.call(["patchelf", "--set-interpreter", interpreter, *map(str, programs)], asked)
+    prerequisites.call(["patchelf", "--force-rpath", "--set-rpath", ":".join(paths), *map(str, files)], asked)
 
 
 def _plugins(root: Path) -> Path:

@@ -6,8 +6,8 @@ import time
 
 from cluster_ddp.errors import counted, printable
 from cluster_ddp.jobs.report.notes import notes
+from cluster_ddp.jobs.report.step_breakdown import Start, Training
 from cluster_ddp.jobs.report.summary import Bar, Report, bars
-from cluster_ddp.jobs.report.training import Start, Training
 from cluster_ddp.jobs.report.usage import NodeUse
 from cluster_ddp.launch.notation import hours
 
