@@ -5,7 +5,6 @@ JOB is a job id (12, or 12_3 for an array task; an array's id means all its task
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +14,13 @@ from cluster_ddp.jobs import run_records, terminal
 from cluster_ddp.jobs.job import of_run
 from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.launch.cli import add_on
+from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.remote import verbs
 
 PROGRAM = "cluster-ddp cancel"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
     top = terminal.parser(PROGRAM, __doc__)
     add_on(top)
@@ -31,8 +31,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, find the jobs, cancel each. Returns the exit status."""
     words = sys.argv[1:] if argv is None else argv
-    arguments = parser().parse_args(words)
     with exit_on_error(PROGRAM):
+        arguments = parser().parse_args(words)
         if (elsewhere := verbs.run_there("cancel", words)) is not None:
             return elsewhere
         for word in arguments.jobs:

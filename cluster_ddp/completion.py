@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 
 from cluster_ddp.errors import exit_on_error
+from cluster_ddp.launch.cli.parser import Parser
 
 PROGRAM = "cluster-ddp completion"
 SHELLS = ("bash", "zsh")
@@ -21,11 +22,9 @@ _FOLDERS = {"JOB", "JOB|RUN_DIR", "RUN_DIR"}
 _FILES = {"PATH", "PREFIX", "FILE", "SCRIPT.py"}
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
-    top = argparse.ArgumentParser(
-        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    top = Parser(PROGRAM, description=__doc__)
     top.add_argument("shell", choices=SHELLS, help="the shell that runs the script")
     return top
 
@@ -34,8 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, print the script. Returns the exit status."""
     import shtab
 
-    shell = parser().parse_args(argv).shell
     with exit_on_error(PROGRAM):
+        shell = parser().parse_args(argv).shell
         print(shtab.complete(_all_verbs(shtab.FILE, shtab.DIRECTORY), shell))
     return 0
 

@@ -6,7 +6,6 @@ eval "$(cluster-ddp env --export)"                  set RANK, LOCAL_RANK, WORLD_
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -15,16 +14,15 @@ import sys
 from collections.abc import Sequence
 
 from cluster_ddp.errors import exit_on_error
+from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.slurm.topology import Topology
 
 PROGRAM = "cluster-ddp env"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
-    top = argparse.ArgumentParser(
-        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    top = Parser(PROGRAM, description=__doc__)
     form = top.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one line of JSON")
     form.add_argument("--export", action="store_true", help="print export lines for the shell's eval")
@@ -33,8 +31,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, read the environment, print. Returns the exit status."""
-    arguments = parser().parse_args(argv)
     with exit_on_error(PROGRAM):
+        arguments = parser().parse_args(argv)
         topology = Topology.from_environ(os.environ)
         if arguments.json:
             print(json.dumps(_fields(topology)), flush=True)

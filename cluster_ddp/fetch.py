@@ -17,13 +17,14 @@ from cluster_ddp.contract import File
 from cluster_ddp.errors import RemoteError, RunDirError, SpecError, exit_on_error
 from cluster_ddp.jobs import terminal
 from cluster_ddp.launch.cli import add_on
+from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.remote import project
 from cluster_ddp.remote.project import Project
 
 PROGRAM = "cluster-ddp fetch"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
     top = terminal.parser(PROGRAM, __doc__)
     top.add_argument("jobs", nargs="+", metavar="JOB", help="job ids or run directories")
@@ -36,8 +37,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, find the run directories there, copy them. Returns the exit status."""
-    arguments = parser().parse_args(argv)
     with exit_on_error(PROGRAM):
+        arguments = parser().parse_args(argv)
         if arguments.on is None:
             hint = f"{PROGRAM} --on HOST {shlex.join(arguments.jobs)}"
             raise SpecError("Fetching run directories:", "--on must say from which machine.", hint)

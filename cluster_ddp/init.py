@@ -19,6 +19,7 @@ from cluster_ddp.errors import SlurmError, SpecError, exit_on_error, nearest
 from cluster_ddp.launch import task_command
 from cluster_ddp.launch.checks import feasibility
 from cluster_ddp.launch.cli import first_cluster_toml, options
+from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.launch.cli.site_config import FILE_NAME
 from cluster_ddp.launch.render import render
 from cluster_ddp.launch.spec import JobSpec
@@ -29,11 +30,9 @@ PROGRAM = "cluster-ddp init"
 _MODULES = re.compile(r"^(?:cuda|nccl|rocm|python|anaconda3?|miniconda3?|miniforge3?|pytorch)(?:/.*)?$", re.IGNORECASE)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
-    top = argparse.ArgumentParser(
-        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    top = Parser(PROGRAM, description=__doc__)
     top.add_argument("script", nargs="?", type=Path, metavar="SCRIPT.py", help="your training script")
     top.add_argument("--partition", metavar="NAME", help="the partition to use (default: ask)")
     top.add_argument("--account", metavar="NAME", help="the account to charge (default: ask)")

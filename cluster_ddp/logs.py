@@ -18,12 +18,13 @@ from cluster_ddp.jobs.logs import LogReader
 from cluster_ddp.jobs.terminal import BottomLine
 from cluster_ddp.jobs.watch import follow
 from cluster_ddp.launch.cli import add_on
+from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.remote import verbs
 
 PROGRAM = "cluster-ddp logs"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
     top = terminal.parser(PROGRAM, __doc__)
     add_on(top)
@@ -38,8 +39,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, find the job, print its logs. Returns the exit status: with -f, the job's."""
     words = sys.argv[1:] if argv is None else argv
-    arguments = parser().parse_args(words)
     with exit_on_error(PROGRAM):
+        arguments = parser().parse_args(words)
         if (elsewhere := verbs.run_there("logs", words)) is not None:
             return elsewhere
         job = _job(arguments.job, arguments.runs_dir)

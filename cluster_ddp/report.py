@@ -5,7 +5,6 @@ JOB is a job id (12, or 12_3 for an array task; an array's id means all its task
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -20,12 +19,13 @@ from cluster_ddp.jobs.report.summary import report
 from cluster_ddp.jobs.report.terminal_report import as_text
 from cluster_ddp.jobs.status import run_statuses
 from cluster_ddp.launch.cli import add_on
+from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.remote import verbs
 
 PROGRAM = "cluster-ddp report"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
     top = terminal.parser(PROGRAM, __doc__)
     add_on(top)
@@ -42,8 +42,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, read the runs, print their reports. Returns the exit status."""
     words = sys.argv[1:] if argv is None else argv
-    arguments = parser().parse_args(words)
     with exit_on_error(PROGRAM):
+        arguments = parser().parse_args(words)
         if arguments.html is not None and arguments.on:
             found_there = "the page would be written there, not here."
             hint = "fetch the runs, then report them here: cluster-ddp fetch --on HOST"

@@ -17,6 +17,7 @@ from cluster_ddp.errors import exit_on_error, printable
 from cluster_ddp.jobs import terminal
 from cluster_ddp.jobs.status import RunStatus, run_statuses
 from cluster_ddp.launch.cli import add_on
+from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.launch.run_dirs import resume_command
 from cluster_ddp.remote import verbs
 from cluster_ddp.slurm import pending_reasons
@@ -31,7 +32,7 @@ _ENDED = {*FINAL_STATES, "unknown"}
 _WATCH_S = 10.0
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
     top = terminal.parser(PROGRAM, __doc__)
     add_on(top)
@@ -46,8 +47,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, look up the jobs, print the table. Returns the exit status."""
     words = sys.argv[1:] if argv is None else argv
-    arguments = parser().parse_args(words)
     with exit_on_error(PROGRAM):
+        arguments = parser().parse_args(words)
         if (elsewhere := verbs.run_there("status", words)) is not None:
             return elsewhere
         if arguments.watch:

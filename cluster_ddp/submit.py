@@ -11,7 +11,6 @@ From Python, `cluster_ddp.submit(spec, function_or_command)` does the same, `clu
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
@@ -28,6 +27,7 @@ from cluster_ddp.launch import grids
 from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.launch.cli import command_line
 from cluster_ddp.launch.cli import options as submit_options
+from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.launch.grids import Grid
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.spec import ARRAY_TASK
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 PROGRAM = "cluster-ddp submit"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line before the two dashes."""
     return submit_options.parser(PROGRAM, str(__doc__), with_texts=True)
 
@@ -102,12 +102,17 @@ class ReferenceJob:
 
     name = "mnist"
 
+    def __init__(self, others: Sequence[str] = ()) -> None:
+        """`others` are options of the verb beside those of a submission, for suggestions."""
+        self._others = others
+
     def function(self, options: list[str], grid: Grid) -> Train:
         """The training. Checks the options of the first (or only) task."""
         if options and not options[0].startswith("-"):
             words = shlex.join(options)
+            started = f"python {words}" if options[0].endswith(".py") else words
             raise SpecError(
-                f"Submitting {words}:", "a command comes after two dashes.", f"{PROGRAM} [OPTIONS] -- {words}"
+                f"Submitting {words}:", "a command comes after two dashes.", f"{PROGRAM} [OPTIONS] -- {started}"
             )
         submit_options.refuse_habits(options)
         self._config(options, grid)
@@ -132,7 +137,7 @@ class ReferenceJob:
 
     def _config(self, options: list[str], grid: Grid) -> TrainConfig:
         values = grids.configuration(grid, 0) if grid else {}
-        others = submit_options.names(PROGRAM)
+        others = [*self._others, *submit_options.names(PROGRAM)]
         return self._training(options).config({ARRAY_TASK: "0", **values}, others=others)
 
 

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 from cluster_ddp import mnist
-from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, exit_on_error, nearest
+from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, exit_on_error
 from cluster_ddp.launch import grids
 from cluster_ddp.launch.cli import sbatch_hints
 from cluster_ddp.launch.cli.options import field_texts
+from cluster_ddp.launch.cli.parser import nearest_option
 from cluster_ddp.launch.spec import ARRAY_TASK
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.result import TrainResult
@@ -84,7 +85,7 @@ def _error(options: Sequence[str], said: str, others: Sequence[str]) -> SpecErro
     found = " ".join(first.split())
     if match := re.match(r"Unrecognized options: (\S+?)(,|$)", found):
         option = match[1]
-        found = f"there is no such option.{nearest(option.partition('=')[0], legal)}"
+        found = f"there is no such option.{nearest_option(option.partition('=')[0], legal)}"
         if sbatch_hints.is_one(option):
             found = "that is an option of sbatch, not of the training."
             before = f"Slurm's options go before the script: sbatch {option} … jobs/NAME.sbatch"

@@ -22,15 +22,14 @@ from cluster_ddp.contract import Env
 from cluster_ddp.doctor.step import examine as step
 from cluster_ddp.doctor.step.rank import Options
 from cluster_ddp.errors import SpecError, exit_on_error
+from cluster_ddp.launch.cli.parser import Parser
 
 PROGRAM = "cluster-ddp doctor"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line, without submit's options."""
-    top = argparse.ArgumentParser(
-        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    top = Parser(PROGRAM, description=__doc__)
     autopsy = "say where the ranks of a run hung, from its run directory"
     top.add_argument("--autopsy", type=Path, metavar="RUN", help=autopsy)
     top.add_argument("--quick", action="store_true", help="leave out what needs torch: collectives and a step of DDP")
@@ -51,15 +50,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, examine, print the verdict. Returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     at = words.index("--") if "--" in words else len(words)
-    arguments, rest = parser().parse_known_args(words[:at])
     command = words[at + 1 :]
     with exit_on_error(PROGRAM):
+        arguments, rest = parser().parse_known_args(words[:at])
         if arguments.autopsy is not None:
             return _autopsy(arguments.autopsy, [*rest, *command])
         if rest:
             from cluster_ddp.doctor import submitted
 
-            return submitted.examine(rest, _own_words(words[:at], rest), program=PROGRAM)
+            return submitted.examine(rest, _own_words(words[:at], rest), parser())
         options = _options(arguments)
         if _is_in_job():
             status = step.examine(options, os.environ)

@@ -9,6 +9,7 @@ from cluster_ddp.errors import SpecError
 from cluster_ddp.jobs import job
 from cluster_ddp.jobs.watch import follow
 from cluster_ddp.launch.cli import command_line
+from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.submit import ReferenceJob
 
@@ -18,13 +19,13 @@ _OTHER_PYTHON = ("--venv", "--conda-env", "--modules", "--setup", "--container",
 _TIME_MIN = "10"
 
 
-def examine(options: Sequence[str], own: Sequence[str], *, program: str) -> int:
+def examine(options: Sequence[str], own: Sequence[str], parser: Parser) -> int:
     """Submit the doctor, follow it, and return its exit status.
 
     Args:
         options: submit's options.
         own: the doctor's options.
-        program: the command, for messages.
+        parser: the doctor's, for messages.
 
     Raises:
         ClusterDDPError: the options are wrong, or the cluster can't run such a job.
@@ -46,4 +47,11 @@ def examine(options: Sequence[str], own: Sequence[str], *, program: str) -> int:
         jobs = job.submit(plan)
         return follow(jobs, show=lambda line: print(line, flush=True))
 
-    return command_line.run(words, program=program, description=str(__doc__), reference=ReferenceJob(), submit=submit)
+    return command_line.run(
+        words,
+        program=parser.prog,
+        description=str(__doc__),
+        reference=ReferenceJob(),
+        submit=submit,
+        others=parser.option_names(),
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -10,21 +9,21 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
+from cluster_ddp.launch.cli.parser import Parser
+
 _COLOURS = {"COMPLETED": 32, "RUNNING": 36, "COMPLETING": 36, "PENDING": 33, "CONFIGURING": 33}
 _FAILED = 31
 _REPEAT_S = 60.0
 
 
-def parser(program: str, description: str | None) -> argparse.ArgumentParser:
+def parser(program: str, description: str | None) -> Parser:
     """Return a parser with the option --runs-dir.
 
     Args:
         program: name of the command.
         description: text for --help, shown as it is.
     """
-    made = argparse.ArgumentParser(
-        prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = Parser(program, description=description)
     folder = "folder of the run directories (default: runs)"
     made.add_argument("--runs-dir", type=Path, default=Path("runs"), metavar="PATH", help=folder)
     return made

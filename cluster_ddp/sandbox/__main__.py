@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from cluster_ddp.errors import exit_on_error
+from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.sandbox import accounting, cluster, prerequisites, slurm_releases
 from cluster_ddp.slurm import commands
 
@@ -24,13 +25,11 @@ PROGRAM = "cluster-ddp sandbox"
 DEFAULT_NAME = "sandbox"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
-    top = argparse.ArgumentParser(
-        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    top = Parser(PROGRAM, description=__doc__)
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument("--name", default=DEFAULT_NAME, help="name of the sandbox (default: %(default)s)")
     up = verbs.add_parser("up", parents=[common], help="start it")
     up.add_argument("--nodes", type=int, default=4, help="number of compute nodes (default: %(default)s)")
@@ -119,8 +118,8 @@ VERBS = {"up": up, "down": down, "status": status, "run": run, "shell": shell}
 
 def main(argv: list[str] | None = None) -> int:
     """Parse, call, print. Returns the exit status."""
-    arguments = parser().parse_args(argv)
     with exit_on_error(PROGRAM):
+        arguments = parser().parse_args(argv)
         return VERBS[arguments.verb](arguments)
 
 

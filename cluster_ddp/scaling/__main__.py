@@ -30,6 +30,7 @@ from cluster_ddp.jobs.report import metrics_from_log
 from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.launch.checks import feasibility
 from cluster_ddp.launch.cli import command_line
+from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.scaling import fit, plot, table
 from cluster_ddp.scaling.points import Point, parse_counts, points
@@ -42,11 +43,9 @@ PROGRAM = "cluster-ddp scaling"
 _CHOSEN = ("--nodes", "--name", "--runs-dir", "--run-dir", "--resume", "--array", "--watch", "--on", "--test-only")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line, without submit's options."""
-    top = argparse.ArgumentParser(
-        prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    top = Parser(PROGRAM, description=__doc__)
     top.add_argument("--gpus", required=True, metavar="N,N…", help="numbers of GPUs to measure, such as 1,2,4,8")
     per_node = "GPUs of a node, which is filled before the next one is used (default: what the partition's nodes have)"
     top.add_argument("--gpus-per-node", type=int, metavar="N", help=per_node)
@@ -70,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, measure what is missing, print and write the results. Returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     at = words.index("--") if "--" in words else len(words)
-    arguments, rest = parser().parse_known_args(words[:at])
     with exit_on_error(PROGRAM):
+        arguments, rest = parser().parse_known_args(words[:at])
         scaling = _Scaling(arguments, rest, words[at:])
         if arguments.dry_run:
             return scaling.show()
@@ -85,6 +84,7 @@ class _Scaling:
         self.arguments, self.rest, self.command = arguments, rest, command
         self.counts = parse_counts(arguments.gpus)
         self.predicted = parse_counts(arguments.predict) if arguments.predict else []
+        self.options = parser().option_names()
         self._said: set[str] = set()
         self._check()
         plan = self._planned(Point(gpus=self.counts[0], nodes=1, repeat=1))
@@ -170,7 +170,14 @@ class _Scaling:
         ]
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
-            command_line.run(words, program=PROGRAM, description=str(__doc__), reference=ReferenceJob(), submit=done)
+            command_line.run(
+                words,
+                program=PROGRAM,
+                description=str(__doc__),
+                reference=ReferenceJob(self.options),
+                submit=done,
+                others=self.options,
+            )
         for line in said.getvalue().splitlines():
             if line not in self._said:
                 print(line, file=sys.stderr)

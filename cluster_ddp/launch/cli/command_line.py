@@ -38,7 +38,13 @@ class Reference(Protocol):
 
 
 def run(
-    argv: Sequence[str], *, program: str, description: str, reference: Reference, submit: Callable[[Plan, bool], int]
+    argv: Sequence[str],
+    *,
+    program: str,
+    description: str,
+    reference: Reference,
+    submit: Callable[[Plan, bool], int],
+    others: Sequence[str] = (),
 ) -> int:
     """Parse the command line, plan, check; then show the plan, ask Slurm about it, or submit it.
 
@@ -48,6 +54,7 @@ def run(
         description: text for --help.
         reference: the job that is submitted if no command is given.
         submit: submits a plan, follows the job if its second argument is true, and returns the exit status.
+        others: options of the verb beside those of a submission, for suggestions.
 
     Returns:
         The exit status.
@@ -55,7 +62,7 @@ def run(
     Raises:
         ClusterDDPError: the job can't be submitted, or can't work. No job is left behind, unless the error names it.
     """
-    asked = _Asked.parse(argv, program, description)
+    asked = _Asked.parse(argv, program, description, others)
     if asked.parsed.show_template:
         print((render.templates_folder() / render.TEMPLATE).read_text(), end="")
         return 0
@@ -93,12 +100,12 @@ class _Asked(NamedTuple):
     """The run to resume."""
 
     @staticmethod
-    def parse(argv: Sequence[str], program: str, description: str) -> _Asked:
+    def parse(argv: Sequence[str], program: str, description: str, others: Sequence[str]) -> _Asked:
         own, command = options.split(argv)
         parser = options.parser(program, description, with_texts="-h" in own or "--help" in own)
         parsed, rest = parser.parse_known_args(own)
         if command is not None:
-            options.refuse(rest, parser, program)
+            options.refuse(rest, [*others, *parser.option_names()], program)
         given = {key: value for key, value in vars(parsed).items() if value is not None}
         settings = site_config.load(parsed.profile, folder=Path.cwd(), env=os.environ)
         earlier = None

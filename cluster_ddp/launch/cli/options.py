@@ -8,11 +8,12 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
-from cluster_ddp.errors import SpecError, counted, nearest
+from cluster_ddp.errors import SpecError, counted
 from cluster_ddp.launch.checks.performance_warnings import Advice
 from cluster_ddp.launch.cli import add_on, sbatch_hints
+from cluster_ddp.launch.cli.parser import Parser, nearest_option
 from cluster_ddp.launch.spec import EXPEDITE, JobSpec, Launcher
 
 # What the cluster chooses, if nothing is given.
@@ -29,7 +30,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
     return sbatch_hints.joined(ours, "--sbatch-options"), words[at + 1 :] if at < len(words) else None
 
 
-def parser(program: str, description: str, *, with_texts: bool) -> argparse.ArgumentParser:
+def parser(program: str, description: str, *, with_texts: bool) -> Parser:
     """Make the parser. An option that is not given is None, or False for a flag.
 
     Args:
@@ -38,11 +39,7 @@ def parser(program: str, description: str, *, with_texts: bool) -> argparse.Argu
         with_texts: read the fields' docstrings for --help, which takes some milliseconds.
     """
     top = _Parser(
-        prog=program,
-        usage="%(prog)s [OPTIONS] [OPTIONS OF THE REFERENCE JOB | -- COMMAND …]",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        program, usage="%(prog)s [OPTIONS] [OPTIONS OF THE REFERENCE JOB | -- COMMAND …]", description=description
     )
     texts = field_texts(JobSpec) if with_texts else {}
     job = top.add_argument_group("the job (each option is also a key of cluster.toml)")
@@ -83,12 +80,12 @@ def _add_submission(how: Any) -> None:
         how.add_argument(habit, type=int, help=argparse.SUPPRESS)
 
 
-def refuse(rest: Sequence[str], legal: argparse.ArgumentParser, program: str) -> None:
+def refuse(rest: Sequence[str], legal: Sequence[str], program: str) -> None:
     """Refuse unknown words before the two dashes of a command.
 
     Args:
         rest: the words that the parser does not know.
-        legal: the parser.
+        legal: the options.
         program: name of the command, for the hint.
 
     Raises:
@@ -98,18 +95,13 @@ def refuse(rest: Sequence[str], legal: argparse.ArgumentParser, program: str) ->
         return
     refuse_habits(rest)
     option = rest[0].partition("=")[0]
-    names = _names(legal)
     hint = f"put options of your command after the --; for the options here: {program} --help"
-    raise SpecError(f"Submitting with {option}:", f"there is no such option.{nearest(option, names)}", hint)
+    raise SpecError(f"Submitting with {option}:", f"there is no such option.{nearest_option(option, legal)}", hint)
 
 
 def names(program: str) -> list[str]:
     """Return the options of a submission, for suggestions."""
-    return _names(parser(program, "", with_texts=False))
-
-
-def _names(legal: argparse.ArgumentParser) -> list[str]:
-    return [name for action in legal._actions for name in action.option_strings]
+    return parser(program, "", with_texts=False).option_names()
 
 
 def refuse_habits(rest: Sequence[str]) -> None:
@@ -201,14 +193,10 @@ def job_name(command: Sequence[str]) -> str:
     return re.sub(r"[^\w.+@=-]", "_", Path(name).name)[:128].lstrip("-") or "job"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        hint = f"{self.prog} --help"
-        if match := re.fullmatch(r"argument (\S+): invalid int value: '(.*)'", message):
-            message = f"{match[1]} is a whole number, not {match[2]!r}"
-            if match[1] == "--gpus-per-node" and (gpus := sbatch_hints.gpus(match[2])):
-                hint = f"--gpus-per-node {gpus}"
-        raise SpecError("Reading the command line:", f"{message}.", hint)
+class _Parser(Parser):
+    def hint_for(self, option: str, value: str = "") -> str | None:
+        gpus = sbatch_hints.gpus(value.strip("'")) if option == "--gpus-per-node" else ""
+        return f"{option} {gpus}" if gpus else None
 
 
 def _add(group: Any, field: dataclasses.Field[Any], text: str) -> None:

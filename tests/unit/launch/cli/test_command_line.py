@@ -167,7 +167,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--array", "seed=0..3"), "the command has no {seed}, so"),
     (("--array", "x=1,2", "--", "echo", "{x}", "{y}"), "A command with {y}:"),
     (("--seed", "{array_task_id}"), "without {array_task_id} unless array is set"),
-    (("--array",), "--array: expected at least one argument"),
+    (("--array",), "--array needs a value"),
     (("--array", "5-2"), "array must be"),
     (("--", "no_such_program"), "there is no such program here"),
     (("--", "python", "no_such_script.py"), "there is no such file in"),
@@ -204,7 +204,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--resume", "12"), "no job 12 in runs"),
     (("--resume", "never"), "-- python -m cluster_ddp.train --resume never"),
     (("--resume", "."), "so no submission has made it"),
-    (("--resume", ".", "--run-dir", "x"), "not allowed with argument"),
+    (("--resume", ".", "--run-dir", "x"), "--run-dir and --resume exclude each other"),
     (("--resume", ".", "--snapshot", "--", "true"), "leave the snapshot out"),
     (("--run-dir", ".", "--", "true"), "resume its run: --resume"),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import threading
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from stand_ins import FakeSlurm, fake_slurm
 import cluster_ddp
 import cluster_ddp.submit as door
 from cluster_ddp import JobSpec, train
+from cluster_ddp.__main__ import module_of
 from cluster_ddp.errors import SpecError
 
 __all__ = ["fake_slurm"]
@@ -187,6 +189,29 @@ ERRORS: list[tuple[str, str, str, str]] = [
     ("--model resnet", "Training with --model resnet", "--model is cnn or convnet, not 'resnet'.", TRAIN_HELP),
 ]
 
+# The same for words that a verb's parser does not know. The verb is the first word; the hint is its --help.
+UNKNOWN_WORDS: list[tuple[str, str]] = [
+    ("init --partiton gpu", "there is no option --partiton. Did you mean --partition?"),
+    ("init t.py run.sh", "'run.sh' is one word too many."),
+    ("env --jsn", "there is no option --jsn. Did you mean --json?"),
+    ("status --o nohost.invalid", "there is no option --o. Did you mean --on?"),
+    ("status --runs x", "there is no option --runs. Did you mean --runs-dir?"),
+    ("status --json --watch", "--watch and --json exclude each other."),
+    ("status --json=1", "--json takes no value, but got '1'."),
+    ("logs", "JOB must be given."),
+    ("logs 12 --rank one", "--rank is a whole number, not 'one'."),
+    ("logs 12 --rank", "--rank needs a value."),
+    ("logs 12 --follw", "there is no option --follw. Did you mean --follow?"),
+    ("cancel --o h 5", "there is no option --o. Did you mean --on?"),
+    ("report 12 --htm x", "there is no option --htm. Did you mean --html?"),
+    ("fetch --checkpoint 12", "there is no option --checkpoint. Did you mean --checkpoints?"),
+    ("doctor --wait-s soon", "--wait-s is a number, not 'soon'."),
+    ("scaling --gpu 1", "--gpus must be given."),
+    ("completion fish", "there is no shell 'fish'; there are bash, zsh."),
+    ("sandbox dwon", "there is no VERB 'dwon'; there are up, down, status, shell, run. Did you mean down?"),
+    ("sandbox down --nam x", "there is no option --nam. Did you mean --name?"),
+]
+
 # The command line, the code of the warning, and its text.
 WARNINGS = [
     (
@@ -244,6 +269,17 @@ def test_a_mistake_gets_its_cause_and_its_cure(
     assert said(capsys, *words(line)) == (2, expected)
     assert fake_slurm.calls("sbatch") == []
     assert {path.name for path in folder.iterdir()} == {"t.py", "run.sh"}
+
+
+@pytest.mark.parametrize(("line", "found"), UNKNOWN_WORDS, ids=[line for line, _ in UNKNOWN_WORDS])
+def test_a_word_that_a_verb_does_not_know(capsys, fake_slurm: FakeSlurm, line: str, found: str) -> None:
+    verb, *argv = words(line)
+    with pytest.raises(SystemExit) as ended:
+        import_module(module_of(verb)).main(argv)
+    program = f"cluster-ddp {verb}"
+    expected = f"{program}: error: Reading the command line:\n  {found}\n  Hint: {program} --help\n"
+    assert (ended.value.code, capsys.readouterr().err) == (2, expected)
+    assert fake_slurm.calls("squeue") == fake_slurm.calls("scancel") == []
 
 
 @pytest.mark.parametrize(("line", "code", "text"), WARNINGS, ids=[line for line, *_ in WARNINGS])
