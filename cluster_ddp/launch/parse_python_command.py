@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from cluster_ddp.errors import SpecError
 
@@ -12,17 +13,49 @@ _PYTHON = re.compile(r"python[\d.]*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _IMPORT = re.compile(r"^\s*(import|from)\s+cluster_ddp\b", re.MULTILINE)
+_ENV_WITH_VALUE = ("-u", "--unset", "-C", "--chdir")
+_RUNS_CODE = set("chV?")
+_ENV_VALUE_ATTACHED = ("--unset=", "--chdir=")
 _NO_SCRIPT = set("cmihV")  # option letters, alone or in a group, with which Python runs no script
 
 
 def program_words(command: Sequence[str]) -> list[str]:
-    """Return a command's program and its arguments, without `env` and the variables that it sets."""
+    """Return a command's program and its arguments, without `env`, its options and the variables that it sets."""
     return list(command)[_program(command) :]
 
 
 def is_python(command: Sequence[str]) -> bool:
     """Return whether a command's program is a Python interpreter."""
     return any(_PYTHON.fullmatch(Path(word).name) for word in program_words(command)[:1])
+
+
+class PythonTarget(NamedTuple):
+    """What a Python interpreter runs."""
+
+    kind: Literal["script", "module", "code", "nothing"]
+    """"code" is that of -c, of the input, or what -V and -h print."""
+    words: list[str]
+    """The script or the module, and its arguments."""
+
+
+def python_target(command: Sequence[str]) -> PythonTarget:
+    """Return what a command runs whose program is a Python interpreter."""
+    words = program_words(command)[1:]
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] != "-":
+        option = words[at]
+        if not option.startswith(_WITH_VALUE) and not option.startswith("--"):
+            if _RUNS_CODE & set(option.partition("m")[0]):
+                return PythonTarget("code", [])
+            if "m" in option:
+                attached = option.partition("m")[2]  # -mpdb
+                return PythonTarget("module", [*([attached] if attached else []), *words[at + 1 :]])
+        elif option in ("--help", "--version"):
+            return PythonTarget("code", [])
+        at += 2 if option in _WITH_VALUE else 1
+    if words[at : at + 1] == ["-"]:
+        return PythonTarget("code", [])
+    return PythonTarget("script" if at < len(words) else "nothing", words[at:])
 
 
 def imports_us(command: Sequence[str]) -> bool:
@@ -67,10 +100,18 @@ def interpreter_words(command: Sequence[str]) -> int:
 
 
 def _program(words: Sequence[str]) -> int:
-    """Index of the program, after `env` and the variables that it sets."""
+    """Index of the program, after `env`, its options and the variables that it sets.
+
+    But not after -i, which takes the variables of the rank away: such a command is left as it is.
+    """
     if not words or Path(words[0]).name != "env":
         return 0
-    return next((at for at, word in enumerate(words) if at and not _ASSIGNMENT.fullmatch(word)), len(words))
+    at = 1
+    while at < len(words) and (
+        words[at] in _ENV_WITH_VALUE or words[at].startswith(_ENV_VALUE_ATTACHED) or _ASSIGNMENT.fullmatch(words[at])
+    ):
+        at += 2 if words[at] in _ENV_WITH_VALUE else 1
+    return min(at, len(words))
 
 
 def _error(words: Sequence[str], found: str) -> SpecError:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import PurePath
+from typing import NamedTuple
 
-from cluster_ddp.errors import SpecError
-from cluster_ddp.launch.parse_python_command import program_words
+from cluster_ddp.errors import SpecError, counted
+from cluster_ddp.launch.parse_python_command import is_python, python_target
 from cluster_ddp.launch.spec import JobSpec
 
 CODE = "nested"
@@ -32,6 +33,17 @@ _START_RANKS = {
     "mpirun": (),
     "mpiexec": (),
 }
+_NUMBER_OF_RANKS = re.compile(r"(?:--nproc[-_]per[-_]node|--num[-_]processes|--num_gpus|-np?|--np)(?:=(.*))?")
+# Programs that start another one, and the words behind their names with which they do.
+_WRAPPERS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("env", "time", "nohup", "nice", "ionice", "setsid", "stdbuf", "timeout", "numactl", "taskset"), ()
+    ),
+    **dict.fromkeys(("uv", "poetry", "pipenv", "pixi", "hatch", "conda", "mamba", "micromamba"), ("run",)),
+}
+_SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+_BEFORE_COMMANDS = ("exec", "command", "time", "if", "then", "else", "while", "do", "!", "{")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _OURS = re.compile(r"--?(n|N|H|rdzv|master|main|machine|local|hostfile|standalone|max)")
 """Options of launchers that have a counterpart in every job here."""
 _SLURMS = ("srun", "sbatch", "salloc")
@@ -42,41 +54,116 @@ def check(spec: JobSpec) -> None:
     """Refuse a command that starts ranks itself.
 
     Args:
-        spec: the job. A job with one task may start ranks itself, but not by Slurm's commands.
+        spec: the job. A job with one task may start as many ranks as it has GPUs, but not by Slurm's commands.
 
     Raises:
         SpecError: the command does. The hint has the command without its launcher, if that is known.
     """
-    launcher, rest = _launcher(spec.command)
+    launch = _launch(list(spec.command))
+    if launch is None:
+        return
+    launcher, asked = launch.name, f"Submitting {shlex.join(spec.command)}:"
+    left_out, script = _script(launch.rest, any_program=launcher in _SLURMS)
+    size = ""
     if launcher in _SLURMS:
         found = f"{launcher} asks Slurm for tasks. The job starts this command in each of its tasks already."
-    elif launcher and spec.nodes * spec.ranks_per_node > 1:
+    elif spec.nodes * spec.ranks_per_node > 1:
         found = (
             f"{launcher} starts ranks itself. This job has {spec.world_size} tasks, and each would start them again."
         )
+    elif (ranks := _ranks(launch.rest)) > spec.gpus_per_node:
+        found = f"{launcher} starts {ranks} ranks, and this job has {counted(spec.gpus_per_node, 'GPU')}."
+        size = f"--gpus-per-node {ranks} "
     else:
         return
     if launcher in ("sbatch", "salloc"):
-        hint = f"run it without cluster-ddp: {shlex.join(spec.command)}"
-        raise SpecError(f"Submitting {shlex.join(spec.command)}:", found, hint)
-    left_out, script = _script(rest, any_program=launcher in _SLURMS)
+        raise SpecError(asked, found, f"run it without cluster-ddp: {shlex.join(spec.command)}")
     option = "--launcher torchrun " if launcher in _TORCHS else ""
     without = f" (without {launcher}'s {shlex.join(left_out)})" if left_out else ""
-    hint = f"{option}-- {shlex.join(script)}{without}; to submit it anyway: --accept {CODE}"
-    raise SpecError(f"Submitting {shlex.join(spec.command)}:", found, hint)
+    hint = f"{size}{option}-- {launch.instead(script)}{without}; to submit it anyway: --accept {CODE}"
+    raise SpecError(asked, found, hint)
 
 
-def _launcher(command: Sequence[str]) -> tuple[str, list[str]]:
-    """The launcher that a command begins with, and the words behind it; empty without one."""
-    words = program_words(command)
+class _Launch(NamedTuple):
+    """A launcher in a command."""
+
+    name: str
+    rest: list[str]
+    """The words behind it."""
+    before: tuple[str, ...] = ()
+    """The words before it, such as `env A=1`."""
+    among_others: bool = False
+    """Whether it is one of several commands of a shell."""
+
+    def instead(self, script: list[str]) -> str:
+        """The command that runs a script where the launcher was."""
+        return f"bash -c '… {shlex.join(script)}'" if self.among_others else shlex.join([*self.before, *script])
+
+
+def _launch(words: list[str]) -> _Launch | None:
+    """The launcher that a command begins with, behind programs such as `env` and `uv run`; None without one."""
     name = PurePath(words[0]).name if words else ""
-    if name.startswith("python") and "-m" in words[1:3]:
-        words = words[words.index("-m") + 1 :]
-        name = words[0] if words else ""
-    verb = _START_RANKS.get(name, ())
-    if name not in _SLURMS and (name not in _START_RANKS or tuple(words[1 : 1 + len(verb)]) != verb):
-        return "", []
-    return name, words[1 + len(verb) :]
+    if (verb := _WRAPPERS.get(name)) is not None and words[1 : 1 + len(verb)] == list(verb):
+        return _wrapped(words, 1 + len(verb))
+    if name in _SHELLS:
+        return _in_shell(words)
+    if is_python(words):
+        words = python_target(words).words
+        name = PurePath(words[0]).name if words else ""
+    starts = _START_RANKS.get(name, ())
+    if name not in _SLURMS and (name not in _START_RANKS or words[1 : 1 + len(starts)] != list(starts)):
+        return None
+    return _Launch(name, words[1 + len(starts) :])
+
+
+def _wrapped(words: list[str], start: int) -> _Launch | None:
+    """The launcher that another program starts: the first word that is a program, and no value of an option."""
+    for at in range(start, len(words)):
+        if words[0] == "uv" and words[at] in ("-m", "--module"):
+            inner = _launch(["python", *words[at:]])
+        elif _is_program(words[at]):
+            inner = _launch(words[at:])
+        else:
+            continue
+        return inner and inner._replace(before=(*words[:at], *inner.before))
+    return None
+
+
+def _is_program(word: str) -> bool:
+    name = PurePath(word).name
+    known = name in _START_RANKS or name in _SLURMS or name in _WRAPPERS or is_python([word])
+    return known or (not word.startswith("-") and shutil.which(word) is not None)
+
+
+def _in_shell(words: list[str]) -> _Launch | None:
+    """The launcher in the text of `bash -c TEXT`."""
+    at = next((at for at, word in enumerate(words) if re.fullmatch(r"-[a-z]*c", word)), len(words))
+    text = "".join(words[at + 1 : at + 2]).replace("\\\n", " ").replace("\n", "\n;\n")
+    reader = shlex.shlex(text, posix=True, punctuation_chars=True)
+    reader.whitespace_split = True
+    commands: list[list[str]] = [[]]
+    try:
+        for token in reader:
+            if set(token) <= set(";&|()<>\n"):
+                commands.append([])
+            elif commands[-1] or not (token in _BEFORE_COMMANDS or _ASSIGNMENT.fullmatch(token)):
+                commands[-1].append(token)
+    except ValueError:  # unbalanced quotes: bash will say so
+        return None
+    commands = [command for command in commands if command]
+    found = next(filter(None, map(_launch, commands)), None)
+    return found and found._replace(among_others=found.among_others or len(commands) > 1)
+
+
+def _ranks(words: list[str]) -> int:
+    """How many ranks a launcher is told to start; 0 if that is not said, or not as a number."""
+    for word, behind in zip(words, [*words[1:], ""]):
+        if match := _NUMBER_OF_RANKS.fullmatch(word):
+            value = match[1] or behind
+            return int(value) if value.isdecimal() else 0
+        if word.endswith(".py"):
+            break
+    return 0
 
 
 def _script(words: list[str], *, any_program: bool) -> tuple[list[str], list[str]]:

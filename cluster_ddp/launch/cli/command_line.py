@@ -70,13 +70,7 @@ def run(
         _show_config(asked)
         return 0
     plan = _plan(asked, reference, source=f"Submitted by: {program} {shlex.join(argv)}")
-    try:
-        advice = _advice(asked, plan, reference)
-    except SpecError as error:
-        raise _with_origins(error, asked) from error
-    for one in advice:
-        if one.code not in asked.values.get("accept", ()):
-            print(f"warning: {one.text} (silence: --accept {one.code})", file=sys.stderr)
+    _warn(asked, plan, reference)
     if asked.parsed.dry_run:
         print(plan, end="")
         return 0
@@ -113,6 +107,17 @@ class _Asked(NamedTuple):
             earlier = resume.find(parsed.resume, Path({"runs_dir": "runs", **settings.values, **given}["runs_dir"]))
             settings = _settings_of(earlier, settings, parsed.profile)
         return _Asked(parsed, given, rest, command, settings, _values(settings, given), earlier)
+
+
+def _warn(asked: _Asked, plan: Plan, reference: Reference) -> None:
+    """Print the warnings that are not accepted. Raises ClusterDDPError for what can't work."""
+    try:
+        advice = _advice(asked, plan, reference)
+    except SpecError as error:
+        raise _with_origins(error, asked) from error
+    for one in advice:
+        if one.code not in asked.values.get("accept", ()):
+            print(f"warning: {one.text} (silence: --accept {one.code})", file=sys.stderr)
 
 
 def _advice(asked: _Asked, plan: Plan, reference: Reference) -> list[Advice]:

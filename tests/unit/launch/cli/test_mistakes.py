@@ -157,6 +157,44 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "--launcher torchrun -- python t.py --lr 1 (without accelerate's --mixed_precision bf16); "
         "to submit it anyway: --accept nested",
     ),
+    *(
+        (
+            f"--gpus-per-node 2 -- {typed}",
+            f"Submitting {typed}",
+            f"{launcher} starts ranks itself. This job has 2 tasks, and each would start them again.",
+            f"--launcher torchrun -- {meant}; to submit it anyway: --accept nested",
+        )
+        for typed, launcher, meant in (
+            ("python -m torch.distributed.run t.py", "torch.distributed.run", "python t.py"),
+            ("python -mtorch.distributed.run t.py", "torch.distributed.run", "python t.py"),
+            ("python /opt/bin/torchrun t.py", "torchrun", "python t.py"),
+            ("env -u X torchrun t.py", "torchrun", "env -u X python t.py"),
+            ("env -i torchrun t.py", "torchrun", "env -i python t.py"),
+            ("time torchrun t.py", "torchrun", "time python t.py"),
+            ("nohup torchrun t.py", "torchrun", "nohup python t.py"),
+            ("uv run torchrun t.py", "torchrun", "uv run python t.py"),
+            ("bash -c 'torchrun t.py'", "torchrun", "python t.py"),
+            ("bash -c 'cd d; torchrun t.py'", "torchrun", "bash -c '… python t.py'"),
+        )
+    ),
+    (
+        "--gpus-per-node 2 -- deepspeed t.py",
+        "Submitting deepspeed t.py",
+        "deepspeed starts ranks itself. This job has 2 tasks, and each would start them again.",
+        "-- python t.py; to submit it anyway: --accept nested",
+    ),
+    (
+        "--gpus-per-node 2 -- mpirun -np 2 python t.py",
+        "Submitting mpirun -np 2 python t.py",
+        "mpirun starts ranks itself. This job has 2 tasks, and each would start them again.",
+        "-- python t.py; to submit it anyway: --accept nested",
+    ),
+    (
+        "-- torchrun --nproc-per-node 4 t.py",
+        "Submitting torchrun --nproc-per-node 4 t.py",
+        "torchrun starts 4 ranks, and this job has 1 GPU.",
+        "--gpus-per-node 4 --launcher torchrun -- python t.py; to submit it anyway: --accept nested",
+    ),
     # What the cluster lacks
     ("--partition gpus -- true", "A job in the partition gpus", PARTITIONS, NAMES),
     (
