@@ -10,7 +10,9 @@ from typing import Literal, NamedTuple
 from cluster_ddp.errors import SpecError
 
 _PYTHON = re.compile(r"python[\d.]*")
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+"""A word that sets a variable, before a command in a shell or behind `env`."""
+SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _IMPORT = re.compile(r"^\s*(import|from)\s+cluster_ddp\b", re.MULTILINE)
 _ENV_WITH_VALUE = ("-u", "--unset", "-C", "--chdir")
@@ -108,7 +110,7 @@ def _program(words: Sequence[str]) -> int:
         return 0
     at = 1
     while at < len(words) and (
-        words[at] in _ENV_WITH_VALUE or words[at].startswith(_ENV_VALUE_ATTACHED) or _ASSIGNMENT.fullmatch(words[at])
+        words[at] in _ENV_WITH_VALUE or words[at].startswith(_ENV_VALUE_ATTACHED) or ASSIGNMENT.fullmatch(words[at])
     ):
         at += 2 if words[at] in _ENV_WITH_VALUE else 1
     return min(at, len(words))

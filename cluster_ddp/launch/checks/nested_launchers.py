@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from cluster_ddp.errors import SpecError, counted
-from cluster_ddp.launch.parse_python_command import is_python, python_target
+from cluster_ddp.launch.parse_python_command import ASSIGNMENT, SHELLS, is_python, python_target
 from cluster_ddp.launch.spec import JobSpec
 
 CODE = "nested"
@@ -41,9 +41,7 @@ _WRAPPERS: Mapping[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("uv", "poetry", "pipenv", "pixi", "hatch", "conda", "mamba", "micromamba"), ("run",)),
 }
-_SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _BEFORE_COMMANDS = ("exec", "command", "time", "if", "then", "else", "while", "do", "!", "{")
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _OURS = re.compile(r"--?(n|N|H|rdzv|master|main|machine|local|hostfile|standalone|max)")
 """Options of launchers that have a counterpart in every job here."""
 _SLURMS = ("srun", "sbatch", "salloc")
@@ -105,7 +103,7 @@ def _launch(words: list[str]) -> _Launch | None:
     name = PurePath(words[0]).name if words else ""
     if (verb := _WRAPPERS.get(name)) is not None and words[1 : 1 + len(verb)] == list(verb):
         return _wrapped(words, 1 + len(verb))
-    if name in _SHELLS:
+    if name in SHELLS:
         return _in_shell(words)
     if is_python(words):
         words = python_target(words).words
@@ -146,7 +144,7 @@ def _in_shell(words: list[str]) -> _Launch | None:
         for token in reader:
             if set(token) <= set(";&|()<>\n"):
                 commands.append([])
-            elif commands[-1] or not (token in _BEFORE_COMMANDS or _ASSIGNMENT.fullmatch(token)):
+            elif commands[-1] or not (token in _BEFORE_COMMANDS or ASSIGNMENT.fullmatch(token)):
                 commands[-1].append(token)
     except ValueError:  # unbalanced quotes: bash will say so
         return None

@@ -22,6 +22,7 @@ from cluster_ddp.launch.checks import (
     nested_launchers,
     partition_access,
     performance_warnings,
+    program,
     python_packages,
 )
 from cluster_ddp.launch.checks.performance_warnings import Advice
@@ -29,7 +30,6 @@ from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.slurm import commands, partitions
 
-_PYTHON = re.compile(r"python[\d.]*")
 _NO_MODULES = 99
 
 
@@ -52,7 +52,7 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
     if plan.request.function is None:
         if nested_launchers.CODE not in accepted:
             nested_launchers.check(plan.spec)
-        warnings += _command(plan.spec)
+        warnings += program.check(plan.spec)
     on_slurm = isinstance(plan.scheduler, Slurm)
     cluster = _ask_cluster(plan.spec, must_run) if on_slurm and (must_run or shutil.which("sinfo")) else _Cluster()
     warnings += [Advice("cluster", text) for text in cluster.warnings]
@@ -120,11 +120,12 @@ def _cluster(spec: JobSpec) -> str | None:
 
 def _environment(spec: JobSpec) -> list[Advice]:
     if spec.venv is not None and not Path(spec.venv, "bin", "activate").is_file():
-        found = "there is no bin/activate in it."
+        made = next((str(path) for path in Path(spec.venv).parents if (path / "bin" / "activate").is_file()), None)
+        hint = f"make it: python -m venv {shlex.quote(spec.venv)}; or name another: --venv PATH"
         raise SpecError(
             f"Activating the virtual environment {spec.venv}:",
-            found,
-            f"make it: python -m venv {spec.venv}; or name another: --venv PATH",
+            "there is no bin/activate in it.",
+            hint if made is None else f"--venv {shlex.quote(made)}",
         )
     if spec.container is not None and "://" not in spec.container and not Path(spec.container).exists():
         raise SpecError(
@@ -183,45 +184,6 @@ def _modules(modules: tuple[str, ...]) -> list[Advice]:
             f"Loading the modules {' '.join(modules)}:", done.stderr.strip(), "look at what there is: module avail"
         )
     return []
-
-
-def _command(spec: JobSpec) -> list[Advice]:
-    """Check that the command's program exists, and the script that it names."""
-    if spec.container is not None or spec.container_image is not None:
-        return []  # they are in the container
-    program, *arguments = spec.command
-    path = os.pathsep.join([*([f"{spec.venv}/bin"] if spec.venv else []), os.environ.get("PATH", os.defpath)])
-    if shutil.which(program, path=path) is None:
-        asked, found = f"Running {program!r}:", "there is no such program here."
-        if spec.modules or spec.conda_env or spec.setup:
-            return [
-                Advice("command", f"{asked} {found} The modules, the conda environment or the setup must provide it.")
-            ]
-        if program.endswith(".py"):
-            found = "it is a Python script, which an interpreter must run."
-        raise SpecError(asked, found, _program_hint(program, arguments))
-    script = arguments[0] if arguments else ""
-    if (
-        _PYTHON.fullmatch(Path(program).name)
-        and script.endswith(".py")
-        and "{" not in script
-        and not Path(script).is_file()
-    ):
-        raise SpecError(
-            f"Running {script!r}:", f"there is no such file in {Path.cwd()}.", "paths are relative to where you submit"
-        )
-    return []
-
-
-def _program_hint(program: str, arguments: Sequence[str]) -> str:
-    if " " in program and not arguments:  # a whole command line in quotes
-        return f"leave out the quotes: -- {program}; or let a shell run it: -- bash -c {shlex.quote(program)}"
-    rest = shlex.join([program, *arguments])
-    if program.endswith(".py"):
-        return f"-- python {rest}"
-    if Path(program).is_file():  # but not on the PATH, or not executable
-        return f"-- ./{rest}" if os.access(program, os.X_OK) and "/" not in program else f"-- bash {rest}"
-    return f"check its spelling, or activate its environment first; your shell must find it: type {program}"
 
 
 def _words(command: list[str]) -> str:

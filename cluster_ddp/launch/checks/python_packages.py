@@ -11,16 +11,24 @@ from typing import NamedTuple
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.launch import task_command
+from cluster_ddp.launch.parse_python_command import is_python, program_words, python_target
 from cluster_ddp.launch.spec import JobSpec
 
 _OURS = "cluster-ddp"
-# A folder that only has the package's name is no package: it has no origin.
+# A folder that only has the package's name is no package: it has no origin. Modules in a package are looked for without
+# importing the package.
 _CODE = """
-import importlib.util, sys
+import glob, importlib.util, os, sys
 print(sys.prefix)
 for name in sys.argv[1:]:
-    found = importlib.util.find_spec(name)
-    if found is None or found.origin is None:
+    first, *parts = name.split(".")
+    found = importlib.util.find_spec(first)
+    there = found is not None and (found.origin is not None or bool(parts))
+    places = list(found.submodule_search_locations or []) if there and parts else []
+    for part in parts:
+        places = [path for place in places for path in glob.glob(os.path.join(glob.escape(place), part + "*"))]
+        places = [path for path in places if os.path.basename(path).split(".")[0] == part]
+    if not (places if parts else there):
         print(name)
 """
 
@@ -28,7 +36,7 @@ for name in sys.argv[1:]:
 class _Need(NamedTuple):
     package: str
     project: str
-    """What pip installs it by."""
+    """What pip installs it by; empty for a module of the user's own."""
     asked: str
     instead: str = ""
 
@@ -46,11 +54,15 @@ def check(spec: JobSpec) -> None:
     if not needs or spec.container or spec.container_image or spec.conda_env or spec.modules or spec.setup:
         return
     task = task_command.of_command(spec)
-    python = list(spec.command[: task.interpreter_words]) or [task.python]
+    before = len(spec.command) - len(program_words(spec.command))  # env and its variables
+    python = list(spec.command[: task.interpreter_words]) or [*spec.command[:before], task.python]
     prefix, *missing = _ask(python, [need.package for need in needs], spec.venv) or ["", ""]
     for need in needs:
         if need.package in missing:
             found = f"there is no Python package {need.package!r} in {prefix}."
+            if not need.project:
+                hint = "check its name; a module of your own must be in the folder where you submit, or be installed"
+                raise SpecError(need.asked, f"there is no Python module {need.package!r} in {prefix}.", hint)
             pip = f"{shlex.quote(f'{prefix}/bin/python')} -m pip install {shlex.quote(need.project)}"
             raise SpecError(need.asked, found, pip + need.instead)
 
@@ -63,6 +75,10 @@ def _needs(spec: JobSpec) -> Iterator[_Need]:
         yield _Need("torch", "torch", "Starting the ranks by --launcher torchrun:", by_srun)
     if spec.doctor:
         yield _Need("cluster_ddp", _OURS, "Running the doctor before the ranks:", "; or leave --doctor out")
+    if is_python(spec.command) and (target := python_target(spec.command)).kind == "module" and target.words:
+        module = target.words[0]
+        if "{" not in module:
+            yield _Need(module, "", f"Running {shlex.join(spec.command)}:")
     for name in spec.track:
         yield _Need(name, f"{_OURS}[{name}]", f"Tracking with {name}:")
 

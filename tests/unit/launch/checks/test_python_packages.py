@@ -77,6 +77,22 @@ def test_a_launcher_needs_its_package_in_the_commands_own_python(
     python_packages.check(command("env", f"PYTHONPATH={paths}", python, "train.py", launcher="fork"))
 
 
+def test_a_module_is_looked_for_without_importing_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine/inner").mkdir(parents=True)
+    (tmp_path / "mine/__init__.py").write_text("raise SystemExit(1)")
+    (tmp_path / "mine/inner/fit.py").touch()
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/other.py").touch()
+    for words in (("-m", "mine.inner.fit"), ("-mjson.tool",), ("-m", "mine"), ("-m", "{which}")):
+        python_packages.check(command(sys.executable, *words))
+    python_packages.check(command("env", "PYTHONPATH=src", sys.executable, "-u", "-m", "other"))
+    for module in ("mine.inner.nosuch", "mine.nosuch.fit", "other", "json.tool.nosuch"):
+        error = refused(command(sys.executable, "-m", module))
+        assert error.asked == f"Running {sys.executable} -m {module}:"
+        assert error.found == f"there is no Python module {module!r} in {sys.prefix}."
+
+
 def test_a_python_that_does_not_answer_is_left_to_other_checks() -> None:
     for python in ("no-such-folder/python", "/bin/false"):
         python_packages.check(JobSpec(name="x", command=(python, "x.py"), doctor=True))

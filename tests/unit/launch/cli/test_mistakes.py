@@ -28,6 +28,8 @@ NO_HET = "heterogeneous jobs are not possible here: all ranks of a job have the 
 SBATCHS = "that is sbatch's option."
 FORMS = "time must be 30 (minutes), 30:00 (minutes and seconds), 1:30:00, 2-12 (days-hours) or 2-12:30:00."
 SIZES = "mem must be a size such as 32G (per node; units K, M, G, T)."
+NO_VENV = "there is no bin/activate in it."
+RELATIVE = "paths are relative to where you submit"
 NAMES = "--partition gpu"
 PARTITIONS = "there is no such partition; there are gpu, cpu. Did you mean gpu?"
 EQUAL = "use equal nodes for all ranks: --nodes and --gpus-per-node; or submit independent jobs"
@@ -79,6 +81,19 @@ ERRORS: list[tuple[str, str, str, str]] = [
     ("--time soon -- true", "A job with time 'soon'", FORMS, "for one hour: --time 1:00:00"),
     ("--mem 32GB -- true", "A job with mem '32GB'", SIZES, "--mem 32G"),
     ("--mem 500MiB -- true", "A job with mem '500MiB'", SIZES, "--mem 500M"),
+    (
+        "--venv env/bin/activate -- true",
+        "Activating the virtual environment {here}/env/bin/activate",
+        NO_VENV,
+        "--venv '{here}/env'",
+    ),
+    ("--venv env/bin -- true", "Activating the virtual environment {here}/env/bin", NO_VENV, "--venv '{here}/env'"),
+    (
+        "--venv nosuch -- true",
+        "Activating the virtual environment {here}/nosuch",
+        NO_VENV,
+        "make it: python -m venv '{here}/nosuch'; or name another: --venv PATH",
+    ),
     ("--mem much -- true", "A job with mem 'much'", SIZES, "for 32 GiB: --mem 32G"),
     ("--nodes two -- true", "Reading the command line", "--nodes is a whole number, not 'two'.", HELP),
     (
@@ -121,9 +136,62 @@ ERRORS: list[tuple[str, str, str, str]] = [
     ),
     ("-- run.sh a", "Running 'run.sh'", "there is no such program here.", "-- bash run.sh a"),
     (
+        "-- 'cd d; python t.py'",
+        "Running 'cd d; python t.py'",
+        "it is a whole command line in quotes.",
+        "-- bash -c 'cd d; python t.py'",
+    ),
+    (
+        "-- 'python t.py; rm x'",
+        "Running 'python t.py; rm x'",
+        "it is a whole command line in quotes.",
+        "-- bash -c 'python t.py; rm x'",
+    ),
+    (
+        "-- 'python t.py' --lr 1",
+        "Running 'python t.py'",
+        "it is a whole command line in quotes.",
+        "leave out the quotes: -- python t.py --lr 1; or let a shell run it: -- bash -c 'python t.py --lr 1'",
+    ),
+    (
+        "-- FOO=1 python t.py",
+        "Running 'FOO=1'",
+        "it is the value of a variable, not a program.",
+        "-- env FOO=1 python t.py",
+    ),
+    (
+        "-- nosuch t.py",
+        "Running 'nosuch'",
+        "there is no such program here.",
+        "check its spelling, or activate its environment first; your shell must find it: type nosuch",
+    ),
+    ("-- python -u tt.py", "Running 'tt.py'", "there is no such file in {here}. Did you mean t.py?", RELATIVE),
+    ("-- env A=1 python sub/x.py", "Running 'sub/x.py'", "there is no such file in {here}.", RELATIVE),
+    ("-- bash rnu.sh", "Running 'rnu.sh'", "there is no such file in {here}. Did you mean run.sh?", RELATIVE),
+    (
+        "-- python t.ipynb",
+        "Running 't.ipynb'",
+        "it is a notebook, which Python can't run.",
+        "jupyter nbconvert --to script t.ipynb; then: -- python t.py",
+    ),
+    (
+        "-- python -m nosuch.mod --lr 1",
+        "Running python -m nosuch.mod --lr 1",
+        f"there is no Python module 'nosuch.mod' in {sys.prefix}.",
+        "check its name; a module of your own must be in the folder where you submit, or be installed",
+    ),
+    ("-- python", "Running python", "it names no script.", "-- python SCRIPT.py"),
+    ("-- python -u", "Running python -u", "it names no script.", "-- python SCRIPT.py"),
+    (
+        "-- bash",
+        "Running bash",
+        "it names no script, and a job has no terminal to read commands from.",
+        "-- bash SCRIPT.sh",
+    ),
+    (
         "-- 'python t.py --lr 1'",
         "Running 'python t.py --lr 1'",
-        "there is no such program here.",
+        "it is a whole command line in quotes.",
         "leave out the quotes: -- python t.py --lr 1; or let a shell run it: -- bash -c 'python t.py --lr 1'",
     ),
     (
@@ -280,6 +348,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_slurm: FakeSlur
     path.mkdir()
     (path / "t.py").touch()
     (path / "run.sh").touch()
+    (path / "env/bin").mkdir(parents=True)
+    (path / "env/bin/activate").touch()
     monkeypatch.chdir(path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PATH", f"{fake_slurm.folder}:{Path(sys.executable).parent}:/usr/bin:/bin")
@@ -304,9 +374,9 @@ def test_a_mistake_gets_its_cause_and_its_cure(
     capsys, fake_slurm: FakeSlurm, folder: Path, line: str, asked: str, found: str, hint: str
 ) -> None:
     expected = f"cluster-ddp submit: error: {asked}:\n  {found}\n  Hint: {hint}\n"
-    assert said(capsys, *words(line)) == (2, expected)
+    assert said(capsys, *words(line)) == (2, expected.replace("{here}", str(folder)))
     assert fake_slurm.calls("sbatch") == []
-    assert {path.name for path in folder.iterdir()} == {"t.py", "run.sh"}
+    assert {path.name for path in folder.iterdir()} == {"t.py", "run.sh", "env"}
 
 
 @pytest.mark.parametrize(("line", "found"), UNKNOWN_WORDS, ids=[line for line, _ in UNKNOWN_WORDS])
@@ -371,7 +441,7 @@ def test_a_function_that_cannot_be_called_or_copied(folder: Path) -> None:
     )
     with pytest.raises(SpecError, match=r"(?s)Submitting the function .*locked:.*can't be pickled: lock \(lock\)\."):
         cluster_ddp.submit(JobSpec(name="f"), locked, check=False)
-    assert {path.name for path in folder.iterdir()} == {"t.py", "run.sh"}
+    assert {path.name for path in folder.iterdir()} == {"t.py", "run.sh", "env"}
 
 
 def test_slurms_options_behind_the_script_of_a_job(capsys) -> None:
