@@ -92,6 +92,9 @@ class NonFiniteError(ClusterDDPError):
 class SpecError(ClusterDDPError):
     """A job or an option that is not valid."""
 
+    meant: object = None
+    """The value of a job's field that was probably meant, if that is clear."""
+
 
 class ProfileError(SpecError):
     """A settings file that can't be used."""

@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 import re
+import shlex
 from math import ceil
 
-from cluster_ddp.errors import SpecError
+from cluster_ddp.errors import SpecError, nearest_name
 
 _MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
-_EXAMPLES = {"time": "for one hour: --time 1:00:00", "mem": "for 32 GiB: --mem 32G"}
+_DAYS = ("today", "tomorrow", "midnight", "noon", "teatime", "fika", "elevenses")
+# What to do about a field that has an illegal value.
+_EXAMPLES = {
+    "nodes": "for two nodes: --nodes 2",
+    "gpus_per_node": "for four ranks on each node: --gpus-per-node 4",
+    "gpus_per_task": "for one GPU a rank: --gpus-per-task 1",
+    "cpus_per_task": "for eight CPUs a rank: --cpus-per-task 8",
+    "time": "for one hour: --time 1:00:00",
+    "mem": "for 32 GiB: --mem 32G",
+    "gpu_type": "see the types: sinfo -o %G",
+    "partition": "see the names: sinfo -o %P",
+    "account": "see yours: sacctmgr show associations user=$USER",
+    "qos": "see yours: sacctmgr show associations user=$USER format=qos",
+    "constraint": "see the features: sinfo -o %f",
+    "exclude": "see the names: sinfo -N",
+    "array": "for eight tasks: --array 0-7",
+    "begin": "in two hours: --begin now+2hours",
+    "after": "after job 12 has succeeded: --after 12; whatever became of it: --after afterany:12",
+    "signal": "two minutes before the end: --signal USR1@120",
+    "launcher": "leave it out, or --launcher srun",
+    "trace": "for ten steps: --trace 10",
+    "modules": "see the names: module avail",
+    "sbatch_options": "for example --sbatch-options=--reservation=course",
+}
 
 
 def normalized_time(text: str) -> str:
@@ -61,15 +85,46 @@ def mebibytes(mem: str) -> int:
     return ceil(int(digits) * _MIB[mem[len(digits) :] or "M"])
 
 
-def field_error(name: str, value: object, legal: str) -> SpecError:
-    """Return the error of a field with an illegal value. Its hint has the value in the legal form, if that is clear."""
-    meant = _meant(name, value) if isinstance(value, str) else None
-    hint = f"--{name} {meant}" if meant else _EXAMPLES.get(name, f"change {name}")
-    return SpecError(f"A job with {name} {value!r}:", f"{name} must be {legal}.", hint)
+def legal_name(text: str) -> str:
+    """Return a text as the name of a job: other characters become _; "" if nothing is left."""
+    return re.sub(r"[^\w.+@=-]", "_", text)[:128].lstrip("-")
+
+
+def field_error(name: str, value: object, legal: str, *, meant: object = None, hint: str = "") -> SpecError:
+    """Return the error of a field with an illegal value.
+
+    Args:
+        name: the field.
+        value: its value.
+        legal: what it must be.
+        meant: a legal value that was probably meant, for the hint; for a text it is guessed.
+        hint: what to do, if that is another thing than to change the value.
+    """
+    meant = _meant(name, value) if meant is None and isinstance(value, str) else meant
+    if meant is not None:
+        hint = option_words(name, meant)
+    by_default = f"what it takes: cluster-ddp submit --help; as a key: {name}"
+    error = SpecError(
+        f"A job with {name} {value!r}:", f"{name} must be {legal}.", hint or _EXAMPLES.get(name, by_default)
+    )
+    error.meant = meant
+    return error
+
+
+def option_words(name: str, value: object) -> str:
+    """Return how a field is given on the command line."""
+    option = f"--{name.replace('_', '-')}"
+    if name == "sbatch_options" and isinstance(value, tuple):
+        return " ".join(f"{option}={shlex.quote(word)}" for word in value)
+    return f"{option} {shlex.join(value if isinstance(value, tuple) else [str(value)])}"
 
 
 def _meant(name: str, value: str) -> str | None:
-    """A time or a size in the form that sbatch takes, if that is clear."""
+    """The text in a legal form, if that is clear."""
+    if name == "name":
+        return legal_name(value) or None
+    if name == "begin":
+        return nearest_name(value, _DAYS)
     if name == "mem" and (match := re.fullmatch(r"(\d+)\s*([KMGT])i?B?", value, re.IGNORECASE)):
         return match[1] + match[2].upper()
     if name == "time" and (match := re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", _compact(value))):

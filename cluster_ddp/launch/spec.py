@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
 from cluster_ddp.contract import TRACKERS
-from cluster_ddp.errors import HostlistError, SpecError, nearest
+from cluster_ddp.errors import HostlistError, SpecError, nearest, nearest_name
 from cluster_ddp.launch import grids
+from cluster_ddp.launch.field_patterns import PATTERNS, SET_ELSEWHERE, WORD_PATTERNS
 from cluster_ddp.launch.notation import field_error, normalized_time
 from cluster_ddp.slurm import hostlist
 
@@ -27,70 +28,7 @@ ALTERNATIVES = (("venv", "conda_env"), ("container", "container_image"))
 EXPEDITE = "--requeue=expedite"
 """The one form of --requeue with a value, from Slurm 25.11 on; a word of `JobSpec.sbatch_options`."""
 
-_PATH = (r"[^\x00-\x1f\x7f]+", "a path without line breaks")
-
-# What each text field may hold: sbatch's own syntax (sbatch(1)), without characters that a shell or an #SBATCH line
-# interprets: blanks, quotes, '$', '`', '\\', '#', line breaks. Paths, images and environments may have most of them, as
-# the templates quote these. So may the description, which stands in a comment.
-_PATTERNS: dict[str, tuple[str, str]] = {
-    "name": (r"[\w.+@=-]{1,128}", "letters, digits and . _ + - @ ="),
-    "gpu_type": (r"[\w.-]+", "a type that sinfo -o %G shows, such as a100"),
-    "mem": (r"\d+[KMGT]?", "a size such as 32G (per node; units K, M, G, T)"),
-    "partition": (r"[\w.+@-]+(,[\w.+@-]+)*", "names that sinfo shows, separated by commas"),
-    "account": (r"[\w.+@/-]+", "a name that sacctmgr show associations shows"),
-    "qos": (r"[\w.+@-]+", "a name that sacctmgr show qos shows"),
-    "constraint": (r"[\w.+@=:&|!*,()\[\]-]+", "features that sinfo -o %f shows, such as a100&nvlink"),
-    "array": (
-        r"{0}(,{0})*(%[1-9]\d{{0,17}})?".format(r"\d{1,18}(-\d{1,18}(:[1-9]\d{0,17})?)?"),
-        "task numbers such as 0-7, 1,3,5 or 0-99%4",
-    ),
-    "signal": (
-        r"(R:)?[A-Z0-9]+(@\d+)?",
-        "a signal and seconds before the end, such as USR1@120 (not B:…, which would end the batch script and the job)",
-    ),
-    "exclude": (r"[\w.,\[\]-]+", "nodes that sinfo -N shows, such as node[3-4]"),
-    "begin": (r"[\w:+/-]+", "a time such as 16:00, tomorrow, now+2hours or 2030-01-31T12:00"),
-    "after": (r"\d+(_\d+)?(:\d+(_\d+)?)*|[a-z]+(:[\w:+,?]+)?", "a job id, such as 12, or a dependency, afterany:12"),
-    "venv": _PATH,
-    "conda_env": (r"[^\x00-\x1f\x7f]+", "a name or path without line breaks"),
-    "container": _PATH,
-    "template": _PATH,
-    "container_image": (r"[^\x00-\x20\x7f]+", "an image as Enroot names it, such as nvcr.io#nvidia/pytorch:25.10-py3"),
-    "description": (r"[^\x00-\x1f\x7f]*", "one line"),
-}  # fmt: skip
-
-# The same for each word of a field that holds several words.
-_WORD_PATTERNS: dict[str, tuple[str, str]] = {
-    "modules": (r"[\w.+/][\w.+/-]*", "names that module avail shows, such as cuda/12.8"),
-    "container_binds": (r"[^\x00-\x1f\x7f,]+", "paths such as /data or /scratch/me:/data, without commas"),
-    "container_overlays": _PATH,
-    "track": (r"[\w-]+", "names of trackers"),
-    "sbatch_options": (r"--[a-z][a-z-]*(=[^\x00-\x20\x7f\"'`$\\#]+)?", "options such as --reservation=course"),
-    "setup": (r"[^\x00]*", "lines of bash"),
-}  # fmt: skip
-
-# Options of sbatch that other fields, the template or the submission set. Also --wait, --help, --usage, --version and
-# --quiet: with them, sbatch does not simply submit a job and print its id.
-_OURS = frozenset(
-    [
-        *(
-            "account",
-            "array",
-            "begin",
-            "chdir",
-            "constraint",
-            "cpus-per-task",
-            "dependency",
-            "error",
-            "exclude",
-            "gpus",
-            "gpus-per-node",
-        ),
-        *("gpus-per-task", "gres", "hold", "job-name", "mem", "no-requeue", "nodes", "ntasks", "ntasks-per-core"),
-        *("ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket", "open-mode", "output", "parsable", "partition"),
-        *("qos", "requeue", "signal", "test-only", "time", "wrap", "wait", "help", "usage", "version", "quiet"),
-    ]
-)
+_ADD_CONTAINER = "add --container IMAGE.sif"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,14 +132,16 @@ class JobSpec:
         for name in ("max_requeues", "requeue_on_failure", "requeue_elsewhere"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 0:
                 raise field_error(name, getattr(self, name), "a whole number of 0 or more")
-        for name in ("command", *_WORD_PATTERNS):
+        for name in ("command", *WORD_PATTERNS):
             words = getattr(self, name)
             if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
                 raise field_error(name, words, "a tuple of strings")
         for spec_field in fields(self):
             self._check_text(spec_field.name)
         if self.launcher not in get_args(Launcher):
-            raise field_error("launcher", self.launcher, f"one of {', '.join(get_args(Launcher))}")
+            names = get_args(Launcher)
+            meant = nearest_name(str(self.launcher), names)
+            raise field_error("launcher", self.launcher, f"one of {', '.join(names)}", meant=meant)
         for name in ("requeue", "share", "stage_env", "doctor"):
             value = getattr(self, name)
             if type(value) is not bool and (name != "requeue" or value is not None):
@@ -209,7 +149,8 @@ class JobSpec:
         if self.time is not None:
             object.__setattr__(self, "time", normalized_time(self.time))
         if self.command[:1] == ("",) or any("\0" in argument for argument in self.command):
-            raise field_error("command", self.command, "a program and its arguments, without NUL bytes")
+            legal = "a program and its arguments, without NUL bytes"
+            raise field_error("command", self.command, legal, hint="name a program first")
         self._check_choices()
         self._check_array()
 
@@ -225,17 +166,18 @@ class JobSpec:
 
     def _check_text(self, name: str) -> None:
         value = getattr(self, name)
-        if name in _PATTERNS and value is not None:
-            pattern, legal = _PATTERNS[name]
+        if name in PATTERNS and value is not None:
+            pattern, legal = PATTERNS[name]
             flags = re.UNICODE if name == "name" else re.ASCII
             if not isinstance(value, str) or not re.fullmatch(pattern, value, flags):
                 raise field_error(name, value, legal)
             if name == "name" and value.startswith("-"):
                 raise field_error(name, value, "a name that does not begin with '-'")
-        if name in _WORD_PATTERNS:
-            pattern, legal = _WORD_PATTERNS[name]
-            if not all(re.fullmatch(pattern, word, re.ASCII) for word in value):
-                raise field_error(name, value, legal)
+        if name in WORD_PATTERNS:
+            pattern, legal = WORD_PATTERNS[name]
+            if not _all_match(pattern, value):
+                parts = tuple(filter(None, " ".join(value).split(" ")))
+                raise field_error(name, value, legal, meant=parts if parts and _all_match(pattern, parts) else None)
 
     def _check_choices(self) -> None:
         if self.gpus_per_node % self.gpus_per_task:
@@ -243,17 +185,28 @@ class JobSpec:
             raise field_error("gpus_per_task", self.gpus_per_task, legal)
         for one, other in ALTERNATIVES:
             if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise field_error(other, getattr(self, other), f"left out when {one} is given")
+                raise field_error(
+                    other,
+                    getattr(self, other),
+                    f"left out when {one} is given",
+                    hint=f"leave out --{one.replace('_', '-')} or --{other.replace('_', '-')}",
+                )
         if self.requeue_elsewhere and self.requeue is False:
-            raise field_error("requeue_elsewhere", self.requeue_elsewhere, "0 with --no-requeue")
+            raise field_error(
+                "requeue_elsewhere", self.requeue_elsewhere, "0 with --no-requeue", hint="leave out one of them"
+            )
         if self.exclude is not None:
             _check_hostlist("exclude", self.exclude)
         if self.doctor and (self.container or self.container_image):
-            raise field_error("doctor", True, "left out with a container; inside it: cluster-ddp doctor --container …")
+            hint = "leave out --doctor; inside the container: cluster-ddp doctor --container …"
+            raise field_error("doctor", True, "left out with a container", hint=hint)
         if self.container_overlays and self.container is None:
-            raise field_error("container_overlays", self.container_overlays, "left out without container")
+            raise field_error(
+                "container_overlays", self.container_overlays, "left out without container", hint=_ADD_CONTAINER
+            )
         if self.container_binds and self.container is None and self.container_image is None:
-            raise field_error("container_binds", self.container_binds, "left out without container or container_image")
+            legal = "left out without container or container_image"
+            raise field_error("container_binds", self.container_binds, legal, hint=_ADD_CONTAINER)
         for tracker in self.track:
             if tracker not in TRACKERS:
                 found = f"there is no such tracker.{nearest(tracker, TRACKERS)}"
@@ -262,8 +215,10 @@ class JobSpec:
             name = option[2:].partition("=")[0]
             if option == EXPEDITE and self.requeue is not False:
                 continue
-            if any(ours.startswith(name) for ours in _OURS):  # sbatch takes abbreviations
-                raise field_error("sbatch_options", option, "an option that has no field of its own")
+            if any(ours.startswith(name) for ours in SET_ELSEWHERE):  # sbatch takes abbreviations
+                own = name.replace("-", "_") in {field.name for field in fields(self)}
+                hint = f"--{option[2:].replace('=', ' ')}, without --sbatch-options" if own else "leave it out"
+                raise field_error("sbatch_options", option, "an option that has no field of its own", hint=hint)
 
     def _check_array(self) -> None:
         if self.array is not None and grids.count(self.array) == 0:
@@ -278,6 +233,10 @@ class JobSpec:
             raise field_error("array", self.array, f"of at most {grids.MAX_TASKS:,} tasks, none with a higher number")
         if self.command:
             check_placeholders(self.command, self.grid, array=self.array)
+
+
+def _all_match(pattern: str, words: Sequence[str]) -> bool:
+    return all(re.fullmatch(pattern, word, re.ASCII) for word in words)
 
 
 def _check_hostlist(name: str, value: str) -> None:
@@ -302,7 +261,8 @@ def check_placeholders(words: Sequence[str], grid: grids.Grid, *, array: str | N
     """
     names = grids.placeholders(words)
     if array is None and ARRAY_TASK in names:
-        raise field_error("command", tuple(words), f"without {ARRAY_TASK_PLACEHOLDER} unless array is set")
+        legal = f"without {ARRAY_TASK_PLACEHOLDER} unless array is set"
+        raise field_error("command", tuple(words), legal, hint="add an array of tasks: --array 0-7")
     unknown = sorted(names - {*grid, ARRAY_TASK}) if grid else []
     for name in unknown:
         found = f"--array gives values for {', '.join(grid)} only.{nearest(name, grid)}"

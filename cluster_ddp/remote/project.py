@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from cluster_ddp._version import __version__
-from cluster_ddp.errors import RemoteError
+from cluster_ddp.errors import RemoteError, RunDirError
 from cluster_ddp.launch.copies import snapshot
 from cluster_ddp.remote.host import Host, connect
 
@@ -135,9 +135,9 @@ class Project:
         asked = f"Using cluster-ddp on {self.host.name}:"
         if not program:
             found = f"it is neither in {self.folder}/.venv/bin nor on the PATH of a login shell."
-            make = f"python3 -m venv .venv && .venv/bin/pip install cluster_ddp=={__version__}"
-            inside = f"cd {shlex.quote(self.folder)} && {make}"
-            raise RemoteError(asked, found, f"install it there: ssh {self.host.name} {shlex.quote(inside)}")
+            make = "python3 -m venv .venv && .venv/bin/pip install PATH_OF_ITS_CHECKOUT"
+            install = f"ssh {self.host.name} {shlex.quote(f'cd {shlex.quote(self.folder)} && {make}')}"
+            raise RemoteError(asked, found, f"install version {__version__} there, from a checkout: {install}")
         version, *sbatch = lines or ["an unknown version"]
         if needs_slurm and not sbatch:
             found = "there is no sbatch on the PATH of a login shell."
@@ -152,8 +152,7 @@ def connected(where: str) -> Iterator[Project]:
     """Return the project of the working folder on the machine of an option --on, HOST or HOST:FOLDER.
 
     Raises:
-        RemoteError: there is no ssh here.
-        RunDirError: the working folder is not in a git checkout.
+        RemoteError: there is no ssh here, or the working folder is not in a git checkout.
     """
     name, _, folder = where.partition(":")
     with connect(name) as host:
@@ -168,9 +167,13 @@ def find(host: Host, folder: str) -> Project:
         folder: the folder there; empty for cluster_ddp/NAME in the home directory, NAME being that of the checkout.
 
     Raises:
-        RunDirError: the working folder is not in a git checkout.
+        RemoteError: the working folder is not in a git checkout.
     """
-    root = snapshot.root(Path.cwd())
+    try:
+        root = snapshot.root(Path.cwd())
+    except RunDirError as error:
+        hint = "go to the project that you submit from; it must be a git checkout: git init"
+        raise RemoteError(f"Finding the copy of {Path.cwd()} on {host.name}:", error.found, hint) from error
     return Project(
         host=host,
         root=root,

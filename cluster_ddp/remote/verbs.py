@@ -41,8 +41,7 @@ def run_there(verb: str, words: Sequence[str]) -> int | None:
         Its exit status; None if it is to run here.
 
     Raises:
-        RemoteError: the machine can't be reached, or lacks what is needed.
-        RunDirError: the working folder is not in a git checkout.
+        RemoteError: the machine can't be reached, or lacks what is needed; this folder is not in a git checkout.
     """
     where, rest = split(words)
     if where is None:

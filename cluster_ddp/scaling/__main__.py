@@ -133,6 +133,9 @@ class _Scaling:
         if arguments.repeats < 1 or not 0 < arguments.min_efficiency <= 1:
             asked = f"A scaling study with --repeats {arguments.repeats} --min-efficiency {arguments.min_efficiency}:"
             raise SpecError(asked, "repeats are 1 or more; an efficiency is above 0, at most 1.", "--repeats 3")
+        if arguments.global_batch is None and any("{batch}" in word for word in self.command):
+            found = "only --global-batch gives it a value: the samples of a step on all GPUs."
+            raise SpecError("A command with {batch}:", found, "--global-batch 256")
         if batch := arguments.global_batch:
             for count in self.counts:
                 if batch % count:

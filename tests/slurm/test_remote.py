@@ -172,4 +172,4 @@ def test_what_is_missing_there_is_named(laptop: Laptop) -> None:
     (laptop.there / ".venv" / "bin" / "cluster-ddp").unlink()
     said = laptop.refused("submit", "--", "true")
     assert f"it is neither in {laptop.there}/.venv/bin nor on the PATH of a login shell." in said
-    assert "python3 -m venv .venv && .venv/bin/pip install cluster_ddp==" in said
+    assert "python3 -m venv .venv && .venv/bin/pip install PATH_OF_ITS_CHECKOUT" in said

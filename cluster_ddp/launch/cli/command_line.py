@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from cluster_ddp.errors import SpecError
+from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.launch import grids, planning, render, resume, run_dirs
 from cluster_ddp.launch.backends.slurm import Slurm, test_only
 from cluster_ddp.launch.checks import preflight
-from cluster_ddp.launch.checks.performance_warnings import Advice
-from cluster_ddp.launch.cli import options, site_config
+from cluster_ddp.launch.checks.performance_warnings import CODES, OTHER_CODES, Advice
+from cluster_ddp.launch.cli import likely_mistakes, options, site_config
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.spec import JobSpec, check_placeholders
 
@@ -111,6 +111,10 @@ class _Asked(NamedTuple):
 
 def _warn(asked: _Asked, plan: Plan, reference: Reference) -> None:
     """Print the warnings that are not accepted. Raises ClusterDDPError for what can't work."""
+    for code in asked.values.get("accept", ()):
+        if code not in (legal := (*CODES, *OTHER_CODES)):
+            found = f"there is no warning with this code.{nearest(code, legal)}"
+            raise SpecError(f"Accepting {code!r}:", found, f"the codes are {', '.join(sorted(legal))}")
     try:
         advice = _advice(asked, plan, reference)
     except SpecError as error:
@@ -123,7 +127,7 @@ def _warn(asked: _Asked, plan: Plan, reference: Reference) -> None:
 def _advice(asked: _Asked, plan: Plan, reference: Reference) -> list[Advice]:
     """Warnings before the submission. Raises ClusterDDPError for what can't work."""
     advice = options.tasks_advice(vars(asked.parsed), plan.spec)
-    advice += options.words_advice(asked.given, asked.command or ())
+    advice += likely_mistakes.advise(asked.given, asked.command or ())
     if not asked.parsed.no_check:
         advice += preflight.check(plan, must_run=not asked.parsed.dry_run, accepted=asked.values.get("accept", ()))
         if plan.request.reference_options is not None and not asked.parsed.dry_run:

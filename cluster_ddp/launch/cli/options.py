@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,12 +13,12 @@ from cluster_ddp.errors import SpecError, counted
 from cluster_ddp.launch.checks.performance_warnings import Advice
 from cluster_ddp.launch.cli import add_on, sbatch_hints
 from cluster_ddp.launch.cli.parser import Parser, nearest_option
+from cluster_ddp.launch.notation import legal_name
 from cluster_ddp.launch.spec import EXPEDITE, JobSpec, Launcher
 
 # What the cluster chooses, if nothing is given.
 _CLUSTERS = ("cpus_per_task", "mem", "time", "partition", "account", "qos", "requeue")
 _PATHS = ("venv", "template")
-_OPERATORS = ("|", "||", "&&", "&", ";", ">", ">>", "<", "2>", "2>&1", "&>")
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -158,39 +157,13 @@ def tasks_advice(said: Mapping[str, int | None], spec: JobSpec) -> list[Advice]:
     return advice
 
 
-def words_advice(given: Mapping[str, Any], command: Sequence[str]) -> list[Advice]:
-    """Warn of words that were probably meant otherwise: Slurm's ranges, tiny times and sizes, a shell's operators.
-
-    Args:
-        given: the options that were given.
-        command: the words after the two dashes.
-    """
-    advice = []
-    for word in given.get("array") or ():
-        key, _, values = word.partition("=")
-        if match := re.fullmatch(r"(\d+)-(\d+)", values):
-            text = f"{word} is one value, the text {values}. For the numbers {match[1]} to {match[2]}: "
-            advice.append(Advice("range", f"{text}{key}={match[1]}..{match[2]}"))
-    if match := re.fullmatch(r"[1-4]:\d\d", given.get("time") or ""):
-        text = f"--time {match[0]} means minutes and seconds. For hours and minutes: --time {match[0]}:00"
-        advice.append(Advice("short", text))
-    if re.fullmatch(r"[1-9]\d{0,2}", given.get("mem") or ""):
-        advice.append(Advice("short", f"--mem {given['mem']} means MiB. For GiB: --mem {given['mem']}G"))
-    if operators := [word for word in command if word in _OPERATORS]:
-        text = (
-            f"The command gets {' and '.join(operators)} as plain text; no shell reads it. To use a shell: -- bash -c "
-        )
-        advice.append(Advice("shell", text + shlex.quote(" ".join(command))))
-    return advice
-
-
 def job_name(command: Sequence[str]) -> str:
     """Return a name for a job: that of its script, its module or its program."""
     program, *rest = command or ["job"]
     name = Path(program).stem
     if name.startswith("python"):
         name = next((word.removesuffix(".py") for word in rest if not word.startswith("-")), name)
-    return re.sub(r"[^\w.+@=-]", "_", Path(name).name)[:128].lstrip("-") or "job"
+    return legal_name(Path(name).name) or "job"
 
 
 class _Parser(Parser):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
+
+from cluster_ddp.launch.notation import legal_name
 
 _NAMES = """
     account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container
@@ -63,6 +66,10 @@ def here(option: str, value: str) -> str:
     """Return what to write instead of an option of sbatch and its value: `--gpus-per-node 2` for --gres=gpu:2."""
     if option in ("--gres", "-G", "--gpus"):
         value = gpus(value)
+    elif HERE[option] == "--name":
+        value = legal_name(value)
+    else:
+        value = value and shlex.quote(value)
     if not HERE[option].startswith("-"):
         return HERE[option]
     together = " on one node; on two nodes, half of it and --nodes 2" if option in ("-n", "-G", "--gpus") else ""

@@ -9,6 +9,7 @@ top level, the user's `[NAME]`, the project's `[NAME]`, the command line. exampl
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import shlex
@@ -199,8 +200,13 @@ def _value(origin: str, key: str, raw: Any) -> Any:
         try:
             JobSpec(**{"name": "x", "command": ("true",), **_COMPANIONS.get(key, {}), key: value})
         except SpecError as error:
-            raise _error(origin, f"{error.found} It is {raw!r}.", f"change {key} in that file") from error
+            hint = f"change {key} in that file" if error.meant is None else f"write {_toml(key, error.meant)}"
+            raise _error(origin, f"{error.found} It is {raw!r}.", hint) from error
     return value
+
+
+def _toml(key: str, value: object) -> str:
+    return f"{key} = {json.dumps(value, ensure_ascii=False)}"
 
 
 def _line(key: str, raw: Any) -> str:

@@ -84,5 +84,5 @@ def _git(folder: Path, *arguments: str) -> list[str]:
 
 
 def _error(folder: Path, found: str) -> RunDirError:
-    hint = "make it a git checkout: git init; or leave out --snapshot and --on"
+    hint = "make it a git checkout: git init; or leave out --snapshot"
     return RunDirError(f"Copying the code in {folder}:", found, hint)

@@ -57,6 +57,16 @@ def test_fetching_needs_a_machine(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_the_folder_here_must_be_a_projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", "/")
+    with pytest.raises(RemoteError) as error:
+        project.find(Host(name="x", options=()), "")
+    assert error.value.asked == f"Finding the copy of {tmp_path} on x:"
+    assert error.value.found.startswith("fatal: not a git repository")
+    assert error.value.hint == "go to the project that you submit from; it must be a git checkout: git init"
+
+
 @pytest.mark.parametrize(
     ("folder", "found"), [("", "cluster_ddp/it's mine"), ("~/other", "other"), ("/scratch/me", "/scratch/me")]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import threading
@@ -16,6 +17,8 @@ import cluster_ddp.submit as door
 from cluster_ddp import JobSpec, train
 from cluster_ddp.__main__ import module_of
 from cluster_ddp.errors import SpecError
+from cluster_ddp.launch.checks import nested_launchers
+from cluster_ddp.launch.checks.performance_warnings import CODES, OTHER_CODES
 
 __all__ = ["fake_slurm"]
 
@@ -28,6 +31,10 @@ NO_HET = "heterogeneous jobs are not possible here: all ranks of a job have the 
 SBATCHS = "that is sbatch's option."
 FORMS = "time must be 30 (minutes), 30:00 (minutes and seconds), 1:30:00, 2-12 (days-hours) or 2-12:30:00."
 SIZES = "mem must be a size such as 32G (per node; units K, M, G, T)."
+BEHIND = "put options of your command after the --; for the options here: cluster-ddp submit --help"
+BEGINS = "begin must be a time such as 16:00, tomorrow, now+2hours or 2030-01-31T12:00."
+ALL_CODES = (*CODES, *OTHER_CODES)
+NO_OPTION = "there is no such option."
 NO_VENV = "there is no bin/activate in it."
 RELATIVE = "paths are relative to where you submit"
 NAMES = "--partition gpu"
@@ -43,6 +50,70 @@ ERRORS: list[tuple[str, str, str, str]] = [
     ("--nodelist=n[1-2] -- true", "Submitting with --nodelist", SBATCHS, "--sbatch-options='--nodelist=n[1-2]'"),
     ("--exclusive -- true", "Submitting with --exclusive", SBATCHS, "--sbatch-options=--exclusive"),
     ("-N 2 -- true", "Submitting with -N", SBATCHS, "use --nodes 2"),
+    ("--job-name 'my job' -- true", "Submitting with --job-name", SBATCHS, "use --name my_job"),
+    ("--dependency='a b' -- true", "Submitting with --dependency", SBATCHS, "use --after 'a b'"),
+    (
+        "--name 'my job' -- true",
+        "A job with name 'my job'",
+        "name must be letters, digits and . _ + - @ =.",
+        "--name my_job",
+    ),
+    ("--name -x -- true", "Reading the command line", "--name needs a value.", HELP),
+    ("--epochs 1 -- python t.py", "Submitting with --epochs", "there is no such option.", BEHIND),
+    (
+        "--node 2 -- python t.py",
+        "Submitting with --node",
+        "there is no such option. Did you mean --nodes?",
+        BEHIND,
+    ),
+    (
+        "--gpu 2 -- true",
+        "Submitting with --gpu",
+        "there is no such option. Did you mean --gpus-per-node or --gpus-per-task or --gpu-type?",
+        BEHIND,
+    ),
+    (
+        "--sbatch-options='--exclusive --mail-type=END' -- true",
+        "A job with sbatch_options ('--exclusive --mail-type=END',)",
+        "sbatch_options must be options such as --reservation=course.",
+        "--sbatch-options=--exclusive --sbatch-options=--mail-type=END",
+    ),
+    (
+        "--sbatch-options=--time=2 -- true",
+        "A job with sbatch_options '--time=2'",
+        "sbatch_options must be an option that has no field of its own.",
+        "--time 2, without --sbatch-options",
+    ),
+    (
+        "--modules 'cuda/12 gcc' -- true",
+        "A job with modules ('cuda/12 gcc',)",
+        "modules must be names that module avail shows, such as cuda/12.8.",
+        "--modules cuda/12 gcc",
+    ),
+    (
+        "--launcher mpirun -- true",
+        "A job with launcher 'mpirun'",
+        "launcher must be one of srun, torchrun, fork.",
+        "--launcher srun",
+    ),
+    (
+        "--launcher slurm -- true",
+        "A job with launcher 'slurm'",
+        "launcher must be one of srun, torchrun, fork.",
+        "leave it out, or --launcher srun",
+    ),
+    (
+        "--venv env --conda-env x -- true",
+        "A job with conda_env 'x'",
+        "conda_env must be left out when venv is given.",
+        "leave out --venv or --conda-env",
+    ),
+    (
+        "--accept nestd -- true",
+        "Accepting 'nestd'",
+        "there is no warning with this code. Did you mean nested?",
+        f"the codes are {', '.join(sorted(ALL_CODES))}",
+    ),
     ("-p gpu -- true", "Submitting with -p", SBATCHS, "use --partition gpu"),
     ("-o x.log -- true", "Submitting with -o", SBATCHS, "leave it out; to read the logs: cluster-ddp logs JOB"),
     ("--gres=gpu:2 -- true", "Submitting with --gres", SBATCHS, "use --gpus-per-node 2"),
@@ -102,6 +173,20 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "--gpus-per-node is a whole number, not 'a100:2'.",
         "--gpus-per-node 2 --gpu-type a100",
     ),
+    (
+        "--nodes 0 -- true",
+        "A job with nodes 0",
+        "nodes must be a whole number of 1 or more.",
+        "for two nodes: --nodes 2",
+    ),
+    ("--begin tomorow -- true", "A job with begin 'tomorow'", BEGINS, "--begin tomorrow"),
+    ("--begin 'in 5 min' -- true", "A job with begin 'in 5 min'", BEGINS, "in two hours: --begin now+2hours"),
+    (
+        "--after abc -- true",
+        "A job with after 'abc'",
+        "after must be a job id, such as 12, or a dependency, afterany:12.",
+        "after job 12 has succeeded: --after 12; whatever became of it: --after afterany:12",
+    ),
     # Grids
     (
         "--array lr=1,2 -- echo {seed}",
@@ -122,6 +207,12 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "add it to the command, for example: --lr {lr}",
     ),
     # Commands
+    (
+        "t.py --lr 1",
+        "Submitting t.py --lr 1",
+        "a command comes after two dashes.",
+        "cluster-ddp submit [OPTIONS] -- python t.py --lr 1",
+    ),
     (
         "torchrun t.py",
         "Submitting torchrun t.py",
@@ -318,12 +409,55 @@ UNKNOWN_WORDS: list[tuple[str, str]] = [
     ("sandbox down --nam x", "there is no option --nam. Did you mean --name?"),
 ]
 
+# The same for what verbs refuse that submit: the verb is the first word.
+OF_OTHER_VERBS: list[tuple[str, str, str, str]] = [
+    ("doctor --jsn", "Submitting with --jsn", f"{NO_OPTION} Did you mean --json?", BEHIND.replace("submit", "doctor")),
+    (
+        "scaling --gpus 1 --predct 4 -- true",
+        "Submitting with --predct",
+        f"{NO_OPTION} Did you mean --predict?",
+        BEHIND.replace("submit", "scaling"),
+    ),
+    (
+        "scaling --gpus 1 --predct 4",
+        "Training with --predct 4",
+        f"{NO_OPTION} Did you mean --predict?",
+        TRAIN_HELP,
+    ),
+    (
+        "scaling --gpus 1 -- python t.py --batch {batch}",
+        "A command with {batch}",
+        "only --global-batch gives it a value: the samples of a step on all GPUs.",
+        "--global-batch 256",
+    ),
+]
+
 # The command line, the code of the warning, and its text.
 WARNINGS = [
     (
         "--array seed=0-3 -- echo {seed}",
         "range",
-        "seed=0-3 is one value, the text 0-3. For the numbers 0 to 3: seed=0..3",
+        "seed=0-3 is text, not a range of numbers. For the numbers 0 to 3: seed=0..3",
+    ),
+    (
+        "--array seed=0:3 -- echo {seed}",
+        "range",
+        "seed=0:3 is text, not a range of numbers. For the numbers 0 to 3: seed=0..3",
+    ),
+    (
+        "--array 'seed=range(3)' -- echo {seed}",
+        "range",
+        "seed=range(3) is text, not a range of numbers. For the numbers 0 to 2: seed=0..2",
+    ),
+    (
+        "--array 'lr=[0.1, 0.2]' -- echo {lr}",
+        "range",
+        "lr=[0.1, 0.2] has brackets in its values. Without them: lr=0.1,0.2",
+    ),
+    (
+        "-- python t.py --lr {lr} --seed={seed}",
+        "placeholder",
+        "The command gets {lr} and {seed} as plain text. To give values: --array lr=… seed=…",
     ),
     ("--time 1:30 -- true", "short", "--time 1:30 means minutes and seconds. For hours and minutes: --time 1:30:00"),
     ("--mem 32 -- true", "short", "--mem 32 means MiB. For GiB: --mem 32G"),
@@ -331,6 +465,16 @@ WARNINGS = [
         "-- python t.py '|' tee log",
         "shell",
         "The command gets | as plain text; no shell reads it. To use a shell: -- bash -c 'python t.py | tee log'",
+    ),
+    (
+        "-- python t.py '>' log",
+        "shell",
+        "The command gets > as plain text; no shell reads it. To use a shell: -- bash -c 'python t.py > log'",
+    ),
+    (
+        "-- python t.py '&&' rm x",
+        "shell",
+        "The command gets && as plain text; no shell reads it. To use a shell: -- bash -c 'python t.py && rm x'",
     ),
     ("--partition gpus -- true", "cluster", f"A job in the partition gpus: {PARTITIONS} Hint: {NAMES}"),
     (
@@ -390,11 +534,30 @@ def test_a_word_that_a_verb_does_not_know(capsys, fake_slurm: FakeSlurm, line: s
     assert fake_slurm.calls("squeue") == fake_slurm.calls("scancel") == []
 
 
+@pytest.mark.parametrize(("line", "asked", "found", "hint"), OF_OTHER_VERBS, ids=[line for line, *_ in OF_OTHER_VERBS])
+def test_a_mistake_with_a_verb_that_submits(
+    capsys, fake_slurm: FakeSlurm, line: str, asked: str, found: str, hint: str
+) -> None:
+    verb, *argv = words(line)
+    with pytest.raises(SystemExit) as ended:
+        import_module(module_of(verb)).main(argv)
+    expected = f"cluster-ddp {verb}: error: {asked}:\n  {found}\n  Hint: {hint}\n"
+    assert (ended.value.code, capsys.readouterr().err) == (2, expected)
+    assert fake_slurm.calls("sbatch") == []
+
+
 @pytest.mark.parametrize(("line", "code", "text"), WARNINGS, ids=[line for line, *_ in WARNINGS])
 def test_a_doubt_is_a_warning_that_can_be_silenced(capsys, line: str, code: str, text: str) -> None:
     argv = ("--dry-run", "--accept", "node-local-path")
     assert said(capsys, *argv, *words(line)) == (0, f"warning: {text} (silence: --accept {code})\n")
     assert said(capsys, *argv, code, *words(line)) == (0, "")
+
+
+def test_the_codes_are_those_of_all_warnings() -> None:
+    """--accept refuses others."""
+    package = Path(cluster_ddp.__file__).parent / "launch"
+    found = {code for path in package.rglob("*.py") for code in re.findall(r'Advice\(\s*"([\w-]+)"', path.read_text())}
+    assert sorted({*found, nested_launchers.CODE}) == sorted(OTHER_CODES)
 
 
 def test_an_option_of_sbatch_may_stand_behind_a_blank(capsys) -> None:

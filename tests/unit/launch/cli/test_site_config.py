@@ -192,7 +192,15 @@ def test_a_byte_order_mark_and_other_line_ends_are_read(site: Site) -> None:
         ('time = "soon"', "time must be 30 (minutes)", "change time"),
         ('qos = ""', "qos must be a name that sacctmgr show qos shows. It is ''.", "change qos"),
         ('qos = "a\\n#SBATCH --nodes=9"', "qos must be", "change qos"),
-        ('launcher = "mpirun"', "launcher must be one of srun, torchrun, fork. It is 'mpirun'.", "change launcher"),
+        (
+            'launcher = "mpirun"',
+            "launcher must be one of srun, torchrun, fork. It is 'mpirun'.",
+            'write launcher = "srun"',
+        ),
+        ('launcher = "x"', "launcher must be one of srun, torchrun, fork. It is 'x'.", "change launcher in that file"),
+        ('time = "2h"', "time must be 30 (minutes)", 'write time = "2:00:00"'),
+        ('mem = "32GB"', "mem must be a size such as 32G", 'write mem = "32G"'),
+        ('modules = ["cuda/12 gcc"]', "modules must be names", 'write modules = ["cuda/12", "gcc"]'),
         ('modules = ["cuda; rm"]', "modules must be names that module avail shows", "change modules"),
         ('container_overlays = ["a\\nb"]', "container_overlays must be a path", "change container_overlays"),
         (
