@@ -50,7 +50,9 @@ class ClusterDDPError(Exception):
         self.asked, self.found, self.hint = asked, found, hint
 
     def __str__(self) -> str:
-        return f"{self.asked}\n  {self.found}\n  Hint: {self.hint}"
+        text = f"{self.asked}\n  {self.found}\n  Hint: {self.hint}"
+        first, *lines = text.splitlines()  # those of another program may begin anywhere
+        return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in lines if line.strip())])
 
 
 class HostlistError(ClusterDDPError):

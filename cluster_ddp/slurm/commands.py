@@ -88,7 +88,10 @@ def _named_if_slow(program: str) -> Iterator[None]:
 
 
 def _refused(asked: str, program: str, done: subprocess.CompletedProcess[str]) -> SlurmError:
-    found = done.stderr.strip() or f"exit status {done.returncode}, no message."
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    if lines and "configuration source" in lines[-1]:
+        lines = lines[-1:]  # the others say where it has looked
+    found = "; ".join(lines) or f"exit status {done.returncode}, no message."
     kind = JobNotFoundError if "Invalid job id" in found else SlurmError
     return kind(asked, found, _hint(program, found))
 
@@ -110,12 +113,13 @@ _HINTS = (
     ("invalid feature", "name features that the nodes have: sinfo -o '%P %f'"),
     ("dependency", "check that Slurm still knows that job: scontrol show job ID"),
     ("contact slurm controller", "check that the controller is up: scontrol ping"),
+    ("configuration source", "is this a login node? Elsewhere, name the cluster's slurm.conf: export SLURM_CONF=PATH"),
     ("Invalid job id", "Slurm forgets jobs some minutes after their end; with accounting, try: sacct -j ID"),
 )  # fmt: skip
 
 
 def _hint(program: str, words: str) -> str:
-    generic = f"try the command by hand; its options: {program} --help"
+    generic = f"try {program} in your shell; if it fails there, too, ask your cluster's support"
     return next((hint for sign, hint in _HINTS if sign.lower() in words.lower()), generic)
 
 

@@ -161,7 +161,7 @@ SBATCH_SAYS = [
     ("Invalid generic resource (gres) specification", "sinfo -o '%P %G'"),
     ("Batch job submission failed: Requested node configuration is not available", "sinfo -o '%P %D %c %m %G %f'"),
     ("Unable to contact slurm controller (connect failure)", "scontrol ping"),
-    ("Something quite new", "sbatch --help"),
+    ("Something quite new", "try sbatch in your shell"),
 ]
 
 

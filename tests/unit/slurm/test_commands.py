@@ -39,6 +39,31 @@ def test_what_sbatch_says_is_in_the_error(fake) -> None:
         commands.submit("x")
 
 
+@pytest.mark.parametrize(
+    ("lines", "found", "hint"),
+    [
+        (
+            "sbatch: error: Name an account.\n\nsbatch: error: Batch job submission failed: Unspecified error\n",
+            "sbatch: error: Name an account.; sbatch: error: Batch job submission failed: Unspecified error",
+            "try sbatch in your shell; if it fails there, too, ask your cluster's support",
+        ),
+        (
+            "sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
+            "sbatch: error: fetch_config: DNS SRV lookup failed\n"
+            "sbatch: error: _establish_config_source: failed to fetch config\n"
+            "sbatch: fatal: Could not establish a configuration source\n",
+            "sbatch: fatal: Could not establish a configuration source",
+            "is this a login node? Elsewhere, name the cluster's slurm.conf: export SLURM_CONF=PATH",
+        ),
+    ],
+)
+def test_several_lines_of_sbatch_are_one(fake, lines: str, found: str, hint: str) -> None:
+    fake("sbatch", f"printf '{lines}' >&2; exit 1")
+    with pytest.raises(SlurmError) as error:
+        commands.submit("x")
+    assert str(error.value) == f"Running sbatch --parsable x:\n  {found}\n  Hint: {hint}"
+
+
 def test_a_missing_command_is_named(fake) -> None:
     with pytest.raises(SlurmError, match="there is no sbatch on the PATH"):
         commands.submit("x")

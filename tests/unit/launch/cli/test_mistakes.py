@@ -560,6 +560,29 @@ def test_the_codes_are_those_of_all_warnings() -> None:
     assert sorted({*found, nested_launchers.CODE}) == sorted(OTHER_CODES)
 
 
+NO_SLURM = """echo 'sinfo: error: fetch_config: DNS SRV lookup failed' >&2
+echo 'sinfo: fatal: Could not establish a configuration source' >&2
+exit 1"""
+
+
+def test_a_cluster_that_does_not_answer_is_one_line(capsys, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.command("sinfo", NO_SLURM)
+    text = "sinfo: fatal: Could not establish a configuration source"
+    expected = f"warning: It was not checked whether the cluster can run the job: {text} (silence: --accept cluster)\n"
+    assert said(capsys, "--dry-run", "--accept", "node-local-path", "--", "true") == (0, expected)
+
+
+def test_lines_of_other_programs_stay_in_the_block(capsys, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.command("bash", "echo 'Lmod has detected an error:\n\nno such module: cuda' >&2; exit 1")
+    assert said(capsys, "--modules", "cuda", "--", "true") == (
+        2,
+        "cluster-ddp submit: error: Loading the modules cuda:\n"
+        "  Lmod has detected an error:\n"
+        "  no such module: cuda\n"
+        "  Hint: look at what there is: module avail\n",
+    )
+
+
 def test_an_option_of_sbatch_may_stand_behind_a_blank(capsys) -> None:
     argv = (
         "--dry-run",
