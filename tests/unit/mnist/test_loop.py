@@ -218,6 +218,7 @@ def test_missing_data_is_a_short_block(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "download_data.py --data-dir 'no data here'" in done.stderr
     assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_dir_that_cannot_be_written_is_a_short_block(tmp_path: Path) -> None:
