@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with exit_on_error(PROGRAM):
         arguments, rest = parser().parse_known_args(words[:at])
         if arguments.autopsy is not None:
-            return _autopsy(arguments.autopsy, [*rest, *command])
+            return _autopsy(arguments.autopsy, [*rest, *command], as_json=arguments.json)
         if rest:
             from cluster_ddp.doctor import submitted
 
@@ -70,14 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return login.examine(options, os.environ)
 
 
-def _autopsy(run: Path, others: Sequence[str]) -> int:
+def _autopsy(run: Path, others: Sequence[str], *, as_json: bool) -> int:
     from cluster_ddp.doctor.hang_autopsy import autopsy
 
     if others:
         raise SpecError(
-            f"An autopsy with {shlex.join(others)}:", "it takes no other words.", f"{PROGRAM} --autopsy RUN"
+            f"An autopsy with {shlex.join(others)}:", "it takes no other words.", f"{PROGRAM} --autopsy RUN [--json]"
         )
-    print(autopsy(run))
+    print(autopsy(run, as_json=as_json))
     return 0
 
 

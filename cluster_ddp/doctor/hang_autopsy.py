@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 from cluster_ddp.contract import File
@@ -9,11 +11,12 @@ from cluster_ddp.errors import RunDirError
 from cluster_ddp.runtime.failure import hang_verdict
 
 
-def autopsy(run_dir: Path) -> str:
+def autopsy(run_dir: Path, *, as_json: bool = False) -> str:
     """Return the verdict of a run's last hang, and the file with each rank's stacks.
 
     Args:
         run_dir: the run directory.
+        as_json: return one line of JSON, with where each rank was.
 
     Raises:
         RunDirError: it is none, or no rank has written where it was.
@@ -26,10 +29,13 @@ def autopsy(run_dir: Path) -> str:
     if not answers and not verdict:
         found = "no rank has written where it was. They do after --hang-warning-s without a step."
         raise RunDirError(asked, found, f"see what the ranks printed: cluster-ddp logs {run_dir}")
-    lines = [verdict or f"{hang_verdict.verdict(answers)}."]
-    for one in answers:
-        lines.append(f"  stacks of rank {one.rank} on {one.host}: {run_dir / File.STACK.format(one.rank)}")
-    return "\n".join(lines)
+    files = [run_dir / File.STACK.format(one.rank) for one in answers]
+    verdict = verdict or f"{hang_verdict.verdict(answers)}."
+    if as_json:
+        ranks = [{**asdict(one), "stacks": str(file)} for one, file in zip(answers, files)]
+        return json.dumps({"verdict": verdict, "ranks": ranks})
+    stacks = (f"  stacks of rank {one.rank} on {one.host}: {file}" for one, file in zip(answers, files))
+    return "\n".join([verdict, *stacks])
 
 
 def _kept(run_dir: Path) -> str:

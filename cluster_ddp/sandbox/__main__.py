@@ -10,13 +10,15 @@ down    stop it, and remove every trace of it
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from cluster_ddp.errors import exit_on_error
+from cluster_ddp.errors import SandboxError, exit_on_error
 from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.sandbox import accounting, cluster, prerequisites, slurm_releases
 from cluster_ddp.slurm import commands
@@ -45,7 +47,8 @@ def parser() -> Parser:
         help="a Slurm from Debian's packages, unpacked into ~/.cache/cluster_ddp (a download of 30 MB)",
     )
     verbs.add_parser("down", parents=[common], help="stop it, and remove every trace of it")
-    verbs.add_parser("status", parents=[common], help="show its nodes and jobs")
+    status = verbs.add_parser("status", parents=[common], help="show its nodes and jobs")
+    status.add_argument("--json", action="store_true", help="print one line of JSON")
     verbs.add_parser("shell", parents=[common], help="start a shell on its login node")
     run = verbs.add_parser("run", parents=[common], help="run a command on its login node")
     run.add_argument("command", nargs="+", metavar="-- COMMAND …", help="the command")
@@ -89,7 +92,13 @@ def down(arguments: argparse.Namespace) -> int:
 def status(arguments: argparse.Namespace) -> int:
     """Show a sandbox's nodes and jobs."""
     env = cluster.environment(arguments.name)
-    for node, state in cluster.node_states(arguments.name).items():
+    nodes = cluster.node_states(arguments.name)
+    if arguments.json:
+        lines = commands.run(["squeue", "--noheader", "--format=%i\t%T\t%N\t%j"], env=env).splitlines()
+        jobs = [dict(zip(("job", "state", "nodes", "name"), line.split("\t"))) for line in lines]
+        print(json.dumps({"nodes": nodes, "jobs": jobs}))
+        return 0
+    for node, state in nodes.items():
         print(f"{node:10} {state}")
     print(commands.run(["squeue"], env=env), end="")
     return 0
@@ -101,8 +110,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return subprocess.run(arguments.command, env=env).returncode
     except OSError as error:
-        print(f"{PROGRAM}: error: {arguments.command[0]}: {error.strerror}", file=sys.stderr)
-        return 127
+        command = shlex.join(arguments.command)
+        found, hint = f"{error.strerror}.", f"your shell must find it, too: type {shlex.quote(arguments.command[0])}"
+        raise SandboxError(f"Running {command} on the login node:", found, hint) from error
 
 
 def shell(arguments: argparse.Namespace) -> int:

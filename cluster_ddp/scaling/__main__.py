@@ -21,7 +21,9 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.jobs import job
@@ -61,7 +63,9 @@ def parser() -> Parser:
     one = "start a job only when the one before has ended: for jobs that would share nodes or a network"
     top.add_argument("--one-at-a-time", action="store_true", help=one)
     top.add_argument("--folder", type=Path, default=Path("scaling"), metavar="PATH", help="(default: %(default)s)")
-    top.add_argument("--dry-run", action="store_true", help="show the runs and a job's script, and submit nothing")
+    form = top.add_mutually_exclusive_group()
+    form.add_argument("--dry-run", action="store_true", help="show the runs and a job's script, and submit nothing")
+    form.add_argument("--json", action="store_true", help="print the results as one line of JSON, all else to stderr")
     return top
 
 
@@ -86,6 +90,7 @@ class _Scaling:
         self.predicted = parse_counts(arguments.predict) if arguments.predict else []
         self.options = parser().option_names()
         self._said: set[str] = set()
+        self._say = partial(print, file=sys.stderr if arguments.json else sys.stdout, flush=True)
         self._check()
         plan = self._planned(Point(gpus=self.counts[0], nodes=1, repeat=1))
         self.on_slurm = isinstance(plan.scheduler, Slurm)
@@ -94,7 +99,7 @@ class _Scaling:
             folder=arguments.folder,
             points=points(self.counts, per_node=self.per_node, repeats=arguments.repeats),
             metric=metrics_from_log.compiled(arguments.metric) if arguments.metric is not None else None,
-            say=lambda line: print(line, flush=True),
+            say=self._say,
         )
         for point in self.study.points[: len(self.counts)]:  # nothing is submitted if one of them can't run
             self._planned(point)
@@ -198,13 +203,15 @@ class _Scaling:
 
     def _report(self) -> None:
         found = table.rows(self.study.measured(), self.study.points, weak=self.is_weak)
-        print(f"\n{table.as_text(found)}\n")
+        self._say(f"\n{table.as_text(found)}\n")
         for point, words in self.study.failures.items():
-            print(f"Not measured: {point.gpus} GPUs, run {point.repeat}: {words}")
+            self._say(f"Not measured: {point.gpus} GPUs, run {point.repeat}: {words}")
         models = self._models(found)
         words = table.recommended(found, min_efficiency=self.arguments.min_efficiency)
-        print(words)
-        self._write(found, models, words)
+        self._say(words)
+        record = self._write(found, models, words)
+        if self.arguments.json:
+            print(json.dumps(record))
 
     def _models(self, found: Sequence[table.Row]) -> list[fit.Model]:
         """Fit the models, and say what they say."""
@@ -215,24 +222,24 @@ class _Scaling:
         for fitting in fits:
             model = fitting(measured)
             if isinstance(model, str):
-                print(_sentence(model))
+                self._say(_sentence(model))
                 continue
             models.append(model)
             of_one = model.samples_per_s(1)
             counts = f"fitted to {', '.join(map(str, model.counts))} GPUs"
             serial = f"{100 * model.serial_part:.1f} % of the time on one GPU is serial, " if not models[1:] else ""
-            print(_sentence(f"{model.name}: {serial}{counts}."))
+            self._say(_sentence(f"{model.name}: {serial}{counts}."))
             error = fit.held_out_error(fitting, measured)
             for count in self.predicted:
                 rate = model.samples_per_s(count)
                 efficiency = f"{100 * rate / of_one / count:.0f} %"
-                print(f"  Prediction, not measured: {count} GPUs: {rate:,.0f} samples/s, efficiency {efficiency}.")
+                self._say(f"  Prediction, not measured: {count} GPUs: {rate:,.0f} samples/s, efficiency {efficiency}.")
             if self.predicted:
                 off = "too few numbers of GPUs to check it" if error is None else f"{100 * error:+.1f} %"
-                print(f"  Fitted without {model.counts[-1]} GPUs, its error there: {off}.")
+                self._say(f"  Fitted without {model.counts[-1]} GPUs, its error there: {off}.")
         return models
 
-    def _write(self, found: Sequence[table.Row], models: Sequence[fit.Model], words: str) -> None:
+    def _write(self, found: Sequence[table.Row], models: Sequence[fit.Model], words: str) -> dict[str, Any]:
         path = self.arguments.folder / "results"
         record = {
             "command": shlex.join([*self.rest, *self.command]),
@@ -247,8 +254,9 @@ class _Scaling:
         try:
             written += plot.draw(path, found, models, predict=self.predicted)
         except ImportError:
-            print(f"No plot: matplotlib is not installed: {plot.EXTRA}")
-        print(f"Written: {', '.join(map(str, written))}")
+            self._say(f"No plot: matplotlib is not installed: {plot.EXTRA}")
+        self._say(f"Written: {', '.join(map(str, written))}")
+        return record
 
 
 def _sentence(words: str) -> str:

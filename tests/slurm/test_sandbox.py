@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import shutil
@@ -78,6 +79,14 @@ def test_a_second_sandbox_beside_the_first(slurm: Cluster) -> None:
         assert {*slurm.run("srun", "--nodes=4", "hostname").stdout.split()} == {f"node{i}" for i in range(1, 5)}
         status = door("status", "--name", NAME).stdout
         assert status.splitlines()[:2] == ["node1      idle", "node2      idle"]
+        record = json.loads(door("status", "--name", NAME, "--json").stdout)
+        assert record == {"nodes": {"node1": "idle", "node2": "idle"}, "jobs": []}
+        missing = door("run", "--name", NAME, "--", "nosuch", "a b")
+        assert (missing.returncode, missing.stderr) == (
+            2,
+            "cluster-ddp sandbox: error: Running nosuch 'a b' on the login node:\n  No such file or directory.\n"
+            "  Hint: your shell must find it, too: type nosuch\n",
+        )
         assert door("run", "--name", NAME, "--", "sh", "-c", "exit 7").returncode == 7
     finally:
         assert door("down", "--name", NAME).returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import signal
@@ -60,6 +61,9 @@ def said(ends: list[Outcome], folder: Path, warned: bool = True) -> str:
     assert output.count("No step was completed for") == warned, output
     assert f"{verdict}." in output.partition("error: Waiting")[2], output
     assert verdict in autopsy(folder)
+    record = json.loads(autopsy(folder, as_json=True))
+    assert record["verdict"] == verdict
+    assert all(Path(one["stacks"]).parent == folder and one["host"] for one in record["ranks"])
     assert verdict[:100] in (folder / ".failed-0").read_text()
     print(verdict)
     return verdict
