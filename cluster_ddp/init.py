@@ -23,6 +23,7 @@ from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.launch.cli.site_config import FILE_NAME
 from cluster_ddp.launch.render import render
 from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.processes import named_if_slow
 from cluster_ddp.slurm import accounts, partitions
 from cluster_ddp.slurm.partitions import NodeGroup
 
@@ -80,13 +81,17 @@ def _init(asked: argparse.Namespace) -> int:
 
 
 def _groups() -> list[NodeGroup]:
-    """The cluster's nodes; empty, with a word about it, if Slurm is not here."""
+    """The cluster's nodes; empty, with a word about it, if Slurm is not here or does not answer."""
     if shutil.which("sinfo") is None:
         print(
             f"There is no Slurm here (no sinfo on the PATH): {FILE_NAME} gets no partition. Run this on a login node."
         )
         return []
-    return partitions.read()
+    try:
+        return partitions.read()
+    except SlurmError as error:
+        print(f"Slurm does not answer here: {error.found} {FILE_NAME} gets no partition. Hint: {error.hint}")
+        return []
 
 
 def _partition(groups: Sequence[NodeGroup], asked: argparse.Namespace) -> str | None:
@@ -147,9 +152,10 @@ def _modules() -> list[str]:
     """Environment modules that a training may need; at most three."""
     listing = "type module >/dev/null 2>&1 && module -t avail 2>&1"
     try:
-        done = subprocess.run(
-            ["bash", "-lc", listing], capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL
-        )
+        with named_if_slow("module avail to answer"):
+            done = subprocess.run(
+                ["bash", "-lc", listing], capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL
+            )
     except (OSError, subprocess.TimeoutExpired):
         return []
     names = [line.strip().removesuffix("(default)") for line in done.stdout.splitlines()]

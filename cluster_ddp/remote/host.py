@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cluster_ddp.errors import RemoteError
+from cluster_ddp.processes import named_if_slow
 
 _SSH_FAILED = 255  # ssh(1): the status if ssh itself failed
 # A line before the output of a command: the shell's start-up files may print as well.
@@ -77,7 +78,8 @@ class Host:
                 asked, "there is no rsync on this machine.", "install it: apt install rsync, or ask your support"
             )
         command = ["rsync", "--protect-args", f"--rsh={shlex.join(['ssh', *self.options])}", *options]
-        done = subprocess.run(command, input=stdin, capture_output=True)
+        with named_if_slow(f"rsync to copy files to or from {self.name}"):
+            done = subprocess.run(command, input=stdin, capture_output=True)
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").strip()
             found = f"rsync ended with status {done.returncode}: {said}."

@@ -9,16 +9,14 @@ import contextlib
 import os
 import re
 import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
+from cluster_ddp.processes import named_if_slow
 
 TIMEOUT_S = 60.0
-_SILENT_S = 2.0
 
 
 def run(
@@ -58,7 +56,7 @@ def run(
 def _call(
     argv: Sequence[str], env: Mapping[str, str] | None, text: str, timeout_s: float
 ) -> subprocess.CompletedProcess[str]:
-    with _named_if_slow(argv[0]):
+    with named_if_slow(f"{argv[0]} to answer"):
         return subprocess.run(
             argv,
             env=None if env is None else dict(env),
@@ -68,23 +66,6 @@ def _call(
             timeout=timeout_s,
             start_new_session=True,  # Ctrl-C must not reach sbatch, which may have submitted the job already
         )
-
-
-@contextlib.contextmanager
-def _named_if_slow(program: str) -> Iterator[None]:
-    """Say on a terminal why nothing happens."""
-
-    def say() -> None:
-        if sys.stderr.isatty():
-            print(f"Waiting for {program} to answer …", file=sys.stderr, flush=True)
-
-    timer = threading.Timer(_SILENT_S, say)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _refused(asked: str, program: str, done: subprocess.CompletedProcess[str]) -> SlurmError:

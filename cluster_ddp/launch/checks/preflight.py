@@ -28,6 +28,7 @@ from cluster_ddp.launch.checks import (
 from cluster_ddp.launch.checks.performance_warnings import Advice
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.processes import named_if_slow
 from cluster_ddp.slurm import commands, partitions
 
 _NO_MODULES = 99
@@ -169,9 +170,10 @@ def _modules(modules: tuple[str, ...]) -> list[Advice]:
         return []
     load = f"type module >/dev/null 2>&1 || exit {_NO_MODULES}; module load {' '.join(modules)}"
     try:
-        done = subprocess.run(
-            ["bash", "-lc", load], capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL
-        )
+        with named_if_slow("module load to answer"):
+            done = subprocess.run(
+                ["bash", "-lc", load], capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL
+            )
     except subprocess.TimeoutExpired:
         return [Advice("modules", f"The check of the modules {' '.join(modules)} took longer than 30 s: not checked.")]
     if done.returncode == _NO_MODULES:
@@ -188,6 +190,7 @@ def _modules(modules: tuple[str, ...]) -> list[Advice]:
 
 def _words(command: list[str]) -> str:
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL).stdout
+        with named_if_slow(f"{command[0]} to answer"):
+            return subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SpecError(f"Running {' '.join(command)}:", str(error), "try it in your shell") from error

@@ -13,6 +13,7 @@ from cluster_ddp.errors import SpecError
 from cluster_ddp.launch import task_command
 from cluster_ddp.launch.parse_python_command import is_python, program_words, python_target
 from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.processes import named_if_slow
 
 _OURS = "cluster-ddp"
 # A folder that only has the package's name is no package: it has no origin. Modules in a package are looked for without
@@ -91,14 +92,15 @@ def _ask(python: list[str], packages: list[str], venv: str | None) -> list[str]:
         return []  # another check says so
     command = [program, *python[1:], "-c", _CODE, *packages]
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            stdin=subprocess.DEVNULL,
-            env=os.environ | {"PATH": path},
-        )
+        with named_if_slow(f"{program} to answer"):
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=30,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"PATH": path},
+            )
     except (OSError, subprocess.TimeoutExpired):
         return []
     return done.stdout.splitlines() if done.returncode == 0 else []

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError
+from cluster_ddp.processes import named_if_slow
 
 
 def subfolder(folder: Path) -> str:
@@ -75,7 +76,8 @@ def _copy(source: Path, target: Path) -> None:
 
 def _git(folder: Path, *arguments: str) -> list[str]:
     try:
-        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, timeout=60)
+        with named_if_slow(f"git {arguments[0]} to answer"):
+            done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _error(folder, str(error)) from error
     if done.returncode != 0:

@@ -146,6 +146,15 @@ def test_without_accounting_or_without_slurm(capsys, monkeypatch: pytest.MonkeyP
     assert run(capsys, "--yes")[0] == 0
     assert values() == {"partition": "gpu", "time": "0-01:00:00"}
     Path("cluster.toml").unlink()
+    fake_slurm.command("sinfo", "echo 'sinfo: error: Unable to contact slurm controller (connect failure)' >&2; exit 1")
+    status, out, _ = run(capsys)
+    assert status == 0
+    assert out.startswith(
+        "Slurm does not answer here: sinfo: error: Unable to contact slurm controller (connect failure) "
+        "cluster.toml gets no partition. Hint: check that the controller is up: scontrol ping\n"
+    )
+    assert values() == {"time": "0-01:00:00"}
+    Path("cluster.toml").unlink()
     (fake_slurm.folder / "sinfo").unlink()
     monkeypatch.setenv("PATH", f"{fake_slurm.folder}:{Path(sys.executable).parent}")
     status, out, _ = run(capsys)
