@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,22 @@ SCRIPTS = [ROOT / "cluster_ddp" / "mnist" / "loop.py", *sorted((ROOT / "examples
 @pytest.mark.parametrize("name", cluster_ddp.__all__)
 def test_each_name_is_there_and_documented(name: str) -> None:
     value = getattr(cluster_ddp, name)
-    assert name in dir(cluster_ddp)
     assert name == "__version__" or len(inspect.getdoc(value) or "") > 20
+
+
+def test_dir_shows_the_names_and_help_the_arguments_of_submit() -> None:
+    assert dir(cluster_ddp) == cluster_ddp.__all__
+    code = "import cluster_ddp, pydoc; print(pydoc.plaintext.document(cluster_ddp.submit))"
+    lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert lines[0].startswith(
+        "submit(spec: 'JobSpec', function_or_command: 'Callable[..., Any] | Sequence[str] | None' = None"
+    )
+    assert lines[1:5] == [
+        "    Submit a job, and return it without waiting for it.",
+        "    ",
+        "    Args:",
+        "        spec: what to run, and on how many nodes and GPUs.",
+    ]
 
 
 def test_the_reference_has_each_name() -> None:

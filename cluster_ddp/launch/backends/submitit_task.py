@@ -43,8 +43,9 @@ def pickled(function: Callable[[], Any]) -> bytes:
     try:
         return cloudpickle.dumps(DelayedSubmission(Task(function)), pickle.HIGHEST_PROTOCOL)  # type: ignore[no-any-return]
     except Exception as error:
-        used = ", ".join(f"{name} ({type(value).__name__})" for name, value in _unpicklable(function))
-        found = f"each rank gets a copy of it, and what it uses can't be pickled{f': {used}' if used else ''}. {error}"
+        used = "".join(f"{name} ({type(value).__name__}): " for name, value in _unpicklable(function))
+        reason = str(error).rstrip(".")
+        found = f"each rank gets a copy of it, and what it uses can't be pickled: {used}{reason}."
         hint = "make that inside the function, or give the name of a file to open there"
         raise SpecError(f"Submitting the function {_innermost(function).__qualname__}:", found, hint) from error
 

@@ -86,10 +86,11 @@ def test_gpus_that_slurm_gave_and_torch_does_not_see_are_an_error(
 ) -> None:
     """Else the rank computes on the CPU, and the others wait for it in NCCL."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    given = topology(gpus_on_node=2)
-    with pytest.raises(DeviceError) as caught:
-        device.set_up(given, cuda=True, deterministic=False)
-    assert "Slurm gave 2 GPUs on this node" in caught.value.asked
+    for count, words in ((1, "1 GPU"), (2, "2 GPUs")):
+        given = topology(gpus_on_node=count)
+        with pytest.raises(DeviceError) as caught:
+            device.set_up(given, cuda=True, deterministic=False)
+        assert caught.value.asked == f"Computing on a GPU (Slurm gave {words} on this node):"
     assert f"torch {torch.__version__} sees none (CUDA_VISIBLE_DEVICES=unset" in caught.value.found
     assert device.set_up(given, cuda=False, deterministic=False) == [torch.device("cpu")]
     assert device.set_up(topology(gpus_on_node=0), cuda=True, deterministic=False) == [torch.device("cpu")]
