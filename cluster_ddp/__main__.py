@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 
 from cluster_ddp._version import __version__
-from cluster_ddp.errors import nearest
+from cluster_ddp.errors import SpecError, exit_on_error, nearest
 
 VERBS = {
     "init": "write a cluster.toml and a job script for your project",
@@ -42,8 +42,9 @@ def main() -> int:
     if verb == "--version":
         print(f"cluster-ddp {__version__}")
         return 0
-    print(f"cluster-ddp: error: there is no verb {verb!r}.{nearest(verb, VERBS)} Verbs:\n{listing}", file=sys.stderr)
-    return 2
+    with exit_on_error("cluster-ddp"):
+        found = f"there is no verb {verb!r}.{nearest(verb, VERBS)}"
+        raise SpecError("Reading the command line:", found, f"the verbs are {', '.join(VERBS)}")
 
 
 if __name__ == "__main__":

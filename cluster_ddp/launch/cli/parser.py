@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse finds, as a SpecError."""
-        if match := re.fullmatch(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", message):
+        if match := re.fullmatch(r"argument (\S+): invalid choice: '(.*?)'.*\(choose from (.*)\)", message):
             legal = re.findall(r"[\w.-]+", match[3])
             self._refuse(
                 f"there is no {match[1]} {match[2]!r}; there are {', '.join(legal)}.{nearest(match[2], legal)}"

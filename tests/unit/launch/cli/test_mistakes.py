@@ -15,7 +15,7 @@ from stand_ins import FakeSlurm, fake_slurm
 import cluster_ddp
 import cluster_ddp.submit as door
 from cluster_ddp import JobSpec, processes, train
-from cluster_ddp.__main__ import module_of
+from cluster_ddp.__main__ import VERBS, main, module_of
 from cluster_ddp.errors import SpecError
 from cluster_ddp.launch.checks import nested_launchers
 from cluster_ddp.launch.checks.performance_warnings import CODES, OTHER_CODES
@@ -532,6 +532,17 @@ def test_a_word_that_a_verb_does_not_know(capsys, fake_slurm: FakeSlurm, line: s
     expected = f"{program}: error: Reading the command line:\n  {found}\n  Hint: {program} --help\n"
     assert (ended.value.code, capsys.readouterr().err) == (2, expected)
     assert fake_slurm.calls("squeue") == fake_slurm.calls("scancel") == []
+
+
+def test_a_verb_that_there_is_not(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["cluster-ddp", "stauts"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, capsys.readouterr().err) == (
+        2,
+        "cluster-ddp: error: Reading the command line:\n  there is no verb 'stauts'. Did you mean status?\n"
+        f"  Hint: the verbs are {', '.join(VERBS)}\n",
+    )
 
 
 @pytest.mark.parametrize(("line", "asked", "found", "hint"), OF_OTHER_VERBS, ids=[line for line, *_ in OF_OTHER_VERBS])
