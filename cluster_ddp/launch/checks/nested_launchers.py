@@ -90,12 +90,14 @@ class _Launch(NamedTuple):
     """The words behind it."""
     before: tuple[str, ...] = ()
     """The words before it, such as `env A=1`."""
-    among_others: bool = False
-    """Whether it is one of several commands of a shell."""
+    shell: str = ""
+    """If a shell must run it: what comes before it there, such as "… " if there are other commands."""
 
     def instead(self, script: list[str]) -> str:
         """The command that runs a script where the launcher was."""
-        return f"bash -c '… {shlex.join(script)}'" if self.among_others else shlex.join([*self.before, *script])
+        words = [*self.before, *script]
+        line = " ".join([self.shell.strip(), *words]).strip()
+        return f"bash -c {shlex.quote(line)}" if self.shell else shlex.join(words)
 
 
 def _launch(words: list[str]) -> _Launch | None:
@@ -115,14 +117,18 @@ def _launch(words: list[str]) -> _Launch | None:
 
 
 def _wrapped(words: list[str], start: int) -> _Launch | None:
-    """The launcher that another program starts: the first word that is a program, and no value of an option."""
+    """The launcher that another program starts: the first word that is no option, and no value of one."""
     for at in range(start, len(words)):
-        if words[0] == "uv" and words[at] in ("-m", "--module"):
+        word = words[at]
+        is_value = words[at - 1].startswith("-") or word[:1].isdigit()  # timeout 10, taskset 0x3
+        if words[0] == "uv" and word in ("-m", "--module"):
             inner = _launch(["python", *words[at:]])
-        elif _is_program(words[at]):
+        elif _is_program(word):
             inner = _launch(words[at:])
-        else:
+        elif is_value or word.startswith("-") or ASSIGNMENT.fullmatch(word):
             continue
+        else:
+            return None
         return inner and inner._replace(before=(*words[:at], *inner.before))
     return None
 
@@ -143,14 +149,20 @@ def _in_shell(words: list[str]) -> _Launch | None:
     try:
         for token in reader:
             if set(token) <= set(";&|()<>\n"):
+                if set(token) & set("<>") and commands[-1][-1:] in (["1"], ["2"]):  # 2>log
+                    commands[-1].pop()
                 commands.append([])
-            elif commands[-1] or not (token in _BEFORE_COMMANDS or ASSIGNMENT.fullmatch(token)):
+            elif not commands[-1] and ASSIGNMENT.fullmatch(token):
+                commands[-1] = ["env", token]
+            elif commands[-1] or token not in _BEFORE_COMMANDS:
                 commands[-1].append(token)
     except ValueError:  # unbalanced quotes: bash will say so
         return None
     commands = [command for command in commands if command]
     found = next(filter(None, map(_launch, commands)), None)
-    return found and found._replace(among_others=found.among_others or len(commands) > 1)
+    if found is None or (len(commands) == 1 and not set(text) & set("$`*?~")):
+        return found
+    return found._replace(shell="… " if len(commands) > 1 else " ")
 
 
 def _ranks(words: list[str]) -> int:
