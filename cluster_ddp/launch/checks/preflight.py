@@ -49,11 +49,11 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
         SpecError: the job can't work.
     """
     warnings = _environment(plan.spec) + exposed_tokens.advise(plan.spec)
-    python_packages.check(plan.spec)
     if plan.request.function is None:
         if nested_launchers.CODE not in accepted:
             nested_launchers.check(plan.spec)
         warnings += program.check(plan.spec)
+    python_packages.check(plan.spec)
     on_slurm = isinstance(plan.scheduler, Slurm)
     cluster = _ask_cluster(plan.spec, must_run) if on_slurm and (must_run or shutil.which("sinfo")) else _Cluster()
     warnings += [Advice("cluster", text) for text in cluster.warnings]
