@@ -9,70 +9,124 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-Answer = list[Any]
-"""What a check returns; it must fit JSON."""
+Task = Callable[[], Iterable[Any]]
+"""What is run: its items must fit JSON. A text says what it does from now on, such as the name of a check."""
 
 
-class BrokenError(Exception):
-    """A function that raised an exception; its text is that of the exception."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a task has given until its end."""
+
+    items: list[Any]
+    """What it gave, without texts."""
+    doing: str = ""
+    """Its last text: what it did when it broke off."""
+    failure: str | None = None
+    """Why it broke off: what it raised, or which signal ended its process; None if it did not."""
+    is_late: bool = False
+    """Whether it did not come back in time."""
 
 
-def run(tasks: Mapping[str, Callable[[], Answer]], limit_s: float) -> dict[str, Answer | BrokenError | None]:
-    """Call functions at the same time, each in a forked process, which is killed after the limit.
+def run(tasks: Mapping[str, Task], limit_s: float) -> dict[str, Answer]:
+    """Run tasks at the same time, each in a forked process, which is killed after the limit.
 
     Args:
-        tasks: name -> function.
+        tasks: name -> task.
         limit_s: seconds that each may take.
 
     Returns:
-        Name -> what the function returned; a `BrokenError` if it raised; None if it did not come back in time.
+        Name -> what the task gave.
     """
-    started = {name: _start(function) for name, function in tasks.items()}
-    deadline = time.monotonic() + limit_s
-    return {name: _answer(*child, deadline) for name, child in started.items()}
+    return start(tasks).answers(limit_s)
 
 
-def _start(function: Callable[[], Answer]) -> tuple[int, int]:
-    """The process's id, and the descriptor that its answer comes from."""
+def start(tasks: Mapping[str, Task]) -> Running:
+    """Start what `run` runs."""
+    return Running({name: _start(task) for name, task in tasks.items()})
+
+
+class Running:
+    """Tasks that run.
+
+    Args:
+        children: name -> the process's id, and the descriptor that its items come from.
+    """
+
+    def __init__(self, children: Mapping[str, tuple[int, int]]) -> None:
+        self._children = children
+
+    def answers(self, limit_s: float) -> dict[str, Answer]:
+        """Return what the tasks give in this time, then kill them."""
+        deadline = time.monotonic() + limit_s
+        return {name: _answer(*child, deadline) for name, child in self._children.items()}
+
+
+def _start(task: Task) -> tuple[int, int]:
+    """The process's id, and the descriptor that its items come from."""
     sys.stdout.flush()
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         status = 1
         with contextlib.suppress(BaseException):
-            os.close(reading)
+            _close_all_but(writing)
             with open(writing, "w", encoding="utf-8") as file:
+                error = None
                 try:
-                    answer: object = function()
-                except Exception as error:
-                    answer = f"{type(error).__name__}: {error}"
-                json.dump(answer, file)
+                    for item in task():
+                        print(json.dumps({"item": item}), file=file, flush=True)
+                except Exception as raised:
+                    error = f"{type(raised).__name__}: {raised}"
+                print(json.dumps({"error": error}), file=file, flush=True)
             status = 0
         os._exit(status)
     os.close(writing)
     return pid, reading
 
 
-def _answer(pid: int, descriptor: int, deadline: float) -> Answer | BrokenError | None:
+def _close_all_but(descriptor: int) -> None:
+    """Close what was inherited: connections of this rank must end with it, also while this process hangs."""
+    for path in list(Path("/proc/self/fd").iterdir()):
+        if int(path.name) > 2 and int(path.name) != descriptor:
+            with contextlib.suppress(OSError):  # that of the listing itself
+                os.close(int(path.name))
+
+
+def _answer(pid: int, descriptor: int, deadline: float) -> Answer:
+    text, is_late = b"", True
     with open(descriptor, "rb") as pipe:
-        text = b""
         while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
             more = os.read(descriptor, 65536)
             text += more
             if not more:
+                is_late = False
                 break
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)  # it has ended, or it never will: a wait in the kernel is left alone
+    how = _ended(pid, kill=is_late)
+    whole = text[: text.rfind(b"\n") + 1]  # killed in the middle of a line
+    lines = [json.loads(line) for line in whole.splitlines()]
+    items = [line["item"] for line in lines if "item" in line]
+    failure = None
+    if not is_late:
+        failure = lines[-1]["error"] if lines and "error" in lines[-1] else f"its process ended: {how}"
+    doing = next((item for item in reversed(items) if isinstance(item, str)), "")
+    return Answer([item for item in items if not isinstance(item, str)], doing, failure, is_late)
+
+
+def _ended(pid: int, *, kill: bool) -> str:
+    """Wait for a process's end, in words. A wait in the kernel is left alone."""
+    if kill:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
-        for _ in range(10):
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                break
+        for _ in range(100):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                code = os.waitstatus_to_exitcode(status)
+                return f"exit status {code}" if code >= 0 else signal.Signals(-code).name
             time.sleep(0.01)
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return None
-    return found if isinstance(found, list) else BrokenError(str(found))
+    return "unknown"

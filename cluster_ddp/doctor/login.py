@@ -31,7 +31,7 @@ CHECKS = of_all(
 
 def examine(options: Options, env: Mapping[str, str]) -> int:
     """Examine this login node, print the verdict, and return the exit status."""
-    verdict = Verdict(subject=f"the login node {os.uname().nodename}, as {getpass.getuser()}")
+    verdict = Verdict(subject=f"the login node {os.uname().nodename}, as {getpass.getuser()}", num_nodes=0)
     run_dir = options.run_dir or Path("runs")
     site = Site(
         env=env,
@@ -51,16 +51,18 @@ def examine(options: Options, env: Mapping[str, str]) -> int:
         start = time.monotonic()
         found = _found(name, tier, options.check_limit_s)
         verdict.add(name, time.monotonic() - start, found, _SHOWN[name](env) if name in _SHOWN and not found else "")
-    verdict.show(as_json=options.as_json, exclude_file=options.exclude_file)
+    verdict.show(as_json=options.as_json)
+    verdict.write_nodes(options.exclude_file)
     return verdict.status(strict=options.strict)
 
 
 def _found(name: str, tier: Callable[[], Iterator[Finding]], limit_s: float) -> list[Finding]:
     """The findings of a tier, which runs in a process of its own: a file system may hang."""
-    answer = isolated.run({name: lambda: [one.to_json() for one in tier()]}, limit_s)[name]
-    if isinstance(answer, isolated.BrokenError):
-        return [all_checks.broken(name, answer)]
-    return [_hangs(name, limit_s)] if answer is None else [Finding.from_json(one) for one in answer]
+    answer = isolated.run({name: lambda: (one.to_json() for one in tier())}, limit_s)[name]
+    found = [Finding.from_json(one) for one in answer.items]
+    if answer.is_late:
+        return [*found, _hangs(name, limit_s)]
+    return [*found, *all_checks.broken_off(name, answer, "", limit_s)]
 
 
 def _hangs(tier: str, limit_s: float) -> Finding:

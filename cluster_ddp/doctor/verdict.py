@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.doctor.finding import Finding, folded
-from cluster_ddp.errors import USAGE_EXIT_STATUS
+from cluster_ddp.errors import USAGE_EXIT_STATUS, SpecError
 from cluster_ddp.files import atomic_write
 
 
@@ -19,16 +19,23 @@ class Verdict:
 
     subject: str
     """What was examined, such as "4 ranks on node1, node2 (step 12.0)"."""
+    num_nodes: int
+    """Number of nodes examined; 0 if they are not those of a job."""
     tiers: list[tuple[str, float, str]] = field(default_factory=list)
     """Name of each sound tier, its seconds, and what was measured."""
     broken_tier: str = ""
     """The tier with the first error; empty without one."""
-    findings: list[Finding] = field(default_factory=list)
-    """All findings: errors first, those of several ranks folded."""
+    raw: list[Finding] = field(default_factory=list)
+    """All findings, as ranks have made them."""
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings: errors first, those of several ranks folded."""
+        return folded(self.raw)
 
     def add(self, tier: str, seconds: float, found: Sequence[Finding], measured: str = "") -> bool:
         """Add a tier. Returns whether the next one makes sense."""
-        self.findings = folded([*self.findings, *found])
+        self.raw += found
         if any(not one.is_warning for one in found):
             self.broken_tier = tier
             return False
@@ -42,19 +49,14 @@ class Verdict:
             return USAGE_EXIT_STATUS
         return 1 if strict and self.findings else 0
 
-    def sick_nodes(self) -> list[str]:
-        """Return the nodes at fault."""
-        return sorted({node for one in self.findings for node in one.sick_nodes})
+    def nodes_at_fault(self) -> dict[str, str]:
+        """Return the nodes to do without, and what is wrong with each.
 
-    def nodes_at_fault(self, num_nodes: int) -> dict[str, str]:
-        """Return the nodes to do without, and what is wrong with each. Warnings do not count.
-
-        Args:
-            num_nodes: of the job. What all of several nodes have is not the fault of a node.
+        Warnings do not count; and what all of several nodes have is not the fault of a node.
         """
         errors = [one for one in self.findings if not one.is_warning]
         found = {node: one.what for one in reversed(errors) for node in one.sick_nodes}
-        return {} if len(found) >= num_nodes > 1 else dict(sorted(found.items()))
+        return {} if len(found) >= self.num_nodes != 1 else dict(sorted(found.items()))
 
     def __str__(self) -> str:
         """Return it as one screen of text."""
@@ -83,20 +85,31 @@ class Verdict:
             "broken_tier": self.broken_tier or None,
             "tiers": [{"name": name, "seconds": seconds, "measured": words} for name, seconds, words in self.tiers],
             "findings": [one.to_json() for one in self.findings],
-            "exclude": self.sick_nodes(),
+            "exclude": list(self.nodes_at_fault()),
         }
 
-    def show(self, *, as_json: bool, exclude_file: Path | None) -> None:
-        """Print it, and write the nodes at fault to a file for `sbatch --exclude=FILE`.
+    def show(self, *, as_json: bool) -> None:
+        """Print it.
 
         Args:
             as_json: print one line of JSON.
-            exclude_file: the file; it must contain a "/", for sbatch to take it for one (sbatch(1), --exclude).
-
-        Raises:
-            OSError: the file can't be written.
         """
         print(json.dumps(self.to_json()) if as_json else self, flush=True)
-        if exclude_file is not None:
-            with atomic_write(exclude_file) as file:
-                file.write("".join(f"{node}\n" for node in self.sick_nodes()).encode())
+
+    def write_nodes(self, path: Path | None) -> None:
+        """Write the nodes at fault to a file for `sbatch --exclude=FILE`.
+
+        Args:
+            path: the file; it must contain a "/", for sbatch to take it for one (sbatch(1), --exclude). None: no file.
+
+        Raises:
+            SpecError: the file can't be written.
+        """
+        if path is None:
+            return
+        try:
+            with atomic_write(path) as file:
+                file.write("".join(f"{node}\n" for node in self.nodes_at_fault()).encode())
+        except OSError as error:
+            hint = "--exclude-file ./FILE, in a folder that you may write"
+            raise SpecError(f"Writing the nodes at fault to {path}:", str(error.strerror or error), hint) from error

@@ -6,6 +6,7 @@ Sources: srun(1) and sbatch(1), "OUTPUT ENVIRONMENT VARIABLES", 20.11 to 26.05.
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping
 
 from cluster_ddp.contract import Env
@@ -102,3 +103,14 @@ class Variables:
                 )
             counts += [int(match[1])] * int(match[2] or 1)
         return tuple(counts)
+
+
+def node_name(env: Mapping[str, str]) -> str:
+    """Return the name of this node as Slurm has it; outside of a job, the host's short name.
+
+    A host's own name may have a domain, which the node's name lacks.
+
+    Args:
+        env: an environment, such as os.environ.
+    """
+    return env.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from cluster_ddp.doctor import isolated
 from cluster_ddp.doctor.checks import (
@@ -46,55 +48,63 @@ ALL: tuple[Check, ...] = (
 )
 
 
-def run(site: Site, *, for_node: bool, limit_s: float) -> list[Finding]:
-    """Run the checks of a rank, group by group at the same time.
+def tasks(site: Site, *, for_node: bool) -> dict[str, isolated.Task]:
+    """Return the checks of a rank as tasks, one for each group.
 
     Args:
         site: where this rank is.
         for_node: whether this rank checks its node, too.
-        limit_s: seconds that a group of checks may take.
-
-    Returns:
-        The findings, in the order of `ALL`. A group that did not come back is a finding itself.
     """
-    wanted = [one for one in ALL if for_node or one.on == "rank"]
     groups: dict[str, list[Check]] = {}
-    for one in wanted:
-        groups.setdefault(one.group, []).append(one)
+    for one in ALL:
+        if for_node or one.on == "rank":
+            groups.setdefault(one.group, []).append(one)
+    return {name: partial(_run, site, checks) for name, checks in groups.items()}
 
-    def run_group(checks: list[Check]) -> Callable[[], isolated.Answer]:
-        return lambda: [found.to_json() for one in checks if one.function is not None for found in one.function(site)]
 
-    answers = isolated.run({name: run_group(checks) for name, checks in groups.items()}, limit_s)
-    found: list[Finding] = []
-    for name, answer in answers.items():
-        if answer is None:
-            found.append(_did_not_return(name, site, limit_s))
-        elif isinstance(answer, isolated.BrokenError):
-            found.append(broken(name, answer))
-        else:
-            found += [Finding.from_json(value) for value in answer]
+def _run(site: Site, checks: Sequence[Check]) -> Iterator[str | dict[str, Any]]:
+    for one in checks:
+        if one.function is not None:
+            yield one.name
+            yield from (found.to_json() for found in one.function(site))
+
+
+def findings(answers: Mapping[str, isolated.Answer], host: str, limit_s: float) -> list[Finding]:
+    """Return the findings of tasks, in the order of `ALL`. A check that did not come back is a finding itself.
+
+    Args:
+        answers: of the tasks, by group.
+        host: name of this node.
+        limit_s: seconds that each group had.
+    """
+    found = [Finding.from_json(value) for answer in answers.values() for value in answer.items]
+    for group, answer in answers.items():
+        found += broken_off(group, answer, host, limit_s)
     order = [one.name for one in ALL]
     return sorted(found, key=lambda one: order.index(one.check) if one.check in order else -1)
 
 
-def broken(group: str, error: isolated.BrokenError) -> Finding:
-    """Return the finding of a check that failed itself."""
-    hint = "please report it, with this line; the other checks are not affected"
-    return Finding(
-        check="broken_check",
-        what=f"The checks of {group.replace('_', ' ')} failed themselves.",
-        evidence=str(error),
-        hint=hint,
-        is_warning=True,
-    )
-
-
-def _did_not_return(group: str, site: Site, limit_s: float) -> Finding:
-    return Finding(
-        check="did_not_return",
-        what=f"The checks of {group.replace('_', ' ')} did not come back.",
-        evidence=f"no answer within {limit_s:g} s",
-        hint=f"try what hangs there: ls of your folders, getent hosts; leave the node out: --exclude={site.host}",
-        sick_nodes=(site.host,),
-    )
+def broken_off(group: str, answer: isolated.Answer, host: str, limit_s: float) -> list[Finding]:
+    """Return the finding of a check that did not come back, or that failed itself."""
+    name = f"{answer.doing} ({group.replace('_', ' ')})" if answer.doing else group
+    if answer.is_late:
+        return [
+            Finding(
+                check="did_not_return",
+                what=f"The check {name} did not come back.",
+                evidence=f"no answer within {limit_s:g} s",
+                hint=f"try what hangs there: ls of your folders, getent hosts; leave the node out: --exclude={host}",
+                sick_nodes=(host,),
+            )
+        ]
+    if answer.failure is None:
+        return []
+    return [
+        Finding(
+            check="broken_check",
+            what=f"The check {name} failed itself.",
+            evidence=answer.failure,
+            hint="please report it, with this line; the other checks are not affected",
+            is_warning=True,
+        )
+    ]

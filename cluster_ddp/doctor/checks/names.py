@@ -39,7 +39,8 @@ def master_address(site: Site) -> Iterator[Finding]:
         yield _wrong_address(site, what, evidence, hint)
         return
     took_s = time.monotonic() - start
-    if first.is_loopback and not (site.topology.node_rank == 0 and name == socket.gethostname()):
+    is_own = site.topology.node_rank == 0 and name.partition(".")[0] == socket.gethostname().partition(".")[0]
+    if first.is_loopback and not is_own:
         hint = f"correct /etc/hosts on {site.host}: getent hosts {name}"
         if "MASTER_ADDR" in site.env:
             hint = "unset MASTER_ADDR in the batch script and in your shell's start files"

@@ -6,6 +6,7 @@ leader     rank 0: it gathers the reports of a tier, judges them, and tells the 
 follower   another rank: it reports and does what it is told
 place      which rank this is, also where the environment does not say it
 exchange   how messages pass: hub is rank 0's side, spoke that of another rank
+facts      tier 1: what each rank reads for the comparison
 compare    tier 1: what only all reports together show
 links      tier 2: connections between nodes
 training   tiers 3 and 4: collectives, and a step of DDP

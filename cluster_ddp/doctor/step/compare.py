@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import os
 import socket
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import cluster_ddp
-from cluster_ddp._version import __version__
-from cluster_ddp.doctor.checks import Site, gpus, names, of_all, python_env
+from cluster_ddp.doctor.checks import of_all
 from cluster_ddp.doctor.finding import Finding, shown_ranks
-from cluster_ddp.doctor.step import links
 from cluster_ddp.runtime.rendezvous.arrivals import missing_by_node
-from cluster_ddp.runtime.rendezvous.network_interface import ipv4_address
 from cluster_ddp.slurm.topology import Topology
 
 _CLOCK_S = 10.0
-_LISTED_AT_MOST = 1000
-_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "OMP_NUM_THREADS", "CUDA_HOME", "LD_PRELOAD")
-
 
 CHECKS = of_all(
     "compare",
@@ -44,59 +35,6 @@ CHECKS = of_all(
 )
 
 
-def facts(site: Site) -> dict[str, Any]:
-    """Return what is compared between ranks, without importing torch."""
-    found: dict[str, Any] = {"cpus": sorted(os.sched_getaffinity(0)), "variables": _variables(site.env)}
-    found["gpus"] = gpus.own(site)
-    if site.topology.local_rank != 0:
-        return found
-    torch = python_env.torch_versions() or {}
-    found["versions"] = {
-        "Python": ".".join(map(str, sys.version_info[:2])),
-        "torch": torch.get("version", "none"),
-        "cluster_ddp": f"{__version__} ({_digest_of_package()})",
-    }
-    found["data"] = None if site.data_dir is None else _digest(site.data_dir)
-    if site.has_several_nodes:
-        found["address"] = links.own_address(site.topology)
-        found["addresses"] = _own_addresses()
-        try:
-            found["master"] = names.addresses_of(site.topology.master_addr)
-        except OSError:
-            found["master"] = None
-    return found
-
-
-def _variables(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in sorted(env.items()) if name.startswith(_PREFIXES)}
-
-
-def _own_addresses() -> list[str]:
-    """The addresses of this host's interfaces."""
-    found = [address for _, name in socket.if_nameindex() if (address := ipv4_address(name)) is not None]
-    table = Path("/proc/net/if_inet6")
-    for line in table.read_text().splitlines() if table.exists() else []:
-        found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line.split()[0])))
-    return found
-
-
-def _digest(folder: Path) -> str:
-    """A digest of the names and sizes in a folder, two levels deep."""
-    entries: list[str] = []
-    for path in sorted(folder.glob("*")) + sorted(folder.glob("*/*")):
-        if len(entries) < _LISTED_AT_MOST and path.is_file():
-            entries.append(f"{path.relative_to(folder)} {path.stat().st_size}")
-    return f"{len(entries)} files, {hashlib.sha256(chr(10).join(entries).encode()).hexdigest()[:8]}"
-
-
-def _digest_of_package() -> str:
-    folder = Path(str(cluster_ddp.__file__)).parent
-    found = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        found.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode())
-    return found.hexdigest()[:8]
-
-
 Reports = Mapping[int, Mapping[str, Any]]
 """Rank -> its report of tier 1."""
 
@@ -109,7 +47,9 @@ def missing(topology: Topology | None, world_size: int, reports: Reports, waited
     hosts = {rank: str(report["host"]) for rank, report in reports.items()}
     by_node = [] if topology is None else missing_by_node(topology, hosts)
     who = f"rank {', '.join(by_node)}" if by_node else shown_ranks(absent)
-    nodes = [] if topology is None else [node for node in topology.nodes if node not in hosts.values()]
+    silent = [] if topology is None else [node for node in topology.nodes if node not in hosts.values()]
+    # Where fewer nodes are heard than not, it is rather the way to those.
+    nodes = silent if len(silent) <= len(set(hosts.values())) else []
     where = ", ".join(dict.fromkeys(hosts.values()))
     return [
         Finding(
@@ -151,23 +91,32 @@ def differences(topology: Topology, reports: Reports) -> list[Finding]:
 
 
 def _other_master(topology: Topology, reports: Reports) -> list[Finding]:
-    own = reports[0]["facts"].get("addresses") if 0 in reports else None
-    if not own:
-        return []
+    """Which nodes look for rank 0 elsewhere. Those that have reached it do not."""
     found = []
     for report in reports.values():
         theirs = report["facts"].get("master")
-        if theirs and theirs[0] not in own:
+        if theirs and report.get("by") != "tcp" and not _is_own(theirs[0]):
             name, host = topology.master_addr, str(report["host"])
             found.append(
                 Finding(
                     check="other_master",
                     what=f"The name of rank 0's host, {name}, resolves to another machine.",
-                    evidence=f"{theirs[0]}; rank 0's host, {reports[0]['host']}, has {', '.join(own)}",
+                    evidence=f"{theirs[0]}, which is no address of rank 0's host, {reports[0]['host']}",
                     hint=f"correct DNS or /etc/hosts there: getent hosts {name}; unset MASTER_ADDR if it is set",
                 ).seen_on(host)
             )
     return found
+
+
+def _is_own(address: str) -> bool:
+    """Whether this host has an address. A port can be bound to its own ones only."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError as error:
+        return error.errno != errno.EADDRNOTAVAIL
+    return True
 
 
 def _versions_hint(name: str) -> str:

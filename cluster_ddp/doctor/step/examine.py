@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from cluster_ddp.doctor.step import exchange
 from cluster_ddp.doctor.step.follower import Follower
 from cluster_ddp.doctor.step.leader import Leader
 from cluster_ddp.doctor.step.place import Place, exchange_dir
@@ -30,18 +31,16 @@ def examine(options: Options, env: Mapping[str, str]) -> int:
 
 def _leads(folder: Path | None) -> bool:
     """Whether this process leads: several may take themselves for rank 0. The first that makes a file does."""
-    marker = None if folder is None else folder / "leads"
+    if folder is None:
+        return True
     try:
-        if marker is not None:
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - marker.stat().st_mtime > _STALE_S:  # of a doctor that was killed
-                    marker.unlink()
-            marker.touch(exist_ok=False)
-    except FileExistsError:
-        return False
+        with contextlib.suppress(FileNotFoundError):
+            marker = folder / exchange.LEADS
+            if time.time() - marker.stat().st_mtime > _STALE_S:  # of a doctor that was killed
+                marker.unlink()
+        return exchange.is_first(folder, exchange.LEADS)
     except OSError:
         return True
-    return True
 
 
 def _made(folder: Path) -> Path | None:

@@ -1,8 +1,9 @@
 """How the ranks' reports reach rank 0, and its instructions reach them, on a cluster where anything may be broken.
 
-Rank 0 listens on a candidate port of the topology, the port that the training would take. The others connect to it and
-send a line of JSON for each tier. They also write the first report as a file, for the case that they can't connect. So
-the exchange is a test itself: a report that comes as a file only is from a rank that does not reach the master's port.
+Rank 0 listens on a candidate port of the topology, the port that the training would take. The others connect to it, say
+at once that they are here, and then send a line of JSON for each tier. Until they are connected they write their last
+message to a file. So the exchange is a test itself: a report that comes as a file only is from a rank that does not
+reach the master's port.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import errno
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from cluster_ddp.slurm.topology import Topology
@@ -20,6 +22,8 @@ GREETING = "cluster_ddp doctor"
 """Begins the hub's answer, before its proof that it belongs to the run."""
 REPORT, LAST = "report-", "end.json"
 """Prefix of the file of a report; the file with the hub's last message."""
+LEADS, SPEAKS = "leads", "speaks"
+"""The file that rank 0 makes; the file of the rank that speaks in its place."""
 REFUSED = "refused"
 """How a connection failed: a host answers that nobody listens."""
 _FILTERED, _NO_ROUTE, _NO_NAME = "filtered", "no route", "no such host"
@@ -45,6 +49,19 @@ def kind_of(error: OSError) -> str:
     if isinstance(error, TimeoutError):
         return _FILTERED
     return _KINDS.get(error.errno or 0, error.strerror or str(error))
+
+
+def is_first(folder: Path, name: str) -> bool:
+    """Make a file. Returns whether no other process had made it.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    try:
+        (folder / name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def with_free_ports(topology: Topology) -> Topology:

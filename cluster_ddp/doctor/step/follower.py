@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 import sys
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cluster_ddp.doctor.step import compare
+from cluster_ddp.doctor.step import compare, exchange
 from cluster_ddp.doctor.step.exchange import Message
 from cluster_ddp.doctor.step.hub import Hub
 from cluster_ddp.doctor.step.place import Place
@@ -17,10 +18,11 @@ from cluster_ddp.doctor.step.rank import (
     GRACE_S,
     IMPORT_S,
     LINKS_S,
-    SETTLE_S,
     TRAINING_S,
+    UNREACHED,
     Options,
     Rank,
+    ended,
     findings,
     no_way,
 )
@@ -36,7 +38,7 @@ class Follower(Rank):
 
     def __init__(self, options: Options, env: Mapping[str, str], place: Place, folder: Path | None) -> None:
         super().__init__(options, env, place, folder)
-        self._spoke = Spoke(place.topology, self.key, folder)
+        self._spoke = Spoke(place.topology, self.key, folder, options.wait_s)
         self._hub: Hub | None = None  # in place of rank 0's, if that is not there
 
     def close(self) -> None:
@@ -48,47 +50,66 @@ class Follower(Rank):
             if self.folder is not None:
                 shutil.rmtree(self.folder, ignore_errors=True)
 
+    def greet(self) -> None:
+        """Reach rank 0, and say that this rank is here."""
+        self._spoke.start(self.message("here"))
+
     def run(self) -> int:
         """Report; then do what rank 0 says, until it says the end."""
-        self._spoke.send(self.examined(), timeout_s=SETTLE_S)
+        self._spoke.send(self.examined())
         works: dict[str, Callable[[Message], Message]] = {
             "network": self.linked,
             "import": lambda told: self.imported(),
             "training": lambda told: self.trained(),
         }
-        limits_s = {"nodes": self.options.wait_s + SETTLE_S, "network": LINKS_S, "import": IMPORT_S}
+        nodes_s = self.options.wait_s + self.options.check_limit_s
+        limits_s = {"nodes": nodes_s, "network": LINKS_S, "import": IMPORT_S, "training": TRAINING_S}
         tier = "nodes"
         while True:
-            grace_s = GRACE_S if self._spoke.is_connected else 2.0
-            told = self._spoke.told(limits_s.get(tier, TRAINING_S) + grace_s)
+            # Rank 0 does its own part, then waits for all others.
+            told = self._spoke.told(2 * limits_s[tier] + GRACE_S)
             if told is None or told["tier"] == "end":
                 break
             tier = str(told["tier"])
-            self._spoke.send(works[tier](told), timeout_s=SETTLE_S)
+            self._spoke.send(works[tier](told))
         if told is not None:
             self._spoke.close()
             return _after_rank_0(int(told["status"]))
-        return self._speak_without_rank_0()
+        return self._speak_after_rank_0(tier) if self._spoke.is_connected else self._speak_without_rank_0()
+
+    def _speak_after_rank_0(self, tier: str) -> int:
+        """Rank 0 was there, and has ended: one rank says so, and nothing else."""
+        self._spoke.close()
+        is_first = self.place.rank == 1
+        if self.folder is not None:
+            with contextlib.suppress(OSError):  # the first has removed it
+                is_first = exchange.is_first(self.folder, exchange.SPEAKS)
+        if not is_first:
+            return _after_rank_0(USAGE_EXIT_STATUS)
+        self._hub = hub = Hub(None, self.key, self.folder)
+        assert self.place.topology is not None
+        host = next(iter(self.place.topology.nodes), self.place.topology.master_addr)
+        self.verdict.add(tier, 0.0, [ended(0, host, tier)])
+        return self.speak(lambda status: hub.tell({"tier": "end", "status": status}))
 
     def _speak_without_rank_0(self) -> int:
-        """Rank 0 does not answer: the lowest rank that is there says so, and the others wait for that."""
+        """Nothing shows that rank 0 has started: the lowest rank that is there says so; the others wait for that."""
         hub = Hub(None, self.key, self.folder)
         hub.put("nodes", self.place.rank, self.report)
-        reports, _ = hub.gather("nodes", self.place.world_size, 1.0)
+        reports = hub.gather("nodes", self.place.world_size, 1.0)
         if min(reports) < self.place.rank:
             self._spoke.told(GRACE_S)
             return USAGE_EXIT_STATUS
         self._hub = hub
         found = [finding for rank, report in sorted(reports.items()) for finding in findings(rank, report)]
-        if self.place.topology is not None and 0 in reports:
+        kinds = set(self._spoke.failures.values())
+        if self.place.topology is not None and (0 in reports or kinds & UNREACHED):
             failures = {**self.report, "failures": self._spoke.failures}
             found.append(no_way(self.place.rank, failures, self.place.topology.master_addr))
         found += compare.missing(self.place.topology, self.place.world_size, reports, self.options.wait_s)
         self.verdict.add("nodes", self.options.wait_s, found)
         self._spoke.close()
-        self.verdict.show(as_json=self.options.as_json, exclude_file=self.options.exclude_file)
-        hub.tell({"tier": "end", "status": USAGE_EXIT_STATUS})
-        return USAGE_EXIT_STATUS
+        return self.speak(lambda status: hub.tell({"tier": "end", "status": status}))
 
 
 def _after_rank_0(status: int) -> int:

@@ -32,7 +32,7 @@ class Hub:
     """
 
     def __init__(self, topology: Topology | None, key: RunKey, folder: Path | None) -> None:
-        self._key, self._folder = key, folder
+        self._key, self._folder, self._begun = key, folder, time.monotonic()
         self._received: dict[str, dict[int, Message]] = {}
         self._connections: dict[int, socket.socket] = {}
         self._lost: set[int] = set()
@@ -46,8 +46,9 @@ class Hub:
             self._listen(exchange.with_free_ports(topology))
 
     def put(self, tier: str, rank: int, message: Message) -> None:
-        """Add a rank's message. If another process has sent one as this rank, note that."""
+        """Add a rank's message; with any, the rank is "here". If another process has sent one as this rank, note it."""
         with self._news:
+            self._received.setdefault("here", {}).setdefault(rank, message)
             before = self._received.setdefault(tier, {}).setdefault(rank, message)
             if before.get("id") != message.get("id"):
                 hosts = [str(one.get("host")) for one in (before, message)]
@@ -56,33 +57,45 @@ class Hub:
                 self._received[tier][rank] = message
             self._news.notify_all()
 
-    def gather(
-        self, tier: str, ranks: int, timeout_s: float, *, settle_s: float = 0.0
-    ) -> tuple[dict[int, Message], set[int]]:
-        """Wait for the messages of all ranks.
+    def gather(self, tier: str, ranks: int, timeout_s: float) -> dict[int, Message]:
+        """Wait for the messages of all ranks but those whose connection has ended.
 
         Args:
-            tier: which message.
+            tier: which message; "here" for any.
             ranks: number of ranks.
             timeout_s: seconds to wait.
-            settle_s: seconds to wait after that until those that are known by a file have connected or given up.
 
         Returns:
-            Rank -> its message; and the ranks whose connection has ended.
+            Rank -> its message.
         """
 
         def are_all_here() -> bool:
             found = self._received.get(tier, {})
             return len(found) + len(self._lost - found.keys()) >= ranks
 
-        def are_all_connected() -> bool:
-            reports = self._received.get(tier, {}).values()
-            return all(one.get("by") != "file" or "failures" in one for one in reports)
-
         self._wait(are_all_here, timeout_s)
-        self._wait(are_all_connected, settle_s)
         with self._news:
-            return dict(self._received.get(tier, {})), set(self._lost)
+            return dict(self._received.get(tier, {}))
+
+    def settle(self, tier: str, settle_s: float) -> dict[int, Message]:
+        """Wait until the ranks whose messages are known by a file have connected, or have surely failed to.
+
+        Args:
+            tier: which message.
+            settle_s: seconds that rank 0 must have listened for that; twice as long is enough for all.
+
+        Returns:
+            Rank -> its message.
+        """
+
+        def is_settled() -> bool:
+            apart = [one for one in self._received.get(tier, {}).values() if one.get("by") == "file"]
+            have_tried = all(one.get("failures") for one in apart) and time.monotonic() > self._begun + settle_s
+            return not apart or have_tried or self._listener is None
+
+        self._wait(is_settled, max(0.0, self._begun + 2 * settle_s - time.monotonic()))
+        with self._news:
+            return dict(self._received.get(tier, {}))
 
     def tell(self, message: Message) -> None:
         """Send a message to all ranks; the last one, whose tier is "end", also by a file."""

@@ -22,15 +22,15 @@ from cluster_ddp.doctor.step.place import Place
 from cluster_ddp.doctor.step.rank import (
     IMPORT_S,
     LINKS_S,
+    REPORT_S,
     SETTLE_S,
     TRAINING_S,
     Options,
     Rank,
+    ended,
     findings,
     no_way,
 )
-from cluster_ddp.errors import ClusterDDPError
-from cluster_ddp.runtime.failure import failure_marker, sick_nodes
 
 
 class Leader(Rank):
@@ -55,33 +55,20 @@ class Leader(Rank):
             is_sound = tier() and self.verdict.add("ranks", 0.0, compare.same_rank(self._hub.twice))
             if not is_sound or (self.options.quick and tier == self._network):
                 break
-        status = self.verdict.status(strict=self.options.strict)
-        if self.verdict.broken_tier:
-            first = self.verdict.findings[0]
-            error = ClusterDDPError(first.what, first.evidence, first.hint)
-            failure_marker.note(self.env, self.place.rank, self.place.host, error)
-            failure_marker.note_status(self.env, self.place.rank, self.place.host, status)
-            for node, why in self._nodes_at_fault().items():
-                sick_nodes.note(self.env, node, f"{why} (cluster-ddp doctor)")
-        self.verdict.show(as_json=self.options.as_json, exclude_file=self.options.exclude_file)
-        self._tell({"tier": "end", "status": status})  # after that, srun may end this task
-        return status
-
-    def _nodes_at_fault(self) -> dict[str, str]:
-        topology = self.place.topology
-        return {} if topology is None else self.verdict.nodes_at_fault(topology.num_nodes or 1)
+        return self.speak(lambda status: self._tell({"tier": "end", "status": status}))
 
     def _nodes(self) -> bool:
         """Tier 1: each node alone."""
         start, waited_s = time.monotonic(), self.options.wait_s
-        own = self.examined()
-        self._hub.put("nodes", 0, own)
-        reports, _ = self._hub.gather("nodes", self.place.world_size, waited_s, settle_s=2 * SETTLE_S)
-        self._reports = reports
+        self._hub.put("nodes", 0, self.examined())
+        here = self._hub.gather("here", self.place.world_size, start + waited_s - time.monotonic())
+        self._hub.gather("nodes", len(here), self.options.check_limit_s + REPORT_S)
+        self._reports = reports = self._hub.settle("nodes", SETTLE_S)
         found = [finding for rank, report in sorted(reports.items()) for finding in findings(rank, report)]
         found = [one for one in found if one.check == "topology"] + [one for one in found if one.check != "topology"]
         found += compare.same_rank(self._hub.twice)
-        found += compare.missing(self.place.topology, self.place.world_size, reports, waited_s)
+        found += compare.missing(self.place.topology, self.place.world_size, here, waited_s)
+        found += [ended(rank, str(one["host"]), "nodes") for rank, one in here.items() if rank not in reports]
         if self._hub.port_error is not None:
             found.append(Finding.of_cause("master_port", self._hub.port_error))
         if self.place.topology is not None:
@@ -114,7 +101,7 @@ class Leader(Rank):
         told = {"tier": "network", "plan": plan, "token": None if token is None else str(token)}
         self._tell(told)
         self._hub.put("network", 0, self.linked(told))
-        answers, _ = self._hub.gather("network", self.place.world_size, LINKS_S)
+        answers = self._hub.gather("network", self.place.world_size, LINKS_S)
         if token is not None:
             token.unlink(missing_ok=True)
         found_links = [Link(**link) for one in answers.values() for link in one["links"]]
@@ -145,7 +132,7 @@ class Leader(Rank):
         own = self.imported()
         self._hub.put("import", 0, own)
         self._say_whom_it_waits_for("import", "import torch")
-        answers, _ = self._hub.gather("import", self.place.world_size, IMPORT_S)
+        answers = self._hub.gather("import", self.place.world_size, IMPORT_S)
         self._imported.set()
         found = [*self._gone("import", answers), *training.judge_imports(answers)]
         return self.verdict.add("torch", time.monotonic() - start, found)
@@ -155,23 +142,13 @@ class Leader(Rank):
         start = time.monotonic()
         self._tell({"tier": "training"})
         self._hub.put("training", 0, self.trained())
-        answers, _ = self._hub.gather("training", self.place.world_size, TRAINING_S)
+        answers = self._hub.gather("training", self.place.world_size, TRAINING_S)
         hosts = {rank: str(one["host"]) for rank, one in answers.items()}
         found = [*self._gone("training", answers), *training.judge(answers, hosts)]
         return self.verdict.add("training", time.monotonic() - start, found, training.shown(list(answers.values())))
 
     def _gone(self, tier: str, answers: Mapping[int, Message]) -> list[Finding]:
-        absent = [rank for rank in self._reports if rank not in answers]
-        return [
-            Finding(
-                check="missing_ranks",
-                what=f"Ranks ended or hung in the tier {tier!r}.",
-                evidence="no answer",
-                hint=f"read that task's output; leave the node out: --exclude={self._reports[rank]['host']}",
-                sick_nodes=(str(self._reports[rank]["host"]),),
-            ).seen_by(rank, str(self._reports[rank]["host"]))
-            for rank in absent
-        ]
+        return [ended(rank, str(one["host"]), tier) for rank, one in self._reports.items() if rank not in answers]
 
     def _say_whom_it_waits_for(self, tier: str, what: str) -> None:
         """Say on stderr, after some seconds, which ranks are slow."""
@@ -180,7 +157,7 @@ class Leader(Rank):
             waited_s = 0.0
             while not self._imported.wait(10.0):
                 waited_s += 10.0
-                here, _ = self._hub.gather(tier, 0, 0.0)
+                here = self._hub.gather(tier, 0, 0.0)
                 absent = [rank for rank in range(self.place.world_size) if rank not in here]
                 print(f"Waiting for {shown_ranks(absent)} to {what} ({waited_s:.0f} s) …", file=sys.stderr, flush=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ class Place:
     host: str
     """Name of this host."""
     step: str
-    """Job and step, such as "12.0"; equal on all ranks of a step, different for two steps."""
+    """Job and step, such as "12.0", and the job's restarts; equal on all ranks of a step, different for two steps."""
     topology: Topology | None = None
     """The whole place; None if the environment contradicts itself."""
     error: ClusterDDPError | None = None
@@ -46,8 +45,10 @@ class Place:
             env: an environment, such as os.environ.
         """
         v = Variables(env)
-        host = env.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+        host = variables.node_name(env)
         step = f"{_text(v, variables.JOB_ID)}.{_text(v, variables.STEP_ID)}"
+        if restarts := v.text(*variables.RESTART_COUNT):  # a requeued job has the same numbers
+            step += f".{restarts}"
         try:
             topology = Topology.from_environ(env)
         except ClusterDDPError as error:

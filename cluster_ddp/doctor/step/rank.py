@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,16 +13,20 @@ from typing import Any
 from cluster_ddp.doctor import isolated
 from cluster_ddp.doctor.checks import Site, all_checks
 from cluster_ddp.doctor.finding import Finding
-from cluster_ddp.doctor.step import compare, links, training
+from cluster_ddp.doctor.step import links, training
 from cluster_ddp.doctor.step.exchange import REFUSED, Message
+from cluster_ddp.doctor.step.facts import facts
 from cluster_ddp.doctor.step.links import Listener
 from cluster_ddp.doctor.step.place import Place
 from cluster_ddp.doctor.verdict import Verdict
-from cluster_ddp.errors import USAGE_EXIT_STATUS
+from cluster_ddp.errors import ClusterDDPError
+from cluster_ddp.runtime.failure import failure_marker, sick_nodes
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 
 SETTLE_S = 4.0
-"""Seconds in which a rank must have connected to rank 0, if it can."""
+"""Seconds that rank 0 listens until a rank that can't connect has surely failed."""
+REPORT_S = 5.0
+"""Seconds that a report may take, besides the limit of the checks."""
 LINKS_S = 25.0
 """Seconds for tier 2."""
 IMPORT_S = 600.0
@@ -50,7 +52,7 @@ class Options:
     wait_s: float = 20.0
     """Seconds to wait for ranks that have not started."""
     check_limit_s: float = 20.0
-    """Seconds that a group of checks may take."""
+    """Seconds that a group of checks may take, before it is killed."""
     data_dir: Path | None = None
     """Folder of the data."""
     run_dir: Path | None = None
@@ -72,7 +74,7 @@ class Rank:
         self.key = RunKey.of(place.topology, env) if place.topology is not None else RunKey(b"", place.step)
         self.report: Message = {}
         """The report of tier 1."""
-        self.verdict = Verdict(subject=self._subject())
+        self.verdict = Verdict(subject=self._subject(), num_nodes=self._num_nodes())
         self._listener = self._listen()
 
     def run(self) -> int:
@@ -87,24 +89,35 @@ class Rank:
     def examined(self) -> Message:
         """Return the report of tier 1: this node alone."""
         self.report = message = self.message("nodes", findings=[], facts={}, port=None)
+        limit_s = self.options.check_limit_s
+        running = isolated.start(self._checks())
+        self.greet()  # threads begin after the forks
+        answers = running.answers(limit_s)
         if self.place.error is not None:
             message["findings"] = [Finding.of_cause("topology", self.place.error).to_json()]
         elif self.place.topology is not None:
-            site = Site(
-                env=self.env,
-                topology=self.place.topology,
-                host=self.place.host,
-                run_dir=self.options.run_dir,
-                data_dir=self.options.data_dir,
-            )
-            limit_s, for_node = self.options.check_limit_s, self.place.is_first_on_node
-            found = all_checks.run(site, for_node=for_node, limit_s=limit_s)
+            compared = answers.pop("facts")
+            found = all_checks.findings(answers, self.place.host, limit_s)
+            found += all_checks.broken_off("facts", compared, self.place.host, limit_s)
             message["findings"] = [one.to_json() for one in found]
-            facts = isolated.run({"facts": lambda: [compare.facts(site)]}, limit_s)["facts"]
-            message["facts"] = facts[0] if isinstance(facts, list) else {}
+            message["facts"] = dict(compared.items)
             message["port"] = None if self._listener is None else self._listener.port
-        message["sent_at"] = time.time()
         return message
+
+    def greet(self) -> None:
+        """Say that this rank is here, before it is examined."""
+
+    def _checks(self) -> dict[str, isolated.Task]:
+        if self.place.topology is None:
+            return {}
+        site = Site(
+            env=self.env,
+            topology=self.place.topology,
+            host=self.place.host,
+            run_dir=self.options.run_dir,
+            data_dir=self.options.data_dir,
+        )
+        return {**all_checks.tasks(site, for_node=self.place.is_first_on_node), "facts": lambda: facts(site)}
 
     def linked(self, told: Message) -> Message:
         """Return the report of tier 2: the link that rank 0 asks for, and whether its token is seen."""
@@ -120,14 +133,35 @@ class Rank:
         return self.message("import", import_s=seconds, failure=failure)
 
     def trained(self) -> Message:
-        """Return the report of tiers 3 and 4."""
-        assert self.place.topology is not None
-        deadline = threading.Timer(TRAINING_S + 2 * GRACE_S, os._exit, (USAGE_EXIT_STATUS,))
-        deadline.daemon = True
-        deadline.start()  # NCCL may hang in C
-        measured = training.measure(self.place.topology, self.key)
-        deadline.cancel()
-        return self.message("training", **asdict(measured))
+        """Return the report of tiers 3 and 4. A child measures: it may hang in NCCL, or be aborted by its watchdog."""
+        topology = self.place.topology
+        assert topology is not None
+        answer = isolated.run({"training": lambda: training.measure(topology, self.key)}, TRAINING_S)["training"]
+        if answer.items:
+            return self.message("training", **answer.items[0])
+        failure = answer.failure or f"it did not come back within {TRAINING_S:g} s"
+        return self.message(
+            "training", **asdict(training.Measured(failure=failure, failed_in=answer.doing or "rendezvous"))
+        )
+
+    def speak(self, tell: Callable[[int], None]) -> int:
+        """Print the verdict, tell the others the exit status, then write the nodes at fault. Returns the status.
+
+        Args:
+            tell: tells it. After that, srun may end this task.
+        """
+        status = self.verdict.status(strict=self.options.strict)
+        if self.verdict.broken_tier:
+            first = self.verdict.findings[0]
+            error = ClusterDDPError(first.what, first.evidence, first.hint)
+            failure_marker.note(self.env, self.place.rank, self.place.host, error)
+            failure_marker.note_status(self.env, self.place.rank, self.place.host, status)
+            for node, why in self.verdict.nodes_at_fault().items():
+                sick_nodes.note(self.env, node, f"{why} (cluster-ddp doctor)")
+        self.verdict.show(as_json=self.options.as_json)
+        tell(status)
+        self.verdict.write_nodes(self.options.exclude_file)
+        return status
 
     def message(self, tier: str, **fields: Any) -> Message:
         """Return a message about a tier, with who sends it."""
@@ -140,6 +174,9 @@ class Rank:
         with contextlib.suppress(OSError):
             return Listener() if is_wanted else None
         return None
+
+    def _num_nodes(self) -> int:
+        return (self.place.topology.num_nodes or 1) if self.place.topology is not None else 0
 
     def _subject(self) -> str:
         nodes = self.place.topology.nodes if self.place.topology is not None else ()
@@ -156,6 +193,17 @@ def findings(rank: int, report: Message) -> list[Finding]:
     return [one.seen_on(host) if one.check in _OF_NODES else one.seen_by(rank, host) for one in found]
 
 
+def ended(rank: int, host: str, tier: str) -> Finding:
+    """Return that a rank was here and does not answer any more."""
+    return Finding(
+        check="missing_ranks",
+        what=f"Ranks ended or hung in the tier {tier!r}.",
+        evidence="no answer",
+        hint=f"read that task's output; leave the node out: --exclude={host}",
+        sick_nodes=(host,),
+    ).seen_by(rank, host)
+
+
 _OF_NODES = {one.name for one in all_checks.ALL if one.on == "node"}
 
 
@@ -165,6 +213,9 @@ _WAYS = {
     "no route": "the node has no way there: ip route get ADDRESS",
     "no such host": "the name is unknown there: getent hosts NAME",
 }
+
+UNREACHED = _WAYS.keys() - {REFUSED}
+"""How a connection fails where a host can't be reached, whether or not a process listens there."""
 
 
 def no_way(rank: int, report: Message, address: str) -> Finding:

@@ -6,8 +6,8 @@ import contextlib
 import json
 import os
 import socket
+import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.slurm.topology import Topology
 
 _CONNECT_S = 3.0
+_LONGEST_PAUSE_S = 1.0
+# How much later than the others rank 0 may take its own start.
+_GRACE_S = 2.0
 
 
 class Spoke:
@@ -28,34 +31,35 @@ class Spoke:
         topology: of this rank; None if its environment contradicts itself: then it only writes a file.
         key: the key of this run.
         folder: where to write what can't be sent; None if it can't be made.
+        wait_s: seconds to wait for rank 0's start.
     """
 
-    def __init__(self, topology: Topology | None, key: RunKey, folder: Path | None) -> None:
+    def __init__(self, topology: Topology | None, key: RunKey, folder: Path | None, wait_s: float) -> None:
         self._topology = None if topology is None else exchange.with_free_ports(topology)
-        self._key, self._folder = key, folder
+        self._key, self._folder, self._wait_s = key, folder, wait_s
+        self._begun = time.monotonic()
         self._connection: socket.socket | None = None
         self._lines: Any = None
         self._file: Path | None = None
+        self._last: Message = {}
+        self._lock, self._closed = threading.Lock(), threading.Event()
         self.failures: dict[str, str] = {}
         """Port of rank 0 -> how the connection failed."""
 
-    def send(self, message: Message, timeout_s: float) -> bool:
-        """Send a message to rank 0; write it to a file, too, until a connection stands.
+    def start(self, here: Message) -> None:
+        """Say that this rank is here, and try to reach rank 0 from now on. Call it once."""
+        self.send(here)
+        if self._topology is not None:
+            threading.Thread(target=self._reach, name="doctor", daemon=True).start()
 
-        Returns:
-            Whether it was sent or written.
-        """
-        is_written = self._connection is None and self._write(message)
-        if self._connection is None and self._topology is not None:
-            self._connect(time.monotonic() + timeout_s)
-        if self._connection is None:
-            return self._write({**message, "failures": self.failures}) or is_written
-        try:
-            self._connection.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            return is_written
-        self._forget_file()
-        return True
+    def send(self, message: Message) -> None:
+        """Send a message to rank 0; without a connection, write it to a file, and send it once there is one."""
+        with self._lock:
+            self._last = message
+            if self._connection is None:
+                self._write()
+            else:
+                self._send_last(self._connection)
 
     @property
     def is_connected(self) -> bool:
@@ -63,9 +67,14 @@ class Spoke:
         return self._connection is not None
 
     def told(self, timeout_s: float) -> Message | None:
-        """Wait for rank 0's next message; without a connection, for its last. None if none comes."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        """Wait for rank 0's next message; without a connection, for its last. None if none comes.
+
+        Args:
+            timeout_s: seconds that rank 0 may take. If nothing shows that it has started, it is waited for no longer
+                than `wait_s` after this rank's start.
+        """
+        deadline, start_by = time.monotonic() + timeout_s, self._begun + self._wait_s + _GRACE_S
+        while time.monotonic() < (deadline if self._knows_rank_0() else min(deadline, start_by)):
             if self._connection is not None:
                 self._connection.settimeout(max(0.01, deadline - time.monotonic()))
                 try:
@@ -81,36 +90,63 @@ class Spoke:
 
     def close(self) -> None:
         """Close the connection; remove the file: rank 0 waits for that."""
-        self._forget_file()
-        if self._connection is not None:
-            self._connection.close()
+        self._closed.set()
+        with self._lock:
+            self._forget_file()
+            if self._connection is not None:
+                self._connection.close()
+
+    def _knows_rank_0(self) -> bool:
+        is_here = self._folder is not None and (self._folder / exchange.LEADS).exists()
+        return self.is_connected or is_here
+
+    def _reach(self) -> None:
+        """Connect to rank 0, which may start later than this rank."""
+        pause_s = exchange.POLL_S
+        while not self._closed.is_set() and time.monotonic() < self._begun + self._wait_s + _GRACE_S:
+            before = dict(self.failures)
+            connection = self._connected()
+            with self._lock:
+                if self._closed.is_set():
+                    return
+                if connection is not None:
+                    self._send_last(connection)
+                    self._connection = connection
+                    return
+                if self.failures != before:
+                    self._write()
+            self._closed.wait(pause_s)
+            pause_s = min(_LONGEST_PAUSE_S, 1.5 * pause_s)
+
+    def _connected(self) -> socket.socket | None:
+        assert self._topology is not None
+        is_local = self._topology.num_nodes == 1
+        host = beacon.LOOPBACK if is_local else self._topology.master_addr
+        for port in self._topology.port_candidates:
+            try:
+                connection = socket.create_connection((host, port), timeout=_CONNECT_S)
+            except OSError as error:
+                self.failures[str(port)] = exchange.kind_of(error)
+                if self.failures[str(port)] != exchange.REFUSED:
+                    break  # the other ports would not answer either
+                continue
+            if self._is_ours(connection):
+                return connection
+            self.failures[str(port)] = "held by another program"
+            connection.close()
+        return None
+
+    def _send_last(self, connection: socket.socket) -> None:
+        message = {**self._last, "sent_at": time.time()}
+        with contextlib.suppress(OSError):  # `told` notices that it is closed
+            connection.sendall(json.dumps(message).encode() + b"\n")
+            self._forget_file()
 
     def _forget_file(self) -> None:
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.unlink()
             self._file = None
-
-    def _connect(self, deadline: float) -> None:
-        assert self._topology is not None
-        is_local = self._topology.num_nodes == 1
-        host = beacon.LOOPBACK if is_local else self._topology.master_addr
-        while self._connection is None and time.monotonic() < deadline:
-            for port in self._topology.port_candidates:
-                patience_s = min(_CONNECT_S, max(0.2, deadline - time.monotonic()))
-                try:
-                    connection = socket.create_connection((host, port), timeout=patience_s)
-                except OSError as error:
-                    self.failures[str(port)] = exchange.kind_of(error)
-                    if self.failures[str(port)] != exchange.REFUSED:
-                        break  # the other ports would not answer either
-                    continue
-                if self._is_ours(connection):
-                    self._connection = connection
-                    return
-                self.failures[str(port)] = "held by another program"
-                connection.close()
-            time.sleep(exchange.POLL_S)
 
     def _is_ours(self, connection: socket.socket) -> bool:
         nonce = os.urandom(16).hex().encode()
@@ -123,12 +159,11 @@ class Spoke:
         greeting, _, proof = answer.rpartition(b" ")
         return greeting == exchange.GREETING.encode() and self._key.proves(proof, "doctor", nonce)
 
-    def _write(self, message: Mapping[str, Any]) -> bool:
+    def _write(self) -> None:
         if self._folder is None:
-            return False
+            return
+        message = {**self._last, "failures": self.failures}
         path = self._folder / f"{exchange.REPORT}{message['rank']}-{message['id']}.json"
         with contextlib.suppress(OSError), atomic_write(path) as file:
             file.write(json.dumps(message).encode())
             self._file = path
-            return True
-        return False

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.doctor.checks import of_all
@@ -67,14 +67,18 @@ class Measured:
     """Check in which it broke off."""
 
 
-def measure(topology: Topology, key: RunKey) -> Measured:
-    """Meet the other ranks, add numbers with them, and take a step of DDP with them. Never raises."""
+def measure(topology: Topology, key: RunKey) -> Iterator[str | dict[str, Any]]:
+    """Meet the other ranks, add numbers with them, and take a step of DDP with them.
+
+    Yields the name of each check that begins, at last the fields of a `Measured`.
+    """
     from cluster_ddp.runtime import process_group
     from cluster_ddp.runtime.device import device as devices
     from cluster_ddp.runtime.rendezvous.network_interface import choose_interface
     from cluster_ddp.runtime.rendezvous.store import meet
 
     found, start = Measured(failed_in="rendezvous"), time.monotonic()
+    yield found.failed_in
     try:
         device = devices.set_up(topology, cuda=True, deterministic=False)[0]
         store = meet(topology, device.type, key, timeout_s=MEETING_S)
@@ -83,14 +87,16 @@ def measure(topology: Topology, key: RunKey) -> Measured:
         process_group.barrier()
         found.meet_s = time.monotonic() - start
         found.failed_in = "all_reduce"
+        yield found.failed_in
         _collectives(device, topology.world_size, found)
         found.failed_in = "gradients"
+        yield found.failed_in
         _step(device, topology, found)
         process_group.leave()
         found.failed_in = ""
     except Exception as error:
         found.failure = " ".join(str(error).split())[:300] or type(error).__name__
-    return found
+    yield asdict(found)
 
 
 def _collectives(device: torch.device, world_size: int, found: Measured) -> None:

@@ -153,7 +153,7 @@ STARTS = (
         check="missing_ranks",
         found=("1 of 4 ranks did not report within 3 s: rank 0 (node1)",),
         lines='((SLURM_PROCID == 0)) || exec "$@"\nexec sleep 12',
-        arguments=("--quick", "--wait-s", "1"),
+        arguments=("--quick", "--wait-s", "3"),
     ),
 )
 NAMES = (
@@ -328,6 +328,29 @@ FILES = (
         lines=ON_2 + "export SLURM_SUBMIT_DIR=$PWD/elsewhere/project",
     ),
 )
+HANGS = (
+    Fault(
+        title="a data folder that hangs on one node (by a Python that sleeps)",
+        check="did_not_return",
+        found=("The check data_folder (files) did not come back", "node2", "--exclude=node2"),
+        lines=ON_2 + "export PYTHONPATH=$PWD/hangs:$PYTHONPATH",
+        arguments=("--quick", "--data-dir", "data", "--check-limit-s", "5", "--wait-s", "5"),
+    ),
+    Fault(
+        title="a data folder that hangs on rank 0's node (by a Python that sleeps)",
+        check="did_not_return",
+        found=("The check data_folder (files) did not come back", "node1", "--exclude=node1"),
+        lines='[[ $SLURMD_NODENAME == node1 ]] || exec "$@"\nexport PYTHONPATH=$PWD/hangs:$PYTHONPATH',
+        arguments=("--quick", "--data-dir", "data", "--check-limit-s", "5", "--wait-s", "5"),
+    ),
+    Fault(
+        title="a torch that ends rank 0's process",
+        check="missing_ranks",
+        found=("Ranks ended or hung in the tier 'import'", "rank 0 (node1)", "--exclude=node1"),
+        lines='((SLURM_PROCID == 0)) || exec "$@"\nexport PYTHONPATH=$PWD/ends:$PYTHONPATH',
+        arguments=(),
+    ),
+)
 PYTHONS = (
     Fault(
         title="a Python without torch",
@@ -476,7 +499,7 @@ IN_THE_BATCH_SHELL = (
     ),
 )
 """Those that are made before all others, by the batch script itself. The options are the words before the doctor."""
-AT_ONCE = (*LAUNCH, *STARTS, *NAMES, *INTERFACES, *LIMITS, *FILES, *PYTHONS, *SPEED)
+AT_ONCE = (*LAUNCH, *STARTS, *NAMES, *INTERFACES, *LIMITS, *FILES, *HANGS, *PYTHONS, *SPEED)
 """Those that concern one step only."""
 
 
@@ -516,6 +539,7 @@ HEALTHY = (
         options=("--cpus-per-task=1",),
         before=("$([[ $SLURMD_NODENAME == node1 ]] || echo taskset -c 0,1)",),
     ),
+    Variant(title="rank 0 starts 12 s later", before=("((SLURM_PROCID)) || sleep 12;",)),
     Variant(title="two steps at once, the first"),
     Variant(title="two steps at once, the second"),
     Variant(

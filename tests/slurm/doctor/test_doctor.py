@@ -27,7 +27,7 @@ from slowness import scaled
 
 import cluster_ddp
 from cluster_ddp.contract import File
-from cluster_ddp.doctor.checks import all_checks
+from cluster_ddp.doctor.checks import all_checks, python_env
 from cluster_ddp.doctor.step import compare, links, training
 from cluster_ddp.errors import SandboxError
 from cluster_ddp.sandbox import cluster as sandbox
@@ -113,7 +113,8 @@ class Allocation:
 
 
 def _furnish(folder: Path) -> None:
-    for name in ("run", "data", "half", "older/torch", "ahead", "slow", "thrice"):
+    torch_folder = (python_env.torch_versions() or {})["folder"]
+    for name in ("run", "data", "half", "older/torch", "ahead", "slow", "thrice", "hangs", "ends/torch"):
         (folder / name).mkdir(parents=True)
     for name in ("train", "valid", "test"):
         (folder / "data" / name).write_text(name)
@@ -121,6 +122,11 @@ def _furnish(folder: Path) -> None:
             (folder / "half" / name).write_text(name)
     (folder / "older/torch/__init__.py").write_text('raise ImportError("libcudart.so.13: cannot open it")\n')
     (folder / "older/torch/version.py").write_text("__version__ = '1.0.0'\ncuda = None\n")
+    hangs = "import os, time\nreal = os.listdir\ndef listdir(path='.'):\n"
+    hangs += "    time.sleep(60 if str(path).endswith('data') else 0)\n    return real(path)\nos.listdir = listdir\n"
+    (folder / "hangs/sitecustomize.py").write_text(hangs)
+    (folder / "ends/torch/__init__.py").write_text("import os\nos._exit(7)\n")
+    (folder / "ends/torch/version.py").write_text((Path(torch_folder) / "version.py").read_text())
     slow = "import builtins, time\nreal = builtins.__import__\ndef slow(name, *rest, **more):\n"
     slow += "    if name == 'torch' and slow.seconds:\n        time.sleep(slow.seconds)\n        slow.seconds = 0\n"
     slow += "    return real(name, *rest, **more)\nslow.seconds = 4\nbuiltins.__import__ = slow\n"
@@ -166,8 +172,14 @@ def allocation(machine: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     sandbox.down(name)
 
 
+def _selected(request: pytest.FixtureRequest, name: str) -> list[Any]:
+    """The values of a parameter in the tests of this session, such as with -k."""
+    specs = [getattr(item, "callspec", None) for item in request.session.items]
+    return [spec.params[name] for spec in specs if spec is not None and name in spec.params]
+
+
 @pytest.fixture(scope="module")
-def at_once(allocation: Allocation) -> Iterator[dict[str, Future[Said]]]:
+def at_once(allocation: Allocation, request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Said]]]:
     """The doctor with each fault that concerns one step only."""
     copy = allocation.folder / "copy" / "cluster_ddp"
     shutil.copytree(Path(str(cluster_ddp.__file__)).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -176,11 +188,14 @@ def at_once(allocation: Allocation) -> Iterator[dict[str, Future[Said]]]:
         yield {
             fault.title: pool.submit(allocation.doctor, str(number), fault)
             for number, fault in enumerate(faults.AT_ONCE)
+            if fault in _selected(request, "fault")
         }
 
 
 @pytest.fixture(scope="module")
-def healthy(allocation: Allocation, at_once: dict[str, Future[Said]]) -> Iterator[dict[str, Future[Said]]]:
+def healthy(
+    allocation: Allocation, at_once: dict[str, Future[Said]], request: pytest.FixtureRequest
+) -> Iterator[dict[str, Future[Said]]]:
     """The doctor where there is no fault."""
     for one in at_once.values():
         one.exception()  # they have ended: a busy machine is no fault either, but slow
@@ -188,6 +203,7 @@ def healthy(allocation: Allocation, at_once: dict[str, Future[Said]]) -> Iterato
         yield {
             variant.title: pool.submit(allocation.healthy, f"healthy {number}", variant)
             for number, variant in enumerate(faults.HEALTHY)
+            if variant in _selected(request, "variant")
         }
 
 

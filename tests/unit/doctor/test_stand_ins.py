@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +14,7 @@ from typing import Any
 import pytest
 
 from cluster_ddp.doctor import isolated
-from cluster_ddp.doctor.checks import Site, all_checks, gpus, limits, memory
+from cluster_ddp.doctor.checks import Site, all_checks, gpus, limits, memory, names
 from cluster_ddp.doctor.finding import Finding, folded, shown_ranks
 from cluster_ddp.doctor.step import compare, training
 from cluster_ddp.slurm.topology import Topology
@@ -155,17 +158,64 @@ def test_findings_of_several_ranks_are_folded() -> None:
     assert shown_ranks([5]) == "rank 5"
 
 
-def test_a_check_that_hangs_is_killed_and_one_that_raises_is_named() -> None:
-    def hang() -> list[Any]:
-        time.sleep(60)
-        return []
+def test_a_check_that_hangs_is_killed_and_those_that_break_off_are_named() -> None:
+    """What its group has found before is kept."""
 
-    def raise_it() -> list[Any]:
+    def hang() -> Iterator[Any]:
+        yield "first"
+        yield "found"
+        yield {"found": 1}
+        yield "second"
+        time.sleep(60)
+
+    def raise_it() -> Iterator[Any]:
+        yield "third"
         raise ValueError("odd")
 
+    def abort() -> Iterator[Any]:
+        yield "fourth"
+        os.abort()
+
     start = time.monotonic()
-    found = isolated.run({"hangs": hang, "raises": raise_it, "works": lambda: ["yes"]}, 0.5)
+    tasks: dict[str, isolated.Task] = {"hangs": hang, "raises": raise_it, "aborts": abort, "works": lambda: [["yes"]]}
+    found = isolated.run(tasks, 0.5)
     assert time.monotonic() - start < 20
-    assert found["hangs"] is None and found["works"] == ["yes"]
-    assert str(found["raises"]) == "ValueError: odd"
-    assert all_checks.broken("names", isolated.BrokenError("ValueError: odd")).is_warning
+    assert found == {
+        "hangs": isolated.Answer([{"found": 1}], "second", is_late=True),
+        "raises": isolated.Answer([], "third", "ValueError: odd"),
+        "aborts": isolated.Answer([], "fourth", "its process ended: SIGABRT"),
+        "works": isolated.Answer([["yes"]]),
+    }
+    (late,) = all_checks.broken_off("hangs", found["hangs"], "node1", 0.5)
+    assert (late.what, late.sick_nodes) == ("The check second (hangs) did not come back.", ("node1",))
+    (broken,) = all_checks.broken_off("raises", found["raises"], "node1", 0.5)
+    assert (broken.what, broken.is_warning) == ("The check third (raises) failed itself.", True)
+    assert not all_checks.broken_off("works", found["works"], "node1", 0.5)
+
+
+@pytest.mark.parametrize(("address", "by", "is_found"), [
+    ("127.0.0.1", "file", False),  # any of its own addresses
+    ("198.51.100.9", "file", True),
+    ("198.51.100.9", "tcp", False),  # it has reached rank 0 there
+])  # fmt: skip
+def test_a_master_is_elsewhere_if_the_address_is_not_rank_0s(address: str, by: str, is_found: bool) -> None:
+    those = reports({"master": ["127.0.0.1"]}, {}, {"master": [address]}, {})
+    those[2] |= {"by": by, "sent_at": 0, "received_at": 0}
+    assert [one.check for one in compare.differences(TOPOLOGY, those)] == ["other_master"] * is_found
+
+
+@pytest.mark.parametrize(("host", "is_found"), [("node1.cluster.example", False), ("node2", True)])
+def test_rank_0s_own_name_may_mean_loopback_there(host: str, is_found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's 127.0.1.1; the host's name may have a domain."""
+    monkeypatch.setattr(names.socket, "gethostname", lambda: host)
+    monkeypatch.setattr(names, "addresses_of", lambda name: ["127.0.1.1"])
+    assert bool(list(names.master_address.function(site()))) == is_found  # type: ignore[misc]
+
+
+def test_nodes_that_few_others_miss_are_not_blamed() -> None:
+    """Where one of four nodes speaks, the way to it is rather at fault."""
+    four = replace(TOPOLOGY, nodes=("node1", "node2", "node3", "node4"), num_nodes=4)
+    (most,) = compare.missing(four, 4, {1: {"host": "node2"}}, 3)
+    assert not most.sick_nodes and "--exclude" not in most.hint
+    (few,) = compare.missing(four, 4, {rank: {"host": f"node{rank + 1}"} for rank in range(3)}, 3)
+    assert few.sick_nodes == ("node4",) and "--exclude=node4" in few.hint

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cluster_ddp.doctor.finding import Finding
 from cluster_ddp.doctor.verdict import Verdict
+from cluster_ddp.errors import SpecError
 
 SICK = Finding(check="a", what="It is full.", evidence="no space", hint="rm", sick_nodes=("node2",))
 SLOW = Finding(
@@ -17,7 +19,7 @@ SLOW = Finding(
 
 
 def verdict(*found: Finding) -> Verdict:
-    made = Verdict(subject="2 ranks on node1, node2")
+    made = Verdict(subject="2 ranks on node1, node2", num_nodes=2)
     made.add("nodes", 0.25, found, "22 checks")
     return made
 
@@ -57,8 +59,26 @@ def test_what_follows_from_the_first_error_is_said_shortly() -> None:
 
 def test_json_and_the_file_for_exclude(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "it's sick"
-    verdict(SICK, SLOW).show(as_json=True, exclude_file=path)
+    made = verdict(SICK, SLOW)
+    made.show(as_json=True)
+    made.write_nodes(path)
     told = json.loads(capsys.readouterr().out)
-    assert (told["sound"], told["broken_tier"], told["exclude"]) == (False, "nodes", ["node1", "node2"])
+    assert (told["sound"], told["broken_tier"], told["exclude"]) == (False, "nodes", ["node2"])
     assert [one["check"] for one in told["findings"]] == ["a", "b"]
-    assert path.read_text() == "node1\nnode2\n"
+    assert path.read_text() == "node2\n"
+    with pytest.raises(SpecError, match="--exclude-file"):
+        made.write_nodes(tmp_path / "missing" / "sick")
+
+
+def test_what_all_nodes_have_excludes_none(tmp_path: Path) -> None:
+    """Such as a mistyped --data-dir."""
+    made = verdict(*(replace(SICK, sick_nodes=(node,)).seen_on(node) for node in ("node1", "node2")))
+    made.write_nodes(tmp_path / "sick")
+    assert made.to_json()["exclude"] == [] and (tmp_path / "sick").read_text() == ""
+
+
+def test_what_ranks_have_is_said_once_after_several_tiers() -> None:
+    made = verdict(*(SLOW.seen_by(rank, "node1") for rank in range(2)))
+    for tier in ("network", "training"):
+        made.add(tier, 0.5, [SLOW.seen_by(2, "node2")] if tier == "network" else [])
+    assert [one.evidence for one in made.findings] == ["ranks 0-2 (node1, node2): 9 MB/s."]

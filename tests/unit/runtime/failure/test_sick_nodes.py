@@ -39,10 +39,11 @@ def test_it_never_raises(tmp_path: Path) -> None:
         (("n1",), 2, True, {}),
         (("n1", "n2"), 2, False, {}),
         (("n1",), 1, False, {"n1": "Bad."}),
+        (("n1",), 0, False, {}),  # a login node
         ((), 2, False, {}),
     ],
 )
 def test_whose_fault_it_is(nodes: tuple[str, ...], num_nodes: int, is_warning: bool, found: dict[str, str]) -> None:
     """A warning is none; what all of several nodes have is not that of a node."""
     finding = Finding(check="x", what="Bad.", evidence="", hint="", sick_nodes=nodes, is_warning=is_warning)
-    assert Verdict(subject="x", findings=[finding]).nodes_at_fault(num_nodes) == found
+    assert Verdict(subject="x", num_nodes=num_nodes, raw=[finding]).nodes_at_fault() == found

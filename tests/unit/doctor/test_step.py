@@ -1,0 +1,126 @@
+"""The step protocol with real processes on this machine: one verdict, from one rank, that blames no sound rank."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks import slurm_step
+from slowness import scaled
+
+_JOB_ID = itertools.count(54_000 + os.getpid() % 1000 * 10)
+MAIN = "import sys; from cluster_ddp.doctor.__main__ import main; sys.exit(main(sys.argv[1:]))"
+HANG = "import time\nfrom cluster_ddp.doctor.step import rank\n"
+HANG += "from cluster_ddp.doctor.checks import Check, all_checks\n"
+HANG += "def hang(site):\n    time.sleep(60)\n    yield\n"
+HANG += "made = Check(name='hangs', group='files', on='rank', detects='', function=hang)\n"
+HANG += "all_checks.ALL = (made, *all_checks.ALL)\nrank.facts = hang\n"
+NO_TORCH = "from cluster_ddp.doctor.step import training\ntraining.import_torch = lambda: (0.1, None)\n"
+MEASURED = "yield dict(failure=None, failed_in='', wrong=[], gradient=[], step_s=0.1, all_reduce_s={}, meet_s=0.1)"
+SOUND = NO_TORCH + f"def measure(*_):\n    {MEASURED}\ntraining.measure = measure\n"
+ABORTED = NO_TORCH + "import os\ndef measure(*_):\n    yield 'all_reduce'\n    os.abort()\ntraining.measure = measure\n"
+ENDS = NO_TORCH + "import os\ntraining.import_torch = lambda: os._exit(7)\n"
+
+
+@dataclass(frozen=True)
+class Said:
+    """What all ranks of a step have said together."""
+
+    verdict: dict[str, Any]
+    statuses: list[int]
+    seconds: float
+    output: str
+
+    @property
+    def first(self) -> dict[str, Any]:
+        return dict(self.verdict["findings"][0])
+
+
+def doctor(folder: Path, *lines: str, arguments: tuple[str, ...] = ("--quick",), **env: str) -> Said:
+    """The doctor as a step of one node: lines of Python for each rank, before it begins."""
+    job_id, start = next(_JOB_ID), time.monotonic()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"{text}{MAIN}", "--json", *arguments],
+            env={**os.environ, **slurm_step(rank, len(lines), job_id=job_id, **env)},
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, text in enumerate(lines)
+    ]
+    output = [process.communicate(timeout=scaled(60))[0] for process in processes]
+    text, statuses = "".join(output), [process.returncode for process in processes]
+    verdicts = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    assert len(verdicts) == 1, f"{len(verdicts)} verdicts, statuses {statuses}\n{text}"
+    return Said(verdicts[0], statuses, time.monotonic() - start, text)
+
+
+@pytest.mark.parametrize("sick", [0, 1])
+def test_a_rank_whose_checks_hang_is_found_and_stalls_nobody(sick: int, tmp_path: Path) -> None:
+    """Also what is only compared hangs there, and the others wait no longer for ranks than the checks may take."""
+    lines = [HANG if rank == sick else "" for rank in range(2)]
+    limit_s = scaled(3)
+    arguments = ("--quick", "--wait-s", f"{scaled(2):g}", "--check-limit-s", f"{limit_s:g}")
+    said = doctor(tmp_path, *lines, arguments=arguments)
+    assert (said.first["check"], said.first["ranks"]) == ("did_not_return", [sick]), said.output
+    assert "hangs" in said.first["what"], said.output
+    assert {one["check"] for one in said.verdict["findings"]} == {"did_not_return"}, said.output
+    assert said.statuses == [2, 2] and said.seconds < limit_s + scaled(10), said
+
+
+def test_rank_0_may_start_late(tmp_path: Path) -> None:
+    said = doctor(tmp_path, "import time; time.sleep(6)\n", "", arguments=("--quick", "--wait-s", f"{scaled(20):g}"))
+    assert said.verdict["sound"] and not said.verdict["findings"] and said.statuses == [0, 0], said.output
+
+
+def test_rank_0_never_starts(tmp_path: Path) -> None:
+    wait_s = scaled(2)
+    lines = ("import os; os._exit(0)\n", "", "")
+    said = doctor(tmp_path, *lines, arguments=("--quick", "--wait-s", f"{wait_s:g}"))
+    assert said.first["what"] == f"1 of 3 ranks did not report within {wait_s:g} s: rank 0 (localhost).", said.output
+    assert said.statuses == [0, 2, 2]
+
+
+def test_rank_0_ends_in_a_later_tier(tmp_path: Path) -> None:
+    said = doctor(tmp_path, ENDS, SOUND, SOUND, arguments=())
+    (only,) = said.verdict["findings"]
+    assert only["what"] == "Ranks ended or hung in the tier 'import'.", said.output
+    assert only["evidence"] == "rank 0 (localhost): no answer." and said.statuses == [7, 2, 2], said.output
+    assert said.verdict["exclude"] == ["localhost"]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("sick", [0, 1])
+def test_a_rank_that_is_aborted_in_a_collective(sick: int, tmp_path: Path) -> None:
+    """As NCCL's watchdog does: only a child of the rank ends, and the rank says in what."""
+    said = doctor(tmp_path, *[ABORTED if rank == sick else SOUND for rank in range(2)], arguments=())
+    assert (said.first["check"], said.first["ranks"]) == ("all_reduce", [sick]), said.output
+    assert "SIGABRT" in said.first["evidence"] and said.statuses == [2, 2], said.output
+
+
+def test_what_an_earlier_start_of_the_job_left_is_not_this_ones(tmp_path: Path) -> None:
+    """A requeued job has the same job and step ID."""
+    job_id = next(_JOB_ID)
+    folder = tmp_path / f".doctor-{job_id}.0"
+    folder.mkdir()
+    (folder / "leads").touch()
+    said = doctor(tmp_path, "", "", SLURM_RESTART_COUNT="1", SLURM_JOB_ID=str(job_id))
+    assert said.verdict["sound"] and said.statuses == [0, 0], said.output
+    assert folder.exists()
+
+
+def test_the_verdict_comes_before_a_file_that_can_not_be_written(tmp_path: Path) -> None:
+    lines = ["import os; os.environ['GLOO_SOCKET_IFNAME'] = 'ib0'\n"] * 2
+    said = doctor(tmp_path, *lines, arguments=("--quick", "--exclude-file", "missing/sick"))
+    assert said.first["check"] == "gloo_interface" and said.statuses == [2, 2], said.output
+    assert "Hint:" in said.output.replace(json.dumps(said.verdict), ""), said.output
