@@ -167,13 +167,13 @@ class FailureReporter:
         return first
 
     def _aborted(self, error: BaseException, *, is_first: bool) -> ClusterDDPError | None:
-        """The error that names the rank which torch has aborted; None if none was. One rank looks for it."""
+        """The error that names the rank which a signal has ended; None if none was. One rank looks for it."""
         is_asked = is_first or self._rank() == "1"  # the store may be gone with rank 0
         if self.hangs is None or not is_asked or not _says(error, _LOST_WORDS):
             return None
-        if not (verdict := self.hangs.aborted(error)):
+        if not (found := self.hangs.aborted(error)):
             return None
-        hint = "give the tensors of a collective the same shape on all ranks"
+        verdict, hint = found
         return ClusterDDPError("Waiting for the other ranks in a collective:", f"{verdict}.", hint)
 
     def _who_hangs(self, store_answers: bool, verdict: str) -> ClusterDDPError:

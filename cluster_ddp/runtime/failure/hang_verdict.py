@@ -18,6 +18,7 @@ STATES = {
     "locked": "is in C code that holds Python's lock",
     "aborted": "was aborted: with gloo this means that shapes differ between ranks",
 }
+_FATAL = "Fatal Python error: "  # of faulthandler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,7 @@ class Answer:
     workers: tuple[str, ...] = ()
     """Where the DataLoader's workers are."""
     state: str = ""
-    """Why the rank itself can't say where it is: a key of `STATES`. Then the rest is what was seen last."""
+    """Why the rank itself can't say where it is: a key of `STATES`, or words. Then the rest is what was seen last."""
 
     def text(self) -> str:
         """Return it as JSON, in one line."""
@@ -74,6 +75,18 @@ def silent_nodes(answers: Sequence[Answer]) -> list[str]:
     return sorted({one.host for one in answers} - heard) if heard else []
 
 
+def hint(answers: Sequence[Answer]) -> str:
+    """Return what to do about ranks that a signal has ended; "" if none was."""
+    if any(one.state == "aborted" for one in answers):
+        return "give the tensors of a collective the same shape on all ranks"
+    crashed = [one.rank for one in answers if _is_crash(one.state)]
+    return f"read the output of that rank, and its stacks: {File.STACK.format(crashed[0])}" if crashed else ""
+
+
+def _is_crash(state: str) -> bool:
+    return state.startswith("crashed")
+
+
 def read(run_dir: Path) -> list[Answer]:
     """Return what the ranks' stack files say, by rank. A file that can't be read is left out."""
     found = []
@@ -89,11 +102,14 @@ def read(run_dir: Path) -> list[Answer]:
 def _from_file(head: str, dumps: str) -> Answer:
     """What a stack file says: where its rank was aborted, or stuck in C, else what the rank wrote itself."""
     answer = Answer.of(head.rstrip())
-    aborted, timeout = dumps.rfind("Fatal Python error"), dumps.rfind("Timeout (")
-    if max(aborted, timeout) < 0:
+    fatal, timeout = dumps.rfind(_FATAL), dumps.rfind("Timeout (")
+    if max(fatal, timeout) < 0:
         return answer
-    place = stacks.place(stacks.of_text(dumps[max(aborted, timeout) :]))
-    state = "aborted" if aborted >= 0 else "locked"
+    place = stacks.place(stacks.of_text(dumps[max(fatal, timeout) :]))
+    state = "locked"
+    if fatal >= 0:
+        reason = dumps[fatal + len(_FATAL) :].partition("\n")[0].strip()
+        state = "aborted" if (reason, bool(place.collective)) == ("Aborted", True) else f"crashed ({reason})"
     # What the rank itself wrote of number and sizes is of an earlier collective.
     at = replace(answer, where=place.where, doing=place.doing, operation=place.collective)
     return replace(at, number=0, sizes="", state=state)
@@ -112,8 +128,9 @@ def _words(one: Answer, *, with_sizes: bool) -> str:
     if not one.state:
         return words
     seen = one.where or one.operation
-    last = f": {_plural(words, 1)}" if one.state in ("locked", "aborted") else f"; seen last: {_plural(words, 1)}"
-    return f"{STATES[one.state]}{last if seen else ''}"
+    is_here = one.state in ("locked", "aborted") or _is_crash(one.state)
+    last = f"{':' if is_here else '; seen last:'} {_plural(words, 1)}"
+    return f"{STATES.get(one.state, one.state)}{last if seen else ''}"
 
 
 def _plural(words: str, count: int) -> str:

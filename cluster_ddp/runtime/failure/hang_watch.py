@@ -1,10 +1,10 @@
 """Say where all ranks are when no step completes. A warning never ends the job; the collective timeout does.
 
 Each rank has a thread. It notes in the ranks' store where its rank is, now and then: so the last place is known of a
-rank that is gone. If no step, collective of `World` or batch came for the warning time, all ranks write where they are,
-and one of them prints the verdict. It is the lowest one that can. If rank 0, which serves the store, is stopped, the
-ranks read each other's files in the run directory. A rank that is cut off from the store leaves the verdict to those
-that are not.
+rank that is gone. It answers other ranks that ask, also before its first step. After that, if no step, collective of
+`World` or batch came for the warning time, all ranks write where they are, and one of them prints the verdict. It is
+the lowest one that can. If rank 0, which serves the store, is stopped, the ranks read each other's files in the run
+directory. A rank that is cut off from the store leaves the verdict to those that are not.
 
 On GPUs (read in the sources of torch 2.15 only) the main thread waits in `nonblocking_wait`, or in C++ in a call of
 the script's own. torch's flight recorder then names NCCL's collective: it keeps 2,000 (FlightRecorder.hpp).
@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.rendezvous import arrivals
 from cluster_ddp.runtime.safe_print import complain
 from cluster_ddp.slurm.topology import Topology
+from cluster_ddp.slurm.variables import node_name
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -101,32 +101,32 @@ class HangWatch:
         with contextlib.suppress(Exception):
             self._answer()
 
-    def aborted(self, error: BaseException) -> str:
-        """Return the verdict if a lost connection is due to a rank that torch has aborted; else ""."""
+    def aborted(self, error: BaseException) -> tuple[str, str] | None:
+        """Return verdict and hint if a lost connection is due to a rank that a signal has ended; else None."""
         with contextlib.suppress(Exception):
             folder = self._run_dir()
-            if folder and any(one.state == "aborted" for one in hang_verdict.read(folder)):
-                return self.verdict(error)
-        return ""
+            hint = hang_verdict.hint(hang_verdict.read(folder)) if folder else ""
+            if hint and (verdict := self.verdict(error)):
+                return verdict, hint
+        return None
 
     def _watch(self) -> None:
         with contextlib.suppress(Exception):
             self._open_file()
         while not self._stopped.wait(self._every_s):
-            if step_clock.last_s:
-                with contextlib.suppress(Exception):  # such as a file system that is gone: no training needs this
-                    self._look()
+            with contextlib.suppress(Exception):  # such as a file system that is gone: no training needs this
+                self._look()
 
     def _look(self) -> None:
         self._open_file()
-        if self._file is not None:
+        if self._file is not None and step_clock.last_s:
             self._file.arm(self._warning_s + 4 * self._every_s)
         if self._answered_at == step_clock.last_s:
             return  # nothing new since the answer
         if self._answered_at >= 0:
             self._episode, self._answered_at, self.words = self._episode + 1, -1.0, ""
             self._is_mute = False
-        is_late = time.monotonic() - step_clock.last_s > self._warning_s
+        is_late = bool(step_clock.last_s) and time.monotonic() - step_clock.last_s > self._warning_s
         here = self._here().text()
         if self._topology.rank == 0 and self._file is not None:
             self._file.write(here)  # its store would be gone with it
@@ -164,7 +164,7 @@ class HangWatch:
             more |= _recorded(is_done=self._error is not None)
         if ask_workers:
             more["workers"] = self._workers.places()
-        own = {"rank": self._topology.rank, "host": socket.gethostname(), "pid": os.getpid()}
+        own = {"rank": self._topology.rank, "host": node_name(os.environ), "pid": os.getpid()}
         return Answer(**{**own, "where": place.where, "doing": place.doing, **more})
 
     def _answer(self) -> None:
@@ -257,7 +257,7 @@ class HangWatch:
                     or one
                     or Answer(rank=rank, host="an unknown node" if rank else self._topology.master_addr)
                 )
-                is_near = one.host == socket.gethostname() and one.pid
+                is_near = one.host == node_name(os.environ) and one.pid
                 one = replace(one, state="stopped" if is_near and stack_file.is_stopped(one.pid) else "gone")
             found.append(one)
         return found

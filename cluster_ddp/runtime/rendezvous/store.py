@@ -26,6 +26,7 @@ from cluster_ddp.runtime.rendezvous import arrivals, beacon
 from cluster_ddp.runtime.rendezvous.dns import ReverseLookup, resolve, without_name_servers
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.slurm.topology import Topology
+from cluster_ddp.slurm.variables import node_name
 
 log = logging.getLogger("cluster_ddp")
 
@@ -141,7 +142,7 @@ def _gather(
             f"another process has already joined it as rank {topology.rank}.",
             "check whether another run uses the same MASTER_ADDR and MASTER_PORT, or every task has the same RANK",
         )
-    store.set(arrivals.arrival(topology.rank), f"{socket.gethostname()} {device_type}")
+    store.set(arrivals.arrival(topology.rank), f"{node_name(os.environ)} {device_type}")
     if topology.rank == 0:
         verdict = _verdict(topology, store, deadline)
         store.set("verdict", verdict)

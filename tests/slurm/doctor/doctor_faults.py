@@ -430,7 +430,7 @@ NETWORK = (
     Fault(
         title="a name server that doesn't answer",
         check="did_not_return",
-        found=("The checks of names did not come back",),
+        found=("The check master_address (names) did not come back",),
         lines='read -r address _ < <(getent hosts node1); echo "nameserver $address" >resolv.$SLURM_PROCID\n'
         "mount --bind resolv.$SLURM_PROCID /etc/resolv.conf\nexport MASTER_ADDR=slow.example",
         arguments=("--quick", "--check-limit-s", "2", "--wait-s", "4"),

@@ -131,6 +131,32 @@ def test_a_call_in_c_that_holds_pythons_lock(tmp_path: Path) -> None:
     assert re.search(rf"rank 1 on {HOST} is in C code that holds Python's lock: {where}", verdict), verdict
 
 
+def before_a_step() -> None:
+    with cluster_ddp.distributed(cuda=False, collective_timeout_s=float(os.environ["TIMEOUT_S"])) as world:
+        if world.rank == 1:
+            skip()
+        dist.all_reduce(torch.zeros(1))
+
+
+def test_a_rank_that_sleeps_before_the_first_step(tmp_path: Path) -> None:
+    """Or where nothing counts steps, such as without a Checkpointer. Its node is not at fault."""
+    verdict = said(ranks(before_a_step, tmp_path, timeout_s=3), tmp_path, warned=False)
+    assert re.search(rf"rank 1 on {HOST} is in skip \({FILE}:{line('the skip')}\)$", verdict), verdict
+
+
+def crashing() -> None:
+    hang(lambda rank: ctypes.string_at(0) if rank == 1 else None, warning_s=60)  # the crash
+
+
+def test_a_rank_that_crashes_is_no_matter_of_shapes(tmp_path: Path) -> None:
+    ends = ranks(crashing, tmp_path)
+    verdict = (tmp_path / "hang.txt").read_text().strip()
+    assert f"{verdict}.\n  Hint: read the output of that rank" in ends[0].output, ends
+    assert re.search(
+        rf"rank 1 on {HOST} crashed \(Segmentation fault\): is in .* \({FILE}:{line('the crash')}\)", verdict
+    )
+
+
 class Images(Dataset[Any]):
     """The second rank's third image never comes."""
 
@@ -211,13 +237,35 @@ def test_mismatched_shapes(tmp_path: Path) -> None:
     assert re.search(rf"rank 0 on {HOST} was aborted: .* waits in all_reduce {at}", verdict), verdict
 
 
-def test_the_dump_of_an_aborted_rank_is_newer_than_what_it_wrote(tmp_path: Path) -> None:
+COLLECTIVE = '  File "/lib/site-packages/torch/distributed/distributed_c10d.py", line 5 in all_reduce\n'
+
+
+@pytest.mark.parametrize(("error", "inner", "state"), [
+    ("Aborted", COLLECTIVE, "aborted"),
+    ("Aborted", "", "crashed (Aborted)"),
+    ("Segmentation fault", COLLECTIVE, "crashed (Segmentation fault)"),
+    ("Bus error", "", "crashed (Bus error)"),
+])  # fmt: skip
+def test_the_dump_of_a_rank_that_ended_is_newer_than_what_it_wrote(
+    error: str, inner: str, state: str, tmp_path: Path
+) -> None:
     wrote = Answer(rank=0, host="node1", where="a.py:1", operation="all_reduce", number=1, sizes="1")
-    dump = 'Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  File "/x/b.py", line 7 in <module>\n'
+    dump = (
+        f'Fatal Python error: {error}\n\nThread 0x1 (most recent call first):\n{inner}  File "/x/b.py", line 7 in f\n'
+    )
     (tmp_path / "stack-rank0.txt").write_text(f"{wrote.text()}\n{dump}")
     assert hang_verdict.read(tmp_path) == [
-        Answer(rank=0, host="node1", where="b.py:7", doing="<module>", state="aborted")
+        Answer(rank=0, host="node1", where="b.py:7", doing="f", operation="all_reduce" if inner else "", state=state)
     ]
+
+
+def test_a_node_is_named_as_in_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host's own name may have a domain: --exclude would not know it."""
+    monkeypatch.setenv("SLURMD_NODENAME", "node7")
+    watch = HangWatch(
+        Topology.from_environ(slurm_step(0, 2, job_id=JOB_ID)), lambda *_: None, warning_s=60, timeout_s=60
+    )
+    assert watch._here().host == "node7"
 
 
 def test_a_rank_that_is_cut_off_keeps_to_the_verdict_of_those_that_are_not(
