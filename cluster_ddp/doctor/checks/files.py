@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from cluster_ddp.doctor.finding import Finding
 
 _GIB = 1024**3
 _LEAST_FREE = _GIB
+_UNPACKED_AT_MOST = 64 * 1024**2
 _WHY = {
     errno.ENOSPC: "it is full",
     errno.EDQUOT: "your quota there is used up",
@@ -81,13 +84,14 @@ def run_folder(site: Site) -> Iterator[Finding]:
         )
 
 
-@check(detects="data that is missing or not readable on a node")
+@check(detects="data that is missing, not readable or damaged (a small .gz, such as MNIST's) on a node")
 def data_folder(site: Site) -> Iterator[Finding]:
-    """List the folder of the data."""
+    """List the folder of the data, and unpack what is packed and small."""
     if site.data_dir is None:
         return
     try:
         if any(site.data_dir.iterdir()):
+            yield from _damaged(site, site.data_dir)
             return
         evidence = f"{site.data_dir} is empty"
     except OSError as error:
@@ -99,6 +103,26 @@ def data_folder(site: Site) -> Iterator[Finding]:
         hint="put it on a file system that all nodes share, or copy it first: srun --ntasks-per-node=1 cp …",
         sick_nodes=(site.host,),
     )
+
+
+def _damaged(site: Site, folder: Path) -> Iterator[Finding]:
+    left = _UNPACKED_AT_MOST
+    for path in sorted([*folder.glob("*.gz"), *folder.glob("*/*.gz"), *folder.glob("*/*/*.gz")]):
+        left -= path.stat().st_size
+        if left < 0:
+            return
+        try:
+            with gzip.open(path) as file:
+                while file.read(1 << 20):
+                    pass
+        except (OSError, EOFError, zlib.error) as error:
+            yield Finding(
+                check="data_folder",
+                what="A file of the data is damaged on a node.",
+                evidence=f"{path}: {error}",
+                hint="download or copy it again; is the disk full, or was a copy interrupted?",
+                sick_nodes=(site.host,),
+            )
 
 
 def _existing(folder: Path) -> Path:

@@ -1,8 +1,13 @@
-"""Whether the GPUs of a node are there and well, by NVML."""
+"""Whether the GPUs of a node are there and well, by NVML.
+
+NVML tells XIDs to those only that wait for them when they happen. What the graver ones leave behind can be read: memory
+errors, and rows of the memory that are to be replaced or can't be.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +19,8 @@ from cluster_ddp.runtime.usage.gpus import THROTTLED, chosen, known
 
 
 @check(
-    detects="GPUs: fewer than Slurm gave, ECC errors, throttling, others' processes, a driver older than torch's CUDA"
+    detects="GPUs: fewer than Slurm gave, ECC errors, memory rows that can't be replaced, throttling, NVLinks that are "
+    "down, others' processes, a driver older than torch's CUDA"
 )
 def gpu_health(site: Site, nvml: Any = None) -> Iterator[Finding]:
     """Ask NVML for each GPU of the job on this node.
@@ -46,6 +52,7 @@ def gpu_health(site: Site, nvml: Any = None) -> Iterator[Finding]:
         )
     for index, handle in enumerate(own):
         yield from _one_gpu(site, nvml, index, handle, sick)
+    yield from _links(nvml, own, sick)
     yield from _driver(site, nvml)
 
 
@@ -59,6 +66,12 @@ def _one_gpu(site: Site, nvml: Any, index: int, handle: Any, sick: str) -> Itera
         what = "A GPU has uncorrected memory errors (ECC)."
         evidence = f"GPU {index}: {ecc} since the driver was loaded"
         yield Finding(check="gpu_health", what=what, evidence=evidence, hint=sick, sick_nodes=(site.host,))
+    _, _, is_pending, has_failed = known(lambda: nvml.nvmlDeviceGetRemappedRows(handle)) or (0, 0, 0, 0)
+    if is_pending or has_failed:
+        what = f"Memory of a GPU is broken: a row {'can not' if has_failed else 'is to'} be replaced."
+        evidence = f"GPU {index}: {'remapping has failed' if has_failed else 'remapped at its next reset'} (XID 63, 64)"
+        one = Finding(check="gpu_health", what=what, evidence=evidence, hint=sick, is_warning=not has_failed)
+        yield replace(one, sick_nodes=(site.host,))
     if (known(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)) or 0) & THROTTLED:
         temperature = known(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
         what, evidence = "A GPU is slowed down by heat or power.", f"GPU {index}: {temperature} °C"
@@ -68,6 +81,20 @@ def _one_gpu(site: Site, nvml: Any, index: int, handle: Any, sick: str) -> Itera
         pids = ", ".join(str(process.pid) for process in others)
         what, evidence = "Other processes use a GPU of this job.", f"GPU {index}: process {pids}"
         hint = f"if they are yours, end them; else {sick}"
+        yield Finding(check="gpu_health", what=what, evidence=evidence, hint=hint, is_warning=True)
+
+
+def _links(nvml: Any, handles: Sequence[Any], sick: str) -> Iterator[Finding]:
+    """Compare how many NVLinks of the GPUs are up. Links that a board does not use are down on all."""
+
+    def is_up(handle: Any, link: int) -> bool:
+        return bool(known(lambda: nvml.nvmlDeviceGetNvLinkState(handle, link)))
+
+    up = [sum(is_up(handle, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)) for handle in handles]
+    if len(set(up)) > 1:
+        what = "A GPU has fewer NVLinks up than others of its node."
+        evidence = ", ".join(f"GPU {index}: {count}" for index, count in enumerate(up))
+        hint = f"compare with what the node should have: nvidia-smi nvlink -s; {sick}"
         yield Finding(check="gpu_health", what=what, evidence=evidence, hint=hint, is_warning=True)
 
 

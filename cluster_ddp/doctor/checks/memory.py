@@ -19,22 +19,37 @@ _LEAST_SHM_MIB = 160
 
 @check(detects="a memory limit that is smaller than what was asked for")
 def memory_limit(site: Site, mount: Path = MOUNT) -> Iterator[Finding]:
-    """Compare the control group's limit with SLURM_MEM_PER_NODE."""
-    asked_mib, limit = site.env.get("SLURM_MEM_PER_NODE", ""), _limit(mount)
-    if asked_mib.isdigit() and limit is not None and limit < 0.9 * int(asked_mib) * _MIB:
+    """Compare the control group's limit with SLURM_MEM_PER_NODE, or SLURM_MEM_PER_CPU times the step's CPUs here."""
+    limit, (asked_mib, variables) = _limit(mount), _asked(site)
+    if limit is not None and limit < 0.9 * asked_mib * _MIB:
         yield Finding(
             check="memory_limit",
             what="The memory limit is smaller than what the job asked for.",
-            evidence=f"limit {limit // _MIB} MiB (cgroup), SLURM_MEM_PER_NODE={asked_mib} MiB",
+            evidence=f"limit {limit // _MIB} MiB (cgroup), {variables} MiB",
             hint="give the step the job's memory: srun --mem=0; a shell may have left another: env | grep MEM",
         )
 
 
-@check(detects="processes of this step that the kernel has killed for memory")
+def _asked(site: Site) -> tuple[int, str]:
+    """The memory that was asked for on this node, in MiB, and the variables that say so; 0 if none does."""
+    per_node, per_cpu, cpus = (
+        site.env.get(name, "") for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE")
+    )
+    if per_node.isdigit():
+        return int(per_node), f"SLURM_MEM_PER_NODE={per_node}"
+    if per_cpu.isdigit() and cpus.isdigit():
+        return int(per_cpu) * int(cpus), f"SLURM_CPUS_ON_NODE={cpus}, SLURM_MEM_PER_CPU={per_cpu}"
+    return 0, ""
+
+
+@check(detects="processes of this job that the kernel has killed for memory, also of its earlier steps")
 def out_of_memory(site: Site, mount: Path = MOUNT) -> Iterator[Finding]:
-    """Read the control group's count of kills (memory.events, memory.oom_control)."""
+    """Read the job's count of kills: memory.events has those below it, too, memory.oom_control only its own."""
     folder = _folder(mount)
-    for path in [] if folder is None else (folder / "memory.events", folder / "memory.oom_control"):
+    found = (
+        [] if folder is None else [folder.parent / "memory.events", *folder.parent.glob("step_*/memory.oom_control")]
+    )
+    for path in found:
         if path.is_file():
             counts = dict(line.split() for line in path.read_text().splitlines() if len(line.split()) == 2)
             if int(counts.get("oom_kill", "0")):
@@ -71,7 +86,7 @@ def shared_memory(site: Site) -> Iterator[Finding]:
         )
         hint = hint if is_small else "remove what earlier jobs have left there: ls -l /dev/shm"
         evidence = f"{free_mib} of {size_mib} MiB free"
-        yield Finding(check="shared_memory", what=what, evidence=evidence, hint=hint)
+        yield Finding(check="shared_memory", what=what, evidence=evidence, hint=hint, is_warning=True)
 
 
 def _folder(mount: Path) -> Path | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +16,7 @@ from cluster_ddp._version import __version__
 from cluster_ddp.doctor.checks import Site, gpus, names, python_env
 from cluster_ddp.doctor.step import links
 
-_LISTED_AT_MOST = 1000
+_LISTED_AT_MOST, _SAMPLED_AT_MOST, _SAMPLE = 1000, 32, 4096
 _PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "OMP_NUM_THREADS", "CUDA_HOME", "LD_PRELOAD")
 
 
@@ -50,12 +52,39 @@ def _master(site: Site) -> list[str] | None:
 
 
 def _versions(site: Site) -> dict[str, str]:
-    torch = python_env.torch_versions() or {}
-    return {
+    found = {
         "Python": ".".join(map(str, sys.version_info[:2])),
-        "torch": torch.get("version", "none"),
+        "torch": (python_env.torch_versions() or {}).get("version", "none"),
+        "NCCL": _nccl(),
         "cluster_ddp": f"{__version__} ({_digest_of_package()})",
+        "this folder (git)": _commit(Path.cwd()),
     }
+    return {name: version for name, version in found.items() if version}
+
+
+def _nccl() -> str:
+    """The version of NCCL that was installed with torch from PyPI; "" for another build, which has its own."""
+    for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return ""
+
+
+def _commit(folder: Path) -> str:
+    """The commit that is checked out in a folder; "" without one. The nodes may lack git."""
+    git = next((one / ".git" for one in (folder, *folder.parents) if (one / ".git").is_dir()), None)
+    if git is None:
+        return ""
+    with contextlib.suppress(OSError):
+        head = (git / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head[:12]
+        name = head.removeprefix("ref: ")
+        if (git / name).is_file():
+            return (git / name).read_text().strip()[:12]
+        packed = (line.split() for line in (git / "packed-refs").read_text().splitlines())
+        return next((words[0][:12] for words in packed if words[1:] == [name]), "")
+    return ""
 
 
 def _data(site: Site) -> str | None:
@@ -63,17 +92,27 @@ def _data(site: Site) -> str | None:
 
 
 def _digest(folder: Path) -> str:
-    """A digest of the names and sizes in a folder, two levels deep."""
-    entries: list[str] = []
-    for path in sorted(folder.glob("*")) + sorted(folder.glob("*/*")):
-        if len(entries) < _LISTED_AT_MOST and path.is_file():
-            entries.append(f"{path.relative_to(folder)} {path.stat().st_size}")
-    return f"{len(entries)} files, {hashlib.sha256(chr(10).join(entries).encode()).hexdigest()[:8]}"
+    """A digest of the names and sizes in a folder, two levels deep, and of samples of the content."""
+    paths = [path for path in sorted(folder.glob("*")) + sorted(folder.glob("*/*")) if path.is_file()][:_LISTED_AT_MOST]
+    found = hashlib.sha256()
+    for path in paths:
+        found.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode())
+    for path in paths[:: max(1, len(paths) // _SAMPLED_AT_MOST)]:
+        found.update(_sample(path))
+    return f"{len(paths)} files, {found.hexdigest()[:8]}"
+
+
+def _sample(path: Path) -> bytes:
+    """The beginning and the middle of a file."""
+    with open(path, "rb") as file:
+        begin = file.read(_SAMPLE)
+        file.seek(path.stat().st_size // 2)
+        return begin + file.read(_SAMPLE)
 
 
 def _digest_of_package() -> str:
     folder = Path(str(cluster_ddp.__file__)).parent
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
-        found.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode())
+        found.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
     return found.hexdigest()[:8]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.doctor.checks import of_all
 from cluster_ddp.doctor.finding import Finding
+from cluster_ddp.doctor.step.links import shown_rate
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.slurm.topology import Topology
 
@@ -271,10 +272,15 @@ def _stragglers(measured: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, s
 
 
 def shown(measured: Sequence[Mapping[str, Any]]) -> str:
-    """Return the times of the all-reduces in words, of the slowest rank."""
-    parts = []
+    """Return the times of the all-reduces in words, of the slowest rank, and the bandwidth of the largest.
+
+    It is what each rank sends, 2 (n - 1) / n of the size: "busbw" of nccl-tests.
+    """
+    parts, bandwidth, ranks = [], "", len(measured)
     for size in _SIZES:
         if times := [one["all_reduce_s"][str(size)] for one in measured if str(size) in one["all_reduce_s"]]:
             text = f"{size // 1024**2} MiB" if size >= 1024**2 else f"{size // 1024} KiB"
             parts.append(f"{text} {1e3 * max(times):.2g} ms")
-    return f"all-reduce {', '.join(parts)}" if parts else ""
+            if ranks > 1:
+                bandwidth = f" (busbw {shown_rate(2 * (ranks - 1) / ranks * size / max(times))})"
+    return f"all-reduce {', '.join(parts)}{bandwidth}" if parts else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import resource
 import time
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 
 from cluster_ddp.doctor import isolated
-from cluster_ddp.doctor.checks import Site, all_checks, gpus, limits, memory, names
+from cluster_ddp.doctor.checks import Site, all_checks, files, gpus, limits, memory, names
 from cluster_ddp.doctor.finding import Finding, folded, shown_ranks
 from cluster_ddp.doctor.step import compare, training
+from cluster_ddp.doctor.step.facts import facts
 from cluster_ddp.slurm.topology import Topology
 
 TOPOLOGY = Topology(launcher="slurm", rank=0, local_rank=0, world_size=4, local_world_size=2, num_nodes=2, node_rank=0,
@@ -31,6 +33,7 @@ class Nvml(SimpleNamespace):
     """pynvml with two sound GPUs; keyword arguments override."""
 
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED = NVML_VOLATILE_ECC = NVML_TEMPERATURE_GPU = 0
+    NVML_NVLINK_MAX_LINKS = 4
 
     def __init__(self, **functions: Any) -> None:
         sound: dict[str, Any] = {
@@ -39,6 +42,8 @@ class Nvml(SimpleNamespace):
             "nvmlDeviceGetHandleByIndex": lambda index: index,
             "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
             "nvmlDeviceGetTotalEccErrors": lambda handle, kind, counter: 0,
+            "nvmlDeviceGetRemappedRows": lambda handle: (1, 0, 0, 0),
+            "nvmlDeviceGetNvLinkState": lambda handle, link: link < 2,
             "nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: 0x01,  # idle
             "nvmlDeviceGetTemperature": lambda handle, sensor: 90,
             "nvmlDeviceGetComputeRunningProcesses": lambda handle: [],
@@ -57,6 +62,21 @@ def fail() -> None:
         ({"nvmlInit": fail}, "The driver of the GPUs does not answer.", False),
         ({"nvmlDeviceGetCount": lambda: 1}, "A node has fewer GPUs than Slurm gave the job.", False),
         ({"nvmlDeviceGetTotalEccErrors": lambda *_: 3}, "A GPU has uncorrected memory errors (ECC).", False),
+        (
+            {"nvmlDeviceGetRemappedRows": lambda _: (0, 1, 0, 1)},
+            "Memory of a GPU is broken: a row can not be replaced.",
+            False,
+        ),
+        (
+            {"nvmlDeviceGetRemappedRows": lambda _: (0, 1, 1, 0)},
+            "Memory of a GPU is broken: a row is to be replaced.",
+            True,
+        ),
+        (
+            {"nvmlDeviceGetNvLinkState": lambda handle, link: link < 2 - handle},
+            "A GPU has fewer NVLinks up than others of its node.",
+            True,
+        ),
         ({"nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0x40}, "A GPU is slowed down by heat or power.", True),
         (
             {"nvmlDeviceGetComputeRunningProcesses": lambda _: [SimpleNamespace(pid=7)]},
@@ -81,11 +101,10 @@ def test_sound_gpus_and_dummy_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list(gpus.gpu_health.function(site(CLUSTER_DDP_DUMMY_GPUS="1")))  # type: ignore[misc]
 
 
-def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> None:
-    folder = tmp_path / "slurm/job_7/step_0"
-    folder.mkdir(parents=True)
-    for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(text)
+def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> None:
+    (tmp_path / "slurm/job_7/step_0").mkdir(parents=True)
+    for name, text in texts.items():
+        (tmp_path / "slurm/job_7" / name.replace("__", ".")).write_text(text)
     monkeypatch.setattr(Path, "read_text", _with_cgroup(Path.read_text))
 
 
@@ -97,10 +116,16 @@ def _with_cgroup(real: Any) -> Any:
 
 
 def test_a_memory_limit_and_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cgroup(tmp_path, monkeypatch, memory__max=str(1024**3), memory__events="low 0\noom 1\noom_kill 2\n")
+    """The limit is the step's; the kill is of a step before, whose control group is gone."""
+    cgroup(tmp_path, monkeypatch, memory__events="low 0\noom 1\noom_kill 2\n")
+    (tmp_path / "slurm/job_7/step_0/memory.max").write_text(str(1024**3))
+    (tmp_path / "slurm/job_7/step_0/memory.events").write_text("low 0\noom 0\noom_kill 0\n")
     (limit,) = memory.memory_limit.function(site(SLURM_MEM_PER_NODE="4096"), tmp_path)  # type: ignore[misc,call-arg]
     assert "limit 1024 MiB" in limit.evidence and "srun --mem=0" in limit.hint
     assert not list(memory.memory_limit.function(site(SLURM_MEM_PER_NODE="1024"), tmp_path))  # type: ignore[misc,call-arg]
+    per_cpu = site(SLURM_MEM_PER_CPU="512", SLURM_CPUS_ON_NODE="8")
+    (limit,) = memory.memory_limit.function(per_cpu, tmp_path)  # type: ignore[misc,call-arg]
+    assert "SLURM_CPUS_ON_NODE=8, SLURM_MEM_PER_CPU=512 MiB" in limit.evidence
     (kill,) = memory.out_of_memory.function(site(), tmp_path)  # type: ignore[misc,call-arg]
     assert "oom_kill 2" in kill.evidence and kill.is_warning
 
@@ -112,6 +137,33 @@ def test_locked_memory_matters_with_infiniband_only(tmp_path: Path, monkeypatch:
     (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
     (found,) = limits.locked_memory.function(site())  # type: ignore[misc]
     assert "ulimit -Hl: 64 KiB" in found.evidence
+
+
+def test_facts_that_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the data also the content, of the working folder the commit."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git/HEAD").write_text("ref: refs/heads/main\n")
+    (tmp_path / ".git/packed-refs").write_text("# pack-refs\n0123456789abcdef refs/heads/main\n")
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    for content in ("one", "two"):
+        (tmp_path / "data" / "train").write_text(content)
+        items = facts(replace(site(), data_dir=tmp_path / "data", topology=replace(TOPOLOGY, nodes=("localhost",))))
+        seen.append(dict(item for item in items if not isinstance(item, str)))
+    assert seen[0]["data"] != seen[1]["data"] and seen[0]["data"].startswith("1 files, ")
+    assert seen[0]["versions"] == seen[1]["versions"]
+    assert seen[0]["versions"]["this folder (git)"] == "0123456789ab"
+
+
+@pytest.mark.parametrize(
+    ("content", "is_found"), [(gzip.compress(bytes(9999)), False), (gzip.compress(bytes(9999))[:-9], True)]
+)
+def test_a_file_of_the_data_that_is_cut_off(content: bytes, is_found: bool, tmp_path: Path) -> None:
+    (tmp_path / "MNIST/raw").mkdir(parents=True)
+    (tmp_path / "MNIST/raw/images.gz").write_bytes(content)
+    found = list(files.data_folder.function(replace(site(), data_dir=tmp_path)))  # type: ignore[misc]
+    assert [one.what for one in found] == ["A file of the data is damaged on a node."] * is_found
 
 
 def reports(*facts: dict[str, Any]) -> dict[int, dict[str, Any]]:
