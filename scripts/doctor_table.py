@@ -30,9 +30,10 @@ TIERS: tuple[tuple[str, tuple[Check, ...]], ...] = (
 
 def table() -> str:
     """Return the table as Markdown."""
-    faults = (*doctor_faults.IN_THE_BATCH_SHELL, *doctor_faults.AT_ONCE, *doctor_faults.NETWORK)
+    in_jobs = (*doctor_faults.IN_THE_BATCH_SHELL, *doctor_faults.AT_ONCE, *doctor_faults.NETWORK)
     lines = ["| tier | check | detects | shown by |", "| --- | --- | --- | --- |"]
     for tier, checks in TIERS:
+        faults = doctor_faults.ON_A_LOGIN_NODE if tier == "login node" else in_jobs
         for check in checks:
             shown = "; ".join(fault.title for fault in faults if fault.check == check.name)
             lines.append(f"| {tier} | `{check.name}` | {check.detects} | {shown or 'a stand-in'} |")

@@ -123,7 +123,7 @@ def _ended(pid: int, *, kill: bool) -> str:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
-        for _ in range(100):
+        for _ in range(10 if kill else 100):
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
                 code = os.waitstatus_to_exitcode(status)

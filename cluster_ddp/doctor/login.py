@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from cluster_ddp.doctor import isolated
@@ -19,13 +21,16 @@ from cluster_ddp.slurm import commands, partitions
 from cluster_ddp.slurm.topology import Topology
 
 _NODE_LOCAL = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/scratch/local", "/local")))
+_LOCAL_KINDS = ("tmpfs", "ramfs", "overlay")
+# A login node may be the server of /home, but not of the root file system.
+_DISK_KINDS = ("ext3", "ext4", "xfs", "btrfs", "zfs")
 
 CHECKS = of_all(
     "login",
     slurm="a login node on which Slurm's commands are missing or its controller does not answer",
     partitions="a cluster whose partitions have no usable node with GPUs",
     cluster_toml="a cluster.toml that can't be read or has unknown keys",
-    node_local="a run directory in /tmp and the like, which other nodes don't see",
+    node_local="a run directory in /tmp, in memory, in a container's layer or on this machine's own disk",
 )
 
 
@@ -40,11 +45,10 @@ def examine(options: Options, env: Mapping[str, str]) -> int:
         run_dir=run_dir,
         data_dir=options.data_dir,
     )
-    of_python = (python_env.torch_build, python_env.other_environment, limits.address_space)
     tiers: dict[str, Callable[[], Iterator[Finding]]] = {
         "Slurm": lambda: _slurm(env),
         "settings": lambda: _settings(env),
-        "Python": lambda: _of_checks(site, of_python),
+        "Python": lambda: _python(site),
         "files": lambda: _files(site, run_dir),
     }
     for name, tier in tiers.items():
@@ -76,6 +80,15 @@ def _of_checks(site: Site, checks: tuple[Check, ...]) -> Iterator[Finding]:
         yield from one.function(site)
 
 
+def _python(site: Site) -> Iterator[Finding]:
+    """Check this Python and this shell's limits, which sbatch hands on. A job may have another Python."""
+    yield from _of_checks(site, (python_env.other_environment, limits.address_space, limits.open_files))
+    with contextlib.suppress(ClusterDDPError):  # a finding of another tier
+        gpus = max((group.gpus_of(None) for group in partitions.read() if group.usable), default=0)
+        site = replace(site, topology=replace(site.topology, gpus_on_node=gpus))
+    yield from (replace(found, is_warning=True) for found in _of_checks(site, (python_env.torch_build,)))
+
+
 def _slurm(env: Mapping[str, str]) -> Iterator[Finding]:
     try:
         commands.run(["sinfo", "--version"], timeout_s=10)
@@ -103,25 +116,27 @@ def _settings(env: Mapping[str, str]) -> Iterator[Finding]:
 def _files(site: Site, run_dir: Path) -> Iterator[Finding]:
     yield from _of_checks(site, (files.run_folder, files.data_folder))
     folder = run_dir.absolute()
-    if any(folder.is_relative_to(local) for local in _NODE_LOCAL):
+    mount, kind = _file_system(folder)
+    is_local = kind in _LOCAL_KINDS or (mount == "/" and kind in _DISK_KINDS)
+    if is_local or any(folder.is_relative_to(local) for local in _NODE_LOCAL):
         yield Finding(
             check="node_local",
-            what="Run directories would be in a folder that other nodes don't see.",
-            evidence=f"{folder}, on {_file_system(folder)}",
+            what="Run directories would be in a folder that other nodes may not see.",
+            evidence=f"{folder}, on {kind} ({mount})",
             hint="submit from a folder on a shared file system, or name one: --runs-dir PATH",
             is_warning=True,
         )
 
 
-def _file_system(folder: Path) -> str:
-    """The type of the file system that a folder is on."""
+def _file_system(folder: Path) -> tuple[str, str]:
+    """The mount point and type of the file system that a folder is on."""
     best = ("", "an unknown file system")
     for line in Path("/proc/mounts").read_text().splitlines():
         _, mount, kind, *_ = line.split(" ")
         mount = mount.replace("\\040", " ")
         if folder.is_relative_to(mount) and len(mount) >= len(best[0]):
             best = (mount, kind)
-    return best[1]
+    return best
 
 
 def _cluster_in_words(groups: list[partitions.NodeGroup]) -> str:

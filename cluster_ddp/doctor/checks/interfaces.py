@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cluster_ddp.doctor.checks import Site, check
 from cluster_ddp.doctor.finding import Finding
+from cluster_ddp.runtime.rendezvous.network_interface import choose_interface
 
 _NET = Path("/sys/class/net")
 
@@ -53,13 +54,7 @@ def nccl_interface(site: Site) -> Iterator[Finding]:
     if not value:
         return
     here = interfaces()
-    excludes, rest = value.startswith("^"), value.removeprefix("^")
-    is_exact, names = rest.startswith("="), rest.removeprefix("=").split(",")
-    fits = [
-        name
-        for name in here
-        if any(name == one if is_exact else name.startswith(one) for one in names if one) != excludes
-    ]
+    fits = _fitting(value, here)
     if fits and not (site.has_several_nodes and fits == ["lo"]):
         return
     usable = [name for name in here if name != "lo"]
@@ -69,6 +64,33 @@ def nccl_interface(site: Site) -> Iterator[Finding]:
         evidence=f"interfaces here: {', '.join(here)}",
         hint=f"unset NCCL_SOCKET_IFNAME, or export NCCL_SOCKET_IFNAME={usable[0] if usable else 'NAME'}",
     )
+
+
+def _fitting(value: str, here: Sequence[str]) -> list[str]:
+    excludes, rest = value.startswith("^"), value.removeprefix("^")
+    is_exact, names = rest.startswith("="), rest.removeprefix("=").split(",")
+    return [
+        name
+        for name in here
+        if any(name == one if is_exact else name.startswith(one) for one in names if one) != excludes
+    ]
+
+
+def taken(site: Site) -> dict[str, str]:
+    """Return the interfaces that gloo and NCCL will take; "" if unknown.
+
+    gloo: what a variable names, else the one that `cluster_ddp.distributed` chooses. NCCL, without a variable: those
+    whose names begin with "ib", else the first that is neither docker's nor loopback (NCCL 2.27, ncclFindInterfaces).
+    """
+    env = {**site.env}
+    choose_interface(site.topology, env)
+    up = [name for name in interfaces() if _is_up(name)]
+    if value := site.env.get("NCCL_SOCKET_IFNAME"):
+        nccl = _fitting(value, up)
+    else:
+        others = [name for name in up if not name.startswith(("docker", "lo"))]
+        nccl = [name for name in up if name.startswith("ib")] or others[:1]
+    return {"gloo": env.get("GLOO_SOCKET_IFNAME", ""), "NCCL": ",".join(nccl)}
 
 
 @check(detects="a node without any network interface that is up")

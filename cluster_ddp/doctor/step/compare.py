@@ -121,7 +121,7 @@ def _is_own(address: str) -> bool:
 
 
 def _versions_hint(name: str) -> str:
-    if name == "cluster_ddp":
+    if name not in ("Python", "torch", "NCCL"):
         return "give all nodes the same code: one shared folder, or cluster-ddp submit --snapshot"
     return (
         "use one environment on a shared file system, or cluster-ddp submit --stage-env; no modules that differ by node"

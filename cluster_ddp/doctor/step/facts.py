@@ -13,7 +13,7 @@ from typing import Any
 
 import cluster_ddp
 from cluster_ddp._version import __version__
-from cluster_ddp.doctor.checks import Site, gpus, names, python_env
+from cluster_ddp.doctor.checks import Site, gpus, interfaces, names, python_env
 from cluster_ddp.doctor.step import links
 
 _LISTED_AT_MOST, _SAMPLED_AT_MOST, _SAMPLE = 1000, 32, 4096
@@ -25,7 +25,7 @@ def facts(site: Site) -> Iterator[str | tuple[str, Any]]:
     readers: dict[str, Callable[[Site], Any]] = {"cpus": _cpus, "variables": _variables, "gpus": gpus.own}
     if site.topology.local_rank == 0:
         if site.has_several_nodes:
-            readers |= {"address": _address, "master": _master}
+            readers |= {"address": _address, "master": _master, "interfaces": interfaces.taken}
         readers |= {"versions": _versions, "data": _data}
     for name, read in readers.items():
         yield name

@@ -80,9 +80,9 @@ class Follower(Rank):
     def _speak_after_rank_0(self, tier: str) -> int:
         """Rank 0 was there, and has ended: one rank says so, and nothing else."""
         self._spoke.close()
-        is_first = self.place.rank == 1
+        is_first = self.folder is None and self.place.rank == 1
         if self.folder is not None:
-            with contextlib.suppress(OSError):  # the first has removed it
+            with contextlib.suppress(OSError):  # the first has removed the folder
                 is_first = exchange.is_first(self.folder, exchange.SPEAKS)
         if not is_first:
             return _after_rank_0(USAGE_EXIT_STATUS)

@@ -74,8 +74,7 @@ class Leader(Rank):
         if self.place.topology is not None:
             found += compare.differences(self.place.topology, reports)
             found += self._unreached(reports)
-        groups = f"{len(all_checks.ALL)} checks on {len({str(one['host']) for one in reports.values()})} nodes"
-        return self.verdict.add("nodes", time.monotonic() - start, found, groups)
+        return self.verdict.add("nodes", time.monotonic() - start, found, _measured(reports))
 
     def _unreached(self, reports: Mapping[int, Message]) -> list[Finding]:
         """Which ranks did not reach rank 0's port."""
@@ -166,6 +165,16 @@ class Leader(Rank):
     def _tell(self, message: Message) -> None:
         if self.place.world_size > 1:
             self._hub.tell(message)
+
+
+def _measured(reports: Mapping[int, Message]) -> str:
+    """How much was checked, and the interfaces that gloo and NCCL will take, by the number of nodes."""
+    words = f"{len(all_checks.ALL)} checks on {len({str(one['host']) for one in reports.values()})} nodes"
+    for library in ("gloo", "NCCL"):
+        taken = [one["facts"]["interfaces"][library] for one in reports.values() if "interfaces" in one["facts"]]
+        if names := " or ".join(dict.fromkeys(filter(None, taken))):
+            words += f", {library} on {names}"
+    return words
 
 
 def _not_shared(answers: Mapping[int, Message], run_dir: Path | None) -> list[Finding]:

@@ -322,6 +322,13 @@ FILES = (
         arguments=("--quick", "--data-dir", "data"),
     ),
     Fault(
+        title="data of the same size with other content on one node",
+        check="data",
+        found=("not the same on all nodes", "node2: 3 files"),
+        lines=ON_2 + "mount --bind other data",
+        arguments=("--quick", "--data-dir", "data"),
+    ),
+    Fault(
         title="the folder of the submission is on one node only",
         check="submit_folder",
         found=("is not on a node", "no such folder"),
@@ -499,6 +506,82 @@ IN_THE_BATCH_SHELL = (
     ),
 )
 """Those that are made before all others, by the batch script itself. The options are the words before the doctor."""
+ON_A_LOGIN_NODE = (
+    Fault(
+        title="a cluster.toml with an unknown key",
+        check="cluster_toml",
+        found=("partitoin", "Did you mean partition"),
+        lines="echo 'partitoin = \"x\"' >cluster.toml",
+        arguments=(),
+    ),
+    Fault(
+        title="a cluster.toml that can't be read",
+        check="cluster_toml",
+        found=("cluster.toml",),
+        lines="echo 'partition = ' >cluster.toml",
+        arguments=(),
+    ),
+    Fault(
+        title="a controller that can't be asked",
+        check="slurm",
+        found=("sinfo",),
+        lines="unset SLURM_CONF",
+        arguments=(),
+    ),
+    Fault(
+        title="nodes without GPUs (by a sinfo that calls them something else)",
+        check="partitions",
+        found=("No partition has a usable node with GPUs", "main: 2 nodes, no GPU each"),
+        lines="real=$(command -v sinfo); mkdir bin\n"
+        'printf \'#!/bin/bash\\n%q "$@" | sed s/gpu:/nic:/g\\n\' "$real" >bin/sinfo\n'
+        "chmod +x bin/sinfo; export PATH=$PWD/bin:$PATH",
+        arguments=("--strict",),
+    ),
+    Fault(
+        title="a run directory in memory",
+        check="node_local",
+        found=("other nodes may not see", "on tmpfs"),
+        lines="mkdir memory && mount -t tmpfs -o size=2g none memory",
+        arguments=("--strict", "--run-dir", "memory"),
+    ),
+    Fault(
+        title="a full disk",
+        check="run_folder",
+        found=("it is full",),
+        lines="mkdir full && mount -t tmpfs -o size=4k none full",
+        arguments=("--run-dir", "full"),
+    ),
+    Fault(
+        title="no data",
+        check="data_folder",
+        found=("The data is not on a node",),
+        arguments=("--data-dir", "missing"),
+    ),
+    Fault(
+        title="another Python than the activated environment's",
+        check="other_environment",
+        found=("Another Python runs",),
+        lines="export VIRTUAL_ENV=$PWD",
+        arguments=("--strict",),
+    ),
+    Fault(
+        title="torch's CPU build on a cluster with GPUs",
+        check="torch_build",
+        found=("This torch has no GPU support", "GPUs here: 2"),
+        lines="mkdir -p older/torch; touch older/torch/__init__.py\n"
+        "printf \"__version__ = '1.0.0'\\ncuda = None\\n\" >older/torch/version.py\n"
+        "export PYTHONPATH=$PWD/older:$PYTHONPATH; unset CLUSTER_DDP_DUMMY_GPUS",
+        arguments=("--strict",),
+    ),
+    Fault(
+        title="a low limit of open files",
+        check="open_files",
+        found=("ulimit -Hn: 200",),
+        lines="ulimit -n 200",
+        arguments=(),
+    ),
+)
+"""Those of a login node. Warnings count there with --strict."""
 AT_ONCE = (*LAUNCH, *STARTS, *NAMES, *INTERFACES, *LIMITS, *FILES, *HANGS, *PYTHONS, *SPEED)
 """Those that concern one step only."""
 
@@ -540,8 +623,6 @@ HEALTHY = (
         before=("$([[ $SLURMD_NODENAME == node1 ]] || echo taskset -c 0,1)",),
     ),
     Variant(title="rank 0 starts 12 s later", before=("((SLURM_PROCID)) || sleep 12;",)),
-    Variant(title="two steps at once, the first"),
-    Variant(title="two steps at once, the second"),
     Variant(
         title="torch that takes seconds to import",
         options=("--nodes=1", "--ntasks-per-node=2"),
@@ -549,4 +630,4 @@ HEALTHY = (
         arguments=(),
     ),
 )
-"""Array tasks: test_doctor.py submits an array."""
+"""Two tasks of an array, which run at once on the same nodes, are jobs of their own in test_doctor.py."""

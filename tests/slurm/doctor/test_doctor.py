@@ -27,6 +27,7 @@ from slowness import scaled
 
 import cluster_ddp
 from cluster_ddp.contract import File
+from cluster_ddp.doctor import login
 from cluster_ddp.doctor.checks import all_checks, python_env
 from cluster_ddp.doctor.step import compare, links, training
 from cluster_ddp.errors import SandboxError
@@ -35,6 +36,8 @@ from cluster_ddp.sandbox import network, prerequisites
 from cluster_ddp.slurm import commands
 
 TIMEOUT_S = 120.0
+VERDICT_S = 30.0
+QUICK_S = 5.0
 AT_ONCE = 5
 HOLD = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=2 --cpus-per-task=2 --gres=gpu:2
@@ -53,6 +56,8 @@ class Said:
     status: int
     verdict: dict[str, Any]
     output: str
+    seconds: float = 0.0
+    """Seconds of the whole step, with srun's own."""
 
     @property
     def first(self) -> dict[str, Any]:
@@ -90,11 +95,11 @@ class Allocation:
         """The doctor in a step with a fault."""
         lines = f'set -e\n{fault.lines}\nexec "$@"'
         command = [sys.executable, "-m", "cluster_ddp.doctor", "--json", *fault.arguments]
-        options = [*STEP, *fault.options]
+        options, start = [*STEP, *fault.options], time.monotonic()
         status, out, errors = self.step(name, ["unshare", "--mount", "bash", "-c", lines, "bash", *command], options)
         verdicts = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
         assert len(verdicts) == 1, f"{fault.title}: {len(verdicts)} verdicts, status {status}\n{out}\n{errors}"
-        return Said(status, verdicts[0], f"{out}\n{errors}")
+        return Said(status, verdicts[0], f"{out}\n{errors}", time.monotonic() - start)
 
     def healthy(self, name: str, variant: Variant) -> Said:
         """The doctor in a step that has no fault."""
@@ -114,10 +119,11 @@ class Allocation:
 
 def _furnish(folder: Path) -> None:
     torch_folder = (python_env.torch_versions() or {})["folder"]
-    for name in ("run", "data", "half", "older/torch", "ahead", "slow", "thrice", "hangs", "ends/torch"):
+    for name in ("run", "data", "half", "other", "older/torch", "ahead", "slow", "thrice", "hangs", "ends/torch"):
         (folder / name).mkdir(parents=True)
     for name in ("train", "valid", "test"):
         (folder / "data" / name).write_text(name)
+        (folder / "other" / name).write_text(name.upper())
         if name != "test":
             (folder / "half" / name).write_text(name)
     (folder / "older/torch/__init__.py").write_text('raise ImportError("libcudart.so.13: cannot open it")\n')
@@ -214,6 +220,7 @@ def check(said: Said, fault: Fault) -> None:
     for part in fault.found:
         assert part in text, f"{part!r} is not in: {text}\n{said.output}"
     assert bool(said.status) != said.first["is_warning"], said.output  # srun reports a killed task's status, too
+    assert said.seconds < scaled(VERDICT_S), (said.seconds, said.output)
 
 
 @pytest.mark.parametrize("fault", faults.AT_ONCE, ids=lambda fault: fault.title)
@@ -257,26 +264,30 @@ def test_no_alarm(variant: Variant, healthy: dict[str, Future[Said]]) -> None:
     assert tiers == expected, said.output
 
 
-@pytest.mark.parametrize(
-    ("before", "arguments", "status", "found"),
-    [
-        ("", (), 0, "main: 2 nodes, 2 GPUs each"),
-        ("echo 'partitoin = \"x\"' >cluster.toml", (), 2, "partition"),
-        ("echo 'partition = ' >cluster.toml", (), 2, "cluster.toml"),
-        ("mkdir full && mount -t tmpfs -o size=4k none full", ("--run-dir", "full"), 2, "it is full"),
-        ("unset SLURM_CONF", (), 2, "sinfo"),
-        ("export VIRTUAL_ENV=$PWD", ("--strict",), 1, "Another Python runs"),
-        ("", ("--data-dir", "missing"), 2, "The data is not on a node"),
-        ("", ("--wait-s", "0"), 2, "--wait-s 0"),
-    ],
-)
-def test_on_a_login_node(
-    before: str, arguments: tuple[str, ...], status: int, found: str, allocation: Allocation, tmp_path: Path
-) -> None:
-    lines = f'set -e; cd "$1"; shift\n{before}\nexec "$@"'
-    command = [sys.executable, "-m", "cluster_ddp.doctor", *arguments]
-    done = allocation.cluster.run("unshare", "--mount", "bash", "-c", lines, "bash", str(tmp_path), *command)
-    assert (done.returncode, found in done.stdout + done.stderr) == (status, True), done.stdout + done.stderr
+def on_a_login_node(allocation: Allocation, folder: Path, lines: str, arguments: Sequence[str]) -> Said:
+    script = f'set -e; cd "$1"; shift\n{lines}\nexec "$@"'
+    command = [sys.executable, "-m", "cluster_ddp.doctor", "--json", *arguments]
+    done = allocation.cluster.run("unshare", "--mount", "bash", "-c", script, "bash", str(folder), *command)
+    text = done.stdout + done.stderr
+    assert done.stdout.startswith("{"), text
+    return Said(done.returncode, json.loads(done.stdout), text)
+
+
+@pytest.mark.parametrize("fault", faults.ON_A_LOGIN_NODE, ids=lambda fault: fault.title)
+def test_a_fault_of_a_login_node_is_found(fault: Fault, allocation: Allocation, tmp_path: Path) -> None:
+    said = on_a_login_node(allocation, tmp_path, fault.lines, fault.arguments)
+    found = next(one for one in said.verdict["findings"] if one["check"] == fault.check)
+    assert said.status == (1 if "--strict" in fault.arguments else 2), said.output
+    for part in fault.found:
+        assert part in f"{found['what']} {found['evidence']} {found['hint']}", said.output
+
+
+def test_a_sound_login_node(allocation: Allocation, tmp_path: Path) -> None:
+    said = on_a_login_node(allocation, tmp_path, "", ())
+    assert said.status == 0 and "main: 2 nodes, 2 GPUs each" in said.output, said.output
+    assert {one["check"] for one in said.verdict["findings"]} <= {"node_local"}, said.output  # pytest works in /tmp
+    done = allocation.cluster.run(sys.executable, "-m", "cluster_ddp.doctor", "--wait-s", "0")
+    assert done.returncode == 2 and "--wait-s 0" in done.stderr
 
 
 @pytest.mark.parametrize("number", range(len(faults.IN_THE_BATCH_SHELL)))
@@ -287,9 +298,11 @@ def test_the_first_finding_names_the_fault_of_a_batch_script(number: int, alloca
 
 
 def test_each_check_that_can_be_shown_here_is_shown() -> None:
-    shown = {fault.check for fault in (*faults.AT_ONCE, *faults.NETWORK, *faults.IN_THE_BATCH_SHELL)}
-    everyone = {one.name for one in (*all_checks.ALL, *compare.CHECKS, *links.CHECKS, *training.CHECKS)}
-    assert shown - everyone == {"did_not_return"}
+    made = (*faults.AT_ONCE, *faults.NETWORK, *faults.IN_THE_BATCH_SHELL, *faults.ON_A_LOGIN_NODE)
+    shown = {fault.check for fault in made}
+    checks = (*all_checks.ALL, *compare.CHECKS, *links.CHECKS, *training.CHECKS, *login.CHECKS)
+    everyone = {one.name for one in checks}
+    assert shown <= everyone
     # GPUs, InfiniBand, control groups and faults of hardware are not here: tests/unit/doctor has stand-ins.
     elsewhere = {"gpu_health", "same_gpu", "locked_memory", "memory_limit", "out_of_memory"}
     elsewhere |= {"rendezvous", "all_reduce", "gradients"}
@@ -303,6 +316,30 @@ def place(allocation: Allocation) -> Iterator[Place]:
     folder = allocation.folder / "submitted"
     folder.mkdir()
     yield Place(allocation.cluster, folder)
+
+
+def test_two_tasks_of_an_array_at_once_are_sound(place: Place, healthy: dict[str, Future[Said]]) -> None:
+    """Each is a job of its own on both nodes."""
+    for one in healthy.values():
+        one.exception()
+    doctor = shlex.join([sys.executable, "-m", "cluster_ddp.doctor", "--quick", "--json"])
+    script = f"""#!/bin/bash
+#SBATCH --array=0-1 --nodes=2 --ntasks-per-node=1 --gres=gpu:1 --output=task-%a.out
+touch begun-$SLURM_ARRAY_TASK_ID
+until [[ -e begun-0 && -e begun-1 ]]; do sleep 0.1; done
+srun {doctor} >task-$SLURM_ARRAY_TASK_ID.json
+echo "status $?"
+"""
+    env = {**place.slurm.env, "PYTHONPATH": str(ROOT)}
+    commands.submit(text=script, options=(f"--chdir={place.folder}",), env=env)
+    logs, deadline = [place.folder / f"task-{task}.out" for task in range(2)], time.monotonic() + scaled(60)
+    while not all(log.exists() and "status" in log.read_text() for log in logs):
+        assert time.monotonic() < deadline, [log.read_text() for log in logs if log.exists()]
+        time.sleep(0.2)
+    for log in logs:
+        assert log.read_text() == "status 0\n"
+        verdict = json.loads(log.with_suffix(".json").read_text())
+        assert not verdict["findings"] and verdict["subject"].startswith("2 ranks on node1, node2"), verdict
 
 
 def test_the_doctor_is_submitted_with_the_options_of_a_job(place: Place, healthy: dict[str, Future[Said]]) -> None:
@@ -327,6 +364,8 @@ def test_a_job_begins_with_the_doctor(launcher: str, gpus: int, place: Place, he
     command = ("--launcher", launcher, "--nodes", "2", "--gpus-per-node", str(gpus), "--doctor")
     run = place.start(*command, "--", "python", str(script))
     said = place.completed(run)
+    tiers = re.findall(r"^  (?:nodes|network) +ok +([0-9.]+) s", said, re.MULTILINE)
+    assert len(tiers) == 2 and sum(map(float, tiers)) < scaled(QUICK_S), said
     assert "No problem found." in said and said.count("The training begins.") == 2 * gpus
     broken = place.start(*command, "--setup", "export GLOO_SOCKET_IFNAME=ib0", "--", "python", str(script))
     assert place.end_of(broken).state == "FAILED"
