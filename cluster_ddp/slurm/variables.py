@@ -5,8 +5,8 @@ Sources: srun(1) and sbatch(1), "OUTPUT ENVIRONMENT VARIABLES", 20.11 to 26.05.
 
 from __future__ import annotations
 
+import os
 import re
-import socket
 from collections.abc import Mapping
 
 from cluster_ddp.contract import Env
@@ -113,4 +113,4 @@ def node_name(env: Mapping[str, str]) -> str:
     Args:
         env: an environment, such as os.environ.
     """
-    return env.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+    return env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]

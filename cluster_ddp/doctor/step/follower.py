@@ -1,15 +1,15 @@
-"""The part of the other ranks: they report, and do what rank 0 says; without rank 0, the lowest one says so."""
+"""The part of the other ranks: they report, and do what rank 0 says; without rank 0, one of them says so."""
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from cluster_ddp.doctor.finding import Finding
 from cluster_ddp.doctor.step import compare, exchange
 from cluster_ddp.doctor.step.exchange import Message
 from cluster_ddp.doctor.step.hub import Hub
@@ -80,35 +80,42 @@ class Follower(Rank):
     def _speak_after_rank_0(self, tier: str) -> int:
         """Rank 0 was there, and has ended: one rank says so, and nothing else."""
         self._spoke.close()
-        is_first = self.folder is None and self.place.rank == 1
-        if self.folder is not None:
-            with contextlib.suppress(OSError):  # the first has removed the folder
-                is_first = exchange.is_first(self.folder, exchange.SPEAKS)
-        if not is_first:
+        if not self._is_speaker(without_folder=self.place.rank == 1):
             return _after_rank_0(USAGE_EXIT_STATUS)
-        self._hub = hub = Hub(None, self.key, self.folder)
         assert self.place.topology is not None
         host = next(iter(self.place.topology.nodes), self.place.topology.master_addr)
-        self.verdict.add(tier, 0.0, [ended(0, host, tier)])
-        return self.speak(lambda status: hub.tell({"tier": "end", "status": status}))
+        return self._speak(tier, [ended(0, host, tier)])
 
     def _speak_without_rank_0(self) -> int:
-        """Nothing shows that rank 0 has started: the lowest rank that is there says so; the others wait for that."""
+        """Nothing shows that rank 0 has started: one rank says so; the others wait for that."""
+        if not self._is_speaker(without_folder=True):
+            self._spoke.told(GRACE_S, unseen_s=GRACE_S)
+            return _after_rank_0(USAGE_EXIT_STATUS)
         hub = Hub(None, self.key, self.folder)
         hub.put("nodes", self.place.rank, self.report)
         reports = hub.gather("nodes", self.place.world_size, 1.0)
-        if min(reports) < self.place.rank:
-            self._spoke.told(GRACE_S)
-            return USAGE_EXIT_STATUS
-        self._hub = hub
+        here = hub.gather("here", 0, 0.0)
         found = [finding for rank, report in sorted(reports.items()) for finding in findings(rank, report)]
         kinds = set(self._spoke.failures.values())
-        if self.place.topology is not None and (0 in reports or kinds & UNREACHED):
+        if self.place.topology is not None and (0 in here or kinds & UNREACHED):
             failures = {**self.report, "failures": self._spoke.failures}
             found.append(no_way(self.place.rank, failures, self.place.topology.master_addr))
-        found += compare.missing(self.place.topology, self.place.world_size, reports, self.options.wait_s)
-        self.verdict.add("nodes", self.options.wait_s, found)
+        found += compare.missing(self.place.topology, self.place.world_size, here, self.options.wait_s)
         self._spoke.close()
+        return self._speak("nodes", found)
+
+    def _is_speaker(self, *, without_folder: bool) -> bool:
+        """Whether this rank speaks in place of rank 0: the first one that asks; it removes the folder when it ends."""
+        if self.folder is None:
+            return without_folder
+        try:
+            return exchange.is_first(self.folder, exchange.SPEAKS)
+        except OSError:
+            return False
+
+    def _speak(self, tier: str, found: Sequence[Finding]) -> int:
+        self._hub = hub = Hub(None, self.key, self.folder)
+        self.verdict.add(tier, 0.0, found)
         return self.speak(lambda status: hub.tell({"tier": "end", "status": status}))
 
 

@@ -57,6 +57,10 @@ class Leader(Rank):
                 break
         return self.speak(lambda status: self._tell({"tier": "end", "status": status}))
 
+    def greet(self) -> None:
+        """Be here: another process that has this rank, too, is seen by that."""
+        self._hub.put("here", 0, self.message("here"))
+
     def _nodes(self) -> bool:
         """Tier 1: each node alone."""
         start, waited_s = time.monotonic(), self.options.wait_s

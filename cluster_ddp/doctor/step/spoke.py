@@ -36,8 +36,7 @@ class Spoke:
 
     def __init__(self, topology: Topology | None, key: RunKey, folder: Path | None, wait_s: float) -> None:
         self._topology = None if topology is None else exchange.with_free_ports(topology)
-        self._key, self._folder, self._wait_s = key, folder, wait_s
-        self._begun = time.monotonic()
+        self._key, self._folder, self._start_by = key, folder, time.monotonic() + wait_s + _GRACE_S
         self._connection: socket.socket | None = None
         self._lines: Any = None
         self._file: Path | None = None
@@ -66,14 +65,16 @@ class Spoke:
         """Whether it has reached rank 0."""
         return self._connection is not None
 
-    def told(self, timeout_s: float) -> Message | None:
+    def told(self, timeout_s: float, *, unseen_s: float | None = None) -> Message | None:
         """Wait for rank 0's next message; without a connection, for its last. None if none comes.
 
         Args:
-            timeout_s: seconds that rank 0 may take. If nothing shows that it has started, it is waited for no longer
-                than `wait_s` after this rank's start.
+            timeout_s: seconds that rank 0 may take.
+            unseen_s: seconds to wait while nothing shows that rank 0 has started; default: until `wait_s` after this
+                rank's start.
         """
-        deadline, start_by = time.monotonic() + timeout_s, self._begun + self._wait_s + _GRACE_S
+        now = time.monotonic()
+        deadline, start_by = now + timeout_s, self._start_by if unseen_s is None else now + unseen_s
         while time.monotonic() < (deadline if self._knows_rank_0() else min(deadline, start_by)):
             if self._connection is not None:
                 self._connection.settimeout(max(0.01, deadline - time.monotonic()))
@@ -103,7 +104,7 @@ class Spoke:
     def _reach(self) -> None:
         """Connect to rank 0, which may start later than this rank."""
         pause_s = exchange.POLL_S
-        while not self._closed.is_set() and time.monotonic() < self._begun + self._wait_s + _GRACE_S:
+        while not self._closed.is_set() and time.monotonic() < self._start_by:
             before = dict(self.failures)
             connection = self._connected()
             with self._lock:

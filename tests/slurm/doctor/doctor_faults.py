@@ -90,7 +90,7 @@ LAUNCH = (
     Fault(
         title="a MASTER_PORT that another program holds",
         check="master_port",
-        found=("port 4711", "in use by another program"),
+        found=("Port 4711", "in use by another program"),
         lines="export MASTER_PORT=4711\n"
         "if ((SLURM_PROCID == 0)); then\n"
         "  python -c 'import pathlib, socket, time\n"

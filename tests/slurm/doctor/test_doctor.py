@@ -220,7 +220,8 @@ def check(said: Said, fault: Fault) -> None:
     for part in fault.found:
         assert part in text, f"{part!r} is not in: {text}\n{said.output}"
     assert bool(said.status) != said.first["is_warning"], said.output  # srun reports a killed task's status, too
-    assert said.seconds < scaled(VERDICT_S), (said.seconds, said.output)
+    limit_s = VERDICT_S if fault.arguments else 2 * VERDICT_S  # up to twenty processes import torch at once
+    assert said.seconds < scaled(limit_s), (said.seconds, said.output)
 
 
 @pytest.mark.parametrize("fault", faults.AT_ONCE, ids=lambda fault: fault.title)

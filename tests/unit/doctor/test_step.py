@@ -69,7 +69,7 @@ def doctor(folder: Path, *lines: str, arguments: tuple[str, ...] = ("--quick",),
 def test_a_rank_whose_checks_hang_is_found_and_stalls_nobody(sick: int, tmp_path: Path) -> None:
     """Also what is only compared hangs there, and the others wait no longer for ranks than the checks may take."""
     lines = [HANG if rank == sick else "" for rank in range(2)]
-    limit_s = scaled(3)
+    limit_s = scaled(2)
     arguments = ("--quick", "--wait-s", f"{scaled(2):g}", "--check-limit-s", f"{limit_s:g}")
     said = doctor(tmp_path, *lines, arguments=arguments)
     assert (said.first["check"], said.first["ranks"]) == ("did_not_return", [sick]), said.output
@@ -84,9 +84,11 @@ def test_rank_0_may_start_late(tmp_path: Path) -> None:
 
 
 def test_rank_0_never_starts(tmp_path: Path) -> None:
-    wait_s = scaled(2)
-    lines = ("import os; os._exit(0)\n", "", "")
-    said = doctor(tmp_path, *lines, arguments=("--quick", "--wait-s", f"{wait_s:g}"))
+    """A rank that is slow to check is here nevertheless, and does not speak a second time."""
+    wait_s = scaled(1)
+    lines = ("import os; os._exit(0)\n", "", HANG)
+    limit = ("--check-limit-s", f"{wait_s + 5:g}")
+    said = doctor(tmp_path, *lines, arguments=("--quick", "--wait-s", f"{wait_s:g}", *limit))
     assert said.first["what"] == f"1 of 3 ranks did not report within {wait_s:g} s: rank 0 (localhost).", said.output
     assert said.statuses == [0, 2, 2]
 
