@@ -103,6 +103,8 @@ def _from_file(head: str, dumps: str) -> Answer:
     """What a stack file says: where its rank was aborted, or stuck in C, else what the rank wrote itself."""
     answer = Answer.of(head.rstrip())
     fatal, timeout = dumps.rfind(_FATAL), dumps.rfind("Timeout (")
+    if timeout < dumps.rfind(stacks.ANSWERED):  # it was stuck, and could answer later
+        timeout = -1
     if max(fatal, timeout) < 0:
         return answer
     place = stacks.place(stacks.of_text(dumps[max(fatal, timeout) :]))

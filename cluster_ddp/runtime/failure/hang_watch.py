@@ -119,7 +119,7 @@ class HangWatch:
 
     def _look(self) -> None:
         self._open_file()
-        if self._file is not None and step_clock.last_s:
+        if self._file is not None:
             self._file.arm(self._warning_s + 4 * self._every_s)
         if self._answered_at == step_clock.last_s:
             return  # nothing new since the answer

@@ -1,7 +1,7 @@
 """Stacks by faulthandler: of this rank in the run directory, also when it is stuck in C, and of loaders' workers.
 
 faulthandler has one watchdog (dump_traceback_later) and one handler of fatal signals for a process. The watchdog is
-armed from the first step on; the handler is left alone if the script has enabled its own.
+armed once there is a run directory; the handler is left alone if the script has enabled its own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StackFile:
     def dump(self) -> None:
         """Append the stacks of all threads."""
         self.is_wanted = True
-        os.write(self._end, time.strftime("\nNo step was completed. %Y-%m-%dT%H:%M:%S\n").encode())
+        os.write(self._end, time.strftime(f"\n{stacks.ANSWERED} %Y-%m-%dT%H:%M:%S\n").encode())
         faulthandler.dump_traceback(self._end)
 
     def arm(self, timeout_s: float) -> None:

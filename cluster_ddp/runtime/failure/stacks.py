@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+ANSWERED = "No step was completed."
+"""Begins what a rank writes itself before its stacks."""
 _PACKAGE = str(Path(__file__).parents[2]) + "/"
 _LIBRARIES = tuple({f"{sysconfig.get_paths()[name]}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _LINE = re.compile(r'^  File "(.+)", line (\d+) in (.+)$')

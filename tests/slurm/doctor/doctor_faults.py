@@ -329,6 +329,14 @@ FILES = (
         arguments=("--quick", "--data-dir", "data"),
     ),
     Fault(
+        title="a damaged file of the data on one node",
+        check="data_folder",
+        found=("A file of the data is damaged on a node", "node2", "train.gz"),
+        lines=ON_2 + "mkdir cut.$SLURM_PROCID; gzip -c /etc/services | head -c 500 >cut.$SLURM_PROCID/train.gz\n"
+        "mount --bind cut.$SLURM_PROCID data",
+        arguments=("--quick", "--data-dir", "data"),
+    ),
+    Fault(
         title="the folder of the submission is on one node only",
         check="submit_folder",
         found=("is not on a node", "no such folder"),

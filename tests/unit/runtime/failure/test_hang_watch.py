@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from cluster_ddp.doctor.hang_autopsy import autopsy
 from cluster_ddp.runtime.failure import hang_verdict, step_clock
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.failure.hang_watch import HangWatch
+from cluster_ddp.runtime.failure.stack_file import StackFile
 from cluster_ddp.slurm.topology import Topology
 
 JOB_ID = 52_000 + os.getpid() % 2000
@@ -257,6 +259,31 @@ def test_the_dump_of_a_rank_that_ended_is_newer_than_what_it_wrote(
     assert hang_verdict.read(tmp_path) == [
         Answer(rank=0, host="node1", where="b.py:7", doing="f", operation="all_reduce" if inner else "", state=state)
     ]
+
+
+def test_a_rank_that_was_stuck_in_c_before_its_last_answer_is_not_stuck(tmp_path: Path) -> None:
+    wrote = Answer(rank=0, host="node1", where="a.py:1", operation="all_reduce")
+    stack = 'Stack (most recent call first):\n  File "/x/b.py", line 7 in f\n'
+    file = StackFile(tmp_path / "stack-rank0.txt")
+    file.write(wrote.text())
+    with open(file.path, "a") as more:
+        more.write(f"Timeout (0:02:00)!\n{stack}")
+    assert [one.state for one in hang_verdict.read(tmp_path)] == ["locked"]
+    file.dump()
+    file.close()
+    assert hang_verdict.read(tmp_path) == [wrote]
+
+
+def test_a_rank_may_be_stuck_in_c_before_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """faulthandler then says so, else its node would be at fault."""
+    armed: list[float] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda timeout_s, **_: armed.append(timeout_s))
+    monkeypatch.setenv("CLUSTER_DDP_RUN_DIR", str(tmp_path))
+    here = Topology.from_environ(slurm_step(1, 2, job_id=JOB_ID))
+    watch = HangWatch(here, lambda *_: None, warning_s=60, timeout_s=60)
+    watch._look()
+    assert armed == [60 + 4 * 1.5] and not watch.words
+    watch._file.close()  # type: ignore[union-attr]
 
 
 def test_a_node_is_named_as_in_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
