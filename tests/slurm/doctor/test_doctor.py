@@ -393,7 +393,8 @@ def test_a_node_that_dies_is_named_while_slurm_does_not_know_it(place: Place, he
     script = str(ROOT / "tests/slurm/faults/paced_training.py")
     run = place.start(*nodes, "--", "env", "PACE_S=0.3", "python", script, *training)
     hang, deadline = run / File.HANG, time.monotonic() + scaled(90)
-    while not (run / File.STACK.format(1)).exists():  # a step is done
+    seen = run / File.STACK.format(0)
+    while not (seen.exists() and '"doing": "paced_step"' in seen.read_text()):  # a step is done
         assert time.monotonic() < deadline, output(run)
         time.sleep(0.1)
     time.sleep(2)
