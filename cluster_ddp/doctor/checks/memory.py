@@ -97,8 +97,10 @@ def _folder(mount: Path) -> Path | None:
 
 
 def _limit(mount: Path) -> int | None:
-    folder = _folder(mount)
-    for path in [] if folder is None else (folder / "memory.max", folder / "memory.limit_in_bytes"):
-        if path.is_file() and (text := path.read_text().strip()).isdigit():
-            return int(text)
-    return None
+    """The lower limit of the step's and the job's; None without one."""
+    folder, limits = _folder(mount), []
+    for one in [] if folder is None else (folder, folder.parent):
+        for path in (one / "memory.max", one / "memory.limit_in_bytes"):
+            if path.is_file() and (text := path.read_text().strip()).isdigit():
+                limits.append(int(text))
+    return min(limits, default=None)

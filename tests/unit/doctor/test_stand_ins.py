@@ -116,9 +116,9 @@ def _with_cgroup(real: Any) -> Any:
 
 
 def test_a_memory_limit_and_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit is the step's; the kill is of a step before, whose control group is gone."""
-    cgroup(tmp_path, monkeypatch, memory__events="low 0\noom 1\noom_kill 2\n")
-    (tmp_path / "slurm/job_7/step_0/memory.max").write_text(str(1024**3))
+    """The limit may be the job's only; the kill is of a step before, whose control group is gone."""
+    cgroup(tmp_path, monkeypatch, memory__max=str(1024**3), memory__events="low 0\noom 1\noom_kill 2\n")
+    (tmp_path / "slurm/job_7/step_0/memory.max").write_text("max\n")
     (tmp_path / "slurm/job_7/step_0/memory.events").write_text("low 0\noom 0\noom_kill 0\n")
     (limit,) = memory.memory_limit.function(site(SLURM_MEM_PER_NODE="4096"), tmp_path)  # type: ignore[misc,call-arg]
     assert "limit 1024 MiB" in limit.evidence and "srun --mem=0" in limit.hint
