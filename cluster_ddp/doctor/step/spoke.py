@@ -163,7 +163,7 @@ class Spoke:
     def _write(self) -> None:
         if self._folder is None:
             return
-        message = {**self._last, "failures": self.failures}
+        message = {**self._last, "failures": dict(self.failures)}
         path = self._folder / f"{exchange.REPORT}{message['rank']}-{message['id']}.json"
         with contextlib.suppress(OSError), atomic_write(path) as file:
             file.write(json.dumps(message).encode())
