@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -14,6 +15,8 @@ PLAIN = (File.JOB_LOG, File.TASK_LOG.format(0))
 
 
 _TRACEBACK = "Traceback (most recent call last):"
+# What torch puts before each line of a traceback once the process group is there.
+_TORCHS_PREFIX = re.compile(r"\[rank(\d+)\]: ")
 
 
 class LogReader:
@@ -30,10 +33,10 @@ class LogReader:
     ) -> None:
         self._show, self._files, self._plain = show, files, frozenset(plain)
         self._read: dict[Path, int] = {}
-        self._tracebacks: dict[Path, list[str]] = {}
-        """Of each file, the lines of a traceback whose end is not read yet."""
+        self._tracebacks: dict[tuple[Path, str], list[str]] = {}
+        """Of each file, and each rank that torch names there, the lines of a traceback whose end is not read yet."""
         self._shown: dict[tuple[str, ...], str] = {}
-        """The tracebacks that were shown, and the name of the log that each is from."""
+        """The tracebacks that were shown, and the rank or the log that each is from."""
 
     def show_new(self, *, to_the_end: bool = False) -> None:
         """Show what is new. An unfinished line is shown once it is whole, or `to_the_end`."""
@@ -48,23 +51,28 @@ class LogReader:
             for line in text.decode(errors="replace").splitlines():
                 for folded in self._folded(path, line):
                     self._show(prefix + folded)
-            for line in self._tracebacks.pop(path, ()) if to_the_end else ():
+            unfinished = [key for key in self._tracebacks if key[0] == path] if to_the_end else []
+            for line in (line for key in unfinished for line in self._tracebacks.pop(key)):
                 self._show(prefix + line)
 
     def _folded(self, path: Path, line: str) -> list[str]:
         """What to show once this line is read: nothing within a traceback, then all of it, or where it was shown."""
-        if path not in self._tracebacks:
+        named = _TORCHS_PREFIX.match(line)
+        key, text = (path, named[1]) if named else (path, ""), line[named.end() :] if named else line
+        if key not in self._tracebacks:
             if _TRACEBACK not in line:
                 return [line]
-            self._tracebacks[path] = []
-        block = self._tracebacks[path]
+            self._tracebacks[key] = []
+        block = self._tracebacks[key]
         block.append(line)
-        if not line.strip() or line[0].isspace() or _TRACEBACK in line:
+        if not text.strip() or text[0].isspace() or _TRACEBACK in line:
             return []
-        del self._tracebacks[path]
+        del self._tracebacks[key]
         # The first line may name the rank.
-        shown_before = self._shown.setdefault(tuple(block[1:]), path.stem)
-        return block if shown_before == path.stem else [f"The same traceback as in {shown_before}: {line}"]
+        lines = tuple(_TORCHS_PREFIX.sub("", one, count=1) for one in block[1:])
+        source = f"rank {named[1]}" if named else path.stem
+        shown_before = self._shown.setdefault(lines, source)
+        return block if shown_before == source else [f"The same traceback as in {shown_before}: {text}"]
 
 
 def of_rank(job: Job, rank: int) -> tuple[str, range]:

@@ -89,6 +89,20 @@ def test_equal_tracebacks_are_shown_once(capsys) -> None:
     assert shown(capsys, "12", "--rank", "1") == same["task_1"].splitlines()
 
 
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_equal_tracebacks_as_torch_prints_them_are_shown_once(capsys, launcher: str) -> None:
+    """It names the rank in each line. Under torchrun, the ranks of a node write into one log, line by line."""
+    (run_dir,) = submit(gpus_per_node=2, launcher=launcher)
+    lines = TRACEBACK.partition("] ")[2].format(what="no data").splitlines()
+    zero, one = ([f"[rank{rank}]: {line}" for line in lines] for rank in (0, 1))
+    if launcher == "srun":
+        printed(run_dir, task_0="\n".join(zero), task_1="\n".join(one))
+    else:
+        printed(run_dir, task_0="\n".join(line for pair in zip(zero, one) for line in pair))
+    again = "The same traceback as in rank 0: ValueError: no data"
+    assert shown(capsys, "12", "--all") == [*zero, f"[task-1] {again}" if launcher == "srun" else again]
+
+
 def test_a_traceback_without_an_end_is_shown(capsys) -> None:
     (run_dir,) = submit()
     lines = TRACEBACK.format(rank=0, what="x").splitlines()[:2]
