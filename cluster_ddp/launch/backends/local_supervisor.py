@@ -94,6 +94,8 @@ class Supervisor:
         if words:
             status = first_status or status
             log = self._folder / File.TASK_LOG.format(words.split()[1])
+            if not log.exists():  # torchrun's agent, the only task, writes one for all ranks
+                log = self._folder / File.TASK_LOG.format(0)
             print(f"Failed first, with status {status}: {words}\n  Its log: {log}", file=sys.stderr, flush=True)
         return status
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -451,7 +453,7 @@ def test_a_command_that_hides_that_it_was_stopped_is_not_done(tmp_path: Path) ->
         (
             "rank 0 on n1\\nstatus 9\\n",
             9,
-            "9: rank 0 on n1: [rank0]: mine.Error: boom\n  Its log: {}/x-71/task-0.log\n",
+            "9: rank 0 on n1: mine.Error: boom\n  Its log: {}/x-71/task-0.log\n",
         ),
         ("", 143, "To resume: "),
     ],
@@ -470,6 +472,78 @@ def test_the_log_ends_with_what_failed_first(tmp_path: Path, marker: str, status
     if marker:  # status reads it
         words = run_dirs.first_failure(tmp_path / "x-71")[0]
         assert f"Failed first, with status {status}: {words}\n" in done.stderr
+
+
+def test_without_a_run_directory_the_log_ends_so_too(tmp_path: Path) -> None:
+    """As in jobs/*.sbatch. The markers are in the working folder, and gone in the end."""
+    says = """printf "rank 1 on n2\\nstatus 5\\n" >"$CLUSTER_DDP_FAILED"; echo "[rank1]: ValueError: x" >&2; exit 143"""
+    spec = JobSpec(name="x", command=("bash", "-c", says), setup=("exec 2>>said",))
+    done = run_script(render(spec, source=""), tmp_path)
+    assert done.returncode == 5
+    assert (tmp_path / "said").read_text().endswith("\nFailed first, with status 5: rank 1 on n2: ValueError: x\n")
+    assert run_script(render(replace(spec, command=("bash", "-c", "exit 7")), source=""), tmp_path).returncode == 7
+    assert f"Failed first, with status 7: rank 0 on {socket.gethostname()}\n" in (tmp_path / "said").read_text()
+    stops = replace(spec, command=("bash", "-c", ': >"$CLUSTER_DDP_STOPPED"; exit 143'), max_requeues=0)
+    assert run_script(render(stops, source=""), tmp_path).returncode == 75
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("has_run_dir", [True, False])
+def test_under_torchrun_the_first_failure_and_its_nodes_log_are_named(tmp_path: Path, has_run_dir: bool) -> None:
+    """The stand-in is an agent whose worker, rank 3, fails first."""
+    stand_in(
+        tmp_path, "python", '#!/bin/bash\nwhile [[ $1 != --no-python ]]; do shift; done; RANK=3 "${@:2}"; exit 1\n'
+    )
+    elastic = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+    said = f"[rank3]: ValueError: boom\n[rank2]: RuntimeError: its peer\nSystemExit: 3\n{elastic}\n====="
+    command = ("bash", "-c", f"echo '{said}' >&2; exit 7")
+    spec = JobSpec(name="x", command=command, launcher="torchrun", setup=("exec 2>>said",))
+    (tmp_path / "x-71").mkdir()
+    (tmp_path / "x-71" / "task-1.log").write_text(said)
+    prefix = f"{tmp_path}/x-" if has_run_dir else None
+    done = run_script(render(spec, source="", run_prefix=prefix), tmp_path)
+    assert done.returncode == 7
+    ends = f"Failed first, with status 7: rank 3 on {socket.gethostname()}: ValueError: boom\n"
+    assert ends + (f"  Its log: {tmp_path}/x-71/task-1.log\n" if has_run_dir else "") in (tmp_path / "said").read_text()
+
+
+KILLED = "rank 1 on n2: killed by SIGKILL\nstatus 137\n"
+ENDED = "rank 1 on n1: killed by SIGTERM\nstatus 143\n"
+LOADER = "rank 1 on n2: RuntimeError: DataLoader worker is killed.\nstatus 1\n"
+OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=71.0. Some of the step tasks have been OOM Killed."
+
+
+@pytest.mark.parametrize(
+    ("marker", "slurm", "said", "status"),
+    [
+        (KILLED, "", "rank 1 on n2: killed by SIGKILL", 137),
+        (KILLED, OOM, "rank 1 on n2: killed by the kernel for memory", 137),
+        (LOADER, OOM, "rank 1 on n2: RuntimeError: DataLoader worker is killed. (the kernel has killed a process", 1),
+        ("", "srun: error: n2: task 3: Out Of Memory", "task 3 on n2: killed by the kernel for memory", 137),
+        ("", "srun: error: n1: tasks 0-1: Exited with exit code 3", "task 0 on n1: Exited with exit code 3", 137),
+        ("", "srun: error: Node failure on n2", "Slurm has lost n2 (node failure)", 137),
+        (ENDED, "srun: error: Node failure on n2", "Slurm has lost n2 (node failure)", 143),
+        (LOADER, "srun: error: Node failure on n3", "worker is killed.; Slurm has lost n3 (node failure)", 1),
+    ],
+)
+def test_what_slurm_says_of_memory_and_nodes_counts(
+    tmp_path: Path, marker: str, slurm: str, said: str, status: int
+) -> None:
+    """If it says so in this start. A task's own shell may be killed, too: then srun alone names it."""
+    dies = f"printf '{marker}' >\"$CLUSTER_DDP_FAILED\"; exit 143" if marker else "kill -KILL $PPID"
+    fails = shlex.quote(f'echo "{slurm}" >&2; {dies}')
+    text = script_that_may_requeue(tmp_path, 0, setup=(f"exec 2>>{tmp_path}/said",)).replace("'exit 0'", fails)
+    (tmp_path / "said").write_text("srun: error: n9: task 9: Out Of Memory\nNode failure on n9\n")
+    done = run_script(text, tmp_path, SLURM_MEM_PER_NODE="4096")
+    assert done.returncode == status
+    last = (tmp_path / "said").read_text().partition(f"Failed first, with status {status}: ")[2]
+    assert said in last
+    assert "SIGTERM" not in last
+    assert "n9" not in last
+    assert ("  Hint: ask for more memory per node than 4096 MB: --mem; or" in last) == (
+        "memory" in said or slurm == OOM
+    )
+    assert run_dirs.first_failure(tmp_path / "x-71") == (last.splitlines()[0], status)
 
 
 def test_failures_are_tried_again_as_often_as_asked_and_not_without_progress(tmp_path: Path) -> None:

@@ -22,9 +22,16 @@ HOST = socket.gethostname()
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
-def start(*command: str, marker: Path | None = None, stderr: int | None = None, **more: str) -> subprocess.Popen[str]:
-    spec = JobSpec(name="x", command=command, signal="R:SIGALRM@60")
-    text = _rendered("task.sh.j2", spec=spec, task=of_command(spec))
+def start(
+    *command: str,
+    marker: Path | None = None,
+    stderr: int | None = None,
+    launcher: str = "srun",
+    mount: Path = Path("/sys/fs/cgroup"),
+    **more: str,
+) -> subprocess.Popen[str]:
+    spec = JobSpec(name="x", command=command, signal="R:SIGALRM@60", launcher=launcher)
+    text = _rendered("task.sh.j2", spec=spec, task=of_command(spec)).replace("/sys/fs/cgroup", str(mount))
     env = {**os.environ, **({} if marker is None else {"CLUSTER_DDP_STOPPED": str(marker)}), **more}
     return subprocess.Popen(
         ["bash", "-c", text, "bash", *command],
@@ -65,6 +72,10 @@ def test_the_first_task_that_fails_says_so(tmp_path: Path) -> None:
     for number, (command, status, said) in enumerate(
         [
             ("exit 7", 7, f"rank 2 on {HOST}\nstatus 7\n"),
+            ("kill -KILL $$", 137, f"rank 2 on {HOST}: killed by SIGKILL\nstatus 137\n"),
+            ("kill -SEGV $$", 139, f"rank 2 on {HOST}: killed by SIGSEGV\nstatus 139\n"),
+            ("kill -ABRT $$", 134, f"rank 2 on {HOST}\nstatus 134\n"),
+            ("exit 255", 255, f"rank 2 on {HOST}\nstatus 255\n"),
             (f'echo "rank 2 on {HOST}: ValueError: x" >"$CLUSTER_DDP_FAILED"; exit 1', 1, None),
             ('echo "rank 1 on n1: ValueError: x" >"$CLUSTER_DDP_FAILED"; exit 1', 1, "rank 1 on n1: ValueError: x\n"),
             ("exit 75", 75, ""),
@@ -78,6 +89,33 @@ def test_the_first_task_that_fails_says_so(tmp_path: Path) -> None:
         assert (marker.read_text() if marker.exists() else "") == expected
     assert start("false", RANK="3", CLUSTER_DDP_FAILED=str(tmp_path / "it's failed 0")).wait(timeout=scaled(60)) == 1
     assert (tmp_path / "it's failed 0").read_text() == f"rank 2 on {HOST}\nstatus 7\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+@pytest.mark.parametrize("file", ["memory.events", "memory.oom_control"])
+def test_the_kernels_kills_for_memory_are_said(tmp_path: Path, file: str, shell: str) -> None:
+    """From made files of this process's control groups; those before it began do not count. sh is torchrun's worker."""
+    below = tmp_path / ("memory" if file == "memory.oom_control" else "")
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        (folder := Path(f"{below}{line.split(':', 2)[2]}")).mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text("low 0\noom_kill 2\n")
+    (agent := tmp_path / "python").write_text('#!/bin/sh\nwhile [ "$1" != --no-python ]; do shift; done; shift; "$@"\n')
+    agent.chmod(0o755)
+    env = {"LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "x", "MASTER_PORT": "1", "NODE_RANK": "0", "RANK": "2"}
+    env |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CLUSTER_DDP_FAILED": str(tmp_path / "failed")}
+    launcher = "srun" if shell == "bash" else "torchrun"
+    for kills, end, said in (
+        (2, "kill -KILL $$", ": killed by SIGKILL\nstatus 137\n"),
+        (3, "kill -KILL $$", ": killed by the kernel for memory\nstatus 137\n"),
+        (4, "exit 1", "\nstatus 1\n"),
+    ):
+        (tmp_path / "failed").unlink(missing_ok=True)
+        command = f"sed -i 's/kill .*/kill {kills}/' $(find {tmp_path} -name {file}); {end}"
+        task = start("bash", "-c", command, launcher=launcher, mount=tmp_path, stderr=subprocess.PIPE, **env)
+        printed = task.communicate(timeout=scaled(60))[1]
+        assert (tmp_path / "failed").read_text() == f"rank 2 on {HOST}{said}"
+        words = f"The kernel has killed a process of rank 2 on {HOST} for memory (oom_kill).\n"
+        assert (words in printed) == (kills > 2)
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,14 @@ def test_the_first_failure_is_the_jobs_end_and_status() -> None:
     assert processes_of(job) == []
 
 
+def test_under_torchrun_one_log_has_all_ranks(tmp_path: Path) -> None:
+    """Its agent is the only task."""
+    task = ("bash", "-c", r'printf "rank 1 on n1: ValueError: x\nstatus 5\n" >"$CLUSTER_DDP_FAILED"; exit 1')
+    words = (sys.executable, "-m", "cluster_ddp.launch.backends.local_supervisor", "--tasks=1", "--max-requeues=0")
+    done = subprocess.run([*words, str(tmp_path), "--", *task], capture_output=True, text=True, start_new_session=True)
+    assert f"5: rank 1 on n1: ValueError: x\n  Its log: {tmp_path}/task-0.log\n" in done.stderr
+
+
 @pytest.mark.long
 def test_cancel_ends_all_processes() -> None:
     job = submit("bash", "-c", "trap '' TERM; echo started; while true; do sleep 1; done")
