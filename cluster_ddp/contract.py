@@ -14,6 +14,9 @@ EXIT_STOPPED: Final = 75
 RECORDS_VERSION: Final = 1
 """Version of the records in starts.jsonl, metrics.jsonl and usage-N.jsonl; a field with a new meaning raises it."""
 
+RESTART: Final = "Restart "
+"""So begins a line of a job's log with which the batch script begins, if the job was started before."""
+
 
 class Env:
     """Environment variables of a job. The batch script sets them unless stated otherwise."""

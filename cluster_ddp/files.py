@@ -59,6 +59,16 @@ def open_own(path: Path, flags: int, *, shared: bool | None = None) -> int:
     return descriptor
 
 
+def tail(path: Path, size: int = 100_000) -> str:
+    """Return the last `size` bytes of a file as text; nothing if it can't be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def is_at(descriptor: int, path: Path) -> bool:
     """Whether `path` still names this open file: others may have removed or replaced it.
 

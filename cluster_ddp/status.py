@@ -29,6 +29,7 @@ _WIDEST, _LONGEST_NOTE = 120, 300
 _HEADINGS = ("JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "EPOCH", "LOSS", "ACCURACY", "SAMPLES/S", "VALUES", "")
 _STATE = _HEADINGS.index("STATE")
 _ENDED = {*FINAL_STATES, "unknown"}
+_FAILED = ("FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
 _WATCH_S = 10.0
 
 
@@ -89,7 +90,7 @@ def _show(found: list[RunStatus], runs_dir: Path) -> None:
         cells[_STATE] = terminal.coloured_state(state, cells[_STATE])
         print("  ".join(cells).rstrip())
     for one in found:
-        if one.failure and one.state == "FAILED":
+        if one.failure and one.state in _FAILED:
             print(printable(f"Job {one.job}: failed first: {one.failure}"))
     failed = [one for one in found if one.is_submitted and one.state in _ENDED - {"COMPLETED"}]
     if failed:

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import File
+from cluster_ddp.contract import RESTART, File
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
+from cluster_ddp.files import tail
 from cluster_ddp.jobs import last_metrics, run_records
 from cluster_ddp.jobs.run_records import RunRecord
 from cluster_ddp.launch import run_dirs
 from cluster_ddp.launch.backends.local import ThisMachine
 from cluster_ddp.launch.backends.slurm import Slurm
-from cluster_ddp.slurm.job_status import JobStatus, all_jobs, remembered_jobs
+from cluster_ddp.slurm.job_status import JobStatus, all_jobs, lost_node, remembered_jobs
 
 # By cluster and job id: the job, or its array tasks by name.
 _Known = dict[tuple[str | None, str], dict[str, JobStatus]]
@@ -100,11 +101,23 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
         values=record.values,
         saved_step=last_metrics.saved_step(record.run_dir),
         run_dir=record.run_dir,
-        failure=run_dirs.first_failure(record.run_dir)[0] or None,
+        failure=_failure(record, of_job["state"]) or None,
         is_submitted=record.is_submitted,
         **of_job,
         **last,
     )
+
+
+def _failure(record: RunRecord, state: str) -> str:
+    """What failed first, as its rank or else Slurm says."""
+    first = run_dirs.first_failure(record.run_dir)[0]
+    if state == "NODE_FAIL" and "(node failure)" not in first:
+        said = tail(record.run_dir / File.JOB_LOG).rpartition(f"\n{RESTART}")[2]
+        lost = lost_node(said) or "Slurm has lost a node of the job (node failure)"
+        return lost if not first or first.endswith("SIGTERM") else f"{first}; {lost}"
+    if state == "OUT_OF_MEMORY" and "for memory" not in first:
+        return f"{first}; the kernel has killed a process for memory".removeprefix("; ")
+    return first
 
 
 def _of(status: JobStatus) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,14 +21,14 @@ from cluster_ddp.runtime.failure import start_log
 _LONGEST = 300
 
 
-def note(env: Mapping[str, str], rank: int | str, host: str, error: BaseException | None = None) -> None:
+def note(env: Mapping[str, str], rank: int | str, host: str, error: BaseException | str | None = None) -> None:
     """Make the marker, unless a rank has done so. If it can't be written, nothing is said: the error itself is printed.
 
     Args:
         env: an environment, such as os.environ; without `Env.FAILED` there, nothing is done.
         rank: the rank that failed.
         host: its host.
-        error: why; None if only its exit status is known.
+        error: why, in words or as an exception; None if only its exit status is known.
     """
     if not (path := env.get(Env.FAILED)):
         return
@@ -39,9 +40,23 @@ def note(env: Mapping[str, str], rank: int | str, host: str, error: BaseExceptio
         start_log.note_failure(env, f"Failed first: {words}")
 
 
-def note_status(env: Mapping[str, str], rank: int, host: str, status: int) -> None:
-    """Add the exit status of a rank that has ended, if it was the first that failed."""
-    note(env, rank, host)
+def note_status(env: Mapping[str, str], rank: int, host: str, status: int, *, is_oom: bool = False) -> None:
+    """Add the exit status of a rank that has ended, if it was the first that failed. See `note`.
+
+    Args:
+        env: an environment.
+        rank: the rank.
+        host: its host.
+        status: its exit status; 128 + N if signal N has ended it.
+        is_oom: whether the kernel has killed a process of it for memory.
+    """
+    if is_oom and status == 128 + signal.SIGKILL:
+        how = "killed by the kernel for memory"
+    elif status - 128 in {*signal.Signals} - {signal.SIGABRT}:  # the others end a process without a word
+        how = f"killed by {signal.Signals(status - 128).name}"
+    else:
+        how = None
+    note(env, rank, host, how)
     if path := env.get(Env.FAILED):
         with contextlib.suppress(OSError):
             lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -50,9 +65,11 @@ def note_status(env: Mapping[str, str], rank: int, host: str, status: int) -> No
                     file.write(f"status {status}\n")
 
 
-def _words(error: BaseException) -> str:
+def _words(error: BaseException | str) -> str:
     """An error in one line."""
-    if isinstance(error, ClusterDDPError):
+    if isinstance(error, str):
+        text = error
+    elif isinstance(error, ClusterDDPError):
         text = f"{error.asked} {error.found}"
     else:
         text = traceback.format_exception_only(error)[-1]

@@ -8,16 +8,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import RECORDS_VERSION, Env, File
-from cluster_ddp.files import json_lines, open_own
+from cluster_ddp.contract import RECORDS_VERSION, RESTART, Env, File
+from cluster_ddp.files import json_lines, open_own, tail
+from cluster_ddp.slurm.job_status import lost_node
 from cluster_ddp.slurm.topology import Topology
 
 _UNKNOWN = "It ended without a word: it was killed, or its node was lost."
+_FIRST = re.compile(r"^Failed first, with status \d+: (.*)$", flags=re.MULTILINE)
+_RESTART = re.compile(rf"^{RESTART}\d+ of job \d+\.$", flags=re.MULTILINE)
 
 
 def note_start(run_dir: Path, topology: Topology, *, step: int, saved_s: float | None, seen_s: float | None) -> None:
@@ -35,13 +39,22 @@ def note_start(run_dir: Path, topology: Topology, *, step: int, saved_s: float |
     record |= {"ranks": topology.world_size, "nodes": topology.num_nodes}
     if before:
         last = before[-1]
-        record["cause"] = last.get("why") or _UNKNOWN
+        record["cause"] = last.get("why") or _by_the_jobs_log(run_dir, topology) or _UNKNOWN
         since_s = saved_s if saved_s is not None else last.get("time")
         if last.get("saved"):
             record["lost_s"] = 0.0
         elif seen_s is not None and since_s is not None:
             record["lost_s"] = round(max(0.0, seen_s - since_s), 1)
     _append(run_dir, {"kind": "start", "version": RECORDS_VERSION, **record})
+
+
+def _by_the_jobs_log(run_dir: Path, topology: Topology) -> str:
+    """Why the start before ended, if no rank could say so: what the batch script or Slurm says."""
+    starts = _RESTART.split(tail(run_dir / File.JOB_LOG))
+    before = starts[-2 if topology.restart_count and len(starts) > 1 else -1]
+    if failed := _FIRST.search(before):
+        return f"Failed first: {failed[1]}"
+    return f"{lost}." if (lost := lost_node(before)) else ""
 
 
 def note_end(run_dir: Path, why: str, *, saved: bool = False) -> None:

@@ -13,6 +13,7 @@ from cluster_ddp.processes import catches
 from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.failure import failure_marker
 from cluster_ddp.runtime.safe_print import complain
+from cluster_ddp.runtime.usage import cgroups
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 """Passed on to each rank once it has a handler: without one they would kill it."""
@@ -41,6 +42,7 @@ class Agent:
         self._waiting: set[tuple[int, signal.Signals]] = set()  # a process, and a warning for it
         self._term_at = self._kill_at = float("inf")  # on the clock of time.monotonic()
         self._ending = False  # whether TERM was sent
+        self._oom_kills = cgroups.oom_kills()
         for number in early:
             self._pass_on(signal.Signals(number))
 
@@ -99,8 +101,11 @@ class Agent:
             self._term_at = min(self._term_at, time.monotonic() + PATIENCE_S)
         else:
             self._term_at = 0.0
-            failure_marker.note_status(self._env, rank, socket.gethostname(), status)
+            host, is_oom = socket.gethostname(), cgroups.oom_kills() != self._oom_kills
+            failure_marker.note_status(self._env, rank, host, status, is_oom=is_oom)
             self._say(f"rank {rank} {_words(status)}.")
+            if is_oom:
+                self._say(f"The kernel has killed a process of rank {rank} on {host} for memory (oom_kill).")
 
     def _end_overdue(self) -> None:
         """Send TERM, and later KILL, to the ranks that still run, when that is due."""

@@ -5,6 +5,7 @@ Version 2: /…/job_12/step_0/user/task_0, one hierarchy. Version 1: the same pa
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -67,6 +68,19 @@ def step_folder(text: str, controller: str, mount: Path = MOUNT) -> Path:
     if folder is None or not folder.is_dir():
         raise FileNotFoundError("no control group of a step")
     return folder
+
+
+def oom_kills(mount: Path = MOUNT) -> int:
+    """Return how many processes of this process's control groups the kernel has killed for memory; 0 if unknown."""
+    kills = 0
+    with contextlib.suppress(OSError, ValueError):
+        paths = {line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines()}
+        for file in [f"{mount}{path}/memory.events" for path in paths] + [
+            f"{mount}/memory{path}/memory.oom_control" for path in paths
+        ]:
+            with contextlib.suppress(OSError, KeyError):
+                kills += _fields(Path(file))["oom_kill"]
+    return kills
 
 
 def _folders(text: str, mount: Path) -> dict[str, Path]:

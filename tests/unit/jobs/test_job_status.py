@@ -73,6 +73,39 @@ def test_what_is_not_known_is_left_out(capsys, fake_slurm: FakeSlurm) -> None:
     assert rows(capsys)[0][5:10] == ["-", "-", "-", "-", "(Resources:"]
 
 
+@pytest.mark.parametrize(
+    ("state", "marker", "log", "said"),
+    [
+        ("FAILED", "rank 1 on n2: ValueError: x", "", "rank 1 on n2: ValueError: x"),
+        ("NODE_FAIL", "", "srun: error: Node failure on n2\n", "Slurm has lost n2 (node failure)"),
+        ("NODE_FAIL", "rank 0 on n1: killed by SIGTERM", "", "Slurm has lost a node of the job (node failure)"),
+        (
+            "NODE_FAIL",
+            "rank 0 on n1: it waits",
+            "Node failure on n2",
+            "rank 0 on n1: it waits; Slurm has lost n2 (node failure)",
+        ),
+        ("OUT_OF_MEMORY", "", "", "the kernel has killed a process for memory"),
+        ("OUT_OF_MEMORY", "rank 0 on n1: E", "", "rank 0 on n1: E; the kernel has killed a process for memory"),
+        (
+            "OUT_OF_MEMORY",
+            "rank 0 on n1: killed by the kernel for memory",
+            "",
+            "rank 0 on n1: killed by the kernel for memory",
+        ),
+    ],
+)
+def test_what_failed_first_is_said_in_words(
+    capsys, fake_slurm: FakeSlurm, state: str, marker: str, log: str, said: str
+) -> None:
+    run_dir = submit()
+    if marker:
+        (run_dir / ".failed-0").write_text(f"{marker}\n")
+    (run_dir / "job.log").write_text(log)
+    slurm_says(fake_slurm, record(12, state))
+    assert f"Job 12: failed first: {said}\n" in table(capsys)
+
+
 def test_an_array_is_asked_for_once(capsys, fake_slurm: FakeSlurm) -> None:
     submit(array="0-3%2")
     slurm_says(fake_slurm, record(12, "PENDING", task="2-3%2"), record(12, task="0"), record(12, "FAILED", task="1"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from cluster_ddp.errors import DataError
 from cluster_ddp.launch.run_dirs import first_failure
 from cluster_ddp.runtime.failure import failure_marker
@@ -18,6 +20,21 @@ def test_the_first_failure_stays_with_its_status(tmp_path: Path) -> None:
     failure_marker.note_status(env, 2, "n1", 9)
     failure_marker.note_status(env, 2, "n1", 8)
     assert first_failure(tmp_path) == ("rank 2 on n1: ValueError: two lines ?[31m", 9)
+
+
+@pytest.mark.parametrize(
+    ("status", "is_oom", "how"),
+    [
+        (137, False, ": killed by SIGKILL"),
+        (137, True, ": killed by the kernel for memory"),
+        (139, True, ": killed by SIGSEGV"),
+        *((134, False, ""), (255, False, ""), (1, True, "")),
+    ],
+)
+def test_a_signal_ends_a_rank_without_a_word(tmp_path: Path, status: int, is_oom: bool, how: str) -> None:
+    env = {"CLUSTER_DDP_FAILED": str(tmp_path / ".failed-0")}
+    failure_marker.note_status(env, 2, "n1", status, is_oom=is_oom)
+    assert first_failure(tmp_path) == (f"rank 2 on n1{how}", status)
 
 
 def test_our_own_errors_are_one_line(tmp_path: Path) -> None:

@@ -49,6 +49,28 @@ def test_each_start_says_why_the_one_before_ended(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ("srun: error: Node failure on node2\nRestart 2 of job 12.\nx\n", "Slurm has lost node2 (node failure)."),
+        (
+            "*** JOB 12 ON n1 CANCELLED AT x DUE TO NODE FAILURE ***\nRestart 2 of job 12.\n",
+            "Slurm has lost a node of the job (node failure).",
+        ),
+        (
+            "Failed first, with status 137: rank 1 on n2: killed by SIGKILL\nRestart 2 of job 12.\n",
+            "Failed first: rank 1 on n2: killed by SIGKILL",
+        ),
+        ("Restart 2 of job 12.\n", "It ended without a word: it was killed, or its node was lost."),
+    ],
+)
+def test_what_the_jobs_log_says_of_the_start_before(tmp_path: Path, said: str, cause: str) -> None:
+    start(tmp_path, 0)
+    (tmp_path / "job.log").write_text(f"Failed first, with status 1: rank 0 on n1\nRestart 1 of job 12.\n{said}")
+    assert start(tmp_path, 2)["cause"] == cause
+    assert start(tmp_path, 0)["cause"] != "Failed first: rank 0 on n1"
+
+
 def test_without_a_checkpoint_all_since_the_start_is_lost(tmp_path: Path) -> None:
     began = start(tmp_path, 0)["time"]
     assert start(tmp_path, 1, seen_s=began + 60)["lost_s"] == 60.0

@@ -18,7 +18,8 @@ from slowness import scaled
 
 from cluster_ddp.runtime.fork import affinity, preload
 from cluster_ddp.runtime.fork.__main__ import PROGRAM
-from cluster_ddp.runtime.fork.agent import outcome
+from cluster_ddp.runtime.fork.agent import Agent, outcome
+from cluster_ddp.runtime.usage import cgroups
 
 WITHOUT_TORCH = (
     "import os, sys; from cluster_ddp.runtime.fork import __main__ as fork, agent, preload; preload.MODULES = ();"
@@ -238,9 +239,21 @@ def test_the_status_is_that_of_the_rank_that_failed(tmp_path: Path, ending: str,
     found, _, err = run(tmp_path, script, **markers)
     assert found == status
     noted = (tmp_path / "failed").read_text() if (tmp_path / "failed").exists() else ""
-    assert noted == ("" if status in (0, 75) else f"rank 1 on {socket.gethostname()}\nstatus {status}\n")
+    how = {137: ": killed by SIGKILL", 139: ": killed by SIGSEGV"}.get(status, "")
+    assert noted == ("" if status in (0, 75) else f"rank 1 on {socket.gethostname()}{how}\nstatus {status}\n")
     assert said in err
     assert (tmp_path / "stopped").exists() == (status == 75)
+
+
+def test_the_kernels_kills_for_memory_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    counts = iter((1, 2))
+    monkeypatch.setattr(cgroups, "oom_kills", lambda: next(counts))
+    Agent({99: 1}, {"CLUSTER_DDP_FAILED": str(tmp_path / "failed")})._ended(1, 137)
+    me = f"rank 1 on {socket.gethostname()}"
+    assert (tmp_path / "failed").read_text() == f"{me}: killed by the kernel for memory\nstatus 137\n"
+    assert f"The kernel has killed a process of {me} for memory (oom_kill).\n" in capsys.readouterr().err
 
 
 def test_more_modules_can_be_imported_once(tmp_path: Path) -> None:

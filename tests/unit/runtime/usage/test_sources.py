@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from cluster_ddp.runtime.usage import cgroups
 from cluster_ddp.runtime.usage.cgroups import StepCgroup
 from cluster_ddp.runtime.usage.gpus import Gpus
 from cluster_ddp.runtime.usage.processes import JobProcesses
@@ -43,6 +44,17 @@ def test_version_2(tmp_path: Path) -> None:
 def test_no_control_group_of_a_step(text: str, tmp_path: Path) -> None:
     with pytest.raises(OSError):
         StepCgroup(text, tmp_path)
+
+
+@pytest.mark.parametrize("file", ["memory.events", "memory/memory.oom_control"])
+def test_the_kernels_kills_for_memory(file: str, tmp_path: Path) -> None:
+    """Of both versions, in this process's own control groups, wherever those are."""
+    assert cgroups.oom_kills(tmp_path) == 0
+    folder, name = os.path.split(file)
+    paths = {line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines()}
+    for path in paths:
+        write(Path(f"{tmp_path}/{folder}{path}"), **{name.replace(".", "__"): "oom 5\noom_kill 2\n"})
+    assert cgroups.oom_kills(tmp_path) == 2 * len(paths)
 
 
 def test_processes_of_a_job_count_wherever_they_were_started(monkeypatch: pytest.MonkeyPatch) -> None:
