@@ -44,6 +44,8 @@ _ROLL_CALL_S = 3.0
 _TIMEOUT_WORDS = ("timed out waiting", "application timeout caused pair closure", "watchdog")
 # What gloo and torch's store say if another process has ended (gloo/transport/tcp: pair.cc, error.cc).
 _LOST_WORDS = ("connection closed by peer", "connection reset", "broken pipe", "connection refused", "failed to recv")
+# A rank that was killed can't report: the shell around it does. How long those that have lost it wait for that.
+_KILLED_S = 2.0
 # How long the store may take to answer: its server may hang.
 _STORE_PATIENCE_S = 5.0
 
@@ -80,6 +82,8 @@ class FailureReporter:
         if aborted := self._aborted(error, is_first=first == name):
             error, first = aborted, name
         if first == name and not _is_timeout(error):
+            if _says(error, _LOST_WORDS):
+                failure_marker.wait(os.environ, _KILLED_S)
             failure_marker.note(os.environ, self._rank(), socket.gethostname(), error)
         if first not in (name, None):
             self.say(_stopped_by(first))

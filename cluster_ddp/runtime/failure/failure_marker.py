@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,6 +39,13 @@ def note(env: Mapping[str, str], rank: int | str, host: str, error: BaseExceptio
         with open(descriptor, "w", encoding="utf-8") as file:
             file.write(f"{words}\n")
         start_log.note_failure(env, f"Failed first: {words}")
+
+
+def wait(env: Mapping[str, str], patience_s: float) -> None:
+    """Wait for the marker of another rank, which may have failed just before."""
+    path, deadline = env.get(Env.FAILED), time.monotonic() + patience_s
+    while path and not Path(path).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def note_status(env: Mapping[str, str], rank: int, host: str, status: int, *, is_oom: bool = False) -> None:

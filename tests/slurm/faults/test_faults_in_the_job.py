@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -96,7 +97,12 @@ def test_a_killed_rank_and_requeue_on_failure(started: Started, uninterrupted: l
     run = started["killed"]
     said = run.completed()
     assert "restart 1" in said
-    assert "Failed with status" in said
+    assert "Failed with status 137" in said
+    first = r"Failed first, with status 137: (rank 1 on node\d: killed by SIGKILL)"
+    words = re.search(rf"^{first}\n  Its log: .*/task-1.log$", said, re.MULTILINE)
+    assert words, said
+    causes = [json.loads(line).get("cause") for line in (run.path / File.STARTS).read_text().splitlines()]
+    assert f"Failed first: {words[1]}" in causes
     assert "step-00000012.pt: step 12, epoch 1" in said
     assert run.metrics() == uninterrupted
 

@@ -51,6 +51,21 @@ def test_rank_0_stays_until_the_others_know_who_failed(capfd: pytest.CaptureFixt
     assert "ValueError: the one that matters" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(("lost", "first"), [(True, "rank 1 on n2: killed"), (False, "rank 0 on ")])
+def test_one_that_has_lost_a_rank_lets_the_shell_around_that_speak_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool, first: str
+) -> None:
+    """A rank that was killed can't report."""
+    marker, reporter = tmp_path / "failed", FailureReporter()
+    reporter.topology = Topology.from_environ(slurm_step(0, 2, job_id=1))
+    monkeypatch.setenv("CLUSTER_DDP_FAILED", str(marker))
+    shell = threading.Timer(0.3, lambda: marker.exists() or marker.write_text("rank 1 on n2: killed by SIGKILL\n"))
+    shell.start()
+    reporter.report(RuntimeError("Read error [10.0.0.2]: Connection reset by peer" if lost else "mine"))
+    shell.join()
+    assert marker.read_text().startswith(first)
+
+
 def rank_0_is_killed() -> None:
     with cluster_ddp.distributed(cuda=False) as world:
         world.barrier()
