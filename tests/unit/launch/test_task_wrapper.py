@@ -18,6 +18,7 @@ from cluster_ddp.launch.render import _rendered
 from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.launch.task_command import of_command
 
+CGROUPS = Path("/sys/fs/cgroup")
 HOST = socket.gethostname()
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -27,15 +28,17 @@ def start(
     marker: Path | None = None,
     stderr: int | None = None,
     launcher: str = "srun",
-    mount: Path = Path("/sys/fs/cgroup"),
+    mount: Path = CGROUPS,
+    preexec_fn: Callable[[], object] | None = None,
     **more: str,
 ) -> subprocess.Popen[str]:
     spec = JobSpec(name="x", command=command, signal="R:SIGALRM@60", launcher=launcher)
-    text = _rendered("task.sh.j2", spec=spec, task=of_command(spec)).replace("/sys/fs/cgroup", str(mount))
+    text = _rendered("task.sh.j2", spec=spec, task=of_command(spec)).replace(str(CGROUPS), str(mount))
     env = {**os.environ, **({} if marker is None else {"CLUSTER_DDP_STOPPED": str(marker)}), **more}
     return subprocess.Popen(
         ["bash", "-c", text, "bash", *command],
         env=env,
+        preexec_fn=preexec_fn,
         start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=stderr,
@@ -69,26 +72,42 @@ def test_the_shell_says_nothing_of_a_command_that_a_signal_has_ended(number: sig
 
 def test_the_first_task_that_fails_says_so(tmp_path: Path) -> None:
     """The error is its script's to tell, if that uses cluster_ddp."""
-    for number, (command, status, said) in enumerate(
-        [
-            ("exit 7", 7, f"rank 2 on {HOST}\nstatus 7\n"),
-            ("kill -KILL $$", 137, f"rank 2 on {HOST}: killed by SIGKILL\nstatus 137\n"),
-            ("kill -SEGV $$", 139, f"rank 2 on {HOST}: killed by SIGSEGV\nstatus 139\n"),
-            ("kill -ABRT $$", 134, f"rank 2 on {HOST}\nstatus 134\n"),
-            ("exit 255", 255, f"rank 2 on {HOST}\nstatus 255\n"),
-            (f'echo "rank 2 on {HOST}: ValueError: x" >"$CLUSTER_DDP_FAILED"; exit 1', 1, None),
-            ('echo "rank 1 on n1: ValueError: x" >"$CLUSTER_DDP_FAILED"; exit 1', 1, "rank 1 on n1: ValueError: x\n"),
-            ("exit 75", 75, ""),
-            ("true", 0, ""),
-        ]
-    ):
-        marker = tmp_path / f"it's failed {number}"
-        task = start("bash", "-c", command, RANK="2", CLUSTER_DDP_FAILED=str(marker))
+    cases = [
+        ("exit 7", 7, f"rank 2 on {HOST}\nstatus 7\n"),
+        ("kill -KILL $$", 137, f"rank 2 on {HOST}: killed by SIGKILL\nstatus 137\n"),
+        ("ulimit -c 0; kill -SEGV $$", 139, f"rank 2 on {HOST}: killed by SIGSEGV\nstatus 139\n"),
+        ("ulimit -c 0; kill -ABRT $$", 134, f"rank 2 on {HOST}\nstatus 134\n"),
+        ("exit 255", 255, f"rank 2 on {HOST}\nstatus 255\n"),
+        (f'echo "rank 2 on {HOST}: ValueError: x" >"$CLUSTER_DDP_FAILED"; exit 1', 1, None),
+        ('echo "rank 1 on n1: ValueError: x" >"$CLUSTER_DDP_FAILED"; exit 1', 1, "rank 1 on n1: ValueError: x\n"),
+        ("exit 75", 75, ""),
+        ("true", 0, ""),
+    ]
+    markers = [tmp_path / f"it's failed {number}" for number in range(len(cases))]
+    tasks = [start("bash", "-c", one[0], RANK="2", CLUSTER_DDP_FAILED=str(path)) for one, path in zip(cases, markers)]
+    for (_, status, said), marker, task in zip(cases, markers, tasks):
         assert task.wait(timeout=scaled(60)) == status
         expected = f"rank 2 on {HOST}: ValueError: x\nstatus 1\n" if said is None else said
         assert (marker.read_text() if marker.exists() else "") == expected
     assert start("false", RANK="3", CLUSTER_DDP_FAILED=str(tmp_path / "it's failed 0")).wait(timeout=scaled(60)) == 1
     assert (tmp_path / "it's failed 0").read_text() == f"rank 2 on {HOST}\nstatus 7\n"
+
+
+@pytest.mark.skipif(not os.access(CGROUPS / "memory", os.W_OK), reason="no control groups of version 1 to make")
+def test_the_kernel_kills_for_memory(tmp_path: Path) -> None:
+    """The real one, in a control group with less memory than the command needs."""
+    group = CGROUPS / "memory" / f"test-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(40 << 20))
+        command = (sys.executable, "-S", "-c", "x = b'x' * (100 << 20)")
+        env = {"RANK": "2", "CLUSTER_DDP_FAILED": str(tmp_path / "failed")}
+        task = start(*command, preexec_fn=lambda: (group / "cgroup.procs").write_text(str(os.getpid())), **env)
+        assert task.wait(timeout=scaled(60)) == 137
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+    assert (tmp_path / "failed").read_text() == f"rank 2 on {HOST}: killed by the kernel for memory\nstatus 137\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "sh"])
