@@ -484,13 +484,20 @@ def test_without_a_run_directory_the_log_ends_so_too(tmp_path: Path) -> None:
     assert run_script(render(replace(spec, command=("bash", "-c", "exit 7")), source=""), tmp_path).returncode == 7
     assert f"Failed first, with status 7: rank 0 on {socket.gethostname()}\n" in (tmp_path / "said").read_text()
     stops = replace(spec, command=("bash", "-c", ': >"$CLUSTER_DDP_STOPPED"; exit 143'), max_requeues=0)
-    assert run_script(render(stops, source=""), tmp_path).returncode == 75
+    (tmp_path / ".failed-71-0").touch()  # a start that was killed
+    assert run_script(render(stops, source=""), tmp_path, SLURM_RESTART_COUNT="1").returncode == 75
     assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize("has_run_dir", [True, False])
-def test_under_torchrun_the_first_failure_and_its_nodes_log_are_named(tmp_path: Path, has_run_dir: bool) -> None:
-    """The stand-in is an agent whose worker, rank 3, fails first."""
+@pytest.mark.parametrize("nodes", [(), (socket.gethostname(), "n2"), ("n1", "n2", socket.gethostname())])
+def test_under_torchrun_the_first_failure_and_its_nodes_log_are_named(
+    tmp_path: Path, has_run_dir: bool, nodes: tuple[str, ...]
+) -> None:
+    """The stand-in is an agent whose worker, rank 3, fails first. Without the nodes' names the rank says which log."""
+    if nodes:
+        stand_in(tmp_path, "scontrol", f"#!/bin/sh\nprintf '%s\\n' {' '.join(nodes)}\n")
+    log = tmp_path / "x-71" / f"task-{nodes.index(socket.gethostname()) if nodes else 1}.log"
     stand_in(
         tmp_path, "python", '#!/bin/bash\nwhile [[ $1 != --no-python ]]; do shift; done; RANK=3 "${@:2}"; exit 1\n'
     )
@@ -499,12 +506,12 @@ def test_under_torchrun_the_first_failure_and_its_nodes_log_are_named(tmp_path: 
     command = ("bash", "-c", f"echo '{said}' >&2; exit 7")
     spec = JobSpec(name="x", command=command, launcher="torchrun", setup=("exec 2>>said",))
     (tmp_path / "x-71").mkdir()
-    (tmp_path / "x-71" / "task-1.log").write_text(said)
+    log.write_text(said)
     prefix = f"{tmp_path}/x-" if has_run_dir else None
     done = run_script(render(spec, source="", run_prefix=prefix), tmp_path)
     assert done.returncode == 7
     ends = f"Failed first, with status 7: rank 3 on {socket.gethostname()}: ValueError: boom\n"
-    assert ends + (f"  Its log: {tmp_path}/x-71/task-1.log\n" if has_run_dir else "") in (tmp_path / "said").read_text()
+    assert ends + (f"  Its log: {log}\n" if has_run_dir else "") in (tmp_path / "said").read_text()
 
 
 KILLED = "rank 1 on n2: killed by SIGKILL\nstatus 137\n"
