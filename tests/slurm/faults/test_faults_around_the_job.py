@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ from chaos import faults
 from cluster import ROOT, Place, output
 from paced_run import ONE_TASK, PACED, TRAINING, Run, start
 
+from cluster_ddp.contract import File
 from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.port import PORT_COUNT
 
@@ -125,4 +127,6 @@ def test_two_requeues_in_a_row_the_second_by_a_lost_node(place: Place, uninterru
     finally:
         faults.bring_back_node(place.slurm.layout, lost)
     assert lost not in run.nodes()
+    starts = [json.loads(line) for line in (run.path / File.STARTS).read_text().splitlines()]
+    assert "Slurm has lost a node of the job (node failure)." in [one.get("cause") for one in starts]
     assert run.metrics() == uninterrupted

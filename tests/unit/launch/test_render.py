@@ -455,6 +455,11 @@ def test_a_command_that_hides_that_it_was_stopped_is_not_done(tmp_path: Path) ->
             9,
             "9: rank 0 on n1: mine.Error: boom\n  Its log: {}/x-71/task-0.log\n",
         ),
+        (
+            "rank ? on n1: ValueError: x\\n",
+            143,
+            "Failed first, with status 143: rank ? on n1: ValueError: x\nTo resume",
+        ),
         ("", 143, "To resume: "),
     ],
 )

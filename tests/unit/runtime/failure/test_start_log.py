@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,17 @@ def test_what_the_jobs_log_says_of_the_start_before(tmp_path: Path, said: str, c
     (tmp_path / "job.log").write_text(f"Failed first, with status 1: rank 0 on n1\nRestart 1 of job 12.\n{said}")
     assert start(tmp_path, 2)["cause"] == cause
     assert start(tmp_path, 0)["cause"] != "Failed first: rank 0 on n1"
+
+
+def test_a_lost_node_with_the_batch_script_is_in_the_logs_of_the_others(tmp_path: Path) -> None:
+    """With the time, so that those of earlier starts do not count."""
+    words = "slurmstepd-n2: error: *** STEP 12.0 ON n2 CANCELLED AT {} DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***\n"
+    start(tmp_path, 0)
+    (tmp_path / "task-1.log").write_text(words.format("2026-01-01T12:00:00"))
+    assert start(tmp_path, 1)["cause"].startswith("It ended without a word")
+    with open(tmp_path / "task-1.log", "a") as log:
+        log.write(words.format(datetime.fromtimestamp(time.time() + 5).isoformat(timespec="seconds")))
+    assert start(tmp_path, 2)["cause"] == "Slurm has lost a node of the job (node failure)."
 
 
 def test_without_a_checkpoint_all_since_the_start_is_lost(tmp_path: Path) -> None:
