@@ -11,7 +11,6 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,8 @@ from cluster_ddp.slurm.job_status import lost_node
 from cluster_ddp.slurm.topology import Topology
 
 _UNKNOWN = "It ended without a word: it was killed, or its node was lost."
+_SILENT = "It ended without a word, not even of Slurm: its first node, {}, was probably lost."
 _FIRST = re.compile(r"^Failed first, with status \d+: (.*)$", flags=re.MULTILINE)
-_STEP_END = re.compile(r"CANCELLED AT (\S+) DUE TO NODE FAILURE")
-_MOST_LOGS, _LAST_WORDS = 64, 4000
 _RESTART = re.compile(rf"^{RESTART}\d+ of job \d+\.$", flags=re.MULTILINE)
 
 
@@ -39,10 +37,10 @@ def note_start(run_dir: Path, topology: Topology, *, step: int, saved_s: float |
     """
     before = json_lines(run_dir / File.STARTS)
     record: dict[str, Any] = {"restart": topology.restart_count, "job": topology.job_label or "", "step": step}
-    record |= {"ranks": topology.world_size, "nodes": topology.num_nodes}
+    record |= {"ranks": topology.world_size, "nodes": topology.num_nodes, "master_addr": topology.master_addr}
     if before:
         last = before[-1]
-        record["cause"] = last.get("why") or _by_the_logs(run_dir, topology, float(last.get("time", 0))) or _UNKNOWN
+        record["cause"] = last.get("why") or _by_the_jobs_log(run_dir, topology, last)
         since_s = saved_s if saved_s is not None else last.get("time")
         if last.get("saved"):
             record["lost_s"] = 0.0
@@ -51,24 +49,18 @@ def note_start(run_dir: Path, topology: Topology, *, step: int, saved_s: float |
     _append(run_dir, {"kind": "start", "version": RECORDS_VERSION, **record})
 
 
-def _by_the_logs(run_dir: Path, topology: Topology, since_s: float) -> str:
-    """Why the start before, of that time, ended, if no rank could say so: what the batch script or Slurm says."""
-    starts = _RESTART.split(tail(run_dir / File.JOB_LOG))
+def _by_the_jobs_log(run_dir: Path, topology: Topology, last: Mapping[str, Any]) -> str:
+    """Why the start before ended, by what the batch script or Slurm says, or by their silence."""
+    log = tail(run_dir / File.JOB_LOG)
+    starts = _RESTART.split(log)
     before = starts[-2 if topology.restart_count and len(starts) > 1 else -1]
     if failed := _FIRST.search(before):
         return f"Failed first: {failed[1]}"
-    lost = lost_node(before)
-    if not lost:  # the batch script's node may be the one; the step daemons of the others write into the tasks' logs
-        logs = sorted(run_dir.glob(File.TASK_LOG.format("*")))[:_MOST_LOGS]
-        ends = (end for log in logs for end in _STEP_END.finditer(tail(log, _LAST_WORDS)))
-        lost = next((lost_node(end[0]) for end in ends if _seconds(end[1]) >= since_s), "")
-    return f"{lost}." if lost else ""
-
-
-def _seconds(local_time: str) -> float:
-    with contextlib.suppress(ValueError):
-        return datetime.fromisoformat(local_time).timestamp()
-    return 0.0
+    if lost := lost_node(before):
+        return f"{lost}."
+    # Slurm says in the log why it ends a batch script, unless the node of that script is gone.
+    is_silent = log and last.get("restart") == topology.restart_count - 1 and "CANCELLED AT" not in before
+    return _SILENT.format(last.get("master_addr", "")) if is_silent else _UNKNOWN
 
 
 def note_end(run_dir: Path, why: str, *, saved: bool = False) -> None:
