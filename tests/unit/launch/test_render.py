@@ -489,7 +489,7 @@ def test_without_a_run_directory_the_log_ends_so_too(tmp_path: Path) -> None:
     assert run_script(render(replace(spec, command=("bash", "-c", "exit 7")), source=""), tmp_path).returncode == 7
     assert f"Failed first, with status 7: rank 0 on {socket.gethostname()}\n" in (tmp_path / "said").read_text()
     stops = replace(spec, command=("bash", "-c", ': >"$CLUSTER_DDP_STOPPED"; exit 143'), max_requeues=0)
-    (tmp_path / ".failed-71-0").touch()  # a start that was killed
+    (tmp_path / ".job-71.failed-0").touch()  # a start that was killed
     assert run_script(render(stops, source=""), tmp_path, SLURM_RESTART_COUNT="1").returncode == 75
     assert not list(tmp_path.glob(".*"))
 
