@@ -20,10 +20,8 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.jobs import job
@@ -34,8 +32,9 @@ from cluster_ddp.launch.checks import feasibility
 from cluster_ddp.launch.cli import command_line
 from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.launch.planning import Plan
-from cluster_ddp.scaling import fit, plot, table
+from cluster_ddp.scaling import table
 from cluster_ddp.scaling.points import Point, parse_counts, points
+from cluster_ddp.scaling.results import Results
 from cluster_ddp.scaling.study_folder import Study
 from cluster_ddp.slurm import partitions
 from cluster_ddp.submit import ReferenceJob
@@ -92,7 +91,7 @@ class _Scaling:
         self._said: set[str] = set()
         self._say = partial(print, file=sys.stderr if arguments.json else sys.stdout, flush=True)
         self._check()
-        plan = self._planned(Point(gpus=self.counts[0], nodes=1, repeat=1))
+        plan = self._planned(Point(gpus=self.counts[0], nodes=1, repeat=1), "--no-check")  # only to see where it goes
         self.on_slurm = isinstance(plan.scheduler, Slurm)
         self.per_node = arguments.gpus_per_node or (_gpus_of_a_node(plan) if self.on_slurm else max(self.counts))
         self.study = Study(
@@ -103,11 +102,6 @@ class _Scaling:
         )
         for point in self.study.points[: len(self.counts)]:  # nothing is submitted if one of them can't run
             self._planned(point)
-
-    @property
-    def is_weak(self) -> bool:
-        """Whether more GPUs do more work; so it is with throughputs, unless the global batch is the same for all."""
-        return self.arguments.weak or self.arguments.global_batch is None
 
     def show(self) -> int:
         """Print the runs, and the script of the largest."""
@@ -155,12 +149,12 @@ class _Scaling:
         self._submit(point, lambda plan: jobs.extend(job.submit(plan)))
         return jobs[0]
 
-    def _planned(self, point: Point) -> Plan:
+    def _planned(self, point: Point, *options: str) -> Plan:
         plans: list[Plan] = []
-        self._submit(point, plans.append)
+        self._submit(point, plans.append, *options)
         return plans[0]
 
-    def _submit(self, point: Point, use: Callable[[Plan], object]) -> None:
+    def _submit(self, point: Point, use: Callable[[Plan], object], *options: str) -> None:
         """Plan and check the job of a run as `cluster-ddp submit` does. Warnings are shown once for all jobs."""
 
         def done(plan: Plan, watch: bool) -> int:
@@ -172,6 +166,7 @@ class _Scaling:
         words = [
             *size,
             *where,
+            *options,
             *self.rest,
             *self._reference(point),
             *(self._filled(word, point) for word in self.command),
@@ -202,65 +197,24 @@ class _Scaling:
         return re.sub(r"\{(gpus|nodes|batch)\}", lambda match: str(values.get(match[1], match[0])), word)
 
     def _report(self) -> None:
-        found = table.rows(self.study.measured(), self.study.points, weak=self.is_weak)
-        self._say(f"\n{table.as_text(found)}\n")
-        for point, words in self.study.failures.items():
+        """Print and write what was found."""
+        arguments, study = self.arguments, self.study
+        results = Results.of(
+            table.rows(study.measured(), study.points, weak=arguments.weak),
+            weak=arguments.weak,
+            same_batch=arguments.global_batch is not None,
+            predict=self.predicted,
+            min_efficiency=arguments.min_efficiency,
+        )
+        self._say(f"\n{results.as_text()}")
+        for point, words in study.failures.items():
             self._say(f"Not measured: {point.gpus} GPUs, run {point.repeat}: {words}")
-        models = self._models(found)
-        words = table.recommended(found, min_efficiency=self.arguments.min_efficiency)
-        self._say(words)
-        record = self._write(found, models, words)
-        if self.arguments.json:
-            print(json.dumps(record))
-
-    def _models(self, found: Sequence[table.Row]) -> list[fit.Model]:
-        """Fit the models, and say what they say."""
-        measured = table.rates(found, weak=self.is_weak)
-        strong = not self.is_weak
-        fits = (fit.amdahl, lambda points: fit.communication(points, strong=strong))
-        models = []
-        for fitting in fits:
-            model = fitting(measured)
-            if isinstance(model, str):
-                self._say(_sentence(model))
-                continue
-            models.append(model)
-            of_one = model.samples_per_s(1)
-            counts = f"fitted to {', '.join(map(str, model.counts))} GPUs"
-            serial = f"{100 * model.serial_part:.1f} % of the time on one GPU is serial, " if not models[1:] else ""
-            self._say(_sentence(f"{model.name}: {serial}{counts}."))
-            error = fit.held_out_error(fitting, measured)
-            for count in self.predicted:
-                rate = model.samples_per_s(count)
-                efficiency = f"{100 * rate / of_one / count:.0f} %"
-                self._say(f"  Prediction, not measured: {count} GPUs: {rate:,.0f} samples/s, efficiency {efficiency}.")
-            if self.predicted:
-                off = "too few numbers of GPUs to check it" if error is None else f"{100 * error:+.1f} %"
-                self._say(f"  Fitted without {model.counts[-1]} GPUs, its error there: {off}.")
-        return models
-
-    def _write(self, found: Sequence[table.Row], models: Sequence[fit.Model], words: str) -> dict[str, Any]:
-        path = self.arguments.folder / "results"
-        record = {
-            "command": shlex.join([*self.rest, *self.command]),
-            "rows": [asdict(row) for row in found],
-            "models": [{"name": one.name, "coefficients": one.coefficients, "fitted_to": one.counts} for one in models],
-            "recommendation": words,
-            "failures": {point.name: said for point, said in self.study.failures.items()},
-        }
-        written = [path.with_suffix(".csv"), path.with_suffix(".json")]
-        written[0].write_text(table.as_csv(found))
-        written[1].write_text(json.dumps(record, indent=2) + "\n")
-        try:
-            written += plot.draw(path, found, models, predict=self.predicted)
-        except ImportError:
-            self._say(f"No plot: matplotlib is not installed: {plot.EXTRA}")
+        failures = {point.name: words for point, words in study.failures.items()}
+        command = shlex.join([*self.rest, *self.command])
+        written = results.write(arguments.folder / "results", command=command, failures=failures, say=self._say)
         self._say(f"Written: {', '.join(map(str, written))}")
-        return record
-
-
-def _sentence(words: str) -> str:
-    return words[0].upper() + words[1:]
+        if arguments.json:
+            print(json.dumps(json.loads((arguments.folder / "results.json").read_text())))
 
 
 def _gpus_of_a_node(plan: Plan) -> int:

@@ -11,6 +11,7 @@ All coefficients are at least 0, and the relative error is the least.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,44 @@ class Model:
         """Of Amdahl's law: the part of the time on one GPU that more GPUs don't shorten, 0 to 1."""
         serial, parallel = self.coefficients
         return serial / (serial + parallel)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fitted:
+    """A model, what it predicts, and how far to trust it."""
+
+    model: Model
+    """The model."""
+    predictions: Mapping[int, float]
+    """Number of GPUs -> work per second, for numbers that were not measured."""
+    held_out_error: float | None
+    """See `held_out_error`."""
+
+    def efficiency(self, gpus: int) -> float:
+        """Return the predicted efficiency of a number of GPUs, against one GPU."""
+        return self.predictions[gpus] / self.model.samples_per_s(1) / gpus
+
+
+def models(measured: Mapping[int, float], *, strong: bool, predict: Sequence[int]) -> list[Fitted | str]:
+    """Fit both models.
+
+    Args:
+        measured: number of GPUs -> work per second.
+        strong: whether all do the same work, with the same global batch.
+        predict: numbers of GPUs to predict.
+
+    Returns:
+        Each model; or, in words, why it can't be fitted.
+    """
+    found: list[Fitted | str] = []
+    for fit in (amdahl, functools.partial(communication, strong=strong)):
+        model = fit(measured)
+        if isinstance(model, Model):
+            predictions = {gpus: model.samples_per_s(gpus) for gpus in predict}
+            found.append(Fitted(model=model, predictions=predictions, held_out_error=held_out_error(fit, measured)))
+        else:
+            found.append(model)
+    return found
 
 
 def amdahl(measured: Mapping[int, float]) -> Model | str:

@@ -6,7 +6,7 @@ import csv
 import io
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 from cluster_ddp.errors import counted
 from cluster_ddp.scaling.measure import Measured
@@ -48,7 +48,7 @@ class Row:
 def rows(measured: Mapping[Point, Measured], points: Sequence[Point], *, weak: bool) -> list[Row]:
     """Return a row for each configuration of a study, by the number of GPUs.
 
-    Without throughputs, the times of the jobs are compared.
+    If no run has a throughput, the times of the jobs are compared: for all configurations, or for none.
 
     Args:
         measured: the figures of the runs that were measured.
@@ -56,13 +56,17 @@ def rows(measured: Mapping[Point, Measured], points: Sequence[Point], *, weak: b
         weak: whether, without throughputs, more GPUs do more work, so that equal times mean an efficiency of 1.
     """
     found: list[Row] = []
-    base: Row | None = None
     for count in sorted({point.gpus for point in points}):
         of_count = [point for point in points if point.gpus == count]
-        row = _row(of_count[0], [measured[point] for point in of_count if point in measured])
-        base = base or (row if _work_per_s(row, weak=weak) is not None else None)
-        found.append(_compared(row, base, weak=weak))
-    return found
+        found.append(_row(of_count[0], [measured[point] for point in of_count if point in measured]))
+    work = rates(found, weak=weak)
+    per_gpu = next((rate / gpus for gpus, rate in work.items()), None)
+    return [_compared(row, work[row.gpus] / per_gpu) if per_gpu and row.gpus in work else row for row in found]
+
+
+def by_time(found: Sequence[Row]) -> bool:
+    """Return whether the times of the jobs are compared, since no configuration has a throughput."""
+    return all(row.samples_per_s is None for row in found)
 
 
 def recommended(found: Sequence[Row], *, min_efficiency: float) -> str:
@@ -109,9 +113,13 @@ def as_csv(found: Sequence[Row]) -> str:
 
 
 def rates(found: Sequence[Row], *, weak: bool) -> dict[int, float]:
-    """Return number of GPUs -> samples (or jobs) per second, for the models."""
-    known = {row.gpus: _work_per_s(row, weak=weak) for row in found}
-    return {count: rate for count, rate in known.items() if rate is not None}
+    """Return number of GPUs -> work per second, ascending; without what was not measured.
+
+    Work is samples. If only times are known, it is jobs; if these are `weak`, each with the work of its GPUs.
+    """
+    if by_time(found):
+        return {row.gpus: (row.gpus if weak else 1) / row.seconds for row in found if row.seconds}
+    return {row.gpus: row.samples_per_s for row in found if row.samples_per_s}
 
 
 def _row(point: Point, found: Sequence[Measured]) -> Row:
@@ -133,19 +141,8 @@ def _row(point: Point, found: Sequence[Measured]) -> Row:
     )
 
 
-def _compared(row: Row, base: Row | None, *, weak: bool) -> Row:
-    mine, theirs = _work_per_s(row, weak=weak), base and _work_per_s(base, weak=weak)
-    if base is None or mine is None or not theirs:
-        return row
-    speedup = mine / theirs * base.gpus
-    return Row(**{**asdict(row), "speedup": speedup, "efficiency": speedup / row.gpus})
-
-
-def _work_per_s(row: Row, *, weak: bool) -> float | None:
-    """Samples per second; without them, jobs per second (each with the work of so many GPUs, if `weak`)."""
-    if row.samples_per_s is not None or not row.seconds:
-        return row.samples_per_s
-    return (row.gpus if weak else 1) / row.seconds
+def _compared(row: Row, speedup: float) -> Row:
+    return replace(row, speedup=speedup, efficiency=speedup / row.gpus)
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -1,0 +1,87 @@
+"""`cluster-ddp scaling` on a cluster that takes every job, with runs that are measured already."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from stand_ins import FakeSlurm, fake_slurm
+
+from cluster_ddp.scaling import __main__ as verb
+
+__all__ = ["fake_slurm"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_slurm: FakeSlurm) -> Path:
+    """A working directory, on a cluster whose nodes have four GPUs."""
+    path = tmp_path / "it's a folder"
+    path.mkdir()
+    monkeypatch.chdir(path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (path / "t.py").touch()
+    fake_slurm.command("sinfo", "echo 'main*|up|idle|8|16|64000|infinite|gpu:4'")
+    return path
+
+
+def measured(folder: Path, *words: str, **figures: list[float | None]) -> list[str]:
+    """Write what each number of GPUs is measured to have: first of the study, then the words of its command line."""
+    (folder / "scaling").mkdir()
+    runs = [{name: values[at] for name, values in figures.items()} for at in range(3)]
+    known = {f"gpus{1 << at}-run1": {"samples_per_s": None, "seconds": None, **one} for at, one in enumerate(runs)}
+    (folder / "scaling" / "measured.json").write_text(json.dumps(known))
+    return ["--gpus", "1,2,4", *words, "--", "python", "t.py"]
+
+
+def column(folder: Path, name: str) -> list[str]:
+    return [row[name] for row in csv.DictReader((folder / "scaling" / "results.csv").read_text().splitlines())]
+
+
+@pytest.mark.parametrize(
+    ("words", "efficiencies", "predicted"),
+    [
+        ([], ["1.0", "1.0", "1.0"], "8 GPUs: a job of 12 s, efficiency 100 %"),
+        (["--weak"], ["1.0", "2.0", "4.0"], "8 GPUs: a job of 32 s, efficiency 100 %"),
+    ],
+)
+def test_times_alone_are_of_the_same_work_unless_the_study_is_weak(
+    folder: Path, words: list[str], efficiencies: list[str], predicted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verb.main(measured(folder, *words, "--predict", "8", seconds=[96.0, 48.0, 24.0])) == 0
+    assert column(folder, "efficiency") == efficiencies
+    out = capsys.readouterr().out
+    assert f"  Prediction, not measured: {predicted}.\n" in out
+    assert "samples/s" not in out
+
+
+@pytest.mark.parametrize(
+    ("rates", "speedups", "words"),
+    [
+        ([100.0, 190.0, None], ["1.0", "1.9", ""], "Recommendation: 2 GPUs"),
+        ([None, 190.0, 380.0], ["", "2.0", "4.0"], "Recommendation: 4 GPUs"),
+    ],
+)
+def test_a_missing_throughput_is_missing_although_the_times_are_known(
+    folder: Path, rates: list[float | None], speedups: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verb.main(measured(folder, samples_per_s=rates, seconds=[60.0, 60.0, 60.0])) == 0
+    assert column(folder, "speedup") == speedups
+    out = capsys.readouterr().out
+    assert words in out and "Amdahl's law was not fitted" in out
+
+
+def test_numbers_of_gpus_that_no_node_has(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb.main(["--gpus", "8,16", "--dry-run", "--", "python", "t.py"]) == 0
+    assert capsys.readouterr().out.startswith("gpus8-run1: 2 x 4 GPUs\ngpus16-run1: 4 x 4 GPUs\n")
+
+
+def test_predictions_and_how_far_off_the_models_are_are_in_the_files(folder: Path) -> None:
+    assert verb.main(measured(folder, "--predict", "8,16", samples_per_s=[100.0, 200.0, 400.0])) == 0
+    (model,) = json.loads((folder / "scaling" / "results.json").read_text())["models"]
+    assert model["name"] == "Amdahl's law" and model["fitted_to"] == [1, 2, 4]
+    assert model["predictions"] == [
+        {"gpus": gpus, "samples_per_s": pytest.approx(100.0 * gpus), "efficiency": pytest.approx(1)} for gpus in (8, 16)
+    ]
+    assert (model["held_out_gpus"], model["held_out_error"]) == (4, None)
