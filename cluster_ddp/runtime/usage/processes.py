@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from cluster_ddp.contract import Env
 
+_PSS_EVERY_S = 10.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Variables that all processes of a job on a node have, and no others.
 _MARKS = ("SLURM_JOB_ID", "SLURMD_NODENAME", Env.LOCAL_JOB_ID, "TORCHELASTIC_RUN_ID")
+
+
+class _Seen(NamedTuple):
+    cpu_s: float
+    pages: int
+    """Resident pages; those that several processes share count for each."""
 
 
 class JobProcesses:
@@ -27,21 +37,31 @@ class JobProcesses:
         self._session = os.getsid(0)
         self._is_ours: dict[int, bool] = {}  # by process id; of those that exist
         self._ended_s = 0.0
-        self._last: dict[tuple[int, str], float] = {}  # by process id and start time
+        self._last: dict[tuple[int, str], _Seen] = {}  # by process id and start time
+        self._memory, self._memory_pages, self._memory_at_s = 0, 0, -math.inf
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of all processes so far, those that have ended included."""
-        now = self._times()
-        self._ended_s += sum(seconds for key, seconds in self._last.items() if key not in now)
+        now = self._seen()
+        self._ended_s += sum(one.cpu_s for key, one in self._last.items() if key not in now)
         self._last = now
-        return self._ended_s + sum(now.values())
+        return self._ended_s + sum(one.cpu_s for one in now.values())
 
     def memory_bytes(self) -> int:
-        """Return the memory in use: what several processes share counts once (Pss)."""
-        return sum(_pss(pid) for pid, _ in self._last)
+        """Return the memory in use: what several processes share counts once (Pss).
 
-    def _times(self) -> dict[tuple[int, str], float]:
-        """The CPU seconds of each process of the job. Others are looked at once: there may be thousands."""
+        For Pss, the kernel walks through a process's pages, which takes 10 ms. So it is read when the resident pages
+        change by more than 2 %, and every ten seconds.
+        """
+        self.cpu_s()
+        now_s, pages = time.monotonic(), sum(one.pages for one in self._last.values())
+        if abs(pages - self._memory_pages) > 0.02 * self._memory_pages or now_s - self._memory_at_s >= _PSS_EVERY_S:
+            self._memory = sum(_pss(pid) for pid, _ in self._last)
+            self._memory_pages, self._memory_at_s = pages, now_s
+        return self._memory
+
+    def _seen(self) -> dict[tuple[int, str], _Seen]:
+        """CPU time and pages of each process of the job. Others are looked at once: there may be thousands."""
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - names are enough
         self._is_ours = {
             pid: self._is_ours[pid] if pid in self._is_ours else self._looks_like_ours(pid) for pid in pids
@@ -52,7 +72,8 @@ class JobProcesses:
                 fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue  # it has ended
-            found[pid, fields[19]] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+            cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+            found[pid, fields[19]] = _Seen(cpu_s=cpu_s, pages=int(fields[21]))
         return found
 
     def _looks_like_ours(self, pid: int) -> bool:

@@ -101,11 +101,12 @@ class Sampler:
         """Sample for `WRITE_S` seconds. Returns the record."""
         cpu_s, network, start_s = self._source.cpu_s(), _network_bytes(), time.monotonic()
         of_gpus: list[list[dict[str, float]]] = []
-        while not self._end.wait(SAMPLE_S) and time.monotonic() - start_s < WRITE_S:
+        memory: list[int] = []  # none in a record of less than a second: it may take 10 ms a process
+        while time.monotonic() - start_s < WRITE_S and not self._end.wait(SAMPLE_S):
             of_gpus.append(self._gpus.sample() if self._gpus else [])
+            memory.append(self._source.memory_bytes())
         used_s = max(0.0, self._source.cpu_s() - cpu_s)
         seconds = max(time.monotonic() - start_s, 1e-3)
-        memory = self._source.memory_bytes() if seconds >= SAMPLE_S else 0  # 10 ms a process: too long for so short
         received, sent = (max(0, now - before) / seconds for now, before in zip(_network_bytes(), network))
         return {
             "time": round(time.time(), 1),
@@ -114,7 +115,7 @@ class Sampler:
             "restart": self._restart,
             "cpus": self._cpus,
             "cpu": round(min(1.0, used_s / seconds / self._cpus), 4),
-            **({"memory": memory} if memory else {}),
+            **({"memory": max(memory)} if any(memory) else {}),
             "received_per_s": round(received),
             "sent_per_s": round(sent),
             "gpus": _means(of_gpus),

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,6 +48,18 @@ def test_it_writes_until_it_is_stopped(tmp_path: Path) -> None:
     time.sleep(0.3)
     assert len(records(tmp_path)) == count
     assert (tmp_path / "usage-3.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_peak_of_memory_between_two_records_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([1, 7, 2])
+    source = SimpleNamespace(cpu_s=lambda: 0.0, memory_bytes=lambda: next(readings, 3) << 30)
+    monkeypatch.setattr(sampler, "_source", lambda env: source)
+    made = Sampler(tmp_path, TOPOLOGY, {})
+    deadline = time.monotonic() + 30
+    while not records(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    made.stop()
+    assert records(tmp_path)[0]["memory"] == 7 << 30
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:

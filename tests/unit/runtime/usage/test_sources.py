@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster_ddp.runtime.usage import cgroups
+from cluster_ddp.runtime.usage import cgroups, processes
 from cluster_ddp.runtime.usage.cgroups import StepCgroup
 from cluster_ddp.runtime.usage.gpus import Gpus
 from cluster_ddp.runtime.usage.processes import JobProcesses
@@ -93,6 +93,21 @@ def test_without_a_job_its_session_counts() -> None:
         pass
     assert found.cpu_s() - before >= 0.15
     assert found.memory_bytes() > 1 << 20
+
+
+def test_the_dear_look_at_memory_is_taken_when_it_changes_or_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, pages, looks = 0.0, 1000, []
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(processes, "_pss", lambda pid: looks.append(pid) or len(looks))
+    monkeypatch.setattr(JobProcesses, "_seen", lambda self: {(1, "0"): processes._Seen(cpu_s=0.0, pages=pages)})
+    found = JobProcesses({})
+    read = []
+    for pages in (1000, 1000, 1500, 1505, 900):  # noqa: B007 - _seen looks at it
+        read.append(found.memory_bytes())
+        now_s += 1
+    assert read == [1, 1, 2, 2, 3]
+    now_s += 10
+    assert found.memory_bytes() == 4
 
 
 def power(handle: int) -> int:
