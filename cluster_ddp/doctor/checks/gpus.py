@@ -42,11 +42,11 @@ def gpu_health(site: Site, nvml: Any = None) -> Iterator[Finding]:
         return
     uuids = [known(partial(nvml.nvmlDeviceGetUUID, handle)) or "" for handle in handles]
     own = [handles[index] for index in chosen(site.env, uuids)]
-    if len(own) < site.topology.gpus_on_node:
+    if len(handles) < _expected(site):
         yield Finding(
             check="gpu_health",
             what="A node has fewer GPUs than Slurm gave the job.",
-            evidence=f"NVML shows {len(own)}, SLURM_GPUS_ON_NODE={site.topology.gpus_on_node}",
+            evidence=f"NVML shows {len(handles)}, SLURM_GPUS_ON_NODE={site.topology.gpus_on_node}",
             hint=sick,
             sick_nodes=(site.host,),
         )
@@ -54,6 +54,15 @@ def gpu_health(site: Site, nvml: Any = None) -> Iterator[Finding]:
         yield from _one_gpu(site, nvml, index, handle, sick)
     yield from _links(nvml, own, sick)
     yield from _driver(site, nvml)
+
+
+def _expected(site: Site) -> int:
+    """How many GPUs this task should see: those that it is told of, since another task's may be hidden from it."""
+    names = site.env.get("CUDA_VISIBLE_DEVICES")
+    if names is None:
+        return site.topology.gpus_on_node or 0
+    whole = [name for name in names.split(",") if name.strip() and not name.strip().startswith("MIG-")]
+    return min(len(whole), site.topology.gpus_on_node or 0)
 
 
 def _one_gpu(site: Site, nvml: Any, index: int, handle: Any, sick: str) -> Iterator[Finding]:
@@ -118,7 +127,8 @@ def own(site: Site) -> list[str]:
     if not site.topology.gpus_on_node or site.env.get(Env.DUMMY_GPUS) == "1" or "ROCR_VISIBLE_DEVICES" in site.env:
         return []
     uuids = known(_uuids) or []
-    seen = [uuids[index] for index in chosen({"CUDA_VISIBLE_DEVICES": site.env.get("CUDA_VISIBLE_DEVICES", "")}, uuids)]
+    task_only = {name: value for name, value in site.env.items() if name == "CUDA_VISIBLE_DEVICES"}
+    seen = [uuids[index] for index in chosen(task_only, uuids)]
     first = site.topology.local_rank * count if len(seen) > count else 0
     return seen[first : first + count]
 

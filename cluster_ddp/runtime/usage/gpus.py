@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 THROTTLED = 0x08 | 0x20 | 0x40 | 0x80
@@ -29,7 +30,8 @@ class Gpus:
         self._nvml = nvml
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        found = [known(partial(nvml.nvmlDeviceGetHandleByIndex, index)) for index in range(count)]
+        handles = [handle for handle in found if handle is not None]  # without what the control group hides
         self._handles = [handles[index] for index in chosen(env, [nvml.nvmlDeviceGetUUID(one) for one in handles])]
 
     def sample(self) -> list[dict[str, float]]:
@@ -66,16 +68,28 @@ def known(read: Callable[[], Any]) -> Any:
 
 
 def chosen(env: Mapping[str, str], uuids: list[str]) -> list[int]:
-    """Return the indices of the GPUs in CUDA_VISIBLE_DEVICES (of local rank 0); all that NVML shows if it does not say.
+    """Return the indices of this job's GPUs on this node, among those that NVML shows; all if nothing says which.
 
-    A task's own list may be shorter than the node's: SLURM_STEP_GPUS or SLURM_JOB_GPUS has all, unless the job's
-    control group hides the others.
+    A task's own list may be shorter than the node's: SLURM_STEP_GPUS or SLURM_JOB_GPUS has all, by their numbers on the
+    node. If NVML shows too few for these numbers, the job's control group hides the others, and all are the job's.
+    Without Slurm's lists, CUDA_VISIBLE_DEVICES counts (of local rank 0): it may also say that there is none.
+
+    Args:
+        env: a process's environment.
+        uuids: of the GPUs that NVML shows.
     """
-    names = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS") or env.get("CUDA_VISIBLE_DEVICES") or ""
-    found = []
-    for word in (part.strip() for part in names.split(",") if part.strip()):
-        if word.isdigit() and int(word) < len(uuids):
-            found.append(int(word))
-        else:
-            found += [index for index, uuid in enumerate(uuids) if uuid.startswith(word)]
-    return found or list(range(len(uuids)))
+    names = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS") or env.get("CUDA_VISIBLE_DEVICES")
+    every = list(range(len(uuids)))
+    if names is None:
+        return every
+    found: list[int] = []
+    for word in (part.strip() for part in names.split(",")):
+        if word.startswith("MIG-") or (word.isdigit() and int(word) >= len(uuids)):
+            return every
+        of_word = (
+            [int(word)] if word.isdigit() else [at for at, uuid in enumerate(uuids) if word and uuid.startswith(word)]
+        )
+        if not of_word:  # CUDA stops at the first name that it does not know, such as -1
+            break
+        found += of_word
+    return found

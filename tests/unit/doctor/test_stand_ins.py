@@ -101,6 +101,23 @@ def test_sound_gpus_and_dummy_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list(gpus.gpu_health.function(site(CLUSTER_DDP_DUMMY_GPUS="1")))  # type: ignore[misc]
 
 
+@pytest.mark.parametrize(
+    ("env", "shown"),
+    [
+        ({"SLURM_JOB_GPUS": "1,2"}, 2),  # a control group, within which they are 0 and 1
+        ({"SLURM_JOB_GPUS": "0,3"}, 2),
+        ({"SLURM_STEP_GPUS": "0,1", "CUDA_VISIBLE_DEVICES": "0"}, 1),  # each task has its own
+        ({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, 1),  # two parts of one GPU
+        ({"CUDA_VISIBLE_DEVICES": ""}, 2),  # another check says that they are hidden
+    ],
+)
+def test_a_node_with_all_its_gpus_is_not_short_of_any(
+    env: dict[str, str], shown: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "torch_versions", lambda: {"cuda": "12.8"})
+    assert not list(gpus.gpu_health.function(site(**env), Nvml(nvmlDeviceGetCount=lambda: shown)))  # type: ignore[misc,call-arg]
+
+
 def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> None:
     (tmp_path / "slurm/job_7/step_0").mkdir(parents=True)
     for name, text in texts.items():

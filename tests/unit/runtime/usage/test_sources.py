@@ -139,10 +139,30 @@ NVML = SimpleNamespace(
         ({"SLURM_STEP_GPUS": "3", "SLURM_JOB_GPUS": "1,3"}, [0.07]),
         ({"CUDA_VISIBLE_DEVICES": "GPU-22,GPU-00"}, [0, 0.5]),
         ({"SLURM_JOB_GPUS": "6,7"}, [0.5, 1, 0, 0.07]),  # the control group shows the job's only, from 0
+        ({"SLURM_JOB_GPUS": "1,2,3,4"}, [0.5, 1, 0, 0.07]),  # so it does here
+        ({"SLURM_JOB_GPUS": "0,7", "CUDA_VISIBLE_DEVICES": "0,1"}, [0.5, 1, 0, 0.07]),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-1234"}, [0.5, 1, 0, 0.07]),  # NVML's list has no parts of GPUs
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, []),
+        ({"CUDA_VISIBLE_DEVICES": "1,-1,2"}, [1]),  # CUDA stops at the first that is not there
+        ({"CUDA_VISIBLE_DEVICES": "", "SLURM_JOB_GPUS": "1,3"}, [1, 0.07]),
     ],
 )
 def test_the_gpus_of_the_job(env: dict[str, str], used: list[float]) -> None:
     assert [gpu["utilization"] for gpu in Gpus(env, NVML).sample()] == used
+
+
+def test_a_gpu_that_may_not_be_opened_is_not_the_jobs() -> None:
+    """NVML counts it, but gives no handle of it: NVML_ERROR_NO_PERMISSION."""
+
+    def handle(index: int) -> int:
+        if index in (0, 3):
+            raise RuntimeError("Insufficient Permissions")
+        return index
+
+    nvml = SimpleNamespace(**{**vars(NVML), "nvmlDeviceGetHandleByIndex": handle})
+    assert [gpu["utilization"] for gpu in Gpus({"SLURM_JOB_GPUS": "1,2"}, nvml).sample()] == [1, 0]
 
 
 def test_what_a_gpu_does_not_tell_is_left_out() -> None:
