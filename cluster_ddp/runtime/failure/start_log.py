@@ -41,11 +41,12 @@ def note_start(run_dir: Path, topology: Topology, *, step: int, saved_s: float |
     if before:
         last = before[-1]
         record["cause"] = last.get("why") or _by_the_jobs_log(run_dir, topology, last)
-        since_s = saved_s if saved_s is not None else last.get("time")
+        began_s = max((one.get("time", 0.0) for one in before if one.get("kind") == "start"), default=0.0)
+        since_s = max(saved_s or 0.0, began_s)  # what an earlier start lost is in that one's record
         if last.get("saved"):
             record["lost_s"] = 0.0
-        elif seen_s is not None and since_s is not None:
-            record["lost_s"] = round(max(0.0, seen_s - since_s), 1)
+        elif seen_s is not None and since_s:
+            record["lost_s"] = round(max(0.0, min(seen_s, time.time()) - since_s), 1)
     _append(run_dir, {"kind": "start", "version": RECORDS_VERSION, **record})
 
 

@@ -21,7 +21,7 @@ import torch
 from cluster_ddp._version import __version__
 from cluster_ddp.contract import GLOBAL_STEP, Env, File
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.files import atomic_write, make_dir, remove_leftovers, reserve_descriptors
+from cluster_ddp.files import atomic_write, json_lines, make_dir, remove_leftovers, reserve_descriptors
 from cluster_ddp.runtime.failure import start_log, step_clock
 from cluster_ddp.runtime.run_dir import final_flush
 from cluster_ddp.runtime.run_dir.lock import RunLock
@@ -29,6 +29,8 @@ from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
 from cluster_ddp.runtime.trackers.tracking import Tracking
 from cluster_ddp.runtime.usage import sampler
 from cluster_ddp.runtime.world import World
+
+_TAIL_BYTES = 64 * 1024  # has the last records
 
 
 def default_run_dir(name: str, world: World) -> Path:
@@ -75,7 +77,7 @@ class RunDir:
             self._make()
             self._lock = RunLock(self.path / File.LOCK, self.world.topology)
             remove_leftovers(self.path)
-        self._seen_s = _modified_s(self.path / File.METRICS)  # when the start before was last seen alive
+        self._seen_s = _last_time(self.path / File.METRICS)  # when the start before was last seen alive
         self._metrics = MetricsFile(self.path / File.METRICS)
         final_flush.expect(self._metrics)
         reserve_descriptors()
@@ -214,9 +216,11 @@ class RunDir:
             make_dir(self.path)
 
 
-def _modified_s(path: Path) -> float | None:
+def _last_time(path: Path) -> float | None:
+    """When the last record was logged, by the clock of its node, as all times in starts.jsonl."""
     with suppress(OSError):
-        return path.stat().st_mtime
+        times = [record.get("time") for record in json_lines(path, last_bytes=_TAIL_BYTES)]
+        return max((float(time_s) for time_s in times if isinstance(time_s, (int, float))), default=None)
     return None
 
 

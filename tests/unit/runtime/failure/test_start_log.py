@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,23 +28,39 @@ def start(run_dir: Path, restart: int, **more: float | None) -> dict:
     return json.loads((run_dir / "starts.jsonl").read_text().splitlines()[-1])
 
 
-def test_each_start_says_why_the_one_before_ended(tmp_path: Path) -> None:
+class Clock:
+    """time.time(), turned by hand."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        patch.setattr(start_log, "time", SimpleNamespace(time=lambda: self.now))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_each_start_says_why_the_one_before_ended(tmp_path: Path, clock: Clock) -> None:
     first = start(tmp_path, 0)
     expected = {"kind": "start", "version": 1, "restart": 0, "job": "12", "step": 0, "ranks": 4, "nodes": 2}
     expected["master_addr"] = "n1"
     assert {name: value for name, value in first.items() if name != "time"} == expected
 
+    clock.now = 1200.0
     start_log.note_end(tmp_path, "Stopped in time: n1 got USR1.", saved=True)
-    again = start(tmp_path, 1, saved_s=100.0, seen_s=130.0)
+    again = start(tmp_path, 1, saved_s=1100.0, seen_s=1130.0)
     assert (again["cause"], again["lost_s"], again["step"]) == ("Stopped in time: n1 got USR1.", 0.0, 10)
 
+    clock.now = 1300.0
     env = {"CLUSTER_DDP_FAILED": str(tmp_path / ".failed-1"), "CLUSTER_DDP_RUN_DIR": str(tmp_path)}
     failure_marker.note(env, 2, "n1", ValueError("bad"))
     failure_marker.note(env, 1, "n1", ValueError("later"))
-    again = start(tmp_path, 2, saved_s=100.0, seen_s=130.04)
+    again = start(tmp_path, 2, saved_s=1250.0, seen_s=1280.04)
     assert (again["cause"], again["lost_s"]) == ("Failed first: rank 2 on n1: ValueError: bad", 30.0)
 
-    again = start(tmp_path, 3, saved_s=140.0, seen_s=130.0)
+    clock.now = 1400.0
+    again = start(tmp_path, 3, saved_s=1390.0, seen_s=1380.0)
     assert (again["cause"], again["lost_s"]) == (
         "It ended without a word: it was killed, or its node was lost.",
         0.0,
@@ -79,8 +96,26 @@ def test_what_the_jobs_log_says_of_the_start_before(tmp_path: Path, said: str, c
     assert start(tmp_path, 0)["cause"] != "Failed first: rank 0 on n1"
 
 
-def test_without_a_checkpoint_all_since_the_start_is_lost(tmp_path: Path) -> None:
+def test_what_an_earlier_start_lost_and_the_queue_count_for_no_later_one(tmp_path: Path, clock: Clock) -> None:
+    """A checkpoint of four hours ago; the start after it was killed after 25 seconds, before it saved."""
+    start(tmp_path, 0)
+    clock.now += 4 * 3600
+    start(tmp_path, 1, saved_s=1100.0, seen_s=1200.0)
+    clock.now += 30
+    assert start(tmp_path, 2, saved_s=1100.0, seen_s=clock.now - 5)["lost_s"] == 25.0
+
+
+@pytest.mark.parametrize(("seen_s", "lost_s"), [(0.0, 0.0), (1030.0, 30.0), (9e9, 60.0)])
+def test_a_clock_that_is_wrong_makes_no_nonsense(seen_s: float, lost_s: float, tmp_path: Path, clock: Clock) -> None:
+    start(tmp_path, 0)
+    clock.now += 60
+    assert start(tmp_path, 1, seen_s=seen_s)["lost_s"] == lost_s
+
+
+def test_without_a_checkpoint_all_since_the_start_is_lost(tmp_path: Path, clock: Clock) -> None:
     began = start(tmp_path, 0)["time"]
+    clock.now += 100
+    start_log.note_end(tmp_path, "x")
     assert start(tmp_path, 1, seen_s=began + 60)["lost_s"] == 60.0
     assert "lost_s" not in start(tmp_path, 2)  # it wrote no record
 
