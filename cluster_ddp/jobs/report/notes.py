@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable
 
 from cluster_ddp.errors import counted
-from cluster_ddp.jobs.report.summary import Report
+from cluster_ddp.jobs.report.summary import Report, mean_utilization
 from cluster_ddp.launch.notation import hours, seconds
 
 _GIB = 1 << 30
@@ -17,7 +16,7 @@ _ENOUGH_S = 60.0
 
 def notes(found: Report) -> list[str]:
     """Return what could be better, each with the option to change."""
-    if sum(node.seconds for node in found.nodes) < _ENOUGH_S * max(1, len(found.nodes)):
+    if found.sampled_s < _ENOUGH_S:
         return []
     checks: tuple[Callable[[Report], str], ...] = (
         _data,
@@ -66,14 +65,13 @@ def _slow_rank(found: Report) -> str:
 def _idle_gpus(found: Report) -> str:
     busy = {f"GPU {at} of {node.node}": gpu.utilization for node in found.nodes for at, gpu in enumerate(node.gpus)}
     known = {name: value for name, value in busy.items() if value is not None}
-    if not known:
-        return ""
     idle = [name for name, value in known.items() if value < 0.02]
-    if idle and len(idle) < len(known):
+    went_on_elsewhere = len(found.nodes) > found.nodes_at_once  # a start that was cut short has idle GPUs
+    if idle and len(idle) < len(known) and not went_on_elsewhere:
         fewer = len(known) - len(idle)
         return f"Idle all the time: {', '.join(idle)}. Ask for {counted(fewer, 'GPU')}, or use a rank for each."
-    mean = statistics.fmean(known.values())
-    if mean >= 0.3:
+    mean = mean_utilization(found.nodes)
+    if mean is None or mean >= 0.3:
         return ""
     cure = "To see how many are worth it: cluster-ddp scaling --gpus 1,2,4"
     return f"The GPUs are busy {100 * mean:.0f} % of the time. {cure}"
@@ -120,6 +118,8 @@ def _time(found: Report) -> str:
     limit = seconds(found.asked["time"]) if found.asked.get("time") else None
     used = found.elapsed_s
     if limit is None or not used or found.status.state != "COMPLETED" or used > limit / 4:
+        return ""
+    if found.status.restarts or len(found.training.starts) > 1:  # the time is that of the last start
         return ""
     less_min = max(5, math.ceil(1.5 * used / 60))
     less = f"{less_min // 60}:{less_min % 60:02}:00"

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +56,16 @@ class Report:
         return elapsed_s(self.status.elapsed) if self.status.elapsed else None
 
     @property
+    def nodes_at_once(self) -> int:
+        """How many of `nodes` it had at the same time: after a restart, it may have had others."""
+        return min(int(self.asked.get("nodes") or len(self.nodes)), len(self.nodes))
+
+    @property
+    def sampled_s(self) -> float:
+        """Seconds for which its nodes were sampled, over all starts."""
+        return sum(node.seconds for node in self.nodes) / max(1, self.nodes_at_once)
+
+    @property
     def memory(self) -> float | None:
         """The most memory of a node, in bytes."""
         return max((node.memory for node in self.nodes if node.memory is not None), default=None)
@@ -95,22 +104,29 @@ def report(status: RunStatus, *, metric: re.Pattern[str] | None = None) -> Repor
 
 
 def bars(found: Report) -> list[Bar]:
-    """Return how much of its CPUs, memory and GPUs a run has used, over all nodes."""
+    """Return how much of its CPUs, memory and GPUs a run has used, over all nodes and the time that it had each."""
     nodes = found.nodes
     if not nodes:
         return []
-    gpus = [gpu for node in nodes for gpu in node.gpus]
-    busy = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
-    filled = [gpu.memory / gpu.memory_total for gpu in gpus if gpu.memory is not None and gpu.memory_total]
-    cpus = sum(node.cpus for node in nodes)
-    made = [Bar(name="CPUs", part=sum(node.cpu * node.cpus for node in nodes) / cpus, words=f"of {cpus}")]
+    gpus = [(node.seconds, gpu) for node in nodes for gpu in node.gpus]
+    filled = [gpu.memory / gpu.memory_total for _, gpu in gpus if gpu.memory is not None and gpu.memory_total]
+    cpu_s = sum(node.cpus * node.seconds for node in nodes)
+    used = sum(node.cpu * node.cpus * node.seconds for node in nodes) / cpu_s
+    made = [Bar(name="CPUs", part=used, words=f"of {round(cpu_s / found.sampled_s)}")]
     if found.memory is not None:
         made.append(_memory(found.memory, found.asked_bytes))
-    if busy:
-        made.append(Bar(name="GPUs", part=statistics.fmean(busy), words=f"of {len(busy)}"))
+    if (busy := mean_utilization(nodes)) is not None:
+        count = round(sum(seconds for seconds, _ in gpus) / found.sampled_s)
+        made.append(Bar(name="GPUs", part=busy, words=f"of {count}"))
     if filled:
         made.append(Bar(name="GPU memory", part=max(filled), words="at most, of the fullest GPU"))
     return made
+
+
+def mean_utilization(nodes: Sequence[NodeUse]) -> float | None:
+    """Return how busy the GPUs of nodes were, 0 to 1: the mean over the time; None if unknown."""
+    known = [(node.seconds, gpu.utilization) for node in nodes for gpu in node.gpus if gpu.utilization is not None]
+    return sum(seconds * busy for seconds, busy in known) / sum(seconds for seconds, _ in known) if known else None
 
 
 def _memory(used: float, asked: float | None) -> Bar:

@@ -77,7 +77,7 @@ def _use(found: Report) -> list[str]:
     nodes = found.nodes
     if not nodes:
         return ["Use: nothing was recorded. A script records it with a cluster_ddp.Checkpointer or RunDir."]
-    lines = [f"Use, over {hours(max(node.seconds for node in nodes))}", *map(_bar, bars(found))]
+    lines = [f"Use, over {hours(found.sampled_s)}", *map(_bar, bars(found))]
     has_gpus = any(node.gpus for node in nodes)
     return lines + (["", "By node", *(_node_line(node) for node in nodes)] if len(nodes) > 1 or has_gpus else [])
 

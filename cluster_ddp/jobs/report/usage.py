@@ -11,6 +11,7 @@ from cluster_ddp.contract import File
 from cluster_ddp.files import json_lines
 
 _TAIL_BYTES = 8 * 1024  # several records
+_STALE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,9 +61,11 @@ def read(run_dir: Path) -> list[NodeUse]:
 
 def newest(run_dir: Path) -> list[str]:
     """Return how busy the nodes were in their last ten seconds, in words: their GPUs, or without GPUs their CPUs."""
-    last = [
-        node[-1] for path in run_dir.glob(File.USAGE.format("*")) if (node := [*filter(_is_whole, json_lines(path))])
-    ]
+    last = []
+    for path in run_dir.glob(File.USAGE.format("*")):
+        last += [*filter(_is_whole, json_lines(path, last_bytes=_TAIL_BYTES))][-1:]
+    now_s = max((_time_s(record) for record in last), default=0.0)
+    last = [record for record in last if _time_s(record) > now_s - _STALE_S]  # a start before may have had more nodes
     gpus = [gpu["utilization"] for record in last for gpu in record["gpus"] if "utilization" in gpu]
     if gpus:
         return [f"GPUs {100 * sum(gpus) / len(gpus):.0f} % busy"]
@@ -103,6 +106,11 @@ def _gpu(samples: Sequence[tuple[float, Mapping[str, float]]]) -> GpuUse:
         temperature_c=most("temperature_c"),
         throttled=mean("throttled"),
     )
+
+
+def _time_s(record: Mapping[str, Any]) -> float:
+    time_s = record.get("time")
+    return float(time_s) if isinstance(time_s, (int, float)) else 0.0
 
 
 def _is_whole(record: Mapping[str, Any]) -> bool:

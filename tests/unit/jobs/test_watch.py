@@ -168,9 +168,10 @@ def test_a_training_that_runs_shows_how_far_it_is(tmp_path: Path, monkeypatch: p
         '{"kind": "test", "time": 161, "accuracy": 0.9}\n{"kind": "st'
     )
     (tmp_path / "starts.jsonl").write_text('{"kind": "start", "time": 50}\n')
-    (tmp_path / "usage-0.jsonl").write_text(
-        '{"node": "n1", "seconds": 10, "cpus": 4, "cpu": 0.5, "gpus": [{"utilization": 0.9}, {"utilization": 0.7}]}\n'
-    )
+    use = '{"time": %d, "node": "n%d", "seconds": 10, "cpus": 4, "cpu": 0.5, "gpus": [{"utilization": %s}]}\n'
+    (tmp_path / "usage-0.jsonl").write_text(use % (150, 1, 0.0) + use % (160, 1, 0.9))
+    (tmp_path / "usage-1.jsonl").write_text(use % (158, 2, 0.7))
+    (tmp_path / "usage-2.jsonl").write_text(use % (45, 3, 0.1))  # the start before had three nodes
     shown: list[str] = []
     story = Story([[status("PENDING")], [status("RUNNING")], [status("COMPLETED")]])
     one = Job(id="12", run_dir=tmp_path, tasks=2, ranks=2, scheduler=story)  # type: ignore[arg-type]

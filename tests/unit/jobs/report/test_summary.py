@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ def sample(**changes: Any) -> dict[str, Any]:
     return {**good, **changes}
 
 
-def run(folder: Path, *nodes: dict[str, Any], waiting: float = 0.01, asked: dict[str, Any] | None = None) -> RunStatus:
+def run(
+    folder: Path, *nodes: dict[str, Any], waiting: float = 0.01, asked: dict[str, Any] | None = None, restarts: int = 0
+) -> RunStatus:
     (folder / "spec.json").write_text(json.dumps({"spec": ASKED | (asked or {})}))
     lines = [{"kind": "train", "waiting_for_data": waiting}, {"kind": "train"}, {"kind": "test", "waiting_for_data": 1}]
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"kind": "tr')
@@ -33,12 +36,19 @@ def run(folder: Path, *nodes: dict[str, Any], waiting: float = 0.01, asked: dict
         line = json.dumps({"node": f"node{number + 1}", **one})
         (folder / f"usage-{number}.jsonl").write_text(f"{line}\n{line}\n{line[:30]}")
     return RunStatus(
-        job="12", name="fit", state="COMPLETED", elapsed="00:30:00", restarts=1, epoch=3, loss=0.5, run_dir=folder
+        job="12",
+        name="fit",
+        state="COMPLETED",
+        elapsed="00:30:00",
+        restarts=restarts,
+        epoch=3,
+        loss=0.5,
+        run_dir=folder,
     )
 
 
 def test_a_run_on_one_screen(tmp_path: Path) -> None:
-    status = run(tmp_path, sample(), sample(cpu=0.2, memory=48 * GIB))
+    status = run(tmp_path, sample(), sample(cpu=0.2, memory=48 * GIB), restarts=1)
     assert as_text(report(status)) == (
         f"fit, job 12: COMPLETED\n  Run directory: {tmp_path}\n  Size: 2 nodes x 2 GPUs, 4 ranks\n"
         "  Time: 00:30:00 of 0-01:00:00, 1 restart\n"
@@ -52,6 +62,19 @@ def test_a_run_on_one_screen(tmp_path: Path) -> None:
         "  node1: CPUs 60 % of 8, memory 40.0 GiB, GPUs 90 % 90 %\n"
         "  node2: CPUs 20 % of 8, memory 48.0 GiB, GPUs 90 % 90 %"
     )
+
+
+def test_a_run_that_went_on_elsewhere_weighs_its_nodes_by_time(tmp_path: Path) -> None:
+    """Ten hours on the first node, a minute on the next. It asked for four CPUs and two GPUs, and never had more."""
+    gpu = {"memory": 40.0 * GIB, "memory_total": 80.0 * GIB}
+    good, idle = ([gpu | {"utilization": part}] * 2 for part in (0.9, 0.0))
+    long = sample(seconds=18000.0, cpus=4, cpu=0.9, gpus=good)  # each line is there twice
+    short = sample(seconds=30.0, cpus=4, cpu=0.1, gpus=idle)
+    status = run(tmp_path, long, short, asked={"nodes": 1, "time": "4-00:00:00", "mem": None}, restarts=1)
+    text = as_text(report(status))
+    assert "Use, over 10:01:00\n" in text
+    assert re.findall(r"(C|G)PUs +\[.*\] +(\d+ % of \d)", text) == [("C", "90 % of 4"), ("G", "90 % of 2")]
+    assert notes(report(status)) == []  # of the time limit nothing is known but the last start
 
 
 GPU = {"utilization": 0.9, "memory": 40.0 * GIB, "memory_total": 80.0 * GIB}
