@@ -105,6 +105,11 @@ GLOBAL_STEP: Final = "global_step"
 """Field of each record of metrics.jsonl in a training with a `Checkpointer`: steps done since the training began."""
 
 
+OF_FIRST_RECORD: Final = ("version", "restart")
+"""Fields of the first record of each start in metrics.jsonl, in a training without a `Checkpointer`: `RECORDS_VERSION`,
+and Slurm's number of restarts. With one, starts.jsonl has them."""
+
+
 class Record:
     """Values of `kind` of the records in metrics.jsonl. Each record also has its `time`, in seconds of UNIX time."""
 
@@ -115,11 +120,11 @@ class Record:
     """After an evaluation: `epoch`, `loss`, `accuracy` (0 to 1), `correct`, `samples`.
     With `--eval-only`: `weights`, the checkpoint's path, instead of `epoch`."""
     STEPS: Final = "steps"
-    """Where the time of the steps went, about every ten seconds: `progress`, the part of the training that is done,
-    0 to 1; `steps`, the number of steps measured; `step_s`, the mean seconds of a step on rank 0, and its parts
-    `data_s`, `compute_s`, `communication_s` (that backward does not hide), `optimizer_s` and `checkpoint_s`, on GPUs
-    without those of communication and optimizer; `rank_s_min` and `rank_s_max`: over the ranks, the seconds of a step
-    without communication; `slowest_rank`; `samples_per_s` and `samples_per_s_per_rank`."""
+    """Where the time of the steps went, about every ten seconds: `restart`, Slurm's number of restarts; `progress`, the
+    part of the training that is done, 0 to 1; `steps`, the number of steps measured; `step_s`, the mean seconds of a
+    step on rank 0, and its parts `data_s`, `compute_s`, `communication_s` (that backward does not hide), `optimizer_s`
+    and `checkpoint_s`, on GPUs without those of communication and optimizer; `rank_s_min` and `rank_s_max`: over the
+    ranks, the seconds of a step without communication; `slowest_rank`; `samples_per_s` and `samples_per_s_per_rank`."""
     TUNE: Final = "tune"
     """The fastest memory layout here: `layout`, and `seconds` of each layout."""
     BENCHMARK: Final = "benchmark"

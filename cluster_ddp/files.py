@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -117,6 +118,32 @@ def each_json_line(path: Path, *, last_bytes: int | None = None) -> Iterator[dic
 def json_lines(path: Path, *, last_bytes: int | None = None) -> list[dict[str, Any]]:
     """Return what `each_json_line` yields."""
     return list(each_json_line(path, last_bytes=last_bytes))
+
+
+def to_json(value: object, *, default: Callable[[Any], Any] | None = None, indent: int | None = None) -> str:
+    """Return a value as JSON. A non-finite number is null: JSON has none, and some readers refuse a file with one.
+
+    Args:
+        value: what to write.
+        default: makes something that JSON has of other values; see `json.dumps`.
+        indent: of the lines; None for one line.
+    """
+    try:
+        return json.dumps(value, default=default, indent=indent, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value, default), indent=indent, allow_nan=False)
+
+
+def _finite(value: object, default: Callable[[Any], Any] | None) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key) if isinstance(key, float) else key: _finite(one, default) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one, default) for one in value]
+    if value is None or isinstance(value, (str, int)) or default is None:
+        return value
+    return _finite(default(value), default)
 
 
 @contextmanager

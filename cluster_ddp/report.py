@@ -6,12 +6,12 @@ JOB is a job id (12, or 12_3 for an array task; an array's id means all its task
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import SpecError, exit_on_error
+from cluster_ddp.files import to_json
 from cluster_ddp.jobs import terminal
 from cluster_ddp.jobs.report import metrics_from_log
 from cluster_ddp.jobs.report.notes import notes
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"Written: {arguments.html}")
         elif arguments.json:
             objects = [{**dataclasses.asdict(one), "notes": notes(one)} for one in found]
-            print(json.dumps(objects, default=str, indent=2))
+            print(to_json(objects, default=str, indent=2))
         else:
             print("\n\n".join(map(as_text, found)))
     return 0

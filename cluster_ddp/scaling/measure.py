@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Sequence
@@ -60,7 +61,7 @@ def measure(run_dir: Path, *, seconds: float | None, metric: re.Pattern[str] | N
 
 def _steady(values: Sequence[float]) -> float | None:
     """The median, without the first value, in which the training warms up."""
-    kept = [value for value in values[1:] or values if value > 0]
+    kept = [value for value in values[1:] or values if 0 < value < math.inf]
     return statistics.median(kept) if kept else None
 
 
@@ -83,4 +84,5 @@ def _training_s(records: Sequence[dict[str, Any]]) -> float | None:
 
 def _numbers(records: Sequence[dict[str, Any]], name: str) -> list[float]:
     values = [record.get(name) for record in records]
-    return [float(value) for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    found = [float(value) for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    return [value for value in found if math.isfinite(value)]

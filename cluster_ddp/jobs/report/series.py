@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster_ddp.contract import GLOBAL_STEP, File, Record
+from cluster_ddp.contract import GLOBAL_STEP, OF_FIRST_RECORD, File, Record
 from cluster_ddp.files import each_json_line
 
 POINTS = 1000
 """A curve with more points is thinned: of each stretch, its least and its greatest value stay."""
 _GIB = 1 << 30
 _STRETCH_S = 10.0
-_NOT_PLOTTED = {"kind", "time", "epoch", "step", GLOBAL_STEP, "samples", "correct"}
+_NOT_PLOTTED = {"kind", "time", "epoch", "step", GLOBAL_STEP, *OF_FIRST_RECORD, "samples", "correct"}
 _PLACES = ("time", "epoch", "samples", GLOBAL_STEP)
 _OVER: dict[Literal["epoch", "step", "time"], str] = {"epoch": "epoch", "step": GLOBAL_STEP, "time": "time"}
 _OF_STEPS = {"step_s", "samples_per_s", "samples_per_s_per_rank", "rank_s_min", "rank_s_max"}
@@ -88,6 +88,8 @@ def read(run_dir: Path) -> Curves:
         for name in record.keys() - _NOT_PLOTTED:
             if isinstance(record[name], (int, float)) and not isinstance(record[name], bool):
                 logged.setdefault(f"{kind} {name}", _Logged()).add(record, record[name])
+            elif record[name] is None and f"{kind} {name}" in logged:  # it was not finite
+                logged[f"{kind} {name}"].add(record, math.nan)
     _place(found, logged, epoch_size)
     for path in sorted(run_dir.glob(File.USAGE.format("*")), key=lambda path: (len(path.name), path.name)):
         for record in each_json_line(path):

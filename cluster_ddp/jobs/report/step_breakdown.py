@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,12 +84,16 @@ def _waiting(values: Sequence[Any], steps: Sequence[Mapping[str, Any]]) -> float
 
 def _mean(steps: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """The mean over all steps of the records that have it."""
-    known = [(one["steps"], one[name]) for one in steps if isinstance(one.get(name), (int, float))]
+    known = [(one["steps"], one[name]) for one in steps if _is_finite(one.get(name))]
     return sum(count * value for count, value in known) / sum(count for count, _ in known) if known else None
 
 
 def _positive(record: Mapping[str, Any], *names: str) -> bool:
-    return all(isinstance(record.get(name), (int, float)) and record[name] > 0 for name in names)
+    return all(_is_finite(record.get(name)) and record[name] > 0 for name in names)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _is_start(record: Mapping[str, Any]) -> bool:

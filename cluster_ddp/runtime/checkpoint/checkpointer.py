@@ -310,7 +310,8 @@ class Checkpointer:
     def _log_steps(self) -> None:
         """Log where the time of the steps since the last such record went."""
         if values := self._times.record(self._exchange.own_s_of_ranks):
-            self.run_dir.log(Record.STEPS, {**self._progress(), **values})
+            restart = {"restart": self.world.topology.restart_count}
+            self.run_dir.log(Record.STEPS, {**restart, **self._progress(), **values})
 
     def _progress(self) -> dict[str, float]:
         """The part of the whole training that is done, if its length is known."""

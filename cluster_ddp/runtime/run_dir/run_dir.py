@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import platform
@@ -19,9 +18,9 @@ from typing import Any
 import torch
 
 from cluster_ddp._version import __version__
-from cluster_ddp.contract import GLOBAL_STEP, Env, File
+from cluster_ddp.contract import GLOBAL_STEP, OF_FIRST_RECORD, RECORDS_VERSION, Env, File
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.files import atomic_write, json_lines, make_dir, remove_leftovers, reserve_descriptors
+from cluster_ddp.files import atomic_write, json_lines, make_dir, remove_leftovers, reserve_descriptors, to_json
 from cluster_ddp.runtime.failure import start_log, step_clock
 from cluster_ddp.runtime.run_dir import final_flush
 from cluster_ddp.runtime.run_dir.lock import RunLock
@@ -60,6 +59,7 @@ class RunDir:
         self.path, self.world = Path(path or default_run_dir(name, world)), world
         self.steps: int | None = None
         """Number of steps since the beginning of the training, which a `Checkpointer` counts."""
+        self._of_first_record = dict(zip(OF_FIRST_RECORD, (RECORDS_VERSION, world.topology.restart_count)))
         world.run_log[:] = [self.log]
         step_clock.run_dir = self.path
         if world.is_main:
@@ -124,28 +124,32 @@ class RunDir:
             "started": time.time(),
         }
         with atomic_write(self.path / File.RUN) as file:
-            file.write(json.dumps(description, indent=2, default=str).encode() + b"\n")
+            file.write(to_json(description, indent=2, default=str).encode() + b"\n")
 
     def log(self, kind: str, values: Mapping[str, Any]) -> None:
         """Append a record with its `kind`, `time` (seconds of UNIX time) and `global_step` to metrics.jsonl.
 
-        It is written in the background. If the disk is full, records are kept and written later.
+        Without a `Checkpointer`, the first one of each start has `version` and `restart`. A non-finite number becomes
+        null. It is written in the background. If the disk is full, records are kept and written later.
 
         Args:
             kind: see `contract.Record`.
             values: the other fields: of types that JSON has, or tensors and arrays of one element.
 
         Raises:
-            SpecError: a value of another type, or named "kind", "time" or, with a `Checkpointer`, "global_step".
+            SpecError: a value of another type, or with a name that records have: "kind", "time", with a `Checkpointer`
+                "global_step", without one "version" and "restart".
             RunDirError: more than 256 MiB of records are waiting to be written.
         """
-        steps = {} if self.steps is None else {GLOBAL_STEP: self.steps}
-        if taken := {"kind", "time", *steps} & values.keys():
+        own = OF_FIRST_RECORD if self.steps is None else (GLOBAL_STEP,)
+        if taken := {"kind", "time", *own} & values.keys():
             name = taken.pop()
             raise SpecError(f"Logging {name!r}:", "each record has one already.", f"another name: {kind}_{name}")
         if self.world.is_main:
-            record = {"kind": kind, "time": round(time.time(), 3), **steps, **values}
-            self._metrics.append(json.dumps(record, default=_number).encode() + b"\n")
+            more = self._of_first_record if self.steps is None else {GLOBAL_STEP: self.steps}
+            self._of_first_record = {}
+            record = {"kind": kind, "time": round(time.time(), 3), **more, **values}
+            self._metrics.append(to_json(record, default=_number).encode() + b"\n")
 
     def begin_records(self, *, anew: bool) -> None:
         """Rename the metrics.jsonl of an earlier run now, in the background, not at the first record.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from cluster_ddp.contract import GLOBAL_STEP
+from cluster_ddp.contract import GLOBAL_STEP, OF_FIRST_RECORD
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,5 +93,6 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
     for name, value in record.items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and name not in ("time", GLOBAL_STEP):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number and name not in ("time", GLOBAL_STEP, *OF_FIRST_RECORD):
             yield name, value

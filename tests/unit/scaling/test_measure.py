@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
 import pytest
 
-from cluster_ddp.scaling.measure import measure
+from cluster_ddp.jobs.report import step_breakdown
+from cluster_ddp.scaling.measure import Measured, measure
 
 
 def record(run_dir: Path, *records: dict[str, object]) -> None:
@@ -41,6 +43,14 @@ def test_a_script_that_logs_nothing_has_records_of_its_steps(tmp_path: Path) -> 
     assert (found.samples_per_s, found.waiting_for_data, found.communication) == (40.0, pytest.approx(0.1), 0.25)
 
 
+def test_figures_that_are_not_finite_are_missing(tmp_path: Path) -> None:
+    steps = {"kind": "steps", "steps": 5, "step_s": math.inf, "data_s": math.nan, "samples_per_s": math.inf}
+    record(tmp_path, *({"kind": "train", "samples_per_s": speed} for speed in (1.0, math.inf, math.nan)), steps)
+    found = measure(tmp_path, seconds=None, metric=None)
+    assert found == Measured(samples_per_s=1.0, seconds=None)
+    assert step_breakdown.read(tmp_path).parts == {}
+
+
 def test_the_time_to_the_end_of_a_training(tmp_path: Path) -> None:
     """A run that was cut after a quarter of its steps: 10 + 20 steps took 9 s."""
     steps = {"kind": "steps", "samples_per_s": 1.0}
@@ -59,7 +69,12 @@ def test_the_samples_of_an_epoch_that_was_followed_by_another(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("printed", "found"),
-    [("", None), ("images/s: many\n", None), ("images/s: 5\nimages/s: 1,200.5\nimages/s: 1,300.5\n", 1250.5)],
+    [
+        ("", None),
+        ("images/s: many\n", None),
+        ("images/s: 5\nimages/s: inf\nimages/s: nan\nimages/s: 7\n", 7.0),
+        ("images/s: 5\nimages/s: 1,200.5\nimages/s: 1,300.5\n", 1250.5),
+    ],
 )
 def test_what_a_command_prints(tmp_path: Path, printed: str, found: float | None) -> None:
     (tmp_path / "task-0.log").write_text(printed)

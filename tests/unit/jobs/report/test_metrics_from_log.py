@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from cluster_ddp import report as verb
 from cluster_ddp.errors import SpecError
 from cluster_ddp.jobs.report import metrics_from_log
 from cluster_ddp.jobs.report.summary import report
@@ -30,6 +32,19 @@ def test_the_report_shows_the_first_and_the_last(tmp_path: Path) -> None:
     status = RunStatus(job="12", name="fit", state="RUNNING", run_dir=tmp_path)
     found = report(status, metric=metrics_from_log.compiled(r"loss (?P<loss>[\d.]+)"))
     assert "\n  Printed, first … last (how many): loss 2.5 … 0.25 (2)\n" in as_text(found)
+
+
+def test_a_loss_that_was_printed_as_nan_is_null_in_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "task-0.log").write_text(LOG)
+    status = RunStatus(job="12", name="fit", state="RUNNING", run_dir=tmp_path)
+    monkeypatch.setattr(verb, "run_statuses", lambda runs_dir, jobs: [status])
+    assert verb.main(["12", "--json", "--metric", r"loss (?P<loss>[\w.]+)"]) == 0
+    said = capsys.readouterr().out
+    assert "NaN" not in said and json.loads(said)[0]["printed"] == {"loss": [2.5, None, 0.25]}
+    assert verb.main(["12", "--metric", r"loss (?P<loss>[\w.]+)"]) == 0
+    assert "loss 2.5 … 0.25 (3)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("pattern", "words"), [("loss", "it has no group"), ("(", r"unterminated subpattern")])

@@ -88,6 +88,16 @@ def test_an_arrays_tasks_are_sorted_by_their_result(tmp_path: Path) -> None:
     assert set(charts(text)["Accuracy"]) == {"lr=0.01", "lr=0.1"}
 
 
+def test_a_loss_that_is_null_is_a_gap(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "x-12", epochs=1)
+    lines = [
+        {"kind": "train", "time": BEGAN_S + at, "loss": loss, "of": None} for at, loss in enumerate((0.5, None, 2))
+    ]
+    write_lines(run_dir / "metrics.jsonl", lines)
+    found = charts(made(run_dir))
+    assert found["Loss"]["train"] == [[0, 0.5], [1, None], [2, 2]] and "train of" not in found
+
+
 def test_two_runs_in_the_same_charts(tmp_path: Path) -> None:
     text = made(
         make_run(tmp_path / "a-12", epochs=2), make_run(tmp_path / "b-13", job="13", name="vit", epochs=2, rate=2)

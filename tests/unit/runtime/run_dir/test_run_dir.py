@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import logging
+import math
 import os
 import shutil
 import stat
@@ -18,6 +19,7 @@ import numpy
 import pytest
 import torch
 
+from cluster_ddp.contract import RECORDS_VERSION
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.runtime.run_dir import background_writer, final_flush, metrics
 from cluster_ddp.runtime.run_dir.metrics import set_aside
@@ -83,7 +85,7 @@ def test_records_are_lines_with_kind_and_time(tmp_path: Path) -> None:
     (line,) = (run_dir.path / "metrics.jsonl").read_text().splitlines()
     found = json.loads(line)
     assert found.pop("time") > 1.7e9
-    assert found == {"kind": "train", "step": 1, "loss": 0.5, "text": "ü\n"}
+    assert found == {"kind": "train", "version": 1, "restart": 0, "step": 1, "loss": 0.5, "text": "ü\n"}
 
 
 def test_only_rank_0_touches_the_folder(tmp_path: Path) -> None:
@@ -347,8 +349,13 @@ def test_where_a_run_dir_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_run_dir("digits", a_world(job_id=12)) == Path("/x/y")
 
 
+@dataclasses.dataclass
+class Patience:
+    patience: float
+
+
 def test_a_world_logs_to_its_newest_run_directory(tmp_path: Path) -> None:
-    world = a_world()
+    world = a_world(restart_count=2)
     with pytest.raises(
         SpecError, match=r"Logging a 'train' record:\n  there is no run directory yet.\n  Hint: make the Ch"
     ):
@@ -356,14 +363,41 @@ def test_a_world_logs_to_its_newest_run_directory(tmp_path: Path) -> None:
     RunDir(tmp_path / "one", world)
     run_dir = RunDir(tmp_path / "two", world)
     world.log("train", epoch=1, loss=torch.tensor([0.5]), many=numpy.float32(2.5), lr=[0.1, 0.2], words="x")
+    world.log("test", accuracy=1.0)
     run_dir.sync()
-    record = json.loads((tmp_path / "two" / "metrics.jsonl").read_text())
+    record, other_record = map(json.loads, (tmp_path / "two" / "metrics.jsonl").read_text().splitlines())
     assert record.pop("time") > 1e9
-    assert record == {"kind": "train", "epoch": 1, "loss": 0.5, "many": 2.5, "lr": [0.1, 0.2], "words": "x"}
+    first = {"version": RECORDS_VERSION, "restart": 2}  # that of this start
+    assert record == {"kind": "train", **first, "epoch": 1, "loss": 0.5, "many": 2.5, "lr": [0.1, 0.2], "words": "x"}
+    assert other_record.keys() == {"kind", "time", "accuracy"}
     assert not (tmp_path / "one" / "metrics.jsonl").exists()
     other = a_world(rank=1)
     RunDir(tmp_path / "two", other)
     other.log("train", epoch=1)  # nothing
+
+
+def strict(text: str) -> Any:
+    """As readers that keep to RFC 8259 take it."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_a_number_that_json_does_not_have_is_null(tmp_path: Path) -> None:
+    world, inf, nan = a_world(), math.inf, math.nan
+    run_dir = RunDir(tmp_path, world)
+    world.log("train", loss=nan, most=inf, tensor=torch.tensor(-inf), many=[1.0, numpy.float32(nan)], of={"a": inf})
+    run_dir.sync()
+    record = strict((tmp_path / "metrics.jsonl").read_text())
+    assert [record[name] for name in ("loss", "most", "tensor", "many", "of")] == [
+        *(None, None, None),
+        [1.0, None],
+        {"a": None},
+    ]
+    run_dir.describe(Patience(patience=inf))
+    assert strict((tmp_path / "run.json").read_text())["config"] == {"patience": None}
 
 
 @pytest.mark.parametrize(
@@ -373,6 +407,7 @@ def test_a_world_logs_to_its_newest_run_directory(tmp_path: Path) -> None:
         ({"model": object()}, r"Logging a object:\n  a record holds"),
         ({"time": 3}, r"Logging 'time':\n  each record has one already.\n  Hint: another name: train_time"),
         ({"kind": 3}, r"Logging 'kind':"),
+        ({"version": 3}, r"Logging 'version':"),
     ],
 )
 def test_what_a_record_cannot_hold_is_a_short_error(tmp_path: Path, values: dict[str, Any], words: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import subprocess
 import sys
@@ -87,7 +86,7 @@ def test_a_run_that_was_killed_and_then_failed_is_one_run_without_double_steps(t
     wanted = truth(run_dir)
     starts = [0] * 20 + [1] * 20 + [2] * 20
     assert wanted["train/loss"] == [(step, 1 / (step + 1) + start) for step, start in enumerate(starts)]
-    assert [step for step, _ in wanted["test/accuracy"]] == [19, 39, 59] and math.isnan(wanted["test/accuracy"][2][1])
+    assert [step for step, _ in wanted["test/accuracy"]] == [19, 39]  # the third is null, since it is not finite
     for name, read in READERS.items():
         run_id, values = read(run_dir)
         equal(values, wanted)

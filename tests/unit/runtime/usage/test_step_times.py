@@ -135,7 +135,11 @@ def test_the_slow_rank_is_named_and_the_other_ones_wait_is_communication(tmp_pat
     assert [end.exit_code for end in ends] == [0, 0], ends
     (record,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert (record["kind"], record["global_step"], record["steps"], record["progress"]) == ("steps", 20, 20, 1.0)
-    assert record["slowest_rank"] == 1 and record["rank_s_max"] > 0.06 > 0.04 > record["rank_s_min"]
+    assert (
+        record["restart"] == 0
+        and record["slowest_rank"] == 1
+        and record["rank_s_max"] > 0.06 > 0.04 > record["rank_s_min"]
+    )
     assert record["communication_s"] > 0.04 and record["step_s"] > 0.08
     parts = [record[f"{name}_s"] for name in ("data", "compute", "communication", "optimizer", "checkpoint")]
     assert sum(parts) == pytest.approx(record["step_s"], abs=1e-6)
