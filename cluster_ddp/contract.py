@@ -123,7 +123,7 @@ class Record:
     """Where the time of the steps went, about every ten seconds: `restart`, Slurm's number of restarts; `progress`, the
     part of the training that is done, 0 to 1; `steps`, the number of steps measured; `step_s`, the mean seconds of a
     step on rank 0, and its parts `data_s`, `compute_s`, `communication_s` (that backward does not hide), `optimizer_s`
-    and `checkpoint_s`, on GPUs without those of communication and optimizer; `rank_s_min` and `rank_s_max`: over the
+    (not on GPUs) and `checkpoint_s`; `rank_s_min` and `rank_s_max`: over the
     ranks, the seconds of a step without communication; `slowest_rank`; `samples_per_s` and `samples_per_s_per_rank`."""
     TUNE: Final = "tune"
     """The fastest memory layout here: `layout`, and `seconds` of each layout."""

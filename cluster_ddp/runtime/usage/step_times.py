@@ -1,7 +1,8 @@
 """Where the time of a rank's steps goes: waiting for data, optimizer, communication, checkpoints, and the rest.
 
-No step waits for its device. What the host can't see is left out: on GPUs the optimizer and the communication, whose
-kernels run in the background, are part of the rest.
+No step waits for its device. What the host can't see is left out: on GPUs the optimizer, whose kernels run in the
+background, is part of the rest. Communication is what DDP itself measures in one step of a hundred (c10d's reducer.hpp,
+kDDPRuntimeLoggingSampleRate): on GPUs by CUDA events on the stream of the backward pass (reducer_cuda.cpp).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from cluster_ddp.runtime.data.shard import Shard
 
 RECORD_EVERY_S = 10.0
+# Twice DDP's interval. What it measured before is old: in the replay of a CUDA graph it measures nothing.
+_STALE_STEPS = 200
 # A record of less would say little.
 _LEAST_S = 1.0
 
@@ -40,6 +43,7 @@ class StepTimes:
         self._hooks = [hook for part in on_cpu for hook in self._hooked(part)]
         self._ended_s, self._optimizer_began_s = time.monotonic(), 0.0
         self._last, self._own_s = self._counts(), 0.0
+        self._all_steps, self._sampled = 0, (-1, 0)  # DDP's iteration that it measured last, and when it was first seen
         self._reset()
 
     @property
@@ -61,6 +65,7 @@ class StepTimes:
             waited_s += shard.waited_s - (0.0 if is_new_pass else waited_before_s)
             self._samples += shard.seen_in_pass - (0 if is_new_pass else seen_before)
         self._steps += 1
+        self._all_steps += 1
         self._seconds += now_s - began_s
         self._data_s += min(waited_s, now_s - began_s)
         self._ended_s = now_s
@@ -124,6 +129,11 @@ class StepTimes:
         if self._model is None or self._world_size == 1:
             return 0.0
         measured = self._model._get_ddp_logging_data()
+        iteration = int(measured.get("iteration", 0))
+        if iteration != self._sampled[0]:
+            self._sampled = iteration, self._all_steps
+        if self._all_steps - self._sampled[1] > _STALE_STEPS:
+            return 0.0
         hidden_ns = measured.get("backward_compute_comm_overlap_time", 0)
         return float(max(0, measured.get("backward_comm_time", 0) - hidden_ns)) / 1e9
 

@@ -101,6 +101,20 @@ def test_two_shards_that_are_passed_one_after_the_other(clock: Clock) -> None:
     assert (found["steps"], found["data_s"], found["samples_per_s"]) == (4, 1.0, 4.0)
 
 
+def test_communication_that_was_measured_long_ago_is_not_known_now(clock: Clock) -> None:
+    """In a CUDA graph's replay DDP's own code does not run: it tells what it measured before the capture."""
+    times, optimizer = StepTimes([], [], world_size=2), Slow(clock)
+    told = {"iteration": 10, "backward_comm_time": 3_000_000_000, "backward_compute_comm_overlap_time": 1_000_000_000}
+    times._model = SimpleNamespace(_get_ddp_logging_data=lambda: told)  # type: ignore[assignment]
+    a_pass(clock, shard(), times, optimizer, 150)
+    assert times.record([])["communication_s"] == 2.0
+    a_pass(clock, shard(), times, optimizer, 250)
+    assert "communication_s" not in times.record([])
+    told["iteration"] = 400
+    a_pass(clock, shard(), times, optimizer, 150)
+    assert times.record([])["communication_s"] == 2.0
+
+
 def test_a_closed_one_leaves_no_hook(clock: Clock) -> None:
     optimizer = Slow(clock)
     times = StepTimes([], [optimizer], world_size=1)
