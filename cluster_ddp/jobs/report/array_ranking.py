@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from cluster_ddp.contract import Record
 from cluster_ddp.jobs.report.summary import Report
 
 _WIDTH, _HEIGHT, _TOP, _SIDE, _TEXT = 900.0, 260.0, 34.0, 70.0, 14.0
@@ -13,34 +15,62 @@ _WIDTH, _HEIGHT, _TOP, _SIDE, _TEXT = 900.0, 260.0, 34.0, 70.0, 14.0
 def grid(reports: Sequence[Report]) -> dict[str, Any] | None:
     """Return the table and the picture of the runs of a grid, the best first; None if there is no grid.
 
-    The result is the accuracy, if any run has one, else the loss. A run without it comes last.
+    The result is the accuracy, if any run has one, else the loss: of "test" records, else of another kind, else of
+    "train" records, but the same kind for all. A run without it comes last.
     """
     runs = [one for one in reports if one.status.values]
     if len(runs) < 2:
         return None
     keys = list(dict.fromkeys(key for one in runs for key in one.status.values))
-    result = "accuracy, %" if any(one.status.accuracy is not None for one in runs) else "loss"
-    ranked = sorted(runs, key=lambda one: _rank(one, result))
+    accuracy, loss = (_Result.of(runs, name) for name in ("accuracy", "loss"))
+    result = accuracy if any(accuracy.value(one) is not None for one in runs) else loss
+    ranked = sorted(runs, key=result.rank)
     columns = [(key, [one.status.values.get(key) for one in ranked]) for key in keys]
-    results = [_result(one, result) for one in ranked]
+    results = [result.value(one) for one in ranked]
     return {
         "keys": keys,
-        "rows": [{"status": one.status, "values": [one.status.values.get(key, "") for key in keys]} for one in ranked],
+        "rows": [
+            {
+                "status": one.status,
+                "values": [one.status.values.get(key, "") for key in keys],
+                "accuracy": accuracy.value(one),
+                "loss": loss.value(one),
+            }
+            for one in ranked
+        ],
+        "loss": loss.title.capitalize(),
         "width": _WIDTH,
         "height": _HEIGHT,
-        **_picture([*columns, (result, results)], ranked),
+        **_picture([*columns, (result.title, results)], ranked),
     }
 
 
-def _rank(one: Report, result: str) -> tuple[bool, float]:
-    value = _result(one, result)
-    return (value is None, 0.0 if value is None else value if result == "loss" else -value)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Result:
+    """What tasks are ranked by."""
 
+    name: str
+    kind: str
 
-def _result(one: Report, result: str) -> float | None:
-    if result == "loss":
-        return one.status.loss
-    return None if one.status.accuracy is None else 100 * one.status.accuracy
+    @staticmethod
+    def of(runs: Sequence[Report], name: str) -> _Result:
+        """A result of the kind of record that says most of a model."""
+        kinds = {kind for one in runs for kind, values in one.training.results.items() if name in values}
+        kinds -= {Record.TRAIN} if name == "accuracy" else set()
+        best = min(kinds, key=lambda kind: (kind == Record.TRAIN, kind != Record.TEST, kind), default="")
+        return _Result(name=name, kind=best)
+
+    @property
+    def title(self) -> str:
+        return "accuracy, %" if self.name == "accuracy" else f"{self.kind} loss".lstrip()
+
+    def value(self, one: Report) -> float | None:
+        found = one.training.results.get(self.kind, {}).get(self.name)
+        return found if found is None or self.name == "loss" else 100 * found
+
+    def rank(self, one: Report) -> tuple[bool, float]:
+        value = self.value(one)
+        return (value is None, 0.0 if value is None else value if self.name == "loss" else -value)
 
 
 def _picture(columns: Sequence[tuple[str, Sequence[Any]]], ranked: Sequence[Report]) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from cluster_ddp.files import each_json_line, json_lines
 
 PARTS = ("data_s", "compute_s", "communication_s", "optimizer_s", "checkpoint_s")
 """The parts of a step in a "steps" record."""
+RESULTS = {"loss", "accuracy"}
+"""What a training results in."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,12 +54,18 @@ class Training:
     """The part of the training that is done, 0 to 1."""
     starts: Sequence[Start] = ()
     """Its starts, the first one first."""
+    results: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    """By kind of record, such as "test", the last of each of `RESULTS` that it has; None if that is not finite."""
 
 
 def read(run_dir: Path) -> Training:
     """Return how the training of a run went. Damaged records are passed over."""
     steps, waiting = [], []
+    results: dict[str, dict[str, float | None]] = {}
     for record in each_json_line(run_dir / File.METRICS):
+        for name in RESULTS & record.keys():
+            value = record[name] if _is_finite(record[name]) else None
+            results.setdefault(str(record.get("kind")), {})[name] = value
         if record.get("kind") == Record.STEPS and _positive(record, "steps", "step_s"):
             steps.append(record)
         elif record.get("kind") == Record.TRAIN:
@@ -72,6 +80,7 @@ def read(run_dir: Path) -> Training:
         waiting_for_data=_waiting(waiting, steps),
         progress=next((one["progress"] for one in reversed(steps) if _positive(one, "progress")), None),
         starts=[_start(one) for one in json_lines(run_dir / File.STARTS) if _is_start(one)],
+        results=results,
     )
 
 

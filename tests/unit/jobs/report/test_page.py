@@ -88,6 +88,18 @@ def test_an_arrays_tasks_are_sorted_by_their_result(tmp_path: Path) -> None:
     assert set(charts(text)["Accuracy"]) == {"lr=0.01", "lr=0.1"}
 
 
+def test_tasks_are_ranked_by_one_kind_of_loss(tmp_path: Path) -> None:
+    """The first has been tested since; of the second, the newest loss is a better one, but of training."""
+    runs = []
+    for at, losses in enumerate(([("test", 0.5)], [("test", 0.7), ("train", 0.1)], [("train", 0.01)])):
+        runs.append(make_run(tmp_path / f"s-20_{at}", job=f"20_{at}", values={"lr": f"0.{at}"}, epochs=1))
+        write_lines(runs[-1] / "metrics.jsonl", [{"kind": kind, "time": 1.0, "loss": loss} for kind, loss in losses])
+    table = made(*runs).partition("<thead>")[2].partition("</tbody>")[0]
+    assert ">Test loss</th>" in table
+    assert re.findall(r"<td>(20_\d)</td>", table) == ["20_0", "20_1", "20_2"]
+    assert re.findall(r">(0\.\d+)</td>\s*<td class=\"number\"></td>", table) == ["0.5", "0.7"]
+
+
 def test_a_loss_that_is_null_is_a_gap(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "x-12", epochs=1)
     lines = [

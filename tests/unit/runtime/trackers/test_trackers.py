@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
@@ -164,6 +165,21 @@ def test_an_unknown_name_and_a_missing_library_are_one_warning_each(
     unknown, missing = said
     assert "There are: tensorboard, wandb, mlflow. Did you mean tensorboard?" in unknown
     assert missing.startswith("Tracking with wandb failed: ModuleNotFoundError")
+
+
+def test_names_that_a_library_refuses_are_changed_for_it(tmp_path: Path, said: list[str]) -> None:
+    """MLflow takes no name with an @, and has a file for each: no folder may have its name, and none is too long."""
+    changed = {"acc@1": "acc_1", "acc_1": "acc_1_", "loss/aux": "loss.aux", "../x": "...x", "..": "_", "a//b": "a..b"}
+    changed |= {"": "__", "x" * 300: "x" * 120, "α%\t": "α__", "loss": "loss", "f1 (macro)": "f1 _macro_"}
+    made = MetricsFile(tmp_path / "metrics.jsonl")
+    made.append(json.dumps({"kind": "train", "global_step": 3, **dict.fromkeys(changed, 0.5)}).encode() + b"\n")
+    made.finish(60)
+    (tmp_path / "run.json").write_text(json.dumps({"config": {"lr@0": 1, "lr@": {"0": 2}}}))
+    track([*NAMES], tmp_path, made)
+    assert said == []
+    for name, read in READERS.items():
+        wanted = changed.values() if name == "mlflow" else changed.keys()
+        assert read(tmp_path)[1] == {f"train/{one}": [(3, 0.5)] for one in wanted}, name
 
 
 def test_a_new_training_in_the_same_folder_is_a_run_of_its_own(tmp_path: Path, records: MetricsFile) -> None:
