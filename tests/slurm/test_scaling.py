@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from cluster import TIMEOUT_S, Cluster
 from slowness import scaled
 
 SCALING = (sys.executable, "-m", "cluster_ddp.scaling")
+KINDS = ("csv", "json", "png", "svg")
 FOREIGN = "import os\nfor _ in range(3):\n    print('images/s:', 100 * int(os.environ['WORLD_SIZE']))\n"
 
 
@@ -31,7 +33,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 def test_a_study_that_was_killed_measures_what_is_missing(slurm: Cluster, folder: Path) -> None:
     training = ("--dataset", "digits", "--model", "convnet", "--epochs", "2")
-    words = ("--gpus", "1,2", "--one-at-a-time", *training, "--accept", "node-local-path")
+    words = ("--gpus", "1,2,4", "--one-at-a-time", *training, "--accept", "node-local-path")
     first = subprocess.Popen([*SCALING, *words], cwd=folder, env=dict(slurm.env), stdout=subprocess.PIPE, text=True)
     assert first.stdout is not None
     deadline = time.monotonic() + scaled(TIMEOUT_S)
@@ -43,23 +45,32 @@ def test_a_study_that_was_killed_measures_what_is_missing(slurm: Cluster, folder
     first.send_signal(signal.SIGKILL)
     first.wait()
     first.stdout.close()
-    runs = sorted((folder / "scaling" / "runs").glob("gpus*"))
+    runs = sorted((folder / "scaling" / "runs").glob("gpus[12]-*"))
 
     done = slurm.run(*SCALING, *words, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "gpus1-run1" not in done.stdout, "it is measured already"
     assert "COMPLETED" in done.stdout
-    assert sorted((folder / "scaling" / "runs").glob("gpus*")) == runs, "nothing was submitted twice"
-    one, two = rows(folder)
-    for row, run in zip((one, two), runs):
+    of_four = sorted((folder / "scaling" / "runs").glob("gpus4-*"))
+    assert len(of_four) == 1 and sorted((folder / "scaling" / "runs").glob("gpus*")) == runs + of_four
+    one, two, four = rows(folder)
+    for row, run in zip((one, two, four), runs + of_four):
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        speeds = [record["samples_per_s"] for record in records if record["kind"] == "train"]
+        train = [record for record in records if record["kind"] == "train"]
+        speeds = [record["samples_per_s"] for record in train]
         assert min(speeds[1:]) <= float(row["samples_per_s"]) <= max(speeds[1:])
-    assert (one["speedup"], one["efficiency"], two["nodes"]) == ("1.0", "1.0", "1")
+        samples = max(record["samples"] for record in train if record["epoch"] == 1)
+        gpu_hours = int(row["gpus"]) * samples / float(row["samples_per_s"]) / 3600
+        assert float(row["gpu_hours_per_epoch"]) == pytest.approx(gpu_hours)
+    assert (one["speedup"], one["efficiency"], two["nodes"], four["nodes"]) == ("1.0", "1.0", "1", "2")
+    assert re.search(
+        r"^Amdahl's law: \d+\.\d % of the time on one GPU is serial, fitted to 1, 2, 4 GPUs\.$", done.stdout, re.M
+    )
     assert "Recommendation: " in done.stdout
-    assert {path.name for path in (folder / "scaling").glob("results.*")} == {
-        *("results.csv", "results.json", "results.png", "results.svg")
-    }
+    results = folder / "scaling" / "results"
+    assert {path.name for path in results.parent.glob("results.*")} == {f"results.{kind}" for kind in KINDS}
+    assert results.with_suffix(".png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert results.with_suffix(".svg").read_text().count("<path") > 10
 
     done = slurm.run(*SCALING, "--json", *words, cwd=folder)
     assert (done.returncode, len(json.loads(done.stdout)["rows"])) == (0, 2), done.stderr
