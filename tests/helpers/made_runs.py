@@ -77,10 +77,13 @@ def make_run(
                     "utilization": 0.7 + dice.random() / 4,
                     "memory": (30 + number / 100) * GIB,
                     "memory_total": 80.0 * GIB,
+                    "power_w": 300 + 100 * dice.random(),
+                    "temperature_c": 60 + number // 30,
                 }
                 for _ in range(2)
             ]
             use = {"time": time_s, "seconds": 10.0, "node": f"gpu-{node + 1}", "restart": 0, "cpus": 16, "gpus": gpus}
+            use |= {"received_per_s": 30_000_000 * (1 + node), "sent_per_s": 20_000_000 + number}
             records.append({**use, "cpu": 0.3 + dice.random() / 10, "memory": 20 * GIB})
     write_lines(folder / "metrics.jsonl", [*metrics, {"kind": "done", "time": metrics[-1]["time"]}])
     for node, records in usage.items():

@@ -30,6 +30,8 @@ _OF_NODES = {
     "cpu": ("CPUs busy", "%"),
     "gpu_memory": ("GPU memory", "GiB"),
     "memory": ("Memory", "GiB"),
+    "received_per_s": ("Network, received", "MiB/s"),
+    "sent_per_s": ("Network, sent", "MiB/s"),
 }
 _STEPS_SAY_IT_BETTER = ("train waiting_for_data", "train samples_per_s")
 _ORDER = (
@@ -70,6 +72,7 @@ def charts(runs: Sequence[Run]) -> list[dict[str, Any]]:
             made.add_logged(number, run)
         made.add_steps(number, run)
         made.add_nodes(number, run)
+        made.add_printed(number, run)
     found = {title: chart for title, chart in made.by_title.items() if any(one["points"] for one in chart["curves"])}
     others = [chart for title, chart in found.items() if title not in _ORDER][:_MOST_OTHERS]
     return [found[title] for title in _ORDER if title in found] + others
@@ -121,6 +124,15 @@ class _Charts:
                 edges = {edge: run.curves.of_nodes.get(f"{name} {edge}", {}).get(node) for edge in ("least", "most")}
                 known = {edge: _of_time(run, one) for edge, one in edges.items() if one is not None}
                 self._add(chart, run, node, _of_time(run, curve), {"colour": at, **known})
+
+    def add_printed(self, number: int, run: Run) -> None:
+        """Add the figures that a run has printed, in their order: nothing says when it was."""
+        for name, values in run.found.printed.items():
+            curve = Curve()
+            for at, value in enumerate(values, 1):
+                curve.add(at, value)
+            chart = {"title": f"{name}, printed", "unit": "", "x": "number"}
+            self._add(chart, run, "", curve.points(), {"colour": number})
 
     def _add(self, chart: Mapping[str, Any], run: Run, label: str, points: Points, look: Mapping[str, Any]) -> None:
         words = [run.name] if self.several else []

@@ -14,7 +14,7 @@ from cluster_ddp.files import each_json_line
 
 POINTS = 1000
 """A curve with more points is thinned: of each stretch, its least and its greatest value stay."""
-_GIB = 1 << 30
+_GIB, _MIB = 1 << 30, 1 << 20
 _STRETCH_S = 10.0
 _NOT_PLOTTED = {"kind", "time", "epoch", "step", GLOBAL_STEP, *OF_FIRST_RECORD, "samples", "correct"}
 _PLACES = ("time", "epoch", "samples", GLOBAL_STEP)
@@ -144,8 +144,9 @@ def _add_use(found: Curves, record: Mapping[str, Any]) -> None:
         found.of_nodes.setdefault(name, {}).setdefault(node, Curve()).add(time_s, value, scale=scale)
 
     add("cpu", record.get("cpu"), 100)
-    if "memory" in record:
-        add("memory", record["memory"], 1 / _GIB)
+    for name, scale in (("memory", 1 / _GIB), ("received_per_s", 1 / _MIB), ("sent_per_s", 1 / _MIB)):
+        if name in record:
+            add(name, record[name], scale)
     gpus = [gpu for gpu in record.get("gpus") or () if isinstance(gpu, dict)]
     aggregates: dict[str, Callable[[Sequence[float]], float]] = {"": _mean, " least": min, " most": max}
     for name, key, scale in (("gpu", "utilization", 100.0), ("gpu_memory", "memory", 1 / _GIB)):

@@ -7,12 +7,13 @@ import time
 from cluster_ddp.errors import counted, printable
 from cluster_ddp.jobs.report.notes import notes
 from cluster_ddp.jobs.report.step_breakdown import Start, Training
-from cluster_ddp.jobs.report.summary import Bar, Report, bars
-from cluster_ddp.jobs.report.usage import NodeUse
+from cluster_ddp.jobs.report.summary import Report, bars
+from cluster_ddp.jobs.report.usage import GpuUse, NodeUse
 from cluster_ddp.launch.notation import hours
 
 _GIB = 1 << 30
 _BAR = 20
+_NODES = 16  # of more nodes, a line each
 
 
 def as_text(found: Report) -> str:
@@ -77,19 +78,31 @@ def _use(found: Report) -> list[str]:
     nodes = found.nodes
     if not nodes:
         return ["Use: nothing was recorded. A script records it with a cluster_ddp.Checkpointer or RunDir."]
-    lines = [f"Use, over {hours(found.sampled_s)}", *map(_bar, bars(found))]
-    has_gpus = any(node.gpus for node in nodes)
-    return lines + (["", "By node", *(_node_line(node) for node in nodes)] if len(nodes) > 1 or has_gpus else [])
+    lines = [f"Use, over {hours(found.sampled_s)}", *(_bar(bar.name, bar.part, bar.words) for bar in bars(found))]
+    if len(nodes) > 1 or any(node.gpus for node in nodes):
+        lines += ["", "By node", *(line for node in nodes for line in _node(node, each_gpu=len(nodes) <= _NODES))]
+    return lines
 
 
-def _node_line(node: NodeUse) -> str:
-    memory = "" if node.memory is None else f", memory {node.memory / _GIB:.1f} GiB"
-    gpus = " ".join("-" if gpu.utilization is None else f"{100 * gpu.utilization:.0f} %" for gpu in node.gpus)
-    return f"  {node.node}: CPUs {100 * node.cpu:.0f} % of {node.cpus}{memory}{f', GPUs {gpus}' if gpus else ''}"
+def _node(node: NodeUse, *, each_gpu: bool) -> list[str]:
+    words = [f"of {node.cpus} CPUs"]
+    words += [] if node.memory is None else [f"memory {node.memory / _GIB:.1f} GiB"]
+    words += [f"network {node.network}"] if node.network else []
+    if node.gpus and not each_gpu:
+        busy = ("-" if gpu.utilization is None else f"{100 * gpu.utilization:.0f} %" for gpu in node.gpus)
+        words.append(f"GPUs {' '.join(busy)}")
+    gpus = node.gpus if each_gpu else ()
+    return [_bar(node.node, node.cpu, ", ".join(words)), *(_gpu(at, gpu) for at, gpu in enumerate(gpus))]
 
 
-def _bar(bar: Bar) -> str:
-    if bar.part is None:
-        return f"  {bar.name:11} {bar.words}"
-    full = round(_BAR * bar.part)
-    return f"  {bar.name:11} [{'#' * full}{'-' * (_BAR - full)}] {100 * bar.part:3.0f} % {bar.words}"
+def _gpu(number: int, gpu: GpuUse) -> str:
+    if gpu.utilization is None:
+        return _bar(f"  GPU {number}", None, gpu.words or "unknown")
+    return _bar(f"  GPU {number}", gpu.utilization, gpu.words, separator=", " if gpu.words else "")
+
+
+def _bar(name: str, part: float | None, words: str, separator: str = " ") -> str:
+    if part is None:
+        return f"  {name:11} {words}"
+    full = round(_BAR * part)
+    return f"  {name:11} [{'#' * full}{'-' * (_BAR - full)}] {100 * part:3.0f} %{separator}{words}"

@@ -10,6 +10,7 @@ from typing import Any
 from cluster_ddp.contract import File
 from cluster_ddp.files import json_lines
 
+_GIB, _MIB = 1 << 30, 1 << 20
 _TAIL_BYTES = 8 * 1024  # several records
 _STALE_S = 60.0
 
@@ -31,6 +32,21 @@ class GpuUse:
     throttled: float | None
     """The part of the time in which heat or power lowered its clocks."""
 
+    @property
+    def words(self) -> str:
+        """Its memory, power and temperature, as far as they are known."""
+        words = []
+        if self.memory is not None:
+            of = f" of {self.memory_total / _GIB:.1f}" if self.memory_total else ""
+            words.append(f"{self.memory / _GIB:.1f}{of} GiB")
+        if self.power_w is not None:
+            words.append(f"{self.power_w:.0f} W")
+        if self.temperature_c is not None:
+            words.append(f"{self.temperature_c:.0f} °C at most")
+        if self.throttled:
+            words.append(f"slowed by heat or power {100 * self.throttled:.0f} % of the time")
+        return ", ".join(words)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeUse:
@@ -46,8 +62,19 @@ class NodeUse:
     """The part of these that was busy, 0 to 1: the mean."""
     memory: float | None
     """Bytes in use, at most; None if unknown."""
+    received_per_s: float | None
+    """Bytes that the node received in a second, the loopback left out: the mean. It may have had other jobs, too."""
+    sent_per_s: float | None
+    """Bytes that it sent in a second."""
     gpus: tuple[GpuUse, ...]
     """Its GPUs."""
+
+    @property
+    def network(self) -> str:
+        """What it received and sent, in words; empty if unknown."""
+        if self.received_per_s is None or self.sent_per_s is None:
+            return ""
+        return f"{self.received_per_s / _MIB:.1f} MiB/s in, {self.sent_per_s / _MIB:.1f} MiB/s out"
 
 
 def read(run_dir: Path) -> list[NodeUse]:
@@ -75,12 +102,15 @@ def newest(run_dir: Path) -> list[str]:
 
 def _node(name: str, records: Sequence[Mapping[str, Any]]) -> NodeUse:
     seconds = sum(record["seconds"] for record in records)
+    timed = [(record["seconds"], record) for record in records]
     return NodeUse(
         node=name,
         seconds=seconds,
         cpus=max(int(record["cpus"]) for record in records),
         cpu=sum(record["cpu"] * record["seconds"] for record in records) / seconds,
         memory=max((record["memory"] for record in records if "memory" in record), default=None),
+        received_per_s=_mean("received_per_s", timed),
+        sent_per_s=_mean("sent_per_s", timed),
         gpus=tuple(
             _gpu([(record["seconds"], record["gpus"][at]) for record in records if len(record["gpus"]) > at])
             for at in range(max(len(record["gpus"]) for record in records))
@@ -89,23 +119,23 @@ def _node(name: str, records: Sequence[Mapping[str, Any]]) -> NodeUse:
 
 
 def _gpu(samples: Sequence[tuple[float, Mapping[str, float]]]) -> GpuUse:
-    def mean(name: str) -> float | None:
-        known = [(seconds, sample[name]) for seconds, sample in samples if name in sample]
-        return (
-            sum(seconds * value for seconds, value in known) / sum(seconds for seconds, _ in known) if known else None
-        )
-
     def most(name: str) -> float | None:
         return max((sample[name] for _, sample in samples if name in sample), default=None)
 
     return GpuUse(
-        utilization=mean("utilization"),
+        utilization=_mean("utilization", samples),
         memory=most("memory"),
         memory_total=most("memory_total"),
-        power_w=mean("power_w"),
+        power_w=_mean("power_w", samples),
         temperature_c=most("temperature_c"),
-        throttled=mean("throttled"),
+        throttled=_mean("throttled", samples),
     )
+
+
+def _mean(name: str, samples: Sequence[tuple[float, Mapping[str, Any]]]) -> float | None:
+    """The mean of a figure over the seconds of the samples that have it."""
+    known = [(seconds, sample[name]) for seconds, sample in samples if name in sample]
+    return sum(seconds * value for seconds, value in known) / sum(seconds for seconds, _ in known) if known else None
 
 
 def _time_s(record: Mapping[str, Any]) -> float:

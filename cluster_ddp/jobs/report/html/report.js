@@ -82,7 +82,7 @@
       ],
       legend: { markers: { fill: (plot, at) => plot.series[at].stroke(), width: 0 } },
       bands,
-      series: [{ label: { time: "Time", step: "Step", epoch: "Epoch" }[chart.x], value: (_, value) => (value == null ? "–" : byTime ? duration(value) : number(value)) }, ...curves],
+      series: [{ label: { time: "Time", step: "Step", epoch: "Epoch", number: "Number" }[chart.x], value: (_, value) => (value == null ? "–" : byTime ? duration(value) : number(value)) }, ...curves],
       hooks: byTime ? { draw: [markStarts] } : {},
     };
   }

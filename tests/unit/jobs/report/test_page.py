@@ -53,6 +53,9 @@ def test_each_number_is_that_of_the_records(tmp_path: Path) -> None:
     (gpus,) = (one for one in data(text)["charts"] if one["title"] == "GPUs busy")
     most = [100 * max(gpu["utilization"] for gpu in one["gpus"]) for one in use]
     assert [y for _, y in gpus["curves"][1]["most"]] == pytest.approx(most, rel=1e-5)
+    received = [one["received_per_s"] / (1 << 20) for one in use]
+    assert [y for _, y in found["Network, received"]["gpu-2"]] == pytest.approx(received, rel=1e-5)
+    assert "57.2 MiB/s in, 19.1 MiB/s out" in text and " °C at most" in text
     assert f"{100 * tests[-1]['accuracy']:.2f} %" in text and f"{steps[-1]['samples_per_s']:,.0f}" in text
 
 
@@ -108,6 +111,14 @@ def test_a_loss_that_is_null_is_a_gap(tmp_path: Path) -> None:
     write_lines(run_dir / "metrics.jsonl", lines)
     found = charts(made(run_dir))
     assert found["Loss"]["train"] == [[0, 0.5], [1, None], [2, 2]] and "train of" not in found
+
+
+def test_what_was_printed_is_a_curve(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "x-12", epochs=1)
+    (run_dir / "task-0.log").write_text("bleu 1.5\nbleu nan\nbleu 3\n")
+    (status,) = run_statuses(tmp_path, [str(run_dir)])
+    text = page.page([report(status, metric=re.compile(r"bleu (?P<bleu>\S+)"))])
+    assert charts(text)["bleu, printed"] == {"bleu, printed": [[1, 1.5], [2, None], [3, 3]]}
 
 
 def test_two_runs_in_the_same_charts(tmp_path: Path) -> None:
@@ -187,4 +198,4 @@ def test_a_browser_draws_every_chart(tmp_path: Path) -> None:
     )
     count = len(data((tmp_path / "r.html").read_text())["charts"])
     assert f'data-charts="{count}"' in shown.stdout[:2000], shown.stderr[-2000:]
-    assert shown.stdout.count("<canvas") == count == 10
+    assert shown.stdout.count("<canvas") == count == 12

@@ -48,7 +48,9 @@ def run(
 
 
 def test_a_run_on_one_screen(tmp_path: Path) -> None:
-    status = run(tmp_path, sample(), sample(cpu=0.2, memory=48 * GIB), restarts=1)
+    cool = GPU | {"utilization": 0.5, "power_w": 250.0, "temperature_c": 61.0}
+    second = sample(cpu=0.2, memory=48 * GIB, received_per_s=3 << 20, sent_per_s=1 << 19, gpus=[cool, {}])
+    status = run(tmp_path, sample(), second, restarts=1)
     assert as_text(report(status)) == (
         f"fit, job 12: COMPLETED\n  Run directory: {tmp_path}\n  Size: 2 nodes x 2 GPUs, 4 ranks\n"
         "  Time: 00:30:00 of 0-01:00:00, 1 restart\n"
@@ -56,11 +58,23 @@ def test_a_run_on_one_screen(tmp_path: Path) -> None:
         "Use, over 0:03:20\n"
         "  CPUs        [########------------]  40 % of 16\n"
         "  Memory      [###############-----]  75 % at most: 48.0 of 64.0 GiB on a node\n"
-        "  GPUs        [##################--]  90 % of 4\n"
+        "  GPUs        [###############-----]  77 % of 4\n"
         "  GPU memory  [##########----------]  50 % at most, of the fullest GPU\n\n"
         "By node\n"
-        "  node1: CPUs 60 % of 8, memory 40.0 GiB, GPUs 90 % 90 %\n"
-        "  node2: CPUs 20 % of 8, memory 48.0 GiB, GPUs 90 % 90 %"
+        "  node1       [############--------]  60 % of 8 CPUs, memory 40.0 GiB\n"
+        "    GPU 0     [##################--]  90 %, 40.0 of 80.0 GiB\n"
+        "    GPU 1     [##################--]  90 %, 40.0 of 80.0 GiB\n"
+        "  node2       [####----------------]  20 % of 8 CPUs, memory 48.0 GiB, network 3.0 MiB/s in, 0.5 MiB/s out\n"
+        "    GPU 0     [##########----------]  50 %, 40.0 of 80.0 GiB, 250 W, 61 °C at most\n"
+        "    GPU 1     unknown"
+    )
+    (tmp_path / "usage-0.jsonl").unlink()
+    for number in range(20):
+        (tmp_path / f"usage-{number}.jsonl").write_text(json.dumps({"node": f"n{number}", **sample()}) + "\n")
+    many = as_text(report(status)).partition("By node\n")[2].splitlines()
+    assert (
+        many[0] == "  n0          [############--------]  60 % of 8 CPUs, memory 40.0 GiB, GPUs 90 % 90 %"
+        and len(many) == 20
     )
 
 
@@ -138,7 +152,7 @@ def test_what_was_not_recorded_is_left_out(tmp_path: Path) -> None:
     )
     (node,) = usage.read(tmp_path)
     assert (node.memory, node.gpus[0].utilization) == (None, None)
-    assert as_text(report(status)).endswith("By node\n  a: CPUs 50 % of 2, GPUs -")
+    assert as_text(report(status)).endswith("a           [##########----------]  50 % of 2 CPUs\n    GPU 0     unknown")
 
 
 def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
