@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cluster_ddp.jobs.report import page, series
 from cluster_ddp.jobs.report.summary import report
 from cluster_ddp.jobs.status import run_statuses
 
+SCREENSHOT = Path(__file__).parents[4] / "scripts" / "screenshot_report.py"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -199,3 +201,29 @@ def test_a_browser_draws_every_chart(tmp_path: Path) -> None:
     count = len(data((tmp_path / "r.html").read_text())["charts"])
     assert f'data-charts="{count}"' in shown.stdout[:2000], shown.stderr[-2000:]
     assert shown.stdout.count("<canvas") == count == 12
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_pictures_are_light_and_dark_and_fit_a_phone(tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    run_dir, brightness = make_run(tmp_path / "x-12", epochs=1), {}
+    for name, options in (("light", []), ("dark", ["--dark"])):
+        command = [sys.executable, str(SCREENSHOT), str(run_dir), "--image", str(tmp_path / f"{name}.png"), *options]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        picture = imread(tmp_path / f"{name}.png")
+        assert picture.shape[:2] == (1500, 1200)
+        brightness[name] = picture[..., :3].mean()
+    assert brightness["dark"] < 0.3 < 0.8 < brightness["light"]
+
+    (tmp_path / "r.html").write_text(made(run_dir))
+    (tmp_path / "phone.html").write_text(  # a window is 500 pixels wide at least
+        '<iframe src="r.html" style="width: 390px; height: 2000px" onload="setTimeout(() => {'
+        "const page = this.contentDocument.documentElement;"
+        'document.body.dataset.hidden = page.scrollWidth - page.clientWidth}, 1000)"></iframe>'
+    )
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    words = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", profile, "--virtual-time-budget=3000"]
+    words += ["--allow-file-access-from-files", "--dump-dom", (tmp_path / "phone.html").as_uri()]
+    shown = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert 'data-hidden="0"' in shown.stdout, shown.stdout[-500:] + shown.stderr[-2000:]
