@@ -1,8 +1,8 @@
 """What observing a training costs it: `torchrun --nproc-per-node 2 benchmarks/observing.py`.
 
 The share of training time (MNIST CNN) that the times of the steps take, without two looks at a clock in each step of
-the optimizer; and the CPU time of the thread that samples the node. Without control groups of Slurm's, it looks at
-/proc, which is the dearer way.
+the optimizer; the CPU time of the thread that samples the node (without control groups of Slurm's, it looks at /proc,
+which is the dearer way); and what world.log takes, if each step logs a record of four numbers.
 """
 
 from __future__ import annotations
@@ -64,22 +64,32 @@ def main() -> None:
             training.step()
         rows = [run(training, timed, options.steps) for _ in range(options.runs)]
         if world.is_main:
-            step_ms, times, sampling = zip(*rows)
+            step_ms, times, sampling, logging = zip(*rows)
             report(
                 Figure(what="a step", values=step_ms, unit="ms"),
                 Figure(what="times of the steps", values=times, unit="% of the time", at_most=PERCENT_AT_MOST),
                 Figure(what="sampling the node", values=sampling, unit="% of a CPU", at_most=PERCENT_AT_MOST),
+                Figure(what="a record a step", values=logging, unit="% of the time", at_most=PERCENT_AT_MOST),
             )
             shutil.rmtree(folder)
 
 
-def run(training: Training, timed: Timed, steps: int) -> tuple[float, float, float]:
-    """Milliseconds per step, percent of the time for its times on the slowest rank, percent of a CPU for sampling."""
+def run(training: Training, timed: Timed, steps: int) -> tuple[float, float, float, float]:
+    """Milliseconds per step; percent of the time for its times on the slowest rank, of a CPU for sampling, of a log."""
     timed.taken_s, cpu_s, start_s = 0.0, sampling_s(), time.perf_counter()
     step_ms, _ = training.run(steps)
     taken_s = time.perf_counter() - start_s
     times = max(training.world.gather(100 * timed.taken_s / taken_s))
-    return step_ms, times, 100 * (sampling_s() - cpu_s) / taken_s
+    sampling = 100 * (sampling_s() - cpu_s) / taken_s
+    return step_ms, times, sampling, 100 * logging_s(training, steps) / (step_ms / 1000)
+
+
+def logging_s(training: Training, steps: int) -> float:
+    """The seconds of a call of world.log on the slowest rank, while its thread writes the records."""
+    start_s = time.perf_counter()
+    for step in range(steps):
+        training.world.log("train", epoch=1, loss=1 / (step + 1), lr=0.1, samples_per_s=1000.0)
+    return max(training.world.gather((time.perf_counter() - start_s) / steps))
 
 
 def sampling_s() -> float:

@@ -48,14 +48,14 @@ class JobProcesses:
         return self._ended_s + sum(one.cpu_s for one in now.values())
 
     def memory_bytes(self) -> int:
-        """Return the memory in use: what several processes share counts once (Pss).
+        """Return the memory in use, or up to ten seconds ago if it was more: what several processes share counts once.
 
-        For Pss, the kernel walks through a process's pages, which takes 10 ms. So it is read when the resident pages
-        change by more than 2 %, and every ten seconds.
+        For that (Pss), the kernel walks through a process's pages, which takes 10 ms. So it is read every ten seconds,
+        and when there are 2 % more resident pages.
         """
         self.cpu_s()
         now_s, pages = time.monotonic(), sum(one.pages for one in self._last.values())
-        if abs(pages - self._memory_pages) > 0.02 * self._memory_pages or now_s - self._memory_at_s >= _PSS_EVERY_S:
+        if pages > 1.02 * self._memory_pages or now_s - self._memory_at_s >= _PSS_EVERY_S:
             self._memory = sum(_pss(pid) for pid, _ in self._last)
             self._memory_pages, self._memory_at_s = pages, now_s
         return self._memory

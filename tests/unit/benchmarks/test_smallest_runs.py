@@ -22,4 +22,4 @@ def test_observing_a_training(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "observing.py"), "--runs=1", "--steps=2"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)["figures"]) == 3
+    assert len(json.loads(done.stdout)["figures"]) == 4
