@@ -12,6 +12,8 @@ from cluster_ddp.runtime.trackers.tracker import Point, Run
 class TensorBoard:
     """A `Tracker` that writes files of events."""
 
+    upload = ""
+
     def begin(self, run: Run) -> None:
         """Replace the files of earlier starts.
 

@@ -29,6 +29,9 @@ class Run:
 class Tracker(Protocol):
     """Hands the numbers of records to a library. All methods are called in one thread, and may raise anything."""
 
+    upload: str
+    """After `begin`: the command that uploads the run from a machine with a network; empty if nothing is to upload."""
+
     def begin(self, run: Run) -> None:
         """Begin the run, or begin it anew: what the folder has of an earlier start goes. Imports the library.
 

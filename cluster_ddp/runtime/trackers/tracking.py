@@ -79,6 +79,9 @@ class Tracking:
                 self._feed()
             self._feed()
             self._each(lambda tracker: tracker.close())
+            for name, tracker in (self._trackers or {}).items():
+                if tracker.upload:
+                    log.info("To upload to %s, after the last start: %s", name, tracker.upload)
         except Exception as error:
             log.warning("Reading %s for trackers failed: %s. They get no more records.", self._records.path, error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,7 @@ class WandB:
         """
         import wandb
 
+        self.upload = f"wandb sync {shlex.quote(str(run.folder / 'wandb'))}/{FOLDERS}"
         for old in (run.folder / "wandb").glob(FOLDERS):
             shutil.rmtree(old)
         settings = wandb.Settings(
