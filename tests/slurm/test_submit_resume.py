@@ -29,6 +29,7 @@ with cluster_ddp.distributed(cuda=False) as world:
             model(x).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
+            world.log("train", epoch=epoch + 1, loss=0.5)
             checkpoint.step()
             world.print(f"step {checkpoint.steps}")
         if sys.argv[1] == "fails" and not os.path.exists("mended"):
@@ -87,6 +88,7 @@ def test_the_printed_command_continues_a_failed_training(
     again = resume(place, command, "--watch")
     assert again.returncode == 0, again.stdout + again.stderr
     assert steps(again.stdout) in ALL_AFTER_A_CHECKPOINT
+    assert re.search(r"^epoch \d, .*loss 0\.5", again.stdout, re.MULTILINE), "key figures, while it runs"
     record = json.loads((run_dir / "spec.json").read_text())
     first = re.search(r"Submitted job (\d+)", begun.stdout)[1]
     assert record["job"] == re.search(r"Submitted job (\d+)", again.stdout)[1] != first
@@ -109,6 +111,7 @@ def test_an_arrays_task_resumes_alone(place: Place) -> None:
     again = place.submit("--no-check", "--resume", f"{array}_0", "--watch")
     assert again.returncode == 0, again.stdout + again.stderr
     assert steps(again.stdout) in ALL_AFTER_A_CHECKPOINT
+    assert re.search(r"^epoch \d, .*loss 0\.5", again.stdout, re.MULTILINE), "key figures, while it runs"
 
 
 def test_one_that_has_not_ended_is_left_alone(place: Place) -> None:
