@@ -111,7 +111,6 @@ def test_an_arrays_task_resumes_alone(place: Place) -> None:
     again = place.submit("--no-check", "--resume", f"{array}_0", "--watch")
     assert again.returncode == 0, again.stdout + again.stderr
     assert steps(again.stdout) in ALL_AFTER_A_CHECKPOINT
-    assert re.search(r"^epoch \d, .*loss 0\.5", again.stdout, re.MULTILINE), "key figures, while it runs"
 
 
 def test_one_that_has_not_ended_is_left_alone(place: Place) -> None:
