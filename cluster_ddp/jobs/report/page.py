@@ -97,6 +97,7 @@ def _summary(run: Run) -> dict[str, Any]:
         "limit": asked.get("time"),
         "bars": bars(found),
         "nodes": found.nodes,
+        "over": lambda node: f" over {hours(node.seconds)}" if len(found.nodes) > found.nodes_at_once else "",
         "notes": notes(found),
         "step_ms": 1000 * step_s,
         "parts": [(name.removesuffix("_s"), 100 * value / step_s) for name, value in found.training.parts.items()],

@@ -80,12 +80,13 @@ def _use(found: Report) -> list[str]:
         return ["Use: nothing was recorded. A script records it with a cluster_ddp.Checkpointer or RunDir."]
     lines = [f"Use, over {hours(found.sampled_s)}", *(_bar(bar.name, bar.part, bar.words) for bar in bars(found))]
     if len(nodes) > 1 or any(node.gpus for node in nodes):
-        lines += ["", "By node", *(line for node in nodes for line in _node(node, each_gpu=len(nodes) <= _NODES))]
+        few, changed = len(nodes) <= _NODES, len(nodes) > found.nodes_at_once
+        lines += ["", "By node", *(line for node in nodes for line in _node(node, each_gpu=few, timed=changed))]
     return lines
 
 
-def _node(node: NodeUse, *, each_gpu: bool) -> list[str]:
-    words = [f"of {node.cpus} CPUs"]
+def _node(node: NodeUse, *, each_gpu: bool, timed: bool) -> list[str]:
+    words = [f"of {node.cpus} CPUs{f' over {hours(node.seconds)}' if timed else ''}"]
     words += [] if node.memory is None else [f"memory {node.memory / _GIB:.1f} GiB"]
     words += [f"network {node.network}"] if node.network else []
     if node.gpus and not each_gpu:

@@ -311,6 +311,7 @@ def test_damaged_run_directories_are_passed_over(capsys, fake_slurm: FakeSlurm, 
     [
         '{"kind": "train", "epoch": "one", "samples_per_s": "many"}\n{"kind": "test", "accuracy": [1]}',
         '{"kind": "train", "epoch": NaN, "samples_per_s": Infinity}\n{"kind": "test", "accuracy": NaN}',
+        '{"kind": "train", "epoch": null, "samples_per_s": null}\n{"kind": "test", "accuracy": null, "loss": null}',
         f'{{"kind": "train", "epoch": 1{"0" * 400}, "samples_per_s": 1{"0" * 400}}}',
         '{"kind": ["train"], "epoch": [3]}',
         "[" * 50_000,

@@ -73,7 +73,7 @@ def test_a_run_on_one_screen(tmp_path: Path) -> None:
         (tmp_path / f"usage-{number}.jsonl").write_text(json.dumps({"node": f"n{number}", **sample()}) + "\n")
     many = as_text(report(status)).partition("By node\n")[2].splitlines()
     assert (
-        many[0] == "  n0          [############--------]  60 % of 8 CPUs, memory 40.0 GiB, GPUs 90 % 90 %"
+        many[0] == "  n0          [############--------]  60 % of 8 CPUs over 0:01:40, memory 40.0 GiB, GPUs 90 % 90 %"
         and len(many) == 20
     )
 
@@ -89,6 +89,11 @@ def test_a_run_that_went_on_elsewhere_weighs_its_nodes_by_time(tmp_path: Path) -
     assert "Use, over 10:01:00\n" in text
     assert re.findall(r"(C|G)PUs +\[.*\] +(\d+ % of \d)", text) == [("C", "90 % of 4"), ("G", "90 % of 2")]
     assert notes(report(status)) == []  # of the time limit nothing is known but the last start
+    by_node = text.partition("By node\n")[2].splitlines()[::3]
+    assert [line.partition("%")[2] for line in by_node] == [
+        " of 4 CPUs over 10:00:00, memory 40.0 GiB",
+        " of 4 CPUs over 0:01:00, memory 40.0 GiB",
+    ]
 
 
 GPU = {"utilization": 0.9, "memory": 40.0 * GIB, "memory_total": 80.0 * GIB}
