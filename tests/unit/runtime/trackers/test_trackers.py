@@ -117,9 +117,9 @@ def records(tmp_path: Path) -> MetricsFile:
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What our logger says; libraries have their own."""
+    """What our logger warns of; libraries have their own."""
     said: list[str] = []
-    handler = logging.Handler()
+    handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     monkeypatch.setattr(log, "propagate", False)
     log.addHandler(handler)
