@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from cluster_ddp.runtime.data.loader import Loader
 from cluster_ddp.runtime.data.resident import DeviceLoader, ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler
+from cluster_ddp.runtime.data.worker_signals import keep_through_stops
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.topology import Topology
 
@@ -82,3 +86,30 @@ def test_workers_follow_from_the_cpus(device: torch.device, cpus: int, given: di
     loader = Loader(TensorDataset(torch.arange(4)), batches, device=device, cpus=cpus, **given)._loader
     assert (loader.num_workers, loader.persistent_workers) == (workers, workers > 0)
     assert loader.pin_memory == (device is GPU)
+
+
+def test_a_forked_worker_destroys_nothing_that_it_has_inherited(tmp_path: Path) -> None:
+    """Such as the process group of an earlier training, whose threads it lacks."""
+    keep_through_stops()
+    destroyed = tmp_path / "destroyed"
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            destroyed.write_text(str(os.getpid()))
+
+    gc.disable()
+    try:
+        Garbage()
+        pid = os.fork()
+        if pid == 0:
+            gc.collect()
+            os._exit(0)
+        os.waitpid(pid, 0)
+    finally:
+        gc.enable()
+    assert not destroyed.exists()
+    gc.collect()
+    assert destroyed.read_text() == str(os.getpid())
