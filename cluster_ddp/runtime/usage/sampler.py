@@ -23,10 +23,13 @@ from cluster_ddp.runtime.usage.cgroups import StepCgroup
 from cluster_ddp.runtime.usage.gpus import Gpus
 from cluster_ddp.runtime.usage.processes import JobProcesses
 from cluster_ddp.slurm.topology import Topology
+from cluster_ddp.slurm.variables import node_name
 
 log = logging.getLogger("cluster_ddp")
 
 SAMPLE_S, WRITE_S = 1.0, 10.0
+# How long a training's end waits for the last record: its file system may hang.
+PATIENCE_S = 1.0
 
 
 class Source(Protocol):
@@ -65,7 +68,7 @@ class Sampler:
 
     def __init__(self, run_dir: Path, topology: Topology, env: Mapping[str, str]) -> None:
         self._path = run_dir / File.USAGE.format(topology.node_rank or 0)
-        self._node = env.get("SLURMD_NODENAME") or os.uname().nodename
+        self._node = node_name(env)
         self._cpus, self._restart = _cpus(env), topology.restart_count
         self._env = env
         self._end = threading.Event()
@@ -75,7 +78,7 @@ class Sampler:
     def stop(self) -> None:
         """Write what was sampled since the last line, and end."""
         self._end.set()
-        self._thread.join(timeout=1.0)  # its file system may hang
+        self._thread.join(timeout=PATIENCE_S)
 
     def _run(self) -> None:
         self._source, self._gpus = _source(self._env), _gpus(self._env)  # NVML may take a second to begin
