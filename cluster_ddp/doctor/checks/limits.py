@@ -6,14 +6,16 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from cluster_ddp.contract import Env
 from cluster_ddp.doctor.checks import Site, check
 from cluster_ddp.doctor.finding import Finding
 
 _GIB = 1024**3
 # torch itself, its libraries and a few loader workers.
 _OTHER_FILES = 256
-# `import torch` maps 3 GiB (CPU build of 2.15); CUDA reserves as much address space as all memory together.
-_LEAST_ADDRESS_SPACE = 16 * _GIB
+# A training on the CPU maps 3 GiB (CPU build of torch 2.15) to 4 GiB (CUDA build of 2.14), and more with its data. CUDA
+# reserves as much as all memory together.
+_TORCH_MAPS, _LEAST_ADDRESS_SPACE = int(3.5 * _GIB), 16 * _GIB
 _INFINIBAND = Path("/sys/class/infiniband")
 
 
@@ -37,11 +39,13 @@ def address_space(site: Site) -> Iterator[Finding]:
         (value for value in resource.getrlimit(resource.RLIMIT_AS) if value != resource.RLIM_INFINITY), default=None
     )
     if limit is not None and limit < _LEAST_ADDRESS_SPACE:
+        has_gpus = site.topology.gpus_on_node and site.env.get(Env.DUMMY_GPUS) != "1"
         yield Finding(
             check="address_space",
             what="A process's address space is limited: torch and CUDA map far more than they use.",
             evidence=f"ulimit -v: {limit // 1024} KiB",
             hint="remove the limit before sbatch: ulimit -v unlimited (Slurm hands it on, or has VSizeFactor)",
+            is_warning=not has_gpus and limit >= _TORCH_MAPS,
         )
 
 

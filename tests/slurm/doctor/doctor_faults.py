@@ -274,8 +274,8 @@ LIMITS = (
     Fault(
         title="a limited address space",
         check="address_space",
-        found=("ulimit -v: 4000000 KiB",),
-        lines="ulimit -v 4000000",
+        found=("ulimit -v: 3000000 KiB",),
+        lines="ulimit -v 3000000",
     ),
 )
 FILES = (

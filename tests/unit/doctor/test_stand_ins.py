@@ -118,6 +118,19 @@ def test_a_node_with_all_its_gpus_is_not_short_of_any(
     assert not list(gpus.gpu_health.function(site(**env), Nvml(nvmlDeviceGetCount=lambda: shown)))  # type: ignore[misc,call-arg]
 
 
+@pytest.mark.parametrize(
+    ("limit_gib", "dummy", "expected"),
+    [(2, "1", [False]), (4, "1", [True]), (4, "", [False]), (20, "", []), (None, "", [])],
+)
+def test_an_address_space_that_a_training_on_the_cpu_can_do_with_is_no_error(
+    limit_gib: int | None, dummy: str, expected: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = resource.RLIM_INFINITY if limit_gib is None else limit_gib << 30
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    found = list(limits.address_space.function(site(CLUSTER_DDP_DUMMY_GPUS=dummy)))  # type: ignore[misc]
+    assert [one.is_warning for one in found] == expected
+
+
 def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> None:
     (tmp_path / "slurm/job_7/step_0").mkdir(parents=True)
     for name, text in texts.items():
