@@ -44,9 +44,8 @@ def master_address(site: Site) -> Iterator[Finding]:
         hint = f"correct /etc/hosts on {site.host}: getent hosts {name}"
         if "MASTER_ADDR" in site.env:
             hint = "unset MASTER_ADDR in the batch script and in your shell's start files"
-        yield _wrong_address(
-            site, "The address of rank 0's host is loopback: it leads each node to itself.", f"it is {first}", hint
-        )
+        what = "The address of rank 0's host is loopback: it leads each node to itself."
+        yield _wrong_address(site, what, "" if name == str(first) else f"it is {first}", hint)
     elif first.is_link_local:
         what = "The address of rank 0's host is link-local: no other network reaches it."
         hint = f"export MASTER_ADDR=<another address of {name}>: getent ahosts {name}; or correct DNS"
@@ -65,7 +64,7 @@ def _wrong_address(site: Site, what: str, evidence: str, hint: str) -> Finding:
     return Finding(
         check="master_address",
         what=what,
-        evidence=f"{said}; {evidence}",
+        evidence=f"{said}; {evidence}" if evidence else said,
         hint=hint,
         sick_nodes=() if is_set else (site.host,),
     )

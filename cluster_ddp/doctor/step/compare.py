@@ -12,6 +12,7 @@ from typing import Any
 from cluster_ddp.doctor.checks import of_all
 from cluster_ddp.doctor.finding import Finding, shown_ranks
 from cluster_ddp.runtime.rendezvous.arrivals import missing_by_node
+from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.topology import Topology
 
 _CLOCK_S = 10.0
@@ -40,7 +41,9 @@ Reports = Mapping[int, Mapping[str, Any]]
 """Rank -> its report of tier 1."""
 
 
-def missing(topology: Topology | None, world_size: int, reports: Reports, waited_s: float) -> list[Finding]:
+def missing(
+    topology: Topology | None, world_size: int, reports: Reports, waited_s: float, env: Mapping[str, str]
+) -> list[Finding]:
     """Return which ranks have not reported."""
     absent = [rank for rank in range(world_size) if rank not in reports]
     if not absent:
@@ -52,16 +55,20 @@ def missing(topology: Topology | None, world_size: int, reports: Reports, waited
     # Where fewer nodes are heard than not, it is rather the way to those.
     nodes = silent if len(silent) <= len(set(hosts.values())) else []
     where = ", ".join(dict.fromkeys(hosts.values()))
-    return [
-        Finding(
-            check="missing_ranks",
-            what=f"{len(absent)} of {world_size} ranks did not report within {waited_s:g} s: {who}.",
-            evidence=f"{shown_ranks(sorted(reports))} reported, from {where}",
-            hint="look there for what hangs or is missing (python, module, conda, a file system); for a slow start: "
-            f"--wait-s 120{f'; leave out: --exclude={chr(44).join(nodes)}' if nodes else ''}",
-            sick_nodes=tuple(nodes),
-        )
-    ]
+    what = f"{len(absent)} of {world_size} ranks did not report within {waited_s:g} s: {who}."
+    hint = (
+        "look there for what hangs or is missing (python, module, conda, a file system); for a slow start: --wait-s 120"
+    )
+    if nodes:
+        hint += f"; leave out: --exclude={','.join(nodes)}"
+    elif by_node and not silent:
+        hint = "other ranks of that node reported: look at this one there (ps, py-spy); for a slow start: --wait-s 120"
+    tasks = env.get(variables.WORLD_SIZE[0], "")
+    if topology is not None and topology.launcher == "manual" and tasks.isdecimal() and int(tasks) < world_size:
+        what = f"WORLD_SIZE={world_size}, but this step has {tasks} tasks: they would wait for ranks that do not exist."
+        hint = f"unset WORLD_SIZE; or start as many tasks: srun --ntasks={world_size}"
+    evidence = f"{shown_ranks(sorted(reports))} reported, from {where}"
+    return [Finding(check="missing_ranks", what=what, evidence=evidence, hint=hint, sick_nodes=tuple(nodes))]
 
 
 def same_rank(twice: Mapping[int, Sequence[str]]) -> list[Finding]:
@@ -102,7 +109,7 @@ def _other_master(topology: Topology, reports: Reports) -> list[Finding]:
                 Finding(
                     check="other_master",
                     what=f"The name of rank 0's host, {name}, resolves to another machine.",
-                    evidence=f"{theirs[0]}, which is no address of rank 0's host, {reports[0]['host']}",
+                    evidence=f"{name} is {theirs[0]} there, which is no address of rank 0's host, {reports[0]['host']}",
                     hint=f"correct DNS or /etc/hosts there: getent hosts {name}; unset MASTER_ADDR if it is set",
                 ).seen_on(host)
             )

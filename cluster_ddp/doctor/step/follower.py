@@ -100,7 +100,7 @@ class Follower(Rank):
         if self.place.topology is not None and (0 in here or kinds & UNREACHED):
             failures = {**self.report, "failures": self._spoke.failures}
             found.append(no_way(self.place.rank, failures, self.place.topology.master_addr))
-        found += compare.missing(self.place.topology, self.place.world_size, here, self.options.wait_s)
+        found += compare.missing(self.place.topology, self.place.world_size, here, self.options.wait_s, self.env)
         self._spoke.close()
         return self._speak("nodes", found)
 

@@ -71,7 +71,7 @@ class Leader(Rank):
         found = [finding for rank, report in sorted(reports.items()) for finding in findings(rank, report)]
         found = [one for one in found if one.check == "topology"] + [one for one in found if one.check != "topology"]
         found += compare.same_rank(self._hub.twice)
-        found += compare.missing(self.place.topology, self.place.world_size, here, waited_s)
+        found += compare.missing(self.place.topology, self.place.world_size, here, waited_s, self.env)
         found += [ended(rank, str(one["host"]), "nodes") for rank, one in here.items() if rank not in reports]
         if self._hub.port_error is not None:
             found.append(Finding.of_cause("master_port", self._hub.port_error))

@@ -205,7 +205,7 @@ def _large(links: Sequence[Link]) -> list[Finding]:
     return [
         Finding(
             check="large_packets",
-            what="Small messages pass between nodes, large ones hang, as where packets are larger than a link's MTU.",
+            what="Small messages pass between nodes, large ones hang: typical of packets larger than a link's MTU.",
             evidence=f"{ways}: 1 byte came back, {_LARGE // 1024} KiB did not within {_LARGE_S:g} s.",
             hint=f"compare the MTUs: ip link; try: ping -M do -s 1472 NODE, with jumbo frames -s 8972{without}",
             sick_nodes=sick,

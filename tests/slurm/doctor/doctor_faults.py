@@ -77,7 +77,7 @@ LAUNCH = (
     Fault(
         title="WORLD_SIZE set by hand, larger than what was started",
         check="missing_ranks",
-        found=("2 of 6 ranks did not report within", "4"),
+        found=("WORLD_SIZE=6, but this step has 4 tasks", "unset WORLD_SIZE"),
         lines=_hand_set("$SLURM_PROCID", 6),
         arguments=("--quick", "--wait-s", "3"),
     ),
@@ -184,7 +184,7 @@ NAMES = (
     Fault(
         title="an /etc/hosts that leads node1's name to another machine on node2",
         check="other_master",
-        found=("resolves to another machine", "node2: 198.51.100.9"),
+        found=("resolves to another machine", "node2: node1 is 198.51.100.9"),
         lines=ON_2 + "echo '198.51.100.9 node1' >hosts.b && mount --bind hosts.b /etc/hosts",
     ),
     Fault(

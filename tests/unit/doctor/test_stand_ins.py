@@ -186,12 +186,11 @@ def test_facts_that_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert seen[0]["versions"]["this folder (git)"] == "0123456789ab"
 
 
-@pytest.mark.parametrize(
-    ("content", "is_found"), [(gzip.compress(bytes(9999)), False), (gzip.compress(bytes(9999))[:-9], True)]
-)
-def test_a_file_of_the_data_that_is_cut_off(content: bytes, is_found: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_found", [False, True])
+def test_a_file_of_the_data_that_is_cut_off(is_found: bool, tmp_path: Path) -> None:
     (tmp_path / "MNIST/raw").mkdir(parents=True)
-    (tmp_path / "MNIST/raw/images.gz").write_bytes(content)
+    whole = gzip.compress(bytes(9999))
+    (tmp_path / "MNIST/raw/images.gz").write_bytes(whole[:-9] if is_found else whole)
     found = list(files.data_folder.function(replace(site(), data_dir=tmp_path)))  # type: ignore[misc]
     assert [one.what for one in found] == ["A file of the data is damaged on a node."] * is_found
 
@@ -297,7 +296,15 @@ def test_rank_0s_own_name_may_mean_loopback_there(host: str, is_found: bool, mon
 def test_nodes_that_few_others_miss_are_not_blamed() -> None:
     """Where one of four nodes speaks, the way to it is rather at fault."""
     four = replace(TOPOLOGY, nodes=("node1", "node2", "node3", "node4"), num_nodes=4)
-    (most,) = compare.missing(four, 4, {1: {"host": "node2"}}, 3)
+    (most,) = compare.missing(four, 4, {1: {"host": "node2"}}, 3, {})
     assert not most.sick_nodes and "--exclude" not in most.hint
-    (few,) = compare.missing(four, 4, {rank: {"host": f"node{rank + 1}"} for rank in range(3)}, 3)
+    (few,) = compare.missing(four, 4, {rank: {"host": f"node{rank + 1}"} for rank in range(3)}, 3, {})
     assert few.sick_nodes == ("node4",) and "--exclude=node4" in few.hint
+
+
+def test_ranks_that_do_not_exist_are_not_waited_for() -> None:
+    env, reports = {"SLURM_STEP_NUM_TASKS": "4"}, {rank: {"host": f"node{rank // 2 + 1}"} for rank in range(4)}
+    (found,) = compare.missing(replace(TOPOLOGY, launcher="manual", world_size=6), 6, reports, 3, env)
+    assert found.what.startswith("WORLD_SIZE=6, but this step has 4 tasks:") and "--ntasks=6" in found.hint
+    (found,) = compare.missing(replace(TOPOLOGY, launcher="torchrun", world_size=6), 6, reports, 3, env)
+    assert found.what.startswith("2 of 6 ranks did not report within 3 s: ")
