@@ -100,12 +100,13 @@ def field_error(name: str, value: object, legal: str, *, meant: object = None, h
         meant: a legal value that was probably meant, for the hint; for a text it is guessed.
         hint: what to do, if that is another thing than to change the value.
     """
-    meant = _meant(name, value) if meant is None and isinstance(value, str) else meant
+    meant = meant_value(name, value) if meant is None and isinstance(value, str) else meant
     if meant is not None:
         hint = option_words(name, meant)
     by_default = f"what it takes: cluster-ddp submit --help; as a key: {name}"
+    shown = " ".join(map(repr, value)) if isinstance(value, tuple) and value else repr(value)
     error = SpecError(
-        f"A job with {name} {value!r}:", f"{name} must be {legal}.", hint or _EXAMPLES.get(name, by_default)
+        f"A job with {name} {shown}:", f"{name} must be {legal}.", hint or _EXAMPLES.get(name, by_default)
     )
     error.meant = meant
     return error
@@ -119,8 +120,8 @@ def option_words(name: str, value: object) -> str:
     return f"{option} {shlex.join(value if isinstance(value, tuple) else [str(value)])}"
 
 
-def _meant(name: str, value: str) -> str | None:
-    """The text in a legal form, if that is clear."""
+def meant_value(name: str, value: str) -> str | None:
+    """Return a field's text in a legal form; None if that is not clear."""
     if name == "name":
         return legal_name(value) or None
     if name == "begin":

@@ -177,7 +177,9 @@ class JobSpec:
             pattern, legal = WORD_PATTERNS[name]
             if not _all_match(pattern, value):
                 parts = tuple(filter(None, " ".join(value).split(" ")))
-                raise field_error(name, value, legal, meant=parts if parts and _all_match(pattern, parts) else None)
+                if not parts or not _all_match(pattern, parts):
+                    raise field_error(name, value, legal)
+                raise field_error(name, value, f"{legal}, not several in one pair of quotes", meant=parts)
 
     def _check_choices(self) -> None:
         if self.gpus_per_node % self.gpus_per_task:
@@ -218,7 +220,7 @@ class JobSpec:
             if any(ours.startswith(name) for ours in SET_ELSEWHERE):  # sbatch takes abbreviations
                 own = name.replace("-", "_") in {field.name for field in fields(self)}
                 hint = f"--{option[2:].replace('=', ' ')}, without --sbatch-options" if own else "leave it out"
-                raise field_error("sbatch_options", option, "an option that has no field of its own", hint=hint)
+                raise field_error("sbatch_options", option, "an option that cluster-ddp does not set itself", hint=hint)
 
     def _check_array(self) -> None:
         if self.array is not None and grids.count(self.array) == 0:
@@ -266,7 +268,11 @@ def check_placeholders(words: Sequence[str], grid: grids.Grid, *, array: str | N
     unknown = sorted(names - {*grid, ARRAY_TASK}) if grid else []
     for name in unknown:
         found = f"--array gives values for {', '.join(grid)} only.{nearest(name, grid)}"
-        hint = f"write {{{next(iter(grid))}}} in the command, or add values: --array {name}=… {next(iter(grid))}=…"
+        used, unused = [key for key in grid if key in names], [key for key in grid if key not in names]
+        hint = f"give values for {name}{' instead' if unused else ', too'}: "
+        hint += f"--array {' '.join(f'{key}=…' for key in (*used, name))}"
+        if unused:
+            hint = f"write {{{nearest_name(name, unused) or unused[0]}}} in the command; or {hint}"
         raise SpecError(f"A command with {{{name}}}:", found, hint)
     for key in grid:
         if key not in names:

@@ -33,7 +33,7 @@ _START_RANKS = {
     "mpirun": (),
     "mpiexec": (),
 }
-_NUMBER_OF_RANKS = re.compile(r"(?:--nproc[-_]per[-_]node|--num[-_]processes|--num_gpus|-np?|--np)(?:=(.*))?")
+_NUMBER_OF_RANKS = re.compile(r"(?:--nproc[-_]per[-_]node|--num[-_]processes|--num_gpus|--ntasks|-np?|--np)(?:=(.*))?")
 # Programs that start another one, and the words behind their names with which they do.
 _WRAPPERS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(
@@ -61,25 +61,35 @@ def check(spec: JobSpec) -> None:
     if launch is None:
         return
     launcher, asked = launch.name, f"Submitting {shlex.join(spec.command)}:"
-    left_out, script = _script(launch.rest, any_program=launcher in _SLURMS)
-    size = ""
-    if launcher in _SLURMS:
+    ranks = _ranks(launch.rest)
+    if launcher in ("sbatch", "salloc"):
+        found = f"{launcher} asks for a job of its own, so this job would only submit another."
+        raise SpecError(asked, found, f"run it without cluster-ddp: {shlex.join(spec.command)}")
+    if launcher == "srun":
         found = f"{launcher} asks Slurm for tasks. The job starts this command in each of its tasks already."
     elif spec.nodes * spec.ranks_per_node > 1:
         found = (
             f"{launcher} starts ranks itself. This job has {spec.world_size} tasks, and each would start them again."
         )
-    elif (ranks := _ranks(launch.rest)) > spec.gpus_per_node:
+    elif ranks > spec.gpus_per_node:
         found = f"{launcher} starts {ranks} ranks, and this job has {counted(spec.gpus_per_node, 'GPU')}."
-        size = f"--gpus-per-node {ranks} "
     else:
         return
-    if launcher in ("sbatch", "salloc"):
-        raise SpecError(asked, found, f"run it without cluster-ddp: {shlex.join(spec.command)}")
+    size = f"--gpus-per-node {ranks} " if spec.world_size == 1 and ranks > spec.gpus_per_node else ""
     option = "--launcher torchrun " if launcher in _TORCHS else ""
-    without = f" (without {launcher}'s {shlex.join(left_out)})" if left_out else ""
-    hint = f"{size}{option}-- {launch.instead(script)}{without}; to submit it anyway: --accept {CODE}"
-    raise SpecError(asked, found, hint)
+    raise SpecError(asked, found, f"{size}{option}-- {_instead(launch)}; to submit it anyway: --accept {CODE}")
+
+
+def _instead(launch: _Launch) -> str:
+    """The command without its launcher, and what it lacks then."""
+    left_out, script = _script(launch.rest, any_program=launch.name in _SLURMS)
+    without = f"{launch.name}'s {shlex.join(left_out)}" if left_out else ""
+    if amp := re.search(r"--mixed[-_]precision[= ](\w+)", without):
+        without += f'; in the script: Accelerator(mixed_precision="{amp[1]}")'
+    if launch.before[:2] == ("env", "-i"):
+        launch = launch._replace(before=("env", *launch.before[2:]))
+        without = ", and ".join(filter(None, ["env's -i, which would clear RANK and WORLD_SIZE", without]))
+    return f"{launch.command(script)} (without {without})" if without else launch.command(script)
 
 
 class _Launch(NamedTuple):
@@ -90,14 +100,14 @@ class _Launch(NamedTuple):
     """The words behind it."""
     before: tuple[str, ...] = ()
     """The words before it, such as `env A=1`."""
-    shell: str = ""
-    """If a shell must run it: what comes before it there, such as "… " if there are other commands."""
+    around: tuple[str, str] | None = None
+    """If a shell must run it: the text before and behind it there."""
 
-    def instead(self, script: list[str]) -> str:
+    def command(self, script: list[str]) -> str:
         """The command that runs a script where the launcher was."""
-        words = [*self.before, *script]
-        line = " ".join([self.shell.strip(), *words]).strip()
-        return f"bash -c {shlex.quote(line)}" if self.shell else shlex.join(words)
+        if self.around is not None:
+            script = ["bash", "-c", " ".join(script).join(self.around)]
+        return shlex.join([*self.before, *script])
 
 
 def _launch(words: list[str]) -> _Launch | None:
@@ -142,8 +152,8 @@ def _is_program(word: str) -> bool:
 def _in_shell(words: list[str]) -> _Launch | None:
     """The launcher in the text of `bash -c TEXT`."""
     at = next((at for at, word in enumerate(words) if re.fullmatch(r"-[a-z]*c", word)), len(words))
-    text = "".join(words[at + 1 : at + 2]).replace("\\\n", " ").replace("\n", "\n;\n")
-    reader = shlex.shlex(text, posix=True, punctuation_chars=True)
+    text = "".join(words[at + 1 : at + 2]).replace("\\\n", " ")
+    reader = shlex.shlex(text.replace("\n", "\n;\n"), posix=True, punctuation_chars=True)
     reader.whitespace_split = True
     commands: list[list[str]] = [[]]
     try:
@@ -159,10 +169,11 @@ def _in_shell(words: list[str]) -> _Launch | None:
     except ValueError:  # unbalanced quotes: bash will say so
         return None
     commands = [command for command in commands if command]
-    found = next(filter(None, map(_launch, commands)), None)
+    found, command = next(((one, words) for words in commands if (one := _launch(words))), (None, []))
     if found is None or (len(commands) == 1 and not set(text) & set("$`*?~")):
         return found
-    return found._replace(shell="… " if len(commands) > 1 else " ")
+    before, typed, behind = text.partition(" ".join(command[len(found.before) :]))
+    return found._replace(before=(), around=(before, behind) if typed else ("… ", ""))
 
 
 def _ranks(words: list[str]) -> int:

@@ -125,7 +125,7 @@ def _environment(spec: JobSpec) -> list[Advice]:
         hint = f"make it: python -m venv {shlex.quote(spec.venv)}; or name another: --venv PATH"
         raise SpecError(
             f"Activating the virtual environment {spec.venv}:",
-            "there is no bin/activate in it.",
+            "there is no bin/activate in it." if Path(spec.venv).exists() else "there is no such folder.",
             hint if made is None else f"--venv {shlex.quote(made)}",
         )
     if spec.container is not None and "://" not in spec.container and not Path(spec.container).exists():

@@ -14,6 +14,7 @@ from cluster_ddp.launch.checks.performance_warnings import Advice
 from cluster_ddp.launch.parse_python_command import ASSIGNMENT, SHELLS, is_python, program_words, python_target
 from cluster_ddp.launch.spec import JobSpec
 
+_NONE = "there is no such program here."
 _FOR_A_SHELL = re.compile(r"[;&|<>$`*?()#]|^\w+=")
 
 
@@ -31,13 +32,13 @@ def check(spec: JobSpec) -> list[Advice]:
     program, *arguments = spec.command
     path = os.pathsep.join([*([f"{spec.venv}/bin"] if spec.venv else []), os.environ.get("PATH", os.defpath)])
     if shutil.which(program, path=path) is None:
-        asked, found = f"Running {program!r}:", "there is no such program here."
+        asked = f"Running {program!r}:"
         if (said := _no_program(program, arguments)) is not None:
             raise SpecError(asked, *said)
         if spec.modules or spec.conda_env or spec.setup:
-            text = f"{asked} {found} The modules, the conda environment or the setup must provide it."
+            text = f"{asked} {_NONE} The modules, the conda environment or the setup must provide it."
             return [Advice("command", text)]
-        raise SpecError(asked, found, _program_hint(program, arguments))
+        raise SpecError(asked, *_not_on_path(program, arguments))
     _check_script(program_words(spec.command) or list(spec.command))
     return []
 
@@ -45,6 +46,8 @@ def check(spec: JobSpec) -> list[Advice]:
 def _no_program(program: str, arguments: Sequence[str]) -> tuple[str, str] | None:
     """What a word is that surely names no program, and the hint; None if it may be one."""
     rest = shlex.join([program, *arguments])
+    if program.startswith("-"):
+        return "it is an option, not a program.", f"options go before the two dashes: {program} … -- COMMAND"
     if any(blank in program for blank in " \t\n"):
         whole = " ".join([program, *map(shlex.quote, arguments)])
         found, hint = "it is a whole command line in quotes.", f"-- bash -c {shlex.quote(whole)}"
@@ -58,11 +61,16 @@ def _no_program(program: str, arguments: Sequence[str]) -> tuple[str, str] | Non
     return None
 
 
-def _program_hint(program: str, arguments: Sequence[str]) -> str:
+def _not_on_path(program: str, arguments: Sequence[str]) -> tuple[str, str]:
+    """What a word is that no folder of the PATH has as a program, and the hint."""
     rest = shlex.join([program, *arguments])
-    if Path(program).is_file():  # but not on the PATH, or not executable
-        return f"-- ./{rest}" if os.access(program, os.X_OK) and "/" not in program else f"-- bash {rest}"
-    return f"check its spelling, or activate its environment first; your shell must find it: type {program}"
+    if not Path(program).is_file():
+        check = f"your shell must find it: command -v {shlex.quote(program)}"
+        return _NONE, f"check its spelling, or activate its environment first; {check}"
+    found = (
+        "it is a file that is not executable." if "/" in program else "it is a file here, not a program on the PATH."
+    )
+    return found, f"-- ./{rest}" if os.access(program, os.X_OK) and "/" not in program else f"-- bash {rest}"
 
 
 def _check_script(words: Sequence[str]) -> None:

@@ -99,7 +99,7 @@ class _Asked(NamedTuple):
         parser = options.parser(program, description, with_texts="-h" in own or "--help" in own)
         parsed, rest = parser.parse_known_args(own)
         if command is not None:
-            options.refuse(rest, [*others, *parser.option_names()], program)
+            options.refuse(rest, [*others, *parser.option_names()], program, () if others else command)
         given = {key: value for key, value in vars(parsed).items() if value is not None}
         settings = site_config.load(parsed.profile, folder=Path.cwd(), env=os.environ)
         earlier = None

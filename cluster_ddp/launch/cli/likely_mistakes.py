@@ -32,7 +32,8 @@ def advise(given: Mapping[str, Any], command: Sequence[str]) -> Iterator[Advice]
         yield Advice("short", f"--mem {given['mem']} means MiB. For GiB: --mem {given['mem']}G")
     if operators := [word for word in command if word in _OPERATORS]:
         text = f"The command gets {' and '.join(operators)} as plain text; no shell reads it. To use a shell: "
-        yield Advice("shell", f"{text}-- bash -c {shlex.quote(' '.join(command))}")
+        status = "-o pipefail " if "|" in operators else ""  # else that of tee, not that of the training
+        yield Advice("shell", f"{text}-- bash {status}-c {shlex.quote(' '.join(command))}")
 
 
 def _of_grid(word: str) -> str:

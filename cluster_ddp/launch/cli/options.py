@@ -12,7 +12,7 @@ from typing import Any, get_args
 from cluster_ddp.errors import SpecError, counted
 from cluster_ddp.launch.checks.performance_warnings import Advice
 from cluster_ddp.launch.cli import add_on, sbatch_hints
-from cluster_ddp.launch.cli.parser import Parser, nearest_option
+from cluster_ddp.launch.cli.parser import ASKED, Parser, nearest_options, unknown, value_at
 from cluster_ddp.launch.notation import legal_name
 from cluster_ddp.launch.spec import EXPEDITE, JobSpec, Launcher
 
@@ -79,13 +79,14 @@ def _add_submission(how: Any) -> None:
         how.add_argument(habit, type=int, help=argparse.SUPPRESS)
 
 
-def refuse(rest: Sequence[str], legal: Sequence[str], program: str) -> None:
+def refuse(rest: Sequence[str], legal: Sequence[str], program: str, command: Sequence[str]) -> None:
     """Refuse unknown words before the two dashes of a command.
 
     Args:
         rest: the words that the parser does not know.
         legal: the options.
         program: name of the command, for the hint.
+        command: the user's command, to which they may belong; empty without one.
 
     Raises:
         SpecError: there is such a word. The error names the nearest option.
@@ -94,8 +95,10 @@ def refuse(rest: Sequence[str], legal: Sequence[str], program: str) -> None:
         return
     refuse_habits(rest)
     option = rest[0].partition("=")[0]
-    hint = f"put options of your command after the --; for the options here: {program} --help"
-    raise SpecError(f"Submitting with {option}:", f"there is no such option.{nearest_option(option, legal)}", hint)
+    if not command or not option.startswith("-") or nearest_options(option, legal):
+        raise unknown(rest, legal, program)
+    hint = f"if your command takes it: -- {shlex.join([*command, *rest])}; the options here: {program} --help"
+    raise SpecError(ASKED, f"there is no option {option}.", hint)
 
 
 def names(program: str) -> list[str]:
@@ -104,26 +107,22 @@ def names(program: str) -> list[str]:
 
 
 def refuse_habits(rest: Sequence[str]) -> None:
-    """Refuse options of sbatch that have another name here, and heterogeneous jobs.
+    """Refuse options of sbatch that are written otherwise here, and heterogeneous jobs.
 
     Raises:
         SpecError: there is one. The error names the option to use, or what to do instead.
     """
     for at, word in enumerate(rest):
-        option, equals, _ = word.partition("=")
+        option = word.partition("=")[0]
         if option in sbatch_hints.HETEROGENEOUS:
             found = "heterogeneous jobs are not possible here: all ranks of a job have the same GPUs, CPUs and memory."
             hint = "use equal nodes for all ranks: --nodes and --gpus-per-node; or submit independent jobs"
             raise SpecError(f"Submitting with {option}:", found, hint)
-        behind = rest[at + 1] if at + 1 < len(rest) and not rest[at + 1].startswith("-") else ""
-        value = word.partition("=")[2] if equals else behind
+        value = value_at(rest, at)
         if option in sbatch_hints.HERE:
-            hint = sbatch_hints.here(option, value)
-        elif sbatch_hints.is_one(word) and option.startswith("--"):
-            hint = "--sbatch-options=" + shlex.quote(option + (f"={value}" if value else ""))
-        else:
-            continue
-        raise SpecError(f"Submitting with {option}:", "that is sbatch's option.", hint)
+            raise SpecError(f"Submitting with {option}:", *sbatch_hints.here(option, value))
+        if sbatch_hints.is_one(word) and option.startswith("--"):
+            raise SpecError(f"Submitting with {option}:", *sbatch_hints.passed_on(option, value))
 
 
 def tasks_advice(said: Mapping[str, int | None], spec: JobSpec) -> list[Advice]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -15,10 +17,8 @@ ASKED = "Reading the command line:"
 _SAYINGS = (
     (r"argument (\S+): invalid int value: (.*)", "{0} is a whole number, not {1}."),
     (r"argument (\S+): invalid float value: (.*)", "{0} is a number, not {1}."),
-    (r"argument (\S+): expected .*argument", "{0} needs a value."),
     (r"argument (\S+): ignored explicit argument (.*)", "{0} takes no value, but got {1}."),
     (r"argument (\S+): not allowed with argument (\S+)", "{0} and {1} exclude each other."),
-    (r"the following arguments are required: (.*)", "{0} must be given."),
 )
 
 
@@ -33,6 +33,8 @@ class Parser(argparse.ArgumentParser):
         others: other arguments of argparse's.
     """
 
+    _words: Sequence[str] = ()
+
     def __init__(self, prog: str | None = None, *, description: str | None = None, **others: Any) -> None:
         form = argparse.RawDescriptionHelpFormatter
         super().__init__(prog=prog, description=description, formatter_class=form, allow_abbrev=False, **others)
@@ -42,19 +44,33 @@ class Parser(argparse.ArgumentParser):
     ) -> argparse.Namespace:
         """Parse the words. Raises SpecError for an unknown word, or for a value that is missing or wrong."""
         parsed, rest = self.parse_known_args(args, namespace)
-        if not rest:
-            return parsed
-        option = rest[0].partition("=")[0]
-        found = f"there is no option {option}.{nearest_option(option, self.option_names())}"
-        self._refuse(found if option.startswith("-") else f"{rest[0]!r} is one word too many.")
+        if rest:
+            words = list(self._words)  # with the value, which may have been taken as another argument
+            at = words.index(rest[0]) if rest[0] in words else len(words)
+            raise unknown(words[at:] or rest, self.option_names(), self.prog)
+        return parsed
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse the words that it knows; return the others, too. Raises SpecError for a missing or wrong value."""
+        self._words = sys.argv[1:] if args is None else args
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse finds, as a SpecError."""
         if match := re.fullmatch(r"argument (\S+): invalid choice: '(.*?)'.*\(choose from (.*)\)", message):
             legal = re.findall(r"[\w.-]+", match[3])
-            self._refuse(
-                f"there is no {match[1]} {match[2]!r}; there are {', '.join(legal)}.{nearest(match[2], legal)}"
-            )
+            found = f"{match[1]} must be one of {', '.join(legal)}; it is {match[2]!r}."
+            self._refuse(found + nearest(match[2], legal))
+        if match := re.fullmatch(r"argument (\S+): expected .*argument", message):
+            behind = next((word for at, word in zip(self._words, self._words[1:]) if at == match[1]), "")
+            self._refuse(f"{match[1]} needs a value{behind and f', and {behind} looks like an option'}.")
+        if match := re.fullmatch(r"the following arguments are required: (.*)", message):
+            for at, word in enumerate(self._words):
+                if word.startswith("--") and nearest_options(word.partition("=")[0], match[1].split(", ")):
+                    raise unknown(self._words[at:], match[1].split(", "), self.prog)
+            self._refuse(f"{match[1]} must be given.")
         for pattern, saying in _SAYINGS:
             if match := re.fullmatch(pattern, message):
                 self._refuse(saying.format(*match.groups()), self.hint_for(*match.groups()))
@@ -77,11 +93,43 @@ class Parser(argparse.ArgumentParser):
         raise SpecError(ASKED, found, hint or f"{self.prog} --help")
 
 
+def unknown(rest: Sequence[str], legal: Iterable[str], program: str) -> SpecError:
+    """Return the error of words that no option takes. Its hint has the nearest option, with the value that was given.
+
+    Args:
+        rest: the words.
+        legal: the options.
+        program: name of the command, for the hint.
+    """
+    option, value, hint = rest[0].partition("=")[0], value_at(rest, 0), f"{program} --help"
+    if not option.startswith("-"):
+        return SpecError(ASKED, f"{rest[0]!r} is one word too many.", hint)
+    near = nearest_options(option, legal)
+    if len(near) == 1 or (near and value.isdecimal()):
+        hint = f"{shlex.join([near[0], *filter(None, [value])])}; all options: {hint}"
+    return SpecError(ASKED, f"there is no option {option}.{_did_you_mean(near)}", hint)
+
+
+def value_at(words: Sequence[str], at: int) -> str:
+    """Return the value of the option at this place, behind its "=" or as the next word; "" without one."""
+    _, equals, value = words[at].partition("=")
+    return value if equals else next((word for word in words[at + 1 : at + 2] if not word.startswith("-")), "")
+
+
 def nearest_option(option: str, names: Iterable[str]) -> str:
-    """Return a suggestion such as " Did you mean --name?": options that begin so, or the nearest."""
+    """Return a suggestion such as " Did you mean --name?", or "" if no option is near."""
+    return _did_you_mean(nearest_options(option, names))
+
+
+def nearest_options(option: str, names: Iterable[str]) -> list[str]:
+    """Return the options that begin so, or the nearest one."""
     bare = {name.lstrip("-"): name for name in names if name.startswith("--")}
     word = option.lstrip("-")
     longer = [name for one, name in bare.items() if len(word) > 1 and one.startswith(word)]
     if not longer and (near := nearest_name(word, bare)) is not None:  # without the dashes, which are alike in all
         longer = [bare[near]]
-    return f" Did you mean {' or '.join(longer)}?" if longer else ""
+    return longer
+
+
+def _did_you_mean(options: Sequence[str]) -> str:
+    return f" Did you mean {' or '.join(options)}?" if options else ""

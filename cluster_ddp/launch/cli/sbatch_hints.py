@@ -6,7 +6,8 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from cluster_ddp.launch.notation import legal_name
+from cluster_ddp.launch.field_patterns import PATTERNS, SET_ELSEWHERE, WORD_PATTERNS
+from cluster_ddp.launch.notation import meant_value
 
 _NAMES = """
     account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container
@@ -21,7 +22,7 @@ _NAMES = """
 """
 _LETTERS = "AabCcDdeFGHiJkLMNnOopqSstwx"
 
-# An option of sbatch -> the option here.
+# An option of sbatch -> the option here; empty if there is none.
 HERE = {
     "-N": "--nodes",
     "-n": "--gpus-per-node",
@@ -41,8 +42,8 @@ HERE = {
     "-x": "--exclude",
     "-d": "--after",
     "--dependency": "--after",
-    "-o": "leave it out; to read the logs: cluster-ddp logs JOB",
-    "--output": "leave it out; to read the logs: cluster-ddp logs JOB",
+    "-o": "",
+    "--output": "",
 }
 
 
@@ -62,18 +63,38 @@ def gpus(value: str) -> str:
     return "" if match is None else match[2] + (f" --gpu-type {match[1]}" if match[1] else "")
 
 
-def here(option: str, value: str) -> str:
-    """Return what to write instead of an option of sbatch and its value: `--gpus-per-node 2` for --gres=gpu:2."""
-    if option in ("--gres", "-G", "--gpus"):
+def here(option: str, value: str) -> tuple[str, str]:
+    """Return what an option of sbatch is here, and what to write: `use --gpus-per-node 2` for --gres=gpu:2."""
+    ours = HERE[option]
+    if not ours:
+        return "each run directory has the job's logs.", "leave it out; to read the logs: cluster-ddp logs JOB"
+    name, more = ours[2:].replace("-", "_"), ""
+    if option == "--gres":
+        others = [part for part in value.split(",") if part and not part.startswith("gpu")]
+        value = gpus(next((part for part in value.split(",") if part.startswith("gpu")), ""))
+        more = f"; {', '.join(others)} can't be asked for here" if others else ""
+    elif name == "gpus_per_node":
         value = gpus(value)
-    elif HERE[option] == "--name":
-        value = legal_name(value)
-    else:
+        count, blank, kind = value.partition(" ")
+        if count and int(count) % 2 == 0:
+            more = f"; or on two nodes: --nodes 2 {ours} {int(count) // 2}{blank}{kind}"
+    elif value:
+        value = meant_value(name, value) or value
+        pattern, legal = PATTERNS.get(name, (".*", ""))
+        if not re.fullmatch(pattern, value):
+            value, more = "", f": {legal}"
         value = value and shlex.quote(value)
-    if not HERE[option].startswith("-"):
-        return HERE[option]
-    together = " on one node; on two nodes, half of it and --nodes 2" if option in ("-n", "-G", "--gpus") else ""
-    return f"use {HERE[option]}{f' {value}' if value else ''}{together}"
+    return f"that is sbatch's name; here it is {ours}.", f"use {ours}{f' {value}' if value else ''}{more}"
+
+
+def passed_on(option: str, value: str) -> tuple[str, str]:
+    """Return how sbatch gets an option that has no name here, and what to write."""
+    if option[2:] in SET_ELSEWHERE:
+        return "cluster-ddp submit sets it itself, or has no use for it.", "leave it out"
+    found, word = "it is an option of sbatch; --sbatch-options passes it on.", f"{option}={value}" if value else option
+    if re.fullmatch(WORD_PATTERNS["sbatch_options"][0], word, re.ASCII):
+        return found, f"--sbatch-options={shlex.quote(word)}"
+    return found, f"--sbatch-options={option}=VALUE, with no blanks, quotes, $ or # in VALUE"
 
 
 def joined(words: Sequence[str], option: str) -> list[str]:

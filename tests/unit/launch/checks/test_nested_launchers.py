@@ -11,6 +11,7 @@ from cluster_ddp.launch.checks import nested_launchers
 from cluster_ddp.launch.spec import JobSpec
 
 TORCHRUN = "--launcher torchrun --"
+CLEARS = "without env's -i, which would clear RANK and WORLD_SIZE"
 
 
 def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
@@ -34,7 +35,7 @@ def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
         ("python -um torch.distributed.run t.py", "torch.distributed.run", f"{TORCHRUN} python t.py"),
         ("python -X importtime /opt/bin/torchrun t.py", "torchrun", f"{TORCHRUN} python t.py"),
         ("env -u X torchrun t.py", "torchrun", f"{TORCHRUN} env -u X python t.py"),
-        ("env -i A=1 torchrun t.py", "torchrun", f"{TORCHRUN} env -i A=1 python t.py"),
+        ("env -i A=1 torchrun t.py", "torchrun", f"{TORCHRUN} env A=1 python t.py ({CLEARS})"),
         ("time torchrun t.py", "torchrun", f"{TORCHRUN} time python t.py"),
         ("nohup nice -n 5 torchrun t.py", "torchrun", f"{TORCHRUN} nohup nice -n 5 python t.py"),
         ("uv run --with rich torchrun t.py", "torchrun", f"{TORCHRUN} uv run --with rich python t.py"),
@@ -43,9 +44,9 @@ def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
         ("conda run -n mine torchrun t.py", "torchrun", f"{TORCHRUN} conda run -n mine python t.py"),
         ("bash -c 'torchrun t.py --lr 1'", "torchrun", f"{TORCHRUN} python t.py --lr 1"),
         ("bash -lc 'A=1 torchrun t.py'", "torchrun", f"{TORCHRUN} env A=1 python t.py"),
-        ("bash -c 'exec torchrun t.py 2>&1'", "torchrun", f"{TORCHRUN} bash -c '… python t.py'"),
+        ("bash -c 'exec torchrun t.py 2>&1'", "torchrun", f"{TORCHRUN} bash -c 'exec python t.py 2>&1'"),
         ("bash -c 'torchrun t.py --dir $X'", "torchrun", f"{TORCHRUN} bash -c 'python t.py --dir $X'"),
-        ("bash -c 'cd d && torchrun t.py'", "torchrun", f"{TORCHRUN} bash -c '… python t.py'"),
+        ("bash -c 'cd d && torchrun t.py'", "torchrun", f"{TORCHRUN} bash -c 'cd d && python t.py'"),
         ("bash -c 'cd d  # there\ntorchrun \\\n  t.py'", "torchrun", f"{TORCHRUN} bash -c '… python t.py'"),
         ("python -u -m accelerate.commands.launch t.py", "accelerate.commands.launch", f"{TORCHRUN} python t.py"),
         ("deepspeed t.py --deepspeed", "deepspeed", "-- python t.py --deepspeed"),

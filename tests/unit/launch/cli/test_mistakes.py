@@ -28,10 +28,11 @@ cpu|up|idle|8|32|128000|infinite|(null)
 X"""
 HELP = "cluster-ddp submit --help"
 NO_HET = "heterogeneous jobs are not possible here: all ranks of a job have the same GPUs, CPUs and memory."
-SBATCHS = "that is sbatch's option."
+SBATCHS = "it is an option of sbatch; --sbatch-options passes it on."
+HERE = "that is sbatch's name; here it is {}."
+READING = "Reading the command line"
 FORMS = "time must be 30 (minutes), 30:00 (minutes and seconds), 1:30:00, 2-12 (days-hours) or 2-12:30:00."
 SIZES = "mem must be a size such as 32G (per node; units K, M, G, T)."
-BEHIND = "put options of your command after the --; for the options here: cluster-ddp submit --help"
 BEGINS = "begin must be a time such as 16:00, tomorrow, now+2hours or 2030-01-31T12:00."
 ALL_CODES = (*CODES, *OTHER_CODES)
 NO_OPTION = "there is no such option."
@@ -49,45 +50,75 @@ ERRORS: list[tuple[str, str, str, str]] = [
     ("--mail-type END -- true", "Submitting with --mail-type", SBATCHS, "--sbatch-options=--mail-type=END"),
     ("--nodelist=n[1-2] -- true", "Submitting with --nodelist", SBATCHS, "--sbatch-options='--nodelist=n[1-2]'"),
     ("--exclusive -- true", "Submitting with --exclusive", SBATCHS, "--sbatch-options=--exclusive"),
-    ("-N 2 -- true", "Submitting with -N", SBATCHS, "use --nodes 2"),
-    ("--job-name 'my job' -- true", "Submitting with --job-name", SBATCHS, "use --name my_job"),
-    ("--dependency='a b' -- true", "Submitting with --dependency", SBATCHS, "use --after 'a b'"),
+    (
+        "--comment 'my job' -- true",
+        "Submitting with --comment",
+        SBATCHS,
+        "--sbatch-options=--comment=VALUE, with no blanks, quotes, $ or # in VALUE",
+    ),
+    (
+        "--error x.err -- true",
+        "Submitting with --error",
+        "cluster-ddp submit sets it itself, or has no use for it.",
+        "leave it out",
+    ),
+    ("-N 2 -- true", "Submitting with -N", HERE.format("--nodes"), "use --nodes 2"),
+    ("--job-name 'my job' -- true", "Submitting with --job-name", HERE.format("--name"), "use --name my_job"),
+    (
+        "--dependency='a b' -- true",
+        "Submitting with --dependency",
+        HERE.format("--after"),
+        "use --after: a job id, such as 12, or a dependency, afterany:12",
+    ),
+    ("-t 2h -- true", "Submitting with -t", HERE.format("--time"), "use --time 2:00:00"),
     (
         "--name 'my job' -- true",
         "A job with name 'my job'",
         "name must be letters, digits and . _ + - @ =.",
         "--name my_job",
     ),
-    ("--name -x -- true", "Reading the command line", "--name needs a value.", HELP),
-    ("--epochs 1 -- python t.py", "Submitting with --epochs", "there is no such option.", BEHIND),
+    ("--name -x -- true", READING, "--name needs a value, and -x looks like an option.", HELP),
+    (
+        "--epochs 1 -- python t.py",
+        READING,
+        "there is no option --epochs.",
+        "if your command takes it: -- python t.py --epochs 1; the options here: cluster-ddp submit --help",
+    ),
     (
         "--node 2 -- python t.py",
-        "Submitting with --node",
-        "there is no such option. Did you mean --nodes?",
-        BEHIND,
+        READING,
+        "there is no option --node. Did you mean --nodes?",
+        f"--nodes 2; all options: {HELP}",
     ),
     (
         "--gpu 2 -- true",
-        "Submitting with --gpu",
-        "there is no such option. Did you mean --gpus-per-node or --gpus-per-task or --gpu-type?",
-        BEHIND,
+        READING,
+        "there is no option --gpu. Did you mean --gpus-per-node or --gpus-per-task or --gpu-type?",
+        f"--gpus-per-node 2; all options: {HELP}",
     ),
     (
+        "--gpu a100 -- true",
+        READING,
+        "there is no option --gpu. Did you mean --gpus-per-node or --gpus-per-task or --gpu-type?",
+        HELP,
+    ),
+    ("2 -- true", READING, "'2' is one word too many.", HELP),
+    (
         "--sbatch-options='--exclusive --mail-type=END' -- true",
-        "A job with sbatch_options ('--exclusive --mail-type=END',)",
-        "sbatch_options must be options such as --reservation=course.",
+        "A job with sbatch_options '--exclusive --mail-type=END'",
+        "sbatch_options must be options such as --reservation=course, not several in one pair of quotes.",
         "--sbatch-options=--exclusive --sbatch-options=--mail-type=END",
     ),
     (
         "--sbatch-options=--time=2 -- true",
         "A job with sbatch_options '--time=2'",
-        "sbatch_options must be an option that has no field of its own.",
+        "sbatch_options must be an option that cluster-ddp does not set itself.",
         "--time 2, without --sbatch-options",
     ),
     (
         "--modules 'cuda/12 gcc' -- true",
-        "A job with modules ('cuda/12 gcc',)",
-        "modules must be names that module avail shows, such as cuda/12.8.",
+        "A job with modules 'cuda/12 gcc'",
+        "modules must be names that module avail shows, such as cuda/12.8, not several in one pair of quotes.",
         "--modules cuda/12 gcc",
     ),
     (
@@ -114,16 +145,38 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "there is no warning with this code. Did you mean nested?",
         f"the codes are {', '.join(sorted(ALL_CODES))}",
     ),
-    ("-p gpu -- true", "Submitting with -p", SBATCHS, "use --partition gpu"),
-    ("-o x.log -- true", "Submitting with -o", SBATCHS, "leave it out; to read the logs: cluster-ddp logs JOB"),
-    ("--gres=gpu:2 -- true", "Submitting with --gres", SBATCHS, "use --gpus-per-node 2"),
-    ("--gres gpu:a100:2 -- true", "Submitting with --gres", SBATCHS, "use --gpus-per-node 2 --gpu-type a100"),
-    ("--gres=gpu:2,tmp:1 -- true", "Submitting with --gres", SBATCHS, "use --gpus-per-node 2"),
+    ("-p gpu -- true", "Submitting with -p", HERE.format("--partition"), "use --partition gpu"),
+    (
+        "-o x.log -- true",
+        "Submitting with -o",
+        "each run directory has the job's logs.",
+        "leave it out; to read the logs: cluster-ddp logs JOB",
+    ),
+    ("--gres=gpu:2 -- true", "Submitting with --gres", HERE.format("--gpus-per-node"), "use --gpus-per-node 2"),
+    (
+        "--gres gpu:a100:2 -- true",
+        "Submitting with --gres",
+        HERE.format("--gpus-per-node"),
+        "use --gpus-per-node 2 --gpu-type a100",
+    ),
+    (
+        "--gres=gpu:2,tmp:1 -- true",
+        "Submitting with --gres",
+        HERE.format("--gpus-per-node"),
+        "use --gpus-per-node 2; tmp:1 can't be asked for here",
+    ),
+    (
+        "--gres=tmp:1,gpu:a100:2 -- true",
+        "Submitting with --gres",
+        HERE.format("--gpus-per-node"),
+        "use --gpus-per-node 2 --gpu-type a100; tmp:1 can't be asked for here",
+    ),
+    ("-G 3 -- true", "Submitting with -G", HERE.format("--gpus-per-node"), "use --gpus-per-node 3"),
     (
         "--gpus 4 -- true",
         "Submitting with --gpus",
-        SBATCHS,
-        "use --gpus-per-node 4 on one node; on two nodes, half of it and --nodes 2",
+        HERE.format("--gpus-per-node"),
+        "use --gpus-per-node 4; or on two nodes: --nodes 2 --gpus-per-node 2",
     ),
     (
         "--ntasks 3 -- true",
@@ -162,14 +215,14 @@ ERRORS: list[tuple[str, str, str, str]] = [
     (
         "--venv nosuch -- true",
         "Activating the virtual environment {here}/nosuch",
-        NO_VENV,
+        "there is no such folder.",
         "make it: python -m venv '{here}/nosuch'; or name another: --venv PATH",
     ),
     ("--mem much -- true", "A job with mem 'much'", SIZES, "for 32 GiB: --mem 32G"),
-    ("--nodes two -- true", "Reading the command line", "--nodes is a whole number, not 'two'.", HELP),
+    ("--nodes two -- true", READING, "--nodes is a whole number, not 'two'.", HELP),
     (
         "--gpus-per-node a100:2 -- true",
-        "Reading the command line",
+        READING,
         "--gpus-per-node is a whole number, not 'a100:2'.",
         "--gpus-per-node 2 --gpu-type a100",
     ),
@@ -192,13 +245,19 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "--array lr=1,2 -- echo {seed}",
         "A command with {seed}",
         "--array gives values for lr only.",
-        "write {lr} in the command, or add values: --array seed=… lr=…",
+        "write {lr} in the command; or give values for seed instead: --array seed=…",
+    ),
+    (
+        "--array lr=1,2 -- echo {lr} {seed}",
+        "A command with {seed}",
+        "--array gives values for lr only.",
+        "give values for seed, too: --array lr=… seed=…",
     ),
     (
         "--array seed=1,2 -- echo {sed}",
         "A command with {sed}",
         "--array gives values for seed only. Did you mean seed?",
-        "write {seed} in the command, or add values: --array sed=… seed=…",
+        "write {seed} in the command; or give values for sed instead: --array sed=…",
     ),
     (
         "--array lr=1,2 -- true",
@@ -225,7 +284,14 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "it is a Python script, which an interpreter must run.",
         "-- python t.py --lr 1",
     ),
-    ("-- run.sh a", "Running 'run.sh'", "there is no such program here.", "-- bash run.sh a"),
+    ("-- run.sh a", "Running 'run.sh'", "it is a file here, not a program on the PATH.", "-- bash run.sh a"),
+    ("-- ./run.sh a", "Running './run.sh'", "it is a file that is not executable.", "-- bash ./run.sh a"),
+    (
+        "-- -N 2 python t.py",
+        "Running '-N'",
+        "it is an option, not a program.",
+        "options go before the two dashes: -N … -- COMMAND",
+    ),
     (
         "-- 'cd d; python t.py'",
         "Running 'cd d; python t.py'",
@@ -254,7 +320,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "-- nosuch t.py",
         "Running 'nosuch'",
         "there is no such program here.",
-        "check its spelling, or activate its environment first; your shell must find it: type nosuch",
+        "check its spelling, or activate its environment first; your shell must find it: command -v nosuch",
     ),
     ("-- python -u tt.py", "Running 'tt.py'", "there is no such file in {here}. Did you mean t.py?", RELATIVE),
     ("-- env A=1 python sub/x.py", "Running 'sub/x.py'", "there is no such file in {here}.", RELATIVE),
@@ -301,19 +367,20 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "-- srun --ntasks 2 ls -l",
         "Submitting srun --ntasks 2 ls -l",
         "srun asks Slurm for tasks. The job starts this command in each of its tasks already.",
-        "-- ls -l (without srun's --ntasks 2); to submit it anyway: --accept nested",
+        "--gpus-per-node 2 -- ls -l (without srun's --ntasks 2); to submit it anyway: --accept nested",
     ),
     (
         "-- sbatch job.sh",
         "Submitting sbatch job.sh",
-        "sbatch asks Slurm for tasks. The job starts this command in each of its tasks already.",
+        "sbatch asks for a job of its own, so this job would only submit another.",
         "run it without cluster-ddp: sbatch job.sh",
     ),
     (
         "--gpus-per-node 2 -- accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
         "Submitting accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
         "accelerate starts ranks itself. This job has 2 tasks, and each would start them again.",
-        "--launcher torchrun -- python t.py --lr 1 (without accelerate's --mixed_precision bf16); "
+        "--launcher torchrun -- python t.py --lr 1 (without accelerate's --mixed_precision bf16; "
+        'in the script: Accelerator(mixed_precision="bf16")); '
         "to submit it anyway: --accept nested",
     ),
     *(
@@ -328,12 +395,17 @@ ERRORS: list[tuple[str, str, str, str]] = [
             ("python -mtorch.distributed.run t.py", "torch.distributed.run", "python t.py"),
             ("python /opt/bin/torchrun t.py", "torchrun", "python t.py"),
             ("env -u X torchrun t.py", "torchrun", "env -u X python t.py"),
-            ("env -i torchrun t.py", "torchrun", "env -i python t.py"),
+            (
+                "env -i torchrun t.py",
+                "torchrun",
+                "env python t.py (without env's -i, which would clear RANK and WORLD_SIZE)",
+            ),
             ("time torchrun t.py", "torchrun", "time python t.py"),
             ("nohup torchrun t.py", "torchrun", "nohup python t.py"),
             ("uv run torchrun t.py", "torchrun", "uv run python t.py"),
             ("bash -c 'torchrun t.py'", "torchrun", "python t.py"),
-            ("bash -c 'cd d; torchrun t.py'", "torchrun", "bash -c '… python t.py'"),
+            ("bash -c 'cd d; torchrun t.py'", "torchrun", "bash -c 'cd d; python t.py'"),
+            ("time bash -c 'cd d && A=1 torchrun t.py >$X'", "torchrun", "time bash -c 'cd d && A=1 python t.py >$X'"),
         )
     ),
     (
@@ -386,37 +458,45 @@ ERRORS: list[tuple[str, str, str, str]] = [
     ("--model resnet", "Training with --model resnet", "--model is cnn or convnet, not 'resnet'.", TRAIN_HELP),
 ]
 
-# The same for words that a verb's parser does not know. The verb is the first word; the hint is its --help.
-UNKNOWN_WORDS: list[tuple[str, str]] = [
-    ("init --partiton gpu", "there is no option --partiton. Did you mean --partition?"),
-    ("init t.py run.sh", "'run.sh' is one word too many."),
-    ("env --jsn", "there is no option --jsn. Did you mean --json?"),
-    ("status --o nohost.invalid", "there is no option --o. Did you mean --on?"),
-    ("status --runs x", "there is no option --runs. Did you mean --runs-dir?"),
-    ("status --json --watch", "--watch and --json exclude each other."),
-    ("status --json=1", "--json takes no value, but got '1'."),
-    ("logs", "JOB must be given."),
-    ("logs 12 --rank one", "--rank is a whole number, not 'one'."),
-    ("logs 12 --rank", "--rank needs a value."),
-    ("logs 12 --follw", "there is no option --follw. Did you mean --follow?"),
-    ("cancel --o h 5", "there is no option --o. Did you mean --on?"),
-    ("report 12 --htm x", "there is no option --htm. Did you mean --html?"),
-    ("fetch --checkpoint 12", "there is no option --checkpoint. Did you mean --checkpoints?"),
-    ("doctor --wait-s soon", "--wait-s is a number, not 'soon'."),
-    ("scaling --gpu 1", "--gpus must be given."),
-    ("completion fish", "there is no shell 'fish'; there are bash, zsh."),
-    ("sandbox dwon", "there is no VERB 'dwon'; there are up, down, status, shell, run. Did you mean down?"),
-    ("sandbox down --nam x", "there is no option --nam. Did you mean --name?"),
+# The same for words that a verb's parser does not know: the verb is the first word. The hint is the option that was
+# meant, if there is one, and the verb's --help.
+UNKNOWN_WORDS: list[tuple[str, str, str]] = [
+    ("init --partiton gpu", "there is no option --partiton. Did you mean --partition?", "--partition gpu"),
+    ("init t.py run.sh", "'run.sh' is one word too many.", ""),
+    ("env --jsn", "there is no option --jsn. Did you mean --json?", "--json"),
+    ("status --o nohost.invalid", "there is no option --o. Did you mean --on?", "--on nohost.invalid"),
+    ("status --runs x", "there is no option --runs. Did you mean --runs-dir?", "--runs-dir x"),
+    ("status --json --watch", "--watch and --json exclude each other.", ""),
+    ("status --json=1", "--json takes no value, but got '1'.", ""),
+    ("logs", "JOB must be given.", ""),
+    ("logs 12 --rank one", "--rank is a whole number, not 'one'.", ""),
+    ("logs 12 --rank", "--rank needs a value.", ""),
+    ("logs 12 --follw", "there is no option --follw. Did you mean --follow?", "--follow"),
+    ("cancel --o h 5", "there is no option --o. Did you mean --on?", "--on h"),
+    ("report 12 --htm x", "there is no option --htm. Did you mean --html?", "--html x"),
+    ("fetch --checkpoint 12", "there is no option --checkpoint. Did you mean --checkpoints?", "--checkpoints 12"),
+    ("doctor --wait-s soon", "--wait-s is a number, not 'soon'.", ""),
+    ("scaling", "--gpus must be given.", ""),
+    ("scaling --gpu 1", "there is no option --gpu. Did you mean --gpus?", "--gpus 1"),
+    ("completion fish", "shell must be one of bash, zsh; it is 'fish'.", ""),
+    ("sandbox dwon", "VERB must be one of up, down, status, shell, run; it is 'dwon'. Did you mean down?", ""),
+    ("sandbox down --nam x", "there is no option --nam. Did you mean --name?", "--name x"),
 ]
 
 # The same for what verbs refuse that submit: the verb is the first word.
 OF_OTHER_VERBS: list[tuple[str, str, str, str]] = [
-    ("doctor --jsn", "Submitting with --jsn", f"{NO_OPTION} Did you mean --json?", BEHIND.replace("submit", "doctor")),
+    (
+        "doctor --jsn",
+        READING,
+        "there is no option --jsn. Did you mean --json?",
+        "--json; all options: cluster-ddp doctor --help",
+    ),
+    ("doctor --zzz", READING, "there is no option --zzz.", "cluster-ddp doctor --help"),
     (
         "scaling --gpus 1 --predct 4 -- true",
-        "Submitting with --predct",
-        f"{NO_OPTION} Did you mean --predict?",
-        BEHIND.replace("submit", "scaling"),
+        READING,
+        "there is no option --predct. Did you mean --predict?",
+        "--predict 4; all options: cluster-ddp scaling --help",
     ),
     (
         "scaling --gpus 1 --predct 4",
@@ -464,7 +544,8 @@ WARNINGS = [
     (
         "-- python t.py '|' tee log",
         "shell",
-        "The command gets | as plain text; no shell reads it. To use a shell: -- bash -c 'python t.py | tee log'",
+        "The command gets | as plain text; no shell reads it. To use a shell: "
+        "-- bash -o pipefail -c 'python t.py | tee log'",
     ),
     (
         "-- python t.py '>' log",
@@ -523,13 +604,14 @@ def test_a_mistake_gets_its_cause_and_its_cure(
     assert {path.name for path in folder.iterdir()} == {"t.py", "run.sh", "env"}
 
 
-@pytest.mark.parametrize(("line", "found"), UNKNOWN_WORDS, ids=[line for line, _ in UNKNOWN_WORDS])
-def test_a_word_that_a_verb_does_not_know(capsys, fake_slurm: FakeSlurm, line: str, found: str) -> None:
+@pytest.mark.parametrize(("line", "found", "meant"), UNKNOWN_WORDS, ids=[line for line, *_ in UNKNOWN_WORDS])
+def test_a_word_that_a_verb_does_not_know(capsys, fake_slurm: FakeSlurm, line: str, found: str, meant: str) -> None:
     verb, *argv = words(line)
     with pytest.raises(SystemExit) as ended:
         import_module(module_of(verb)).main(argv)
     program = f"cluster-ddp {verb}"
-    expected = f"{program}: error: Reading the command line:\n  {found}\n  Hint: {program} --help\n"
+    expected = f"{program}: error: Reading the command line:\n  {found}\n  Hint: {meant and f'{meant}; all options: '}"
+    expected += f"{program} --help\n"
     assert (ended.value.code, capsys.readouterr().err) == (2, expected)
     assert fake_slurm.calls("squeue") == fake_slurm.calls("scancel") == []
 

@@ -205,7 +205,7 @@ def test_a_byte_order_mark_and_other_line_ends_are_read(site: Site) -> None:
         ('container_overlays = ["a\\nb"]', "container_overlays must be a path", "change container_overlays"),
         (
             'sbatch_options = ["--nodes=2"]',
-            "sbatch_options must be an option that has no field",
+            "sbatch_options must be an option that cluster-ddp does not set itself",
             "change sbatch_options",
         ),
     ],
