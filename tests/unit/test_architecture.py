@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -125,23 +125,28 @@ def test_light_entry_points_import_no_heavy_module(command: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def _cpu_s_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 @pytest.mark.parametrize(
     ("arguments", "limit"),
     [
         (("cluster_ddp.train", "--help"), 6),
         (("cluster_ddp.submit", "--help"), 3),
-        (("cluster_ddp.submit", "--nodes", "2", "--gpus-per-node", "2", "--dry-run"), 3),
+        (("cluster_ddp.submit", "--nodes", "2", "--gpus-per-node", "2", "--dry-run"), 3.5),
     ],
 )
-def test_a_look_costs_no_more_than_a_few_imports(arguments: tuple[str, ...], limit: int) -> None:
-    """In units of what the imports of argparse and jinja2 take; the best of some rounds, since others use the CPU."""
+def test_a_look_costs_no_more_than_a_few_imports(arguments: tuple[str, ...], limit: float) -> None:
+    """In units of the CPU time that importing argparse and jinja2 takes; the best of some rounds."""
     imports, ours = ("-c", "import argparse, jinja2"), ("-m", *arguments)
     best_s = {imports: float("inf"), ours: float("inf")}
     for _ in range(40):
         for command in best_s:
-            start = time.perf_counter()
+            start_s = _cpu_s_of_children()
             subprocess.run([sys.executable, *command], capture_output=True, check=True)
-            best_s[command] = min(best_s[command], time.perf_counter() - start)
+            best_s[command] = min(best_s[command], _cpu_s_of_children() - start_s)
         if best_s[ours] < limit * best_s[imports]:
             return
     raise AssertionError(best_s)
