@@ -73,7 +73,7 @@ def test_a_study_that_was_killed_measures_what_is_missing(slurm: Cluster, folder
     assert results.with_suffix(".svg").read_text().count("<path") > 10
 
     done = slurm.run(*SCALING, "--json", *words, cwd=folder)
-    assert (done.returncode, len(json.loads(done.stdout)["rows"])) == (0, 2), done.stderr
+    assert (done.returncode, len(json.loads(done.stdout)["rows"])) == (0, 3), done.stderr
 
     done = slurm.run(*SCALING, *words[:-2], "--epochs", "3", cwd=folder)
     assert done.returncode == 2

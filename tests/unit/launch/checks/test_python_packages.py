@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -89,7 +90,7 @@ def test_a_module_is_looked_for_without_importing_its_package(tmp_path: Path, mo
     python_packages.check(command("env", "PYTHONPATH=src", sys.executable, "-u", "-m", "other"))
     for module in ("mine.inner.nosuch", "mine.nosuch.fit", "other", "json.tool.nosuch"):
         error = refused(command(sys.executable, "-m", module))
-        assert error.asked == f"Running {sys.executable} -m {module}:"
+        assert error.asked == f"Running {shlex.join([sys.executable, '-m', module])}:"
         assert error.found == f"there is no Python module {module!r} in {sys.prefix}."
 
 

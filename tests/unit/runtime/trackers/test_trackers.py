@@ -99,7 +99,7 @@ def test_a_run_that_was_killed_and_then_failed_is_one_run_without_double_steps(t
     assert READERS["wandb"](run_dir)[0] == (run_dir / "trackers" / "id").read_text().strip()
     assert len(list((run_dir / "trackers" / "tensorboard").iterdir())) == 1
     (upload,) = re.findall(r"To upload to wandb, after the last start: (wandb sync .*)$", ended.stderr, re.MULTILINE)
-    command = f"cd {shlex.quote(str(tmp_path))} && {sys.executable} -m {upload} --dry-run"
+    command = f"cd {shlex.quote(str(tmp_path))} && {shlex.quote(sys.executable)} -m {upload} --dry-run"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "Would sync 1 run(s)" in done.stderr, done.stdout + done.stderr
 
