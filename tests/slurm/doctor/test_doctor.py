@@ -36,8 +36,6 @@ from cluster_ddp.sandbox import network, prerequisites
 from cluster_ddp.slurm import commands
 
 TIMEOUT_S = 120.0
-VERDICT_S = 30.0
-QUICK_S = 5.0
 AT_ONCE = 5
 HOLD = """#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=2 --cpus-per-task=2 --gres=gpu:2
@@ -56,8 +54,6 @@ class Said:
     status: int
     verdict: dict[str, Any]
     output: str
-    seconds: float = 0.0
-    """Seconds of the whole step, with srun's own."""
 
     @property
     def first(self) -> dict[str, Any]:
@@ -95,11 +91,11 @@ class Allocation:
         """The doctor in a step with a fault."""
         lines = f'set -e\n{fault.lines}\nexec "$@"'
         command = [sys.executable, "-m", "cluster_ddp.doctor", "--json", *fault.arguments]
-        options, start = [*STEP, *fault.options], time.monotonic()
+        options = [*STEP, *fault.options]
         status, out, errors = self.step(name, ["unshare", "--mount", "bash", "-c", lines, "bash", *command], options)
         verdicts = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
         assert len(verdicts) == 1, f"{fault.title}: {len(verdicts)} verdicts, status {status}\n{out}\n{errors}"
-        return Said(status, verdicts[0], f"{out}\n{errors}", time.monotonic() - start)
+        return Said(status, verdicts[0], f"{out}\n{errors}")
 
     def healthy(self, name: str, variant: Variant) -> Said:
         """The doctor in a step that has no fault."""
@@ -220,8 +216,6 @@ def check(said: Said, fault: Fault) -> None:
     for part in fault.found:
         assert part in text, f"{part!r} is not in: {text}\n{said.output}"
     assert bool(said.status) != said.first["is_warning"], said.output  # srun reports a killed task's status, too
-    limit_s = VERDICT_S if fault.arguments else 2 * VERDICT_S  # up to twenty processes import torch at once
-    assert said.seconds < scaled(limit_s), (said.seconds, said.output)
 
 
 @pytest.mark.parametrize("fault", faults.AT_ONCE, ids=lambda fault: fault.title)
@@ -366,7 +360,7 @@ def test_a_job_begins_with_the_doctor(launcher: str, gpus: int, place: Place, he
     run = place.start(*command, "--", "python", str(script))
     said = place.completed(run)
     tiers = re.findall(r"^  (?:nodes|network) +ok +([0-9.]+) s", said, re.MULTILINE)
-    assert len(tiers) == 2 and sum(map(float, tiers)) < scaled(QUICK_S), said
+    assert len(tiers) == 2, said
     assert "No problem found." in said and said.count("The training begins.") == 2 * gpus
     broken = place.start(*command, "--setup", "export GLOO_SOCKET_IFNAME=ib0", "--", "python", str(script))
     assert place.end_of(broken).state == "FAILED"

@@ -34,10 +34,11 @@ def measured(monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float]) -> links
     [
         (itertools.cycle([0.002, 0.3, 0.002]), []),  # some pieces wait for a core that others compute on
         (itertools.cycle([0.02]), ["node1 -> node2 52 MB/s."]),
+        (itertools.chain([0.02] * 51, itertools.cycle([0.002])), []),  # busy for a second
         # A policer lets a second's worth pass at once.
         (itertools.chain([0.004] * 10, itertools.cycle([0.4])), ["node1 -> node2 3 MB/s."]),
     ],
-    ids=["busy cores", "slow", "slow after a burst"],
+    ids=["busy cores", "slow", "slow for a second", "slow after a burst"],
 )
 def test_a_link_is_slow_by_most_of_its_pieces(
     monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float], slow: list[str]
