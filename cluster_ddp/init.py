@@ -74,9 +74,13 @@ def _init(asked: argparse.Namespace) -> int:
         print(f"Written: {job_script}, for `sbatch {shlex.quote(str(job_script))}`.")
     words = shlex.quote(str(script)) if script is not None else "my_train.py"
     print("Next:")
-    print(f"  cluster-ddp submit --dry-run -- python {words}    # shows the job")
-    print(f"  cluster-ddp submit --watch -- python {words}      # submits it and follows it")
-    print("  cluster-ddp status                                # shows how far your jobs are")
+    commands = {
+        f"submit --dry-run -- python {words}": "shows the job",
+        f"submit --watch -- python {words}": "submits it and follows it",
+        "status": "shows how far your jobs are",
+    }
+    for command, what in commands.items():
+        print(f"  cluster-ddp {command:{max(map(len, commands))}}    # {what}")
     return 0
 
 

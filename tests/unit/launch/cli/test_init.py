@@ -56,7 +56,7 @@ def test_what_the_cluster_has_is_written_and_explained(capsys, folder: Path) -> 
         "Next:\n"
         "  cluster-ddp submit --dry-run -- python my_train.py    # shows the job\n"
         "  cluster-ddp submit --watch -- python my_train.py      # submits it and follows it\n"
-        "  cluster-ddp status                                # shows how far your jobs are\n"
+        "  cluster-ddp status                                    # shows how far your jobs are\n"
     )
     assert values() == {"partition": "gpu", "account": "physics", "time": "0-01:00:00"}
     text = (folder / "cluster.toml").read_text()
