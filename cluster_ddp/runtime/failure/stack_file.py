@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from cluster_ddp.files import open_own
+from cluster_ddp.processes import catches
 from cluster_ddp.runtime.failure import stacks
 
 _HEAD_BYTES = 2048
@@ -121,8 +122,10 @@ def _children() -> list[int]:
 
 
 def _catches(pid: int) -> bool:
-    """Whether the signal does not end a process."""
-    return bool(int(_status(pid).get("SigCgt", "0"), 16) >> (_SIGNAL - 1) & 1)
+    """Whether the signal does not end a process; False if there is none any more."""
+    with contextlib.suppress(OSError):
+        return catches(pid, _SIGNAL)
+    return False
 
 
 def _status(pid: int) -> dict[str, str]:
