@@ -18,7 +18,7 @@ _TORCHS = re.compile(
 )
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "torchvision", "cluster_ddp.mnist.loop"])
+_context.set_forkserver_preload(["torch.distributed", "torchvision", "cluster_ddp.mnist.loop"])
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,8 @@ def logged(run_dir: Path) -> list[dict[str, object]]:
 @pytest.mark.long
 def test_a_stopped_training_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
     ranks = 2
-    arguments = (*SMALL, "--samples", str(4 * ranks), "--batch-size", "1", "--accumulate", "2", "--warmup-steps", "2")
+    one_epoch = ("--epochs", "1", "--evaluate-at", "0")  # of two steps on each rank
+    arguments = (*SMALL, *one_epoch, "--batch-size", "1", "--accumulate", "2", "--warmup-steps", "2")
     whole = run(tmp_path / "whole", *arguments, name=NAME, ranks=ranks)
     assert [end.exit_code for end in whole] == [0] * ranks, whole
     begun = run(tmp_path / "stopped", *arguments, name=NAME, ranks=ranks, stop_at=1)
@@ -262,21 +263,22 @@ def test_a_stopped_training_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_all_modes_on_two_ranks(tmp_path: Path) -> None:
-    ends = run(tmp_path / "train", *SMALL, "--lr", "0.1", name=NAME, ranks=2)
+    small = (*SMALL, "--samples", "4", "--batch-size", "1")
+    ends = run(tmp_path / "train", *small, "--lr", "0.1", name=NAME, ranks=2)
     assert [end.exit_code for end in ends] == [0, 0], ends
-    assert "Real global batch: 2 ranks x batch 2 x accumulation 1 = 4 images; learning rate 0.0125" in ends[0].output
+    assert "Real global batch: 2 ranks x batch 1 x accumulation 1 = 2 images; learning rate 0.00625" in ends[0].output
     records = logged(tmp_path / "train" / "run")
     maps = [record["mAP"] for record in records if record["kind"] == "test"]
     assert [record["step"] for record in records if record["kind"] == "train"] == list(range(1, 5))
     best = tmp_path / "train" / "run" / "checkpoints" / "best-mAP.pt"
     for ranks in (1, 2):
         options = ("--mode", "evaluation", "--weights", str(best))
-        ends = run(tmp_path / f"evaluation-{ranks}", *SMALL, *options, name=NAME, ranks=ranks)
+        ends = run(tmp_path / f"evaluation-{ranks}", *small, *options, name=NAME, ranks=ranks)
         assert [end.exit_code for end in ends] == [0] * ranks, ends
         assert f"best-mAP.pt: mAP {max(maps):.4f}" in ends[0].output
     for mode in ("benchmark-training", "benchmark-inference"):
-        options = ("--mode", mode, "--benchmark-steps", "2", "--batch-size", "1", "--amp", "bfloat16")
-        ends = run(tmp_path / mode, *SMALL, *options, name=NAME, ranks=2)
+        options = ("--mode", mode, "--benchmark-steps", "2", "--amp", "bfloat16")
+        ends = run(tmp_path / mode, *small, *options, name=NAME, ranks=2)
         assert [end.exit_code for end in ends] == [0, 0], ends
         assert re.search(rf"^{mode}: \d+\.\d images/s \(2 x cpu, resnet18, batch 1", ends[0].output, re.MULTILINE)
         assert not (tmp_path / mode / "run").exists()

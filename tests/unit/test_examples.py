@@ -138,8 +138,8 @@ def in_form(script: Path, form: str) -> str:
     return ast.unparse(ast.fix_missing_locations(AtTopLevel(module).visit(module)))
 
 
-RESNET = ("--samples", "8", "--batch-size", "2")  # four steps on one rank
-RESNET_OF_TWO = ("--samples", "16", "--batch-size", "2")
+RESNET = ("--samples", "8", "--batch-size", "2", "--epochs", "1")  # four steps on one rank
+RESNET_OF_TWO = ("--samples", "16", *RESNET[2:])
 
 
 @pytest.mark.parametrize(

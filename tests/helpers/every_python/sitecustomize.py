@@ -1,4 +1,4 @@
-"""What each Python that a test starts does first, for less CPU time: collect garbage seldom, link lazily.
+"""What each Python that a test starts does first, for less CPU time: collect garbage seldom, link lazily, no tracer.
 
 Importing torch makes a million objects that stay; looking through them again and again is a quarter of the CPU time of
 a process that imports torch, takes a few steps and ends, and the tests start hundreds of those. Looking up all
@@ -10,6 +10,9 @@ import gc
 import os
 import sys
 
+import without_dynamo
+
 gc.set_threshold(1_000_000)
 atexit.register(gc.disable)  # no last collection
 sys.setdlopenflags(os.RTLD_LAZY)
+without_dynamo.use()

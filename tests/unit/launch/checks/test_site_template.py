@@ -35,7 +35,8 @@ def plain() -> str:
 def test_a_template_adds_to_ours(tmp_path: Path) -> None:
     text = rendered(EXAMPLE)
     assert "#SBATCH --open-mode=append\n\n#SBATCH --comment=fit:4-ranks\n" in text
-    lines = [line for line in text.splitlines() if line and line not in plain().splitlines()]
+    ours = plain().splitlines()
+    lines = [line for line in text.splitlines() if line and line not in ours]
     assert [line.split()[0] for line in lines] == ["#SBATCH", "#", "export", "srun", "srun"]
     script = tmp_path / "job.sbatch"
     script.write_text(text)
