@@ -23,9 +23,9 @@ from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.launch.cli.site_config import FILE_NAME
 from cluster_ddp.launch.render import render
 from cluster_ddp.launch.spec import JobSpec
-from cluster_ddp.processes import named_if_slow
 from cluster_ddp.slurm import accounts, partitions
 from cluster_ddp.slurm.partitions import NodeGroup
+from cluster_ddp.waiting_notice import named_if_slow
 
 PROGRAM = "cluster-ddp init"
 _MODULES = re.compile(r"^(?:cuda|nccl|rocm|python|anaconda3?|miniconda3?|miniforge3?|pytorch)(?:/.*)?$", re.IGNORECASE)

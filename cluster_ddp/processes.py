@@ -1,35 +1,8 @@
-"""Other processes: what Linux knows about them, and a word to the user who waits for one."""
+"""What Linux knows about other processes."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-
-_SILENT_S = 2.0
-
-
-@contextlib.contextmanager
-def named_if_slow(what: str) -> Iterator[None]:
-    """Say on a terminal what the body waits for, if it takes longer than two seconds.
-
-    Args:
-        what: such as "sinfo to answer".
-    """
-
-    def say() -> None:
-        if sys.stderr.isatty():
-            print(f"Waiting for {what} …", file=sys.stderr, flush=True)
-
-    timer = threading.Timer(_SILENT_S, say)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def catches(pid: int, number: int) -> bool:

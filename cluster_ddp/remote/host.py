@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from cluster_ddp.errors import RemoteError
-from cluster_ddp.processes import named_if_slow
+from cluster_ddp.waiting_notice import named_if_slow
 
 _SSH_FAILED = 255  # ssh(1): the status if ssh itself failed
 # A line before the output of a command: the shell's start-up files may print as well.

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
-from cluster_ddp.processes import named_if_slow
+from cluster_ddp.waiting_notice import named_if_slow
 
 TIMEOUT_S = 60.0
 

@@ -28,8 +28,8 @@ from cluster_ddp.launch.checks import (
 from cluster_ddp.launch.checks.performance_warnings import Advice
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.spec import JobSpec
-from cluster_ddp.processes import named_if_slow
 from cluster_ddp.slurm import commands, partitions
+from cluster_ddp.waiting_notice import named_if_slow
 
 _NO_MODULES = 99
 

@@ -13,7 +13,7 @@ from cluster_ddp.errors import SpecError
 from cluster_ddp.launch import task_command
 from cluster_ddp.launch.parse_python_command import is_python, program_words, python_target
 from cluster_ddp.launch.spec import JobSpec
-from cluster_ddp.processes import named_if_slow
+from cluster_ddp.waiting_notice import named_if_slow
 
 _OURS = "cluster-ddp"
 # A folder that only has the package's name is no package: it has no origin. Modules in a package are looked for without

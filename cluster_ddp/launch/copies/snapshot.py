@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.processes import named_if_slow
+from cluster_ddp.waiting_notice import named_if_slow
 
 
 def subfolder(folder: Path) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp import processes
+from cluster_ddp import waiting_notice
 from cluster_ddp.errors import SlurmError
 from cluster_ddp.slurm import commands, job_status
 
@@ -111,9 +111,9 @@ def test_words_of_users_are_no_records_and_no_states(fake) -> None:
 
 def test_a_command_that_does_not_answer_is_named_on_a_terminal(fake, monkeypatch, capsys) -> None:
     fake("squeue", "/bin/sleep 0.3; echo done")
-    monkeypatch.setattr(processes, "_SILENT_S", 0.05)
+    monkeypatch.setattr(waiting_notice, "_SILENT_S", 0.05)
     assert commands.run(["squeue"]) == "done\n"
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(processes.sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(waiting_notice.sys.stderr, "isatty", lambda: True)
     assert commands.run(["squeue"]) == "done\n"
     assert capsys.readouterr().err == "Waiting for squeue to answer …\n"
