@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import hypothesis
@@ -60,8 +63,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Name this run, for its sandboxes. Measure the machine before pytest-xdist's processes make it busy."""
-    os.environ.setdefault("PYTEST_RUN", str(os.getpid()))  # they inherit it, and the slowness
+    """Name this run, for its sandboxes. Measure the machine before pytest-xdist's processes make it busy.
+
+    What is written to the folder for temporary files (torchrun's logs, W&B's copies) goes into one that is removed.
+    """
+    if "PYTEST_RUN" not in os.environ:
+        os.environ["PYTEST_RUN"] = str(os.getpid())  # they inherit it, and the slowness
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # the tests' own are kept, as always
+        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="cluster-ddp-tests-")
+        after_multiprocessings = -200  # which removes its own with -100
+        Finalize(None, shutil.rmtree, args=(tempfile.tempdir, True), exitpriority=after_multiprocessings)
     if config.getoption("numprocesses", None):
         slowness.slowness()
 
