@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy.random  # here, not at the first save: then all files may be open
 import torch
 
 from cluster_ddp.runtime.seeds import seed_all, stream_seed
@@ -17,8 +18,6 @@ def capture(devices: Sequence[torch.device]) -> dict[str, Any]:
     Args:
         devices: the devices of this rank.
     """
-    import numpy  # torch has it already
-
     name, keys, position, has_gauss, cached = cast(tuple[Any, ...], numpy.random.get_state(legacy=True))
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
@@ -32,8 +31,6 @@ def capture(devices: Sequence[torch.device]) -> dict[str, Any]:
 
 def restore(state: dict[str, Any], devices: Sequence[torch.device]) -> None:
     """Set all generators to a state of `capture`. If that has no GPU's state, the GPU's generator stays as it is."""
-    import numpy
-
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     name, keys, position, has_gauss, cached = state["numpy"]
