@@ -19,13 +19,17 @@ PORT = 20_000 + os.getpid() % 10_000
 
 
 def test_a_training_on_two_nodes_is_warned_requeued_and_resumes(slurm: Cluster, tmp_path: Path) -> None:
-    """As its first lines say. The warning comes while the ranks still import torch."""
-    place = Place(slurm, tmp_path)
-    command = ("--nodes", "2", "--", "python", str(ROOT / "examples" / "ddp.py"))
+    """As its first lines say. The warning comes while the ranks still import torch.
+
+    They get it within a second of having a handler, so each step takes longer: it would come too late.
+    """
+    place, script, step = Place(slurm, tmp_path), tmp_path / "ddp.py", "            checkpoint.step()\n"
+    script.write_text((ROOT / "examples" / "ddp.py").read_text().replace(step, f"{step}            time.sleep(0.05)\n"))
+    command = ("--nodes", "2", "--", "python", str(script))
     run_dir = place.start("--requeue", *command)
     job = json.loads((run_dir / "spec.json").read_text())["job"]
     deadline = time.monotonic() + scaled(120)
-    while pythons_of("ddp.py") < 2:  # before, the warning would find bash without its traps
+    while pythons_of(script) < 2:  # before, the warning would find bash without its traps
         assert time.monotonic() < deadline, output(run_dir)
         time.sleep(0.1)
     commands.run(["scancel", "--signal=USR1", job], env=slurm.env)
@@ -35,9 +39,9 @@ def test_a_training_on_two_nodes_is_warned_requeued_and_resumes(slurm: Cluster, 
     assert re.findall(r"^epoch (\d): accuracy 0\.\d+", said, re.MULTILINE) == ["1", "2", "3"]
 
 
-def pythons_of(script: str) -> int:
-    """How many Python processes run this checkout's example."""
-    path, found = str(ROOT / "examples" / script).encode(), 0
+def pythons_of(script: Path) -> int:
+    """How many Python processes run a script."""
+    path, found = str(script).encode(), 0
     for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             found += cmdline.read_bytes().split(b"\0")[1:2] == [path]

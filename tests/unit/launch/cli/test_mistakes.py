@@ -14,7 +14,7 @@ from stand_ins import FakeSlurm, fake_slurm
 
 import cluster_ddp
 import cluster_ddp.submit as door
-from cluster_ddp import JobSpec, processes, train
+from cluster_ddp import JobSpec, train, waiting_notice
 from cluster_ddp.__main__ import VERBS, main, module_of
 from cluster_ddp.errors import SpecError
 from cluster_ddp.launch.checks import nested_launchers
@@ -687,8 +687,8 @@ def test_lines_of_other_programs_stay_in_the_block(capsys, fake_slurm: FakeSlurm
 def test_a_wait_says_what_for(
     capsys, monkeypatch: pytest.MonkeyPatch, fake_slurm: FakeSlurm, program: str, options: tuple[str, ...], what: str
 ) -> None:
-    monkeypatch.setattr(processes, "_SILENT_S", 0.05)
-    monkeypatch.setattr(processes.sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(waiting_notice, "_SILENT_S", 0.05)
+    monkeypatch.setattr(waiting_notice.sys.stderr, "isatty", lambda: True)
     fake_slurm.command(program, "/bin/sleep 0.3; echo mine; exit 0")
     assert f"Waiting for {what} to answer …\n" in said(capsys, "--dry-run", *options, "--", "true")[1]
 
