@@ -36,16 +36,21 @@ def run_ranks(
     environments: list[Mapping[str, str]],
     folder: Path,
     timeout_s: float = 120,
+    hanging: int | None = None,
 ) -> list[Outcome]:
-    """Run `function` once per environment, all at once; their ends in the order of the environments."""
+    """Run `function` once per environment, all at once; their ends in the order of the environments.
+
+    `hanging` does not end by itself: it is killed once all others have ended.
+    """
     logs = [folder / f"rank{i}.log" for i in range(len(environments))]
     processes = [
         _context.Process(target=_main, args=(function, dict(env), log)) for env, log in zip(environments, logs)
     ]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(scaled(timeout_s))
+    for rank, process in enumerate(processes):
+        if rank != hanging:
+            process.join(scaled(timeout_s))
     killed = [process.is_alive() for process in processes]
     for process in processes:
         if process.is_alive():
