@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 TRAINING = """
 import json, sys
 import torch
@@ -41,6 +43,7 @@ def trained(path: str) -> list[object]:
     return found
 
 
+@pytest.mark.long
 def test_a_training_needs_no_tracer_until_it_compiles() -> None:
     is_there, has_compiled, *weights = trained(os.environ["PYTHONPATH"])
     assert (is_there, has_compiled) == (False, True)

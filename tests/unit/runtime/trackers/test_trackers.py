@@ -69,6 +69,7 @@ def equal(found: Values, wanted: Values) -> None:
         assert [value for _, value in found[tag]] == pytest.approx([value for _, value in wanted[tag]], nan_ok=True)
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_and_then_failed_is_one_run_without_double_steps(tmp_path: Path) -> None:
     run_dir = tmp_path / FOLDER
     killed = train(tmp_path, 0, 25, "kill")

@@ -1,0 +1,99 @@
+"""What a verdict on a hang is made of: what ranks wrote, by files alone and by a watch without other ranks."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+from ranks import slurm_step
+
+from cluster_ddp.runtime.failure import hang_verdict
+from cluster_ddp.runtime.failure.hang_verdict import Answer
+from cluster_ddp.runtime.failure.hang_watch import HangWatch
+from cluster_ddp.runtime.failure.stack_file import StackFile
+from cluster_ddp.slurm.topology import Topology
+
+JOB_ID = 54_000 + os.getpid() % 2000
+HOST = os.uname().nodename
+COLLECTIVE = '  File "/lib/site-packages/torch/distributed/distributed_c10d.py", line 5 in all_reduce\n'
+
+
+@pytest.mark.parametrize(("error", "inner", "state"), [
+    ("Aborted", COLLECTIVE, "aborted"),
+    ("Aborted", "", "crashed (Aborted)"),
+    ("Segmentation fault", COLLECTIVE, "crashed (Segmentation fault)"),
+    ("Bus error", "", "crashed (Bus error)"),
+])  # fmt: skip
+def test_the_dump_of_a_rank_that_ended_is_newer_than_what_it_wrote(
+    error: str, inner: str, state: str, tmp_path: Path
+) -> None:
+    wrote = Answer(rank=0, host="node1", where="a.py:1", operation="all_reduce", number=1, sizes="1")
+    dump = (
+        f'Fatal Python error: {error}\n\nThread 0x1 (most recent call first):\n{inner}  File "/x/b.py", line 7 in f\n'
+    )
+    (tmp_path / "stack-rank0.txt").write_text(f"{wrote.text()}\n{dump}")
+    assert hang_verdict.read(tmp_path) == [
+        Answer(rank=0, host="node1", where="b.py:7", doing="f", operation="all_reduce" if inner else "", state=state)
+    ]
+
+
+def test_a_rank_that_was_stuck_in_c_before_its_last_answer_is_not_stuck(tmp_path: Path) -> None:
+    wrote = Answer(rank=0, host="node1", where="a.py:1", operation="all_reduce")
+    stack = 'Stack (most recent call first):\n  File "/x/b.py", line 7 in f\n'
+    file = StackFile(tmp_path / "stack-rank0.txt")
+    file.write(wrote.text())
+    with open(file.path, "a") as more:
+        more.write(f"Timeout (0:02:00)!\n{stack}")
+    assert [one.state for one in hang_verdict.read(tmp_path)] == ["locked"]
+    file.dump()
+    file.close()
+    assert hang_verdict.read(tmp_path) == [wrote]
+
+
+def test_a_rank_may_be_stuck_in_c_before_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """faulthandler then says so, else its node would be at fault."""
+    armed: list[float] = []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda timeout_s, **_: armed.append(timeout_s))
+    monkeypatch.setenv("CLUSTER_DDP_RUN_DIR", str(tmp_path))
+    here = Topology.from_environ(slurm_step(1, 2, job_id=JOB_ID))
+    watch = HangWatch(here, lambda *_: None, warning_s=60, timeout_s=60)
+    watch._look()
+    assert armed == [60 + 4 * 1.5] and not watch.words
+    watch._file.close()  # type: ignore[union-attr]
+
+
+def test_a_node_is_named_as_in_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host's own name may have a domain: --exclude would not know it."""
+    monkeypatch.setenv("SLURMD_NODENAME", "node7")
+    watch = HangWatch(
+        Topology.from_environ(slurm_step(0, 2, job_id=JOB_ID)), lambda *_: None, warning_s=60, timeout_s=60
+    )
+    assert watch._here().host == "node7"
+
+
+def test_a_rank_that_is_cut_off_keeps_to_the_verdict_of_those_that_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLUSTER_DDP_RUN_DIR", str(tmp_path))
+    here, hang = Topology.from_environ(slurm_step(1, 2, job_id=JOB_ID)), tmp_path / "hang.txt"
+
+    def verdict() -> str:
+        watch = HangWatch(here, lambda question, name: None, warning_s=60, timeout_s=60)
+        watch.start()
+        try:
+            return watch.verdict(RuntimeError("timed out"))
+        finally:
+            watch.stop()
+
+    own = verdict()
+    assert re.search(rf"rank 1 on {HOST} is in .*; rank 0 on .* does not answer", own), own
+    assert hang.read_text() == f"{own}\n"
+    hang.write_text("rank 1 does not answer\n")
+    assert verdict() == "rank 1 does not answer" == hang.read_text().rstrip()
+    long_ago = time.time() - 61
+    os.utime(hang, (long_ago, long_ago))  # an earlier hang's
+    assert verdict() == own
