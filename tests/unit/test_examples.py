@@ -93,6 +93,7 @@ def test_it_does_what_it_says(tmp_path: Path, name: str, words: str, ranks: int)
     assert [words in end.output for end in ends] == [True, False][:ranks]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     ("name", "arguments"), [("ddp.py", ()), ("convnet.py", ("--epochs", "1")), ("two_device_model.py", ())]

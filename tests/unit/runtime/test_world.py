@@ -133,6 +133,7 @@ def test_an_error_before_the_world_is_there_is_a_short_block(tmp_path: Path) -> 
     assert "Traceback" not in end.output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]])
 def test_the_same_script_as_one_process_and_under_torchrun(tmp_path: Path, module: list[str]) -> None:
     script = tmp_path / "script with blanks.py"
