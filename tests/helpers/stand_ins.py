@@ -36,7 +36,7 @@ echo "image $1"
 shift
 kept=()
 for name in ${!APPTAINERENV_@}; do kept+=("${name#APPTAINERENV_}=${!name}"); done
-exec env -i PATH="$PATH" PYTHONPATH="${PYTHONPATH:-}" TMPDIR="${TMPDIR:-/tmp}" CONTAINED=yes "${kept[@]}" "$@"
+exec env -i PATH="$PATH" PYTHONPATH="${PYTHONPATH:-}" CONTAINED=yes "${kept[@]}" "$@"
 """
 
 

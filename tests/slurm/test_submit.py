@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -146,6 +147,7 @@ def test_in_a_container_that_strips_slurms_variables(place: Place, launcher: str
     real_apptainer.image(place.folder / "my image")
     env = {"PATH": f"{real_apptainer.fetch()}:{place.slurm.env['PATH']}", "APPTAINER_CLEANENV": "1"}
     env |= {"APPTAINERENV_PYTHONPATH": str(ROOT), "APPTAINERENV_PREPEND_PATH": str(Path(sys.executable).parent)}
+    env["APPTAINERENV_TMPDIR"] = os.environ["TMPDIR"]  # the tests remove it
     binds = (word for folder in real_apptainer.BINDS for word in ("--container-binds", folder))
     options = (*TWO_BY_TWO, "--launcher", launcher, "--container", "my image", *binds, "--watch")
     names = "APPTAINER_NAME|SLURM_PROCID|SLURM_JOB_ID"
