@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, cast
 
-import numpy.random  # here, not at the first save: then all files may be open
+import numpy.random  # here, since at the first save no file descriptor may be left
 import torch
 
 from cluster_ddp.runtime.seeds import seed_all, stream_seed
