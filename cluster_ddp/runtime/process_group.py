@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -59,8 +60,17 @@ def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout
     if on_gpu:
         # NCCL's time starts when a collective is launched, before we wait for it. Its watchdog ends the process without
         # naming the rank that hangs. So it must act only if nothing waits for the collective.
-        assert dist.group.WORLD is not None
-        dist.group.WORLD._get_backend(device)._set_default_timeout(timedelta(seconds=2 * timeout_s))
+        _backend(device).set_timeout(timedelta(seconds=2 * timeout_s))
+
+
+def _backend(device: torch.device) -> Any:
+    """The default group's backend for a device.
+
+    TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it, and torch 2.10's wrapper knows neither its time limit nor its errors.
+    """
+    assert dist.group.WORLD is not None
+    backend = dist.group.WORLD._get_backend(device)
+    return getattr(backend, "wrapped_pg", backend)
 
 
 def barrier() -> None:

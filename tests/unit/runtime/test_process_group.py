@@ -34,7 +34,7 @@ class Backend:
 
     timeout: timedelta | None = None
 
-    def _set_default_timeout(self, timeout: timedelta) -> None:
+    def set_timeout(self, timeout: timedelta) -> None:
         self.timeout = timeout
 
 
@@ -70,6 +70,25 @@ def test_a_users_own_choice_of_nccl_stays(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=SimpleNamespace(_get_backend=lambda _: Backend())))
     process_group.join(Topology.from_environ(slurm_step(0, 2, job_id=1)), GPU, dist.HashStore(), timeout_s=30)
     assert os.environ["TORCH_DIST_USE_NCCL2"] == "1"
+
+
+def test_a_backend_that_torch_has_wrapped_gets_its_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL, with gloo in NCCL's place: the wrapper has no _set_default_timeout."""
+    before, init = dist.get_debug_level(), dist.init_process_group
+    monkeypatch.setattr(dist, "init_process_group", lambda **o: init(**{**o, "backend": "gloo", "device_id": None}))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        process_group.join(Topology.from_environ({}), GPU, dist.HashStore(), timeout_s=30)
+        assert dist.group.WORLD is not None
+        wrapper = dist.group.WORLD._get_backend(GPU)
+        assert type(wrapper) is not type(wrapper.wrapped_pg) and not hasattr(wrapper, "_set_default_timeout")
+        assert wrapper.wrapped_pg.options._timeout == timedelta(seconds=60)
+        process_group.barrier()
+    finally:
+        dist.set_debug_level(before)
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def test_graphs_are_gone_before_the_communicator_is(calls: Calls) -> None:
