@@ -16,9 +16,9 @@ from pathlib import Path
 from cluster_ddp.errors import exit_on_error, printable
 from cluster_ddp.jobs import terminal
 from cluster_ddp.jobs.status import RunStatus, run_statuses
+from cluster_ddp.launch import run_dirs
 from cluster_ddp.launch.cli import add_on
 from cluster_ddp.launch.cli.parser import Parser
-from cluster_ddp.launch.run_dirs import resume_command
 from cluster_ddp.remote import verbs
 from cluster_ddp.slurm import pending_reasons
 from cluster_ddp.slurm.job_status import FINAL_STATES
@@ -93,9 +93,12 @@ def _show(found: list[RunStatus], runs_dir: Path) -> None:
         if one.failure and one.state in _FAILED:
             print(printable(f"Job {one.job}: failed first: {one.failure}"))
     failed = [one for one in found if one.is_submitted and one.state in _ENDED - {"COMPLETED"}]
-    if failed:
-        others = " (the others likewise)" if len(failed) > 1 else ""
-        print(f"To resume job {failed[-1].job}{others}: {resume_command(failed[-1].run_dir or Path())}")
+    resumable = [
+        (one.job, one.run_dir) for one in failed if one.run_dir is not None and run_dirs.has_results(one.run_dir)
+    ]
+    if resumable:
+        others = " (the others likewise)" if len(resumable) > 1 else ""
+        print(f"To resume job {resumable[-1][0]}{others}: {run_dirs.resume_command(resumable[-1][1])}")
 
 
 def _row(one: RunStatus) -> tuple[str, ...]:

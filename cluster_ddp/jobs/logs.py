@@ -15,6 +15,8 @@ PLAIN = (File.JOB_LOG, File.TASK_LOG.format(0))
 
 
 _TRACEBACK = "Traceback (most recent call last):"
+# How Python begins the message of a script that it can't compile: without the line above.
+_SYNTAX_ERROR = re.compile(r'  File ".*", line \d+')
 # What torch puts before each line of a traceback once the process group is there.
 _TORCHS_PREFIX = re.compile(r"\[rank(\d+)\]: ")
 
@@ -60,7 +62,7 @@ class LogReader:
         named = _TORCHS_PREFIX.match(line)
         key, text = (path, named[1]) if named else (path, ""), line[named.end() :] if named else line
         if key not in self._tracebacks:
-            if _TRACEBACK not in line:
+            if _TRACEBACK not in line and not _SYNTAX_ERROR.fullmatch(line):
                 return [line]
             self._tracebacks[key] = []
         block = self._tracebacks[key]

@@ -113,11 +113,12 @@ class _Following:
         for status in failed if self.is_array else ():
             label = f"{self.label}_{status.array_task}"
             self.show(f"job {label}: {status.state}, {exit_in_words(status)}")
-            if label in by_label:  # tasks that never started share one record
+            if label in by_label and run_dirs.has_results(by_label[label]):  # tasks that never started share one record
                 self.show(f"  To resume: {run_dirs.resume_command(by_label[label])}")
         if failed and not self.is_array:
             self.show(f"Its logs: {self.jobs[0].run_dir}")
-            self.show(f"To resume: {run_dirs.resume_command(self.jobs[0].run_dir)}")
+            if run_dirs.has_results(self.jobs[0].run_dir):
+                self.show(f"To resume: {run_dirs.resume_command(self.jobs[0].run_dir)}")
         return max(_exit_status(status) for status in self.statuses)
 
     def _describe_array(self) -> str:

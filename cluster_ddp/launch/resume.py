@@ -23,11 +23,6 @@ from cluster_ddp.launch.backends.local import ThisMachine
 from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.launch.spec import JobSpec
 
-_SCRIPTS_AND_LOGS = (
-    *(File.SPEC, File.BATCH_SCRIPT, File.LOCAL_SCRIPT, File.JOB_LOG, File.TASK_LOG.format("*")),
-    *(File.FAILURES, File.OUTCOME),
-)
-_OF_A_JOB = (*_SCRIPTS_AND_LOGS, "*_submitted.pkl", "*_result.pkl")
 _TRAININGS_OWN = ("auto", "never")
 
 
@@ -185,7 +180,7 @@ def put_back(aside: Path) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for pattern in _OF_A_JOB for path in folder.glob(pattern)]
+    return [path for pattern in run_dirs.OF_A_JOB for path in folder.glob(pattern)]
 
 
 def _move(source: Path, target: Path) -> None:

@@ -22,6 +22,7 @@ import shutil
 import stat
 import time
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,24 @@ RESUME = "cluster-ddp submit --resume"
 """The command that resumes a run, without its last word: the run directory."""
 
 
+OF_A_JOB = (
+    *(File.SPEC, File.BATCH_SCRIPT, File.LOCAL_SCRIPT, File.JOB_LOG, File.TASK_LOG.format("*")),
+    *(File.FAILURES, File.OUTCOME, "*_submitted.pkl", "*_result.pkl"),
+)
+"""Patterns of the files that one job in a run directory has: the next one has its own."""
+_NO_RESULTS = (*OF_A_JOB, "job-*", ".*", File.CODE, File.RUN, File.USAGE.format("*"))
+
+
 def resume_command(run_dir: Path) -> str:
     """Return the command that resumes a run, quoted for a shell."""
     return f"{RESUME} {shlex.quote(str(run_dir))}"
+
+
+def has_results(run_dir: Path) -> bool:
+    """Return whether a training has left anything in a run directory: without, there is nothing to resume."""
+    with contextlib.suppress(OSError):
+        return any(not any(fnmatch(one.name, pattern) for pattern in _NO_RESULTS) for one in run_dir.iterdir())
+    return False
 
 
 def prefix(runs_dir: Path, spec: JobSpec) -> str:

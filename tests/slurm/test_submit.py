@@ -22,6 +22,7 @@ from stand_ins import HOSTILE
 import cluster_ddp
 from cluster_ddp import JobSpec
 from cluster_ddp.launch.backends import submitit_task
+from cluster_ddp.launch.checks import script_text
 from cluster_ddp.slurm import commands, job_status
 
 TWO_BY_TWO = ("--nodes", "2", "--gpus-per-node", "2")
@@ -52,6 +53,27 @@ def long_ones(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[
         "function": place.start(*TWO_BY_TWO, "--launcher", "srun", *DIGITS, "--lr", "0.5"),
         "command": place.start("--nodes", "2", "--", *TRAIN, "--dataset", "digits", "--dry-run"),
     }
+
+
+ASK_VARIABLES = """import json, os
+if os.environ["RANK"] == "1":
+    print(json.dumps({name: value for name, value in os.environ.items() if name.startswith("SLURM_")}))
+"""
+
+
+@pytest.mark.every_slurm
+@pytest.mark.parametrize("launcher", ["srun", "torchrun", "fork"])
+def test_the_variables_that_submit_warns_of_have_no_value(place: Place, launcher: str) -> None:
+    (place.folder / "t.py").write_text(ASK_VARIABLES)
+    words = ("--no-check", "--gpus-per-node", "2", "--launcher", launcher, "--watch", "--", "python", "t.py")
+    done = place.submit(*words)
+    variables = json.loads(re.findall(r"^(?:\[task-1\] )?(\{.*)$", done.stdout, re.MULTILINE)[0])
+    spec = JobSpec(name="x", gpus_per_node=2, launcher=launcher)  # type: ignore[arg-type]
+    never = ("SLURM_CPUS_PER_TASK", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_JOB_ID", "SLURM_GPUS", "SLURM_GPUS_PER_NODE")
+    for name in (*never, "SLURM_GPUS_PER_TASK", "SLURM_PROCID", "SLURM_NTASKS_PER_NODE", "SLURM_GPUS_ON_NODE"):
+        assert bool(script_text.cure_of_unset(spec, name, on_slurm=True)) == (name not in variables), name
+    assert variables.get("SLURM_RESTART_COUNT", "0") == "0"
+    assert variables["SLURM_PROCID"] == ("0" if launcher == "torchrun" else "1")
 
 
 TRAIN = ("python", "-m", "cluster_ddp.train")

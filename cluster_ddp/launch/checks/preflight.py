@@ -24,6 +24,7 @@ from cluster_ddp.launch.checks import (
     performance_warnings,
     program,
     python_packages,
+    script_text,
 )
 from cluster_ddp.launch.checks.performance_warnings import Advice
 from cluster_ddp.launch.planning import Plan
@@ -48,13 +49,14 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
     Raises:
         SpecError: the job can't work.
     """
+    on_slurm = isinstance(plan.scheduler, Slurm)
     warnings = _environment(plan.spec) + exposed_tokens.advise(plan.spec)
     if plan.request.function is None:
         if nested_launchers.CODE not in accepted:
             nested_launchers.check(plan.spec)
         warnings += program.check(plan.spec)
+        warnings += script_text.check(plan.spec, _folder(plan), on_slurm=on_slurm)
     python_packages.check(plan.spec)
-    on_slurm = isinstance(plan.scheduler, Slurm)
     cluster = _ask_cluster(plan.spec, must_run) if on_slurm and (must_run or shutil.which("sinfo")) else _Cluster()
     warnings += [Advice("cluster", text) for text in cluster.warnings]
     warnings += _resumed(plan)
@@ -68,6 +70,12 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
             plan.spec, cluster.groups, folders=folders, requeue_default=cluster.requeue_default
         )
     return warnings
+
+
+def _folder(plan: Plan) -> Path:
+    """The folder with the code that the job will run."""
+    earlier, code = plan.request.earlier, plan.request.code
+    return earlier.run_dir / code if earlier is not None and code is not None else Path.cwd()
 
 
 class _Cluster(NamedTuple):

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
-import subprocess
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.launch import task_command
-from cluster_ddp.launch.parse_python_command import is_python, program_words, python_target
+from cluster_ddp.launch.checks import job_python
+from cluster_ddp.launch.parse_python_command import is_python, python_target
 from cluster_ddp.launch.spec import JobSpec
-from cluster_ddp.waiting_notice import named_if_slow
 
 _OURS = "cluster-ddp"
 # A folder that only has the package's name is no package: it has no origin. Modules in a package are looked for without
@@ -52,12 +48,9 @@ def check(spec: JobSpec) -> None:
         SpecError: a package is missing.
     """
     needs = list(_needs(spec))
-    if not needs or spec.container or spec.container_image or spec.conda_env or spec.modules or spec.setup:
+    if not needs:
         return
-    task = task_command.of_command(spec)
-    before = len(spec.command) - len(program_words(spec.command))  # env and its variables
-    python = list(spec.command[: task.interpreter_words]) or [*spec.command[:before], task.python]
-    prefix, *missing = _ask(python, [need.package for need in needs], spec.venv) or ["", ""]
+    prefix, *missing = job_python.ask(spec, _CODE, [need.package for need in needs]) or ["", ""]
     for need in needs:
         if need.package in missing:
             found = f"there is no Python package {need.package!r} in {prefix}."
@@ -82,25 +75,3 @@ def _needs(spec: JobSpec) -> Iterator[_Need]:
             yield _Need(module, "", f"Running {shlex.join(spec.command)}:")
     for name in spec.track:
         yield _Need(name, f"{_OURS}[{name}]", f"Tracking with {name}:")
-
-
-def _ask(python: list[str], packages: list[str], venv: str | None) -> list[str]:
-    """Return the folder of a Python, and which packages it lacks; nothing if it does not answer."""
-    path = os.pathsep.join([*([f"{venv}/bin"] if venv else []), os.environ.get("PATH", os.defpath)])
-    program = shutil.which(python[0], path=path)
-    if program is None:
-        return []  # another check says so
-    command = [program, *python[1:], "-c", _CODE, *packages]
-    try:
-        with named_if_slow(f"{program} to answer"):
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=30,
-                stdin=subprocess.DEVNULL,
-                env=os.environ | {"PATH": path},
-            )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return done.stdout.splitlines() if done.returncode == 0 else []

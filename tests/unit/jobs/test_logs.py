@@ -103,6 +103,21 @@ def test_equal_tracebacks_as_torch_prints_them_are_shown_once(capsys, launcher: 
     assert shown(capsys, "12", "--all") == [*zero, f"[task-1] {again}" if launcher == "srun" else again]
 
 
+SYNTAX_ERROR = """  File "t.py", line 2
+    def f(:
+          ^
+SyntaxError: invalid syntax
+"""
+
+
+def test_a_script_that_python_cannot_compile_is_shown_once(capsys) -> None:
+    """Its message has no first line that says Traceback."""
+    (run_dir,) = submit(gpus_per_node=3)
+    printed(run_dir, **{f"task_{rank}": SYNTAX_ERROR for rank in range(3)})
+    again = "The same traceback as in task-0: SyntaxError: invalid syntax"
+    assert shown(capsys, "12", "--all") == [*SYNTAX_ERROR.splitlines(), f"[task-1] {again}", f"[task-2] {again}"]
+
+
 def test_a_traceback_without_an_end_is_shown(capsys) -> None:
     (run_dir,) = submit()
     lines = TRACEBACK.format(rank=0, what="x").splitlines()[:2]

@@ -86,6 +86,19 @@ def test_its_end_is_ours(tmp_path: Path, end: JobStatus, outcome: int, words: st
     assert str(tmp_path) in lines[1]
 
 
+def test_only_a_job_that_has_trained_is_to_be_resumed(tmp_path: Path) -> None:
+    """One that failed at once, such as on a syntax error, has nothing to resume."""
+    files = ("spec.json", "job.sbatch", "job.log", "task-0.log", "task-1.log", ".failed-0", "usage-0.jsonl", "run.json")
+    for name in files:
+        (tmp_path / name).touch()
+    failed = status("FAILED", exit_code=1)
+    its_logs, resume = f"Its logs: {tmp_path}", f"To resume: cluster-ddp submit --resume {tmp_path}"
+    assert follow(tmp_path, [[failed]])[1][1:] == [its_logs]
+    assert len(follow(tmp_path, [[failed, failed]], ids=("12_0", "12_1"))[1]) == 3
+    (tmp_path / "my-model.pt").touch()
+    assert follow(tmp_path, [[failed]])[1][1:] == [its_logs, resume]
+
+
 def test_a_start_that_is_always_now_is_not_believed(tmp_path: Path) -> None:
     """Slurm says so of a job that will not start (22.05)."""
     now = datetime.now()
@@ -148,6 +161,7 @@ def test_an_array_is_counted(tmp_path: Path) -> None:
     waiting = [status("RUNNING", array_task="0"), status("PENDING", array_task="1-2%1")]
     ended = [status("COMPLETED", array_task="0"), status("FAILED", array_task="1", exit_code=2)]
     ended.append(status("COMPLETED", array_task="2"))
+    (tmp_path / "metrics.jsonl").touch()
     outcome, lines = follow(tmp_path, [waiting, ended], ids=("12_0", "12_1", "12_2"))
     assert outcome == 2
     assert lines == [

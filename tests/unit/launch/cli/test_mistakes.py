@@ -693,6 +693,24 @@ def test_a_wait_says_what_for(
     assert f"Waiting for {what} to answer …\n" in said(capsys, "--dry-run", *options, "--", "true")[1]
 
 
+def test_a_syntax_error_is_found_before_the_job_waits_for_it(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+    (folder / "t.py").write_text("def f(:\n")
+    code, text = said(capsys, "--", "python", "t.py")
+    assert code == 2
+    assert text.startswith("cluster-ddp submit: error: Running 't.py':\n  line 1: SyntaxError: ")
+    assert text.endswith("\n  Hint: mend it, then check it: python -m py_compile t.py\n")
+    assert fake_slurm.calls("sbatch") == []
+
+
+def test_a_variable_without_a_value_is_a_warning(capsys, folder: Path) -> None:
+    (folder / "t.py").write_text('import os\nos.environ["SLURM_CPUS_PER_TASK"]\n')
+    argv = ("--dry-run", "--accept", "node-local-path")
+    code, text = said(capsys, *argv, "--", "python", "t.py")
+    assert code == 0
+    assert "--cpus-per-task N sets it. (silence: --accept slurm-variable)" in text
+    assert said(capsys, *argv, "--cpus-per-task", "2", "--", "python", "t.py") == (0, "")
+
+
 def test_an_option_of_sbatch_may_stand_behind_a_blank(capsys) -> None:
     argv = (
         "--dry-run",
