@@ -22,6 +22,7 @@ from cluster_ddp.launch.backends import Scheduler, submitit_task
 from cluster_ddp.launch.backends.local import ThisMachine
 from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.ownership import refuse_others
 
 _TRAININGS_OWN = ("auto", "never")
 
@@ -87,7 +88,7 @@ class Earlier:
         if self.spec is None or self.spec.command:
             return None
         path = self.run_dir / submitit_task.pickle_name(self.job)
-        run_dirs.refuse_others(path)
+        refuse_others(path)
         return Pickled(path.read_bytes())
 
     def refuse_unended(self) -> None:
@@ -128,8 +129,8 @@ def find(asked: str | os.PathLike[str], runs_dir: Path) -> Earlier:
     path = path.resolve()
     if not (path / File.SPEC).exists():
         return Earlier(run_dir=path)
+    refuse_others(path / File.SPEC)  # the job would run its content as us
     record = run_dirs.read(path)
-    run_dirs.refuse_others(path / File.SPEC)  # the job would run its content as us
     if record["spec"].get("array") is not None:
         found = f"it is the directory of a whole array, job {record['job']}; its tasks are resumed one by one."
         raise SpecError(f"Resuming {path}:", found, run_dirs.resume_command(path.with_name(f"{path.name}_0")))

@@ -19,7 +19,6 @@ import os
 import re
 import shlex
 import shutil
-import stat
 import time
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
@@ -197,30 +196,6 @@ def first_failure(path: Path) -> tuple[str, int | None]:
             words, *rest = marker.read_text(encoding="utf-8").splitlines()
             return words, int(rest[0].removeprefix("status ")) if rest else None
     return "", None
-
-
-def refuse_others(path: Path) -> None:
-    """Refuse a file that somebody else could have written, since its content will be run.
-
-    Raises:
-        RunDirError: it is missing or not a regular file; it or its folder belongs to another user; others may write it
-            or its folder.
-    """
-    asked = f"Using {path}:"
-    try:
-        file, folder = path.lstat(), path.parent.stat()
-    except OSError as error:
-        raise RunDirError(asked, f"{error.strerror}.", "give the run directory of a job of yours") from error
-    owners = {one.st_uid for one in (file, folder)} - {os.geteuid()}
-    if owners or not stat.S_ISREG(file.st_mode):
-        found = f"it belongs to user {owners.pop()}" if owners else "it is not a regular file"
-        raise RunDirError(asked, f"{found}, and its content would run as you.", "use a job that you submitted yourself")
-    others = stat.S_IWGRP | stat.S_IWOTH
-    can_enter = folder.st_mode & (stat.S_IXGRP | stat.S_IXOTH)
-    if folder.st_mode & others or (can_enter and file.st_mode & others):
-        found = "others may write it, and its content would run as you."
-        hint = f"check that nobody has changed it, then: chmod -R go-w {shlex.quote(str(path.parent))}"
-        raise RunDirError(asked, found, hint)
 
 
 def point_latest(path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import JobError, SpecError
-from cluster_ddp.launch import run_dirs
+from cluster_ddp.ownership import refuse_others
 
 
 def runner(folder_pattern: str) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def result(folder: Path, label: str, tasks: int) -> Any:
     asked = f"The result of job {label}:"
     left = [path for rank in range(tasks) if (path := folder / f"{label}_{rank}_result.pkl").exists()]
     for path in sorted(left, key=lambda path: path.stat().st_mtime):
-        run_dirs.refuse_others(path)
+        refuse_others(path)
         outcome, value = pickle.loads(path.read_bytes())
         if outcome == "error":
             rank = path.name.split("_")[-2]

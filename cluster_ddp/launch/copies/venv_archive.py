@@ -6,6 +6,7 @@ each rank. One large file is read at the speed of the file system instead.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -18,8 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.files import open_own
+from cluster_ddp.files import make_dir, open_own
 from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.ownership import refuse_others
 
 # The first lines of a script in bin/ that finds its interpreter beside itself, wherever that is. For sh, they run
 # Python with the script; for Python, they are a string.
@@ -62,22 +64,25 @@ def path(venv: Path, folder: Path) -> Path:
 
     Its name follows from the environment's path and its files' names, sizes and times (without Python's compiled
     files). So an environment is packed again only after a change, and a waiting job keeps the one that it was
-    submitted with.
+    submitted with. Its folder is named after the user, since several may share the folder of their runs.
 
     Args:
         venv: the environment.
-        folder: folder of the archives.
+        folder: folder of the run directories.
     """
     digest = hashlib.sha256(os.fsencode(venv))
     for name, entry in _entries(venv):
         seen = entry.lstat()
         if _COMPILED not in Path(name).parts and not stat.S_ISDIR(seen.st_mode):
             digest.update(f"\0{name}\0{seen.st_size}\0{seen.st_mtime_ns}".encode(errors="surrogateescape"))
-    return folder / f"env-{digest.hexdigest()[:16]}.tar"
+    return folder / f"environments-{os.geteuid()}" / f"env-{digest.hexdigest()[:16]}.tar"
 
 
 def pack(venv: Path, archive: Path, *, shared: bool) -> None:
     """Write the archive, unless it is there already. Say so on stderr: it may take minutes.
+
+    Its folder is made if it is missing. One that somebody else could have written is refused: the ranks will run what
+    is in the archive.
 
     Scripts in bin/ find their interpreter beside themselves in it. Symbolic links stay links.
 
@@ -87,9 +92,11 @@ def pack(venv: Path, archive: Path, *, shared: bool) -> None:
         shared: whether the group may read it.
 
     Raises:
-        RunDirError: a file can't be read or written.
+        RunDirError: a file can't be read or written; somebody else could have written the archive or its folder.
     """
-    if archive.exists():
+    if os.path.lexists(archive):
+        refuse_others(archive.parent)
+        refuse_others(archive)
         return
     entries = list(_entries(venv))
     files = [seen for _, entry in entries if not stat.S_ISDIR((seen := entry.lstat()).st_mode)]
@@ -97,6 +104,9 @@ def pack(venv: Path, archive: Path, *, shared: bool) -> None:
     print(f"Packing the environment {what} into {archive}, once …", file=sys.stderr, flush=True)
     temporary = archive.with_name(f".{archive.name}.{secrets.token_hex(4)}.tmp")
     try:
+        with contextlib.suppress(FileExistsError):
+            make_dir(archive.parent, shared=shared)
+        refuse_others(archive.parent)
         _write(venv, entries, temporary, shared=shared)
         temporary.replace(archive)
     except (OSError, tarfile.TarError) as error:
@@ -104,7 +114,8 @@ def pack(venv: Path, archive: Path, *, shared: bool) -> None:
         hint = "mend that, or choose another folder for it: --runs-dir PATH; or submit without --stage-env"
         raise RunDirError(f"Packing the environment {what} into {archive}:", found, hint) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def _write(venv: Path, entries: list[tuple[str, Path]], target: Path, *, shared: bool) -> None:

@@ -489,9 +489,13 @@ def test_without_a_run_directory_the_log_ends_so_too(tmp_path: Path) -> None:
     assert run_script(render(replace(spec, command=("bash", "-c", "exit 7")), source=""), tmp_path).returncode == 7
     assert f"Failed first, with status 7: rank 0 on {socket.gethostname()}\n" in (tmp_path / "said").read_text()
     stops = replace(spec, command=("bash", "-c", ': >"$CLUSTER_DDP_STOPPED"; exit 143'), max_requeues=0)
-    (tmp_path / ".job-71.failed-0").touch()  # a start that was killed
+    (tmp_path / ".job-71-abcdefghij").mkdir()  # a start that was killed
+    (tmp_path / ".job-71-abcdefghij" / ".failed-0").touch()
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / ".job-71.stopped-1").symlink_to("precious")  # by somebody who can write here, too
     assert run_script(render(stops, source=""), tmp_path, SLURM_RESTART_COUNT="1").returncode == 75
-    assert not list(tmp_path.glob(".*"))
+    assert [path.name for path in tmp_path.glob(".*")] == [".job-71.stopped-1"]
+    assert (tmp_path / "precious").read_text() == "kept"
 
 
 @pytest.mark.parametrize("has_run_dir", [True, False])

@@ -45,13 +45,13 @@ def test_a_result_that_others_could_have_written_is_not_loaded() -> None:
     assert job.result(timeout_s=60) == str(Path.cwd())
     (result, *_) = sorted(job.run_dir.glob("*_0_result.pkl"))
     result.chmod(0o660)
-    with pytest.raises(RunDirError, match="others may write it"):
+    with pytest.raises(RunDirError, match="may be written by others"):
         job.result(timeout_s=60)
     result.chmod(0o600)
     assert job.result(timeout_s=60) == str(Path.cwd())
     if os.geteuid() == 0:
         os.chown(result, 12345, -1)
-        with pytest.raises(RunDirError, match="it belongs to user 12345"):
+        with pytest.raises(RunDirError, match="belongs to user 12345"):
             job.result(timeout_s=60)
 
 
@@ -79,7 +79,7 @@ def test_a_specification_of_another_users_does_not_run() -> None:
     assert job.wait(timeout_s=60).state == "FAILED"
     (job.run_dir / "spec.json").chmod(0o666)
     job.run_dir.chmod(0o755)
-    with pytest.raises(RunDirError, match="others may write it"):
+    with pytest.raises(RunDirError, match="may be written by others"):
         resume.find(job.run_dir, Path("runs"))
 
 

@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from strangers import STRANGER, as_stranger, folder_of_all, needs_a_stranger
 from venvs import make_venv
 
 from cluster_ddp.errors import RunDirError, SpecError
@@ -88,15 +89,36 @@ def test_it_is_packed_again_only_after_a_change(venv: Path, tmp_path: Path, caps
 
 
 def test_a_failure_leaves_nothing(venv: Path, tmp_path: Path) -> None:
-    archive = tmp_path / "missing" / "env.tar"
-    with pytest.raises(RunDirError, match=r"(?s)No such file or directory: .*submit without --stage-env"):
-        venv_archive.pack(venv, archive, shared=False)
-    assert not archive.parent.exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(RunDirError, match=r"(?s)Not a directory: .*submit without --stage-env"):
+        venv_archive.pack(venv, tmp_path / "file" / "archives" / "env.tar", shared=False)
     (package_folder(venv) / "a socket").mkdir()
     os.mkfifo(package_folder(venv) / "pipe")  # is not waited for
     venv_archive.pack(venv, tmp_path / "env.tar", shared=True)
     assert (tmp_path / "env.tar").stat().st_mode & 0o777 == 0o640
     assert [path.name for path in tmp_path.iterdir() if "tmp" in path.name] == []
+
+
+@needs_a_stranger
+def test_what_somebody_else_could_have_packed_is_not_used(venv: Path) -> None:
+    """In a folder of runs that others can write, a stranger puts an archive under the name of ours."""
+    with folder_of_all(0o777) as runs:
+        archive = venv_archive.path(venv, runs)
+        planted = f"mkdir -p {archive.parent}; echo planted >{archive}; chmod -R a+rwX {archive.parent}"
+        assert as_stranger("sh", "-c", planted).returncode == 0
+        with pytest.raises(RunDirError, match=rf"belongs to user {STRANGER}, mode 0777.*would run as you"):
+            venv_archive.pack(venv, archive, shared=False)
+        assert archive.read_text() == "planted\n"
+        assert as_stranger("sh", "-c", f"rm -r {archive.parent}; ln -s /usr {archive.parent}").returncode == 0
+        with pytest.raises(RunDirError, match=rf"it is not a regular file, but lrwxrwxrwx of user {STRANGER}"):
+            venv_archive.pack(venv, archive, shared=False)
+        assert as_stranger("rm", archive.parent).returncode == 0
+        venv_archive.pack(venv, archive, shared=False)
+        venv_archive.pack(venv, archive, shared=False)  # is used again
+        assert as_stranger("ls", archive.parent).returncode != 0
+        archive.parent.chmod(0o777)
+        with pytest.raises(RunDirError, match=r"may be written by others: user root \(0\), mode 0777"):
+            venv_archive.pack(venv, archive, shared=False)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""Who else could have written a file or a folder: its content may run as us."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+import stat
+from pathlib import Path
+
+from cluster_ddp.errors import RunDirError
+
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_OTHERS_ENTER = stat.S_IXGRP | stat.S_IXOTH
+
+
+def others(seen: os.stat_result) -> str:
+    """Say who else could have written a file, or changed the entries of a folder.
+
+    Args:
+        seen: what lstat says of it; stat would follow a link, which its owner can point elsewhere.
+
+    Returns:
+        Such as "belongs to user ann (1001), mode 0644", or "may be written by others: user ann (1001), mode 0664".
+        Empty if only we and root can. With the sticky bit on a folder, such as /tmp, others can't replace our files.
+    """
+    mode = stat.S_IMODE(seen.st_mode)
+    try:
+        user = f"{pwd.getpwuid(seen.st_uid).pw_name} ({seen.st_uid})"
+    except KeyError:
+        user = str(seen.st_uid)
+    if seen.st_uid not in (0, os.geteuid()):
+        return f"belongs to user {user}, mode {mode:04o}"
+    is_sticky = stat.S_ISDIR(seen.st_mode) and mode & stat.S_ISVTX
+    return f"may be written by others: user {user}, mode {mode:04o}" if mode & _OTHERS and not is_sticky else ""
+
+
+def refuse_others(path: Path) -> None:
+    """Refuse a file that somebody else could have written, or a folder, since its content will be run.
+
+    Args:
+        path: a file, which is refused for its folder, too; or a folder.
+
+    Raises:
+        RunDirError: it is missing, or neither a regular file nor a folder; somebody else could have written it.
+    """
+    asked = f"Using {path}:"
+    try:
+        entry = path.lstat()
+        folder = entry if stat.S_ISDIR(entry.st_mode) else path.parent.stat()
+    except OSError as error:
+        raise RunDirError(asked, f"{error.strerror}.", "give the run directory of a job of yours") from error
+    if not (stat.S_ISREG(entry.st_mode) or entry is folder):
+        found = f"it is not a regular file, but {stat.filemode(entry.st_mode)} of user {entry.st_uid}."
+        raise RunDirError(asked, found, f"see what it is: ls -ld {shlex.quote(str(path))}")
+    found = others(folder)
+    if not found and (entry.st_uid != folder.st_uid or folder.st_mode & _OTHERS_ENTER):
+        found = others(entry)
+    if found:
+        mend = f"chmod -R go-w {shlex.quote(str(path if entry is folder else path.parent))}"
+        hint = f"use one that you have made; if you did, check that nobody has changed it, then: {mend}"
+        raise RunDirError(asked, f"it or its folder {found}. Its content would run as you.", hint)
