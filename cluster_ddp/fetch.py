@@ -58,7 +58,8 @@ def _run_dirs(there: Project, arguments: argparse.Namespace) -> list[PurePosixPa
     if not folders:
         asked, said = f"Fetching {shlex.join(arguments.jobs)}:", f"no run directory on {there.host.name}."
         raise RemoteError(asked, said, f"see what is there: cluster-ddp status --on {there.place}")
-    return [PurePosixPath(line) for line in there.answer("readlink", "-e", "--", *folders).splitlines()]
+    real = there.answer("readlink", "-ze", "--", *folders)  # a name may have a line break
+    return [PurePosixPath(path) for path in real.split("\0") if path]
 
 
 def _fetch(there: Project, run_dir: PurePosixPath, arguments: argparse.Namespace) -> Path:
@@ -71,8 +72,8 @@ def _fetch(there: Project, run_dir: PurePosixPath, arguments: argparse.Namespace
         raise RunDirError(f"Copying {origin} to {target}:", "there is another run of that name.", hint)
     target.mkdir(parents=True, exist_ok=True, mode=0o700)
     record.write_text(json.dumps({"origin": origin}))
-    left_out = [] if arguments.checkpoints else [f"--exclude=/{File.CHECKPOINTS}"]
-    there.host.rsync(["--archive", *left_out, f"{origin}/", f"{target}/"])
+    left_out = [project.RECORD] if arguments.checkpoints else [project.RECORD, File.CHECKPOINTS]
+    there.host.rsync(["--archive", *(f"--exclude=/{name}" for name in left_out)], str(run_dir), target)
     return target
 
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from cluster_ddp.errors import RemoteError
 from cluster_ddp.waiting_notice import named_if_slow
@@ -39,7 +40,7 @@ class Host:
         Raises:
             RemoteError: ssh failed, or the script did. The error has their words.
         """
-        command = ["ssh", *self.options, self.name, _login_shell(f"echo {_MARK}\n{script}", words)]
+        command = ["ssh", *self.options, "--", self.name, _login_shell(f"echo {_MARK}\n{script}", words)]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True)
         if done.returncode != 0:
             raise _failed(self.name, done.returncode, done.stderr)
@@ -52,7 +53,7 @@ class Host:
             RemoteError: ssh failed.
         """
         terminal = ["-t"] if sys.stdin.isatty() and sys.stdout.isatty() else []  # Ctrl-C then reaches the script
-        command = ["ssh", *self.options, *terminal, self.name, _login_shell(script, words)]
+        command = ["ssh", *self.options, *terminal, "--", self.name, _login_shell(script, words)]
         status = subprocess.run(command).returncode
         if status == _SSH_FAILED:
             raise _failed(
@@ -62,11 +63,13 @@ class Host:
             )
         return status
 
-    def rsync(self, options: Sequence[str], *, stdin: bytes = b"") -> None:
-        """Run rsync(1) over the same connection.
+    def rsync(self, options: Sequence[str], source: str | Path, target: str | Path, *, stdin: bytes = b"") -> None:
+        """Copy the content of a folder over the same connection, with rsync(1).
 
         Args:
-            options: all its words. A path there is `self.name` and a colon before the path.
+            options: its options.
+            source: the folder; a Path is here, a text there.
+            target: where its content goes.
             stdin: its input.
 
         Raises:
@@ -77,7 +80,9 @@ class Host:
             raise RemoteError(
                 asked, "there is no rsync on this machine.", "install it: apt install rsync, or ask your support"
             )
-        command = ["rsync", "--protect-args", f"--rsh={shlex.join(['ssh', *self.options])}", *options]
+        # No name may become an option, or the name of a machine: one begins with "-", or has a colon.
+        paths = [f"{one.absolute()}/" if isinstance(one, Path) else f"{self.name}:{one}/" for one in (source, target)]
+        command = ["rsync", "--protect-args", f"--rsh={shlex.join(['ssh', *self.options])}", *options, "--", *paths]
         with named_if_slow(f"rsync to copy files to or from {self.name}"):
             done = subprocess.run(command, input=stdin, capture_output=True)
         if done.returncode != 0:
@@ -102,7 +107,7 @@ def connect(name: str) -> Iterator[Host]:
         raise RemoteError(f"Connecting to {name}:", "there is no ssh on this machine.", "install OpenSSH's client")
     if name.startswith("-"):
         raise RemoteError(f"Connecting to {name}:", f"{name} is not the name of a machine.", "write --on HOST")
-    settings = subprocess.run(["ssh", "-G", name], capture_output=True, text=True).stdout.splitlines()
+    settings = subprocess.run(["ssh", "-G", "--", name], capture_output=True, text=True).stdout.splitlines()
     if any(line.startswith("controlpath ") and line != "controlpath none" for line in settings):
         yield Host(name=name, options=())
         return
@@ -111,7 +116,7 @@ def connect(name: str) -> Iterator[Host]:
         try:
             yield Host(name=name, options=sharing)
         finally:
-            end = ["ssh", "-o", f"ControlPath={folder}/ssh", "-O", "exit", name]
+            end = ["ssh", "-o", f"ControlPath={folder}/ssh", "-O", "exit", "--", name]
             subprocess.run(end, stdin=subprocess.DEVNULL, capture_output=True)
 
 

@@ -94,7 +94,7 @@ class Project:
         self.host.answer('mkdir -p -m 700 -- "$1"', self.folder)
         how = ("--archive", "--recursive", "--exclude=.git", "--from0", "--files-from=-", "--delete-missing-args")
         names = "".join(f"{name}\0" for name in both)
-        self.host.rsync([*how, f"{self.root}/", f"{self.place}/"], stdin=names.encode(errors="surrogateescape"))
+        self.host.rsync(how, self.root, self.folder, stdin=names.encode(errors="surrogateescape"))
         record = json.dumps({"origin": self.origin, "files": files})
         self.host.answer(f'umask 077 && cat >"$1"/{RECORD}', self.folder, stdin=record)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import socket
@@ -173,3 +174,19 @@ def test_what_is_missing_there_is_named(laptop: Laptop) -> None:
     said = laptop.refused("submit", "--", "true")
     assert f"it is neither in {laptop.there}/.venv/bin nor on the PATH of a login shell." in said
     assert "python3 -m venv .venv && .venv/bin/pip install PATH_OF_ITS_CHECKOUT" in said
+
+
+def test_the_name_of_a_run_directory_is_no_option_and_no_machine(laptop: Laptop) -> None:
+    """Whoever can write to the folder of the runs names them; --to . puts the name first in rsync's argument."""
+    assert laptop.run("submit", "--local", "--", "true").returncode == 0
+    runs = laptop.there / "sub dir" / "runs"
+    names = ["-etouch owned", "broken:x", "a\nb", "--rsync-path=touch owned"]
+    for name in names:
+        (runs / name).mkdir()
+        (runs / name / "run.json").write_text(json.dumps({"name": name}))
+    for name in names:
+        done = laptop.run("fetch", "--to", ".", f"runs/{name}")
+        assert done.returncode == 0, done.stderr
+        here = laptop.folder / "it's mine" / "sub dir"
+        assert json.loads((here / name / "run.json").read_text()) == {"name": name}
+    assert not list(laptop.folder.rglob("owned"))
