@@ -6,6 +6,7 @@ unpickled.
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 from pathlib import Path, PosixPath
@@ -47,7 +48,7 @@ def pack(value: Any, key: RunKey) -> bytes:
     except (_NotPlainError, RecursionError, ValueError):  # too deep; an integer of thousands of digits
         if not key.is_secret:
             raise _no_secret(f"Sending a value of type {type(value).__name__} to other ranks:") from None
-        body = pickle.dumps(value)
+        body = _pickled(value)
         return _PICKLED + key.mac(_PURPOSE, body) + b"\n" + body
     return _PLAIN + head + b"\n" + b"".join(blobs)
 
@@ -68,6 +69,26 @@ def unpack(data: bytes, key: RunKey) -> Any:
         found = "it is pickled, and not signed by a rank of this run: somebody else has joined the ranks' connections."
         raise ClusterDDPError("Taking an object from another rank:", found, "tell your cluster's support")
     return pickle.loads(body)
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors of a GPU without its index: torch itself would restore them on the sender's one."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is torch.Tensor and obj.device.type == "cuda" and obj.layout == torch.strided:
+            return _placed, (obj.detach().cpu(), obj.device.type, obj.requires_grad)
+        return NotImplemented
+
+
+def _pickled(value: Any) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
+
+
+def _placed(numbers: torch.Tensor, device_type: str, requires_grad: bool) -> torch.Tensor:
+    """Another rank's tensor, on this rank's own device of that type."""
+    return numbers.to(device_type).requires_grad_(requires_grad)
 
 
 def _no_secret(asked: str) -> ClusterDDPError:
@@ -139,7 +160,7 @@ def _to_json(value: Any, blobs: list[bytes]) -> Any:
     if kind is torch.Tensor and value.layout == torch.strided and not value.is_quantized:
         numbers = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         blobs.append(numbers.reshape(-1).view(torch.uint8).numpy().tobytes())
-        return ["tensor", len(blobs[-1]), str(value.dtype), list(value.shape), str(value.device), value.requires_grad]
+        return ["tensor", len(blobs[-1]), str(value.dtype), list(value.shape), value.device.type, value.requires_grad]
     if isinstance(value, (np.ndarray, np.generic)) and kind.__module__ == "numpy" and value.dtype.kind in _NUMBERS:
         blobs.append(value.tobytes())
         return ["numpy", len(blobs[-1]), value.dtype.str, list(value.shape) if kind is np.ndarray else None]
@@ -163,9 +184,9 @@ def _from_json(value: Any, blobs: _Reader) -> Any:
         numbers = np.frombuffer(blobs.take(size), dtype=np.dtype(dtype))
         return numbers[0] if shape is None else numbers.reshape(shape)
     assert kind == "tensor"
-    size, dtype, shape, device, requires_grad = rest
+    size, dtype, shape, device_type, requires_grad = rest
     data = torch.frombuffer(blobs.take(size), dtype=_DTYPES[dtype]) if size else torch.empty(0, dtype=_DTYPES[dtype])
-    return data.reshape(shape).to(device).requires_grad_(requires_grad)
+    return _placed(data.reshape(shape), device_type, requires_grad)
 
 
 class _Reader:

@@ -72,6 +72,28 @@ def test_tensors_need_no_pickle(dtype: str, shape: tuple[int, ...]) -> None:
     assert flag.tolist() == [True, False]
 
 
+class _Holder:
+    """Must be pickled."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+@pytest.mark.parametrize("is_pickled", [False, True])
+def test_a_gpus_tensor_arrives_on_the_receivers_own_gpu(monkeypatch: pytest.MonkeyPatch, is_pickled: bool) -> None:
+    """Not on the sender's: "cuda" without an index is the current device, which each rank has set to its own."""
+    tensor, real, moves = torch.tensor([1.5, 2.5]), torch._C.TensorBase.device, []
+    tensor.is_on_gpu_1 = True  # type: ignore[attr-defined]
+    told = property(lambda self: torch.device("cuda", 1) if hasattr(self, "is_on_gpu_1") else real.__get__(self))
+    monkeypatch.setattr(torch.Tensor, "device", told)
+    sent = object_collectives.pack(_Holder(tensor) if is_pickled else tensor, OURS)
+    assert sent.startswith(b"pickled" if is_pickled else b"plain") and b"cuda:" not in sent
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device: moves.append(torch.device(device)) or self)
+    back = object_collectives.unpack(sent, OURS)
+    assert moves == [torch.device("cuda")]
+    assert (back.tensor if is_pickled else back).tolist() == [1.5, 2.5]
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "uint64", "complex64", "bool", ">i4"])
 @pytest.mark.parametrize("shape", [None, (), (0, 3), (2, 3)])
 def test_numpys_numbers_need_no_pickle(dtype: str, shape: tuple[int, ...] | None) -> None:
