@@ -27,12 +27,11 @@ MODULES = (
     "cluster_ddp.runtime.progress_bar",
     "cluster_ddp.runtime.distributed",
     "importlib.resources.readers",
-    "tyro",
 )
 """Modules that each rank of a training, or `cluster_ddp.train`, imports."""
 
-OPTIONAL_MODULES = ("typeguard",)
-"""Modules that one of `MODULES` imports if they are installed."""
+OPTIONAL_MODULES = ("tyro", "typeguard")
+"""Modules that some trainings import too. Others need torch and NumPy only, and run where these are missing."""
 
 # NumPy's OpenBLAS starts its threads when it is loaded; the first of these that is set gives their number.
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")

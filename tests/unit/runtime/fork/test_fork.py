@@ -446,6 +446,15 @@ def test_a_module_that_asks_for_gpus_does_not_start_cuda(tmp_path: Path) -> None
     assert run(tmp_path, script, program=program)[:2] == (0, "1 None\n1 None\n")
 
 
+def test_torch_and_numpy_are_enough(tmp_path: Path) -> None:
+    """As on a machine with GPUs that has no more, on which the GPU tests promise to run."""
+    others = ["tyro", "typeguard", "rich", "submitit", "torchvision", "pooch", "requests", "shtab", "pynvml"]
+    missing = f"import sys; sys.modules.update(dict.fromkeys({others}));"
+    code = f"{missing} sys.path.insert(0, ''); from cluster_ddp.runtime.fork import __main__ as fork; fork.main()"
+    status, out, err = run(tmp_path, "print('ran')", program=(sys.executable, "-c", code))
+    assert (status, out) == (0, "ran\nran\n"), err
+
+
 @pytest.mark.parametrize(
     ("cpus", "ranks", "env", "shares"),
     [
