@@ -48,15 +48,15 @@ def costs_are_noted(lab: Lab) -> None:
     resumed = lab.train(folder=folder, options={"timed": True}, epochs=6 if lab.rehearse else 400, **config)
     assert set(resumed.statuses) == {0}, f"exit statuses {resumed.statuses}:\n{resumed.text}"
     seconds = resumed.script_result["seconds"]
-    assert len(seconds["_resume"]) == 1 and seconds["_save"], seconds
-    agreeing_s = sum(seconds["step"]) - sum(seconds["_save"])
+    assert len(seconds["load_into"]) == 1 and seconds["save"], seconds
+    agreeing_s = sum(seconds["step"]) - sum(seconds["save"])
     percent = 100 * agreeing_s / sum(seconds["train"])
     if not lab.rehearse:
         ranks = f"{lab.world_size} ranks"
         lab.figure(f"{ranks}: from USR1 on one to the end of all, saved", stopped.after_fault_s, unit="s")
         lab.figure(f"{ranks}: agreeing on a stop", percent, unit="% of the time")
-        lab.figure(f"{ranks}: a save", statistics.median(seconds["_save"]) * 1000, unit="ms")
-        lab.figure(f"{ranks}: resuming", seconds["_resume"][0], unit="s")
+        lab.figure(f"{ranks}: a save", statistics.median(seconds["save"]) * 1000, unit="ms")
+        lab.figure(f"{ranks}: resuming", seconds["load_into"][0], unit="s")
 
 
 TESTS: dict[str, Test] = {

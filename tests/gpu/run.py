@@ -37,7 +37,7 @@ FIGURES = ROOT / "benchmarks" / "gpu-figures.json"
 def main() -> int:
     """Run a group; 1 if any of its tests failed."""
     options = _parser().parse_args()
-    tests = _chosen(importlib.import_module(GROUPS[options.group]).TESTS, options.only)
+    tests = _chosen(importlib.import_module(GROUPS[options.group]).TESTS, options)
     here = machine.Machine() if options.rehearse else machine.look(_one_task_a_node(options))
     why = None if options.rehearse else here.lack(options.group, options.gpus_per_node)
     if why is not None:
@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("group", choices=GROUPS)
     parser.add_argument("--rehearse", action="store_true", help="on the CPU with gloo, as far as that goes")
     parser.add_argument("--only", action="append", metavar="NAME", help="tests with this in their names; repeatable")
+    parser.add_argument("--one-of-each", action="store_true", help="of a test's variants, such as -graph, the first")
     parser.add_argument("--figures", type=Path, metavar="PATH", help=f"default: {FIGURES.relative_to(ROOT)}")
     parser.add_argument("--limit-s", type=float, default=600, metavar="S", help="for the group (default: %(default)g)")
     parser.add_argument("--nodes", type=int, default=2, help="gpu_nodes: how many (default: %(default)s)")
@@ -66,10 +67,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _chosen(tests: dict[str, Callable[[Lab], None]], only: list[str] | None) -> dict[str, Callable[[Lab], None]]:
+def _chosen(tests: dict[str, Callable[[Lab], None]], options: argparse.Namespace) -> dict[str, Callable[[Lab], None]]:
+    only = options.only
     chosen = {name: test for name, test in tests.items() if not only or any(one in name for one in only)}
     if not chosen:
         sys.exit(f"error: no test has {only} in its name. Hint: one of {', '.join(tests)}")
+    if options.one_of_each:
+        first = {name.partition("-")[0]: name for name in reversed(chosen)}
+        chosen = {name: test for name, test in chosen.items() if name in first.values()}
     return chosen
 
 

@@ -62,15 +62,17 @@ def _notices() -> bool:
 
 def note_times(is_on: bool, task: dict[str, Any]) -> None:
     from cluster_ddp.mnist.loop import Training
-    from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
+    from cluster_ddp.runtime.checkpoint import checkpointer
+    from cluster_ddp.runtime.checkpoint.saver import Saver
 
-    RESULT["seconds"] = seconds = {"step": [], "_save": [], "_resume": [], "train": []}
-    for owner, name in (
-        (Checkpointer, "step"),
-        (Checkpointer, "_save"),
-        (Checkpointer, "_resume"),
-        (Training, "train"),
-    ):
+    owners: dict[str, Any] = {
+        "step": checkpointer.Checkpointer,
+        "save": Saver,
+        "load_into": checkpointer,
+        "train": Training,
+    }
+    RESULT["seconds"] = seconds = {name: [] for name in owners}
+    for name, owner in owners.items():
         setattr(owner, name, _timed(getattr(owner, name), seconds[name]))
 
 
