@@ -101,6 +101,7 @@ def _summary(run: Run) -> dict[str, Any]:
         "notes": notes(found),
         "step_ms": 1000 * step_s,
         "parts": [(name.removesuffix("_s"), 100 * value / step_s) for name, value in found.training.parts.items()],
+        "lacks_communication": found.training.lacks_communication,
         "starts": found.training.starts,
         "lost": hours(sum(one.lost_s or 0.0 for one in found.training.starts)),
         "timeline": _timeline(run),

@@ -57,6 +57,11 @@ class Training:
     results: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     """By kind of record, such as "test", the last of each of `RESULTS` that it has; None if that is not finite."""
 
+    @property
+    def lacks_communication(self) -> bool:
+        """Whether several ranks trained, and it was not measured how long they waited for each other."""
+        return bool(self.parts) and "communication_s" not in self.parts and any(one.ranks > 1 for one in self.starts)
+
 
 def read(run_dir: Path) -> Training:
     """Return how the training of a run went. Damaged records are passed over."""

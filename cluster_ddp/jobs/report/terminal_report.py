@@ -63,6 +63,8 @@ def _trained(found: Report) -> list[str]:
 def _step(found: Training) -> str:
     step_s = found.step_s or 1.0
     parts = [f"{name.removesuffix('_s')} {100 * value / step_s:.0f} %" for name, value in found.parts.items()]
+    if found.lacks_communication:
+        parts.append("communication not measured")
     return f"{1000 * step_s:.3g} ms: {', '.join(parts)}"
 
 

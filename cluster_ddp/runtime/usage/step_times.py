@@ -1,8 +1,8 @@
 """Where the time of a rank's steps goes: waiting for data, optimizer, communication, checkpoints, and the rest.
 
 No step waits for its device. What the host can't see is left out: on GPUs the optimizer, whose kernels run in the
-background, is part of the rest. Communication is what DDP itself measures in one step of a hundred (c10d's reducer.hpp,
-kDDPRuntimeLoggingSampleRate): on GPUs by CUDA events on the stream of the backward pass (reducer_cuda.cpp).
+background, is part of the rest. Communication is that of DDP models (see `communication`). Where it is not measured,
+as in the replay of a CUDA graph, it is left out, and so is the comparison of the ranks: each waits for the slowest.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from cluster_ddp.runtime.data.shard import Shard
+from cluster_ddp.runtime.usage.communication import ExposedCommunication
 
 RECORD_EVERY_S = 10.0
-# Twice DDP's interval. What it measured before is old: in the replay of a CUDA graph it measures nothing.
-_STALE_STEPS = 200
 # A record of less would say little.
 _LEAST_S = 1.0
 
@@ -37,22 +36,25 @@ class StepTimes:
     def __init__(self, shards: Sequence[Shard], parts: Iterable[object], *, world_size: int) -> None:
         self._shards, self._world_size = shards, world_size
         parts = list(parts)
-        self._model = next((part for part in parts if isinstance(part, DistributedDataParallel)), None)
+        inner = (
+            [getattr(part, "_orig_mod", part) for part in parts] if world_size > 1 else []
+        )  # torch.compile's wrapper
+        models = [part for part in inner if isinstance(part, DistributedDataParallel)]
+        self._communication = [ExposedCommunication(model) for model in models]
         on_cpu = [part for part in parts if isinstance(part, torch.optim.Optimizer) and _is_on_cpu(part)]
         self._has_optimizer = bool(on_cpu)
         self._hooks = [hook for part in on_cpu for hook in self._hooked(part)]
         self._ended_s, self._optimizer_began_s = time.monotonic(), 0.0
         self._last, self._own_s = self._counts(), 0.0
-        self._all_steps, self._sampled = 0, (-1, 0)  # DDP's iteration that it measured last, and when it was first seen
         self._reset()
 
     @property
     def own_s(self) -> float:
         """Seconds of this rank's mean step without communication and checkpoints. 0 if unknown."""
-        if self._steps:
+        if self._steps and (communication_s := self._communication_s()) is not None:
             whole_s = (self._seconds - self._checkpoint_s) / self._steps
-            # Communication is that of one step. Where it is nearly all of it, it may be longer than the mean step.
-            self._own_s = max(whole_s - self._communication_s(), 0.01 * whole_s)
+            # Not all steps are measured. Where nearly all is communication, that may be longer than the mean step.
+            self._own_s = max(whole_s - communication_s, 0.01 * whole_s)
         return self._own_s
 
     def begin(self) -> None:
@@ -65,7 +67,6 @@ class StepTimes:
             waited_s += shard.waited_s - (0.0 if is_new_pass else waited_before_s)
             self._samples += shard.seen_in_pass - (0 if is_new_pass else seen_before)
         self._steps += 1
-        self._all_steps += 1
         self._seconds += now_s - began_s
         self._data_s += min(waited_s, now_s - began_s)
         self._ended_s = now_s
@@ -88,13 +89,17 @@ class StepTimes:
             of_ranks: `own_s` of each rank, 0 where it is unknown.
         """
         values = self._values(of_ranks) if self._steps and self._seconds >= _LEAST_S else {}
+        if self._steps and self._communication_s() is None:
+            self._own_s = 0.0  # what was known before is old
         self._reset()
         return values
 
     def close(self) -> None:
-        """Remove the hooks of the optimizers."""
+        """Remove the hooks of optimizers and models."""
         for hook in self._hooks:
             hook.remove()
+        for one in self._communication:
+            one.close()
 
     def _values(self, of_ranks: Sequence[float]) -> dict[str, Any]:
         steps = self._steps
@@ -103,9 +108,9 @@ class StepTimes:
             parts["optimizer_s"] = self._optimizer_s / steps
         parts["checkpoint_s"] = self._checkpoint_s / steps
         rest_s = max(0.0, self._seconds / steps - sum(parts.values()))
-        if communication_s := min(rest_s, self._communication_s()):
-            parts["communication_s"] = communication_s
-        parts["compute_s"] = rest_s - communication_s
+        if (communication_s := self._communication_s()) is not None:
+            parts["communication_s"] = min(rest_s, communication_s)
+        parts["compute_s"] = rest_s - parts.get("communication_s", 0.0)
         values: dict[str, Any] = {"steps": steps, "step_s": self._seconds / steps, **parts}
         if len(of_ranks) > 1 and all(of_ranks):
             values |= {"rank_s_min": min(of_ranks), "rank_s_max": max(of_ranks)}
@@ -120,22 +125,17 @@ class StepTimes:
     def _reset(self) -> None:
         self._steps = self._samples = 0
         self._seconds = self._data_s = self._optimizer_s = self._checkpoint_s = 0.0
+        for one in self._communication:
+            one.reset()
 
     def _counts(self) -> list[tuple[float, int]]:
         return [(shard.waited_s, shard.seen_in_pass) for shard in self._shards]
 
-    def _communication_s(self) -> float:
-        """What DDP measured in its last sampled step: the part of all-reduces that backward does not hide."""
-        if self._model is None or self._world_size == 1:
-            return 0.0
-        measured = self._model._get_ddp_logging_data()
-        iteration = int(measured.get("iteration", 0))
-        if iteration != self._sampled[0]:
-            self._sampled = iteration, self._all_steps
-        if self._all_steps - self._sampled[1] > _STALE_STEPS:
-            return 0.0
-        hidden_ns = measured.get("backward_compute_comm_overlap_time", 0)
-        return float(max(0, measured.get("backward_comm_time", 0) - hidden_ns)) / 1e9
+    def _communication_s(self) -> float | None:
+        """Seconds of a step since the last record in which it waits for all-reduces; None if that is unknown."""
+        found = [one.of_a_step(self._steps) for one in self._communication]
+        known = [seconds for seconds in found if seconds is not None]
+        return sum(known) if known and len(known) == len(found) else None
 
     def _hooked(self, optimizer: torch.optim.Optimizer) -> list[Any]:
         def begin(*_: object) -> None:

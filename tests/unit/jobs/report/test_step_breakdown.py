@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.jobs.report import step_breakdown
+from cluster_ddp.jobs.report import page, step_breakdown
 from cluster_ddp.jobs.report.notes import notes
 from cluster_ddp.jobs.report.summary import report
 from cluster_ddp.jobs.report.terminal_report import as_text
@@ -36,6 +36,16 @@ def test_means_over_all_steps(tmp_path: Path) -> None:
     assert found.waiting_for_data == 0.2 / 0.35
 
 
+def test_communication_that_nobody_measured_is_said_so(tmp_path: Path) -> None:
+    """Not 0, and no note hangs on it."""
+    write(tmp_path, [STEPS], STARTS)
+    found = report(RunStatus(job="12", name="fit", state="RUNNING", run_dir=tmp_path))
+    assert "\n  Step: 200 ms: data 25 %, compute 75 %, communication not measured\n" in as_text(found)
+    assert "<span>communication not measured</span>" in page.page([found])
+    write(tmp_path, [STEPS], STARTS[2:])  # one rank alone
+    assert not step_breakdown.read(tmp_path).lacks_communication
+
+
 def test_without_records_of_steps_those_of_training_say_how_long_it_waited(tmp_path: Path) -> None:
     write(tmp_path, [{"kind": "train", "waiting_for_data": 0.3}, {"kind": "steps", "steps": 0, "step_s": "x"}, {}])
     assert step_breakdown.read(tmp_path) == step_breakdown.Training(waiting_for_data=0.3, starts=[])
@@ -51,6 +61,7 @@ def test_its_restarts_and_its_slow_rank_are_in_the_report(tmp_path: Path) -> Non
     found = report(RunStatus(job="12", name="fit", state="RUNNING", run_dir=tmp_path))
     text = as_text(found)
     assert "\n  Step: 200 ms: data 25 %, compute 75 %, communication 40 %\n" in text
+    assert "not measured" not in text
     starts = text.partition("  Starts:\n")[2].splitlines()[:3]
     assert [line.partition(" from ")[2] for line in starts] == [
         "step 0, 4 ranks.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +13,13 @@ from typing import Any
 import pytest
 import torch
 from ranks import run_ranks, slurm_step
+from slowness import scaled
 
 import cluster_ddp
-from cluster_ddp.runtime.usage import step_times
+from cluster_ddp.runtime.usage import communication, step_times
+from cluster_ddp.runtime.usage.communication import ExposedCommunication
 from cluster_ddp.runtime.usage.step_times import StepTimes
+from cluster_ddp.runtime.world import World
 
 
 class Clock:
@@ -59,21 +63,29 @@ def a_pass(clock: Clock, data: Any, times: StepTimes, optimizer: Slow, steps: in
         times.end()
 
 
+def measured(times: StepTimes, told: list[float | None]) -> None:
+    """Lets a model's all-reduces take the last of `told`."""
+    stand_in = SimpleNamespace(of_a_step=lambda steps: told[-1], reset=lambda: None)
+    times._communication = [stand_in]  # type: ignore[list-item]
+
+
 def test_the_parts_of_a_step_make_it_up_and_an_evaluation_counts_to_none(clock: Clock) -> None:
     data, optimizer = shard(), Slow(clock)
     times = StepTimes([data], [optimizer], world_size=2)
+    measured(times, [1.5])
     clock.now += 50  # getting ready
     a_pass(clock, data, times, optimizer, 2)
     clock.now += 70  # an evaluation
     a_pass(clock, data, times, optimizer, 1)
-    assert times.is_due() and times.own_s == 4.0
+    assert times.is_due() and times.own_s == 2.5
     assert times.record([4.0, 3.0]) == {
         "steps": 3,
         "step_s": 5.0,
         "data_s": 1.0,
         "optimizer_s": 0.5,
         "checkpoint_s": 1.0,
-        "compute_s": 2.5,
+        "communication_s": 1.5,
+        "compute_s": 1.0,
         "rank_s_min": 3.0,
         "rank_s_max": 4.0,
         "slowest_rank": 0,
@@ -81,7 +93,7 @@ def test_the_parts_of_a_step_make_it_up_and_an_evaluation_counts_to_none(clock: 
         "samples_per_s_per_rank": 2.0,
     }
     assert not times.is_due() and times.record([4.0, 3.0]) == {}
-    assert times.own_s == 4.0  # what was known before, until there is a newer step
+    assert times.own_s == 2.5  # what was known before, until there is a newer step
 
 
 def test_what_is_not_known_is_left_out(clock: Clock) -> None:
@@ -101,18 +113,105 @@ def test_two_shards_that_are_passed_one_after_the_other(clock: Clock) -> None:
     assert (found["steps"], found["data_s"], found["samples_per_s"]) == (4, 1.0, 4.0)
 
 
-def test_communication_that_was_measured_long_ago_is_not_known_now(clock: Clock) -> None:
-    """In a CUDA graph's replay DDP's own code does not run: it tells what it measured before the capture."""
-    times, optimizer = StepTimes([], [], world_size=2), Slow(clock)
-    told = {"iteration": 10, "backward_comm_time": 3_000_000_000, "backward_compute_comm_overlap_time": 1_000_000_000}
-    times._model = SimpleNamespace(_get_ddp_logging_data=lambda: told)  # type: ignore[assignment]
-    a_pass(clock, shard(), times, optimizer, 150)
-    assert times.record([])["communication_s"] == 2.0
-    a_pass(clock, shard(), times, optimizer, 250)
-    assert "communication_s" not in times.record([])
-    told["iteration"] = 400
-    a_pass(clock, shard(), times, optimizer, 150)
-    assert times.record([])["communication_s"] == 2.0
+def test_communication_that_was_not_measured_is_left_out_and_no_rank_is_compared(clock: Clock) -> None:
+    """Each rank waits for the slowest: without the time of that, all take equally long. 0 would say that it is free."""
+    times, optimizer, told = StepTimes([], [], world_size=2), Slow(clock), [2.0, None]
+    measured(times, told)
+    a_pass(clock, shard(), times, optimizer, 3)
+    assert times.own_s == 0.0 and "communication_s" not in times.record([times.own_s, times.own_s])
+    told.append(2.0)
+    a_pass(clock, shard(), times, optimizer, 3)
+    assert times.own_s == 2.0 and times.record([])["communication_s"] == 2.0
+    told.append(None)
+    a_pass(clock, shard(), times, optimizer, 3)
+    assert times.own_s == 2.0  # until the record
+    times.record([])
+    assert times.own_s == 0.0
+
+
+class LateReduction:
+    """DDP's communication hook, whose all-reduces end some time after the backward pass, without a second rank."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.order = seconds, list[str]()
+
+    def __call__(self, bucket: Any) -> Any:
+        future: Any = torch.futures.Future()
+
+        def end() -> None:
+            self.order.append("reduced")
+            future.set_result(bucket.buffer())
+
+        threading.Timer(self.seconds, end).start()
+        return future
+
+
+def trained(world: World, reduction: LateReduction) -> tuple[Any, ExposedCommunication]:
+    model = world.wrap(torch.nn.Linear(3, 2))
+    model.register_comm_hook(None, lambda _, bucket: reduction(bucket))  # torch refuses annotations that are text
+    return model, ExposedCommunication(model)
+
+
+def backward(model: Any) -> None:
+    model(torch.rand(4, 3)).sum().backward()
+
+
+def test_the_wait_after_the_backward_pass_is_measured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(communication, "_EVERY_S", 0.0)
+    model, times = trained(world, LateReduction(0.3))
+    for _ in range(2):
+        backward(model)
+    assert 0.25 < (times.of_a_step(2) or 0) < scaled(10)
+    assert (times.of_a_step(1) or 0) > 0.5  # two all-reduces a step
+    assert times.of_a_step(3) is None  # a step whose backward pass was not seen: a replay of a CUDA graph
+    with model.no_sync():
+        backward(model)
+    assert (times.of_a_step(3) or 0) > 0.17  # nothing is added up there: two in three steps
+    times.reset()
+    assert times.of_a_step(1) is None
+    times.close()
+    backward(model)
+    assert times.of_a_step(1) is None
+
+
+def test_of_fast_steps_some_are_measured(world: World) -> None:
+    model, times = trained(world, LateReduction(0.0))
+    for _ in range(20):
+        backward(model)
+    assert times.of_a_step(20) is not None and 1 <= times._samples < 20
+
+
+def test_on_a_gpu_events_are_read_once_they_are_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stand-ins for CUDA's: nothing waits, and a captured pass is not measured."""
+    is_over, is_capturing = [False], [False]
+    reduction = LateReduction(0.1)
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: str) -> None:
+            reduction.order.append(f"event on {stream}")
+
+        def query(self) -> bool:
+            return is_over[0]
+
+        def elapsed_time(self, other: object) -> float:
+            return 40.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"{device}'s stream")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_capturing[0])
+    model, times = trained(world, reduction)
+    times._device = torch.device("cuda", 0)
+    backward(model)
+    assert reduction.order == ["event on cuda:0's stream", "reduced", "event on cuda:0's stream"]
+    assert times.of_a_step(1) is None
+    is_over[0] = True
+    assert times.of_a_step(1) == 0.04
+    is_capturing[0] = True
+    backward(model)
+    assert times.of_a_step(2) is None
 
 
 def test_a_closed_one_leaves_no_hook(clock: Clock) -> None:
