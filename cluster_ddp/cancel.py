@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster_ddp.errors import JobError, exit_on_error
+from cluster_ddp.errors import JobError, exit_on_error, printable
 from cluster_ddp.jobs import run_records, terminal
 from cluster_ddp.jobs.job import of_run
 from cluster_ddp.launch.backends.slurm import Slurm
@@ -61,7 +61,7 @@ def _cancel(word: str, runs_dir: Path) -> str:
     else:
         running[0].cancel()
     ids = running[0].id if len(running) == 1 else f"{running[0].id} to {running[-1].id}"
-    return f"Cancelled job {ids} ({found[0].name}). To see how it ends: cluster-ddp status {word}"
+    return printable(f"Cancelled job {ids} ({found[0].name}). To see how it ends: cluster-ddp status {word}")
 
 
 if __name__ == "__main__":

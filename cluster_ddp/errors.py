@@ -182,7 +182,8 @@ def exit_on_error(program: str) -> Iterator[None]:
         yield
         sys.stdout.flush()
     except ClusterDDPError as error:
-        print(f"{program}: error: {error}", file=sys.stderr, flush=True)
+        lines = f"{program}: error: {error}".splitlines()  # they may quote what others wrote
+        print("\n".join(map(printable, lines)), file=sys.stderr, flush=True)
         sys.exit(USAGE_EXIT_STATUS)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the buffer's rest would fail at exit

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from cluster_ddp.contract import File
-from cluster_ddp.errors import RemoteError, RunDirError, SpecError, exit_on_error
+from cluster_ddp.errors import RemoteError, RunDirError, SpecError, exit_on_error, printable
 from cluster_ddp.jobs import terminal
 from cluster_ddp.launch.cli import add_on
 from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.remote import project
 from cluster_ddp.remote.project import Project
+from cluster_ddp.run_files import read_json
 
 PROGRAM = "cluster-ddp fetch"
 
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with project.connected(arguments.on) as there:
             there.require()
             for run_dir in _run_dirs(there, arguments):
-                print(f"Fetched {_fetch(there, run_dir, arguments)}")
+                print(printable(f"Fetched {_fetch(there, run_dir, arguments)}"))
     return 0
 
 
@@ -67,14 +68,21 @@ def _fetch(there: Project, run_dir: PurePosixPath, arguments: argparse.Namespace
     to: Path = arguments.to
     target, origin = to / run_dir.name, f"{there.host.name}:{run_dir}"
     record = target / project.RECORD
-    if target.exists() and (not record.is_file() or json.loads(record.read_text()) != {"origin": origin}):
+    if target.exists() and not _is_copy(record, origin):
         hint = f"choose another folder: --to {shlex.quote(f'{to}-{there.host.name}')}"
         raise RunDirError(f"Copying {origin} to {target}:", "there is another run of that name.", hint)
     target.mkdir(parents=True, exist_ok=True, mode=0o700)
     record.write_text(json.dumps({"origin": origin}))
     left_out = [project.RECORD] if arguments.checkpoints else [project.RECORD, File.CHECKPOINTS]
-    there.host.rsync(["--archive", *(f"--exclude=/{name}" for name in left_out)], str(run_dir), target)
+    there.host.rsync(["--archive", "--no-D", *(f"--exclude=/{name}" for name in left_out)], str(run_dir), target)
     return target
+
+
+def _is_copy(record: Path, origin: str) -> bool:
+    try:
+        return read_json(record) == {"origin": origin}
+    except (OSError, ValueError):
+        return False
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Files and folders of a run directory: readable by their owner only unless shared, and written whole or not at all."""
+"""Writes files and folders of run directories: readable by their owner only unless shared, and whole or not at all."""
 
 from __future__ import annotations
 
@@ -60,16 +60,6 @@ def open_own(path: Path, flags: int, *, shared: bool | None = None) -> int:
     return descriptor
 
 
-def tail(path: Path, size: int = 100_000) -> str:
-    """Return the last `size` bytes of a file as text; nothing if it can't be read."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
 def is_at(descriptor: int, path: Path) -> bool:
     """Whether `path` still names this open file: others may have removed or replaced it.
 
@@ -90,34 +80,6 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 def _is_shared(shared: bool | None) -> bool:
     return os.environ.get(Env.SHARE) == "1" if shared is None else shared
-
-
-def each_json_line(path: Path, *, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the objects in a file of JSON lines; none if it is missing. Damaged or half written lines are left out.
-
-    Args:
-        path: of the file.
-        last_bytes: read only so many bytes at its end.
-
-    Raises:
-        OSError: it can't be read.
-    """
-    if not path.is_file():
-        return
-    with open(path, "rb") as file:
-        file.seek(0 if last_bytes is None else max(0, path.stat().st_size - last_bytes))
-        for line in file:
-            try:
-                value = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(value, dict):
-                yield value
-
-
-def json_lines(path: Path, *, last_bytes: int | None = None) -> list[dict[str, Any]]:
-    """Return what `each_json_line` yields."""
-    return list(each_json_line(path, last_bytes=last_bytes))
 
 
 def to_json(value: object, *, default: Callable[[Any], Any] | None = None, indent: int | None = None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import JobError, exit_on_error
@@ -30,6 +30,8 @@ def parser() -> Parser:
     add_on(top)
     top.add_argument("job", metavar="JOB", help="job id or run directory")
     top.add_argument("-f", "--follow", action="store_true", help="follow the job to its end, and exit with its status")
+    raw = "print the logs as they are: colours, and whatever else they do to a terminal"
+    top.add_argument("--raw", action="store_true", help=raw)
     which = top.add_mutually_exclusive_group()
     which.add_argument("--rank", type=int, metavar="N", help="the log of rank N only")
     which.add_argument("--all", action="store_true", help="the logs of all tasks")
@@ -47,12 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         names = _names(job, arguments)
         plain = names if arguments.rank is not None else logs.PLAIN
         if arguments.follow:
-            return _follow(job, names, plain)
+            return _follow(job, names, plain, _shown(arguments))
         if not _existing(job, names):
             found = "it has printed nothing so far."
             raise JobError(f"The logs of job {job.id}:", found, f"cluster-ddp status {shlex.quote(str(job.run_dir))}")
-        LogReader(print, lambda: _existing(job, names), plain=plain).show_new(to_the_end=True)
+        shown = _shown(arguments)
+        reader = LogReader(lambda line: print(shown(line)), lambda: _existing(job, names), plain=plain)
+        reader.show_new(to_the_end=True)
     return 0
+
+
+def _shown(arguments: argparse.Namespace) -> Callable[[str], str]:
+    """What makes a line of a log fit for a terminal."""
+    return str if arguments.raw else terminal.printable_line
 
 
 def _job(word: str, runs_dir: Path) -> Job:
@@ -83,10 +92,10 @@ def _existing(job: Job, names: Sequence[str]) -> list[Path]:
     return [path for path in job.log_files() if not names or path.name in names]
 
 
-def _follow(job: Job, names: Sequence[str], plain: Sequence[str]) -> int:
+def _follow(job: Job, names: Sequence[str], plain: Sequence[str], shown: Callable[[str], str]) -> int:
     try:
         with BottomLine() as bottom:
-            reader = LogReader(bottom.show, lambda: _existing(job, names), plain=plain)
+            reader = LogReader(lambda line: bottom.show(shown(line)), lambda: _existing(job, names), plain=plain)
             return follow([job], show=bottom.show, show_figures=bottom.update, logs=reader)
     except KeyboardInterrupt:
         print(f"\nNo longer following; job {job.id} continues. To end it: cluster-ddp cancel {job.id}", file=sys.stderr)

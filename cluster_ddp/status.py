@@ -98,7 +98,8 @@ def _show(found: list[RunStatus], runs_dir: Path) -> None:
     ]
     if resumable:
         others = " (the others likewise)" if len(resumable) > 1 else ""
-        print(f"To resume job {resumable[-1][0]}{others}: {run_dirs.resume_command(resumable[-1][1])}")
+        command = run_dirs.resume_command(resumable[-1][1])
+        print(printable(f"To resume job {resumable[-1][0]}{others}: {command}"))
 
 
 def _row(one: RunStatus) -> tuple[str, ...]:
@@ -118,7 +119,9 @@ def _row(one: RunStatus) -> tuple[str, ...]:
 
 
 def _note(one: RunStatus) -> str:
-    """Why it waits; for a training that logs no figures, how far it is."""
+    """What is wrong with it; why it waits; for a training that logs no figures, how far it is."""
+    if one.problem:
+        return f"({one.problem.rstrip('.')})"
     if one.reason:
         return f"({pending_reasons.in_words(one.reason)})"
     return f"(newest checkpoint: step {one.saved_step})" if one.saved_step is not None and one.epoch is None else ""

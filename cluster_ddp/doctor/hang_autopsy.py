@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cluster_ddp.contract import File
-from cluster_ddp.errors import RunDirError
+from cluster_ddp.errors import RunDirError, printable
+from cluster_ddp.run_files import read_text
 from cluster_ddp.runtime.failure import hang_verdict
 
 
@@ -35,12 +36,12 @@ def autopsy(run_dir: Path, *, as_json: bool = False) -> str:
         ranks = [{**asdict(one), "stacks": str(file)} for one, file in zip(answers, files)]
         return json.dumps({"verdict": verdict, "ranks": ranks})
     stacks = (f"  stacks of rank {one.rank} on {one.host}: {file}" for one, file in zip(answers, files))
-    return "\n".join([verdict, *stacks])
+    return "\n".join(map(printable, [*verdict.splitlines(), *stacks]))
 
 
 def _kept(run_dir: Path) -> str:
     """The verdict that the ranks have written; "" without one, or if a rank was aborted later."""
     try:
-        return (run_dir / File.HANG).read_text(encoding="utf-8").rstrip()
+        return read_text(run_dir / File.HANG).rstrip()
     except OSError:
         return ""

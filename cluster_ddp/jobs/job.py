@@ -18,6 +18,7 @@ from cluster_ddp.launch.backends import Scheduler, submitit_task
 from cluster_ddp.launch.backends.local import ThisMachine
 from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.launch.planning import Plan
+from cluster_ddp.run_files import LOG_BYTES, tail
 from cluster_ddp.slurm import pending_reasons
 from cluster_ddp.slurm.job_status import JobStatus
 
@@ -144,8 +145,11 @@ class Job:
         self.scheduler.cancel(self.id, self.cluster, self.run_dir)
 
     def logs(self) -> str:
-        """Return all it has printed so far: the batch script, then each task, each under the name of its file."""
-        return "".join(f"==> {path.name} <==\n{path.read_text(errors='replace')}" for path in self.log_files())
+        """Return what it has printed so far: the batch script, then each task, each under the name of its file.
+
+        Of a longer file, the last 64 MiB.
+        """
+        return "".join(f"==> {path.name} <==\n{tail(path, LOG_BYTES)}" for path in self.log_files())
 
     def log_files(self) -> list[Path]:
         """Return the log files that exist so far."""
@@ -153,7 +157,7 @@ class Job:
         return [path for name in names if (path := self.run_dir / name).exists()]
 
     def _last_words(self) -> str:
-        lines = [line for path in self.log_files() for line in path.read_text(errors="replace").splitlines()]
+        lines = [line for path in self.log_files() for line in tail(path).splitlines()]
         return "\n".join(f"    {line}" for line in lines[-10:])
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cluster_ddp.contract import File, Record
-from cluster_ddp.files import json_lines
 from cluster_ddp.jobs.report import usage
 from cluster_ddp.launch.notation import hours
+from cluster_ddp.run_files import json_lines, read_text
 
 # Enough of the end of metrics.jsonl for the last record of each kind.
 _TAIL_BYTES = 64 * 1024
@@ -34,7 +33,7 @@ def read(path: Path) -> dict[str, Any]:
 def saved_step(run_dir: Path) -> int | None:
     """Return the step of a run's newest checkpoint; None if there is none."""
     try:
-        name = (run_dir / File.PROGRESS).read_text(errors="replace")
+        name = read_text(run_dir / File.PROGRESS)
     except OSError:
         return None
     match = re.fullmatch(r"step-(\d{1,15})\.pt\s*", name)
@@ -76,6 +75,4 @@ def _left_s(run_dir: Path) -> float | None:
 
 
 def _tail(path: Path) -> list[dict[str, Any]]:
-    with suppress(OSError):
-        return json_lines(path, last_bytes=_TAIL_BYTES)
-    return []
+    return json_lines(path, last_bytes=_TAIL_BYTES)

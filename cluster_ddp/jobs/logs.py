@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from cluster_ddp.contract import File
 from cluster_ddp.errors import JobError
 from cluster_ddp.jobs.job import Job
+from cluster_ddp.run_files import LOG_BYTES, LONGEST_LINE, open_regular, why
 
 PLAIN = (File.JOB_LOG, File.TASK_LOG.format(0))
 """The logs of the batch script and of task 0. Their lines are shown as they are; others get the task's name."""
@@ -43,19 +45,33 @@ class LogReader:
     def show_new(self, *, to_the_end: bool = False) -> None:
         """Show what is new. An unfinished line is shown once it is whole, or `to_the_end`."""
         for path in self._files():
-            with open(path, "rb") as file:
-                file.seek(self._read.get(path, 0))
-                text = file.read()
-            if not to_the_end:
-                text = text[: text.rfind(b"\n") + 1]
-            self._read[path] = self._read.get(path, 0) + len(text)
             prefix = "" if path.name in self._plain else f"[{path.stem}] "
-            for line in text.decode(errors="replace").splitlines():
+            for line in self._new_lines(path, to_the_end=to_the_end):
                 for folded in self._folded(path, line):
                     self._show(prefix + folded)
             unfinished = [key for key in self._tracebacks if key[0] == path] if to_the_end else []
             for line in (line for key in unfinished for line in self._tracebacks.pop(key)):
                 self._show(prefix + line)
+
+    def _new_lines(self, path: Path, *, to_the_end: bool) -> Iterator[str]:
+        try:
+            file = open_regular(path)
+        except OSError as error:
+            if path not in self._read:
+                self._read[path] = 0
+                yield f"{path.name} can't be read: {why(error)}."
+            return
+        with file:
+            if path not in self._read:
+                self._read[path] = max(0, os.fstat(file.fileno()).st_size - LOG_BYTES)
+                if left_out := self._read[path] >> 20:
+                    yield f"[… the first {left_out} MiB of {path} are left out]"
+            file.seek(self._read[path])
+            while line := file.readline(LONGEST_LINE):
+                if not (to_the_end or line.endswith(b"\n") or len(line) == LONGEST_LINE):
+                    return
+                self._read[path] += len(line)
+                yield from line.decode(errors="replace").splitlines()
 
     def _folded(self, path: Path, line: str) -> list[str]:
         """What to show once this line is read: nothing within a traceback, then all of it, or where it was shown."""

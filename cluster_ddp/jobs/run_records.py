@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import struct
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.launch import run_dirs
+from cluster_ddp.run_files import read_json, why
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +41,8 @@ class RunRecord:
     """Number of tasks: ranks, or nodes under torchrun."""
     is_whole_array: bool = False
     """Whether it is the directory of a whole array, beside those of its tasks."""
+    problem: str = ""
+    """Why it can't be read; then nothing else is known but its directory."""
 
     @property
     def job_id(self) -> str:
@@ -73,7 +75,7 @@ def read(path: Path) -> RunRecord:
     """Read what is known of a run directory.
 
     Raises:
-        RunDirError: it is not one, or its spec.json can't be read.
+        RunDirError: it is not one, or its spec.json or run.json can't be read.
     """
     if os.path.lexists(path / File.SPEC):
         return _submitted(path, run_dirs.read(path))
@@ -82,11 +84,11 @@ def read(path: Path) -> RunRecord:
         raise RunDirError(
             f"Reading the run directory {path}:", found, "give a folder that a job or a training has made"
         )
-    owner, topology = _json(path / File.LOCK), _json(path / File.RUN).get("topology")
+    owner, topology = _json(path / File.LOCK), _run_json(path).get("topology")
     label = _label(topology if isinstance(topology, dict) else {}) or owner.get("job")
     job = label if isinstance(label, str) and re.fullmatch(r"\d{1,12}(_\d{1,12})?", label, re.ASCII) else ""
     name = path.resolve().name.removesuffix(f"-{job}")
-    began_s = (path / (File.RUN if (path / File.RUN).exists() else File.LOCK)).stat().st_mtime
+    began_s = _changed_s(path / (File.RUN if (path / File.RUN).exists() else File.LOCK))
     return RunRecord(run_dir=path, job=job, name=name, scheduler="Slurm" if job else None, values={}, began_s=began_s)
 
 
@@ -112,21 +114,34 @@ def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] |
 
 
 def in_folder(runs_dir: Path) -> list[RunRecord]:
-    """Return the runs of a folder, in the order of submission. Damaged ones, and whole arrays, are passed over."""
+    """Return the runs of a folder, in the order of submission. Whole arrays are passed over."""
     found = []
     for path in {path.parent for name in (File.SPEC, File.RUN, File.LOCK) for path in runs_dir.glob(f"*/{name}")}:
+        if path.is_symlink() or (not os.path.lexists(path / File.SPEC) and not _is_training(path)):
+            continue
         try:
-            if not path.is_symlink():
-                found.append(read(path))
-        except (RunDirError, OSError):
-            continue  # just being made
+            found.append(read(path))
+        except RunDirError as error:
+            found.append(_damaged(path, error.found))
     runs = [one for one in found if not one.is_whole_array]
     return sorted(runs, key=lambda one: (one.began_s, [int(part) for part in one.job.split("_") if part]))
 
 
 def _is_training(path: Path) -> bool:
     """Whether a training wrote to it."""
-    return (path / File.RUN).is_file() or "process" in _json(path / File.LOCK)
+    return os.path.lexists(path / File.RUN) or "process" in _json(path / File.LOCK)
+
+
+def _damaged(path: Path, problem: str) -> RunRecord:
+    began_s = _changed_s(path)
+    return RunRecord(run_dir=path, job="", name=path.name, scheduler=None, values={}, began_s=began_s, problem=problem)
+
+
+def _changed_s(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
@@ -139,7 +154,7 @@ def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
         name=spec["name"],
         scheduler="Slurm" if run_dirs.is_on_slurm(path, record["job"]) else "this machine",
         cluster=record["cluster"],
-        values=values if isinstance(values, dict) else {},
+        values=_texts(values),
         began_s=record["submitted"],
         ranks=ranks,
         tasks=nodes if spec.get("launcher") == "torchrun" else ranks,
@@ -158,10 +173,26 @@ def _label(topology: Mapping[str, Any]) -> str | None:
     return None if topology.get("job_id") is None else str(topology["job_id"])
 
 
+def _texts(values: object) -> dict[str, str]:
+    """An array task's values, as far as they are text or numbers."""
+    known = values.items() if isinstance(values, dict) else ()
+    return {key: str(value) for key, value in known if isinstance(value, (str, int, float))}
+
+
+def _run_json(path: Path) -> dict[str, Any]:
+    """The run.json of a run directory; empty if it has none."""
+    try:
+        return read_json(path / File.RUN)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        found, hint = f"{File.RUN} can't be read: {why(error)}.", "give the directory of another run"
+        raise RunDirError(f"Reading the run directory {path}:", found, hint) from error
+
+
 def _json(path: Path) -> dict[str, Any]:
     """The object in a small file; empty if it has none."""
     try:
-        value = json.loads(path.read_text()) if path.is_file() else {}
-    except (OSError, ValueError, RecursionError):
+        return read_json(path)
+    except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}

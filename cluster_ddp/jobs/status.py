@@ -10,12 +10,12 @@ from typing import Any
 
 from cluster_ddp.contract import RESTART, File
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
-from cluster_ddp.files import tail
 from cluster_ddp.jobs import last_metrics, run_records
 from cluster_ddp.jobs.run_records import RunRecord
 from cluster_ddp.launch import run_dirs
 from cluster_ddp.launch.backends.local import ThisMachine
 from cluster_ddp.launch.backends.slurm import Slurm
+from cluster_ddp.run_files import problem, tail
 from cluster_ddp.slurm.job_status import JobStatus, all_jobs, lost_node, remembered_jobs
 
 # By cluster and job id: the job, or its array tasks by name.
@@ -58,6 +58,8 @@ class RunStatus:
     """Which rank failed first, and why."""
     is_submitted: bool = False
     """Whether a submission made its run directory."""
+    problem: str | None = None
+    """Why its run directory can't be read."""
 
 
 def run_statuses(runs_dir: Path, asked: Sequence[str]) -> list[RunStatus]:
@@ -87,6 +89,8 @@ def run_statuses(runs_dir: Path, asked: Sequence[str]) -> list[RunStatus]:
 
 
 def _run_status(record: RunRecord, known: _Known) -> RunStatus:
+    if record.problem:
+        return RunStatus(job="", name=record.name, state="unknown", run_dir=record.run_dir, problem=record.problem)
     last = last_metrics.read(record.run_dir / File.METRICS)
     status, done = _status(record, known), last.pop("done", False)
     if status is not None:
@@ -103,6 +107,7 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
         run_dir=record.run_dir,
         failure=_failure(record, of_job["state"]) or None,
         is_submitted=record.is_submitted,
+        problem=problem(record.run_dir / File.METRICS) or None,
         **of_job,
         **last,
     )

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
+from cluster_ddp.errors import printable
 from cluster_ddp.launch.cli.parser import Parser
 
 _COLOURS = {"COMPLETED": 32, "RUNNING": 36, "COMPLETING": 36, "PENDING": 33, "CONFIGURING": 33}
 _FAILED = 31
 _REPEAT_S = 60.0
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def parser(program: str, description: str | None) -> Parser:
@@ -27,6 +30,11 @@ def parser(program: str, description: str | None) -> Parser:
     folder = "folder of the run directories (default: runs)"
     made.add_argument("--runs-dir", type=Path, default=Path("runs"), metavar="PATH", help=folder)
     return made
+
+
+def printable_line(line: str) -> str:
+    """Return a line of a log without what could change the terminal: colours are removed, tabs stay."""
+    return "\t".join(map(printable, _COLOUR.sub("", line).split("\t")))
 
 
 def coloured_state(state: str, text: str) -> str:

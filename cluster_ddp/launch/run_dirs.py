@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shlex
@@ -29,6 +30,7 @@ from cluster_ddp.contract import LATEST, File
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.files import make_dir, open_own
 from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.run_files import read_json, read_text, why
 
 RESUME = "cluster-ddp submit --resume"
 """The command that resumes a run, without its last word: the run directory."""
@@ -164,17 +166,17 @@ def read(path: Path) -> dict[str, Any]:
         RunDirError: there is none, or it is damaged.
     """
     try:
-        if (path / File.SPEC).is_fifo():
-            raise ValueError("it is a named pipe")  # reading it would wait for ever
-        record = json.loads((path / File.SPEC).read_text())
+        record = read_json(path / File.SPEC)
         label, cluster, spec = str(record["job"]), record.get("cluster"), dict(record["spec"])
         if not (re.fullmatch(r"\d{1,12}(_\d{1,12})?", label) and isinstance(spec["name"], str)):
             raise ValueError("it lacks a job id or a name")
         if not (cluster is None or isinstance(cluster, str)):
             raise ValueError("its cluster is not a name")
+        if not math.isfinite(record["submitted"]):
+            raise ValueError("it does not say when it was submitted")
         return {**record, "job": label, "cluster": cluster, "spec": spec, "submitted": float(record["submitted"])}
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        found = f"{File.SPEC} can't be read: {error}."
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        found = f"{File.SPEC} can't be read: {why(error)}."
         raise RunDirError(
             f"Reading the run directory {path}:", found, "give a folder that a submission has made"
         ) from error
@@ -191,11 +193,18 @@ def first_failure(path: Path) -> tuple[str, int | None]:
     Returns:
         Which rank failed first, and why; its exit status, if it was noted. An empty text without a marker.
     """
-    for marker in sorted(path.glob(f"{File.FAILED}*"), key=lambda marker: marker.stat().st_mtime, reverse=True):
+    for marker in sorted(path.glob(f"{File.FAILED}*"), key=_changed_s, reverse=True):
         with contextlib.suppress(OSError, ValueError):
-            words, *rest = marker.read_text(encoding="utf-8").splitlines()
+            words, *rest = read_text(marker).splitlines()
             return words, int(rest[0].removeprefix("status ")) if rest else None
     return "", None
+
+
+def _changed_s(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return 0.0  # removed since: the job starts again
 
 
 def point_latest(path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.contract import File, Record
-from cluster_ddp.files import json_lines
 from cluster_ddp.jobs.report import metrics_from_log, step_breakdown
+from cluster_ddp.run_files import each_json_line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,9 +44,9 @@ def measure(run_dir: Path, *, seconds: float | None, metric: re.Pattern[str] | N
     if metric is not None:
         first = next(iter(metrics_from_log.read(run_dir, metric).values()), [])
         return Measured(samples_per_s=_steady(first), seconds=seconds)
-    records = json_lines(run_dir / File.METRICS)
-    train = [one for one in records if one.get("kind") == Record.TRAIN]
-    steps = [one for one in records if one.get("kind") == Record.STEPS]
+    kinds = (Record.TRAIN, Record.STEPS)
+    records = [one for one in each_json_line(run_dir / File.METRICS) if one.get("kind") in kinds]
+    train, steps = ([one for one in records if one["kind"] == kind] for kind in kinds)
     split = step_breakdown.read(run_dir)
     communication_s = split.parts.get("communication_s")
     return Measured(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from cluster_ddp.files import atomic_write, make_dir
 from cluster_ddp.jobs import run_records
 from cluster_ddp.jobs.job import Job, describe, of_run, poll_intervals_s
 from cluster_ddp.jobs.run_records import RunRecord
+from cluster_ddp.run_files import read_json, why
 from cluster_ddp.scaling.measure import Measured, measure
 from cluster_ddp.scaling.points import Point
 from cluster_ddp.slurm.job_status import elapsed_s
@@ -65,7 +67,7 @@ class Study:
                 if not self.folder.exists():
                     make_dir(self.folder)
                 _write(path, what)
-            before = json.loads(path.read_text())
+            before = read_json(path)
         except (OSError, ValueError) as error:
             raise RunDirError(asked, f"{error}.", "choose another folder: --folder PATH") from error
         if before != json.loads(json.dumps(what)):
@@ -74,8 +76,7 @@ class Study:
 
     def measured(self) -> dict[Point, Measured]:
         """Return the figures of the runs that are measured."""
-        path = self.folder / _MEASURED
-        known = json.loads(path.read_text()) if path.exists() else {}
+        known = self._known()
         return {point: Measured(**known[point.name]) for point in self.points if point.name in known}
 
     def run(self, submit: Callable[[Point], Job], *, one_at_a_time: bool) -> None:
@@ -135,9 +136,17 @@ class Study:
         return re.sub(r" after .*", "", describe(job.id, status)), False
 
     def _keep(self, point: Point, found: Measured) -> None:
+        _write(self.folder / _MEASURED, {**self._known(), point.name: dataclasses.asdict(found)})
+
+    def _known(self) -> dict[str, Any]:
         path = self.folder / _MEASURED
-        known = json.loads(path.read_text()) if path.exists() else {}
-        _write(path, {**known, point.name: dataclasses.asdict(found)})
+        try:
+            return read_json(path)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            hint = f"remove it, to measure again: rm {shlex.quote(str(path))}"
+            raise RunDirError(f"Reading {path}:", f"{why(error)}.", hint) from error
 
 
 def _seconds(job: Job, elapsed: str) -> float | None:

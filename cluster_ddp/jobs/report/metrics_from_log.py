@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cluster_ddp.contract import File
 from cluster_ddp.errors import SpecError
+from cluster_ddp.run_files import LOG_BYTES, tail
 
 _EXAMPLE = r"--metric 'images/s: ([0-9.]+)'"
 
@@ -40,7 +41,7 @@ def read(run_dir: Path, pattern: re.Pattern[str]) -> dict[str, list[float]]:
     names = {number: name for name, number in pattern.groupindex.items()}
     for path in (run_dir / File.TASK_LOG.format(0), run_dir / File.JOB_LOG):
         found: dict[str, list[float]] = {}
-        for match in pattern.finditer(path.read_text(errors="replace")) if path.is_file() else ():
+        for match in pattern.finditer(tail(path, LOG_BYTES)):
             for number, text in enumerate(match.groups(), 1):
                 try:
                     found.setdefault(names.get(number, str(number)), []).append(float((text or "").replace(",", "")))

@@ -19,6 +19,7 @@ from cluster_ddp.jobs.report.charts import Run, charts
 from cluster_ddp.jobs.report.notes import notes
 from cluster_ddp.jobs.report.summary import Report, bars
 from cluster_ddp.launch.notation import hours
+from cluster_ddp.run_files import read_json
 
 _HTML = Path(__file__).parent / "html"
 
@@ -35,7 +36,7 @@ def write(path: Path, reports: Sequence[Report]) -> None:
     """
     try:
         with atomic_write(path, shared=True) as file:
-            file.write(page(reports).encode())
+            file.write(page(reports).encode(errors="replace"))
     except OSError as error:
         hint = "choose a file in a folder that you may write to: --html report.html"
         raise RunDirError(f"Writing {path}:", f"{error.strerror}.", hint) from error
@@ -75,11 +76,10 @@ def _run(found: Report, reports: Sequence[Report]) -> Run:
     if same > 1:
         name = values if same == len(reports) and values else f"{name} {values or status.job or run_dir.name}"
     try:
-        description = json.loads((run_dir / File.RUN).read_text())
+        description = read_json(run_dir / File.RUN)
     except (OSError, ValueError):
         description = {}
-    known = description if isinstance(description, dict) else {}
-    return Run(name=name, found=found, curves=series.read(run_dir), description=known)
+    return Run(name=name, found=found, curves=series.read(run_dir), description=description)
 
 
 def _summary(run: Run) -> dict[str, Any]:

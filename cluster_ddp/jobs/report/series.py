@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cluster_ddp.contract import GLOBAL_STEP, OF_FIRST_RECORD, File, Record
-from cluster_ddp.files import each_json_line
+from cluster_ddp.jobs.report import usage
+from cluster_ddp.run_files import each_json_line
 
 POINTS = 1000
 """A curve with more points is thinned: of each stretch, its least and its greatest value stay."""
@@ -92,7 +93,7 @@ def read(run_dir: Path) -> Curves:
                 logged[f"{kind} {name}"].add(record, math.nan)
     _place(found, logged, epoch_size)
     for path in sorted(run_dir.glob(File.USAGE.format("*")), key=lambda path: (len(path.name), path.name)):
-        for record in each_json_line(path):
+        for record in filter(usage.is_whole, each_json_line(path)):
             _note_time(found, record.get("time"))
             _add_use(found, record)
     return found
@@ -136,9 +137,7 @@ def _place(found: Curves, logged: Mapping[str, _Logged], epoch_size: float) -> N
 
 
 def _add_use(found: Curves, record: Mapping[str, Any]) -> None:
-    time_s, node = record.get("time"), record.get("node")
-    if not isinstance(node, str):
-        return
+    time_s, node = record.get("time"), record["node"]
 
     def add(name: str, value: object, scale: float) -> None:
         found.of_nodes.setdefault(name, {}).setdefault(node, Curve()).add(time_s, value, scale=scale)
@@ -147,7 +146,7 @@ def _add_use(found: Curves, record: Mapping[str, Any]) -> None:
     for name, scale in (("memory", 1 / _GIB), ("received_per_s", 1 / _MIB), ("sent_per_s", 1 / _MIB)):
         if name in record:
             add(name, record[name], scale)
-    gpus = [gpu for gpu in record.get("gpus") or () if isinstance(gpu, dict)]
+    gpus = record["gpus"]
     aggregates: dict[str, Callable[[Sequence[float]], float]] = {"": _mean, " least": min, " most": max}
     for name, key, scale in (("gpu", "utilization", 100.0), ("gpu_memory", "memory", 1 / _GIB)):
         known = [gpu[key] for gpu in gpus if _is_number(gpu.get(key))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.contract import File, Record
-from cluster_ddp.files import each_json_line, json_lines
+from cluster_ddp.run_files import each_json_line, json_lines
 
 PARTS = ("data_s", "compute_s", "communication_s", "optimizer_s", "checkpoint_s")
 """The parts of a step in a "steps" record."""
+_MOST = 1e12
 RESULTS = {"loss", "accuracy"}
 """What a training results in."""
 
@@ -107,7 +107,7 @@ def _positive(record: Mapping[str, Any], *names: str) -> bool:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return isinstance(value, (int, float)) and abs(value) < _MOST
 
 
 def _is_start(record: Mapping[str, Any]) -> bool:
@@ -123,5 +123,5 @@ def _start(record: Mapping[str, Any]) -> Start:
         step=record["step"],
         ranks=record["ranks"],
         cause=cause if isinstance(cause, str) else None,
-        lost_s=float(lost_s) if isinstance(lost_s, (int, float)) else None,
+        lost_s=float(lost_s) if isinstance(lost_s, (int, float)) and _is_finite(lost_s) else None,
     )

@@ -5,22 +5,25 @@ In the manner of Princeton's jobstats (https://github.com/PrincetonUniversity/jo
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cluster_ddp.contract import File
+from cluster_ddp.errors import SpecError
 from cluster_ddp.jobs.report import metrics_from_log, step_breakdown, usage
 from cluster_ddp.jobs.report.step_breakdown import Training
 from cluster_ddp.jobs.report.usage import NodeUse
 from cluster_ddp.jobs.status import RunStatus
-from cluster_ddp.launch.notation import mebibytes
+from cluster_ddp.launch.notation import mebibytes, seconds
+from cluster_ddp.run_files import read_json
 from cluster_ddp.slurm.job_status import elapsed_s
 
 _GIB = 1 << 30
+_MOST = 1_000_000  # of nodes, GPUs or CPUs, in a file that makes sense
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,17 +93,31 @@ def report(status: RunStatus, *, metric: re.Pattern[str] | None = None) -> Repor
         metric: finds figures in what rank 0 has printed; see `metrics_from_log.compiled`.
     """
     run_dir = status.run_dir or Path()
-    try:
-        asked = json.loads((run_dir / File.SPEC).read_text())["spec"]
-    except (OSError, ValueError, KeyError, TypeError):
-        asked = {}
     return Report(
         status=status,
-        asked=asked,
+        asked=_asked(run_dir),
         training=step_breakdown.read(run_dir),
         nodes=usage.read(run_dir),
         printed=metrics_from_log.read(run_dir, metric) if metric is not None else {},
     )
+
+
+def _asked(run_dir: Path) -> dict[str, Any]:
+    """What the job asked for, as far as the report uses it and it makes sense; nothing if its size does not."""
+    try:
+        spec = dict(read_json(run_dir / File.SPEC)["spec"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    counts = {name: spec.get(name, 1) for name in ("nodes", "gpus_per_node", "gpus_per_task")}
+    if not all(isinstance(count, int) and 0 < count < _MOST for count in counts.values()):
+        return {}
+    cpus, limit, mem = spec.get("cpus_per_task"), spec.get("time"), spec.get("mem")
+    found: dict[str, Any] = {**counts, "cpus_per_task": cpus if isinstance(cpus, int) and 0 < cpus < _MOST else None}
+    with suppress(SpecError):
+        found |= {"time": limit} if limit and seconds(limit) else {}
+    with suppress(ValueError, KeyError, AttributeError):
+        found |= {"mem": mem} if mem and mebibytes(mem) >= 0 else {}
+    return found
 
 
 def bars(found: Report) -> list[Bar]:

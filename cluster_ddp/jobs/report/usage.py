@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.contract import File
-from cluster_ddp.files import json_lines
+from cluster_ddp.run_files import each_json_line, json_lines
 
 _GIB, _MIB = 1 << 30, 1 << 20
-_TAIL_BYTES = 8 * 1024  # several records
+_TAIL_BYTES, _MOST_BYTES = 8 * 1024, 64 * _MIB  # several records; those of days
 _STALE_S = 60.0
+_MOST = 1e18
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +82,7 @@ def read(run_dir: Path) -> list[NodeUse]:
     """Return the use of each node of a run, in their order; empty if there is no record. Damaged lines are left out."""
     of_nodes: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(run_dir.glob(File.USAGE.format("*")), key=lambda path: (len(path.name), path.name)):
-        for record in filter(_is_whole, json_lines(path)):
+        for record in filter(is_whole, each_json_line(path, last_bytes=_MOST_BYTES)):
             of_nodes.setdefault(record["node"], []).append(record)
     return [_node(name, records) for name, records in of_nodes.items()]
 
@@ -90,7 +91,7 @@ def newest(run_dir: Path) -> list[str]:
     """Return how busy the nodes were in their last ten seconds, in words: their GPUs, or without GPUs their CPUs."""
     last = []
     for path in run_dir.glob(File.USAGE.format("*")):
-        last += [*filter(_is_whole, json_lines(path, last_bytes=_TAIL_BYTES))][-1:]
+        last += [*filter(is_whole, json_lines(path, last_bytes=_TAIL_BYTES))][-1:]
     now_s = max((_time_s(record) for record in last), default=0.0)
     last = [record for record in last if _time_s(record) > now_s - _STALE_S]  # a start before may have had more nodes
     gpus = [gpu["utilization"] for record in last for gpu in record["gpus"] if "utilization" in gpu]
@@ -143,9 +144,17 @@ def _time_s(record: Mapping[str, Any]) -> float:
     return float(time_s) if isinstance(time_s, (int, float)) else 0.0
 
 
-def _is_whole(record: Mapping[str, Any]) -> bool:
-    try:
-        numbers = record["seconds"] > 0 and record["cpus"] > 0 and record["cpu"] >= 0
-        return numbers and isinstance(record["node"], str) and isinstance(record["gpus"], list)
-    except (KeyError, TypeError):
+def is_whole(record: Mapping[str, Any]) -> bool:
+    """Return whether a record has what each needs, and all its figures are such."""
+    gpus = record.get("gpus")
+    if not isinstance(record.get("node"), str) or not isinstance(gpus, list):
         return False
+    has_all = all(_is_figure(record.get(name)) for name in ("seconds", "cpus", "cpu"))
+    figures = [record.get(name, 0) for name in ("memory", "received_per_s", "sent_per_s")]
+    for gpu in gpus:
+        figures += gpu.values() if isinstance(gpu, dict) else [None]
+    return has_all and record["seconds"] > 0 and record["cpus"] >= 1 and all(map(_is_figure, figures))
+
+
+def _is_figure(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value < _MOST

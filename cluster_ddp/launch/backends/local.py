@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -14,7 +13,8 @@ from pathlib import Path
 from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.launch.backends import Held, submit_env
-from cluster_ddp.slurm.job_status import JobStatus
+from cluster_ddp.run_files import read_json, why
+from cluster_ddp.slurm.job_status import FINAL_STATES, JobStatus
 
 # Reads the run directory's path from stdin, then becomes the job's script, with the same process id.
 _WAITING = (
@@ -66,14 +66,16 @@ class ThisMachine:
         state, exit_code = "RUNNING", 0
         path = folder / File.OUTCOME
         try:
-            outcome = json.loads(path.read_text())
-            state, exit_code = str(outcome["state"]), int(outcome["exit_code"])
+            outcome = read_json(path)
+            state, exit_code = outcome["state"], int(outcome["exit_code"])
+            if state not in FINAL_STATES:
+                raise ValueError("it has no final state of a job")
         except FileNotFoundError:
             if not running:
                 state, exit_code = "FAILED", 1  # it ended before its tasks started, or was killed
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             hint = f"remove it, and the job counts as failed: rm {shlex.quote(str(path))}"
-            raise RunDirError(f"Reading {path}:", "it is damaged.", hint) from error
+            raise RunDirError(f"Reading {path}:", f"it is damaged: {why(error)}.", hint) from error
         return [
             JobStatus(
                 job_id=int(label),

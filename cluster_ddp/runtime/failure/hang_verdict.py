@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.contract import File
+from cluster_ddp.run_files import parse, read_text
 from cluster_ddp.runtime.failure import stacks
 
 STATES = {
@@ -53,8 +54,14 @@ class Answer:
         Raises:
             ValueError, TypeError: it is something else.
         """
-        values: dict[str, Any] = json.loads(text)
-        return cls(**{**values, "workers": tuple(values.get("workers", ()))})
+        values: dict[str, Any] = parse(text)
+        found = cls(**{**values, "workers": tuple(values.get("workers", ()))})
+        numbers, words = (found.rank, found.pid, found.number), (found.host, found.where, found.doing, found.operation)
+        if not all(isinstance(one, int) for one in numbers):
+            raise TypeError(f"no numbers: {numbers}")
+        if not all(isinstance(one, str) for one in (*words, found.sizes, found.state, *found.workers)):
+            raise TypeError(f"no text: {words}")
+        return found
 
 
 def verdict(answers: Sequence[Answer]) -> str:
@@ -92,7 +99,7 @@ def read(run_dir: Path) -> list[Answer]:
     found = []
     for path in run_dir.glob(File.STACK.format("*")):
         try:
-            text = path.read_text(encoding="utf-8", errors="replace")
+            text = read_text(path)
             found.append(_from_file(*text.partition("\n")[::2]))
         except (OSError, ValueError, TypeError):
             continue

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.contract import RECORDS_VERSION, RESTART, Env, File
-from cluster_ddp.files import json_lines, open_own, tail
+from cluster_ddp.files import open_own
+from cluster_ddp.run_files import json_lines, tail
 from cluster_ddp.slurm.job_status import lost_node
 from cluster_ddp.slurm.topology import Topology
 

@@ -14,6 +14,7 @@ import stat
 import time
 from pathlib import Path
 
+from cluster_ddp import run_files
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.files import is_at, open_own
 from cluster_ddp.slurm.topology import Topology
@@ -106,7 +107,7 @@ class RunLock:
 
     def _owner(self) -> dict[str, object]:
         with contextlib.suppress(ValueError):
-            owner = json.loads(os.pread(self._file, 4096, 0))
+            owner = run_files.parse(os.pread(self._file, 4096, 0))
             if isinstance(owner, dict):
                 return owner
         return {}

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ import torch
 from cluster_ddp._version import __version__
 from cluster_ddp.contract import GLOBAL_STEP, OF_FIRST_RECORD, RECORDS_VERSION, Env, File
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.files import atomic_write, json_lines, make_dir, remove_leftovers, reserve_descriptors, to_json
+from cluster_ddp.files import atomic_write, make_dir, remove_leftovers, reserve_descriptors, to_json
+from cluster_ddp.run_files import json_lines
 from cluster_ddp.runtime.failure import start_log, step_clock
 from cluster_ddp.runtime.run_dir import final_flush
 from cluster_ddp.runtime.run_dir.lock import RunLock
@@ -222,10 +223,8 @@ class RunDir:
 
 def _last_time(path: Path) -> float | None:
     """When the last record was logged, by the clock of its node, as all times in starts.jsonl."""
-    with suppress(OSError):
-        times = [record.get("time") for record in json_lines(path, last_bytes=_TAIL_BYTES)]
-        return max((float(time_s) for time_s in times if isinstance(time_s, (int, float))), default=None)
-    return None
+    times = [record.get("time") for record in json_lines(path, last_bytes=_TAIL_BYTES)]
+    return max((float(time_s) for time_s in times if isinstance(time_s, (int, float))), default=None)
 
 
 def _number(value: Any) -> Any:

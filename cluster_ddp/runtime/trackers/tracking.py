@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from cluster_ddp.contract import TRACKERS, File
 from cluster_ddp.errors import nearest
 from cluster_ddp.files import atomic_write, make_dir
+from cluster_ddp.run_files import read_json
 from cluster_ddp.runtime.run_dir.metrics import set_aside
 from cluster_ddp.runtime.trackers.tracker import Point, Run, Tracker, flat
 
@@ -166,7 +167,7 @@ def _config(run_dir: Path) -> dict[str, str | int | float | bool]:
     """What run.json says of the run. Commands stay here: they may have a secret, and trackers' records are uploaded."""
     found: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads((run_dir / File.RUN).read_bytes())
+        found = read_json(run_dir / File.RUN)
     world_size = found.get("topology", {}).get("world_size")
     kept = {**found.get("config", {}), "world_size": world_size, "git_commit": found.get("git_commit")}
     return dict(flat({**kept, "versions": found.get("versions", {})}))

@@ -293,7 +293,7 @@ DAMAGED_SPECS = [
 ]
 
 
-def test_damaged_run_directories_are_passed_over(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+def test_each_damaged_run_directory_is_a_row_that_says_why(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
     submit()
     for number, text in enumerate(DAMAGED_SPECS):
         (folder / "runs" / f"bad-{number}").mkdir()
@@ -303,7 +303,18 @@ def test_damaged_run_directories_are_passed_over(capsys, fake_slurm: FakeSlurm, 
     (folder / "runs" / "bytes").mkdir()
     (folder / "runs" / "bytes" / "spec.json").write_bytes(b"\xff")
     slurm_says(fake_slurm, record(12))
-    assert [row[0] for row in rows(capsys)] == ["12"]
+    found = {row[1]: " ".join(row) for row in rows(capsys)}
+    assert found.keys() == {"fit", "pipe", "bytes", *(f"bad-{number}" for number in range(len(DAMAGED_SPECS)))}
+    assert found.pop("fit").startswith("12 fit RUNNING")
+    assert all(" unknown " in row and "(spec.json can't be read: " in row for row in found.values())
+    assert found["pipe"].endswith("(spec.json can't be read: it is not a regular file)")
+    assert found["bad-3"].endswith("(spec.json can't be read: it is nested too deeply)")
+
+
+def test_unreadable_metrics_are_said(capsys, fake_slurm: FakeSlurm) -> None:
+    os.mkfifo(submit() / "metrics.jsonl")
+    slurm_says(fake_slurm, record(12))
+    assert table(capsys).splitlines()[1].endswith("(metrics.jsonl can't be read: it is not a regular file)")
 
 
 @pytest.mark.parametrize(

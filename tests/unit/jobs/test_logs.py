@@ -11,9 +11,11 @@ import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp import cancel, logs
+from cluster_ddp.doctor import __main__ as doctor
 from cluster_ddp.jobs import job, watch
 from cluster_ddp.launch import planning, submission
 from cluster_ddp.launch.spec import JobSpec
+from cluster_ddp.runtime.failure import hang_verdict
 
 __all__ = ["fake_slurm"]
 
@@ -211,3 +213,27 @@ def test_a_job_without_a_run_directory_is_slurms(capsys, fake_slurm: FakeSlurm) 
     fake_slurm.command("sacct", "exit 1")
     assert "Invalid job id specified" in refused(capsys, cancel.main, "99")
     assert len(fake_slurm.calls("scancel")) == 1
+
+
+HOSTILE = "\x1b]0;title\x07\x1b[2Ja\tb\x1b[31mred\x1b[0m\u202e\x9b1A"
+
+
+@pytest.mark.parametrize("words", [(), ("-f",), ("--all",)])
+def test_a_log_does_nothing_to_the_terminal_but_raw(capsys, fake_slurm: FakeSlurm, words: tuple[str, ...]) -> None:
+    (run_dir,) = submit()
+    printed(run_dir, task_0=f"{HOSTILE}\n")
+    slurm_says(fake_slurm, "COMPLETED")
+    assert any(line.endswith("?]0;title??[2Ja\tbred??1A") for line in shown(capsys, "12", *words))
+    assert any(line.endswith(HOSTILE) for line in shown(capsys, "12", "--raw", *words))
+
+
+def test_an_autopsy_does_nothing_to_the_terminal(capsys, tmp_path: Path) -> None:
+    answer = hang_verdict.Answer(rank=0, host="n1\x1b[2J", where=HOSTILE)
+    (tmp_path / "stack-rank0.txt").write_text(f"{answer.text()}\n")
+    assert doctor.main(["--autopsy", str(tmp_path)]) == 0
+    (tmp_path / "hang.txt").write_text(f"all wait\n{HOSTILE}\n")
+    assert doctor.main(["--autopsy", str(tmp_path)]) == 0
+    assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
+    with pytest.raises(SystemExit):
+        doctor.main(["--autopsy", str(tmp_path / HOSTILE)])
+    assert all(line.isprintable() for line in capsys.readouterr().err.splitlines())

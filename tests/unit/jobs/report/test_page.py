@@ -14,10 +14,10 @@ import pytest
 from made_runs import BEGAN_S, make_run, write_lines
 
 from cluster_ddp import report as verb
-from cluster_ddp.files import json_lines
 from cluster_ddp.jobs.report import page, series
 from cluster_ddp.jobs.report.summary import report
 from cluster_ddp.jobs.status import run_statuses
+from cluster_ddp.run_files import json_lines
 
 SCREENSHOT = Path(__file__).parents[4] / "scripts" / "screenshot_report.py"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
