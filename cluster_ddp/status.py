@@ -119,11 +119,14 @@ def _row(one: RunStatus) -> tuple[str, ...]:
 
 
 def _note(one: RunStatus) -> str:
-    """What is wrong with it; why it waits; for a training that logs no figures, how far it is."""
+    """What is wrong with it or its weights; why it waits; for a training that logs no figures, how far it is."""
     if one.problem:
         return f"({one.problem.rstrip('.')})"
     if one.reason:
         return f"({pending_reasons.in_words(one.reason)})"
+    if one.non_finite_step is not None:
+        last = "" if one.saved_step is None else f"; last good checkpoint: step {one.saved_step}"
+        return f"(weights are NaN or Inf since step {one.non_finite_step}{last})"
     return f"(newest checkpoint: step {one.saved_step})" if one.saved_step is not None and one.epoch is None else ""
 
 

@@ -40,6 +40,18 @@ def saved_step(run_dir: Path) -> int | None:
     return int(match[1]) if match else None
 
 
+def non_finite_step(run_dir: Path) -> int | None:
+    """Return the step at which the last start of a run found NaN or Inf in its weights; None if it found none.
+
+    None also if a later state was saved: then it is finite again.
+    """
+    step = None
+    for record in json_lines(run_dir / File.STARTS):
+        if record.get("kind") in ("start", "non_finite"):
+            step = record["step"] if record["kind"] == "non_finite" and isinstance(record.get("step"), int) else None
+    return None if step is None or step <= (saved_step(run_dir) or 0) else step
+
+
 def _number(value: object) -> float | None:
     """A number that fits the table; None for anything else, such as NaN."""
     return value if isinstance(value, (int, float)) and abs(value) < 1e12 else None

@@ -52,6 +52,8 @@ class RunStatus:
     """Training samples per second, over all ranks, in the last training record."""
     saved_step: int | None = None
     """Step of the newest checkpoint."""
+    non_finite_step: int | None = None
+    """Step at which its weights had become NaN or Inf: nothing was saved from there on."""
     run_dir: Path | None = None
     """Its run directory; None if it has none in `runs_dir`."""
     failure: str | None = None
@@ -104,6 +106,7 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
         name=record.name,
         values=record.values,
         saved_step=last_metrics.saved_step(record.run_dir),
+        non_finite_step=last_metrics.non_finite_step(record.run_dir),
         run_dir=record.run_dir,
         failure=_failure(record, of_job["state"]) or None,
         is_submitted=record.is_submitted,

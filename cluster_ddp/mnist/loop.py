@@ -85,6 +85,7 @@ class Training:
             meters={"loss": self.loss_meter},
             stop_signals=config.stop_signals,
             before_save=self.finite.look,
+            on_nan=config.on_nan,
             trace=config.trace,
             trace_after=cuda_graphs.STEPS_TO_CAPTURE if config.cuda_graph else 2,
             model=self.step.model,

@@ -1,14 +1,14 @@
-"""Stop before a non-finite loss (NaN or Inf) ruins the weights, or at least before they are saved."""
+"""Stop before a non-finite loss (NaN or Inf) ruins the weights, and never save ruined ones over good ones."""
 
 from __future__ import annotations
 
 import logging
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -18,6 +18,7 @@ from cluster_ddp.runtime.world import World
 log = logging.getLogger("cluster_ddp")
 
 OnNan = Literal["stop", "continue"]
+_NAMED = 3  # entries in a message
 
 
 class FiniteCheck:
@@ -99,12 +100,93 @@ class FiniteCheck:
             if self._world.is_main:
                 log.warning("%s %s. The update of this step is skipped.", first.asked, found)
             return True
-        last = self._world.broadcast(str(self._last_good() or "none yet"))
+        last_good = self._world.broadcast(self._last_good())
         hint = (
             "check that rank's data; or take a lower learning rate in a new run directory; "
             'or skip such updates: --on-nan continue, in a script FiniteCheck(on_nan="continue")'
         )
-        raise NonFiniteError(first.asked, f"{found}. This state is not saved; last good checkpoint: {last}.", hint)
+        raise not_saved(first.asked, found, last_good, hint)
+
+
+class FiniteState:
+    """Finds NaN and Inf in copies of a training's state: in the parameters of models and the state of optimizers.
+
+    Not in buffers: a causal mask holds -inf. Nor in a parameter that began so, and the optimizer's state of it.
+
+    Args:
+        parts: modules, optimizers and others, by name, before a checkpoint is loaded. Waits for a GPU, once.
+    """
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        self._parameters = {
+            name: [key for key, _ in part.named_parameters(remove_duplicate=False)]
+            for name, part in parts.items()
+            if isinstance(part, torch.nn.Module)
+        }
+        optimizers = {name: part for name, part in parts.items() if isinstance(part, torch.optim.Optimizer)}
+        self._optimizers = list(optimizers)
+        self._began_so: set[str] = set()
+        began = {name: parts[name].state_dict() for name in [*self._parameters, *optimizers]}
+        given = {
+            _of_optimizer(name, number): [parameter]
+            for name, optimizer in optimizers.items()
+            for number, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"])
+        }
+        self._began_so = {*self.non_finite(began), *(name for name, one in given.items() if not _is_finite(one))}
+
+    def non_finite(self, states: Mapping[str, Any]) -> list[str]:
+        """Return the names of the entries with NaN or Inf that began without.
+
+        Args:
+            states: the `state_dict()` of each part, or copies of them in the host's memory: then no device is waited
+                for.
+        """
+        return [
+            name for name, tensors in self._entries(states) if name not in self._began_so and not _is_finite(tensors)
+        ]
+
+    def _entries(self, states: Mapping[str, Any]) -> Iterator[tuple[str, list[torch.Tensor]]]:
+        for name, keys in self._parameters.items():
+            yield from ((f"{name} {key}", [states[name][key]]) for key in keys if key in states[name])
+        for name in self._optimizers:
+            for number, state in states[name].get("state", {}).items():
+                yield _of_optimizer(name, number), list(_tensors(state))
+
+
+def not_saved(asked: str, found: str, last_good: Path | None, hint: str) -> NonFiniteError:
+    """Return the error for a non-finite state, which is not saved."""
+    return NonFiniteError(
+        asked, f"{found}. This state is not saved; last good checkpoint: {last_good or 'none yet'}.", hint
+    )
+
+
+def named(entries: list[str]) -> str:
+    """Return the first names of many: "model 0.weight, model 0.bias, model 2.weight and 9 more"."""
+    more = len(entries) - _NAMED
+    return ", ".join(entries[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _of_optimizer(name: str, number: object) -> str:
+    return f"{name} state of parameter {number}"
+
+
+def _tensors(value: object) -> Iterator[torch.Tensor]:
+    """The tensors in dictionaries and lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item)
+
+
+def _is_finite(tensors: list[torch.Tensor]) -> bool:
+    """Whether all elements of the floating tensors are finite. Those of one byte (float8) are not looked at."""
+    floating = [
+        one.detach()
+        for one in tensors
+        if (one.is_floating_point() or one.is_complex()) and one.layout == torch.strided and one.itemsize > 1
+    ]
+    return bool(_are_finite(floating))
 
 
 def _are_finite(tensors: list[torch.Tensor]) -> torch.Tensor:

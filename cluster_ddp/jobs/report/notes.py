@@ -16,8 +16,9 @@ _ENOUGH_S = 60.0
 
 def notes(found: Report) -> list[str]:
     """Return what could be better, each with the option to change."""
+    said = [note] if (note := _non_finite(found)) else []
     if found.sampled_s < _ENOUGH_S:
-        return []
+        return said
     checks: tuple[Callable[[Report], str], ...] = (
         _data,
         _communication,
@@ -29,7 +30,16 @@ def notes(found: Report) -> list[str]:
         _memory,
         _time,
     )
-    return [note for check in checks if (note := check(found))]
+    return said + [note for check in checks if (note := check(found))]
+
+
+def _non_finite(found: Report) -> str:
+    step, saved = found.status.non_finite_step, found.status.saved_step
+    if step is None:
+        return ""
+    last = "" if saved is None else f" The last good checkpoint is that of step {saved}."
+    cure = 'Check the data, or take a lower learning rate. Checkpointer(on_nan="stop") ends such a job.'
+    return f"The weights are NaN or Inf since step {step}: nothing was saved from there on.{last} {cure}"
 
 
 def _data(found: Report) -> str:

@@ -24,14 +24,14 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from cluster_ddp.contract import File, Record
-from cluster_ddp.errors import CheckpointError, SpecError
+from cluster_ddp.errors import CheckpointError, SpecError, nearest
 from cluster_ddp.runtime.checkpoint import folder, time_limit
 from cluster_ddp.runtime.checkpoint.interval import Interval
 from cluster_ddp.runtime.checkpoint.resume import load_into
-from cluster_ddp.runtime.checkpoint.saver import Place, Saver
+from cluster_ddp.runtime.checkpoint.saver import OnNan, Place, Saver
 from cluster_ddp.runtime.checkpoint.state import Stateful, TrainingState
 from cluster_ddp.runtime.checkpoint.stop_agreement import StopAgreement
 from cluster_ddp.runtime.data.shard import Shard
@@ -62,6 +62,9 @@ class Checkpointer:
         meters: states that differ between ranks, such as a `Meter`, by name.
         stop_signals: names of the signals to stop at.
         before_save: called on every rank before each save. An exception in it ends the training without that save.
+        on_nan: what NaN or Inf in a module's parameters or an optimizer's state does. "continue": such a state is never
+            saved, so the last finite checkpoint stays; that is logged once. "stop": it also ends the job, with a
+            NonFiniteError on rank 0. "save": it is saved. Entries that began non-finite do not count.
         trace: record so many steps with torch.profiler, in trace-rank<k>.json.gz in the run directory; default: as
             `submit --trace` says.
         trace_after: how many steps come before.
@@ -70,7 +73,8 @@ class Checkpointer:
     Raises:
         CheckpointError: a checkpoint doesn't fit, can't be found or can't be loaded; or a state can't be saved.
         RunDirError: the run directory can't be written, or another job is using it.
-        SpecError: `every` is not an interval, or of epochs without a shard; `keep` is below 1; no such signal.
+        SpecError: `every` is not an interval, or of epochs without a shard; `keep` is below 1; no such signal or
+            `on_nan`.
         DataError: too few samples are left in the epoch for this number of ranks.
     """
 
@@ -87,6 +91,7 @@ class Checkpointer:
         meters: Mapping[str, PerRank] | None = None,
         stop_signals: Sequence[str] = DEFAULT_SIGNALS,
         before_save: Callable[[], object] = lambda: None,
+        on_nan: OnNan = "continue",
         trace: int | None = None,
         trace_after: int = 2,
         **parts: Stateful,
@@ -94,15 +99,14 @@ class Checkpointer:
         self.world, self._shards = world, _several(shard)
         self._stop_flag = StopFlag(stop_signals)
         self._interval = _interval(every, has_epochs=bool(self._shards))
-        if keep < 1:
-            raise SpecError(f"Keeping {keep} checkpoints:", "then there is nothing to resume from.", "keep 1 or more")
+        _check(keep, on_nan)
         self.run_dir = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir, world)
         self._state = TrainingState(world, self._shards, identity=identity or {}, meters=meters or {}, parts=parts)
         self._folder = folder.CheckpointFolder(self.run_dir.path / File.CHECKPOINTS, keep=keep)
         self._trained: Place = (-1, -1)
         self._keeps_best = False
         is_own = load_into(self._state, self._folder, self.run_dir, resume)
-        self._saver = Saver(self._state, self._folder, self.run_dir, before_save)
+        self._saver = Saver(self._state, self._folder, self.run_dir, before_save, on_nan)
         if is_own:
             self._saver.saved = self._saver.place
         self._is_training = any(map(_is_done, self._shards))  # perhaps only the code after the last batch remains
@@ -276,7 +280,7 @@ class Checkpointer:
         if self._saver.saved != self._saver.place and self._interval.unit != "never":
             self._saver.save_now()
         self._saver.wait()
-        self.run_dir.note_end("The training reached its end.", saved=True)
+        self.run_dir.note_end("The training reached its end.", saved=not self._saver.left_out)
         self._stop_flag.give_back()
 
     def _after_training(self) -> None:
@@ -353,6 +357,14 @@ class Checkpointer:
         self._stop_flag.ignore()
         self.world.barrier()  # rank 0 has saved: now the first rank to end may end the others
         raise Stopped
+
+
+def _check(keep: int, on_nan: str) -> None:
+    if keep < 1:
+        raise SpecError(f"Keeping {keep} checkpoints:", "then there is nothing to resume from.", "keep 1 or more")
+    if on_nan not in (legal := get_args(OnNan)):
+        found = f"there is no such choice.{nearest(str(on_nan), legal)}"
+        raise SpecError(f"Saving with on_nan={on_nan!r}:", found, f"on_nan= takes {', '.join(legal)}")
 
 
 def _interval(every: str | None, *, has_epochs: bool) -> Interval:

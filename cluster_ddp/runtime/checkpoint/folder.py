@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.contract import Env, File
-from cluster_ddp.errors import CheckpointError, RunDirError
+from cluster_ddp.errors import CheckpointError, NonFiniteError, RunDirError
 from cluster_ddp.files import atomic_write, make_dir, remove_leftovers, reserve_descriptors, sync_folder, with_reserve
 from cluster_ddp.runtime.checkpoint import file
 from cluster_ddp.runtime.checkpoint.file import DamagedError
@@ -23,6 +23,10 @@ from cluster_ddp.runtime.run_dir.background_writer import BackgroundWriter
 log = logging.getLogger("cluster_ddp")
 
 _NAME = re.compile(r"step-(\d+)\.pt")
+
+
+class LeftOutError(Exception):
+    """Raised by what comes first in a save: the state is left out, and that was logged."""
 
 
 class CheckpointFolder:
@@ -85,7 +89,8 @@ class CheckpointFolder:
         Args:
             step: number of steps, for its name.
             state: must not change until it is written.
-            first: called first, to write what must be on disk before. Its RunDirError is raised by `writer`.
+            first: called first, to write what must be on disk before. It may raise LeftOutError. `writer` raises its
+                RunDirError and NonFiniteError.
         """
         path = self.path / f"step-{step:08}.pt"
         self._begin(path, state, first, written=lambda: self._note_newest(path))
@@ -174,7 +179,10 @@ class CheckpointFolder:
                 make_dir(self.path)
                 sync_folder(self.path.parent)
             file.write(path, state)
-        except RunDirError:
+        except LeftOutError:
+            self._failure = ""  # a retry would end here again
+            return False
+        except (RunDirError, NonFiniteError):
             raise
         except Exception as error:  # of any kind: training matters more than one checkpoint
             words = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, step_of
+from cluster_ddp.runtime import finite
+from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, LeftOutError, step_of
 from cluster_ddp.runtime.checkpoint.state import TrainingState
 from cluster_ddp.runtime.failure import hard_exit
 from cluster_ddp.runtime.run_dir import final_flush
@@ -22,6 +23,9 @@ _REPORT_EVERY_S = 2.0
 Place = tuple[int, int]
 """Where the training is: the epoch, and the number of steps."""
 
+OnNan = Literal["continue", "stop", "save"]
+"""What a non-finite state does: it is left out, it ends the job, or it is saved as any other."""
+
 
 class Saver:
     """Saves a training. Rank 0 writes; all methods are collectives.
@@ -31,13 +35,21 @@ class Saver:
         folder: where checkpoints are written.
         run_dir: its metrics are written before each checkpoint, which has their size.
         before_save: called on every rank before each save.
+        on_nan: what a state with NaN or Inf in its parameters or optimizers does.
     """
 
     def __init__(
-        self, state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, before_save: Callable[[], object]
+        self,
+        state: TrainingState,
+        folder: CheckpointFolder,
+        run_dir: RunDir,
+        before_save: Callable[[], object],
+        on_nan: OnNan,
     ) -> None:
         self.world, self._state, self._folder = state.world, state, folder
-        self._run_dir, self._before_save = run_dir, before_save
+        self._run_dir, self._before_save, self._on_nan = run_dir, before_save, on_nan
+        self.left_out = self._has_told = False
+        """Whether the state that was to be written last is left out, since it is non-finite."""
         self.saved: Place = (-1, -1)
         """The place of the last save that began."""
         self._saved_at_s = time.monotonic()
@@ -78,7 +90,7 @@ class Saver:
         self.saved = self.place if write else self.saved
         self._copy()
         if write and self._copied:
-            self._folder.save(self._state.steps, self._copied, first=self._run_dir.sync)
+            self._folder.save(self._state.steps, self._copied, first=self._check_and_sync)
 
     def save_now(self) -> None:
         """Save, and wait until all is written."""
@@ -93,7 +105,7 @@ class Saver:
         is_written = last_good is not None and step_of(last_good) == self._state.steps
         if self._has_copy() and not is_written:
             assert self._copied is not None
-            self._folder.save(self._state.steps, self._copied, first=self._run_dir.sync)
+            self._folder.save(self._state.steps, self._copied, first=self._check_and_sync)
         self.wait()
 
     def save_best(self, name: str, value: float, *, of_copy: bool) -> None:
@@ -110,12 +122,37 @@ class Saver:
             self.world.synchronize()
             self._copy()
         if self._copied:
-            self._folder.save_best(name, value, self._copied, first=self._run_dir.sync)
+            self._folder.save_best(name, value, self._copied, first=self._check_and_sync)
 
     def wait(self) -> None:
         """Wait until rank 0 has written everything or gives up, without a time limit."""
         while not self.world.broadcast(self._folder.wait(_REPORT_EVERY_S) or self._folder.is_stuck()):
             self._folder.writer.tell_if_slow()
+
+    def _check_and_sync(self) -> None:
+        """Before the copy is written, in the background: keep a non-finite one out, and write all records."""
+        assert self._copied is not None
+        found = [] if self._on_nan == "save" else self._state.non_finite(self._copied)
+        self.left_out = bool(found)
+        if found:
+            self._leave_out(found, self._copied["position"]["steps"])
+        self._run_dir.sync()
+
+    def _leave_out(self, found: list[str], step: int) -> NoReturn:
+        """Log once that the state is non-finite, or end the job."""
+        hint = (
+            "check the data, or take a lower learning rate in a new run directory; FiniteCheck, in the script, names "
+            "the rank and step where it begins"
+        )
+        words = f"NaN or Inf in {finite.named(found)}"
+        error = finite.not_saved(f"Training, step {step}:", words, self._folder.last_good, hint)
+        if self._on_nan == "stop":
+            raise error
+        if not self._has_told:
+            self._has_told = True
+            log.error('%s\nTraining continues without saving; Checkpointer(on_nan="stop") would end the job.', error)
+            self._run_dir.note_non_finite(step, words)
+        raise LeftOutError
 
     def _has_copy(self) -> bool:
         return self._copied is not None and self._copied["position"]["steps"] == self._state.steps

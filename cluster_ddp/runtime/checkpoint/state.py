@@ -14,6 +14,7 @@ from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.checkpoint import compatibility, file, rng
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, with_tensors
 from cluster_ddp.runtime.data.shard import Shard
+from cluster_ddp.runtime.finite import FiniteState
 from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.model.plain import plain
 from cluster_ddp.runtime.world import World
@@ -67,6 +68,8 @@ class TrainingState:
         self._host_copy = HostCopy(world.device)
         if world.is_main:  # fail now if something can't be saved
             with_tensors(self._states(), "state['parts']", lambda tensor: tensor)
+            world.synchronize()
+            self._finite = FiniteState(self._parts)
 
     def reserve(self) -> None:
         """Allocate the memory for copies of the current state, so that no save has to."""
@@ -97,6 +100,10 @@ class TrainingState:
         }
         self.world.synchronize()
         return whole
+
+    def non_finite(self, copied: Mapping[str, Any]) -> list[str]:
+        """Return the names of the entries of a `copy` that are non-finite and must not be. Call it on rank 0 only."""
+        return self._finite.non_finite(copied["parts"])
 
     def complaint(self, saved: Mapping[str, Any]) -> str | None:
         """Return why a saved state does not belong to this training, in words; None if it does."""

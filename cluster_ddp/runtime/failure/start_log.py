@@ -36,7 +36,7 @@ def note_start(run_dir: Path, topology: Topology, *, step: int, saved_s: float |
         saved_s: when the checkpoint that it resumes from was saved, in seconds of UNIX time; None without one.
         seen_s: when the start before was last seen alive; None if unknown.
     """
-    before = json_lines(run_dir / File.STARTS)
+    before = [one for one in json_lines(run_dir / File.STARTS) if one.get("kind") in ("start", "end")]
     record: dict[str, Any] = {"restart": topology.restart_count, "job": topology.job_label or "", "step": step}
     record |= {"ranks": topology.world_size, "nodes": topology.num_nodes, "master_addr": topology.master_addr}
     if before:
@@ -74,6 +74,17 @@ def note_end(run_dir: Path, why: str, *, saved: bool = False) -> None:
         saved: whether a checkpoint has all that was done.
     """
     _append(run_dir, {"kind": "end", "why": why, "saved": saved})
+
+
+def note_non_finite(run_dir: Path, step: int, what: str) -> None:
+    """Append a "non_finite" record. If it can't be written, nothing is said.
+
+    Args:
+        run_dir: the run directory.
+        step: number of the step whose state was not saved, the first one of this start.
+        what: where it has NaN or Inf, in words.
+    """
+    _append(run_dir, {"kind": "non_finite", "step": step, "what": what})
 
 
 def note_failure(env: Mapping[str, str], why: str) -> None:

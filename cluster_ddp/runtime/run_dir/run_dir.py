@@ -176,6 +176,11 @@ class RunDir:
         if self.world.is_main:
             start_log.note_end(self.path, why, saved=saved)
 
+    def note_non_finite(self, step: int, what: str) -> None:
+        """Append to starts.jsonl that the state of a step was not saved; see `start_log.note_non_finite`."""
+        if self.world.is_main:
+            start_log.note_non_finite(self.path, step, what)
+
     @property
     def metrics_bytes(self) -> int:
         """On rank 0: the size of metrics.jsonl in bytes, including records that are not written yet."""

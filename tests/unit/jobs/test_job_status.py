@@ -163,6 +163,24 @@ def test_a_training_that_logs_nothing_shows_its_newest_checkpoint(capsys, fake_s
     assert json.loads(capsys.readouterr().out)[0]["saved_step"] is None
 
 
+def test_weights_that_became_nan_are_noted(capsys, fake_slurm: FakeSlurm) -> None:
+    """Of the last start only, and not once a later state was saved."""
+    run_dir = submit()
+    slurm_says(fake_slurm)
+    start, found = {"kind": "start", "step": 0}, {"kind": "non_finite", "step": 40, "what": "NaN or Inf in model w"}
+    for starts, saved, noted in (
+        ([start, found, {"kind": "end", "why": "The training reached its end."}], 30, True),
+        ([start, found, start], 30, False),
+        ([start, found], 50, False),
+        ([start, {**found, "step": "4\n0"}], 30, False),
+    ):
+        (run_dir / "starts.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in starts))
+        (run_dir / ".progress").write_text(f"step-{saved:08}.pt\n")
+        assert ("(weights are NaN or Inf since step 40; last good checkpoint: step 30)" in table(capsys)) == noted
+    assert status.main(["--json", "12"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["non_finite_step"] is None
+
+
 def test_without_accounting_the_run_dir_is_what_is_left(capsys, fake_slurm: FakeSlurm) -> None:
     run_dir = submit()
     slurm_says(fake_slurm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -143,6 +144,14 @@ def test_what_to_change(node: dict[str, Any], more: dict[str, Any], note: str, t
 def test_a_good_run_and_a_short_run_have_no_notes(tmp_path: Path) -> None:
     assert notes(report(run(tmp_path, sample()))) == []
     assert notes(report(run(tmp_path, sample(seconds=1.0, memory=GIB, cpu=0.0), waiting=0.9))) == []
+
+
+def test_weights_that_became_nan_are_a_note_however_short_the_run_was(tmp_path: Path) -> None:
+    status = dataclasses.replace(run(tmp_path, sample(seconds=1.0)), non_finite_step=40, saved_step=30)
+    (note,) = notes(report(status))
+    assert note.startswith("The weights are NaN or Inf since step 40: nothing was saved from there on. ")
+    assert "The last good checkpoint is that of step 30." in note and 'on_nan="stop"' in note
+    assert note in as_text(report(status))
 
 
 def test_what_was_not_recorded_is_left_out(tmp_path: Path) -> None:

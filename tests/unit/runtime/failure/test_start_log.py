@@ -49,6 +49,7 @@ def test_each_start_says_why_the_one_before_ended(tmp_path: Path, clock: Clock) 
 
     clock.now = 1200.0
     start_log.note_end(tmp_path, "Stopped in time: n1 got USR1.", saved=True)
+    start_log.note_non_finite(tmp_path, 7, "NaN or Inf in model w")  # says nothing of how it ended
     again = start(tmp_path, 1, saved_s=1100.0, seen_s=1130.0)
     assert (again["cause"], again["lost_s"], again["step"]) == ("Stopped in time: n1 got USR1.", 0.0, 10)
 
