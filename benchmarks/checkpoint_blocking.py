@@ -1,7 +1,8 @@
 """How long a save keeps training waiting: `python benchmarks/checkpoint_blocking.py [--mb 500] [--rounds 9]`.
 
 For the reference training: the time of a `Checkpointer.step` that saves, after a real step of the optimizer. For a
-large model: the same, alternating with a save of the same state in the foreground (copy, write, SHA-256, fsync).
+large model: the same, alternating with a save of the same state in the foreground (copy, write, SHA-256, fsync); and
+the look for NaN and Inf, which each save makes in the background.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ import cluster_ddp
 from cluster_ddp.mnist.model import Net
 from cluster_ddp.runtime.checkpoint import file
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy
+from cluster_ddp.runtime.finite import FiniteState
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.world import World
 
 REFERENCE_MS_AT_MOST = 5.0
 SHARE_AT_MOST = 0.05
+LOOK_AT_MOST = 0.1
 SAVES = 30
 LAYERS = 10
 
@@ -76,12 +79,13 @@ def large(world: World, folder: Path, options: argparse.Namespace) -> list[Figur
     checkpoint = cluster_ddp.Checkpointer(
         world, shard=shard, run_dir=RunDir(folder, world), every="1steps", keep=1, model=model
     )
-    copy = HostCopy(world.device)
-    foreground, background = [], []
+    copy, finite = HostCopy(world.device), FiniteState({"model": model.module})
+    foreground, background, look = [], [], []
     for _ in range(1 + options.rounds):  # the first round gets the memory from the system
         foreground.append(seconds(lambda: file.write(folder / "foreground.pt", copy.of(model.module.state_dict()))))
         background.append(seconds(checkpoint.step))
         checkpoint._folder.wait()
+        look.append(seconds(lambda: finite.non_finite({"model": model.module.state_dict()})))
     in_foreground = f"{options.mb} MB: saved in the foreground"
     return [
         Figure(what=in_foreground, values=foreground[1:], unit="s"),
@@ -92,6 +96,14 @@ def large(world: World, folder: Path, options: argparse.Namespace) -> list[Figur
             ratios=[ours / theirs for ours, theirs in zip(background[1:], foreground[1:])],
             peer="in the foreground",
             at_most=SHARE_AT_MOST,
+        ),
+        Figure(
+            what=f"{options.mb} MB: looked through for NaN, in the background",
+            values=look[1:],
+            unit="s",
+            ratios=[ours / theirs for ours, theirs in zip(look[1:], foreground[1:])],
+            peer="in the foreground",
+            at_most=LOOK_AT_MOST,
         ),
     ]
 
