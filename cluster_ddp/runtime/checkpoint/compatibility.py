@@ -45,7 +45,16 @@ def malformed(state: Any) -> str | None:
     forms = [(shard, _SHARD, f"the place in shard {number}") for number, shard in enumerate(state["shards"])]
     forms += [(rank, _RANK, f"the state of rank {number}") for number, rank in enumerate(state["ranks"])]
     forms += [(part, {}, f"the state of its {name}") for name, part in state["parts"].items()]
-    return next(filter(None, (_other_form(*form) for form in forms)), None)
+    return next(filter(None, (_other_form(*form) for form in forms)), None) or _impossible(state)
+
+
+def _impossible(state: Mapping[str, Any]) -> str | None:
+    """A place that no training can be in."""
+    for number, shard in enumerate(state["shards"]):
+        if not 0 <= shard["seen"] <= shard["size"] or shard["step"] < 0:
+            return f"the place in shard {number} is batch {shard['step']}, sample {shard['seen']} of {shard['size']}"
+    counts = {"metrics_bytes": state["metrics_bytes"], **{name: state["position"][name] for name in ("steps", "epoch")}}
+    return next((f"its {name} is {count}" for name, count in counts.items() if count < 0), None)
 
 
 def _other_form(value: Any, form: Any, name: str) -> str | None:

@@ -29,7 +29,15 @@ _VISIBLE_WITHIN_S = 60.0
 
 
 class DamagedError(Exception):
-    """A file that is not as it was written; the text says why."""
+    """A file that can't be used, since it is not as it was written; the text says why."""
+
+    verdict = "is damaged"
+
+
+class UnusableError(DamagedError):
+    """A file as it was written, but of content that can't be used here; the text says why."""
+
+    verdict = "can't be used"
 
 
 def import_all() -> None:
@@ -96,7 +104,7 @@ def read(path: Path) -> dict[str, Any]:
     a network file system may no longer have its bytes (SIGBUS).
 
     Raises:
-        DamagedError: it contains other types than tensors and plain values, or it is not a checkpoint.
+        UnusableError: it contains other types than tensors and plain values, or it is not a checkpoint.
         OSError: the file can't be read.
     """
     try:
@@ -104,9 +112,9 @@ def read(path: Path) -> dict[str, Any]:
     except OSError:
         raise
     except Exception as error:  # whatever a broken or malicious pickle causes
-        raise DamagedError(_refusal(error)) from None  # torch's text advises to load it anyway
+        raise UnusableError(_refusal(error)) from None  # torch's text advises to load it anyway
     if not isinstance(state, dict) or not {"position", "parts", "ranks"} <= state.keys():
-        raise DamagedError("it is not a checkpoint of cluster_ddp")
+        raise UnusableError("it is not a checkpoint of cluster_ddp")
     return state
 
 

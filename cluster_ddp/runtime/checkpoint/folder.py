@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ from cluster_ddp.contract import Env, File
 from cluster_ddp.errors import CheckpointError, NonFiniteError, RunDirError
 from cluster_ddp.files import atomic_write, make_dir, remove_leftovers, reserve_descriptors, sync_folder, with_reserve
 from cluster_ddp.runtime.checkpoint import file
-from cluster_ddp.runtime.checkpoint.file import DamagedError
+from cluster_ddp.runtime.checkpoint.file import DamagedError, UnusableError
 from cluster_ddp.runtime.run_dir.background_writer import BackgroundWriter
 
 log = logging.getLogger("cluster_ddp")
 
 _NAME = re.compile(r"step-(\d+)\.pt")
+_REFUSED = "The checkpoint %s %s: %s."
 
 
 class LeftOutError(Exception):
@@ -54,30 +55,41 @@ class CheckpointFolder:
         steps = {int(match[1]): path for path in found if (match := _NAME.fullmatch(path.name))}
         return [steps[step] for step in sorted(steps, reverse=True)]
 
-    def newest(self, *, set_aside: bool, but: Container[Path] = ()) -> tuple[Path, str] | None:
-        """Return the newest undamaged checkpoint and its SHA-256; None without one. Damaged ones are logged.
+    def newest(
+        self,
+        *,
+        set_aside: bool,
+        look: Callable[[Path], object] = lambda path: None,
+        if_none: Callable[[dict[Path, DamagedError]], object] = lambda refused: None,
+    ) -> tuple[Path, str] | None:
+        """Return the newest checkpoint that can be used and its SHA-256; None without one. Newer ones are logged.
 
         Args:
-            set_aside: rename damaged ones to *.damaged.
-            but: checkpoints to skip.
+            set_aside: rename newer ones to *.damaged.
+            look: raises a DamagedError for one whose content can't be used.
+            if_none: called with all that there are and why, if none can be used, before they are renamed.
 
         Raises:
             CheckpointError: a checkpoint can't be read.
         """
-        for path in (path for path in self.files() if path not in but):
+        found, refused = None, dict[Path, DamagedError]()
+        for path in self.files():
             try:
                 digest = file.digest(path)
+                look(path)
+                _check_name(path)
             except DamagedError as error:
-                if set_aside:
-                    put_aside(path, error)
-                else:
-                    log.warning("The checkpoint %s is damaged: %s.", path, error)
+                refused[path] = error
                 continue
             except OSError as error:
                 raise _unreadable(path, error) from error
-            self.last_good = path
-            return path, digest
-        return None
+            self.last_good, found = path, (path, digest)
+            break
+        if refused and not found:
+            if_none(refused)
+        for path, why in refused.items():
+            _put_aside(path, why, found) if set_aside else log.warning(_REFUSED, path, why.verdict, why)
+        return found
 
     def remove_leftovers(self) -> None:
         """Remove the half-written files of killed processes."""
@@ -204,12 +216,19 @@ class CheckpointFolder:
                 old.unlink()
 
 
-def put_aside(path: Path, error: DamagedError) -> None:
-    """Rename a damaged checkpoint to *.damaged, and log it."""
+def _put_aside(path: Path, why: DamagedError, instead: tuple[Path, str] | None) -> None:
+    """Rename a checkpoint that can't be used to *.damaged, and log it."""
     aside = path.with_name(f"{path.name}.damaged")
     path.replace(aside)
-    words = "The checkpoint %s is damaged: %s. It is renamed to %s; the one before is used."
-    log.warning(words, path, error, aside.name)
+    words = f"{_REFUSED} It is renamed to %s%s."
+    log.warning(words, path, why.verdict, why, aside.name, "; the one before is used" if instead else "")
+
+
+def _check_name(path: Path) -> None:
+    """Raise UnusableError if the content is of another step than the name says."""
+    position = file.read(path)["position"]
+    if isinstance(position, Mapping) and position.get("steps") != step_of(path):
+        raise UnusableError(f"it is of step {position.get('steps')}, and its name says step {step_of(path)}")
 
 
 def step_of(path: Path) -> int:

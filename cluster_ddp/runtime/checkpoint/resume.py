@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import secrets
+import shlex
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.checkpoint import compatibility, file
-from cluster_ddp.runtime.checkpoint.file import DamagedError
-from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, named_by, put_aside
+from cluster_ddp.runtime.checkpoint.file import DamagedError, UnusableError
+from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, named_by
 from cluster_ddp.runtime.checkpoint.state import TrainingState
 from cluster_ddp.runtime.run_dir.metrics import set_aside
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
@@ -42,25 +45,31 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
     """
     world = state.world
     with run_dir.written():
-        found = world.broadcast(choose(world, folder, resume) if world.is_main else None)
+        found = world.broadcast(choose(world, folder, resume, run_dir.key) if world.is_main else None)
         if found is None or not found[2]:
             run_dir.begin_records(anew=world.topology.restart_count == 0)
     if found is None:
-        run_dir.note_start(step=0, saved_s=None)
+        _note_start(state, run_dir, {})
         return False
     path, digest, is_own = found
     see(world, path, digest)
     saved = _fitting(state, path)
     metrics_bytes, differences = saved["metrics_bytes"], state.differences(saved)
-    saved_s = saved["saved_by"].get("time") if is_own else None
+    saved_by = saved["saved_by"] if is_own else {}
     del saved  # frees its memory
     state.load(functools.partial(read, path))
     if is_own:
         with run_dir.written():
             run_dir.continue_metrics(metrics_bytes)
-    run_dir.note_start(step=state.steps, saved_s=saved_s)
+    _note_start(state, run_dir, saved_by)
     world.print("\n  ".join([f"Resuming from {path}: {state.place_in_words()}", *differences]))
     return bool(is_own)
+
+
+def _note_start(state: TrainingState, run_dir: RunDir, saved_by: Mapping[str, Any]) -> None:
+    """Note in starts.jsonl that the run starts, which is the one that has saved the checkpoint, if that is its own."""
+    state.run_key = _key(saved_by) or run_dir.key or secrets.token_hex(8)
+    run_dir.note_start(step=state.steps, saved_s=saved_by.get("time"), key=state.run_key)
 
 
 def _fitting(state: TrainingState, path: Path) -> dict[str, Any]:
@@ -71,13 +80,16 @@ def _fitting(state: TrainingState, path: Path) -> dict[str, Any]:
     return saved
 
 
-def choose(world: World, folder: CheckpointFolder, resume: str | os.PathLike[str]) -> tuple[Path, str, bool] | None:
+def choose(
+    world: World, folder: CheckpointFolder, resume: str | os.PathLike[str], key: str | None
+) -> tuple[Path, str, bool] | None:
     """Choose the checkpoint to resume from. Call it on rank 0 only.
 
     Args:
         world: all ranks.
         folder: the checkpoints of this run directory.
         resume: "auto", "never" or a path, as for `Checkpointer`.
+        key: of this run, if it has one.
 
     Returns:
         The checkpoint, its SHA-256, and whether it is in this run directory; None if there is none.
@@ -88,7 +100,12 @@ def choose(world: World, folder: CheckpointFolder, resume: str | os.PathLike[str
     """
     topology = world.topology
     folder.remove_leftovers()
-    newest = _newest(folder)
+    is_anew = resume == "never" and not topology.restart_count
+    there = [] if is_anew else folder.files()
+    newest = _newest(world, folder, key) if there else None
+    if there and not newest:
+        words = "All %d checkpoints in %s are damaged: nothing there is left to resume from. The training begins again."
+        log.error(words, len(there), folder.path)
     if resume == "never" and not (newest and topology.restart_count and _is_this_jobs(world, newest[0])):
         set_aside(folder.path)
         newest = None
@@ -98,30 +115,43 @@ def choose(world: World, folder: CheckpointFolder, resume: str | os.PathLike[str
         return (*newest, True)
     if resume not in ("auto", "never"):
         return (*named_by(Path(resume)), False)
-    if topology.restart_count:
+    if topology.restart_count and not there:
         where = f"restart {topology.restart_count} of job {topology.job_label}"
         log.warning("This is %s, and there is no checkpoint in %s yet.", where, folder.path)
     return None
 
 
-def _newest(folder: CheckpointFolder) -> tuple[Path, str] | None:
-    """The newest checkpoint with usable content; newer ones are set aside.
+def _newest(world: World, folder: CheckpointFolder, key: str | None) -> tuple[Path, str] | None:
+    """The newest checkpoint of this run with usable content; newer ones are set aside. None if all are damaged.
 
     Raises:
-        CheckpointError: undamaged ones exist, but none is usable, as with another torch. A new start loses all.
+        CheckpointError: none can be used, and a new start would lose what they hold: some are undamaged, as with
+            another torch. Or all are damaged, and nobody but the user can know whether to begin again. A requeued job
+            begins again.
     """
-    refused: dict[Path, DamagedError] = {}
-    while newest := folder.newest(set_aside=True, but=refused):
-        try:
-            _content(newest[0])
-            break
-        except DamagedError as error:
-            refused[newest[0]] = error
-    if refused and newest is None:
-        raise _unusable(*next(iter(refused.items())))
-    for path, why in refused.items():
-        put_aside(path, why)
-    return newest
+
+    def look(path: Path) -> None:
+        saved_by = _content(path)["saved_by"]
+        if key and (other := _key(saved_by)) and other != key:
+            raise UnusableError(f"another run has saved it (job {saved_by['job']})")
+
+    def if_none(refused: Mapping[Path, DamagedError]) -> None:
+        for path, why in refused.items():
+            if isinstance(why, UnusableError):
+                raise _unusable(path, why)
+        if not world.topology.restart_count:
+            found = "; ".join(f"{path.name}: {why}" for path, why in refused.items())
+            aside = f"mv {shlex.quote(str(folder.path))} {shlex.quote(f'{folder.path}.damaged')}"
+            hint = f"restore them from a copy; or, to begin again at step 0, move them away and start again: {aside}"
+            raise CheckpointError(f"Resuming from {folder.path}:", f"all checkpoints are damaged. {found}.", hint)
+
+    return folder.newest(set_aside=True, look=look, if_none=if_none)
+
+
+def _key(saved_by: Mapping[str, Any]) -> str | None:
+    """The key of the run that has saved a checkpoint; None if an earlier version has."""
+    key = saved_by.get("run")
+    return key if isinstance(key, str) else None
 
 
 def _is_this_jobs(world: World, path: Path) -> bool:
@@ -156,17 +186,17 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         return _content(path)
-    except DamagedError as error:
+    except UnusableError as error:
         raise _unusable(path, error) from None
 
 
 def _content(path: Path) -> dict[str, Any]:
     state = file.read(path)
     if words := compatibility.malformed(state):
-        raise DamagedError(words)
+        raise UnusableError(words)
     return state
 
 
-def _unusable(path: Path, error: DamagedError) -> CheckpointError:
+def _unusable(path: Path, error: UnusableError) -> CheckpointError:
     hint = "was it written by another program? Name a checkpoint of this training, or start anew: --resume never"
     return CheckpointError(f"Resuming from {path}:", f"{error}.", hint)

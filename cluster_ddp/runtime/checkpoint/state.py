@@ -57,6 +57,8 @@ class TrainingState:
     ) -> None:
         self.world, self.shards = world, list(shards)
         self.steps = self.epoch = 0
+        self.run_key = ""
+        """On rank 0: the key of this run, which each of its checkpoints has."""
         self._identity, self._meters = dict(identity), dict(meters)
         self._parts = {name: plain(part) for name, part in parts.items()}
         self._made_with = {
@@ -201,6 +203,7 @@ class TrainingState:
         return {
             "saved_by": {
                 "job": topology.job_label,
+                "run": self.run_key,
                 "array_task": topology.array_task_id,
                 "world_size": topology.world_size,
                 "cluster_ddp": __version__,

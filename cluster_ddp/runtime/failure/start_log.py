@@ -26,7 +26,15 @@ _FIRST = re.compile(r"^Failed first, with status \d+: (.*)$", flags=re.MULTILINE
 _RESTART = re.compile(rf"^{RESTART}\d+ of job \d+\.$", flags=re.MULTILINE)
 
 
-def note_start(run_dir: Path, topology: Topology, *, step: int, saved_s: float | None, seen_s: float | None) -> None:
+def note_start(
+    run_dir: Path,
+    topology: Topology,
+    *,
+    step: int,
+    saved_s: float | None,
+    seen_s: float | None,
+    key: str | None = None,
+) -> None:
     """Append a "start" record. Call it on rank 0. If it can't be written, nothing is said: no training needs it.
 
     Args:
@@ -35,9 +43,11 @@ def note_start(run_dir: Path, topology: Topology, *, step: int, saved_s: float |
         step: number of steps that are done.
         saved_s: when the checkpoint that it resumes from was saved, in seconds of UNIX time; None without one.
         seen_s: when the start before was last seen alive; None if unknown.
+        key: of the run.
     """
     before = [one for one in json_lines(run_dir / File.STARTS) if one.get("kind") in ("start", "end")]
     record: dict[str, Any] = {"restart": topology.restart_count, "job": topology.job_label or "", "step": step}
+    record |= {} if key is None else {"run": key}
     record |= {"ranks": topology.world_size, "nodes": topology.num_nodes, "master_addr": topology.master_addr}
     if before:
         last = before[-1]
@@ -49,6 +59,14 @@ def note_start(run_dir: Path, topology: Topology, *, step: int, saved_s: float |
         elif seen_s is not None and since_s:
             record["lost_s"] = round(max(0.0, min(seen_s, time.time()) - since_s), 1)
     _append(run_dir, {"kind": "start", "version": RECORDS_VERSION, **record})
+
+
+def run_key(run_dir: Path) -> str | None:
+    """Return the key of the run, as its last start with one says; None without one, as before the first start."""
+    with contextlib.suppress(OSError):
+        keys = [one.get("run") for one in json_lines(run_dir / File.STARTS) if one.get("kind") == "start"]
+        return next((key for key in reversed(keys) if isinstance(key, str)), None)
+    return None
 
 
 def _by_the_jobs_log(run_dir: Path, topology: Topology, last: Mapping[str, Any]) -> str:

@@ -166,10 +166,16 @@ class RunDir:
             if anew:
                 set_aside(self.path / File.STARTS)
 
-    def note_start(self, *, step: int, saved_s: float | None) -> None:
+    @property
+    def key(self) -> str | None:
+        """The key of the run, by its last start; None if that has none."""
+        return start_log.run_key(self.path)
+
+    def note_start(self, *, step: int, saved_s: float | None, key: str) -> None:
         """Append to starts.jsonl that the training starts; see `start_log.note_start`."""
         if self.world.is_main:
-            start_log.note_start(self.path, self.world.topology, step=step, saved_s=saved_s, seen_s=self._seen_s)
+            topology = self.world.topology
+            start_log.note_start(self.path, topology, step=step, saved_s=saved_s, seen_s=self._seen_s, key=key)
 
     def note_end(self, why: str, *, saved: bool) -> None:
         """Append to starts.jsonl why this start of the training ends; see `start_log.note_end`."""

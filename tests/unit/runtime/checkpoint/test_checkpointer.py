@@ -509,7 +509,9 @@ def edit(*keys: Any, value: Any = None) -> Callable[[Path], None]:
         place = state
         for key in keys[:-1]:
             place = place[key]
-        if value is None:
+        if not keys:
+            pass
+        elif value is None:
             del place[keys[-1]]
         else:
             place[keys[-1]] = value
@@ -542,6 +544,11 @@ UNUSABLE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a part as a list": (edit("parts", "model", value=[1]), "the state of its model is a list"),
     "no random numbers": (edit("ranks", 0, "rng", "torch"), r"the state of rank 0\['rng'\] has no torch"),
     "no rank": (edit("ranks", value=[]), "it has no rank's state"),
+    "beyond the data": (edit("shards", 0, "seen", value=44), "the place in shard 0 is batch 9, sample 44 of 40"),
+    "before the data": (edit("shards", 0, "step", value=-1), "the place in shard 0 is batch -1, sample 36 of 40"),
+    "before the training": (edit("position", "epoch", value=-1), "its epoch is -1"),
+    "another step by its name": (edit(), "it is of step 9, and its name says step 10"),
+    "of another run": (edit("saved_by", "run", value="0123"), r"another run has saved it \(job None\)"),
     "malicious": (malicious, r"it contains posix\.mkdir, but only tensors"),
 }
 
@@ -555,10 +562,91 @@ def test_one_that_cannot_be_used_costs_the_steps_since_the_one_before(
     newest = tmp_path / "checkpoints" / "step-00000010.pt"
     make(newest)
     second = train(world, tmp_path, seed=99)
-    assert re.search(rf"{newest} is damaged: {words}", said.text) and "weights_only" not in said.text
+    assert re.search(rf"{newest} (is damaged|can't be used): {words}", said.text) and "weights_only" not in said.text
     assert second.records == whole[0].records[9:] and second.digest == whole[0].digest
     aside = newest.with_name("step-00000010.pt.damaged")
     assert os.path.lexists(aside) and not newest.with_name("ran").exists()
+
+
+def damage(path: Path) -> None:
+    for one in (path / "checkpoints").glob("step-*.pt"):
+        os.truncate(one, 700)
+
+
+def test_where_all_are_damaged_the_user_decides(world: World, tmp_path: Path) -> None:
+    """Before, a new start began at step 0 without a word, and set aside what might have been saved."""
+    end_at(world, tmp_path, 10)
+    damage(tmp_path)
+    for resume in ("auto", str(tmp_path)):
+        with pytest.raises(CheckpointError, match=r"all checkpoints are damaged\. step-00000009") as error:
+            train(world, tmp_path, seed=1, resume=resume)
+        assert f"mv {tmp_path}/checkpoints {tmp_path}/checkpoints.damaged" in error.value.hint
+        assert saved(tmp_path) == [3, 6, 9] and metrics(tmp_path) == list(range(1, 11))
+    assert train(world, tmp_path, seed=1, resume="never").records[0][:2] == (0, 0)
+    assert len([*(tmp_path / "checkpoints.1").iterdir()]) == 3
+
+
+def test_where_all_are_damaged_a_requeued_job_begins_again_and_says_so(
+    world: World, tmp_path: Path, whole: dict[int, Run], said: pytest.LogCaptureFixture
+) -> None:
+    end_at(world, tmp_path, 10)
+    damage(tmp_path)
+    done = train(restarted(world), tmp_path, seed=1)
+    assert done.records == whole[0].records and metrics(tmp_path) == list(range(1, 21))
+    (told,) = [one.getMessage() for one in said.records if one.levelno == logging.ERROR]
+    assert told == (
+        f"All 3 checkpoints in {tmp_path}/checkpoints are damaged: nothing there is left to resume from. "
+        "The training begins again."
+    )
+    assert said.text.count("It is renamed to step-0000000") == 3 and "the one before is used" not in said.text
+
+
+def test_never_begins_again_whatever_is_there(world: World, tmp_path: Path) -> None:
+    """As the hint of the error says that none can be used."""
+    end_at(world, tmp_path, 10)
+    for path in (tmp_path / "checkpoints").glob("step-*.pt"):
+        malicious(path)
+    with pytest.raises(CheckpointError, match="--resume never"):
+        train(world, tmp_path, seed=1)
+    assert train(world, tmp_path, seed=1, resume="never").records[0][:2] == (0, 0)
+
+
+def test_another_runs_checkpoint_is_set_aside(
+    world: World, tmp_path: Path, whole: dict[int, Run], said: pytest.LogCaptureFixture
+) -> None:
+    """It fits in all but the run: it is another seed's."""
+    ours, other = tmp_path / "ours", tmp_path / "other"
+    end_at(world, ours, 5)
+    end_at(world, other, 10, seed=7)
+    shutil.copy(other / "checkpoints" / "step-00000009.pt", ours / "checkpoints")
+    done = train(world, ours, seed=99)
+    assert "step-00000009.pt can't be used: another run has saved it" in said.text
+    assert done.records == whole[0].records[3:] and done.digest == whole[0].digest
+    assert (ours / "checkpoints" / "step-00000009.pt.damaged").exists()
+    shutil.copy(other / "checkpoints" / "step-00000009.pt", ours / "checkpoints" / "step-00000099.pt")
+    for path in ours.glob("checkpoints/step-000000[12]*.pt"):
+        path.unlink()
+    with pytest.raises(CheckpointError, match="another run has saved it"):  # nothing of its own is left
+        train(restarted(world), ours, seed=99)
+
+
+@pytest.mark.parametrize("what", ["the whole run directory", "its checkpoints", "without a key"])
+def test_a_copied_run_directory_resumes(
+    world: World, tmp_path: Path, whole: dict[int, Run], said: pytest.LogCaptureFixture, what: str
+) -> None:
+    """Also that of an earlier version, whose checkpoints and starts have no key. From then on they have."""
+    first, copied = tmp_path / "first", tmp_path / "copied"
+    end_at(world, first, 10)
+    name = "" if what == "the whole run directory" else "checkpoints"
+    shutil.copytree(first / name, copied / name)
+    if what == "without a key":
+        edit("saved_by", "run")(copied / "checkpoints" / "step-00000009.pt")
+    end_at(world, copied, 13, seed=99)
+    done = train(restarted(world), copied, seed=98)
+    assert done.records == whole[0].records[12:] and done.digest == whole[0].digest and "can't be used" not in said.text
+    shutil.copy(copied / "checkpoints" / "step-00000020.pt", first / "checkpoints")
+    train(world, first, seed=1)
+    assert ("another run has saved it" in said.text) == (what == "without a key")
 
 
 @pytest.mark.parametrize("what", ["malicious", "no saved_by"])
