@@ -29,6 +29,8 @@ class Env:
     """Path of the stop marker: a rank that stops in time makes this file, since launchers may hide its exit status."""
     FAILED: Final = "CLUSTER_DDP_FAILED"
     """Path of the failure marker: the first rank that fails says there what failed."""
+    JOB_TIMES: Final = "CLUSTER_DDP_JOB_TIMES"
+    """Path of a file with the job's start and end in seconds of UNIX time, as squeue said at most a minute ago."""
     SECRET: Final = "CLUSTER_DDP_SECRET"
     """Secret of the ranks of this start of the job, in hexadecimal digits. Never printed or written to a file."""
     SHARE: Final = "CLUSTER_DDP_SHARE"
@@ -96,6 +98,8 @@ class File:
     """Prefix of the stop marker (`CLUSTER_DDP_STOPPED`) of a start; the number of restarts follows."""
     FAILED: Final = ".failed-"
     """Prefix of the failure marker (`CLUSTER_DDP_FAILED`) of a start; the number of restarts follows."""
+    JOB_TIMES: Final = ".job-times"
+    """The job's start and end (`CLUSTER_DDP_JOB_TIMES`): the batch script writes it, rank 0 reads it."""
 
 
 TRACKERS: Final = ("tensorboard", "wandb", "mlflow")

@@ -13,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -83,31 +83,39 @@ def default_numbers() -> list[signal.Signals]:
 class StopFlag:
     """Whether this rank was told to stop. Make it in the main thread: it installs signal handlers.
 
+    A handler that is installed later, by the script or a library, is called as well: it does not replace ours.
+
     Args:
         signals: names of the signals to stop at; SIG may be left out.
+        told: log handlers that are installed later.
 
     Raises:
         SpecError: a signal does not exist or can't be handled.
         ValueError: this is not the main thread (signal.signal).
     """
 
-    def __init__(self, signals: Sequence[str]) -> None:
-        self._deadline = float("inf")
+    def __init__(self, signals: Sequence[str], *, told: bool = True) -> None:
+        self._told, self._deadline, self._is_late = told, float("inf"), False
         numbers = dict.fromkeys(map(number_of, signals))
         self._signal: int | None = None
+        self._later: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
+        self.is_over = threading.Event()
+        """Set when the training has ended or stops, and nothing needs to stop it any more."""
         self._before = {number: signal.signal(number, self._note) for number in numbers}
         self._signal = next((number for number in _early if number in numbers), self._signal)
         _early.clear()
 
     def stop_at(self, deadline: float) -> None:
-        """Also stop at a time, on the clock of time.monotonic()."""
+        """Also stop at a time, on the clock of time.monotonic(), instead of the one given before."""
         self._deadline = deadline
 
     def reason(self) -> str | None:
-        """Return why to stop, None to continue."""
+        """Return why to stop, None to continue. Once there is a reason, there always is."""
+        self._come_first()
         if self._signal is not None:
             return f"{socket.gethostname()} got {signal.Signals(self._signal).name.removeprefix('SIG')}"
-        if time.monotonic() >= self._deadline:
+        self._is_late = self._is_late or time.monotonic() >= self._deadline
+        if self._is_late:
             return "the job's time is nearly up"
         return None
 
@@ -121,22 +129,46 @@ class StopFlag:
         When the first rank ends with a status other than 0, srun (--kill-on-bad-exit) sends TERM to the others. Python
         removes its handlers while it ends: the signal would then kill it, with status 143.
         """
+        self.is_over.set()
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
 
     def give_back(self) -> None:
-        """Restore the former handlers; but ignore warnings that would end the process.
+        """Restore the handlers of others; but ignore warnings that would end the process.
 
         After the training there is nothing left to save. Python removes its handlers while it ends: a warning that
         comes then would kill it.
         """
-        for number, before in self._before.items():
+        self.is_over.set()
+        for number, before in (self._before | self._later).items():
             is_deadly_warning = number != signal.SIGTERM and before in (None, signal.SIG_DFL, _note_early)
             signal.signal(number, signal.SIG_IGN if is_deadly_warning else before or signal.SIG_DFL)
-        self._before = {}
+        self._before, self._later = {}, {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signal = number
+        later = self._later.pop(number, None)  # it may call the handler that it has replaced, which is this one
+        if callable(later):
+            try:
+                later(number, frame)
+            finally:
+                self._later[number] = later
+
+    def _come_first(self) -> None:
+        """Put our handlers before those that were installed after them, and say so once."""
+        if self.is_over.is_set() or threading.current_thread() is not threading.main_thread():
+            return
+        for number in self._before:
+            if (later := signal.getsignal(number)) == self._note:
+                continue
+            if self._told and number not in self._later:
+                log.warning(
+                    "Signal %s has another handler since the Checkpointer was made: %s. The training still stops at "
+                    "it, and the handler is called. Hint: to stop at other signals only: Checkpointer(stop_signals=…)",
+                    *(signal.Signals(number).name.removeprefix("SIG"), getattr(later, "__qualname__", later)),
+                )
+            self._later[number] = later
+            signal.signal(number, self._note)
 
 
 def write_stop_marker(env: Mapping[str, str]) -> None:

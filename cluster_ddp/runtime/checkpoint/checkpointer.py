@@ -97,7 +97,7 @@ class Checkpointer:
         **parts: Stateful,
     ) -> None:
         self.world, self._shards = world, _several(shard)
-        self._stop_flag = StopFlag(stop_signals)
+        self._stop_flag = StopFlag(stop_signals, told=world.is_main)
         self._interval = _interval(every, has_epochs=bool(self._shards))
         _check(keep, on_nan)
         self.run_dir = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir, world)
@@ -111,7 +111,7 @@ class Checkpointer:
             self._saver.saved = self._saver.place
         self._is_training = any(map(_is_done, self._shards))  # perhaps only the code after the last batch remains
         self._steps_at_start = self.run_dir.steps = self.steps
-        self._stop_flag.stop_at(time_limit.deadline(world, os.environ))
+        time_limit.watch(self._stop_flag, world, os.environ)
         self._exchange, self._evaluation_exchange = StopAgreement(world), StopAgreement(world)
         self._times, self._total = StepTimes(self._shards, parts.values(), world_size=world.world_size), 0
         path = self.run_dir.path / File.TRACE.format(world.rank)

@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,7 +55,7 @@ def flag(
     times = {"SLURM_JOB_START_TIME": str(start), "SLURM_JOB_END_TIME": str(end)}
     env = {name: text for name, text in times.items() if text}
     stop_flag = StopFlag(signals)
-    stop_flag.stop_at(time_limit.deadline(a_world(*others, is_main=is_main), env))
+    time_limit.watch(stop_flag, a_world(*others, is_main=is_main), env)
     return stop_flag
 
 
@@ -142,6 +143,67 @@ def test_a_refused_signal_leaves_the_others_alone() -> None:
     assert signal.getsignal(signal.SIGUSR2) is before
 
 
+# Handlers that are installed after ours
+
+
+def test_a_later_handler_is_called_and_the_training_stops_too(said: pytest.LogCaptureFixture) -> None:
+    called: list[int] = []
+    told = flag(signals=("USR1", "USR2"))
+
+    def own(number: int, frame: object) -> None:
+        called.append(number)
+
+    signal.signal(signal.SIGUSR1, own)
+    assert told.reason() is None and told.reason() is None
+    (record,) = said.records
+    assert "Signal USR1 has another handler since the Checkpointer was made: " in record.getMessage()
+    assert "own. The training still stops" in record.getMessage() and "stop_signals=" in record.getMessage()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert told.reason() == f"{socket.gethostname()} got USR1"
+    assert called == [signal.SIGUSR1] * 2
+    told.give_back()
+    assert signal.getsignal(signal.SIGUSR1) is own
+
+
+def test_a_later_handler_may_call_the_one_before(said: pytest.LogCaptureFixture) -> None:
+    called: list[int] = []
+    told = flag(signals=("USR1",))
+    before = signal.getsignal(signal.SIGUSR1)
+    assert callable(before)
+
+    def polite(number: int, frame: Any) -> None:
+        called.append(number)
+        before(number, frame)
+
+    signal.signal(signal.SIGUSR1, polite)
+    assert told.reason() is None
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert told.reason() == f"{socket.gethostname()} got USR1"
+    assert called == [signal.SIGUSR1]
+
+
+@pytest.mark.parametrize("later", [signal.SIG_IGN, signal.SIG_DFL])
+def test_a_signal_that_is_ignored_or_deadly_later_stops_the_training(
+    said: pytest.LogCaptureFixture, later: signal.Handlers
+) -> None:
+    told = StopFlag(("USR1",), told=False)
+    signal.signal(signal.SIGUSR1, later)
+    assert told.reason() is None and not said.records  # another rank says it
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert told.reason() == f"{socket.gethostname()} got USR1"
+    told.give_back()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+
+
+def test_handlers_after_the_training_are_left_alone(said: pytest.LogCaptureFixture) -> None:
+    told = flag(signals=("USR1",))
+    told.ignore()
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    assert told.reason() is None and not said.records
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
 # The end of the job
 
 
@@ -223,6 +285,119 @@ def test_clocks_a_little_apart_are_believed(said: pytest.LogCaptureFixture, monk
 def test_clocks_do_not_matter_where_nobody_tells_the_end(said: pytest.LogCaptureFixture) -> None:
     assert flag("", ("node2", 3600.0)).reason() is None
     assert not said.records
+
+
+# An end that changes
+
+
+@pytest.fixture
+def times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture) -> Iterator[Times]:
+    """The file that the batch script writes, and the flag of a rank that reads it."""
+    said.set_level(logging.INFO, log.name)
+    monkeypatch.setattr(time_limit, "_READ_EVERY_S", 0.01)
+    made = Times(tmp_path / "times")
+    yield made
+    for told in made.flags:
+        told.give_back()
+    wait_for(lambda: not followers())
+
+
+def followers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "time limit"]
+
+
+class Times:
+    def __init__(self, path: Path) -> None:
+        self.path, self.flags = path, list[StopFlag]()
+        self.start = int(time.time()) - 3600
+
+    def flag(self, left_s: int | None, *others: tuple[str, float], is_main: bool = True) -> StopFlag:
+        env = {"CLUSTER_DDP_JOB_TIMES": str(self.path), "SLURM_JOB_START_TIME": str(self.start)}
+        if left_s is not None:
+            env["SLURM_JOB_END_TIME"] = str(int(time.time()) + left_s)
+        self.flags.append(StopFlag(()))
+        time_limit.watch(self.flags[-1], a_world(*others, is_main=is_main), env)
+        return self.flags[-1]
+
+    def change(self, left_s: int | None) -> None:
+        end = "NONE" if left_s is None else int(time.time()) + left_s
+        self.path.write_text(f"{self.start} {end}\n")
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + scaled(20)
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_job_that_is_shortened_stops_in_time(times: Times, said: pytest.LogCaptureFixture) -> None:
+    told = times.flag(3600)
+    assert told.reason() is None
+    times.change(50)  # less than the margin
+    wait_for(told.reason)
+    assert told.reason() == "the job's time is nearly up"
+    wait_for(lambda: "The job's time limit was changed: it ends at 20" in said.text)
+
+
+@pytest.mark.parametrize("left_s", [3600, None])
+def test_a_job_that_is_extended_trains_on(
+    times: Times, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, left_s: int | None
+) -> None:
+    told = times.flag(70)
+    times.change(left_s)
+    wait_for(lambda: "The job's time limit was changed" in said.text)
+    monkeypatch.setattr(stop_signals, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 600))
+    assert told.reason() is None
+
+
+def test_only_rank_0_knows_the_end(times: Times, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a rank with the old end would stop all."""
+    told = times.flag(70, is_main=False)
+    monkeypatch.setattr(stop_signals, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 600))
+    assert told.reason() is None
+
+
+def test_an_end_that_slurm_tells_late(times: Times) -> None:
+    told = times.flag(None)
+    times.change(50)
+    wait_for(told.reason)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "1 2", "0 ", "N/A N/A\n", "17 NONE 17\n", "\0" * 9, "²² ²²\n"])
+def test_no_answer_leaves_the_end_as_it_was(times: Times, text: str) -> None:
+    """A last change ends the wait: by then, what came before it was read or replaced."""
+    told = times.flag(3600)
+    for _ in range(3):
+        times.path.write_text(text)
+        time.sleep(0.05)
+        assert told.reason() is None
+    times.change(50)
+    wait_for(told.reason)
+
+
+def test_clocks_that_are_wrong_follow_no_change(times: Times, said: pytest.LogCaptureFixture) -> None:
+    """No thread is started for it."""
+    told = times.flag(None, ("node2", 3600.0))
+    assert not followers()
+    times.change(50)
+    assert told.reason() is None and not said.records
+
+
+def test_the_thread_ends_with_the_training(times: Times) -> None:
+    told = times.flag(3600)
+    assert len(followers()) == 1
+    told.give_back()
+    wait_for(lambda: not followers())
+
+
+def test_a_reason_stays_while_the_ranks_agree_on_it() -> None:
+    """The end moves after rank 0 has told the others to stop: they ask for the reason then."""
+    told = StopFlag(())
+    told.stop_at(0.0)
+    assert told.is_set()
+    told.stop_at(float("inf"))
+    assert told.reason() == "the job's time is nearly up"
 
 
 # The word that is left
