@@ -117,6 +117,7 @@ class Collectives:
             A tensor of that shape and dtype on this rank's device, the same on every rank.
         """
         self.synchronize()  # copying a tensor to the device would block until then
+        process_group.check()
         result = tensor.detach().to(self.device, copy=True).contiguous()
         dist.all_reduce(result, op=_OPERATIONS[operation])
         step_clock.note_progress()
@@ -174,6 +175,7 @@ class Collectives:
 
     def _reduced(self, values: Sequence[float | torch.Tensor], operation: str) -> list[float]:
         self.synchronize()  # copying a number to the device would block until then
+        process_group.check()
         mine = [torch.as_tensor(value, dtype=torch.float64).reshape(()) for value in values]
         total = torch.stack([value.to(self.device) for value in mine])
         dist.all_reduce(total, op=_OPERATIONS[operation])

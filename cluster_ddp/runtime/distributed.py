@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 
 from cluster_ddp.runtime import process_group, stop_signals
 from cluster_ddp.runtime.collectives import DEFAULT_COLLECTIVE_TIMEOUT_S
@@ -65,8 +66,7 @@ def distributed(
     _watch_for_hangs(reporter, hang_warning_s)
     try:
         yield world
-        final_flush.settle(world)
-        world.barrier()  # rank 0 serves the store: it must not leave while others use it
+        _finish(world)
     except Stopped as stopped:  # on all ranks, after all was saved that could be
         _leave(reporter, peers, after=stopped)
         raise
@@ -146,6 +146,20 @@ def _watch_for_hangs(reporter: FailureReporter, warning_s: float) -> None:
     )
     reporter.hangs = hangs
     hangs.start()
+
+
+def _finish(world: World) -> None:
+    """Wait until rank 0's files are on disk. Then all ranks may leave."""
+    if dist.is_initialized():
+        final_flush.settle(world)
+        world.barrier()  # rank 0 serves the store: it must not leave while others use it
+        return
+    if world.is_main:
+        log.warning(
+            "The script has ended the process group itself. cluster_ddp.distributed() does that when its body ends. "
+            "Hint: leave torch.distributed.destroy_process_group() out"
+        )
+    final_flush.settle(world, together=False)
 
 
 def _leave(reporter: FailureReporter, peers: PeerWatch, after: Stopped | None = None) -> None:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from cluster_ddp.contract import Env
 from cluster_ddp.errors import ClusterDDPError
+from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 
 _PLAIN, _PICKLED = b"plain\n", b"pickled\n"
@@ -99,6 +100,7 @@ def _no_secret(asked: str) -> ClusterDDPError:
 
 def all_gather(value: Any, key: RunKey) -> list[Any]:
     """Return every rank's value, in the order of ranks, on every rank. A collective."""
+    process_group.check()
     mine, sizes = _padded(pack(value, key))
     ranks = [torch.empty_like(mine) for _ in sizes]
     dist.all_gather(ranks, mine)
@@ -107,6 +109,7 @@ def all_gather(value: Any, key: RunKey) -> list[Any]:
 
 def gather(value: Any, key: RunKey) -> list[Any] | None:
     """Return every rank's value, in the order of ranks, on rank 0; None on the others. A collective."""
+    process_group.check()
     mine, sizes = _padded(pack(value, key))
     ranks = [torch.empty_like(mine) for _ in sizes] if dist.get_rank() == 0 else None
     dist.gather(mine, ranks)
@@ -115,6 +118,7 @@ def gather(value: Any, key: RunKey) -> list[Any] | None:
 
 def broadcast(value: Any, key: RunKey) -> Any:
     """Return rank 0's value on every rank. A collective."""
+    process_group.check()
     is_main = dist.get_rank() == 0
     data = pack(value, key) if is_main else b""
     size = torch.tensor(len(data))

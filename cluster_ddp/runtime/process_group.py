@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from cluster_ddp.errors import SpecError
 from cluster_ddp.slurm.topology import Topology
 
 log = logging.getLogger("cluster_ddp")
@@ -73,12 +74,28 @@ def _backend(device: torch.device) -> Any:
     return getattr(backend, "wrapped_pg", backend)
 
 
+def check() -> None:
+    """Check that the process group exists: the script may have ended it. Call it before each collective.
+
+    Raises:
+        SpecError: it has.
+    """
+    if not dist.is_initialized():
+        raise SpecError(
+            "A collective of all ranks:",
+            "the script has ended the process group before (torch.distributed.destroy_process_group()).",
+            "leave that call out: cluster_ddp.distributed() ends the process group when its body ends",
+        )
+
+
 def barrier() -> None:
     """Wait until all ranks are here, over gloo on the CPU, whatever their device.
 
     Raises:
+        SpecError: as `check`.
         RuntimeError: gloo: a rank did not come in time or is gone. (NCCL would block in the device.)
     """
+    check()
     dist.all_reduce(torch.zeros(1))
 
 
@@ -90,7 +107,8 @@ def leave() -> None:
             before_leaving.pop()()
         except Exception:  # the end of the training and its status matter more
             log.warning("Before leaving the world:", exc_info=True)
-    dist.destroy_process_group()
+    if dist.is_initialized():  # else the script has ended it
+        dist.destroy_process_group()
 
 
 def abort(device: torch.device) -> bool:
@@ -99,6 +117,8 @@ def abort(device: torch.device) -> bool:
     Returns:
         Whether it has ended. If not, NCCL waits for ranks that will never come, and Python would wait for it at exit.
     """
+    if not dist.is_initialized():  # the script has ended it
+        return True
     if device.type != "cuda":
         dist.destroy_process_group()
         return True

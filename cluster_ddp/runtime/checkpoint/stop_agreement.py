@@ -7,6 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
+from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.failure import step_clock
 from cluster_ddp.runtime.world import World
 
@@ -56,11 +57,13 @@ class StopAgreement:
             own_s: what a step costs this rank alone; for `own_s_of_ranks`.
 
         Raises:
+            SpecError: the script has ended the process group.
             RuntimeError: gloo: a rank did not answer in time or is gone.
         """
         if self._world.world_size == 1:
             self.own_s_of_ranks = [own_s]
             return list(flags)
+        process_group.check()
         if self._work is None:
             self.begin(*flags, own_s=own_s)
         assert self._work is not None

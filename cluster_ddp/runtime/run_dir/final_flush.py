@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from cluster_ddp.errors import RunDirError
@@ -46,8 +47,12 @@ def are_stuck() -> bool:
     return any(files.is_stuck() for files in _files)
 
 
-def settle(world: World) -> None:
+def settle(world: World, *, together: bool = True) -> None:
     """Wait until all files of rank 0 are on disk. A collective.
+
+    Args:
+        world: all ranks.
+        together: False lets the other ranks leave: the process group, over which they wait for rank 0, has ended.
 
     Raises:
         RunDirError: on rank 0, if `background_writer.PATIENCE_S` seconds were not enough, or another job has taken the
@@ -56,7 +61,8 @@ def settle(world: World) -> None:
     """
     deadline = time.monotonic() + background_writer.PATIENCE_S
     tell_at = 0.0
-    while world.broadcast(missing := _missing() if world.is_main else ""):
+    on_all_ranks: Callable[[str], str] = world.broadcast if together else str
+    while on_all_ranks(missing := _missing() if world.is_main else ""):
         if world.is_main:
             now = time.monotonic()
             if now > deadline or are_stuck():

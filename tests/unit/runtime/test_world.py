@@ -106,6 +106,67 @@ def test_an_exception_after_the_world_is_the_ranks_own(tmp_path: Path) -> None:
     assert "ValueError: after the world" in ends[1].output
 
 
+def train_and_end_the_group() -> None:
+    """As scripts do that were written for plain torch."""
+    with cluster_ddp.distributed() as world:
+        model = world.wrap(torch.nn.Linear(1, 1))
+        shard = world.shard(torch.utils.data.TensorDataset(torch.ones(8, 1)), batch_size=2)
+        checkpoint = cluster_ddp.Checkpointer(world, shard=shard, run_dir=os.environ["FOLDER"], model=model)
+        for _ in checkpoint.epochs(1):
+            for (samples,) in shard:
+                model(samples).sum().backward()
+                checkpoint.step()
+        world.log("end", loss=1.0)
+        torch.distributed.destroy_process_group()
+
+
+def test_a_script_that_ends_the_process_group_itself_ends_well(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    environments = [slurm_step(rank, 2, job_id=JOB_ID + 4) | {"FOLDER": str(folder)} for rank in range(2)]
+    ends = run_ranks(train_and_end_the_group, environments, tmp_path)
+    assert [end.exit_code for end in ends] == [0, 0], ends
+    assert ends[0].output.count("\n") == 1 and "ended the process group itself" in ends[0].output
+    assert "leave torch.distributed.destroy_process_group() out" in ends[0].output
+    assert ends[1].output == ""
+    assert [path.name for path in folder.glob("checkpoints/*.pt")] == ["step-00000002.pt"]
+    assert '"kind": "end"' in (folder / "metrics.jsonl").read_text()
+
+
+def end_the_group_too_early() -> None:
+    with cluster_ddp.distributed() as world:
+        shard = world.shard(torch.utils.data.TensorDataset(torch.ones(8, 1)), batch_size=2)
+        checkpoint = cluster_ddp.Checkpointer(world, shard=shard, run_dir=os.environ["FOLDER"])
+        torch.distributed.destroy_process_group()
+        calls = {
+            "step": checkpoint.step,
+            "barrier": world.barrier,
+            "sum": lambda: world.sum(1.0),
+            "all_reduce": lambda: world.all_reduce(torch.ones(1)),
+            "gather": lambda: world.gather(1),
+            "gather_to_main": lambda: world.gather_to_main(1),
+            "broadcast": lambda: world.broadcast(1),
+            "own error": lambda: {}["missing"],
+        }
+        calls[os.environ["CALL"]]()
+
+
+@pytest.mark.parametrize("call", ["step", "barrier", "sum", "all_reduce", "gather", "gather_to_main", "broadcast"])
+def test_a_process_group_that_the_script_ends_too_early_is_named(tmp_path: Path, call: str) -> None:
+    more = {"FOLDER": str(tmp_path / "run"), "CALL": call}
+    ends = run_ranks(end_the_group_too_early, [slurm_step(r, 2, job_id=JOB_ID + 5) | more for r in range(2)], tmp_path)
+    assert [end.exit_code for end in ends] == [1, 1], ends
+    everything = "".join(end.output for end in ends)
+    assert "Traceback" not in everything
+    assert everything.count("destroy_process_group()).\n  Hint: leave that call out") == 1
+
+
+def test_an_own_error_after_the_process_group_has_ended_is_the_one_that_is_shown(tmp_path: Path) -> None:
+    more = {"FOLDER": str(tmp_path / "run"), "CALL": "own error"}
+    (end,) = run_ranks(end_the_group_too_early, [more], tmp_path)
+    assert end.exit_code == 1
+    assert end.output.count("Traceback") == 1 and "KeyError: 'missing'" in end.output
+
+
 def rank_1_leaves() -> None:
     with cluster_ddp.distributed() as world:
         world.barrier()
