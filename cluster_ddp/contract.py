@@ -93,7 +93,8 @@ class File:
     PROGRESS: Final = ".progress"
     """The name of the newest checkpoint."""
     LOCK: Final = ".lock"
-    """Lock file: one training at a time writes to the run directory."""
+    """Lock file: one training at a time writes to the run directory. While one that has ended waits for room on a full
+    disk, the file's time of modification is when it gives up."""
     STOPPED: Final = ".stopped-"
     """Prefix of the stop marker (`CLUSTER_DDP_STOPPED`) of a start; the number of restarts follows."""
     FAILED: Final = ".failed-"

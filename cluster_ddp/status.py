@@ -92,6 +92,8 @@ def _show(found: list[RunStatus], runs_dir: Path) -> None:
     for one in found:
         if one.failure and one.state in _FAILED:
             print(printable(f"Job {one.job}: failed first: {one.failure}"))
+        if one.full_disk:
+            print(printable(f"{f'Job {one.job}' if one.job else one.name}: {one.full_disk}"))
     failed = [one for one in found if one.is_submitted and one.state in _ENDED - {"COMPLETED"}]
     resumable = [
         (one.job, one.run_dir) for one in failed if one.run_dir is not None and run_dirs.has_results(one.run_dir)

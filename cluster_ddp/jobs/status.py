@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster_ddp.contract import RESTART, File
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
-from cluster_ddp.jobs import last_metrics, run_records
+from cluster_ddp.jobs import full_disk, last_metrics, run_records
 from cluster_ddp.jobs.run_records import RunRecord
 from cluster_ddp.launch import run_dirs
 from cluster_ddp.launch.backends.local import ThisMachine
@@ -58,6 +58,8 @@ class RunStatus:
     """Its run directory; None if it has none in `runs_dir`."""
     failure: str | None = None
     """Which rank failed first, and why."""
+    full_disk: str | None = None
+    """What it can't write, and until when it waits for that, if it is RUNNING."""
     is_submitted: bool = False
     """Whether a submission made its run directory."""
     problem: str | None = None
@@ -109,6 +111,7 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
         non_finite_step=last_metrics.non_finite_step(record.run_dir),
         run_dir=record.run_dir,
         failure=_failure(record, of_job["state"]) or None,
+        full_disk=full_disk.in_words(record.run_dir) if of_job["state"] == "RUNNING" else None,
         is_submitted=record.is_submitted,
         problem=problem(record.run_dir / File.METRICS) or None,
         **of_job,

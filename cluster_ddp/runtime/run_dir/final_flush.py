@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError
+from cluster_ddp.runtime.failure import step_clock
 from cluster_ddp.runtime.run_dir import background_writer
 
 if TYPE_CHECKING:
@@ -70,8 +76,25 @@ def settle(world: World, *, together: bool = True) -> None:
             if now > tell_at:
                 tell_at = now + _TELL_EVERY_S
                 log.error("The training has ended, but: %s. Trying again, for %.0f s at most.", missing, deadline - now)
+                _note_until(time.time() + deadline - now)
             time.sleep(_EVERY_S)
+    if tell_at:
+        _note_until(time.time())
     _files.clear()
+
+
+def _note_until(end_s: float) -> None:
+    """Let the lock file say until when this rank waits: on a full disk, times can still be changed.
+
+    In a thread, since the file system may hang.
+    """
+
+    def note(lock: Path) -> None:
+        with suppress(OSError):
+            os.utime(lock, (end_s, end_s))
+
+    if step_clock.run_dir is not None:
+        threading.Thread(target=note, args=(step_clock.run_dir / File.LOCK,), daemon=True).start()
 
 
 def _missing() -> str:

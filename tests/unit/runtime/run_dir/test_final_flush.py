@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,7 @@ from ranks import run_ranks
 from slowness import scaled
 
 import cluster_ddp
+from cluster_ddp.jobs.status import RunStatus, run_statuses
 
 # A training of which rank 0's files may have FREE bytes each, until the folder has a file named "room".
 TRAINING = """
@@ -117,11 +119,20 @@ def test_room_that_is_made_in_time_is_used(tmp_path: Path, start: Start, free: i
     words = ""
     while "Trying again" not in words:
         words += process.stdout.readline()
+    # Its own words may be on the full disk. `status` sees it from outside.
+    while (seen := statuses(tmp_path)[0].full_disk) is None:
+        assert process.poll() is None
+    assert re.search(r"the training has ended, and waits until \d\d:\d\d:\d\d to write its last files", seen)
     (tmp_path / "run" / "room").touch()
     words += said(process)
     assert process.returncode == 0, words
     assert steps_of(tmp_path / "run") == list(range(10))
     assert (tmp_path / "run" / "checkpoints" / "step-00000010.pt").exists()
+    assert statuses(tmp_path)[0].full_disk is None
+
+
+def statuses(folder: Path) -> list[RunStatus]:
+    return run_statuses(folder, [])
 
 
 def a_refused_training_and_another_one() -> None:
