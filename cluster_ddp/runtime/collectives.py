@@ -51,6 +51,11 @@ class Collectives:
         return self.topology.rank
 
     @property
+    def local_rank(self) -> int:
+        """The number of this rank on its node, from 0."""
+        return self.topology.local_rank
+
+    @property
     def world_size(self) -> int:
         """Number of ranks."""
         return self.topology.world_size
@@ -166,7 +171,7 @@ class Collectives:
         Args:
             of_node: on the first rank of each node, for files on a node's own disk.
         """
-        is_first = self.topology.local_rank == 0 if of_node else self.is_main
+        is_first = self.local_rank == 0 if of_node else self.is_main
         if not is_first:
             self.barrier()
         yield

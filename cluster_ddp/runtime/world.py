@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -40,6 +40,14 @@ class World(Collectives):
 
     run_log: list[Callable[[str, Mapping[str, Any]], None]] = field(default_factory=list, repr=False)
     """`RunDir.log` of the newest run directory; empty before there is one."""
+
+    if not TYPE_CHECKING:  # type checkers know the names
+
+        def __getattr__(self, name: str) -> object:
+            """Suggest the name of which a word was meant, such as world_size for size. Python suggests for typos."""
+            longer = [known for known in dir(type(self)) if not known.startswith("_") and name in known]
+            meant = f". Did you mean {min(longer, key=len)}?" if longer else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{meant}")
 
     def log(self, kind: str, /, **values: Any) -> None:
         """Append a record to metrics.jsonl in the run directory, on rank 0, in the background.
@@ -175,7 +183,8 @@ class World(Collectives):
             loader_options: for torch's DataLoader (num_workers, collate_fn …); see `loader.Loader` for the defaults.
 
         Raises:
-            DataError: `batch_size` is below 1; no length; or, with a shuffle seed, fewer samples than ranks.
+            DataError: `batch_size` is below 1; no length, or no samples; or, with a shuffle seed, fewer samples than
+                ranks.
             SpecError: DataLoader has no such option, or `shard` chooses it.
         """
         size = epoch_size(dataset, sampler, shuffle_seed, self.world_size)

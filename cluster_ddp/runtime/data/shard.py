@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from cluster_ddp.errors import DataError
+from cluster_ddp.errors import DataError, counted
 from cluster_ddp.runtime.failure import step_clock
 from cluster_ddp.runtime.seeds import stream_seed
 
@@ -29,8 +29,8 @@ def epoch_size(dataset: Dataset[Any], sampler: object, seed: int | None, ranks: 
     """Return the number of samples in an epoch.
 
     Raises:
-        DataError: the dataset has no length, as an IterableDataset; the sampler is one of torch's; or, with a seed,
-            there are fewer samples than ranks.
+        DataError: the dataset has no length, as an IterableDataset; the sampler is one of torch's; there are no
+            samples; or, with a seed, there are fewer samples than ranks.
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         found = "it has no length and no index, so its place in an epoch can't be shared or resumed."
@@ -40,7 +40,12 @@ def epoch_size(dataset: Dataset[Any], sampler: object, seed: int | None, ranks: 
         found = "its order does not follow from a seed and an epoch, so ranks would differ, and none could resume."
         hint = "give a function: sampler=lambda seed, epoch: indices"
         raise DataError(f"Sharing samples by a {type(sampler).__name__}:", found, hint)
+    asked = f"Sharing a {type(dataset).__name__} among {counted(ranks, 'rank')}:"
+    if len(dataset) == 0:
+        raise DataError(asked, "the dataset is empty.", "is its path right? See what is there: ls -l PATH")
     size = len(dataset if sampler is None else sampler(seed or 0, 0))
+    if size == 0:
+        raise DataError(asked, "the sampler gave no indices for epoch 0.", "return the indices of the epoch's samples")
     if seed is not None and size < ranks:
         found = "a rank without samples can't take part in training."
         raise DataError(f"Sharing {size} samples among {ranks} ranks:", found, f"use at most {size} GPUs")

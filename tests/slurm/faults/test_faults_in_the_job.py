@@ -28,8 +28,6 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
     jobs = {
         "limit": start(place, "--time", "1", pace_s=1.2),
         "warned": start(place, "--time", "2", "--signal", "USR1@60", pace_s=1.8),
-        "extended": start(place, "--time", "2", nodes=ONE_TASK, pace_s=3),
-        "shortened": start(place, "--time", "20", nodes=ONE_TASK, pace_s=3),
         "killed": start(place, "--requeue-on-failure", "6", FAULTS=[{"do": "kill", "rank": 1, "step": 16}]),
         "raises": start(place, nodes=TWO_TASKS, FAULTS=[{"do": "raise", "rank": 1, "step": 3}]),
         "first hangs": start(place, nodes=TWO_TASKS, training=patient, FAULTS=[{"do": "stop", "rank": 0, "step": 3}]),
@@ -74,9 +72,6 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
         "no stdout": start(place, nodes=ONE_TASK, command=wrapped("exec >/dev/full", *PACED)),
     }
     (place.folder / "go").touch()
-    for name, minutes in (("extended", 20), ("shortened", 2)):
-        jobs[name].wait_for_step(1)
-        jobs[name].slurm("scontrol", "update", f"JobId={jobs[name].job}", f"TimeLimit={minutes}")
     return jobs
 
 
@@ -225,21 +220,6 @@ def test_the_time_limit_with_a_warning(started: Started, uninterrupted: list[dic
     assert re.search(r"Stopped after step \d+ \(epoch \d\): rank \d: node\d got USR1", said)
     assert run.status().restarts >= 1
     assert run.metrics() == uninterrupted
-
-
-def test_a_time_limit_that_is_extended_while_the_job_runs(started: Started) -> None:
-    """It trains on: its 120 s are more than the two minutes less the margin that it was submitted with."""
-    said = started["extended"].completed(restarts=0)
-    assert said.count("The job's time limit was changed: it ends at ") == 1
-
-
-def test_a_time_limit_that_is_shortened_while_the_job_runs(started: Started) -> None:
-    """It saves by the clock of the new end. No signal comes before Slurm's TERM."""
-    run = started["shortened"]
-    said = run.completed(restarts=1)
-    assert "The job's time limit was changed: it ends at " in said
-    assert re.search(r"Stopped after step \d+ \(epoch \d\): rank 0: the job's time is nearly up. Saved", said)
-    assert "Resuming from" in said
 
 
 def test_a_second_run_in_the_same_folder(place: Place) -> None:

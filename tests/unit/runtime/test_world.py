@@ -69,6 +69,22 @@ def test_what_a_world_gives(tmp_path: Path) -> None:
     assert len({result["random"] for result in results}) == 3
 
 
+def test_the_names_of_ranks(tmp_path: Path) -> None:
+    """Those that other tools have, too; a name that World does not have gets the one that was meant."""
+
+    with cluster_ddp.distributed(cuda=False) as world:
+        assert (world.rank, world.local_rank, world.world_size) == (0, 0, 1)
+        with pytest.raises(
+            AttributeError, match=r"^'World' object has no attribute 'size'\. Did you mean world_size\?$"
+        ):
+            _ = world.size
+        with pytest.raises(AttributeError, match=r"no attribute 'main'\. Did you mean is_main\?$"):
+            _ = world.main
+        with pytest.raises(AttributeError, match=r"no attribute 'xyzzy'$"):
+            _ = world.xyzzy
+        assert not hasattr(world, "__deepcopy__")
+
+
 def rank_1_raises() -> None:
     with cluster_ddp.distributed() as world:
         if world.rank == 1:

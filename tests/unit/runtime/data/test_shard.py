@@ -20,7 +20,7 @@ from cluster_ddp.runtime.data import on_gpu
 from cluster_ddp.runtime.data import shard as sharding
 from cluster_ddp.runtime.data.loader import Loader
 from cluster_ddp.runtime.data.resident import DeviceLoader, ResidentSet
-from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard
+from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard, epoch_size
 from cluster_ddp.runtime.seeds import stream_seed
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.topology import Topology
@@ -138,6 +138,17 @@ def test_gathered_batches_are_the_loaders(size: int, batch_size: int, world_size
         gathered = [[part.tolist() for part in batch] for batch in Shard(batches, DeviceLoader(resident, batches))]
         loaded = list(shard_of(size, batches))
         assert gathered == [[numbers, [2 * number for number in numbers]] for numbers in loaded]
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_an_empty_dataset_is_named(seed: int | None) -> None:
+    """As that of a folder without images: fewer GPUs would not help."""
+    with pytest.raises(DataError, match="the dataset is empty") as error:
+        epoch_size(TensorDataset(torch.empty(0, 3)), None, seed, 2)
+    assert error.value.asked == "Sharing a TensorDataset among 2 ranks:"
+    assert "is its path right?" in error.value.hint and "GPU" not in str(error.value)
+    with pytest.raises(DataError, match="the sampler gave no indices for epoch 0"):
+        epoch_size(TensorDataset(torch.ones(3)), lambda seed, epoch: [], seed, 2)
 
 
 def test_an_empty_batch_is_refused() -> None:
