@@ -74,9 +74,7 @@ def test_the_names_of_ranks(tmp_path: Path) -> None:
 
     with cluster_ddp.distributed(cuda=False) as world:
         assert (world.rank, world.local_rank, world.world_size) == (0, 0, 1)
-        with pytest.raises(
-            AttributeError, match=r"^'World' object has no attribute 'size'\. Did you mean world_size\?$"
-        ):
+        with pytest.raises(AttributeError, match=r"^'World' .* no attribute 'size'\. Did you mean world_size\?$"):
             _ = world.size
         with pytest.raises(AttributeError, match=r"no attribute 'main'\. Did you mean is_main\?$"):
             _ = world.main
