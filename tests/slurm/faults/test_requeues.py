@@ -111,13 +111,14 @@ while not restarts:
 
 def test_a_time_limit_that_changes_while_the_job_runs(place: Place) -> None:
     """Extended, it trains on past the old end; shortened, it saves by the clock of the new end, before Slurm's TERM."""
-    extended, shortened = (start(place, "--time", time_min, nodes=ONE_TASK, pace_s=3) for time_min in ("2", "20"))
+    extended, shortened = (start(place, "--time", time_min, nodes=ONE_TASK, pace_s=1.5) for time_min in ("2", "20"))
     for run, time_min in ((extended, 20), (shortened, 2)):
         run.wait_for_step(1)
         run.slurm("scontrol", "update", f"JobId={run.job}", f"TimeLimit={time_min}")
     changed = "The job's time limit was changed: it ends at "
     assert extended.completed(restarts=0).count(changed) == 1
-    said = shortened.completed(restarts=1)
+    said = shortened.completed()
+    assert shortened.status().restarts >= 1
     assert said.count(changed) == 1
     assert re.search(r"Stopped after step \d+ \(epoch \d\): rank 0: the job's time is nearly up. Saved", said)
     assert "Resuming from" in said
