@@ -1,6 +1,6 @@
-"""`cluster-ddp logs JOB`: what a job has printed: its batch script and rank 0, another rank, or all tasks.
+"""`cluster-ddp logs JOB`: what a job has printed: rank 0 and its batch script, another rank, or all tasks.
 
-JOB is a job id (12, or 12_3 for an array task) or a run directory.
+JOB is a job id (12, or 12_3 for an array task) or a run directory. What failed first comes last.
 """
 
 from __future__ import annotations

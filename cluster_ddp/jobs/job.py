@@ -145,15 +145,15 @@ class Job:
         self.scheduler.cancel(self.id, self.cluster, self.run_dir)
 
     def logs(self) -> str:
-        """Return what it has printed so far: the batch script, then each task, each under the name of its file.
+        """Return what it has printed so far: each task, then the batch script, each under the name of its file.
 
         Of a longer file, the last 64 MiB.
         """
         return "".join(f"==> {path.name} <==\n{tail(path, LOG_BYTES)}" for path in self.log_files())
 
     def log_files(self) -> list[Path]:
-        """Return the log files that exist so far."""
-        names = [File.JOB_LOG, *(File.TASK_LOG.format(i) for i in range(self.tasks))]
+        """Return the log files that exist so far. The batch script's is the last: it ends with what failed first."""
+        names = [*(File.TASK_LOG.format(i) for i in range(self.tasks)), File.JOB_LOG]
         return [path for name in names if (path := self.run_dir / name).exists()]
 
     def _last_words(self) -> str:

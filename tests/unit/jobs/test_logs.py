@@ -12,7 +12,7 @@ from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp import cancel, logs
 from cluster_ddp.doctor import __main__ as doctor
-from cluster_ddp.jobs import job, watch
+from cluster_ddp.jobs import job, run_records, watch
 from cluster_ddp.launch import planning, submission
 from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.runtime.failure import hang_verdict
@@ -61,14 +61,27 @@ def refused(capsys: pytest.CaptureFixture[str], main, *argv: str) -> str:
     return captured.err
 
 
-def test_the_batch_script_and_rank_0_or_all_tasks_or_one(capsys) -> None:
+def test_rank_0_and_the_batch_script_or_all_tasks_or_one(capsys) -> None:
     (run_dir,) = submit(gpus_per_node=2)
     printed(run_dir, job="begins\n", task_0="zero\nno end", task_1="one\n")
     assert shown(capsys, "12") == shown(capsys, "runs/fit-12") == shown(capsys, "runs/latest")
-    assert shown(capsys, "12") == ["begins", "zero", "no end"]
-    assert shown(capsys, "12", "--all") == ["begins", "zero", "no end", "[task-1] one"]
+    assert shown(capsys, "12") == ["zero", "no end", "begins"]
+    assert shown(capsys, "12", "--all") == ["zero", "no end", "[task-1] one", "begins"]
     assert shown(capsys, "12", "--rank", "1") == ["one"]
     assert shown(capsys, "12", "--rank", "0") == ["zero", "no end"]
+
+
+@pytest.mark.parametrize("words", [(), ("-f",), ("--all",)])
+def test_the_last_line_is_what_failed_first(capsys, fake_slurm: FakeSlurm, words: tuple[str, ...]) -> None:
+    (run_dir,) = submit(gpus_per_node=2)
+    verdict = "Failed first, with status 137: rank 1 on n1: killed by SIGKILL"
+    lost = "RuntimeError: Connection closed by peer\n"
+    printed(run_dir, job=f"srun: error: n1: task 1: Killed\n{verdict}\n", task_0=lost, task_1=lost)
+    slurm_says(fake_slurm, "FAILED", exit_code="137:0")
+    logs.main(["12", *words])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.endswith(lost.strip()) or line == verdict][-1] == verdict
+    assert job.of_run(run_records.read(run_dir)).logs().endswith(f"{verdict}\n")
 
 
 TRACEBACK = """[rank {rank} node1] Traceback (most recent call last):
