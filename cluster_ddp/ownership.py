@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
 import shlex
@@ -10,7 +11,6 @@ from pathlib import Path
 
 from cluster_ddp.errors import RunDirError
 
-_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS_ENTER = stat.S_IXGRP | stat.S_IXOTH
 
 
@@ -22,17 +22,32 @@ def others(seen: os.stat_result) -> str:
 
     Returns:
         Such as "belongs to user ann (1001), mode 0644", or "may be written by others: user ann (1001), mode 0664".
-        Empty if only we and root can. With the sticky bit on a folder, such as /tmp, others can't replace our files.
+        Empty if only we and root can. In a folder with the sticky bit, such as /tmp, others can't replace our files.
+        Nobody else is in a user's private group, which has the user's name (pam_umask(8)).
     """
-    mode = stat.S_IMODE(seen.st_mode)
-    try:
-        user = f"{pwd.getpwuid(seen.st_uid).pw_name} ({seen.st_uid})"
-    except KeyError:
-        user = str(seen.st_uid)
+    mode, user = stat.S_IMODE(seen.st_mode), _user(seen.st_uid)
+    words = f"user {f'{user} ({seen.st_uid})' if user else seen.st_uid}, mode {mode:04o}"
     if seen.st_uid not in (0, os.geteuid()):
-        return f"belongs to user {user}, mode {mode:04o}"
-    is_sticky = stat.S_ISDIR(seen.st_mode) and mode & stat.S_ISVTX
-    return f"may be written by others: user {user}, mode {mode:04o}" if mode & _OTHERS and not is_sticky else ""
+        return f"belongs to {words}"
+    may_write = mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _is_private(seen.st_gid, user))
+    is_protected = stat.S_ISLNK(seen.st_mode) or (stat.S_ISDIR(seen.st_mode) and mode & stat.S_ISVTX)
+    return f"may be written by others: {words}" if may_write and not is_protected else ""
+
+
+def _user(uid: int) -> str:
+    """The login name of a user; empty if there is none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return ""
+
+
+def _is_private(gid: int, user: str) -> bool:
+    try:
+        group = grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == user and not {*group.gr_mem} - {user}
 
 
 def refuse_others(path: Path) -> None:

@@ -17,10 +17,10 @@ from cluster_ddp.slurm.partitions import NodeGroup
 CODES = ("several-nodes", "one-gpu-per-node", "no-requeue", "node-local-path", "fork-of-one", "early-signal")
 """Codes of the warnings that `advise` may return."""
 OTHER_CODES = (
-    *("cluster", "command", "environment", "modules", "nested", "no-checkpoint", "ntasks", "placeholder", "range"),
-    *("secret", "shell", "short", "slurm-variable", "syntax"),
+    *("cluster", "cluster-toml", "command", "environment", "modules", "nested", "no-checkpoint", "ntasks"),
+    *("placeholder", "range", "secret", "shell", "short", "slurm-variable", "syntax"),
 )
-"""Codes of the warnings of other checks; "nested" accepts what is refused otherwise."""
+"""Codes of the warnings of other checks; "nested" and "cluster-toml" accept what is refused otherwise."""
 
 LONG_S = 4 * 3600
 """Seconds. A job with a longer time limit should be requeued if its node is lost."""

@@ -17,7 +17,7 @@ from cluster_ddp.launch import grids, planning, render, resume, run_dirs
 from cluster_ddp.launch.backends.slurm import Slurm, test_only
 from cluster_ddp.launch.checks import preflight
 from cluster_ddp.launch.checks.performance_warnings import CODES, OTHER_CODES, Advice
-from cluster_ddp.launch.cli import likely_mistakes, options, site_config
+from cluster_ddp.launch.cli import likely_mistakes, options, settings_file, site_config
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.spec import JobSpec, check_placeholders
 
@@ -101,7 +101,8 @@ class _Asked(NamedTuple):
         if command is not None:
             options.refuse(rest, [*others, *parser.option_names()], program, () if others else command)
         given = {key: value for key, value in vars(parsed).items() if value is not None}
-        settings = site_config.load(parsed.profile, folder=Path.cwd(), env=os.environ)
+        accept = settings_file.CODE in (parsed.accept or ())
+        settings = site_config.load(parsed.profile, folder=Path.cwd(), env=os.environ, accept=accept)
         earlier = None
         if parsed.resume is not None:
             earlier = resume.find(parsed.resume, Path({"runs_dir": "runs", **settings.values, **given}["runs_dir"]))

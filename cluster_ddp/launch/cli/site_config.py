@@ -3,7 +3,8 @@
 Two files are read if they exist: the project's `cluster.toml`, the nearest in the working folder or its parents, and
 the user's `$XDG_CONFIG_HOME/cluster_ddp/cluster.toml` (~/.config if that is unset). Keys at the top level apply to
 every job; those of a table `[NAME]` apply with `--profile NAME`. Later ones win: the user's top level, the project's
-top level, the user's `[NAME]`, the project's `[NAME]`, the command line. examples/profiles has examples.
+top level, the user's `[NAME]`, the project's `[NAME]`, the command line. examples/profiles has examples. A file that
+others could have written is refused until it is accepted (`settings_file`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ import functools
 import json
 import os
 import re
-import shlex
-import stat
 import sys
 import types
 from collections.abc import Mapping
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from cluster_ddp.errors import ProfileError, SpecError, nearest
+from cluster_ddp.launch.cli import settings_file
+from cluster_ddp.launch.cli.settings_file import error as _error
 from cluster_ddp.launch.spec import ALTERNATIVES, JobSpec
 
 FILE_NAME = "cluster.toml"
@@ -51,22 +52,26 @@ class Settings(NamedTuple):
     """Where each comes from, such as "/path/cluster.toml" or "/path/cluster.toml [long]"."""
 
 
-def load(profile: str | None, *, folder: Path, env: Mapping[str, str]) -> Settings:
+def load(profile: str | None, *, folder: Path, env: Mapping[str, str], accept: bool = False) -> Settings:
     """Read the user's and the project's settings.
 
     Args:
         profile: name of the profile to use; None for the keys at the top level only.
         folder: where the search for the project's file starts.
         env: environment that XDG_CONFIG_HOME and HOME are taken from.
+        accept: whether the user accepts a file that others could have written, as it is now.
 
     Returns:
         The settings, empty where there is no file.
 
     Raises:
-        ProfileError: a file can't be read, or has an error in any of its tables; there is no such profile.
+        ProfileError: a file can't be read, or has an error in any of its tables; there is no such profile; others could
+            have written a file, and it was never accepted.
     """
     user, project = _user_path(env), _project_path(folder)
-    files = {path: _read(path) for path in (user, project) if path is not None and os.path.lexists(path)}
+    accepted = user and user.with_name("accepted")
+    there = [path for path in (user, project) if path is not None and os.path.lexists(path)]
+    files = {path: _read(path, settings_file.read(path, accepted, accept=accept)) for path in there}
     layers = [(str(path), top) for path, (top, _) in files.items()]
     if profile is not None:
         chosen = [(f"{path} [{profile}]", tables[profile]) for path, (_, tables) in files.items() if profile in tables]
@@ -141,9 +146,9 @@ def _project_path(folder: Path) -> Path | None:
     return next((here / FILE_NAME for here in (start, *start.parents) if os.path.lexists(here / FILE_NAME)), None)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def _read(path: Path, content: bytes) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The checked keys of the top level, and those of each profile."""
-    table = _parse(path)
+    table = _parse(path, content)
     profiles = {name: keys_of for name, keys_of in table.items() if isinstance(keys_of, dict)}
     for name in profiles:
         if name in _kinds() or name in _NO_SETTINGS:
@@ -156,21 +161,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     }
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def _parse(path: Path, content: bytes) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
-    try:
-        folder, owner = path.parent.stat(), path.stat().st_uid
-        if folder.st_mode & stat.S_IWOTH and owner not in (0, os.geteuid()):
-            found = (
-                f"it belongs to user {owner}, in a folder that everybody can write; its setup lines would run as you."
-            )
-            raise _error(str(path), found, "submit from a folder of your own, or copy the file there")
-        content = path.read_bytes()
-    except OSError as error:
-        raise _error(str(path), f"{error.strerror}.", f"see what it is: ls -ld {shlex.quote(str(path))}") from error
     try:
         table: dict[str, Any] = tomllib.loads(content.decode("utf-8-sig"))  # some editors write a byte order mark
     except UnicodeDecodeError as error:
@@ -239,7 +234,3 @@ def _unknown_profile(profile: str, names: Mapping[Path, list[str]], folder: Path
         found = f"there is no {FILE_NAME} in {folder} or a parent of it" + (f", and no {user}." if user else ".")
     hint = f"write a table [{profile}] into {FILE_NAME}, or leave --profile out"
     return ProfileError(f"Using the profile {profile!r}:", found, hint)
-
-
-def _error(origin: str, found: str, hint: str) -> ProfileError:
-    return ProfileError(f"Reading the settings in {origin}:", found, hint)

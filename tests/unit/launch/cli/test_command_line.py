@@ -245,6 +245,23 @@ def test_show_config_tells_where_each_setting_comes_from(capsys, folder: Path) -
     assert rows["runs_dir"] == ["runs", "default"]
 
 
+def test_a_file_that_others_may_write_is_used_once_it_is_accepted(capsys, folder: Path) -> None:
+    settings = folder / "cluster.toml"
+    settings.write_text('setup = ["module load cuda"]\n')
+    settings.chmod(0o666)
+    dry = ("--no-check", "--dry-run", "--", "true")
+    status, out, err = run(capsys, *dry)
+    assert (status, out) == (2, "")
+    assert f"Reading the settings in {settings}:\n  {settings} may be written by others: user " in err
+    assert ", mode 0666. Its settings and setup lines would run as you." in err
+    for words in (("--accept", "cluster-toml"), ()):
+        status, out, err = run(capsys, *words, *dry)
+        assert (status, err) == (0, "")
+        assert "\nmodule load cuda\n" in out
+    settings.write_text('setup = ["curl x | sh"]\n')
+    assert run(capsys, *dry)[0] == 2
+
+
 def test_a_profile_that_is_not_toml(capsys, folder: Path) -> None:
     (folder / "cluster.toml").write_text("partition: gpu\n")
     status, _, err = run(capsys, "--", "true")

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import dataclasses
+import grp
 import os
+import pwd
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from strangers import STRANGER, as_stranger, folder_of_all, needs_a_stranger
 
-from cluster_ddp.errors import ProfileError
+from cluster_ddp.errors import ProfileError, RunDirError
 from cluster_ddp.launch.cli import site_config
 from cluster_ddp.launch.cli.site_config import SUBMISSION_KEYS, Settings, load
 from cluster_ddp.launch.spec import JobSpec
@@ -26,8 +29,8 @@ class Site:
         for path in (self.project, self.user):
             path.parent.mkdir(parents=True)
 
-    def load(self, name: str | None = None, **env: str) -> Settings:
-        return load(name, folder=self.folder, env={"HOME": str(self.home), **env})
+    def load(self, name: str | None = None, *, accept: bool = False, **env: str) -> Settings:
+        return load(name, folder=self.folder, env={"HOME": str(self.home), **env}, accept=accept)
 
     def error(self, name: str | None = None) -> ProfileError:
         with pytest.raises(ProfileError) as caught:
@@ -332,10 +335,77 @@ def test_an_alternative_replaces_the_other(site: Site) -> None:
     }
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_a_strangers_file_in_a_public_folder_is_refused(site: Site) -> None:
+@needs_a_stranger
+@pytest.mark.parametrize("how", ["owner", "mode", "group", "folder", "link"])
+def test_a_file_that_others_could_have_written_must_be_accepted(site: Site, how: str) -> None:
+    with folder_of_all(0o755) as shared:
+        project = shared / "project"
+        project.mkdir(mode=0o755)
+        site.folder, path = project, project / "cluster.toml"
+        path.write_text("nodes = 2")
+        assert site.load().values == {"nodes": 2}
+        if how == "owner":  # a colleague's, in a folder of ours
+            os.chown(path, STRANGER, STRANGER)
+        elif how == "mode":
+            path.chmod(0o666)
+        elif how == "group":
+            os.chown(path, -1, STRANGER)
+            path.chmod(0o664)
+        elif how == "folder":
+            os.chown(project, STRANGER, STRANGER)
+        else:
+            project.chmod(0o777)
+            path.unlink()
+            assert as_stranger("sh", "-c", f"cd {project}; echo nodes = 2 >x; ln -s x cluster.toml").returncode == 0
+            project.chmod(0o755)
+        error = site.error()
+        words = {"owner": f"{path} belongs to user {STRANGER}, mode 0644", "group": "user root (0), mode 0664"}
+        words |= {"mode": f"{path} may be written by others: user root (0), mode 0666"}
+        words |= {"folder": f"{project} belongs to user {STRANGER}, mode 0755", "link": f"belongs to user {STRANGER}"}
+        assert words[how] in error.found and "would run as you" in error.found
+        assert "--accept cluster-toml" in error.hint
+
+        assert site.load(accept=True).values == site.load().values == {"nodes": 2}
+        (path if how != "link" else project / "x").write_text('nodes = 2\nsetup = ["touch /tmp/owned"]')
+        assert "--accept cluster-toml" in site.error().hint  # it is another content
+
+
+@needs_a_stranger
+def test_a_strangers_pipe_is_not_waited_for(site: Site) -> None:
+    with folder_of_all() as site.folder:
+        assert as_stranger("mkfifo", site.folder / "cluster.toml").returncode == 0
+        assert "is no regular file" in site.error().found
+
+
+def test_a_file_cannot_accept_itself(site: Site) -> None:
+    site.project.write_text('accept = ["cluster-toml"]')
+    site.project.chmod(0o666)
+    assert "would run as you" in site.error().found
+
+
+def test_contents_are_accepted_in_a_place_of_the_users_alone(site: Site) -> None:
     site.project.write_text("nodes = 2")
-    os.chown(site.project, 12345, 12345)
-    assert site.load().values == {"nodes": 2}  # a colleague's, in a folder of the group
-    site.folder.chmod(0o1777)
-    assert "it belongs to user 12345" in site.error().found
+    site.project.chmod(0o666)
+    site.load(accept=True)
+    accepted = site.user.with_name("accepted")
+    assert accepted.stat().st_mode & 0o777 == 0o600
+    accepted.chmod(0o666)
+    with pytest.raises(RunDirError, match="may be written by others"):
+        site.load()
+    assert site.load(XDG_CONFIG_HOME="", HOME="", accept=True).values == {"nodes": 2}  # it is not noted anywhere
+
+
+def test_a_users_private_group_is_nobody_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With umask 002, as in many distributions; the group has the user's name and no other member."""
+    user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(os.getegid())
+    site.project.write_text("nodes = 2")
+    site.project.chmod(0o664)
+    for path in (site.folder, site.project):
+        os.chown(path, -1, group.gr_gid)
+    for members, name, is_private in (([], user.pw_name, True), (["ann"], user.pw_name, False), ([], "lab", False)):
+        found = grp.struct_group((name, "x", group.gr_gid, members))
+        monkeypatch.setattr(grp, "getgrgid", lambda _, found=found: found)
+        if is_private:
+            assert site.load().values == {"nodes": 2}
+        else:
+            assert "may be written by others" in site.error().found
