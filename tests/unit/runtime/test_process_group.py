@@ -42,6 +42,7 @@ class Backend:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     calls = Calls()
     monkeypatch.setattr(process_group, "_ABORT_S", 0.2)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: calls.append("destroyed"))
     yield calls
 
@@ -133,6 +134,7 @@ def test_on_a_cpu_the_group_is_destroyed_either_way(calls: Calls) -> None:
 def test_the_barrier_is_on_the_cpu_whatever_the_ranks_compute_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own would be NCCL's where the group has a device, and block in it."""
     devices: list[torch.device] = []
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "all_reduce", lambda tensor: devices.append(tensor.device))
     monkeypatch.setattr(dist, "barrier", lambda *_, **__: pytest.fail("torch's own"))
     monkeypatch.setattr(nonblocking_wait, "for_device", lambda device, **_: devices.append(device))

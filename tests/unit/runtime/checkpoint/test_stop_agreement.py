@@ -36,6 +36,7 @@ class Ranks:
         patch.setattr(agreement_module, "time", SimpleNamespace(monotonic=lambda: self.mine.now))
         fake = SimpleNamespace(all_reduce=self.all_reduce, ReduceOp=torch.distributed.ReduceOp, Work=Work)
         patch.setattr(agreement_module, "dist", fake)
+        patch.setattr(torch.distributed, "is_initialized", lambda: True)
 
     def all_reduce(self, values: torch.Tensor, op: object, async_op: bool) -> Work:
         assert op == torch.distributed.ReduceOp.MAX and values.device.type == "cpu" and async_op
