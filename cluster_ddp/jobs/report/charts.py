@@ -73,9 +73,15 @@ def charts(runs: Sequence[Run]) -> list[dict[str, Any]]:
         made.add_steps(number, run)
         made.add_nodes(number, run)
         made.add_printed(number, run)
-    found = {title: chart for title, chart in made.by_title.items() if any(one["points"] for one in chart["curves"])}
+    found = {title: chart for title, chart in made.by_title.items() if _has_values(chart)}
     others = [chart for title, chart in found.items() if title not in _ORDER][:_MOST_OTHERS]
     return [found[title] for title in _ORDER if title in found] + others
+
+
+def _has_values(chart: Mapping[str, Any]) -> bool:
+    """Whether a chart shows anything: of amounts that begin at 0, such as the network's, more than 0."""
+    values = [y for curve in chart["curves"] for _, y in curve["points"] if y is not None]
+    return any(values) if chart.get("zero") and chart["unit"] != "%" else bool(values)
 
 
 class _Charts:

@@ -69,7 +69,7 @@ def _slow_rank(found: Report) -> str:
     if len(found.nodes) != found.asked.get("nodes"):  # it ran elsewhere after a restart, or not every node was sampled
         return f"Rank {rank} {words}"
     node = found.nodes[rank // max(1, found.ranks_per_node)].node
-    return f"Rank {rank} on {node} {words} If that is the node's fault: --sbatch-options=--exclude={node}"
+    return f"Rank {rank} on {node} {words} If that is the node's fault: --exclude {node}"
 
 
 def _idle_gpus(found: Report) -> str:

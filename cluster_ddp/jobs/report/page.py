@@ -17,6 +17,7 @@ from cluster_ddp.files import atomic_write
 from cluster_ddp.jobs.report import array_ranking, series
 from cluster_ddp.jobs.report.charts import Run, charts
 from cluster_ddp.jobs.report.notes import notes
+from cluster_ddp.jobs.report.step_breakdown import Start
 from cluster_ddp.jobs.report.summary import Report, bars
 from cluster_ddp.launch.notation import hours
 from cluster_ddp.run_files import read_json
@@ -135,7 +136,7 @@ def _timeline(run: Run) -> list[dict[str, Any]]:
     found = []
     for number, start in enumerate(starts):
         after = starts[number + 1] if number + 1 < len(starts) else None
-        last = times[max(0, bisect.bisect_left(times, after.time) - 1)] if after else end
+        last = times[max(0, bisect.bisect_left(times, _woke_s(run, start, after)) - 1)] if after else end
         lost_s = min(after.lost_s or 0.0, max(0.0, last - start.time)) if after else 0.0
         stretches = [("training", start.time, max(start.time, last - lost_s)), ("done again", last - lost_s, last)]
         stretches += [("waiting", last, after.time)] if after else []
@@ -144,6 +145,12 @@ def _timeline(run: Run) -> list[dict[str, Any]]:
                 share = {"x": 100 * (since - begin) / (end - begin), "width": 100 * (until - since) / (end - begin)}
                 found.append({"kind": kind, "title": f"{kind}: {hours(until - since)}", **share})
     return found
+
+
+def _woke_s(run: Run, start: Start, after: Start) -> float:
+    """When the job of a start began: its nodes are sampled some time before its training starts."""
+    woke = [end_s for curve in run.curves.of_nodes.get("cpu", {}).values() for end_s in curve.pauses()]
+    return min((end_s for end_s in woke if start.time < end_s <= after.time), default=after.time)
 
 
 def _start_lines(runs: Sequence[Run]) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ POINTS = 1000
 """A curve with more points is thinned: of each stretch, its least and its greatest value stay."""
 _GIB, _MIB = 1 << 30, 1 << 20
 _STRETCH_S = 10.0
+_PAUSE_S = 5.0  # the least one that counts
 _NOT_PLOTTED = {"kind", "time", "epoch", "step", GLOBAL_STEP, *OF_FIRST_RECORD, "samples", "correct"}
 _PLACES = ("time", "epoch", "samples", GLOBAL_STEP)
 _OVER: dict[Literal["epoch", "step", "time"], str] = {"epoch": "epoch", "step": GLOBAL_STEP, "time": "time"}
@@ -31,12 +33,27 @@ class Curve:
     """Seconds of UNIX time; epochs where that is said."""
     y: array[float] = field(default_factory=lambda: array("d"))
     """The values."""
+    since: array[float] = field(default_factory=lambda: array("d"))
+    """Where the stretch begins that a value is of; -inf if not known."""
 
-    def add(self, x: object, y: object, *, scale: float = 1.0) -> None:
-        """Append a point, if both are numbers, and x is a finite one."""
+    def add(self, x: object, y: object, *, scale: float = 1.0, over: object = None) -> None:
+        """Append a point, if both are numbers, and x is a finite one.
+
+        Args:
+            x: its place.
+            y: its value.
+            scale: a factor on the value.
+            over: the length of the stretch up to x that it is of; None if not known.
+        """
         if _is_number(x) and isinstance(y, (int, float)):
             self.x.append(float(x))  # type: ignore[arg-type]
             self.y.append(float(y) * scale if math.isfinite(y) else math.nan)
+            self.since.append(self.x[-1] - float(over) if _is_number(over) else -math.inf)  # type: ignore[arg-type]
+
+    def pauses(self) -> list[float]:
+        """Return where each pause ends: a stretch that no value is of."""
+        order = sorted(range(len(self.x)), key=self.x.__getitem__)
+        return [self.since[at] for last, at in itertools.pairwise(order) if self.since[at] > self.x[last] + _PAUSE_S]
 
     def points(self, begin: float = 0.0) -> list[tuple[float, float | None]]:
         """Return the points, in ascending order of x, thinned to `POINTS`. None stands for a gap.
@@ -47,8 +64,9 @@ class Curve:
         order = sorted(range(len(self.x)), key=self.x.__getitem__)
         if len(order) > POINTS:
             order = _thinned(order, self.y)
-        pairs = ((self.x[at] - begin, self.y[at]) for at in order)
-        return [(round(x, 4), None if math.isnan(y) else float(f"{y:.6g}")) for x, y in pairs]
+        pairs = [(self.x[at] - begin, self.y[at]) for at in order]
+        pairs += [(end - begin, math.nan) for end in self.pauses()]
+        return [(round(x, 4), None if math.isnan(y) else float(f"{y:.6g}")) for x, y in sorted(pairs)]
 
 
 @dataclass(slots=True)
@@ -119,7 +137,7 @@ def mean(curves: Iterable[Curve]) -> Curve:
             sums.setdefault(int(x // _STRETCH_S), []).append(y)
     found = Curve()
     for stretch, values in sorted(sums.items()):
-        found.add(stretch * _STRETCH_S, _mean(values))
+        found.add(stretch * _STRETCH_S, _mean(values), over=2 * _STRETCH_S)  # some stretches have no sample
     return found
 
 
@@ -140,7 +158,9 @@ def _add_use(found: Curves, record: Mapping[str, Any]) -> None:
     time_s, node = record.get("time"), record["node"]
 
     def add(name: str, value: object, scale: float) -> None:
-        found.of_nodes.setdefault(name, {}).setdefault(node, Curve()).add(time_s, value, scale=scale)
+        found.of_nodes.setdefault(name, {}).setdefault(node, Curve()).add(
+            time_s, value, scale=scale, over=record.get("seconds")
+        )
 
     add("cpu", record.get("cpu"), 100)
     for name, scale in (("memory", 1 / _GIB), ("received_per_s", 1 / _MIB), ("sent_per_s", 1 / _MIB)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import platform
@@ -82,6 +83,8 @@ class RunDir:
         self._metrics = MetricsFile(self.path / File.METRICS)
         final_flush.expect(self._metrics)
         reserve_descriptors()
+        with suppress(OSError):  # such as on a full disk: a training can do without it
+            self.describe()
 
     @contextmanager
     def written(self) -> Iterator[None]:
@@ -99,11 +102,11 @@ class RunDir:
         same = f"the same command with {Env.RUN_DIR}={shlex.quote(str(self.path))}"
         return os.environ.get(Env.RESUME) or same
 
-    def describe(self, config: Any) -> None:
+    def describe(self, config: Any = None) -> None:
         """Write run.json: configuration, topology, device, versions, command, git commit and start time.
 
         Args:
-            config: the configuration, a dataclass instance.
+            config: the configuration, a dataclass instance; None without one, as at first.
 
         Raises:
             OSError: the file can't be written.
@@ -111,7 +114,7 @@ class RunDir:
         if not self.world.is_main:
             return
         description = {
-            "config": dataclasses.asdict(config),
+            "config": {} if config is None else dataclasses.asdict(config),
             "topology": dataclasses.asdict(self.world.topology),
             "device": str(self.world.device),
             "versions": {
@@ -247,10 +250,15 @@ def _number(value: Any) -> Any:
     raise SpecError(f"Logging a {type(value).__name__}{shape}:", found, "log one number, such as its mean")
 
 
+@functools.cache
 def _git_commit() -> str | None:
-    """The git commit of this package, with "-dirty" if changed; None outside a git checkout."""
+    """The git commit of the script's folder, with "-dirty" if changed; None outside a git checkout.
+
+    A function's script is its runner, which is installed: then it is that of the working directory.
+    """
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--match="]
-    folder = Path(__file__).parents[2]
+    script = Path(sys.argv[0]).resolve()
+    folder = Path.cwd() if not script.is_file() or script.is_relative_to(sys.prefix) else script.parent
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -71,6 +73,41 @@ def test_two_restarts_are_shown_with_cause_and_what_is_done_again(tmp_path: Path
     ]
     assert data(text)["starts"] == [990.0, 1990.0]  # after the first record
     assert [x for x, y in charts(text)["Step"]["Step"] if y is None] == [989.999, 1989.999]  # gaps
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_no_line_crosses_a_pause(tmp_path: Path, runs: int) -> None:
+    """A node is sampled from the job's start on, a minute before its training starts: once it has imported, say."""
+    folders = [
+        make_run(tmp_path / f"r-{at}", job=f"{at}", epochs=3, restarts=True, seed=at) for at in range(1, 1 + runs)
+    ]
+    for folder in folders:
+        starts = json_lines(folder / "starts.jsonl")
+        later = [{**one, "time": one["time"] + 60} if one.get("restart") else one for one in starts]
+        write_lines(folder / "starts.jsonl", later)
+    text = made(*folders)
+    for title in ("CPUs busy", "Memory", "GPUs busy", "GPU memory", "Network, received", "Network, sent"):
+        for points in charts(text)[title].values():
+            apart = [
+                after[0] - before[0]
+                for before, after in itertools.pairwise(points)
+                if None not in (before[1], after[1])
+            ]
+            assert max(apart) <= 20, title
+    if runs == 1:
+        assert re.findall(r"<title>(waiting: .*?)</title>", text) == ["waiting: 0:07:40"] * 2
+
+
+def test_a_chart_without_a_value_is_left_out(tmp_path: Path) -> None:
+    """Such as of a loss that never was finite, or of a network that one node does not use."""
+    run_dir = make_run(tmp_path / "x-12", epochs=1)
+    records = [{**one, "loss": None, "step_s": math.nan} for one in json_lines(run_dir / "metrics.jsonl")]
+    write_lines(run_dir / "metrics.jsonl", [{"kind": "train", "time": BEGAN_S, "loss": math.nan}, *records])
+    for path in run_dir.glob("usage-*"):
+        write_lines(path, [{**one, "sent_per_s": 0, "cpu": 0.0} for one in json_lines(path)])
+    found = charts(made(run_dir))
+    assert not {"Loss", "Step", "Network, sent"} & found.keys()
+    assert found.keys() >= {"Accuracy", "Throughput", "CPUs busy", "Network, received"}  # idle CPUs are a finding
 
 
 def test_an_arrays_tasks_are_sorted_by_their_result(tmp_path: Path) -> None:

@@ -73,5 +73,5 @@ def test_its_restarts_and_its_slow_rank_are_in_the_report(tmp_path: Path) -> Non
         "Communication takes 40 % of a step. Use larger batches, add up gradients (world.accumulate), or use fewer "
         "GPUs: cluster-ddp scaling --gpus 1,2,4",
         "Rank 3 on n1 needs 2.0 times as long for a step as the fastest: all wait for it. If that is the node's fault: "
-        "--sbatch-options=--exclude=n1",
+        "--exclude n1",
     ]

@@ -10,6 +10,8 @@ import math
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -338,6 +340,25 @@ def test_what_ran_is_described(tmp_path: Path) -> None:
     assert found["config"] == {"data_dir": "data"}
     assert found["topology"]["world_size"] == 2
     assert found["versions"]["cuda"] is None
+
+
+def test_a_script_without_a_configuration_is_described(tmp_path: Path) -> None:
+    """With its command, the versions, and the commit of its own checkout, not that of this package."""
+    project = tmp_path / "a project"
+    project.mkdir()
+    (project / "t.py").write_text(
+        "import cluster_ddp\nwith cluster_ddp.distributed() as world:\n    cluster_ddp.RunDir('../run', world)\n"
+    )
+    for words in (["init", "-q"], ["add", "t.py"], ["-c", "user.name=x", "-c", "user.email=x", "commit", "-qmx"]):
+        subprocess.run(["git", *words], cwd=project, check=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=project, check=True, capture_output=True, text=True)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CLUSTER_DDP_"))}
+    subprocess.run([sys.executable, "t.py", "--lr", "1"], cwd=project, check=True, env=env)
+    found = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert found["command"] == ["t.py", "--lr", "1"]
+    assert found["versions"].keys() >= {"cluster_ddp", "python", "torch"}
+    assert found["git_commit"] == commit.stdout.strip()
+    assert found["config"] == {}
 
 
 def test_where_a_run_dir_is(monkeypatch: pytest.MonkeyPatch) -> None:
