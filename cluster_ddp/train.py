@@ -8,25 +8,23 @@ torchrun --nproc-per-node 2 -m cluster_ddp.train            one process per torc
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
-import io
 import os
-import re
 import shlex
 import sys
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 from cluster_ddp import mnist
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, exit_on_error
 from cluster_ddp.launch import grids
 from cluster_ddp.launch.cli import sbatch_hints
 from cluster_ddp.launch.cli.options import field_texts
-from cluster_ddp.launch.cli.parser import nearest_option
+from cluster_ddp.launch.cli.parser import Parser, nearest_option
 from cluster_ddp.launch.spec import ARRAY_TASK
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.result import TrainResult
@@ -36,19 +34,37 @@ from cluster_ddp.runtime.fork import rank_exit
 PROGRAM = "cluster-ddp train"
 
 
-def parser() -> argparse.ArgumentParser:
-    """The names and choices of the command line, for what completes it; `parse` reads it."""
-    top, texts = argparse.ArgumentParser(prog=PROGRAM), field_texts(TrainConfig)
+def parser(*, with_texts: bool = True) -> Parser:
+    """The command line: an option for each field of `TrainConfig`. One that is not given is None.
+
+    Args:
+        with_texts: read the fields' docstrings for --help, which takes some milliseconds.
+    """
+    top = Parser(PROGRAM, usage="%(prog)s [OPTIONS]", description=__doc__)
+    texts, kinds = field_texts(TrainConfig) if with_texts else {}, typing.get_type_hints(TrainConfig)
     for field in dataclasses.fields(TrainConfig):
-        name, kind = "--" + field.name.replace("_", "-"), typing.get_type_hints(TrainConfig)[field.name]
-        text = texts[field.name].replace("%", "%%")
-        if kind is bool:
-            top.add_argument(name, action=argparse.BooleanOptionalAction, help=text)
-        else:
-            literal = next((one for one in (kind, *get_args(kind)) if get_origin(one) is Literal), None)
-            metavar = "PATH" if Path in (kind, *get_args(kind)) else None
-            top.add_argument(name, choices=get_args(literal) or None, metavar=metavar, help=text)
+        kind = kinds[field.name]
+        _add(top, field, get_args(kind)[0] if NoneType in get_args(kind) else kind, texts)
     return top
+
+
+def _add(top: Parser, field: dataclasses.Field[Any], kind: Any, texts: Mapping[str, str]) -> None:
+    """Add the option of a field. `kind` is its type, without None."""
+    name = "--" + field.name.replace("_", "-")
+    shown = " ".join(field.default) if isinstance(field.default, tuple) else field.default
+    text = texts.get(field.name, "") + ("" if shown in (None, False) else f" (default: {shown})")
+    text = text.replace("%", "%%")
+    if kind is bool:
+        top.add_argument(name, action=argparse.BooleanOptionalAction, default=None, help=text)
+    elif get_origin(kind) is Literal:
+        top.add_argument(name, choices=get_args(kind), help=text)
+    elif get_origin(kind) is tuple:
+        top.add_argument(name, action="extend", nargs="+", metavar="TEXT", help=text)
+    else:
+        top.add_argument(name, type=kind, metavar=_METAVARS[kind], help=text)
+
+
+_METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
 def parse(options: Sequence[str], *, others: Sequence[str] = ()) -> TrainConfig:
@@ -63,40 +79,24 @@ def parse(options: Sequence[str], *, others: Sequence[str] = ()) -> TrainConfig:
     """
     if not options:
         return TrainConfig()
-    import tyro
-
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            return tyro.cli(TrainConfig, prog=PROGRAM, args=options)
-    except SystemExit as end:
-        if not end.code:
-            raise  # --help
-        raise _error(options, said.getvalue(), others) from None
-
-
-def _error(options: Sequence[str], said: str, others: Sequence[str]) -> SpecError:
-    """An error of tyro's, which draws boxes, in our form."""
-    legal = [*others] + ["--" + field.name.replace("_", "-") for field in dataclasses.fields(TrainConfig)]
-    _, *lines = [line.strip("│ ") for line in said.splitlines()]  # below the title
-    text = "\n".join(lines).strip("\n─-╰╯╭╮")
-    first = re.split(r"\n(?:[─-]+)?\n|\n[─-]+$", text)[0]
+    asked = f"Training with {shlex.join(options)}:"
     hint = f"{'cluster-ddp submit --help; for the training: ' if others else ''}{PROGRAM} --help"
-    found = " ".join(first.split())
-    if match := re.match(r"Unrecognized options: (\S+?)(,|$)", found):
-        option = match[1]
-        found = f"there is no such option.{nearest_option(option.partition('=')[0], legal)}"
-        if sbatch_hints.is_one(option):
-            found = "that is an option of sbatch, not of the training."
-            before = f"Slurm's options go before the script: sbatch {option} … jobs/NAME.sbatch"
-            hint = f"{before}. The training's options: {hint}"
-    elif match := re.match(r"Error parsing (\S+): no type matching (\S+) could be instantiated from (.*)\.", found):
-        kind = {"INT": "a whole number", "FLOAT": "a number"}.get(match[2].rpartition("|")[2], match[2])
-        found = f"{match[1]} is {kind}, not {match[3].strip('[]')}."
-    elif match := re.match(r"invalid choice (\S+) for argument '(\S+)'. Expected one of \((.*)\)", found):
-        choices = " or ".join(re.findall(r"'(.*?)'", match[3]))
-        found = f"{match[2]} is {choices}, not {match[1]}."
-    return SpecError(f"Training with {shlex.join(options)}:", found, hint)
+    top = parser(with_texts="-h" in options or "--help" in options)
+    try:
+        parsed, rest = top.parse_known_args(options)
+    except SpecError as error:
+        raise SpecError(asked, error.found, hint) from None
+    if rest and sbatch_hints.is_one(rest[0]):
+        found = "that is an option of sbatch, not of the training."
+        before = f"Slurm's options go before the script: sbatch {rest[0]} … jobs/NAME.sbatch"
+        raise SpecError(asked, found, f"{before}. The training's options: {hint}")
+    if rest:
+        near = nearest_option(rest[0].partition("=")[0], [*others, *top.option_names()])
+        raise SpecError(asked, f"there is no such option.{near}", hint)
+    given: dict[str, Any] = {name: value for name, value in vars(parsed).items() if value is not None}
+    for name, value in given.items():
+        given[name] = tuple(value) if isinstance(value, list) else value
+    return TrainConfig(**given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ JOBS_FOLDER = ROOT / "jobs"
 SETUP = (
     "# The checkout's own environment where `make` has built one.",
     "if [[ -f .venv/bin/activate ]]; then source .venv/bin/activate; fi",
-    'python -c "import sys; del sys.path[0]; import cluster_ddp, tyro" || {',
+    'python -c "import sys; del sys.path[0]; import cluster_ddp" || {',
     '  echo "error: cluster_ddp is not installed here. Submit from the checkout, after: make venv" >&2',
     "  exit 1",
     "}",

@@ -30,9 +30,6 @@ MODULES = (
 )
 """Modules that each rank of a training, or `cluster_ddp.train`, imports."""
 
-OPTIONAL_MODULES = ("tyro", "typeguard")
-"""Modules that some trainings import too. Others need torch and NumPy only, and run where these are missing."""
-
 # NumPy's OpenBLAS starts its threads when it is loaded; the first of these that is set gives their number.
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 _DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd")
@@ -56,9 +53,6 @@ def load(more: Sequence[str] = ()) -> None:
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         for name in MODULES:
             importlib.import_module(name)
-        for name in OPTIONAL_MODULES:
-            with contextlib.suppress(ModuleNotFoundError):
-                importlib.import_module(name)
         for name in more:
             _import(name)
     gc.freeze()  # existing objects stay in memory that the ranks share

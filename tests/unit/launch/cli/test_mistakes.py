@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import sys
@@ -20,6 +21,8 @@ from cluster_ddp.errors import SpecError
 from cluster_ddp.launch.checks import nested_launchers
 from cluster_ddp.launch.checks.performance_warnings import CODES, OTHER_CODES
 from cluster_ddp.launch.cli import settings_file
+from cluster_ddp.launch.cli.options import field_texts
+from cluster_ddp.mnist.config import TrainConfig
 
 __all__ = ["fake_slurm"]
 
@@ -456,7 +459,12 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "there is no such option. Did you mean --gpus-per-node?",
         TRAIN_HELP,
     ),
-    ("--model resnet", "Training with --model resnet", "--model is cnn or convnet, not 'resnet'.", TRAIN_HELP),
+    (
+        "--model resnet",
+        "Training with --model resnet",
+        "--model must be one of cnn, convnet; it is 'resnet'.",
+        TRAIN_HELP,
+    ),
 ]
 
 # The same for words that a verb's parser does not know: the verb is the first word. The hint is the option that was
@@ -773,6 +781,41 @@ def test_a_function_that_cannot_be_called_or_copied(folder: Path) -> None:
         "  Hint: make that inside the function, or give the name of a file to open there"
     )
     assert {path.name for path in folder.iterdir()} == {"t.py", "run.sh", "env"}
+
+
+@pytest.mark.parametrize("columns", ["60", "120"])
+def test_the_help_of_the_training_looks_like_that_of_other_verbs(capsys, monkeypatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(SystemExit) as ended:
+        train.main(["--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert said.startswith("usage: cluster-ddp train [OPTIONS]\n\n`cluster-ddp train`: ")
+    assert not re.search("[│╭╰─]|None", said)
+    options = said.partition("options:\n")[2]
+    whole = re.sub(r"\s+", "", options)
+    for field, text in field_texts(TrainConfig).items():
+        assert f"--{field.replace('_', '-')}" in options
+        assert text.replace(" ", "") in whole
+    assert "Numberofbatchesofoneupdate.(default:1)" in whole
+    indent = " " * 24
+    for line, after in itertools.pairwise(options.splitlines()):
+        if line.startswith(indent) and after.startswith(indent):  # the text continues
+            assert len(f"{line} {after.split()[0]}") > int(columns) - 2, line  # the next word did not fit
+
+
+TRAINING = [
+    ("--epochs 3 --lr=0.5 --run-dir r", {"epochs": 3, "lr": 0.5, "run_dir": Path("r")}),
+    ("--amp bf16 --no-cuda --deterministic", {"amp": "bf16", "cuda": False, "deterministic": True}),
+    ("--stop-signals USR1 TERM --trace 2", {"stop_signals": ("USR1", "TERM"), "trace": 2}),
+    ("--hang-warning-s 0 --seed 0", {"hang_warning_s": 0.0, "seed": 0}),
+    ("--dataset folder:a=b", {"dataset": "folder:a=b"}),
+]
+
+
+@pytest.mark.parametrize(("line", "values"), TRAINING, ids=[line for line, _ in TRAINING])
+def test_the_options_of_the_training_are_its_configuration(line: str, values: dict[str, object]) -> None:
+    assert train.parse(words(line)) == TrainConfig(**values)  # type: ignore[arg-type]
 
 
 def test_slurms_options_behind_the_script_of_a_job(capsys) -> None:
