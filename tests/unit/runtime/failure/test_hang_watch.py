@@ -294,3 +294,20 @@ def test_a_slow_evaluation_is_no_hang(tmp_path: Path) -> None:
     for end in ranks(healthy, tmp_path, timeout_s=30, hanging=None):
         assert (end.exit_code, end.output) == (0, "")
     assert not list(tmp_path.glob("stack-*")) and not (tmp_path / "hang.txt").exists()
+
+
+def left_by_rank_0() -> None:
+    with cluster_ddp.distributed(cuda=False, hang_warning_s=1, collective_timeout_s=60) as world:
+        dist.barrier()
+        step_clock.note_step()
+        if world.rank == 0:
+            os._exit(0)  # with the ranks' store
+        time.sleep(3)
+        os._exit(0)
+
+
+def test_a_rank_without_a_store_logs_no_cpp_frames(tmp_path: Path) -> None:
+    """They would follow the verdict. Here the rank's watch asks the store that is gone."""
+    ranks(left_by_rank_0, tmp_path, hanging=None)
+    log = (tmp_path / "rank1.log").read_text()
+    assert "frame #" not in log and "TCPStore.cpp" not in log, log
