@@ -176,8 +176,10 @@ def printable(text: str) -> str:
 def exit_on_error(program: str) -> Iterator[None]:
     """Print a `ClusterDDPError` of the body as one block on stderr and exit with status 2.
 
-    End quietly, as other programs do, if the reader of stdout leaves first: `cluster-ddp status | head -1`.
+    What is printed to a closed stdout or stderr is dropped. End quietly, as other programs do, if the reader of stdout
+    leaves first: `cluster-ddp status | head -1`.
     """
+    _open_closed_streams()
     try:
         yield
         sys.stdout.flush()
@@ -188,3 +190,13 @@ def exit_on_error(program: str) -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the buffer's rest would fail at exit
         sys.exit(128 + signal.SIGPIPE)
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null where a standard stream is closed (`>&-`): a file opened later would get what is printed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            if (opened := os.open(os.devnull, os.O_RDWR)) != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
