@@ -40,6 +40,8 @@ class Answer:
     """Of its tensors, such as "10" or "3x4"."""
     workers: tuple[str, ...] = ()
     """Where the DataLoader's workers are."""
+    lost_store: bool = False
+    """Whether the ranks' store, which rank 0 serves, did not answer it in this hang."""
     state: str = ""
     """Why the rank itself can't say where it is: a key of `STATES`, or words. Then the rest is what was seen last."""
 
@@ -80,6 +82,11 @@ def silent_nodes(answers: Sequence[Answer]) -> list[str]:
     """Return the nodes of which no rank answers, unless no other node's does: a script can't do that to its node."""
     heard = {one.host for one in answers if one.state != "gone"}
     return sorted({one.host for one in answers} - heard) if heard else []
+
+
+def reached(answers: Sequence[Answer], host: str) -> dict[int, str]:
+    """Return the ranks that answer, and all of this host, each with its node."""
+    return {one.rank: one.host for one in answers if not one.state or one.host == host}
 
 
 def hint(answers: Sequence[Answer]) -> str:

@@ -4,7 +4,7 @@ Each rank has a thread. It notes in the ranks' store where its rank is, now and 
 rank that is gone. It answers other ranks that ask, also before its first step. After that, if no step, collective of
 `World` or batch came for the warning time, all ranks write where they are, and one of them prints the verdict. It is
 the lowest one that can. If rank 0, which serves the store, is stopped, the ranks read each other's files in the run
-directory. A rank that is cut off from the store leaves the verdict to those that are not.
+directory. A rank that reaches too few others leaves the verdict to those that reach more (`sick_nodes.may_accuse`).
 
 On GPUs (read in the sources of torch 2.15 only) the main thread waits in `nonblocking_wait`, or in C++ in a call of
 the script's own. torch's flight recorder then names NCCL's collective: it keeps 2,000 (FlightRecorder.hpp).
@@ -17,7 +17,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,7 +159,7 @@ class HangWatch:
     def _here(self, *, ask_workers: bool = False) -> Answer:
         """Where this rank is now; after an error, where that was raised."""
         place = stacks.place(stacks.live() if self._error is None else stacks.of_error(self._error))
-        more: dict[str, Any] = {"operation": place.collective}
+        more: dict[str, Any] = {"operation": place.collective, "lost_store": self._is_mute}
         if place.collective or place.doing == "backward":
             more |= _recorded(is_done=self._error is not None)
         if ask_workers:
@@ -169,19 +169,20 @@ class HangWatch:
 
     def _answer(self) -> None:
         """Write where this rank is, for all others, and ask them for the same."""
-        answer = self._here(ask_workers=True).text()
+        answer = self._here(ask_workers=True)
         self._open_file()
         if self._file is not None:
-            self._file.write(answer)
+            self._file.write(answer.text())
             self._file.dump()
         prefix, rank = f"hang/{self._episode}", self._topology.rank
 
         def write(store: dist.Store, _: str) -> str:
-            store.set(f"{prefix}/{rank}", answer)
+            store.set(f"{prefix}/{rank}", answer.text())
             store.set(f"{prefix}/ask", "")
             return "written"
 
-        self._request(write, "")
+        if self._request(write, "") is None and self._file is not None:
+            self._file.write(replace(answer, lost_store=True).text())
 
     def _tell(self, *, print_it: bool = True) -> None:
         """Make the verdict. One rank prints it: the lowest that comes so far."""
@@ -192,17 +193,23 @@ class HangWatch:
             if self.words:
                 return
             answers = self._collect()
-            if self._is_mute and (kept := self._kept()):
-                self.words = kept  # by a rank that reached the store: it knows more
+            reached, size = hang_verdict.reached(answers, node_name(os.environ)), self._topology.world_size
+            knows = sick_nodes.may_accuse(reached, size, os.environ)
+            if not knows and (kept := self._kept()):
+                self.words = kept  # by a rank that reaches more
                 return
-            self.words, self._silent_nodes = hang_verdict.verdict(answers), hang_verdict.silent_nodes(answers)
+            self.words = hang_verdict.verdict(answers)
+            silent = hang_verdict.silent_nodes(answers)
+            if silent and not knows:
+                self.words += f"; rank {self._topology.rank} reaches {len(reached)} of {size} ranks: it may be cut off"
+            self._silent_nodes = silent if knows else []
             present = [one.rank for one in answers if not one.state]
             if self._error is None and self._topology.rank != min(present, default=self._topology.rank):
                 return
             if (folder := self._run_dir()) is not None:
                 with atomic_write(folder / File.HANG) as file:
                     file.write(f"{self.words}\n".encode())
-            if print_it:
+            if print_it and self._error is None:  # else its error is said, and is the last word
                 complain(f"No step was completed for {self._warning_s:g} s: {self.words}.")
 
     def _kept(self) -> str:
@@ -224,16 +231,22 @@ class HangWatch:
         while told is not None and time.monotonic() < deadline and len(json.loads(told)) < self._topology.world_size:
             time.sleep(0.1)
             told = self._request(self._answers, "")
-        folder = self._run_dir()
-        files = {one.rank: one for one in hang_verdict.read(folder)} if folder else {}
+        files = self._files()
         if told is None:
-            # All ranks that hang have written their files; rank 0, with the store, is what does not answer.
-            found = {rank: one for rank, one in files.items() if rank}
+            # Those that have lost the store as well have written it into their files.
+            while (found := _without_store(files)).keys() < files.keys() - {0} and time.monotonic() < deadline:
+                time.sleep(0.1)
+                files = self._files()
         else:
             found = {one.rank: one for one in map(Answer.of, json.loads(told))}
         found[self._topology.rank] = self._here(ask_workers=True)
         absent = [rank for rank in range(self._topology.world_size) if rank not in found]
         return [*found.values(), *self._absent(absent, files, store_answers=told is not None)]
+
+    def _files(self) -> dict[int, Answer]:
+        """What all ranks have written into their files, by rank."""
+        folder = self._run_dir()
+        return {one.rank: one for one in hang_verdict.read(folder)} if folder else {}
 
     def _answers(self, store: dist.Store, _: str) -> str:
         keys = [f"hang/{self._episode}/{rank}" for rank in range(self._topology.world_size)]
@@ -261,6 +274,11 @@ class HangWatch:
                 one = replace(one, state="stopped" if is_near and stack_file.is_stopped(one.pid) else "gone")
             found.append(one)
         return found
+
+
+def _without_store(files: Mapping[int, Answer]) -> dict[int, Answer]:
+    """Those that the store does not answer either: they, and not this rank, have lost nobody but rank 0."""
+    return {rank: one for rank, one in files.items() if rank and one.lost_store}
 
 
 def _seen(store: dist.Store, rank: int) -> str:

@@ -1,6 +1,6 @@
 """sick-nodes.txt: nodes that were found at fault. The batch script leaves them behind (`--requeue-elsewhere`).
 
-Errors of the user's code never belong there.
+Errors of the user's code never belong there. Nor do nodes that are accused by a rank that may be cut off itself.
 """
 
 from __future__ import annotations
@@ -11,10 +11,36 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp.contract import Env, File
-from cluster_ddp.errors import printable
+from cluster_ddp.errors import ClusterDDPError, printable
 from cluster_ddp.files import open_own
+from cluster_ddp.slurm import master_addr, variables
+from cluster_ddp.slurm.variables import Variables
 
 _LONGEST = 300
+
+
+def may_accuse(reached: Mapping[int, str], world_size: int, env: Mapping[str, str]) -> bool:
+    """Return whether one who reaches these ranks may say that nodes of the others are at fault.
+
+    To a node that is cut off, all others look dead. So the accuser must reach more than half of the ranks. If it is
+    exactly half, as with two nodes, the half with the batch host may: the job does not survive the loss of that node.
+
+    Args:
+        reached: ranks that the accuser reaches, with their nodes; its own rank, too.
+        world_size: number of ranks.
+        env: an environment, such as os.environ.
+    """
+    if 2 * len(reached) != world_size:
+        return 2 * len(reached) > world_size
+    return _batch_host(env) in reached.values()
+
+
+def _batch_host(env: Mapping[str, str]) -> str | None:
+    """The node that runs the batch script: the first one of the job (sbatch(1)); None if it is not known."""
+    with contextlib.suppress(ClusterDDPError):
+        names = (*variables.JOB_NODELIST, *variables.NODELIST)
+        return next(iter(master_addr.node_names(Variables(env), names)), None)
+    return None
 
 
 def note(env: Mapping[str, str], node: str, why: str) -> None:

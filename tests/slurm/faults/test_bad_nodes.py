@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from cluster import Place
-from paced_run import PACED, start
+from paced_run import PACED, TRAINING, Run, start
+from slowness import scaled
+
+from cluster_ddp.contract import File
+from cluster_ddp.sandbox import network
 
 # The second start has the run directory read-only on its second node, as where a file system has gone bad.
 LINES = """if [[ ${SLURM_RESTART_COUNT:-0}.$SLURM_NODEID == 1.1 ]]; then
@@ -26,3 +33,35 @@ def test_a_bad_node_is_left_behind(place: Place, uninterrupted: list[dict]) -> N
     assert not {without, "node4"} & {*run.nodes()}
     assert "Resuming from" in said
     assert run.metrics() == uninterrupted
+
+
+@contextmanager
+def cut_off(run: Run, node: str) -> Iterator[None]:
+    """A node that reaches no other of the job, while all see the run directory."""
+    layout = run.place.slurm.layout
+    addresses = {name: address for address, name in layout.hosts_by_address.items()}
+    others = [addresses[name] for name in run.nodes() if name != node]
+    inside = ["nsenter", f"--net={network.NAMESPACE_ROOT / layout.namespace(node)}", "ip", "route"]
+    for address in others:
+        subprocess.run([*inside, "add", "blackhole", f"{address}/32"], check=True)
+    try:
+        yield
+    finally:
+        for address in others:
+            subprocess.run([*inside, "del", "blackhole", f"{address}/32"], check=True)
+
+
+def test_the_node_that_is_cut_off_is_left_behind_and_not_the_others(place: Place, uninterrupted: list[dict]) -> None:
+    """It is the batch host, and its rank serves the store: the other two ranks read each other's files."""
+    limits = ("--collective-timeout-s", f"{scaled(10):g}", "--hang-warning-s", f"{scaled(3):g}")
+    run = start(place, nodes=("--nodes", "3", "--gpus-per-node", "1"), training=(*TRAINING, *limits), pace_s=0.5)
+    run.wait_for_step(6)
+    lost, *others = run.nodes()
+    sick, hang = run.path / File.SICK_NODES, run.path / File.HANG
+    with cut_off(run, lost):
+        run.wait_for(sick.exists)
+        verdict = hang.read_text()
+    run.end()
+    assert {line.split()[0] for line in sick.read_text().splitlines()} == {lost}, sick.read_text()
+    assert re.search(rf"ranks 1-2 wait in \w+( #\d+)? \(.*\); rank 0 on {lost} does not answer", verdict), verdict
+    assert not any(f"{node} does not answer" in hang.read_text() for node in others), hang.read_text()

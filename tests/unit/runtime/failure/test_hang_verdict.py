@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from ranks import slurm_step
 
 from cluster_ddp.runtime.failure import hang_verdict
@@ -97,3 +98,31 @@ def test_a_rank_that_is_cut_off_keeps_to_the_verdict_of_those_that_are_not(
     long_ago = time.time() - 61
     os.utime(hang, (long_ago, long_ago))  # an earlier hang's
     assert verdict() == own
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+@pytest.mark.parametrize("cut_off", [0, 1, 2])
+def test_a_node_that_is_cut_off_accuses_nobody(
+    cut_off: int, order: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network between the nodes ends, not the shared file system. Rank 0 serves the store, also if it is alone."""
+    nodes, store = ("node1", "node2", "node3"), dist.HashStore()
+    monkeypatch.setenv("CLUSTER_DDP_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-3]")
+    watches = []
+    for rank, node in enumerate(nodes):
+        monkeypatch.setenv("SLURMD_NODENAME", node)
+        here = Topology.from_environ(slurm_step(rank, 3, job_id=JOB_ID, nodelist="node[1-3]"))
+        own = store if rank == 0 or cut_off not in (0, rank) else None
+        watches.append(HangWatch(here, lambda ask, name, own=own: own and ask(own, name), warning_s=0.5, timeout_s=60))
+        watches[rank]._answer()  # its thread does so when no step comes
+    for rank in order:
+        monkeypatch.setenv("SLURMD_NODENAME", nodes[rank])
+        watches[rank].verdict(RuntimeError("timed out"))
+    for watch in watches:
+        watch._file.close()  # type: ignore[union-attr]
+    noted = (tmp_path / "sick-nodes.txt").read_text().splitlines()
+    assert {line.split()[0] for line in noted} == {nodes[cut_off]}, noted
+    last = (tmp_path / "hang.txt").read_text()
+    assert f"rank {cut_off} on {nodes[cut_off]} does not answer" in last, last
+    assert last.count("does not answer") == 1, last

@@ -32,6 +32,30 @@ def test_it_never_raises(tmp_path: Path) -> None:
     sick_nodes.note({Env.RUN_DIR: str(tmp_path / "missing")}, "node3", "x")
 
 
+JOB = {"SLURM_JOB_NODELIST": "node[1-4]", "SLURM_STEP_NODELIST": "node[2,1]"}
+
+
+@pytest.mark.parametrize(
+    ("reached", "world_size", "env", "may"),
+    [
+        ("node1 node2", 3, JOB, True),
+        ("node1", 3, JOB, False),  # the batch host itself, cut off
+        ("node1", 2, JOB, True),
+        ("node2", 2, JOB, False),
+        ("node2", 2, {"SLURM_STEP_NODELIST": "node[2,1]"}, True),
+        ("node1 node1", 4, JOB, True),
+        ("node2 node2", 4, JOB, False),
+        ("node1 node1 node1", 8, JOB, False),
+        ("node1", 2, {}, False),  # nobody knows the batch host
+        ("node1", 2, {"SLURM_JOB_NODELIST": "node["}, False),
+        ("node2 node2", 3, {}, True),
+    ],
+)
+def test_who_may_accuse_others(reached: str, world_size: int, env: dict[str, str], may: bool) -> None:
+    """More than half of the ranks; of two halves, the one with the batch host."""
+    assert sick_nodes.may_accuse(dict(enumerate(reached.split())), world_size, env) == may
+
+
 @pytest.mark.parametrize(
     ("nodes", "num_nodes", "is_warning", "found"),
     [
