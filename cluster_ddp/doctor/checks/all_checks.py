@@ -34,8 +34,11 @@ ALL: tuple[Check, ...] = (
     limits.open_files,
     limits.address_space,
     limits.locked_memory,
+    limits.free_ports,
+    interfaces.loopback,
     interfaces.no_network,
     interfaces.gloo_interface,
+    interfaces.gloo_transport,
     interfaces.nccl_interface,
     names.master_address,
     names.own_name,
@@ -49,12 +52,14 @@ ALL: tuple[Check, ...] = (
 
 
 def tasks(site: Site, *, for_node: bool) -> dict[str, isolated.Task]:
-    """Return the checks of a rank as tasks, one for each group.
+    """Return the checks of a rank as tasks, one for each group; under too low a limit of files, the check that says so.
 
     Args:
         site: where this rank is.
         for_node: whether this rank checks its node, too.
     """
+    if limits.are_too_low_for_checks():
+        return {limits.open_files.group: partial(_run, site, [limits.open_files])}
     groups: dict[str, list[Check]] = {}
     for one in ALL:
         if for_node or one.on == "rank":

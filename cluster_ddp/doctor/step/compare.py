@@ -11,6 +11,7 @@ from typing import Any
 
 from cluster_ddp.doctor.checks import of_all
 from cluster_ddp.doctor.finding import Finding, shown_ranks
+from cluster_ddp.runtime.failure import sick_nodes
 from cluster_ddp.runtime.rendezvous.arrivals import missing_by_node
 from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.topology import Topology
@@ -25,6 +26,8 @@ CHECKS = of_all(
     same_rank="several tasks that have the same rank",
     master_port="a master port that is taken on rank 0's host",
     way_to_rank_0="ranks that can't connect to rank 0: refused, filtered, no route, no such host",
+    master_variables="MASTER_ADDR or MASTER_PORT that is not the same in all tasks",
+    same_address="an address that two nodes have",
     other_master="nodes on which the master's name leads to another machine",
     not_shared="a run directory that is not the same folder on all nodes",
     did_not_return="a check that does not come back within `--check-limit-s`, as where a file system hangs",
@@ -52,8 +55,7 @@ def missing(
     by_node = [] if topology is None else missing_by_node(topology, hosts)
     who = f"rank {', '.join(by_node)}" if by_node else shown_ranks(absent)
     silent = [] if topology is None else [node for node in topology.nodes if node not in hosts.values()]
-    # Where fewer nodes are heard than not, it is rather the way to those.
-    nodes = silent if len(silent) <= len(set(hosts.values())) else []
+    nodes = silent if sick_nodes.may_accuse(hosts, world_size, env) else []
     where = ", ".join(dict.fromkeys(hosts.values()))
     what = f"{len(absent)} of {world_size} ranks did not report within {waited_s:g} s: {who}."
     hint = (
@@ -87,15 +89,31 @@ def same_rank(twice: Mapping[int, Sequence[str]]) -> list[Finding]:
 
 def differences(topology: Topology, reports: Reports) -> list[Finding]:
     """Return what differs between ranks and must not."""
+    what = "{} is not the same on all ranks."
     return [
+        *_unequal(reports, "master_variables", what, _variables_hint, error=True),
+        *_same_address(reports),
         *_other_master(topology, reports),
         *_unequal(reports, "versions", "Nodes run different versions of {}.", _versions_hint, error=True),
         *_data(reports),
-        *_unequal(reports, "variables", "{} is not the same on all ranks.", _variables_hint, error=False),
+        *_unequal(reports, "variables", what, _variables_hint, error=False),
         *_same_gpu(reports),
         *_one_cpu(reports),
         *_clock(reports),
     ]
+
+
+def _same_address(reports: Reports) -> list[Finding]:
+    """Which nodes have an address that another one is reached by."""
+    nodes = {str(one["host"]): one["facts"] for one in reports.values() if one["facts"].get("address")}
+    found = []
+    for address in dict.fromkeys(facts["address"] for facts in nodes.values()):
+        owners = {host: facts["stack"] for host, facts in nodes.items() if address in facts["addresses"]}
+        if len(set(owners.values())) > 1:
+            what, hint = "Two nodes have the same address.", "tell your site: ip address, on each of them"
+            one = Finding(check="same_address", what=what, evidence=str(address), hint=hint)
+            found += [one.seen_on(host) for host in owners]
+    return found
 
 
 def _other_master(topology: Topology, reports: Reports) -> list[Finding]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,12 @@ LEADS, SPEAKS = "leads", "speaks"
 """The file that rank 0 makes; the file of the rank that speaks in its place."""
 REFUSED = "refused"
 """How a connection failed: a host answers that nobody listens."""
+HELD, NO_ANSWER = "held by another program", "no answer"
+"""How a connection failed: somebody else listens; nobody says anything."""
+NO_PORT = "no free port"
+"""How a connection failed: this node has no port left for it."""
 _FILTERED, _NO_ROUTE, _NO_NAME = "filtered", "no route", "no such host"
+_TRIES = 8
 _KINDS = {
     errno.ECONNREFUSED: REFUSED,
     errno.ECONNRESET: REFUSED,
@@ -35,11 +41,37 @@ _KINDS = {
     errno.ENETUNREACH: _NO_ROUTE,
     errno.EACCES: _NO_ROUTE,  # `ip route add prohibit`
     errno.EPERM: _FILTERED,  # a firewall of this node itself
+    errno.EADDRNOTAVAIL: NO_PORT,
     errno.EINVAL: _NO_ROUTE,  # `ip route add blackhole`
 }
 
 Message = dict[str, Any]
 """What passes between ranks: it has its tier; a report also rank, host and id of its process."""
+
+
+def connected(host: str, port: int, timeout_s: float) -> socket.socket:
+    """Connect. If no answer comes, try several times at once: where packets get lost, one of them passes.
+
+    Args:
+        host: name or address.
+        port: of the listener.
+        timeout_s: seconds for all.
+
+    Raises:
+        OSError: there is no connection.
+    """
+    address, each_s = (host, port), timeout_s / 2
+    try:
+        return socket.create_connection(address, timeout=each_s)
+    except TimeoutError as error:
+        with ThreadPoolExecutor(_TRIES) as pool:
+            tries = [pool.submit(socket.create_connection, address, each_s) for _ in range(_TRIES)]
+        found = [one.result() for one in tries if one.exception() is None]
+        for more in found[1:]:
+            more.close()
+        if not found:
+            raise error
+        return found[0]
 
 
 def kind_of(error: OSError) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import ipaddress
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,15 +19,22 @@ from cluster_ddp.doctor.checks import Site, gpus, interfaces, names, python_env
 from cluster_ddp.doctor.step import links
 
 _LISTED_AT_MOST, _SAMPLED_AT_MOST, _SAMPLE = 1000, 32, 4096
+_LOCAL = re.compile(r"\|-- (\S+)\n\s+/32 host LOCAL")
 _PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "OMP_NUM_THREADS", "CUDA_HOME", "LD_PRELOAD")
 
 
 def facts(site: Site) -> Iterator[str | tuple[str, Any]]:
     """Yield the name of each fact, then the name with its value. What may hang comes last."""
-    readers: dict[str, Callable[[Site], Any]] = {"cpus": _cpus, "variables": _variables, "gpus": gpus.own}
+    readers: dict[str, Callable[[Site], Any]] = {
+        "cpus": _cpus,
+        "master_variables": _master_variables,
+        "variables": _variables,
+        "gpus": gpus.own,
+    }
     if site.topology.local_rank == 0:
         if site.has_several_nodes:
-            readers |= {"address": _address, "master": _master, "interfaces": interfaces.taken}
+            readers |= {"addresses": _addresses, "stack": _stack, "address": _address}
+            readers |= {"master": _master, "interfaces": interfaces.taken}
         readers |= {"versions": _versions, "data": _data}
     for name, read in readers.items():
         yield name
@@ -36,8 +45,27 @@ def _cpus(site: Site) -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
+def _master_variables(site: Site) -> dict[str, str]:
+    return {name: site.env[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in site.env}
+
+
 def _variables(site: Site) -> dict[str, str]:
     return {name: value for name, value in sorted(site.env.items()) if name.startswith(_PREFIXES)}
+
+
+def _addresses(site: Site) -> list[str]:
+    """All addresses of this node, as the kernel lists them."""
+    ipv4 = _LOCAL.findall(Path("/proc/net/fib_trie").read_text())
+    found = {str(ipaddress.ip_address(one)) for one in ipv4}
+    with contextlib.suppress(OSError):  # a kernel without IPv6
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+        found |= {str(ipaddress.IPv6Address(bytes.fromhex(line.split()[0]))) for line in lines}
+    return sorted(found)
+
+
+def _stack(site: Site) -> str:
+    """What tells this machine's network from others: two of Slurm's nodes may be one machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + str(Path("/proc/self/ns/net").readlink())
 
 
 def _address(site: Site) -> str | None:

@@ -84,7 +84,7 @@ class Follower(Rank):
             return _after_rank_0(USAGE_EXIT_STATUS)
         assert self.place.topology is not None
         host = next(iter(self.place.topology.nodes), self.place.topology.master_addr)
-        return self._speak(tier, [ended(0, host, tier)])
+        return self._speak(tier, [ended(0, host, tier, accuses=self._spoke.was_closed)])
 
     def _speak_without_rank_0(self) -> int:
         """Nothing shows that rank 0 has started: one rank says so; the others wait for that."""

@@ -35,7 +35,8 @@ class Hub:
         self._key, self._folder, self._begun = key, folder, time.monotonic()
         self._received: dict[str, dict[int, Message]] = {}
         self._connections: dict[int, socket.socket] = {}
-        self._lost: set[int] = set()
+        self.closed: set[int] = set()
+        """Ranks whose connection has ended: their hosts can be reached."""
         self._news = threading.Condition()
         self.twice: dict[int, list[str]] = {}
         """Ranks that several processes claim to be -> their hosts."""
@@ -71,7 +72,7 @@ class Hub:
 
         def are_all_here() -> bool:
             found = self._received.get(tier, {})
-            return len(found) + len(self._lost - found.keys()) >= ranks
+            return len(found) + len(self.closed - found.keys()) >= ranks
 
         self._wait(are_all_here, timeout_s)
         with self._news:
@@ -82,7 +83,8 @@ class Hub:
 
         Args:
             tier: which message.
-            settle_s: seconds that rank 0 must have listened for that; twice as long is enough for all.
+            settle_s: seconds that rank 0 must have listened for that; five times as long is enough where packets get
+                lost.
 
         Returns:
             Rank -> its message.
@@ -90,10 +92,10 @@ class Hub:
 
         def is_settled() -> bool:
             apart = [one for one in self._received.get(tier, {}).values() if one.get("by") == "file"]
-            have_tried = all(one.get("failures") for one in apart) and time.monotonic() > self._begun + settle_s
+            have_tried = all(one.get("failures") != {} for one in apart) and time.monotonic() > self._begun + settle_s
             return not apart or have_tried or self._listener is None
 
-        self._wait(is_settled, max(0.0, self._begun + 2 * settle_s - time.monotonic()))
+        self._wait(is_settled, max(0.0, self._begun + 5 * settle_s - time.monotonic()))
         with self._news:
             return dict(self._received.get(tier, {}))
 
@@ -162,5 +164,5 @@ class Hub:
                 self.put(message["tier"], rank, {**message, "by": "tcp", "received_at": time.time()})
         if rank is not None:
             with self._news:
-                self._lost.add(rank)
+                self.closed.add(rank)
                 self._news.notify_all()

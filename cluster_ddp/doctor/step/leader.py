@@ -31,6 +31,7 @@ from cluster_ddp.doctor.step.rank import (
     findings,
     no_way,
 )
+from cluster_ddp.runtime.failure import sick_nodes
 
 
 class Leader(Rank):
@@ -72,7 +73,7 @@ class Leader(Rank):
         found = [one for one in found if one.check == "topology"] + [one for one in found if one.check != "topology"]
         found += compare.same_rank(self._hub.twice)
         found += compare.missing(self.place.topology, self.place.world_size, here, waited_s, self.env)
-        found += [ended(rank, str(one["host"]), "nodes") for rank, one in here.items() if rank not in reports]
+        found += self._gone("nodes", here, reports)
         if self._hub.port_error is not None:
             found.append(Finding.of_cause("master_port", self._hub.port_error))
         if self.place.topology is not None:
@@ -109,7 +110,7 @@ class Leader(Rank):
             token.unlink(missing_ok=True)
         found_links = [Link(**link) for one in answers.values() for link in one["links"]]
         found = [
-            *self._gone("network", answers),
+            *self._gone("network", self._reports, answers),
             *links.judge(found_links),
             *_not_shared(answers, self.options.run_dir),
         ]
@@ -137,7 +138,7 @@ class Leader(Rank):
         self._say_whom_it_waits_for("import", "import torch")
         answers = self._hub.gather("import", self.place.world_size, IMPORT_S)
         self._imported.set()
-        found = [*self._gone("import", answers), *training.judge_imports(answers)]
+        found = [*self._gone("import", self._reports, answers), *training.judge_imports(answers)]
         return self.verdict.add("torch", time.monotonic() - start, found)
 
     def _training(self) -> bool:
@@ -147,11 +148,19 @@ class Leader(Rank):
         self._hub.put("training", 0, self.trained())
         answers = self._hub.gather("training", self.place.world_size, TRAINING_S)
         hosts = {rank: str(one["host"]) for rank, one in answers.items()}
-        found = [*self._gone("training", answers), *training.judge(answers, hosts)]
+        found = [*self._gone("training", self._reports, answers), *training.judge(answers, hosts)]
         return self.verdict.add("training", time.monotonic() - start, found, training.shown(list(answers.values())))
 
-    def _gone(self, tier: str, answers: Mapping[int, Message]) -> list[Finding]:
-        return [ended(rank, str(one["host"]), tier) for rank, one in self._reports.items() if rank not in answers]
+    def _gone(self, tier: str, here: Mapping[int, Message], answers: Mapping[int, Message]) -> list[Finding]:
+        """The ranks of `here` that have not answered in a tier, and whether that may be their nodes' fault."""
+        hosts = {rank: str(one["host"]) for rank, one in here.items()}
+        reached = {rank: host for rank, host in hosts.items() if rank in answers or rank in self._hub.closed}
+        may_accuse = sick_nodes.may_accuse(reached, self.place.world_size, self.env)
+        return [
+            ended(rank, host, tier, accuses=may_accuse or rank in reached)
+            for rank, host in hosts.items()
+            if rank not in answers
+        ]
 
     def _say_whom_it_waits_for(self, tier: str, what: str) -> None:
         """Say on stderr, after some seconds, which ranks are slow."""

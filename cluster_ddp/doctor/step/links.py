@@ -19,20 +19,25 @@ from typing import Any
 
 from cluster_ddp.doctor.checks import of_all
 from cluster_ddp.doctor.finding import Finding
-from cluster_ddp.doctor.step.exchange import kind_of
+from cluster_ddp.doctor.step.exchange import NO_PORT, connected, kind_of
 from cluster_ddp.slurm.topology import Topology
 
 _ECHO, _SINK = 0, 1
 _HEADER = struct.Struct("!BQ")
-_CONNECT_S, _LARGE_S, _BANDWIDTH_S = 5.0, 4.0, 1.0
+_CONNECT_S, _SMALL_S, _LARGE_S, _BANDWIDTH_S = 4.0, 4.0, 4.0, 1.0
 _LARGE, _CHUNK = 256 * 1024, 1024 * 1024
 _ROUND_TRIPS = 21
+_LOSSY = 0.1
+_BROKE = "the connection broke at once"
+# tcp_info.tcpi_total_retrans in linux/tcp.h: packets that were sent again.
+_RETRANSMITTED = struct.Struct("=100xI")
 # Half of what gigabit Ethernet gives: less is a fault, or not a network for training.
 _SLOW_BYTES_PER_S = 60e6
 _SLOWER_THAN_OTHERS = 3.0
 
 CHECKS = of_all(
     "links",
+    packet_loss="a link that loses more than a tenth of the packets",
     links="nodes that refuse or drop each other's connections on ports of the system's choice, or have no route",
     large_packets="a link on which small messages pass and large ones hang (MTU)",
     slow_link="a link that is slower than half of gigabit Ethernet, or than a third of the others",
@@ -109,6 +114,8 @@ class Link:
     """The node that listened."""
     failure: str | None = None
     """Why there is no connection: refused, filtered, no route, no such host; None if there is one."""
+    lost: float = 0.0
+    """Part of the packets of small messages that had to be sent again."""
     large_fail: bool = False
     """Whether small messages pass and large ones don't."""
     latency_s: float | None = None
@@ -122,19 +129,25 @@ class Link:
 
 
 def measure(source: str, target: str, address: str, port: int) -> Link:
-    """Connect to another node's listener and measure the way there. Takes at most about twelve seconds."""
+    """Connect to another node's listener and measure the way there. Takes at most about twenty seconds."""
+    link = _measured(source, target, address, port)
+    return _measured(source, target, address, port) if link.failure == _BROKE else link
+
+
+def _measured(source: str, target: str, address: str, port: int) -> Link:
     try:
-        connection = socket.create_connection((address, port), timeout=_CONNECT_S)
+        connection = connected(address, port, _CONNECT_S)
     except OSError as error:
         return Link(source=source, target=target, failure=kind_of(error))
     with connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(_LARGE_S)
-        try:
-            latencies = [_timed(connection, _ECHO, b"x") for _ in range(_ROUND_TRIPS)]
-        except (OSError, EOFError):
-            return Link(source=source, target=target, failure="the connection broke at once")
+        latencies = _small(connection)
+        if not latencies:
+            return Link(source=source, target=target, failure=_BROKE)
         latency_s = statistics.median(latencies)
+        if (lost := _lost(connection, len(latencies))) > _LOSSY:
+            return Link(source=source, target=target, lost=lost, latency_s=latency_s)
+        connection.settimeout(_LARGE_S)
         try:
             _timed(connection, _ECHO, bytes(_LARGE))
         except (OSError, EOFError):
@@ -144,6 +157,23 @@ def measure(source: str, target: str, address: str, port: int) -> Link:
         if rate is not None and rate < _SLOW_BYTES_PER_S:  # for a moment, busy cores look like a slow link
             rate = max(rate, _bandwidth(connection) or 0.0)
         return Link(source=source, target=target, latency_s=latency_s, bytes_per_s=rate)
+
+
+def _small(connection: socket.socket) -> list[float]:
+    """Seconds of small messages there and back, one after the other; fewer if they take long."""
+    connection.settimeout(_SMALL_S)
+    end, latencies = time.monotonic() + _SMALL_S, list[float]()
+    with contextlib.suppress(OSError, EOFError):
+        while len(latencies) < _ROUND_TRIPS and time.monotonic() < end:
+            latencies.append(_timed(connection, _ECHO, b"x"))
+    return latencies
+
+
+def _lost(connection: socket.socket, messages: int) -> float:
+    """Part of the packets that had to be sent again, if each message is one packet."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RETRANSMITTED.size)
+    again: int = _RETRANSMITTED.unpack(info)[0]
+    return again / (again + messages)
 
 
 def _timed(connection: socket.socket, mode: int, data: bytes) -> float:
@@ -170,15 +200,34 @@ def _bandwidth(connection: socket.socket) -> float | None:
 
 def judge(links: Sequence[Link]) -> list[Finding]:
     """Return what is wrong with the links between nodes."""
-    return [*_failed(links), *_large(links), *_slow(links)]
+    return [*_lossy(links), *_failed(links), *_large(links), *_slow(links)]
 
 
 _HINTS = {
     "refused": "a firewall rejects it: ask your site to open all TCP ports between the compute nodes (iptables -L -n)",
     "filtered": "a firewall drops it: ask your site to open all TCP ports between the compute nodes (iptables -L -n)",
+    NO_PORT: "that node has no port left: ss -tanp",
     "no route": "the nodes are on networks that do not reach each other: ip route get ADDRESS on that node",
     "no such host": "the names of the nodes are unknown there: getent hosts NODE on that node",
 }
+
+
+def _lossy(links: Sequence[Link]) -> list[Finding]:
+    those = [link for link in links if link.lost > _LOSSY]
+    if not those:
+        return []
+    ways = ", ".join(f"{link.source} -> {link.target} {100 * link.lost:.0f} %" for link in those)
+    sick = _common(those, links)
+    without = f"; leave out the node: --exclude={sick[0]}" if sick else ""
+    return [
+        Finding(
+            check="packet_loss",
+            what="The network loses packets between nodes.",
+            evidence=f"{ways} of the packets of small messages had to be sent again.",
+            hint=f"tell your site: ip -s link and ethtool -S on those nodes (a cable, a port, a switch){without}",
+            sick_nodes=sick,
+        )
+    ]
 
 
 def _failed(links: Sequence[Link]) -> list[Finding]:

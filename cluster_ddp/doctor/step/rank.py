@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.doctor import isolated
-from cluster_ddp.doctor.checks import Site, all_checks
+from cluster_ddp.doctor.checks import Site, all_checks, limits
 from cluster_ddp.doctor.finding import Finding
 from cluster_ddp.doctor.step import links, training
-from cluster_ddp.doctor.step.exchange import REFUSED, Message
+from cluster_ddp.doctor.step.exchange import NO_PORT, REFUSED, Message
 from cluster_ddp.doctor.step.facts import facts
 from cluster_ddp.doctor.step.links import Listener
 from cluster_ddp.doctor.step.place import Place
@@ -96,7 +96,7 @@ class Rank:
         if self.place.error is not None:
             message["findings"] = [Finding.of_cause("topology", self.place.error).to_json()]
         elif self.place.topology is not None:
-            compared = answers.pop("facts")
+            compared = answers.pop("facts", isolated.Answer([]))
             found = all_checks.findings(answers, self.place.host, limit_s)
             found += all_checks.broken_off("facts", compared, self.place.host, limit_s)
             message["findings"] = [one.to_json() for one in found]
@@ -117,7 +117,8 @@ class Rank:
             run_dir=self.options.run_dir,
             data_dir=self.options.data_dir,
         )
-        return {**all_checks.tasks(site, for_node=self.place.is_first_on_node), "facts": lambda: facts(site)}
+        tasks = all_checks.tasks(site, for_node=self.place.is_first_on_node)
+        return tasks if limits.are_too_low_for_checks() else {**tasks, "facts": lambda: facts(site)}
 
     def linked(self, told: Message) -> Message:
         """Return the report of tier 2: the link that rank 0 asks for, and whether its token is seen."""
@@ -193,14 +194,21 @@ def findings(rank: int, report: Message) -> list[Finding]:
     return [one.seen_on(host) if one.check in _OF_NODES else one.seen_by(rank, host) for one in found]
 
 
-def ended(rank: int, host: str, tier: str) -> Finding:
-    """Return that a rank was here and does not answer any more."""
+def ended(rank: int, host: str, tier: str, *, accuses: bool) -> Finding:
+    """Return that a rank was here and does not answer any more.
+
+    Args:
+        rank: the rank.
+        host: its node.
+        tier: in which tier.
+        accuses: whether its node may be at fault, and not the way to it.
+    """
     return Finding(
         check="missing_ranks",
         what=f"Ranks ended or hung in the tier {tier!r}.",
         evidence="no answer",
-        hint=f"read that task's output; leave the node out: --exclude={host}",
-        sick_nodes=(host,),
+        hint=f"read that task's output{f'; leave the node out: --exclude={host}' if accuses else ''}",
+        sick_nodes=(host,) if accuses else (),
     ).seen_by(rank, host)
 
 
@@ -211,6 +219,7 @@ _WAYS = {
     REFUSED: "nothing listens there, or a firewall rejects it: iptables -L -n on both nodes",
     "filtered": "a firewall drops it: ask your site to open TCP ports between the compute nodes",
     "no route": "the node has no way there: ip route get ADDRESS",
+    NO_PORT: "that node has no port left: ss -tanp",
     "no such host": "the name is unknown there: getent hosts NAME",
 }
 

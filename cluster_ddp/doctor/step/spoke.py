@@ -18,7 +18,7 @@ from cluster_ddp.runtime.rendezvous import beacon
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.slurm.topology import Topology
 
-_CONNECT_S = 3.0
+_CONNECT_S, _GREETING_S = 3.0, 4.0
 _LONGEST_PAUSE_S = 1.0
 # How much later than the others rank 0 may take its own start.
 _GRACE_S = 2.0
@@ -44,6 +44,8 @@ class Spoke:
         self._lock, self._closed = threading.Lock(), threading.Event()
         self.failures: dict[str, str] = {}
         """Port of rank 0 -> how the connection failed."""
+        self.was_closed = False
+        """Whether rank 0's host has closed the connection: then it can be reached, and rank 0 has ended."""
 
     def start(self, here: Message) -> None:
         """Say that this rank is here, and try to reach rank 0 from now on. Call it once."""
@@ -80,6 +82,7 @@ class Spoke:
                 self._connection.settimeout(max(0.01, deadline - time.monotonic()))
                 try:
                     line = self._lines.readline()
+                    self.was_closed = not line
                     return dict(json.loads(line)) if line else None
                 except (OSError, ValueError):
                     return None
@@ -125,15 +128,16 @@ class Spoke:
         host = beacon.LOOPBACK if is_local else self._topology.master_addr
         for port in self._topology.port_candidates:
             try:
-                connection = socket.create_connection((host, port), timeout=_CONNECT_S)
+                connection = exchange.connected(host, port, _CONNECT_S)
             except OSError as error:
                 self.failures[str(port)] = exchange.kind_of(error)
                 if self.failures[str(port)] != exchange.REFUSED:
                     break  # the other ports would not answer either
                 continue
-            if self._is_ours(connection):
+            stranger = self._greeting_failure(connection)
+            if stranger is None:
                 return connection
-            self.failures[str(port)] = "held by another program"
+            self.failures[str(port)] = stranger
             connection.close()
         return None
 
@@ -149,21 +153,26 @@ class Spoke:
                 self._file.unlink()
             self._file = None
 
-    def _is_ours(self, connection: socket.socket) -> bool:
+    def _greeting_failure(self, connection: socket.socket) -> str | None:
+        """How a connection failed that leads to somebody else than rank 0, or to nobody; None if it is rank 0's."""
         nonce = os.urandom(16).hex().encode()
+        connection.settimeout(_GREETING_S)
         try:
             connection.sendall(nonce + b"\n")
             self._lines = connection.makefile("rb")
             answer = self._lines.readline(200).strip()
+        except TimeoutError:
+            return exchange.NO_ANSWER
         except OSError:
-            return False
+            return exchange.HELD
         greeting, _, proof = answer.rpartition(b" ")
-        return greeting == exchange.GREETING.encode() and self._key.proves(proof, "doctor", nonce)
+        is_ours = greeting == exchange.GREETING.encode() and self._key.proves(proof, "doctor", nonce)
+        return None if is_ours else exchange.HELD
 
     def _write(self) -> None:
         if self._folder is None:
             return
-        message = {**self._last, "failures": dict(self.failures)}
+        message = {**self._last, "failures": None if self._topology is None else dict(self.failures)}
         path = self._folder / f"{exchange.REPORT}{message['rank']}-{message['id']}.json"
         with contextlib.suppress(OSError), atomic_write(path) as file:
             file.write(json.dumps(message).encode())

@@ -73,6 +73,8 @@ def measure(topology: Topology, key: RunKey) -> Iterator[str | dict[str, Any]]:
 
     Yields the name of each check that begins, at last the fields of a `Measured`.
     """
+    from torch.distributed import ProcessGroupGloo
+
     from cluster_ddp.runtime import process_group
     from cluster_ddp.runtime.device import device as devices
     from cluster_ddp.runtime.rendezvous.network_interface import choose_interface
@@ -82,6 +84,10 @@ def measure(topology: Topology, key: RunKey) -> Iterator[str | dict[str, Any]]:
     yield found.failed_in
     try:
         device = devices.set_up(topology, cuda=True, deterministic=False)[0]
+        if "GLOO_DEVICE_TRANSPORT" in os.environ:
+            found.failed_in = "gloo_transport"
+            ProcessGroupGloo.create_default_device()
+            found.failed_in = "rendezvous"
         store = meet(topology, device.type, key, timeout_s=MEETING_S)
         choose_interface(topology, os.environ)
         process_group.join(topology, device, store, timeout_s=_COLLECTIVE_S)
@@ -201,6 +207,10 @@ def judge_imports(reports: Mapping[int, Mapping[str, Any]]) -> list[Finding]:
 
 
 _FAILED = {
+    "gloo_transport": (
+        "This build of torch lacks the transport that GLOO_DEVICE_TRANSPORT names; each has TCP.",
+        "unset GLOO_DEVICE_TRANSPORT in the batch script and in your shell's start files",
+    ),
     "rendezvous": (
         "The ranks can't form a process group.",
         "try another interface: export GLOO_SOCKET_IFNAME=… NCCL_SOCKET_IFNAME=…; NCCL says more with NCCL_DEBUG=INFO",

@@ -13,7 +13,8 @@ from collections.abc import MutableMapping
 
 from cluster_ddp.slurm.topology import Topology
 
-_SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
+_SIOCGIFADDR, _SIOCGIFFLAGS = 0x8915, 0x8913  # netdevice(7): the IPv4 address of an interface, and its flags
+_IFF_UP = 1
 
 
 def choose_interface(topology: Topology, env: MutableMapping[str, str]) -> None:
@@ -50,9 +51,23 @@ def interface_towards(host: str) -> str | None:
 
 def ipv4_address(interface: str) -> str | None:
     """Return the IPv4 address of an interface; None without one."""
-    request = struct.pack("256s", interface.encode()[:15])
+    answer = _asked(interface, _SIOCGIFADDR)
+    return None if answer is None else socket.inet_ntoa(answer[20:24])
+
+
+def is_up(interface: str) -> bool:
+    """Return whether an interface is up; True if that can't be read.
+
+    /sys/class/net may be that of another network namespace.
+    """
+    answer = _asked(interface, _SIOCGIFFLAGS)
+    return answer is None or bool(struct.unpack_from("=H", answer, 16)[0] & _IFF_UP)
+
+
+def _asked(interface: str, what: int) -> bytes | None:
+    """The kernel's answer to a question about an interface; None without one, as for an address that it lacks."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
-    except OSError:  # an interface without an IPv4 address
+            return fcntl.ioctl(probe.fileno(), what, struct.pack("256s", interface.encode()[:15]))
+    except OSError:
         return None

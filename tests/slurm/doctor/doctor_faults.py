@@ -100,6 +100,12 @@ LAUNCH = (
         "until [[ -e held ]]; do sleep 0.1; done",
     ),
     Fault(
+        title="another MASTER_PORT in each task",
+        check="master_variables",
+        found=("MASTER_PORT is not the same on all ranks", "MASTER_PORT=20003", "before srun"),
+        lines="export MASTER_PORT=$((20000 + SLURM_PROCID))",
+    ),
+    Fault(
         title="CUDA_VISIBLE_DEVICES emptied in a start file",
         check="hidden_gpus",
         found=("CUDA_VISIBLE_DEVICES=''", "unset CUDA_VISIBLE_DEVICES"),
@@ -221,6 +227,19 @@ INTERFACES = (
         lines="export GLOO_SOCKET_IFNAME=lo",
     ),
     Fault(
+        title="a GLOO_DEVICE_TRANSPORT that gloo does not have",
+        check="gloo_transport",
+        found=("gloo has no transport 'ib'", "unset GLOO_DEVICE_TRANSPORT"),
+        lines="export GLOO_DEVICE_TRANSPORT=ib",
+    ),
+    Fault(
+        title="a GLOO_DEVICE_TRANSPORT that this build of torch lacks",
+        check="gloo_transport",
+        found=("This build of torch lacks the transport", "unset GLOO_DEVICE_TRANSPORT"),
+        lines="export GLOO_DEVICE_TRANSPORT=UV",
+        arguments=(),
+    ),
+    Fault(
         title="NCCL_SOCKET_IFNAME that fits no interface",
         check="nccl_interface",
         found=("NCCL_SOCKET_IFNAME=ib fits no interface",),
@@ -270,6 +289,12 @@ LIMITS = (
         check="open_files",
         found=("ulimit -Hn: 200",),
         lines="ulimit -n 200",
+    ),
+    Fault(
+        title="so low a limit of open files that the doctor's own checks can't run",
+        check="open_files",
+        found=("ulimit -Hn: 12", "ulimit -n"),
+        lines="ulimit -n 12",
     ),
     Fault(
         title="a limited address space",
@@ -441,7 +466,66 @@ def _rule(words: str) -> str:
     return f"{_TABLE}nft 'add rule inet doctor in {words}'"
 
 
+# Holds all ports of the range of node2, until the doctor of its first task ends.
+_HOLD_PORTS = (
+    ON_2
+    + """if ((SLURM_LOCALID == 0)); then
+  python -c 'import os, pathlib, socket, sys, time
+doctor, path = os.getppid(), pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")
+before = path.read_text(); path.write_text("40000 40015")
+held = [socket.create_server(("", port)) for port in range(40000, 40016)]
+pathlib.Path("held").touch()
+while os.getppid() == doctor: time.sleep(0.1)
+path.write_text(before)' >held.out 2>&1 </dev/null &
+fi
+until [[ -e held ]]; do sleep 0.1; done"""
+)
+
 NETWORK = (
+    Fault(
+        title="a loopback interface that is down on rank 0's node",
+        check="loopback",
+        found=("A node can't connect to itself", "node1: ", "lo is down", "ip link set lo up"),
+        on_nodes=(("node1", "ip link set lo down"),),
+        undone=(("node1", "ip link set lo up"),),
+    ),
+    Fault(
+        title="a loopback interface that is down on another node",
+        check="loopback",
+        found=("A node can't connect to itself", "node2: ", "ip link set lo up"),
+        on_nodes=(("node2", "ip link set lo down"),),
+        undone=(("node2", "ip link set lo up"),),
+    ),
+    Fault(
+        title="an address that two nodes have",
+        check="same_address",
+        found=("Two nodes have the same address", "node1, node2: "),
+        on_nodes=(("node2", "ip address add @node1/32 dev eth0"),),
+        undone=(("node2", "ip address del @node1/32 dev eth0"),),
+    ),
+    Fault(
+        title="no ports left on a node",
+        check="free_ports",
+        found=("No ports are left on a node", "node2: ", "40000 to 40015", "--exclude=node2"),
+        lines=_HOLD_PORTS,
+    ),
+    Fault(
+        title="a link that loses 45 % of the packets",
+        check="packet_loss",
+        found=("The network loses packets", "node1 -> node2"),
+        on_nodes=(("node2", _rule("ip saddr @node1 numgen random mod 100 < 45 drop")),),
+        undone=(("node2", _NO_TABLE),),
+    ),
+    Fault(
+        title="a link that loses 30 % of the packets in both directions",
+        check="packet_loss",
+        found=("The network loses packets",),
+        on_nodes=tuple(
+            (node, _rule(f"ip saddr @{other} numgen random mod 100 < 30 drop"))
+            for node, other in (("node1", "node2"), ("node2", "node1"))
+        ),
+        undone=(("node1", _NO_TABLE), ("node2", _NO_TABLE)),
+    ),
     Fault(
         title="a name server that doesn't answer",
         check="did_not_return",

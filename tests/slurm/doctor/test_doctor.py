@@ -249,6 +249,16 @@ def test_the_status_is_the_verdicts_though_srun_ends_the_tasks(
     assert (status, "GLOO_SOCKET_IFNAME names an interface" in out + errors) == (2, True), out + errors
 
 
+def test_a_closed_stdout_does_not_change_the_status(at_once: dict[str, Future[Said]], allocation: Allocation) -> None:
+    for one in at_once.values():
+        one.exception()
+    doctor = ["bash", "-c", 'exec "$@" >&-', "bash", sys.executable, "-m", "cluster_ddp.doctor", "--quick"]
+    status, out, errors = allocation.step("closed", doctor)
+    assert (status, out, "Traceback" in errors) == (0, "", False), errors
+    status, out, errors = allocation.step("closed, ill", ["env", "GLOO_SOCKET_IFNAME=ib0", *doctor])
+    assert (status, out, "Traceback" in errors) == (2, "", False), errors
+
+
 @pytest.mark.parametrize("variant", faults.HEALTHY, ids=lambda variant: variant.title)
 def test_no_alarm(variant: Variant, healthy: dict[str, Future[Said]]) -> None:
     said = healthy[variant.title].result()
