@@ -107,6 +107,7 @@ class Checkpointer:
         self._keeps_best = False
         is_own = load_into(self._state, self._folder, self.run_dir, resume)
         self._saver = Saver(self._state, self._folder, self.run_dir, before_save, on_nan)
+        self._state.is_finished &= is_own  # another run's end is a beginning
         if is_own:
             self._saver.saved = self._saver.place
         self._is_training = any(map(_is_done, self._shards))  # perhaps only the code after the last batch remains
@@ -135,7 +136,8 @@ class Checkpointer:
     def epochs(self, count: int) -> Iterator[int]:
         """Yield the numbers of the epochs that remain of `count` epochs, from 0. Use it once, on every rank.
 
-        After the last epoch the final state is saved (unless `every` is "never"), and signal handlers are restored.
+        After the last epoch the final state is saved (unless `every` is "never"), and signal handlers are restored. To
+        leave the loop before, call `finish`: after a `break` alone, a resume trains on.
 
         Args:
             count: number of epochs of the whole training.
@@ -147,18 +149,18 @@ class Checkpointer:
         if not self._shards:
             hint = "give shard=world.shard(dataset, …), or loop over checkpoint.until(steps)"
             raise SpecError(f"Training for {count} epochs:", "without a shard an epoch has no end.", hint)
-        if self.epoch >= count:
-            self.world.print(f"All {count} epochs are already done: nothing to train.")
+        self._tell_if_done(f"{count} epochs", done=self.epoch >= count)
         self._total = count
         for shard in self._shards:
             shard.at_end = self._after_training
         try:
-            while self.epoch < count:
+            while self.epoch < count and not self._is_finished():
                 self._set_epoch()
                 self._state.restore_rng()
                 yield self.epoch
-                self._state.epoch, self._is_training = self.epoch + 1, False
-                self._set_epoch()
+                if self._is_finished():
+                    return
+                self._end_epoch()
                 self._after(epoch_ended=True)
         finally:
             for shard in self._shards:
@@ -187,16 +189,34 @@ class Checkpointer:
         if self._shards:
             hint = "loop over checkpoint.epochs(count), or leave shard= out"
             raise SpecError(f"Training for {steps} steps:", "a training with a shard has epochs.", hint)
-        if self.steps >= steps:
-            self.world.print(f"All {steps} steps are already done: nothing to train.")
+        self._tell_if_done(f"{steps} steps", done=self.steps >= steps)
         self._total = steps
         self._state.restore_rng()
-        while (done := self.steps) < steps:
+        while (done := self.steps) < steps and not self._is_finished():
             yield done
+            if self._is_finished():
+                return
             if self.steps == done:
                 raise SpecError(
                     f"Step {done + 1} of {steps}:", "it was not counted.", "call checkpoint.step() in the loop"
                 )
+        self._finish()
+
+    def finish(self) -> None:
+        """End the training before all its epochs or steps are done. Call it on every rank, then leave the loop.
+
+        The state of this moment is saved as the last one (unless `every` is "never"), and signal handlers are restored.
+        A training that is resumed from it trains no further. Another run may begin with it (`resume=PATH`).
+
+        Raises:
+            CheckpointError, RunDirError: as `step`.
+        """
+        if self._state.is_finished:
+            return
+        self._state.is_finished = True
+        if self._is_at_end():
+            self._end_epoch()
+        self._saver.saved = (-1, -1)  # a checkpoint of this step does not say that it is the last one
         self._finish()
 
     def step(self) -> None:
@@ -206,7 +226,11 @@ class Checkpointer:
             Stopped: the job was told to stop, and can resume. It ends the process with status 75.
             CheckpointError: the job was told to stop, but no checkpoint could be saved since its start.
             RunDirError: another job has taken the run directory.
+            SpecError: the training was finished.
         """
+        if self._state.is_finished:
+            hint = "leave the loop after checkpoint.finish(), or loop over checkpoint.epochs(…)"
+            raise SpecError(f"Step {self.steps + 1}:", f"the training was finished at step {self.steps}.", hint)
         self._times.begin()
         self._state.steps, self._is_training = self.steps + 1, True
         self.run_dir.steps = self.steps
@@ -261,6 +285,20 @@ class Checkpointer:
             if stop:
                 self._stop()
             self._evaluation_exchange.begin(self._stop_flag.is_set())
+
+    def _is_finished(self) -> bool:
+        return self._state.is_finished
+
+    def _tell_if_done(self, all_of_it: str, *, done: bool) -> None:
+        if self._state.is_finished:
+            on = f"To train on, begin a new run with it: resume={str(self.last_good)!r}"
+            self.world.print(f"checkpoint.finish() ended this training at step {self.steps}: nothing to train. {on}")
+        elif done:
+            self.world.print(f"All {all_of_it} are already done: nothing to train.")
+
+    def _end_epoch(self) -> None:
+        self._state.epoch, self._is_training = self.epoch + 1, False
+        self._set_epoch()
 
     def _set_epoch(self) -> None:
         for shard in self._shards:

@@ -57,6 +57,8 @@ class TrainingState:
     ) -> None:
         self.world, self.shards = world, list(shards)
         self.steps = self.epoch = 0
+        self.is_finished = False
+        """Whether the training has ended before all its epochs or steps, and is not to be continued."""
         self.run_key = ""
         """On rank 0: the key of this run, which each of its checkpoints has."""
         self._identity, self._meters = dict(identity), dict(meters)
@@ -148,6 +150,7 @@ class TrainingState:
             meter.load_state_dicts([one["meters"][name] for one in ranks[rank::world_size]])
         self._made_with = made_with or self._made_with
         self.steps, self.epoch = position["steps"], position["epoch"]
+        self.is_finished = bool(position.get("finished"))
         for shard, place in zip(self.shards, places, strict=True):
             shard.resume(self.epoch, step=place["step"], seen=place["seen"])
         self._rng = {"same": ranks[rank]["rng"]} if same_size else {"anew": [one["rng"] for one in ranks]}
@@ -211,7 +214,7 @@ class TrainingState:
                 "time": time.time(),
             },
             "identity": self._identity,
-            "position": {"steps": self.steps, "epoch": self.epoch},
+            "position": {"steps": self.steps, "epoch": self.epoch, "finished": self.is_finished},
             "shards": [_frame_of(shard) for shard in self.shards],
             "made_with": self._made_with,
         }
