@@ -6,11 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from cluster_ddp.contract import File
 from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.jobs import last_metrics
 from cluster_ddp.jobs.job import Job, describe, exit_in_words, poll_intervals_s
 from cluster_ddp.jobs.logs import LogReader
 from cluster_ddp.launch import run_dirs
+from cluster_ddp.run_files import tail
 from cluster_ddp.slurm.job_status import JobStatus
 
 _LOG_POLL_S = 0.5
@@ -117,8 +119,11 @@ class _Following:
                 self.show(f"  To resume: {run_dirs.resume_command(by_label[label])}")
         if failed and not self.is_array:
             self.show(f"Its logs: {self.jobs[0].run_dir}")
-            if run_dirs.has_results(self.jobs[0].run_dir):
-                self.show(f"To resume: {run_dirs.resume_command(self.jobs[0].run_dir)}")
+            run_dir = self.jobs[0].run_dir
+            resume = f"To resume: {run_dirs.resume_command(run_dir)}"
+            # The batch script has said it, unless Slurm ended the script.
+            if run_dirs.has_results(run_dir) and resume not in tail(run_dir / File.JOB_LOG).splitlines():
+                self.show(resume)
         return max(_exit_status(status) for status in self.statuses)
 
     def _describe_array(self) -> str:

@@ -204,6 +204,8 @@ def main() -> int:
         state, status = supervisor.run()
     with atomic_write(asked.run_dir / File.OUTCOME) as file:
         file.write(json.dumps({"state": state, "exit_code": status}).encode() + b"\n")
+    if state != "COMPLETED" and (asked.run_dir / File.CHECKPOINTS).exists():
+        print(f"To resume: {run_dirs.resume_command(asked.run_dir)}", flush=True)
     if state != "COMPLETED" and os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)  # processes that a killed task has left behind, and this one
     return status

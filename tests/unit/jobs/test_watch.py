@@ -97,6 +97,8 @@ def test_only_a_job_that_has_trained_is_to_be_resumed(tmp_path: Path) -> None:
     assert len(follow(tmp_path, [[failed, failed]], ids=("12_0", "12_1"))[1]) == 3
     (tmp_path / "my-model.pt").touch()
     assert follow(tmp_path, [[failed]])[1][1:] == [its_logs, resume]
+    (tmp_path / "job.log").write_text(f"{resume}\n")
+    assert follow(tmp_path, [[failed]])[1][2:] == [its_logs]  # after the line of the log
 
 
 def test_a_start_that_is_always_now_is_not_believed(tmp_path: Path) -> None:

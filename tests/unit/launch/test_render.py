@@ -457,16 +457,16 @@ def test_a_command_that_hides_that_it_was_stopped_is_not_done(tmp_path: Path) ->
         (
             "rank ? on n1: ValueError: x\\n",
             143,
-            "Failed first, with status 143: rank ? on n1: ValueError: x\n",
+            "Failed first, with status 143: rank ? on n1: ValueError: x\nTo resume",
         ),
-        ("", 143, ""),
+        ("", 143, "To resume: "),
     ],
 )
 def test_the_log_ends_with_what_failed_first(tmp_path: Path, marker: str, status: int, said: str) -> None:
     """srun reports the status of a task that it has ended."""
     fails = f"""printf "{marker}" >"$CLUSTER_DDP_FAILED"; exit 143'"""
     text = script_that_may_requeue(tmp_path, 0).replace("exit 0'", fails)
-    (tmp_path / "x-71").mkdir()
+    (tmp_path / "x-71" / "checkpoints").mkdir(parents=True)
     (tmp_path / "x-71" / "task-0.log").write_text("Traceback:\nValueError: inner\n[rank0]: mine.Error: boom\nBye.\n")
     (tmp_path / "x-71" / ".failed-7").write_text("rank 3 on n3: of an earlier start\n")
     done = run_script(text, tmp_path)
@@ -476,6 +476,8 @@ def test_the_log_ends_with_what_failed_first(tmp_path: Path, marker: str, status
     if marker:  # status reads it
         words = run_dirs.first_failure(tmp_path / "x-71")[0]
         assert f"Failed first, with status {status}: {words}\n" in done.stderr
+    (tmp_path / "x-71" / "checkpoints").rmdir()  # it never trained
+    assert "To resume" not in run_script(text, tmp_path).stderr
 
 
 def test_without_a_run_directory_the_log_ends_so_too(tmp_path: Path) -> None:
