@@ -60,6 +60,19 @@ def python_target(command: Sequence[str]) -> PythonTarget:
     return PythonTarget("script" if at < len(words) else "nothing", words[at:])
 
 
+def shell_script(command: Sequence[str]) -> str:
+    """Return the script that a command runs whose program is a shell; empty for other programs, and for code (-c, -s)."""
+    shell, *words = program_words(command) or [""]
+    at = 0
+    while at < len(words) and words[at].startswith(("-", "+")) and words[at] != "--":
+        letters = set() if words[at].startswith("--") else set(words[at])
+        if letters & {"c", "s"}:
+            return ""
+        at += 2 if letters & {"o", "O"} or words[at] in ("--rcfile", "--init-file") else 1
+    script = next((word for word in words[at:] if word != "--"), "")
+    return script if Path(shell).name in SHELLS else ""
+
+
 def imports_us(command: Sequence[str]) -> bool:
     """Return whether a Python command imports cluster_ddp, judged by its words and the scripts that they name.
 

@@ -14,6 +14,7 @@ from cluster_ddp.launch.checks.performance_warnings import Advice
 from cluster_ddp.launch.cli import add_on, sbatch_hints
 from cluster_ddp.launch.cli.parser import ASKED, Parser, nearest_options, unknown, value_at
 from cluster_ddp.launch.notation import legal_name
+from cluster_ddp.launch.parse_python_command import is_python, program_words, python_target, shell_script
 from cluster_ddp.launch.spec import EXPEDITE, JobSpec, Launcher
 
 # What the cluster chooses, if nothing is given.
@@ -158,11 +159,10 @@ def tasks_advice(said: Mapping[str, int | None], spec: JobSpec) -> list[Advice]:
 
 def job_name(command: Sequence[str]) -> str:
     """Return a name for a job: that of its script, its module or its program."""
-    program, *rest = command or ["job"]
-    name = Path(program).stem
-    if name.startswith("python"):
-        name = next((word.removesuffix(".py") for word in rest if not word.startswith("-")), name)
-    return legal_name(Path(name).name) or "job"
+    program = next(iter(program_words(command)), "job")
+    module_or_script = python_target(command).words[:1] if is_python(command) else []
+    word = next(iter(module_or_script), "").removesuffix(".py") or Path(shell_script(command) or program).stem
+    return legal_name(Path(word).name) or "job"
 
 
 class _Parser(Parser):
