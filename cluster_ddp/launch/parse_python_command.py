@@ -61,7 +61,7 @@ def python_target(command: Sequence[str]) -> PythonTarget:
 
 
 def shell_script(command: Sequence[str]) -> str:
-    """Return the script that a command runs whose program is a shell; empty for other programs, and for code (-c, -s)."""
+    """Return the script that a shell runs in a command; empty for other programs, and for code (-c, -s)."""
     shell, *words = program_words(command) or [""]
     at = 0
     while at < len(words) and words[at].startswith(("-", "+")) and words[at] != "--":

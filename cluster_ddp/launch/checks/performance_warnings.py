@@ -17,7 +17,7 @@ from cluster_ddp.slurm.partitions import NodeGroup
 CODES = ("several-nodes", "one-gpu-per-node", "no-requeue", "node-local-path", "fork-of-one", "early-signal")
 """Codes of the warnings that `advise` may return."""
 OTHER_CODES = (
-    *("cluster", "cluster-toml", "command", "environment", "modules", "nested", "no-checkpoint", "ntasks"),
+    *("activated", "cluster", "cluster-toml", "command", "environment", "modules", "nested", "no-checkpoint", "ntasks"),
     *("placeholder", "range", "secret", "shell", "short", "slurm-variable", "syntax"),
 )
 """Codes of the warnings of other checks; "nested" and "cluster-toml" accept what is refused otherwise."""

@@ -17,7 +17,7 @@ from cluster_ddp.launch import grids, planning, render, resume, run_dirs
 from cluster_ddp.launch.backends.slurm import Slurm, test_only
 from cluster_ddp.launch.checks import preflight
 from cluster_ddp.launch.checks.performance_warnings import CODES, OTHER_CODES, Advice
-from cluster_ddp.launch.cli import likely_mistakes, options, settings_file, site_config
+from cluster_ddp.launch.cli import environments, likely_mistakes, options, settings_file, site_config
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.launch.spec import JobSpec, check_placeholders
 
@@ -93,6 +93,11 @@ class _Asked(NamedTuple):
     earlier: resume.Earlier | None
     """The run to resume."""
 
+    @property
+    def activated(self) -> environments.Activated | None:
+        """The activated environment, if it is not cluster-ddp's own. A function runs in the one that loads it."""
+        return None if self.command is None else environments.find(self.command, self.values, os.environ)
+
     @staticmethod
     def parse(argv: Sequence[str], program: str, description: str, others: Sequence[str]) -> _Asked:
         own, command = options.split(argv)
@@ -129,6 +134,7 @@ def _advice(asked: _Asked, plan: Plan, reference: Reference) -> list[Advice]:
     """Warnings before the submission. Raises ClusterDDPError for what can't work."""
     advice = options.tasks_advice(vars(asked.parsed), plan.spec)
     advice += likely_mistakes.advise(asked.given, asked.command or ())
+    advice += [active.advice() for active in (asked.activated,) if active]
     if not asked.parsed.no_check:
         advice += preflight.check(plan, must_run=not asked.parsed.dry_run, accepted=asked.values.get("accept", ()))
         if plan.request.reference_options is not None and not asked.parsed.dry_run:
@@ -190,6 +196,8 @@ def _refuse_unfit(spec: JobSpec, reference: Reference, words: tuple[str, ...]) -
 def _plan(asked: _Asked, reference: Reference, *, source: str) -> Plan:
     work, parsed, values, earlier = _work(asked, reference), asked.parsed, asked.values, asked.earlier
     job = {key: value for key, value in values.items() if key not in site_config.SUBMISSION_KEYS}
+    if (active := asked.activated) is not None and not active.why_not:
+        job[active.setting] = active.path
     spec = JobSpec(**{"name": work.name, **job, "command": work.command})
     if work.reference_options is not None:
         check_placeholders(work.reference_options, spec.grid, array=spec.array)
