@@ -10,9 +10,11 @@ SEED ?= 1
 # bench: the Python of an environment with lightning-fabric and accelerate, and a torchx, to compare with.
 PEERS ?=
 TORCHX ?=
-# A folder that may hold MNIST's files, such as a copy that several checkouts share.
+# A folder that may hold MNIST's files, such as a copy that several checkouts share. For demo, test and bench.
 MNIST_FROM ?= $(wildcard ../shared/data/mnist)
 export MNIST_FROM
+# PyTorch takes minutes to download: on a terminal, pip shows how far it is.
+PIP_INSTALL = [ -t 1 ] && quiet= || quiet=-qq; $(BIN)/pip install $$quiet --disable-pip-version-check
 # Hundreds of processes import this package: let Python cache its bytecode, whatever the shell has set.
 export PYTHONDONTWRITEBYTECODE =
 
@@ -97,9 +99,9 @@ $(VENV)/.installed: pyproject.toml
 	  { echo "error: $(PYTHON) is not Python 3.10 to 3.13. Hint: make PYTHON=python3.12" >&2; exit 1; }
 	@echo "Installing into $(VENV) (PyTorch is large: one to three minutes) …"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install -qq --disable-pip-version-check --editable '.[dev]'
+	@$(PIP_INSTALL) --editable '.[dev]'
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
-	@$(BIN)/pip install -qq --disable-pip-version-check --editable '.[docs]'
+	@$(PIP_INSTALL) --editable '.[docs]'
 	@touch $@

@@ -60,8 +60,12 @@ def _dataset(mnist_from: str) -> str:
     if done is not None and done.returncode == 0:
         print(f"MNIST is in {DATA_DIR}/ now.", flush=True)
         return "mnist"
+    if mnist_from and done is not None:
+        print(done.stderr, end="")
     print("MNIST can't be fetched here, so this demo trains on the package's 1,797 digits.")
-    print("(To fetch it later, with internet: python scripts/download_data.py)", flush=True)
+    print("  To fetch it, with internet: python scripts/download_data.py")
+    print("  Without, copy its four files here from elsewhere: make demo MNIST_FROM=FOLDER,")
+    print("  or, for all trainings: python scripts/download_data.py --from FOLDER", flush=True)
     return "digits"
 
 

@@ -104,7 +104,8 @@ def check(data_dir: Path, *, dataset: str = "mnist", check_content: bool = True)
 def _hint(data_dir: Path, dataset: str) -> str:
     digits = "   (or train on the embedded digits: --dataset digits)"
     if dataset == "mnist":
-        return f"on a login node: python scripts/download_data.py --data-dir {shlex.quote(str(data_dir))}{digits}"
+        fetch = f"python scripts/download_data.py --data-dir {shlex.quote(str(data_dir))}"
+        return f"on a login node: {fetch}; without internet, from copies of its files: {fetch} --from FOLDER{digits}"
     if dataset == "fashion":
         code = f"import torchvision; torchvision.datasets.FashionMNIST({json.dumps(str(data_dir))}, download=True)"
         return f"on a login node: python -c {shlex.quote(code)}{digits}"
