@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
         if rest:
             words = list(self._words)  # with the value, which may have been taken as another argument
             at = words.index(rest[0]) if rest[0] in words else len(words)
-            raise unknown(words[at:] or rest, self.option_names(), self.prog)
+            raise self._unknown(words[at:] or rest, parsed)
         return parsed
 
     def parse_known_args(  # type: ignore[override]
@@ -88,6 +88,18 @@ class Parser(argparse.ArgumentParser):
             if isinstance(action, argparse._SubParsersAction):
                 found += [name for inner in action.choices.values() for name in inner.option_names()]
         return list(dict.fromkeys(found))
+
+    def _unknown(self, rest: Sequence[str], parsed: argparse.Namespace) -> SpecError:
+        """The error of words that the chosen subcommand, if there are any, does not take."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                chosen, option = action.choices[getattr(parsed, action.dest)], rest[0].partition("=")[0]
+                if owner := next((one for one in action.choices.values() if option in one.option_names()), None):
+                    found = f"{option} is an option of {owner.prog}, not of {chosen.prog}."
+                    meant = shlex.join([option, *filter(None, [value_at(rest, 0)])])
+                    return SpecError(ASKED, found, f"{owner.prog} {meant}; all options: {self.prog} --help")
+                return unknown(rest, chosen.option_names(), self.prog)
+        return unknown(rest, self.option_names(), self.prog)
 
     def _refuse(self, found: str, hint: str | None = None) -> NoReturn:
         raise SpecError(ASKED, found, hint or f"{self.prog} --help")

@@ -490,6 +490,17 @@ UNKNOWN_WORDS: list[tuple[str, str, str]] = [
     ("completion fish", "shell must be one of bash, zsh; it is 'fish'.", ""),
     ("sandbox dwon", "VERB must be one of up, down, status, shell, run; it is 'dwon'. Did you mean down?", ""),
     ("sandbox down --nam x", "there is no option --nam. Did you mean --name?", "--name x"),
+    (
+        "sandbox run --install -- sinfo",
+        "--install is an option of cluster-ddp sandbox up, not of cluster-ddp sandbox run.",
+        "cluster-ddp sandbox up --install",
+    ),
+    (
+        "sandbox down --nodes=2",
+        "--nodes is an option of cluster-ddp sandbox up, not of cluster-ddp sandbox down.",
+        "cluster-ddp sandbox up --nodes 2",
+    ),
+    ("sandbox down --nods 2", "there is no option --nods.", ""),
 ]
 
 # The same for what verbs refuse that submit: the verb is the first word.
