@@ -139,5 +139,13 @@ class Record:
     """The last record of a training that reached its end: `weights_sha256`."""
 
 
+ASIDE: Final = "job-{}"
+"""Folder in a run directory for the files of an earlier job, which was resumed; {} is its id."""
+
+ENDS: Final = ("COMPLETED", "STOPPED", "FAILED")
+"""Values of `state` of the "end" records in starts.jsonl: how this start of a training ended. STOPPED is stopped in
+time, with a checkpoint."""
+
+
 LATEST: Final = "latest"
 """A link beside the run directories, to the last one submitted."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster_ddp.contract import ENDS
 from cluster_ddp.errors import exit_on_error, printable
 from cluster_ddp.jobs import terminal
 from cluster_ddp.jobs.status import RunStatus, run_statuses
@@ -28,7 +29,7 @@ PROGRAM = "cluster-ddp status"
 _WIDEST, _LONGEST_NOTE = 120, 300
 _HEADINGS = ("JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "EPOCH", "LOSS", "ACCURACY", "SAMPLES/S", "VALUES", "")
 _STATE = _HEADINGS.index("STATE")
-_ENDED = {*FINAL_STATES, "unknown"}
+_ENDED = {*FINAL_STATES, *ENDS, "unknown"}
 _FAILED = ("FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
 _WATCH_S = 10.0
 

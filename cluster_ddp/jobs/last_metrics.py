@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import File, Record
+from cluster_ddp.contract import ENDS, File, Record
 from cluster_ddp.jobs.report import usage
 from cluster_ddp.launch.notation import hours
 from cluster_ddp.run_files import json_lines, read_text
@@ -16,18 +16,23 @@ _TAIL_BYTES = 64 * 1024
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the last `epoch`, `progress`, `loss`, `accuracy`, `samples_per_s` of a metrics.jsonl, if it has them.
-
-    Also `done`: whether its last record is that of a training that reached its end.
-    """
+    """Return the last `epoch`, `progress`, `loss`, `accuracy`, `samples_per_s` of a metrics.jsonl, if it has them."""
     figures: dict[str, Any] = {}
     for record in _tail(path):
         for name in ("epoch", "progress", "samples_per_s", "loss", "accuracy"):
             if name in record and (name != "accuracy" or record.get("kind") != Record.TRAIN):
                 value = _number(record[name])
                 figures[name] = int(value) if name == "epoch" and value is not None else value
-        figures["done"] = record.get("kind") == Record.DONE
     return figures
+
+
+def how_ended(run_dir: Path) -> str | None:
+    """Return how a training ended, as its records say: one of `contract.ENDS`; None if it has not, or was killed."""
+    records = [one for one in json_lines(run_dir / File.STARTS) if one.get("kind") in ("start", "end")]
+    if records and (state := records[-1].get("state")) in ENDS:
+        return str(state)
+    done = [one.get("kind") == Record.DONE for one in _tail(run_dir / File.METRICS)][-1:]
+    return "COMPLETED" if any(done) else None
 
 
 def saved_step(run_dir: Path) -> int | None:

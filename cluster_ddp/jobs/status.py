@@ -33,7 +33,8 @@ class RunStatus:
     values: Mapping[str, str] = field(default_factory=dict)
     """An array task's values of the grid."""
     state: str
-    """As squeue names it; "unknown" if Slurm has forgotten the job or does not answer."""
+    """As squeue names it. If Slurm has forgotten the job or does not answer: how the training ended by its own records,
+    with STOPPED for stopped in time; "unknown" if they don't say."""
     reason: str | None = None
     """Why it waits, if it is PENDING."""
     elapsed: str | None = None
@@ -96,13 +97,11 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
     if record.problem:
         return RunStatus(job="", name=record.name, state="unknown", run_dir=record.run_dir, problem=record.problem)
     last = last_metrics.read(record.run_dir / File.METRICS)
-    status, done = _status(record, known), last.pop("done", False)
-    if status is not None:
+    if (status := _status(record, known)) is not None:
         of_job = _of(status)
-    elif done:
-        of_job = {"state": "COMPLETED"}
     else:
-        of_job = {"state": "RUNNING" if record.is_locked() else "unknown"}
+        ended = last_metrics.how_ended(record.run_dir)
+        of_job = {"state": ended or ("RUNNING" if record.is_locked() else "unknown")}
     return RunStatus(
         job=record.job,
         name=record.name,

@@ -13,7 +13,7 @@ from types import TracebackType
 from cluster_ddp.errors import printable
 from cluster_ddp.launch.cli.parser import Parser
 
-_COLOURS = {"COMPLETED": 32, "RUNNING": 36, "COMPLETING": 36, "PENDING": 33, "CONFIGURING": 33}
+_COLOURS = {"COMPLETED": 32, "RUNNING": 36, "COMPLETING": 36, "PENDING": 33, "CONFIGURING": 33, "STOPPED": 33}
 _FAILED = 31
 _REPEAT_S = 60.0
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")

@@ -60,6 +60,8 @@ class _Following:
         self.label = jobs[0].id.partition("_")[0] if self.is_array else jobs[0].id
         self.statuses: list[JobStatus] = []
         self.said = ""
+        self.forgotten: str | None = None
+        """How the training of a job that Slurm has forgotten ended, as far as it says."""
         self.answers = True
         self.quiet_since: float | None = None
         """When the job was first seen running; None before, and once something is said about its output."""
@@ -71,7 +73,10 @@ class _Following:
         try:
             self.statuses = first.scheduler.statuses(self.label, first.cluster, first.run_dir)
         except JobNotFoundError:
-            self.show(f"job {self.label}: Slurm no longer knows it.")
+            self.forgotten = None if self.is_array else last_metrics.how_ended(first.run_dir)
+            said = f" Its training ended as {self.forgotten}, by its own records." if self.forgotten else ""
+            self.show(f"job {self.label}: Slurm no longer knows it.{said}")
+            self.show_logs(to_the_end=True)
             return True
         except SlurmError as error:
             if self.answers:
@@ -108,6 +113,8 @@ class _Following:
 
     def outcome(self) -> int:
         """Show what failed, and how to resume it. Returns the exit status."""
+        if self.forgotten == "COMPLETED":
+            return 0
         if not self.statuses:
             return 1
         failed = [status for status in self.statuses if status.state != "COMPLETED"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import File
+from cluster_ddp.contract import ASIDE, File
 from cluster_ddp.errors import JobNotFoundError, RunDirError, SpecError
 from cluster_ddp.files import make_dir
 from cluster_ddp.launch import run_dirs
@@ -157,7 +157,7 @@ def set_aside(earlier: Earlier) -> Path | None:
     """
     if not earlier.job:
         return None
-    aside = earlier.run_dir / f"job-{earlier.job}"
+    aside = earlier.run_dir / ASIDE.format(earlier.job)
     asked, look = f"Moving the files of job {earlier.job} to {aside}:", f"ls -la {shlex.quote(str(earlier.run_dir))}"
     try:
         make_dir(aside, shared=earlier.spec is not None and earlier.spec.share)
@@ -194,7 +194,7 @@ def _of_job(label: str, runs_dir: Path) -> Path:
     for record in runs_dir.glob(f"*/{File.SPEC}"):
         if not record.parent.is_symlink() and _label(record.parent) == label:
             return record.parent
-    if re.fullmatch(r"[\d_]+", label) and (aside := next(runs_dir.glob(f"*/job-{label}"), None)):
+    if re.fullmatch(r"[\d_]+", label) and (aside := next(runs_dir.glob(f"*/{ASIDE.format(label)}"), None)):
         return aside.parent
     if label in _TRAININGS_OWN:
         hint = f"give it to the training: -- python -m cluster_ddp.train --resume {label}"

@@ -318,7 +318,7 @@ class Checkpointer:
         if self._saver.saved != self._saver.place and self._interval.unit != "never":
             self._saver.save_now()
         self._saver.wait()
-        self.run_dir.note_end("The training reached its end.", saved=not self._saver.left_out)
+        self.run_dir.note_end("COMPLETED", "The training reached its end.", saved=not self._saver.left_out)
         self._stop_flag.give_back()
 
     def _after_training(self) -> None:
@@ -388,7 +388,7 @@ class Checkpointer:
             raise CheckpointError(asked, found, "see the errors above; is the disk full, or a quota used up?")
         if self.world.is_main:
             write_stop_marker(os.environ)
-        self.run_dir.note_end(f"Stopped in time: {reason}.", saved=saved == self.steps)
+        self.run_dir.note_end("STOPPED", f"Stopped in time: {reason}.", saved=saved == self.steps)
         is_saved = "Saved" if saved == self.steps else "NOT saved"
         words = f"{asked} {is_saved}. To resume from {last_good}, unless the job is queued again:"
         self.world.print(f"{words} {self.run_dir.resume_command}")

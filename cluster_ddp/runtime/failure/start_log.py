@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import RECORDS_VERSION, RESTART, Env, File
+from cluster_ddp.contract import ASIDE, RECORDS_VERSION, RESTART, Env, File
 from cluster_ddp.files import open_own
 from cluster_ddp.run_files import json_lines, tail
 from cluster_ddp.slurm.job_status import lost_node
@@ -56,8 +56,8 @@ def note_start(
         since_s = max(saved_s or 0.0, began_s)  # what an earlier start lost is in that one's record
         if last.get("saved"):
             record["lost_s"] = 0.0
-        elif seen_s is not None and since_s:
-            record["lost_s"] = round(max(0.0, min(seen_s, time.time()) - since_s), 1)
+        elif seen_s is not None and since_s and (lost_s := round(min(seen_s, time.time()) - since_s, 1)) > 0:
+            record["lost_s"] = lost_s  # else unknown: it was seen alive only now and then
     _append(run_dir, {"kind": "start", "version": RECORDS_VERSION, **record})
 
 
@@ -71,27 +71,31 @@ def run_key(run_dir: Path) -> str | None:
 
 def _by_the_jobs_log(run_dir: Path, topology: Topology, last: Mapping[str, Any]) -> str:
     """Why the start before ended, by what the batch script or Slurm says, or by their silence."""
-    log = tail(run_dir / File.JOB_LOG)
+    is_same_job = last.get("job", topology.job_label) == (topology.job_label or "")
+    log = tail((run_dir if is_same_job else run_dir / ASIDE.format(last.get("job"))) / File.JOB_LOG)
     starts = _RESTART.split(log)
-    before = starts[-2 if topology.restart_count and len(starts) > 1 else -1]
+    before = starts[-2 if is_same_job and topology.restart_count and len(starts) > 1 else -1]
     if failed := _FIRST.search(before):
         return f"Failed first: {failed[1]}"
     if lost := lost_node(before):
         return f"{lost}."
     # Slurm says in the log why it ends a batch script, unless the node of that script is gone.
-    is_silent = log and last.get("restart") == topology.restart_count - 1 and "CANCELLED AT" not in before
+    is_silent = (
+        log and is_same_job and last.get("restart") == topology.restart_count - 1 and "CANCELLED AT" not in before
+    )
     return _SILENT.format(last.get("master_addr", "")) if is_silent else _UNKNOWN
 
 
-def note_end(run_dir: Path, why: str, *, saved: bool = False) -> None:
+def note_end(run_dir: Path, why: str, *, state: str = "FAILED", saved: bool = False) -> None:
     """Append an "end" record. If it can't be written, nothing is said.
 
     Args:
         run_dir: the run directory.
         why: in words.
+        state: one of `contract.ENDS`.
         saved: whether a checkpoint has all that was done.
     """
-    _append(run_dir, {"kind": "end", "why": why, "saved": saved})
+    _append(run_dir, {"kind": "end", "state": state, "why": why, "saved": saved})
 
 
 def note_non_finite(run_dir: Path, step: int, what: str) -> None:

@@ -180,10 +180,10 @@ class RunDir:
             topology = self.world.topology
             start_log.note_start(self.path, topology, step=step, saved_s=saved_s, seen_s=self._seen_s, key=key)
 
-    def note_end(self, why: str, *, saved: bool) -> None:
-        """Append to starts.jsonl why this start of the training ends; see `start_log.note_end`."""
+    def note_end(self, state: str, why: str, *, saved: bool) -> None:
+        """Append to starts.jsonl how and why this start of the training ends; see `start_log.note_end`."""
         if self.world.is_main:
-            start_log.note_end(self.path, why, saved=saved)
+            start_log.note_end(self.path, why, state=state, saved=saved)
 
     def note_non_finite(self, step: int, what: str) -> None:
         """Append to starts.jsonl that the state of a step was not saved; see `start_log.note_non_finite`."""

@@ -190,6 +190,38 @@ def test_without_accounting_the_run_dir_is_what_is_left(capsys, fake_slurm: Fake
     assert rows(capsys)[0][2] == "COMPLETED"
 
 
+START = {"kind": "start", "time": 1.0, "restart": 0, "step": 0, "ranks": 1}
+
+
+@pytest.mark.parametrize("submitted", [True, False])
+@pytest.mark.parametrize(
+    ("records", "state"),
+    [
+        ([START, {"kind": "end", "state": "COMPLETED"}], "COMPLETED"),
+        ([START, {"kind": "end", "state": "STOPPED"}], "STOPPED"),
+        ([START, {"kind": "end", "state": "FAILED"}, {"kind": "non_finite", "step": 3}], "FAILED"),
+        ([START, {"kind": "end", "state": "COMPLETED"}, {"kind": "end", "state": "FAILED"}], "FAILED"),
+        ([START, {"kind": "end", "state": "STOPPED"}, START], "unknown"),
+        ([START, {"kind": "end", "state": "evil"}], "unknown"),
+        ([], "unknown"),
+    ],
+)
+def test_a_run_that_slurm_does_not_know_ended_as_its_records_say(
+    capsys, fake_slurm: FakeSlurm, folder: Path, records: list, state: str, submitted: bool
+) -> None:
+    run_dir = submit() if submitted else started(folder, "by-hand", run={"topology": {}})
+    (run_dir / "starts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    slurm_says(fake_slurm)
+    fake_slurm.command("sacct", "exit 1")
+    assert rows(capsys)[0][2] == state
+
+
+def test_what_slurm_knows_counts_before_the_records(capsys, fake_slurm: FakeSlurm) -> None:
+    (submit() / "starts.jsonl").write_text('{"kind": "end", "state": "COMPLETED"}\n')
+    slurm_says(fake_slurm, record(12, "TIMEOUT"))
+    assert rows(capsys)[0][2] == "TIMEOUT"
+
+
 def test_a_job_of_slurms_without_a_run_dir(capsys, fake_slurm: FakeSlurm) -> None:
     shown = (
         "JobId=99 JobName=x UserId=u(1) JobState=RUNNING Reason=None RunTime=00:01:30 Restarts=0 ExitCode=0:0 StdOut=x"

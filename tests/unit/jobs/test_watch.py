@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -151,6 +152,19 @@ def test_a_forgotten_job_is_not_waited_for(tmp_path: Path) -> None:
     outcome, lines = follow(tmp_path, [[status("RUNNING")], gone])
     assert outcome == 1
     assert lines[1] == "job 12: Slurm no longer knows it."
+
+
+@pytest.mark.parametrize(("state", "outcome"), [("COMPLETED", 0), ("FAILED", 1), ("STOPPED", 1)])
+def test_a_forgotten_job_ended_as_its_training_says(tmp_path: Path, state: str, outcome: int) -> None:
+    (tmp_path / "starts.jsonl").write_text(json.dumps({"kind": "end", "state": state}) + "\n")
+    (tmp_path / "task-0.log").write_text("last words")
+    gone = JobNotFoundError("Running scontrol:", "slurm_load_jobs error: Invalid job id specified", "x")
+    told, lines = follow(tmp_path, [gone])
+    assert told == outcome
+    assert lines[:2] == [
+        f"job 12: Slurm no longer knows it. Its training ended as {state}, by its own records.",
+        "last words",
+    ]
 
 
 def test_a_restart_is_told(tmp_path: Path) -> None:
