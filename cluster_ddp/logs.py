@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cluster_ddp.errors import JobError, exit_on_error
+from cluster_ddp.contract import ASIDE
+from cluster_ddp.errors import JobError, exit_on_error, printable
 from cluster_ddp.jobs import logs, run_records, terminal
 from cluster_ddp.jobs.job import Job, of_run
 from cluster_ddp.jobs.logs import LogReader
@@ -56,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         shown = _shown(arguments)
         reader = LogReader(lambda line: print(shown(line)), lambda: _existing(job, names), plain=plain)
         reader.show_new(to_the_end=True)
+        if not any(path.stat().st_size for path in _existing(job, names)):
+            who = f"Rank {arguments.rank}" if arguments.rank is not None else f"Job {job.id}"
+            print(f"{who} has printed nothing so far.", file=sys.stderr)
     return 0
 
 
@@ -67,6 +71,10 @@ def _shown(arguments: argparse.Namespace) -> Callable[[str], str]:
 def _job(word: str, runs_dir: Path) -> Job:
     """The job that a word means."""
     found = run_records.find(word, runs_dir)
+    if not found and (resumed := run_records.resumed(word, runs_dir)) is not None:
+        own = resumed.run_dir / ASIDE.format(word)
+        print(printable(f"Job {word} was resumed as job {resumed.job}. Its own logs: {own}"), file=sys.stderr)
+        found = [resumed]
     if not found:
         hint = "give a job id or a run directory; look in another folder with --runs-dir PATH"
         raise JobError(f"The logs of job {word}:", f"no run directory found in {runs_dir}.", hint)

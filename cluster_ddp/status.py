@@ -91,6 +91,8 @@ def _show(found: list[RunStatus], runs_dir: Path) -> None:
         cells[_STATE] = terminal.coloured_state(state, cells[_STATE])
         print("  ".join(cells).rstrip())
     for one in found:
+        if one.earlier:
+            print(printable(f"Job {one.earlier} was resumed as job {one.job}."))
         if one.failure and one.state in _FAILED:
             print(printable(f"Job {one.job}: failed first: {one.failure}"))
         if one.full_disk:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster_ddp.contract import File
+from cluster_ddp.contract import ASIDE, File
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.launch import run_dirs
 from cluster_ddp.run_files import read_json, why
@@ -86,7 +85,7 @@ def read(path: Path) -> RunRecord:
         )
     owner, topology = _json(path / File.LOCK), _run_json(path).get("topology")
     label = _label(topology if isinstance(topology, dict) else {}) or owner.get("job")
-    job = label if isinstance(label, str) and re.fullmatch(r"\d{1,12}(_\d{1,12})?", label, re.ASCII) else ""
+    job = label if isinstance(label, str) and run_dirs.is_label(label) else ""
     name = path.resolve().name.removesuffix(f"-{job}")
     began_s = _changed_s(path / (File.RUN if (path / File.RUN).exists() else File.LOCK))
     return RunRecord(run_dir=path, job=job, name=name, scheduler="Slurm" if job else None, values={}, began_s=began_s)
@@ -125,6 +124,20 @@ def in_folder(runs_dir: Path) -> list[RunRecord]:
             found.append(_damaged(path, error.found))
     runs = [one for one in found if not one.is_whole_array]
     return sorted(runs, key=lambda one: (one.began_s, [int(part) for part in one.job.split("_") if part]))
+
+
+def resumed(label: str, runs_dir: Path) -> RunRecord | None:
+    """Return the run of a job that `submit --resume` has resumed as another job since; None if there is none.
+
+    Args:
+        label: the earlier job: 12, or 12_3.
+        runs_dir: folder of the run directories.
+    """
+    if not run_dirs.is_label(label):
+        return None
+    asides = sorted(runs_dir.glob(f"*/{ASIDE.format(label)}"), key=_changed_s)
+    runs = [one for one in in_folder(runs_dir) if one.run_dir in {path.parent for path in asides[-1:]}]
+    return runs[0] if runs else None
 
 
 def _is_training(path: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,8 @@ class RunStatus:
     """Whether a submission made its run directory."""
     problem: str | None = None
     """Why its run directory can't be read."""
+    earlier: str | None = None
+    """The id of an earlier job in its run directory, if that was asked for: it was resumed as `job`."""
 
 
 def run_statuses(runs_dir: Path, asked: Sequence[str]) -> list[RunStatus]:
@@ -83,10 +85,12 @@ def run_statuses(runs_dir: Path, asked: Sequence[str]) -> list[RunStatus]:
     """
     runs_in = functools.cache(run_records.in_folder)
     chosen = {word: run_records.find(word, runs_dir, runs_in) for word in asked} or {"": runs_in(runs_dir)}
+    resumed = {word: run_records.resumed(word, runs_dir) for word, runs in chosen.items() if word and not runs}
+    chosen |= {word: [one] for word, one in resumed.items() if one is not None}
     known = _known(one for runs in chosen.values() for one in runs if one.scheduler == "Slurm")
     found: dict[Path | str, RunStatus] = {}  # a job on this machine may have the id of one on Slurm
     for word, runs in chosen.items():
-        of_these = [_run_status(one, known) for one in runs]
+        of_these = [replace(_run_status(one, known), earlier=word if word in resumed else None) for one in runs]
         if word and not of_these:
             of_these = _without_folder(word, runs_dir)
         found |= {one.run_dir or one.job: one for one in of_these}

@@ -168,7 +168,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         record = read_json(path / File.SPEC)
         label, cluster, spec = str(record["job"]), record.get("cluster"), dict(record["spec"])
-        if not (re.fullmatch(r"\d{1,12}(_\d{1,12})?", label) and isinstance(spec["name"], str)):
+        if not (is_label(label) and isinstance(spec["name"], str)):
             raise ValueError("it lacks a job id or a name")
         if not (cluster is None or isinstance(cluster, str)):
             raise ValueError("its cluster is not a name")
@@ -180,6 +180,11 @@ def read(path: Path) -> dict[str, Any]:
         raise RunDirError(
             f"Reading the run directory {path}:", found, "give a folder that a submission has made"
         ) from error
+
+
+def is_label(text: str) -> bool:
+    """Return whether a text is a job as squeue shows it: 12, or 12_3 for an array task."""
+    return re.fullmatch(r"\d{1,12}(_\d{1,12})?", text, re.ASCII) is not None
 
 
 def is_on_slurm(path: Path, label: str) -> bool:

@@ -20,6 +20,7 @@ def as_text(found: Report) -> str:
     """Return a report as lines for a terminal."""
     status, asked = found.status, found.asked
     lines = [f"{status.name}, {f'job {status.job}' if status.job else 'no job'}: {status.state}"]
+    lines += [f"  Job {status.earlier} was resumed as this one."] if status.earlier else []
     lines += [f"  Run directory: {status.run_dir}"]
     if asked:
         nodes, gpus = counted(asked["nodes"], "node"), counted(asked["gpus_per_node"], "GPU")

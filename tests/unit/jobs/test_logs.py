@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp import cancel, logs
+from cluster_ddp import cancel, logs, report, status
 from cluster_ddp.doctor import __main__ as doctor
 from cluster_ddp.jobs import job, run_records, watch
-from cluster_ddp.launch import planning, submission
+from cluster_ddp.launch import planning, resume, submission
 from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.runtime.failure import hang_verdict
 
@@ -82,6 +82,40 @@ def test_the_last_line_is_what_failed_first(capsys, fake_slurm: FakeSlurm, words
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.endswith(lost.strip()) or line == verdict][-1] == verdict
     assert job.of_run(run_records.read(run_dir)).logs().endswith(f"{verdict}\n")
+
+
+def test_a_silent_rank_is_said_to_be(capsys) -> None:
+    (run_dir,) = submit(gpus_per_node=2)
+    printed(run_dir, task_0="zero\n", task_1="")
+    assert logs.main(["12", "--rank", "1"]) == 0
+    assert capsys.readouterr() == ("", "Rank 1 has printed nothing so far.\n")
+    assert logs.main(["12", "--all"]) == 0
+    assert capsys.readouterr().err == ""
+    printed(run_dir, task_0="")
+    assert logs.main(["12"]) == 0
+    assert capsys.readouterr().err == "Job 12 has printed nothing so far.\n"
+
+
+def test_a_job_that_was_resumed_is_said_and_the_new_one_shown(capsys, fake_slurm: FakeSlurm) -> None:
+    (run_dir,) = submit()
+    printed(run_dir, task_0="of 12\n")
+    slurm_says(fake_slurm, "FAILED")
+    fake_slurm.command("sbatch", "echo 15")
+    earlier = resume.find("12", Path("runs"))
+    submission.submit(planning.plan(planning.Request(spec=JobSpec(name="fit", command=("true",)), earlier=earlier)))
+    printed(run_dir, task_0="of 15\n")
+    capsys.readouterr()
+    assert logs.main(["12"]) == 0
+    said = "Job 12 was resumed as job 15. Its own logs: runs/fit-12/job-12\n"
+    assert capsys.readouterr() == ("of 15\n", said)
+    assert status.main(["12"]) == 0
+    _, row, *said_below = capsys.readouterr().out.splitlines()
+    assert row.split()[:2] == ["15", "fit"]
+    assert said_below == ["Job 12 was resumed as job 15."]
+    assert report.main(["12"]) == 0
+    assert "fit, job 15: " in (shown := capsys.readouterr().out) and "  Job 12 was resumed as this one.\n" in shown
+    assert "no run directory" in refused(capsys, logs.main, "13")
+    assert "no run directory" in refused(capsys, logs.main, "*")
 
 
 TRACEBACK = """[rank {rank} node1] Traceback (most recent call last):
