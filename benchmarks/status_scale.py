@@ -62,7 +62,7 @@ def _taken_s(count: int, rounds: int, env: dict[str, str]) -> list[float]:
 
 def _make_run_dir(path: Path, job: str) -> None:
     spec = dataclasses.asdict(JobSpec(name="fit", command=("true",)))
-    description = run_dirs.description(spec, label=job, local=False, cluster=None, code=None, values={})
+    description = run_dirs.description(spec, label=job, local=False, cluster=None, identity={}, code=None, values={})
     path.mkdir(parents=True)
     (path / File.SPEC).write_bytes(description)
     (path / "job.sbatch").touch()

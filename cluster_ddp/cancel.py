@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import JobError, exit_on_error, printable
-from cluster_ddp.jobs import run_records, terminal
+from cluster_ddp.jobs import lookup, terminal
 from cluster_ddp.jobs.job import of_run
 from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.launch.cli import add_on
@@ -42,13 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _cancel(word: str, runs_dir: Path) -> str:
     """Cancel what a word means. Returns what was done."""
-    found = run_records.find(word, runs_dir)
+    found = lookup.find(word, runs_dir)
     if not found and Path(word).is_dir():
         raise JobError(f"Cancelling {word}:", "no job has run in it.", "give a job id or a run directory")
     if not found or (len(found) == 1 and found[0].job and not found[0].is_submitted):  # Slurm may know it
         job = found[0].job if found else word
-        Slurm().statuses(job, None, runs_dir)  # an error if it is unknown: scancel says nothing then (22.05)
-        Slurm().cancel(job, None, runs_dir)
+        Slurm().cancel(job, None, found[0].run_dir if found else runs_dir)
         return f"Cancelled job {job}."
     running = [job for job in map(of_run, found) if not job.status().ended]
     if not running:

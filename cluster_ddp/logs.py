@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cluster_ddp.contract import ASIDE
 from cluster_ddp.errors import JobError, exit_on_error, printable
-from cluster_ddp.jobs import logs, run_records, terminal
+from cluster_ddp.jobs import logs, lookup, run_records, terminal
 from cluster_ddp.jobs.job import Job, of_run
 from cluster_ddp.jobs.logs import LogReader
 from cluster_ddp.jobs.terminal import BottomLine
@@ -70,7 +70,7 @@ def _shown(arguments: argparse.Namespace) -> Callable[[str], str]:
 
 def _job(word: str, runs_dir: Path) -> Job:
     """The job that a word means."""
-    found = run_records.find(word, runs_dir)
+    found = lookup.find(word, runs_dir)
     if not found and (resumed := run_records.resumed(word, runs_dir)) is not None:
         own = resumed.run_dir / ASIDE.format(word)
         print(printable(f"Job {word} was resumed as job {resumed.job}. Its own logs: {own}"), file=sys.stderr)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
 
 def catches(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal (proc(5), SigCgt).
@@ -17,3 +19,16 @@ def catches(pid: int, number: int) -> bool:
     """
     status = Path(f"/proc/{pid}/status").read_text()
     return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
+def started(pid: int) -> str:
+    """Return when a process was started: which boot of the machine, and how many clock ticks after it (proc(5)).
+
+    A later process with the same id has another. Empty if there is none, or if it has ended and is not waited for yet.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    state, ticks = fields[0], fields[19]
+    return "" if state in "ZX" else f"{_BOOT.read_text().strip() if _BOOT.exists() else ''} {ticks}".strip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -89,27 +89,6 @@ def read(path: Path) -> RunRecord:
     name = path.resolve().name.removesuffix(f"-{job}")
     began_s = _changed_s(path / (File.RUN if (path / File.RUN).exists() else File.LOCK))
     return RunRecord(run_dir=path, job=job, name=name, scheduler="Slurm" if job else None, values={}, began_s=began_s)
-
-
-def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] | None = None) -> list[RunRecord]:
-    """Return the runs that a word means; none if it is a job without a run directory in `runs_dir`.
-
-    Args:
-        word: a job id (12; 12_3; the id of an array means its tasks), or the path of a run directory.
-        runs_dir: folder of the run directories, in which an id is looked up.
-        runs_in: returns the runs of a folder; default: `in_folder`.
-
-    Raises:
-        RunDirError: it is a folder, but no run directory.
-    """
-    runs_in = runs_in or in_folder
-    if not Path(word).is_dir():
-        return [one for one in runs_in(runs_dir) if word in (one.job, one.job_id)]
-    record = read(Path(word))
-    if not record.is_submitted:
-        return [record]
-    siblings = runs_in(Path(word).resolve().parent)  # the folder of an array means its tasks
-    return [one for one in siblings if record.job in (one.job, one.job_id)]
 
 
 def in_folder(runs_dir: Path) -> list[RunRecord]:

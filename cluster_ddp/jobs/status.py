@@ -10,9 +10,10 @@ from typing import Any
 
 from cluster_ddp.contract import RESTART, File
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
-from cluster_ddp.jobs import full_disk, last_metrics, run_records
+from cluster_ddp.jobs import full_disk, last_metrics, lookup, run_records
 from cluster_ddp.jobs.run_records import RunRecord
 from cluster_ddp.launch import run_dirs
+from cluster_ddp.launch.backends import identity
 from cluster_ddp.launch.backends.local import ThisMachine
 from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.run_files import problem, tail
@@ -84,7 +85,7 @@ def run_statuses(runs_dir: Path, asked: Sequence[str]) -> list[RunStatus]:
         RunDirError: a folder that was asked for is no run directory, or its spec.json can't be read.
     """
     runs_in = functools.cache(run_records.in_folder)
-    chosen = {word: run_records.find(word, runs_dir, runs_in) for word in asked} or {"": runs_in(runs_dir)}
+    chosen = {word: lookup.find(word, runs_dir, runs_in) for word in asked} or {"": runs_in(runs_dir)}
     resumed = {word: run_records.resumed(word, runs_dir) for word, runs in chosen.items() if word and not runs}
     chosen |= {word: [one] for word, one in resumed.items() if one is not None}
     known = _known(one for runs in chosen.values() for one in runs if one.scheduler == "Slurm")
@@ -169,7 +170,8 @@ def _status(record: RunRecord, known: _Known) -> JobStatus | None:
     tasks = known.get((record.cluster, record.job_id), {})
     task = record.job.partition("_")[2]
     # Waiting tasks share one record, with a name such as "3-7%4".
-    return tasks.get(task) or next((one for name, one in tasks.items() if not name.isdigit()), None)
+    found = tasks.get(task) or next((one for name, one in tasks.items() if name and not name.isdigit()), None)
+    return found if found is not None and identity.of(record.run_dir, record.job).is_of(found) else None
 
 
 def _without_folder(word: str, runs_dir: Path) -> list[RunStatus]:

@@ -129,6 +129,7 @@ def description(
     label: str,
     local: bool,
     cluster: str | None,
+    identity: Mapping[str, str],
     code: str | None,
     values: Mapping[str, str],
     reference_options: Sequence[str] | None = None,
@@ -140,6 +141,7 @@ def description(
         label: the job's id as squeue shows it, 12 or 12_3.
         local: whether it was submitted with --local.
         cluster: name of its cluster, if sbatch gave one.
+        identity: what tells the job from another one with the same id (`backends.identity`).
         code: working folder in the snapshot, relative to the run directory; None without a snapshot.
         values: this array task's values of the grid.
         reference_options: options of the reference job; None if it is another job.
@@ -148,6 +150,7 @@ def description(
         "job": label,
         "local": local,
         "cluster": cluster,
+        "identity": dict(identity),
         "code": code,
         "command": list(spec["command"]),
         "reference_options": None if reference_options is None else list(reference_options),
@@ -174,7 +177,9 @@ def read(path: Path) -> dict[str, Any]:
             raise ValueError("its cluster is not a name")
         if not math.isfinite(record["submitted"]):
             raise ValueError("it does not say when it was submitted")
-        return {**record, "job": label, "cluster": cluster, "spec": spec, "submitted": float(record["submitted"])}
+        identity = {key: str(value) for key, value in dict(record.get("identity") or {}).items()}
+        known = {"job": label, "cluster": cluster, "identity": identity, "spec": spec}
+        return {**record, **known, "submitted": float(record["submitted"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         found = f"{File.SPEC} can't be read: {why(error)}."
         raise RunDirError(

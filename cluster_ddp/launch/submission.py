@@ -68,7 +68,7 @@ def submit(plan: Plan) -> list[Submitted]:
                     _take_back(plan, held)
             raise
     if request.run_dir is None:
-        run_dirs.point_latest(folders[0])
+        run_dirs.point_latest(jobs[0].run_dir)
     return jobs
 
 
@@ -152,6 +152,7 @@ def _description(plan: Plan, held: Held, label: str, described: Mapping[str, Any
         label=label,
         local=request.local,
         cluster=held.cluster,
+        identity=held.identity,
         code=f"../{plan.spec.name}-{held.label}/{request.code}" if request.code and in_array else request.code,
         values={key: value for key, value in values.items() if key != ARRAY_TASK},
         reference_options=options and [grids.fill_in(word, values) for word in options],

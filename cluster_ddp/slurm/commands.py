@@ -49,7 +49,7 @@ def run(
         hint = "check that the controller is up: scontrol ping"
         raise SlurmError(asked, f"no answer within {timeout_s:g} s.", hint) from error
     if done.returncode != 0:
-        raise _refused(asked, argv[0], done)
+        raise _refused(asked, argv, done)
     return done.stderr if words_on_stderr else done.stdout
 
 
@@ -63,18 +63,21 @@ def _call(
             input=text,
             capture_output=True,
             text=True,
+            errors="replace",  # a column of fixed width may cut a letter of somebody's comment
             timeout=timeout_s,
             start_new_session=True,  # Ctrl-C must not reach sbatch, which may have submitted the job already
         )
 
 
-def _refused(asked: str, program: str, done: subprocess.CompletedProcess[str]) -> SlurmError:
+def _refused(asked: str, argv: Sequence[str], done: subprocess.CompletedProcess[str]) -> SlurmError:
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     if lines and "configuration source" in lines[-1]:
         lines = lines[-1:]  # the others say where it has looked
     found = "; ".join(lines) or f"exit status {done.returncode}, no message."
+    if not lines and argv[-2:-1] == ["job"]:  # scontrol 22.05, of a task, if the id is that of a job without tasks
+        found = "Invalid job id specified"
     kind = JobNotFoundError if "Invalid job id" in found else SlurmError
-    return kind(asked, found, _hint(program, found))
+    return kind(asked, found, _hint(argv[0], found))
 
 
 # Part of a message of sbatch (22.05 to 26.05) -> hint. The first match counts.
@@ -111,6 +114,16 @@ def available(env: Mapping[str, str] | None = None) -> bool:
     except SlurmError:
         return False
     return True
+
+
+def cluster_name() -> str:
+    """Return the name of the cluster (ClusterName in slurm.conf); empty if Slurm does not say.
+
+    Raises:
+        SlurmError: the controller doesn't answer.
+    """
+    match = re.search(r"^ClusterName\s*=\s*(\S+)", run(["scontrol", "show", "config"]), re.MULTILINE)
+    return match[1] if match else ""
 
 
 class Submitted(NamedTuple):

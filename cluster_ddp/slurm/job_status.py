@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import accumulate
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
@@ -14,8 +15,14 @@ from cluster_ddp.slurm.commands import on, run
 # How many job ids fit into one argument of a command.
 _LABELS_AT_ONCE = 1000
 
-# squeue's columns and their widths. None has text of the user; a reason may contain spaces.
+OUR_COMMENTS = "cluster_ddp-"
+"""The comments that submissions give to jobs begin so; 16 hexadecimal digits follow, others for each job."""
+# Clocks of login nodes, compute nodes and the controller differ by less.
+_CLOCKS_S = 5.0
+
+# squeue's columns and their widths. A reason may contain spaces. The last one has text of the user.
 _QUEUE = {"ArrayJobID": 12, "ArrayTaskID": 64, "State": 20, "RestartCnt": 10, "TimeUsed": 20, "Reason": 200}
+_QUEUE |= {"SubmitTime": 20, "Comment": len(OUR_COMMENTS) + 16}
 
 # Final job states (squeue(1), JOB STATE CODES).
 FINAL_STATES = frozenset(
@@ -59,11 +66,28 @@ class JobStatus:
     """Run time since its last start, as D-HH:MM:SS or HH:MM:SS."""
     expected_start: str | None = None
     """Planned or actual start (local time of the cluster); None if unknown, or from sacct or squeue."""
+    submitted_s: float | None = None
+    """UNIX time at which it was submitted, or last requeued (22.05 to 26.05); None if unknown."""
+    comment: str = ""
+    """Its comment, of squeue's the beginning; empty if it has none, or from sacct."""
 
     @property
     def ended(self) -> bool:
         """Whether the job is in a final state."""
         return self.state in FINAL_STATES
+
+    def may_be(self, comment: str, submitted_by_s: float) -> bool:
+        """Whether it can be the job that is meant, and not another one with its id.
+
+        Args:
+            comment: what the job's submission gave it; empty if that is not known.
+            submitted_by_s: UNIX time by which the job had been submitted.
+        """
+        if comment and self.comment.startswith(OUR_COMMENTS):
+            return self.comment == comment
+        # A site may change comments, and sacct has none. Then only a job that was submitted later is surely another.
+        is_later = self.submitted_s is not None and self.submitted_s > submitted_by_s + _CLOCKS_S
+        return not is_later or self.restarts > 0
 
 
 def job_statuses(
@@ -83,7 +107,7 @@ def job_statuses(
     command = ["scontrol", *on(cluster), "--oneliner", "show", "job", str(label)]
     job = str(label).partition("_")[0]
     try:
-        text = run(command, env=env)
+        text = run(command, env=_asking(env))
     except JobNotFoundError:
         if remembered := remembered_jobs([str(label)], cluster=cluster, env=env):
             return remembered[job]
@@ -105,13 +129,13 @@ def all_jobs(*, cluster: str | None = None, env: Mapping[str, str] | None = None
     """
     columns = ",".join(f"{name}:{width}" for name, width in _QUEUE.items())
     command = ["squeue", *on(cluster), "--all", "--noheader", "--states=all", f"--Format={columns}"]
-    # SQUEUE_USERS and others would hide jobs.
-    unfiltered = {name: value for name, value in (env or os.environ).items() if not name.startswith("SQUEUE_")}
     ends = list(accumulate(_QUEUE.values()))
     jobs: dict[str, list[JobStatus]] = {}
-    for line in run(command, env=unfiltered).splitlines():
-        job, task, state, restarts, elapsed, reason = (line[i:j].strip() for i, j in zip([0, *ends], ends))
-        if job.isdigit():  # else a heading with the name of the cluster
+    for line in run(command, env=_asking(env)).split("\n"):
+        cells = [line[i:j].strip() for i, j in zip([0, *ends], ends)]
+        job, task, state, restarts, elapsed, reason, submitted, comment = cells
+        # Else a heading with the name of the cluster, or the rest of a comment with line breaks.
+        if job.isdigit() and restarts.isdigit():
             status = JobStatus(
                 job_id=int(job),
                 state=state,
@@ -122,9 +146,29 @@ def all_jobs(*, cluster: str | None = None, env: Mapping[str, str] | None = None
                 array_task=None if task == "N/A" else task,
                 restarts=int(restarts),
                 elapsed=_padded(elapsed),
+                submitted_s=_unix_s(submitted),
+                comment=_text(comment),
             )
             jobs.setdefault(job, []).append(status)
     return jobs
+
+
+def _asking(env: Mapping[str, str] | None) -> dict[str, str]:
+    """The environment of a command whose answer is read: SQUEUE_USERS and others would hide jobs."""
+    kept = {name: value for name, value in (env or os.environ).items() if not name.startswith("SQUEUE_")}
+    return {**kept, "SLURM_TIME_FORMAT": "standard"}
+
+
+def _unix_s(time: str) -> float | None:
+    """A time as Slurm writes it, in the local time zone, as UNIX time; None if it is "Unknown" or "N/A"."""
+    try:
+        return datetime.fromisoformat(time).timestamp()
+    except ValueError:
+        return None
+
+
+def _text(value: str) -> str:
+    return "" if value == "(null)" else value
 
 
 def _padded(elapsed: str) -> str:
@@ -157,17 +201,17 @@ def remembered_jobs(
         cluster: their cluster; None for the default one.
         env: the environment of sacct; default: this process's.
     """
-    columns = "JobIDRaw,JobID,State,ExitCode,Elapsed"
+    columns = "JobIDRaw,JobID,State,ExitCode,Elapsed,Submit"
     form = ("--allocations", "--duplicates", "--parsable2", "--noheader", f"--format={columns}")
     command = ["sacct", *on(cluster), *form]
     jobs: dict[str, list[JobStatus]] = {}
     for start in range(0, len(labels), _LABELS_AT_ONCE):
         wanted = ",".join(labels[start : start + _LABELS_AT_ONCE])
         try:
-            lines = run([*command, f"--jobs={wanted}"], env=env).splitlines()
+            lines = run([*command, f"--jobs={wanted}"], env=_asking(env)).splitlines()
         except SlurmError:
             break
-        for fields in (line.split("|") for line in lines if line.count("|") == 4):
+        for fields in (line.split("|") for line in lines if line.count("|") == 5):
             job = re.split("[_+]", fields[1])[0]  # of "12_3", an array's task, or "12+1", of a heterogeneous job
             _add_start(jobs.setdefault(job, []), _remembered(*fields))
     return jobs
@@ -178,7 +222,9 @@ def _add_start(known: list[JobStatus], status: JobStatus) -> None:
     before = next((one for one in known if one.job_id == status.job_id), None)
     if before is not None:
         known.remove(before)
-        status = replace(status, restarts=before.restarts + (before.state in _STARTED_AGAIN))
+        is_same = before.state in _STARTED_AGAIN  # else, perhaps, the same id after the cluster was set up anew
+        submitted_s = before.submitted_s if is_same else status.submitted_s
+        status = replace(status, restarts=before.restarts + is_same, submitted_s=submitted_s)
     known.append(status)
 
 
@@ -189,7 +235,7 @@ def elapsed_s(text: str) -> float:
     return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def _remembered(raw_id: str, shown_id: str, state: str, exit_status: str, elapsed: str) -> JobStatus:
+def _remembered(raw_id: str, shown_id: str, state: str, exit_status: str, elapsed: str, submitted: str) -> JobStatus:
     exit_code, _, signal = exit_status.partition(":")
     return JobStatus(
         job_id=int(raw_id),
@@ -200,6 +246,7 @@ def _remembered(raw_id: str, shown_id: str, state: str, exit_status: str, elapse
         stdout="",
         array_task=shown_id.partition("_")[2] or None,
         elapsed=elapsed,
+        submitted_s=_unix_s(submitted),
     )
 
 
@@ -222,4 +269,6 @@ def _status(record: str) -> JobStatus:
         restarts=int(fields.get("Restarts", "0")),
         elapsed=fields.get("RunTime", ""),
         expected_start=None if fields.get("StartTime", "Unknown") in ("Unknown", "N/A") else fields["StartTime"],
+        submitted_s=_unix_s(fields.get("SubmitTime", "")),
+        comment=_text(fields.get("Comment", "").strip()),
     )

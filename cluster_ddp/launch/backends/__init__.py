@@ -7,12 +7,14 @@ slurm             sbatch, scontrol, scancel
 local             this machine; `local_supervisor` runs the tasks there
 submitit_task     the pickles that submitit's runner loads in each task
 submit_env        the environment that a new job inherits
+identity          what tells a job from another one with the same id
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from cluster_ddp.slurm.job_status import JobStatus
@@ -27,6 +29,8 @@ class Held(NamedTuple):
     """Name of its cluster, if sbatch gave one."""
     process: Any = None
     """On this machine: the waiting process, a subprocess.Popen; on Slurm None."""
+    identity: Mapping[str, str] = MappingProxyType({})
+    """What tells it from another job with the same id, kept in spec.json: fields of `identity.Identity`."""
 
 
 class Scheduler(Protocol):
@@ -45,7 +49,7 @@ class Scheduler(Protocol):
         """Cancel a job that was not released."""
 
     def cancel(self, label: str, cluster: str | None, folder: Path) -> None:
-        """Cancel a job in any state. `folder` is its run directory."""
+        """Cancel a job in any state, but not another one with its id. `folder` is its run directory."""
 
     def statuses(self, label: str, cluster: str | None, folder: Path) -> list[JobStatus]:
         """Return the status of a job; for an array, one status per task that the scheduler tells apart."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import signal
+import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster_ddp import processes
 from cluster_ddp.contract import File
-from cluster_ddp.errors import RunDirError
-from cluster_ddp.launch.backends import Held, submit_env
+from cluster_ddp.errors import JobError, RunDirError
+from cluster_ddp.launch.backends import Held, identity, submit_env
 from cluster_ddp.run_files import read_json, why
 from cluster_ddp.slurm.job_status import FINAL_STATES, JobStatus
 
@@ -38,7 +39,8 @@ class ThisMachine:
             env=submit_env.clean(os.environ),
             start_new_session=True,
         )
-        return Held(label=str(process.pid), process=process)
+        known = {"host": socket.gethostname(), "process": processes.started(process.pid)}
+        return Held(label=str(process.pid), process=process, identity=known)
 
     def release(self, held: Held, folder: Path, begin: str) -> None:
         """Tell the process its run directory. The job runs at once, whatever `begin` is."""
@@ -51,16 +53,27 @@ class ThisMachine:
         held.process.wait()
 
     def cancel(self, label: str, cluster: str | None, folder: Path) -> None:
-        """Send TERM to the job, which ends its tasks. Nothing happens if it has ended."""
-        with contextlib.suppress(ProcessLookupError):
+        """Send TERM to the job, which ends its tasks. Nothing happens if it has ended.
+
+        Raises:
+            JobError: it is another user's.
+            RunDirError: it runs, or ran, on another machine.
+        """
+        try:
             if _is_running(label, folder):
                 os.kill(int(label), signal.SIGTERM)
+        except ProcessLookupError:
+            return
+        except PermissionError as error:
+            user = Path("/proc", label).stat().st_uid
+            found = f"its process belongs to user {user}; you are {os.geteuid()}."
+            raise JobError(f"Cancelling job {label} on this machine:", found, "ask that user") from error
 
     def statuses(self, label: str, cluster: str | None, folder: Path) -> list[JobStatus]:
         """Return the job's status, from ended.json in its run directory and from its process.
 
         Raises:
-            RunDirError: ended.json is damaged.
+            RunDirError: ended.json is damaged; or it is missing, and the job runs, or ran, on another machine.
         """
         running = _is_running(label, folder)  # before its outcome is read: the job writes that, then ends
         state, exit_code = "RUNNING", 0
@@ -89,13 +102,17 @@ class ThisMachine:
 
 
 def _is_running(label: str, folder: Path) -> bool:
-    """Whether the process with that id is the job of this run directory, not a later process with the same id."""
-    process = Path("/proc", label)
-    try:
-        state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-        command = (process / "cmdline").read_bytes()
-    except OSError:
-        return False
-    # During exec, a process has no command line for a moment, like one that has ended.
-    ours = not command or os.fsencode(folder) in command or _WAITING.encode() in command
-    return ours and state not in "ZX"
+    """Whether the process with that id is the job of this run directory, not a later process with the same id.
+
+    Raises:
+        RunDirError: the job runs, or ran, on another machine, and its end was not noted.
+    """
+    known = identity.of(folder, label)
+    if known.process and processes.started(int(label)) == known.process:
+        return True
+    if known.host and known.host != socket.gethostname() and not (folder / File.OUTCOME).exists():
+        found = f"it was started on {known.host}, and this is {socket.gethostname()}."
+        noted = f"""echo '{{"state": "FAILED", "exit_code": 1}}' >{shlex.quote(str(folder / File.OUTCOME))}"""
+        hint = f"ask there; if it has ended, note that: {noted}"
+        raise RunDirError(f"Looking for job {label} of {folder}:", found, hint)
+    return False

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.contract import File
-from cluster_ddp.errors import SlurmError
-from cluster_ddp.launch.backends import Held, submit_env
+from cluster_ddp.errors import JobNotFoundError, SlurmError
+from cluster_ddp.launch.backends import Held, identity, submit_env
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
 
@@ -33,7 +33,7 @@ class Slurm:
             SlurmError: sbatch refused; or it did not answer in time. The job is then cancelled if squeue shows it; the
                 error says which.
         """
-        mark, env = f"cluster_ddp-{os.urandom(8).hex()}", submit_env.clean(os.environ)
+        mark, env = job_status.OUR_COMMENTS + os.urandom(8).hex(), submit_env.clean(os.environ)
         comment = [] if _OWN_COMMENT.search(script) else [f"--comment={mark}"]
         try:
             answer = commands.submit(text=script, options=[WAIT, *comment, *options], env=env)
@@ -41,7 +41,8 @@ class Slurm:
             if comment and isinstance(error.__cause__, subprocess.TimeoutExpired):
                 raise _without_answer(mark, error) from error
             raise
-        return Held(label=str(answer.job_id), cluster=answer.cluster)
+        known = {"comment": mark} if comment else {}
+        return Held(label=str(answer.job_id), cluster=answer.cluster, identity=known)
 
     def release(self, held: Held, folder: Path, begin: str) -> None:
         """Let the scheduler start the job from `begin` on.
@@ -64,18 +65,25 @@ class Slurm:
         """Cancel the job: a single job, a whole array or one task of it.
 
         Raises:
-            SlurmError: scancel failed: the job is unknown or another user's, or the controller doesn't answer.
+            SlurmError: scancel failed: the job is unknown or another user's, or the controller doesn't answer; or the
+                id is another job's now.
         """
+        self.statuses(label, cluster, folder)  # of an unknown job, scancel says nothing (22.05)
         commands.run(["scancel", *commands.on(cluster), label])
 
     def statuses(self, label: str, cluster: str | None, folder: Path) -> list[JobStatus]:
         """Ask the controller; if it has forgotten the job, ask the accounting.
 
         Raises:
-            JobNotFoundError: neither knows the job.
+            JobNotFoundError: neither knows the job, or the id is another job's now.
             SlurmError: the controller doesn't answer.
         """
-        return job_status.job_statuses(label, cluster=cluster)
+        found, known = job_status.job_statuses(label, cluster=cluster), identity.of(folder, label)
+        ours = [one for one in found if known.is_of(one)]
+        if found and not ours:
+            words = f"Slurm no longer knows it: job {label} is another job now, not that of this run directory."
+            raise JobNotFoundError(f"The job of {folder}:", words, f"if you mean that one: scontrol show job {label}")
+        return ours
 
 
 def _without_answer(mark: str, error: SlurmError) -> SlurmError:

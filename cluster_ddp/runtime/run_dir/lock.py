@@ -18,6 +18,7 @@ from cluster_ddp import run_files
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.files import is_at, open_own
 from cluster_ddp.slurm.topology import Topology
+from cluster_ddp.slurm.variables import CLUSTER_NAME, Variables
 
 log = logging.getLogger("cluster_ddp")
 
@@ -83,12 +84,14 @@ class RunLock:
         return descriptor  # closing any descriptor of the file would release the lock
 
     def _sign(self) -> None:
-        owner = {
+        owner: dict[str, object] = {
             "job": self._topology.job_label,
             "host": socket.gethostname(),
             "process": os.getpid(),
             "since": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
+        if cluster := Variables(os.environ).text(*CLUSTER_NAME):
+            owner["cluster"] = cluster
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, json.dumps(owner).encode() + b"\n", 0)
 

@@ -114,7 +114,8 @@ def test_an_array_is_asked_for_once(capsys, fake_slurm: FakeSlurm) -> None:
     assert len(fake_slurm.calls("squeue")) == 1
     assert not fake_slurm.calls("sacct")
     assert [row[0] for row in rows(capsys, "12_1")] == ["12_1"]
-    assert len(rows(capsys, "12")) == len(rows(capsys, "runs/latest")) == 4
+    assert len(rows(capsys, "12")) == len(rows(capsys, "runs/fit-12")) == 4
+    assert [row[0] for row in rows(capsys, "runs/latest")] == ["12_0"]
     assert [row[0] for row in rows(capsys, "runs/fit-12_3")] == ["12_3"]
 
 
@@ -135,11 +136,11 @@ def test_forgotten_jobs_are_looked_up_in_the_accounting_all_at_once(capsys, fake
     submit(array="0-1")
     slurm_says(fake_slurm, record(99))
     remembered = [
-        "12|12+0|CANCELLED by 1000|0:15|01:00:00",
-        "16|15_0|REQUEUED|0:0|00:00:03",
-        "16|15_0|PREEMPTED|0:0|00:00:04",
-        "16|15_0|COMPLETED|0:0|00:00:05",
-        "15|15_1|FAILED|3:0|00:00:06",
+        "12|12+0|CANCELLED by 1000|0:15|01:00:00|Unknown",
+        "16|15_0|REQUEUED|0:0|00:00:03|Unknown",
+        "16|15_0|PREEMPTED|0:0|00:00:04|Unknown",
+        "16|15_0|COMPLETED|0:0|00:00:05|Unknown",
+        "15|15_1|FAILED|3:0|00:00:06|Unknown",
     ]
     fake_slurm.command("sacct", "cat <<'X'\n" + "\n".join(remembered) + "\nX")
     states = {"12": ["CANCELLED", "01:00:00"], "15_0": ["COMPLETED", "00:00:05"], "15_1": ["FAILED", "00:00:06"]}

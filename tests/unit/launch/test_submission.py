@@ -132,7 +132,9 @@ def test_a_federations_cluster_is_remembered(fake_slurm: FakeSlurm) -> None:
     (job,) = submit()
     job.cancel()
     assert job.cluster == "far"
-    assert fake_slurm.calls("scontrol") == [["--clusters=far", "update", "JobId=12", "StartTime=now"]]
+    update, show = fake_slurm.calls("scontrol")
+    assert update == ["--clusters=far", "update", "JobId=12", "StartTime=now"]
+    assert show == ["--clusters=far", "--oneliner", "show", "job", "12"]
     assert fake_slurm.calls("scancel") == [["--clusters=far", "12"]]
 
 

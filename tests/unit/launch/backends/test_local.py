@@ -16,6 +16,7 @@ from slowness import scaled
 from stand_ins import HOSTILE
 
 import cluster_ddp.submit as door
+from cluster_ddp import status
 from cluster_ddp.errors import JobError, RunDirError
 from cluster_ddp.jobs import job
 from cluster_ddp.jobs.job import Job
@@ -271,3 +272,78 @@ def test_each_start_has_a_secret_that_only_its_ranks_have(tmp_path: Path, monkey
     assert len(first[0]) == 64 and first[0] == first[1] and second[0] == second[1] != first[0]
     for path in job.run_dir.iterdir():
         assert not any(secret.encode() in path.read_bytes() for secret in (*first, *second)), path
+
+
+def ended_without_a_word() -> Job:
+    """A job whose end nobody has noted."""
+    job = submit("false")
+    job.wait(timeout_s=scaled(60))
+    (job.run_dir / "ended.json").unlink()
+    return job
+
+
+def rewrite(run_dir: Path, **changes: object) -> None:
+    spec = json.loads((run_dir / "spec.json").read_text())
+    (run_dir / "spec.json").write_text(json.dumps(spec | changes))
+
+
+def kernels_process() -> str | None:
+    """The id of one that has no command line; None where only a container's processes are seen."""
+    for path in Path("/proc").glob("[0-9]*"):
+        if (
+            not (path / "cmdline").read_bytes()
+            and (path / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        ):
+            return path.name
+    return None
+
+
+def test_a_later_process_with_the_jobs_id_is_not_the_job() -> None:
+    """Even one that names the run directory, such as an editor, or one that has no command line."""
+    job = ended_without_a_word()
+    names_it = [sys.executable, "-c", "import time; time.sleep(600)", str(job.run_dir)]
+    with subprocess.Popen(names_it) as later:
+        try:
+            for label in filter(None, (str(later.pid), kernels_process())):
+                rewrite(job.run_dir, job=label)
+                assert replace(job, id=label).state() == "FAILED"
+            replace(job, id=str(later.pid)).cancel()
+            rewrite(job.run_dir, job=str(later.pid))
+            replace(job, id=str(later.pid)).cancel()
+            with pytest.raises(subprocess.TimeoutExpired):
+                later.wait(1)
+        finally:
+            later.kill()
+
+
+def test_a_job_of_another_machine_is_not_looked_for_here(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its id means nothing here. A shared folder may have its run directory."""
+    job = ended_without_a_word()
+    rewrite(job.run_dir, identity={"host": "elsewhere", "process": "another boot 1"})
+    for ask in (job.state, job.cancel):
+        with pytest.raises(RunDirError, match="it was started on elsewhere") as caught:
+            ask()
+    assert status.main(["--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["state"] == "unknown"
+    with pytest.raises(SystemExit):
+        door.main(["--resume", str(job.run_dir), "--no-check"])
+    assert "it was started on elsewhere" in capsys.readouterr().err
+    noted = caught.value.hint.partition("note that: ")[2]
+    subprocess.run(["/usr/bin/bash", "-c", noted], check=True)
+    assert job.state() == "FAILED"
+
+
+def test_another_users_job_is_not_cancelled_and_said_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = submit("sleep", "600")
+    try:
+        with monkeypatch.context() as patched:
+
+            def refuse(pid: int, number: int) -> None:
+                raise PermissionError(1, "Operation not permitted")
+
+            patched.setattr(os, "kill", refuse)
+            with pytest.raises(JobError, match="its process belongs to user"):
+                job.cancel()
+    finally:
+        job.cancel()
+        assert job.wait(timeout_s=scaled(60)).ended
