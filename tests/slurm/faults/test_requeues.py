@@ -124,6 +124,16 @@ def test_a_time_limit_that_changes_while_the_job_runs(place: Place) -> None:
     assert "Resuming from" in said
 
 
+@pytest.mark.every_slurm
+def test_the_times_of_a_job_as_slurm_writes_them(place: Place) -> None:
+    """In seconds of UNIX time; the end is NONE without a time limit. Rank 0 understands just these."""
+    ask = 'SLURM_TIME_FORMAT=%s squeue --noheader --format="%S %e" --jobs="$SLURM_JOB_ID"'
+    tell = f'cat "$CLUSTER_DDP_JOB_TIMES"; scontrol update JobId="$SLURM_JOB_ID" TimeLimit=UNLIMITED; {ask}'
+    run = Run(place, place.start(*ONE_TASK, "--time", "5", "--", "bash", "-c", tell))
+    limited, unlimited = re.findall(r"^(\d+) (\d+|NONE)$", run.completed(), re.MULTILINE)
+    assert (int(limited[1]) - int(limited[0]), unlimited[1]) == (300, "NONE")
+
+
 def test_slurm_may_refuse_to_queue_a_job_again(place: Place) -> None:
     """27. Its words are in the error."""
     said = Run(place, place.start(*ONE_TASK, "--no-requeue", "--", "bash", "-c", "exit 75")).failed()
