@@ -188,7 +188,7 @@ def test_a_sites_template(place: Place) -> None:
     command = ("bash", "-c", 'ls -d "$SITE_SCRATCH"')
     done = place.submit("--nodes", "2", "--template", str(template), "--watch", "--", *command)
     assert done.returncode == 0, done.stdout + done.stderr
-    scratch = re.search(r"^(/\S+/bash-\d+)$", done.stdout, re.MULTILINE)[1]
+    scratch = re.search(r"^(/\S+/bash-\d+-\w+)$", done.stdout, re.MULTILINE)[1]
     assert f"[task-1] {scratch}" in done.stdout
     assert not Path(scratch).exists()
 

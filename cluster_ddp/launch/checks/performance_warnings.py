@@ -18,7 +18,7 @@ CODES = ("several-nodes", "one-gpu-per-node", "no-requeue", "node-local-path", "
 """Codes of the warnings that `advise` may return."""
 OTHER_CODES = (
     *("activated", "cluster", "cluster-toml", "command", "environment", "modules", "nested", "no-checkpoint", "ntasks"),
-    *("placeholder", "range", "secret", "shell", "short", "slurm-variable", "syntax"),
+    *("placeholder", "range", "secret", "shared-runs", "shell", "short", "slurm-variable", "syntax"),
 )
 """Codes of the warnings of other checks; "nested" and "cluster-toml" accept what is refused otherwise."""
 

@@ -25,6 +25,7 @@ from cluster_ddp.launch.checks import (
     program,
     python_packages,
     script_text,
+    shared_runs,
 )
 from cluster_ddp.launch.checks.performance_warnings import Advice
 from cluster_ddp.launch.planning import Plan
@@ -50,7 +51,9 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
         SpecError: the job can't work.
     """
     on_slurm = isinstance(plan.scheduler, Slurm)
+    run_dir, runs_dir = plan.request.run_dir, plan.request.runs_dir
     warnings = _environment(plan.spec) + exposed_tokens.advise(plan.spec)
+    warnings += shared_runs.advise(run_dir.parent if run_dir is not None else runs_dir)
     if plan.request.function is None:
         if nested_launchers.CODE not in accepted:
             nested_launchers.check(plan.spec)
@@ -65,7 +68,7 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
         text = f"{name}={value} in your environment is ignored. Use {say}, or cluster.toml."
         warnings.append(Advice("environment", text))
     if on_slurm:
-        folders = [plan.request.run_dir or plan.request.runs_dir, Path.cwd()]
+        folders = [run_dir or runs_dir, Path.cwd()]
         warnings += performance_warnings.advise(
             plan.spec, cluster.groups, folders=folders, requeue_default=cluster.requeue_default
         )
