@@ -7,14 +7,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from cluster_ddp.errors import SpecError
+from cluster_ddp.errors import DeviceError, SpecError
 from cluster_ddp.slurm.topology import Topology
 
 log = logging.getLogger("cluster_ddp")
@@ -38,6 +38,9 @@ def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout
         store: the store that all ranks share.
         timeout_s: seconds to wait for the others in a collective. NCCL's own limit is twice that: the wait of
             `World.synchronize` ends first.
+
+    Raises:
+        DeviceError: two ranks have the same GPU.
     """
     before_leaving.clear()
     on_gpu = device.type == "cuda"
@@ -49,19 +52,37 @@ def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout
         # or write a checkpoint. Its time limit stays.
         os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")
         os.environ.setdefault("TORCH_NCCL_TEARDOWN_ON_TIMEOUT", "1")
-    dist.init_process_group(
-        backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        store=dist.PrefixStore("process_group", store),
-        rank=topology.rank,
-        world_size=topology.world_size,
-        timeout=timedelta(seconds=timeout_s),
-        # A process group that is bound to a device refuses tensors on another one (ProcessGroupNCCL.cpp).
-        device_id=device if on_gpu and topology.gpus_per_task == 1 else None,
-    )
+    with _duplicates_told(topology, device):
+        dist.init_process_group(
+            backend="cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+            store=dist.PrefixStore("process_group", store),
+            rank=topology.rank,
+            world_size=topology.world_size,
+            timeout=timedelta(seconds=timeout_s),
+            # A process group that is bound to a device refuses tensors on another one (ProcessGroupNCCL.cpp).
+            device_id=device if on_gpu and topology.gpus_per_task == 1 else None,
+        )
     if on_gpu:
         # NCCL's time starts when a collective is launched, before we wait for it. Its watchdog ends the process without
         # naming the rank that hangs. So it must act only if nothing waits for the collective.
         _backend(device).set_timeout(timedelta(seconds=2 * timeout_s))
+
+
+@contextlib.contextmanager
+def _duplicates_told(topology: Topology, device: torch.device) -> Iterator[None]:
+    """Raise NCCL's error about a GPU that two ranks have (init.cc, since 2.3) in our form."""
+    try:
+        yield
+    except dist.DistBackendError as error:
+        found = next((line for line in str(error).splitlines() if "Duplicate GPU detected" in line), None)
+        if found is None:
+            raise
+        visible = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}"
+        raise DeviceError(
+            f"Computing on {device} as local rank {topology.local_rank}:",
+            f"another rank has the same GPU ({visible}): {found.strip()}",
+            "a GPU for each rank: --ntasks-per-node=N --gres=gpu:N; or with containers of your own, one each",
+        ) from error
 
 
 def _backend(device: torch.device) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 
 import torch
@@ -52,14 +53,31 @@ def _start(device: torch.device) -> None:
         raise DeviceError(
             f"Starting {device} with torch {torch.__version__}:",
             f"{str(error).splitlines()[0]} ({_shown(os.environ)})",
-            "check for an old driver, or a GPU that is in use or broken: nvidia-smi",
+            _fitting_wheel(str(error)) or "check for an old driver, or a GPU that is in use or broken: nvidia-smi",
         ) from error
+
+
+def _fitting_wheel(words: str) -> str:
+    """The hint for a driver that is too old for this torch, as CUDAFunctions.cpp says it ("found version 12020")."""
+    found = re.search(r"too old \(found version (\d+)\d{3}\)", words)
+    if not found or not torch.version.cuda:
+        return ""
+    update = f"ask for a driver that has CUDA {torch.version.cuda} (nvidia-smi)"
+    # A wheel for CUDA 12.6 runs with any driver for CUDA 12. The last torch that has one is 2.14 (pytorch#190385).
+    older = 'pip install "torch<2.15" torchvision --index-url https://download.pytorch.org/whl/cu126'
+    return f"{older}; or {update}" if int(found[1]) == 12 and not torch.version.cuda.startswith("12.") else update
 
 
 def _choose_visible(topology: Topology) -> str:
     if torch.version.hip is not None:
         os.environ.update(visible_gpus.counted_once(os.environ))
     if instance := visible_gpus.own(os.environ, topology.local_rank):
+        if (first := next(iter(instance))) and visible_gpus.open_driver():
+            raise DeviceError(
+                f"Giving local rank {topology.local_rank} the MIG instance {instance[first]}:",
+                f"this process has started CUDA already, with {first}={os.environ[first]}: it sees the first one only.",
+                "call torch.cuda.is_available() and its like inside cluster_ddp.distributed(), which sets the variable",
+            )
         os.environ.update(instance)
     count = torch.cuda.device_count()
     if count == 0 and topology.gpus_on_node and not os.environ.get(Env.DUMMY_GPUS):
@@ -79,20 +97,19 @@ def choose(topology: Topology, visible_gpus: int, env: Mapping[str, str]) -> str
     Args:
         topology: the rank's place.
         visible_gpus: number of GPUs that torch sees in this process.
-        env: the environment, for the error only.
+        env: the environment; only read.
 
     Returns:
-        "cpu" if no GPU is visible; "cuda:0" if the task sees its own GPUs only (as with --gpus-per-task); else
-        "cuda:<local_rank * gpus_per_task>".
+        "cpu" if no GPU is visible; "cuda:0" if the task sees its own GPUs only (as with --gpus-per-task, or where each
+        rank has a container; NCCL refuses two ranks with the same GPU); else "cuda:<local_rank * gpus_per_task>".
 
     Raises:
         DeviceError: fewer GPUs are visible than needed for the ranks of this node.
     """
     if visible_gpus == 0:
         return "cpu"
-    each, ranks = topology.gpus_per_task, topology.local_world_size
-    sees_its_own_only = visible_gpus == each and (ranks in (None, 1) or topology.gpus_on_node == each * (ranks or 1))
-    if sees_its_own_only:
+    each = topology.gpus_per_task
+    if visible_gpus == each and _sees_its_own_only(topology, env):
         return "cuda:0"
     first = topology.local_rank * each
     if first + each <= visible_gpus:
@@ -104,6 +121,16 @@ def choose(topology: Topology, visible_gpus: int, env: Mapping[str, str]) -> str
         f"ask for {'as' if each == 1 else f'{each} times as'} many GPUs as tasks on each node: "
         f"--ntasks-per-node=N --gres=gpu:{number}",
     )
+
+
+def _sees_its_own_only(topology: Topology, env: Mapping[str, str]) -> bool:
+    """Whether as many GPUs as a rank needs are this rank's, and not the first ones of the whole node's."""
+    each, ranks = topology.gpus_per_task, topology.local_world_size
+    if ranks in (None, 1):
+        return True
+    if topology.gpus_on_node is None:  # of a list for several ranks, CUDA shows the first MIG instance only
+        return env.get("CUDA_VISIBLE_DEVICES", "").count(",") < each
+    return topology.gpus_on_node == each * ranks
 
 
 def _shown(env: Mapping[str, str]) -> str:

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 
 NAMES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """The variables that limit the visible GPUs."""
+_DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd")
+
+
+def open_driver(descriptors: Path = Path("/proc/self/fd")) -> str | None:
+    """Return the open device file that shows that something in this process has started CUDA or HIP; else None.
+
+    torch.cuda.is_initialized does not see what torch.cuda.is_available or another library has started. NVML, which only
+    counts GPUs, opens other files (/dev/nvidiactl, /dev/nvidia0).
+    """
+    for descriptor in descriptors.iterdir():
+        with contextlib.suppress(OSError):  # the descriptor of the folder itself, closed by now
+            if (target := str(descriptor.readlink())) in _DRIVERS:
+                return target
+    return None
 
 
 def own(env: Mapping[str, str], local_rank: int) -> dict[str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cluster_ddp.contract import Env
 from cluster_ddp.errors import ForkError
+from cluster_ddp.runtime.device import visible_gpus
 
 MODULES = (
     "torch",
@@ -32,7 +33,6 @@ MODULES = (
 
 # NumPy's OpenBLAS starts its threads when it is loaded; the first of these that is set gives their number.
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
-_DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd")
 _BLAS_SET_THREADS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 
@@ -115,7 +115,7 @@ def _check() -> None:
     import torch
 
     asked, elsewhere = "Forking the ranks:", "start one task per rank, without forking: --launcher srun"
-    if torch.cuda.is_initialized() or (device := _open_driver(Path("/proc/self/fd"))):
+    if torch.cuda.is_initialized() or (device := visible_gpus.open_driver()):
         seen = "" if torch.cuda.is_initialized() else f" ({device} is open)"
         found = f"a module has initialised the GPU's driver{seen}, and a forked process can't use it."
         raise ForkError(asked, found, f"leave that module out of {Env.PRELOAD}; or {elsewhere}")
@@ -123,15 +123,3 @@ def _check() -> None:
     if threads > 1:
         found = f"importing torch has started {threads - 1} threads, which forked processes would not have."
         raise ForkError(asked, found, elsewhere)
-
-
-def _open_driver(descriptors: Path) -> str | None:
-    """The open device file that shows that something in this process has initialised CUDA or HIP; else None.
-
-    NVML, which only counts GPUs, opens other files (/dev/nvidiactl, /dev/nvidia0).
-    """
-    for descriptor in descriptors.iterdir():
-        with contextlib.suppress(OSError):  # the descriptor of the folder itself, closed by now
-            if (target := str(descriptor.readlink())) in _DRIVERS:
-                return target
-    return None

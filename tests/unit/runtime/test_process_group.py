@@ -17,6 +17,7 @@ from ranks import slurm_step
 from slowness import scaled
 
 import cluster_ddp
+from cluster_ddp.errors import DeviceError
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.device import nonblocking_wait
 from cluster_ddp.runtime.world import World
@@ -90,6 +91,22 @@ def test_a_backend_that_torch_has_wrapped_gets_its_limit_too(monkeypatch: pytest
         dist.set_debug_level(before)
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def test_two_ranks_with_one_gpu_are_refused_in_our_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL sees it, where nothing says how many GPUs the node has."""
+    words = "ncclInvalidUsage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 3000"
+
+    def init_process_group(**_: Any) -> None:
+        raise dist.DistBackendError(words)
+
+    monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": "0"})
+    monkeypatch.setattr(dist, "init_process_group", init_process_group)
+    with pytest.raises(DeviceError, match=r"(?s)DEVICES=0\): Duplicate GPU detected : rank 1 and rank 0.*Hint: a GPU"):
+        process_group.join(Topology.from_environ(slurm_step(1, 2, job_id=1)), GPU, dist.HashStore(), timeout_s=30)
+    words = "unhandled system error"
+    with pytest.raises(dist.DistBackendError, match="unhandled system error"):
+        process_group.join(Topology.from_environ(slurm_step(1, 2, job_id=1)), GPU, dist.HashStore(), timeout_s=30)
 
 
 def test_graphs_are_gone_before_the_communicator_is(calls: Calls) -> None:

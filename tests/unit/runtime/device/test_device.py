@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cluster_ddp.errors import DeviceError
-from cluster_ddp.runtime.device import device
+from cluster_ddp.runtime.device import device, visible_gpus
 from cluster_ddp.slurm.topology import Topology
 
 
@@ -35,6 +35,9 @@ def topology(**fields: Any) -> Topology:
         ({"gpus_on_node": 2}, 2, "cuda:1"),
         # --gpus-per-task=1: SLURM_GPUS_ON_NODE counts the node's, each task sees its own only.
         ({"gpus_on_node": 2}, 1, "cuda:0"),
+        ({}, 1, "cuda:0"),  # as with a container for each rank; without SLURM_GPUS_ON_NODE, nothing says otherwise
+        ({"gpus_per_task": 2}, 2, "cuda:0"),
+        ({"local_world_size": None, "gpus_on_node": 8}, 1, "cuda:0"),
         ({"rank": 0, "local_rank": 0, "world_size": 1, "local_world_size": 1}, 1, "cuda:0"),
         ({"local_world_size": None}, 1, "cuda:0"),
         ({"rank": 3, "local_rank": 3, "world_size": 4, "local_world_size": None}, 8, "cuda:3"),
@@ -57,7 +60,7 @@ def test_fewer_gpus_than_ranks_is_an_error_that_shows_what_is_visible() -> None:
 
 def test_two_ranks_never_share_one_gpu_silently() -> None:
     with pytest.raises(DeviceError):
-        device.choose(topology(), 1, {})
+        device.choose(topology(gpus_on_node=1), 1, {})
 
 
 @pytest.fixture
@@ -115,11 +118,50 @@ def test_a_driver_that_is_too_old_is_told_with_the_gpu(
     assert "Please update" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("built_for", "driver", "hint"),
+    [
+        (
+            "13.0",
+            "12020",
+            'pip install "torch<2.15" torchvision --index-url https://download.pytorch.org/whl/cu126; or',
+        ),
+        ("13.0", "11040", "ask for a driver that has CUDA 13.0 (nvidia-smi)"),
+        ("12.8", "11040", "ask for a driver that has CUDA 12.8 (nvidia-smi)"),
+    ],
+)
+def test_the_wheel_that_fits_an_old_driver_is_named(
+    process: dict[str, str], monkeypatch: pytest.MonkeyPatch, built_for: str, driver: str, hint: str
+) -> None:
+    """A wheel for CUDA 12.6 runs with any driver for CUDA 12, and with none for CUDA 11."""
+
+    def fail(device: torch.device) -> None:
+        raise RuntimeError(f"The NVIDIA driver on your system is too old (found version {driver}). Please update it")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", fail)
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    with pytest.raises(DeviceError) as caught:
+        device.set_up(topology(), cuda=True, deterministic=False)
+    assert caught.value.hint.startswith(hint)
+
+
 def test_mig_instances_are_one_for_each_rank(process: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", visible_as_cuda_has_it(process))
     process["CUDA_VISIBLE_DEVICES"] = "MIG-aa,MIG-bb"
     assert device.set_up(topology(gpus_on_node=2), cuda=True, deterministic=False) == [torch.device("cuda", 0)]
     assert process["CUDA_VISIBLE_DEVICES"] == "MIG-bb"
+
+
+def test_a_script_that_has_started_cuda_cannot_have_its_mig_instance(
+    process: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has asked torch.cuda.is_available() before: CUDA reads the list once, and all ranks would have the first."""
+    process["CUDA_VISIBLE_DEVICES"] = "MIG-aa,MIG-bb"
+    monkeypatch.setattr(visible_gpus, "open_driver", lambda: "/dev/nvidia-uvm")
+    with pytest.raises(DeviceError, match=r"(?s)instance MIG-bb:.*CUDA_VISIBLE_DEVICES=MIG-aa,MIG-bb.*is_available"):
+        device.set_up(topology(gpus_on_node=2), cuda=True, deterministic=False)
+    assert process["CUDA_VISIBLE_DEVICES"] == "MIG-aa,MIG-bb"
 
 
 def test_more_ranks_than_mig_instances_are_an_error(process: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

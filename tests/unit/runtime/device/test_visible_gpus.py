@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from cluster_ddp.runtime.device import visible_gpus
@@ -38,3 +40,17 @@ def test_each_rank_has_a_mig_instance_of_its_own(env: dict[str, str], local_rank
 )
 def test_an_amd_gpu_is_not_selected_twice(env: dict[str, str], changes: dict[str, str]) -> None:
     assert visible_gpus.counted_once(env) == changes
+
+
+@pytest.mark.parametrize(
+    ("opened", "found"),
+    [
+        (["/dev/null", "/dev/nvidiactl", "/dev/nvidia0"], None),  # NVML asks how many GPUs there are
+        (["/dev/nvidiactl", "/dev/nvidia-uvm"], "/dev/nvidia-uvm"),
+        (["socket:[17]", "/dev/kfd"], "/dev/kfd"),
+    ],
+)
+def test_an_open_driver_is_seen(tmp_path: Path, opened: list[str], found: str | None) -> None:
+    for number, target in enumerate(opened):
+        (tmp_path / str(number)).symlink_to(target)
+    assert visible_gpus.open_driver(tmp_path) == found

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from slowness import scaled
 
-from cluster_ddp.runtime.fork import affinity, preload
+from cluster_ddp.runtime.fork import affinity
 from cluster_ddp.runtime.fork.__main__ import PROGRAM
 from cluster_ddp.runtime.fork.agent import Agent, outcome
 from cluster_ddp.runtime.usage import cgroups
@@ -406,8 +406,8 @@ def test_what_cannot_be_forked_is_told_once(
         ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "started 1 threads"),
         ("import torch; torch.cuda.is_initialized = lambda: True", "has initialised the GPU's driver, and"),
         (  # as a library does that calls CUDA past torch
-            "import os; from cluster_ddp.runtime.fork import preload; device = open('device', 'w');"
-            "preload._DRIVERS = (os.path.realpath('device'),)",
+            "import os; from cluster_ddp.runtime.device import visible_gpus; device = open('device', 'w');"
+            "visible_gpus._DRIVERS = (os.path.realpath('device'),)",
             "has initialised the GPU's driver (",
         ),
     ],
@@ -420,20 +420,6 @@ def test_a_state_that_must_not_be_forked(tmp_path: Path, module: str, found: str
     assert (status, out) == (2, "")
     assert found in err
     assert "--launcher srun" in err
-
-
-@pytest.mark.parametrize(
-    ("opened", "found"),
-    [
-        (["/dev/null", "/dev/nvidiactl", "/dev/nvidia0"], None),  # NVML asks how many GPUs there are
-        (["/dev/nvidiactl", "/dev/nvidia-uvm"], "/dev/nvidia-uvm"),
-        (["socket:[17]", "/dev/kfd"], "/dev/kfd"),
-    ],
-)
-def test_an_open_driver_is_seen(tmp_path: Path, opened: list[str], found: str | None) -> None:
-    for number, target in enumerate(opened):
-        (tmp_path / str(number)).symlink_to(target)
-    assert preload._open_driver(tmp_path) == found
 
 
 def test_a_module_that_asks_for_gpus_does_not_start_cuda(tmp_path: Path) -> None:
