@@ -22,6 +22,7 @@ from cluster_ddp._version import __version__
 from cluster_ddp.errors import (
     CheckpointError,
     ClusterDDPError,
+    CommunicatorError,
     DataError,
     DeviceError,
     ForkError,
@@ -61,6 +62,7 @@ __all__ = [
     "CheckpointError",
     "Checkpointer",
     "ClusterDDPError",
+    "CommunicatorError",
     "DataError",
     "DeviceError",
     "FiniteCheck",

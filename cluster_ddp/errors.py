@@ -5,6 +5,7 @@
     ├── TopologyError      an environment that does not describe a consistent world of ranks
     ├── RendezvousError    ranks that could not find each other in time
     ├── DeviceError        GPUs that don't match the ranks
+    ├── CommunicatorError  a connection between ranks that broke
     ├── ForkError          a process that must not be forked, or a module that can't be preloaded
     ├── DataError          a dataset that is missing, damaged or too small; an invalid batch size
     ├── RunDirError        a run directory that can't be written, or is in use
@@ -69,6 +70,10 @@ class RendezvousError(ClusterDDPError):
 
 class DeviceError(ClusterDDPError):
     """GPUs that don't match the ranks."""
+
+
+class CommunicatorError(ClusterDDPError):
+    """A connection between ranks that broke, or a rank that is gone."""
 
 
 class ForkError(ClusterDDPError):

@@ -119,7 +119,10 @@ def _join(topology: Topology, all_devices: list[torch.device], reporter: Failure
     def is_busy() -> bool:
         return not has_joined.is_set() or any(map(watched_streams.is_busy, all_devices))
 
-    peers = PeerWatch(reporter, is_busy, topology.world_size)
+    def own_error() -> Exception | None:
+        return process_group.communicator_error(device) if has_joined.is_set() else None
+
+    peers = PeerWatch(reporter, is_busy, topology.world_size, own_error)
     if device.type == "cuda" and topology.world_size > 1:
         peers.start()
     try:

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
 
-from cluster_ddp.errors import DeviceError, SpecError
+from cluster_ddp.errors import CommunicatorError, DeviceError, SpecError
+from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError
 from cluster_ddp.slurm.topology import Topology
 
 log = logging.getLogger("cluster_ddp")
@@ -83,6 +85,27 @@ def _duplicates_told(topology: Topology, device: torch.device) -> Iterator[None]
             f"another rank has the same GPU ({visible}): {found.strip()}",
             "a GPU for each rank: --ntasks-per-node=N --gres=gpu:N; or with containers of your own, one each",
         ) from error
+
+
+def communicator_error(device: torch.device) -> Exception | None:
+    """Return what NCCL's watchdog has found wrong on this rank; None if nothing is. Callable from any thread.
+
+    TORCH_NCCL_RETHROW_CUDA_ERRORS=0 also keeps back errors of the communicator, and before torch 2.15 time limits
+    (ProcessGroupNCCL.cpp, Watchdog::run): the watchdog logs them and is gone.
+    """
+    if device.type != "cuda" or dist.group.WORLD is None:
+        return None
+    error = _backend(device).get_error()
+    if error == ErrorType.SUCCESS:
+        return None
+    if error == ErrorType.TIMEOUT:
+        return DeviceTimeoutError("NCCL's watchdog timed out waiting for a collective")
+    return CommunicatorError(
+        "Communicating with the other ranks over NCCL:",
+        f"a connection broke, or another rank is gone ({error.name}).",
+        "look at the other ranks' output and nodes, and at the lines above that NCCL's watchdog wrote; to see more of "
+        "NCCL: export NCCL_DEBUG=WARN",
+    )
 
 
 def _backend(device: torch.device) -> Any:

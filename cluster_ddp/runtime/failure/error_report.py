@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from cluster_ddp.errors import ClusterDDPError
+from cluster_ddp.errors import ClusterDDPError, CommunicatorError
 from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
 from cluster_ddp.runtime.failure import failure_marker
 from cluster_ddp.runtime.rendezvous import arrivals
@@ -82,7 +82,7 @@ class FailureReporter:
         if aborted := self._aborted(error, is_first=first == name):
             error, first = aborted, name
         if first == name and not _is_timeout(error):
-            if _says(error, _LOST_WORDS):
+            if _is_lost(error):
                 failure_marker.wait(os.environ, _KILLED_S)
             failure_marker.note(os.environ, self._rank(), socket.gethostname(), error)
         if first not in (name, None):
@@ -96,7 +96,7 @@ class FailureReporter:
             hang = self._who_hangs(first is not None, self.hangs.verdict(error) if self.hangs else "")
             failure_marker.note(os.environ, self._rank(), socket.gethostname(), hang)
             self.say(f"error: {hang}")
-        elif first is None and _says(error, _LOST_WORDS):
+        elif first is None and _is_lost(error):
             self.say(_STORE_IS_GONE)
         elif isinstance(error, ClusterDDPError):
             self.say(f"error: {error}")
@@ -173,7 +173,7 @@ class FailureReporter:
     def _aborted(self, error: BaseException, *, is_first: bool) -> ClusterDDPError | None:
         """The error that names the rank which a signal has ended; None if none was. One rank looks for it."""
         is_asked = is_first or self._rank() == "1"  # the store may be gone with rank 0
-        if self.hangs is None or not is_asked or not _says(error, _LOST_WORDS):
+        if self.hangs is None or not is_asked or not _is_lost(error):
             return None
         if not (found := self.hangs.aborted(error)):
             return None
@@ -218,6 +218,11 @@ def _stopped_by(other: str | None) -> str:
 def _is_timeout(error: BaseException) -> bool:
     """Whether a collective, or our own wait for a GPU, timed out."""
     return isinstance(error, DeviceTimeoutError) or _says(error, _TIMEOUT_WORDS)
+
+
+def _is_lost(error: BaseException) -> bool:
+    """Whether the connection to another rank broke: that rank is gone, and may have said why."""
+    return isinstance(error, CommunicatorError) or _says(error, _LOST_WORDS)
 
 
 def _says(error: BaseException, parts: tuple[str, ...]) -> bool:

@@ -1,8 +1,8 @@
-"""End a rank when another rank has failed, if it can't notice that by itself.
+"""End a rank when another rank has failed or its communicator has, if it can't notice that by itself.
 
 On CPUs it can: gloo's collectives fail with the connection. On GPUs a rank waits in a kernel for a rank that never
 comes, and often in C++, where no Python signal handler runs. srun (--kill-on-bad-exit) sends TERM, which a training
-handles in Python only, and KILL after KillWait (30 s). So a thread asks the store for failures.
+handles in Python only, and KILL after KillWait (30 s). So a thread asks the store for failures, and NCCL for its own.
 """
 
 from __future__ import annotations
@@ -29,10 +29,18 @@ class PeerWatch:
         is_busy: returns whether this rank's device has unfinished work: then it waits for other ranks. A rank whose
             device is idle is not ended: the others may wait for it.
         world_size: number of ranks.
+        own_error: returns what is wrong with this rank's communicator; None if nothing is.
     """
 
-    def __init__(self, reporter: FailureReporter, is_busy: Callable[[], bool], world_size: int) -> None:
-        self._reporter, self._is_busy = reporter, is_busy
+    def __init__(
+        self,
+        reporter: FailureReporter,
+        is_busy: Callable[[], bool],
+        world_size: int,
+        own_error: Callable[[], Exception | None] = lambda: None,
+    ) -> None:
+        self._reporter, self._is_busy, self._own_error = reporter, is_busy, own_error
+        self._error: Exception | None = None
         self._every_s = max(_EVERY_S, _EVERY_S_PER_RANK * world_size)
         self._failed, self._stopped = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
@@ -46,11 +54,20 @@ class PeerWatch:
         self._stopped.set()
 
     def has_failed(self) -> bool:
-        """Return whether another rank has failed."""
+        """Return whether another rank has failed.
+
+        Raises:
+            CommunicatorError, DeviceTimeoutError: this rank's communicator has failed.
+        """
+        if self._error is not None:
+            raise self._error
         return self._failed.is_set()
 
     def _watch(self) -> None:
         while not self._reporter.somebody_failed():
+            if error := self._own_error():
+                self._end_for(error)
+                return
             if self._stopped.wait(self._every_s):
                 return
         self._failed.set()
@@ -65,3 +82,12 @@ class PeerWatch:
         self._reporter.say(words or self._reporter.answer())
         self._reporter.linger()
         hard_exit.now(_EXIT_STATUS)
+
+    def _end_for(self, error: Exception) -> None:
+        """Report this rank's own error, unless its own code does, once it next waits for its device."""
+        self._error = error
+        while not self._stopped.wait(_GRACE_S):
+            if self._is_busy():  # with a collective that will never end
+                self._reporter.report(error)
+                self._reporter.linger()
+                hard_exit.now(_EXIT_STATUS)

@@ -15,11 +15,14 @@ import torch
 import torch.distributed as dist
 from ranks import slurm_step
 from slowness import scaled
+from torch._C._distributed_c10d import ErrorType
 
 import cluster_ddp
-from cluster_ddp.errors import DeviceError
+from cluster_ddp.errors import CommunicatorError, DeviceError
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.device import nonblocking_wait
+from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError
+from cluster_ddp.runtime.failure import error_report
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.topology import Topology
 
@@ -86,6 +89,7 @@ def test_a_backend_that_torch_has_wrapped_gets_its_limit_too(monkeypatch: pytest
         wrapper = dist.group.WORLD._get_backend(GPU)
         assert type(wrapper) is not type(wrapper.wrapped_pg) and not hasattr(wrapper, "_set_default_timeout")
         assert wrapper.wrapped_pg.options._timeout == timedelta(seconds=60)
+        assert process_group.communicator_error(GPU) is None
         process_group.barrier()
     finally:
         dist.set_debug_level(before)
@@ -107,6 +111,21 @@ def test_two_ranks_with_one_gpu_are_refused_in_our_words(monkeypatch: pytest.Mon
     words = "unhandled system error"
     with pytest.raises(dist.DistBackendError, match="unhandled system error"):
         process_group.join(Topology.from_environ(slurm_step(1, 2, job_id=1)), GPU, dist.HashStore(), timeout_s=30)
+
+
+@pytest.mark.parametrize(("told", "kind"), [("TIMEOUT", DeviceTimeoutError), ("COMM_ERROR", CommunicatorError)])
+def test_what_nccls_watchdog_has_found_is_told(
+    monkeypatch: pytest.MonkeyPatch, told: str, kind: type[Exception]
+) -> None:
+    """A time limit names the rank that hangs, as our own does; for anything else, a rank may be gone."""
+    backend = SimpleNamespace(get_error=lambda: getattr(ErrorType, told))
+    monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=SimpleNamespace(_get_backend=lambda _: backend)))
+    found = process_group.communicator_error(GPU)
+    assert type(found) is kind and (error_report._is_timeout(found), error_report._is_lost(found)) == (
+        kind is DeviceTimeoutError,
+        kind is CommunicatorError,
+    )
+    assert process_group.communicator_error(torch.device("cpu")) is None
 
 
 def test_graphs_are_gone_before_the_communicator_is(calls: Calls) -> None:

@@ -16,7 +16,9 @@ from ranks import run_ranks, slurm_step
 from slowness import scaled
 
 import cluster_ddp
+from cluster_ddp.errors import CommunicatorError
 from cluster_ddp.runtime import distributed as distributed_module
+from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.device import nonblocking_wait, watched_streams
 from cluster_ddp.runtime.failure import error_report, hard_exit, peer_watch
 from cluster_ddp.runtime.failure.error_report import FailureReporter
@@ -101,6 +103,34 @@ def test_only_a_rank_whose_device_is_busy_answers_and_is_ended(monkeypatch: pyte
     watch.stop()
     watch._thread.join(20)
     assert not watch._thread.is_alive()
+
+
+BROKEN = CommunicatorError("Communicating:", "a connection broke.", "look at the other ranks")
+
+
+def communicator_breaks() -> None:
+    """As NCCL's watchdog finds it: it has logged that, and nothing else happens."""
+    as_on_a_gpu()
+    is_first = os.environ["SLURM_PROCID"] == "1"
+    process_group.communicator_error = lambda device: BROKEN if is_first else None  # type: ignore[assignment]
+    with cluster_ddp.distributed(cuda=False) as world:
+        world.barrier()
+        if "WAITS" in os.environ:
+            nonblocking_wait._poll(lambda: False, world.collective_timeout_s, world.peer_failed)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        threading.Event().wait(60)
+
+
+@pytest.mark.parametrize("waits", [{}, {"WAITS": "1"}])
+def test_a_communicator_that_broke_ends_the_rank_and_the_others(tmp_path: Path, waits: dict[str, str]) -> None:
+    """TORCH_NCCL_RETHROW_CUDA_ERRORS=0 keeps such errors back. In a call of the script, and in a wait of ours."""
+    steps = [slurm_step(rank, 2, job_id=JOB_ID + 30 + len(waits), **waits) for rank in range(2)]
+    start = time.monotonic()
+    ends = run_ranks(communicator_breaks, steps, tmp_path)
+    assert time.monotonic() - start < scaled(40)
+    assert [end.exit_code for end in ends] == [1, 1], ends
+    assert ends[1].output == f"[rank 1 {HOST}] error: {BROKEN}\n"
+    assert ends[0].output == f"[rank 0 {HOST}] stopped: rank 1 on {HOST} failed (see its error).\n"
 
 
 def test_a_watch_that_is_stopped_has_seen_nothing() -> None:
