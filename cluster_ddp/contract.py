@@ -45,6 +45,8 @@ class Env:
     """Number of steps that each rank traces with torch.profiler (`--trace`)."""
     TRACK: Final = "CLUSTER_DDP_TRACK"
     """Names of the trackers, separated by spaces (`--track`). Without `submit`, set it by hand."""
+    COPY: Final = "CLUSTER_DDP_COPY"
+    """With `--stage-env`: the name of the environment's copy on each node, up to the node's number."""
     PRELOAD: Final = "CLUSTER_DDP_PRELOAD"
     """Set by you: modules that `--launcher fork` imports before it forks, separated by spaces."""
     DUMMY_GPUS: Final = "CLUSTER_DDP_DUMMY_GPUS"
