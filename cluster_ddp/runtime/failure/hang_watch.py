@@ -93,6 +93,7 @@ class HangWatch:
                 self._tell(print_it=False)
             for node in self._silent_nodes:
                 sick_nodes.note(os.environ, node, "its ranks do not answer")
+            self._take_stderr()
         return self.words
 
     def answer(self, error: BaseException) -> None:
@@ -100,6 +101,7 @@ class HangWatch:
         self._error = error
         with contextlib.suppress(Exception):
             self._answer()
+            self._take_stderr()
 
     def aborted(self, error: BaseException) -> tuple[str, str] | None:
         """Return verdict and hint if a lost connection is due to a rank that a signal has ended; else None."""
@@ -151,6 +153,11 @@ class HangWatch:
         if self._file is None and folder is not None:
             self._file = stack_file.StackFile(folder / File.STACK.format(self._topology.rank))
             self._file.write(self._here().text())
+
+    def _take_stderr(self) -> None:
+        """Keep the verdict the last word: NCCL's watchdog, say, writes C++ frames after it."""
+        if self._file is not None:
+            self._file.take_stderr()
 
     def _run_dir(self) -> Path | None:
         folder = Path(os.environ.get(Env.RUN_DIR) or step_clock.run_dir or "/nowhere")

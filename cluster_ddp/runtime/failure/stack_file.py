@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import os
 import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -53,6 +54,14 @@ class StackFile:
         self.is_wanted = True
         os.write(self._end, time.strftime(f"\n{stacks.ANSWERED} %Y-%m-%dT%H:%M:%S\n").encode())
         faulthandler.dump_traceback(self._end)
+
+    def take_stderr(self) -> None:
+        """Append what C and C++ code writes to stderr from now on; what Python writes goes where it went."""
+        if sys.stderr is None:
+            return
+        sys.stderr.flush()
+        sys.stderr = open(os.dup(2), "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
+        os.dup2(self._end, 2)
 
     def arm(self, timeout_s: float) -> None:
         """Append the stacks in this time, by a thread that needs no Python, unless it is armed again before."""

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -311,3 +312,23 @@ def test_a_rank_without_a_store_logs_no_cpp_frames(tmp_path: Path) -> None:
     ranks(left_by_rank_0, tmp_path, hanging=None)
     log = (tmp_path / "rank1.log").read_text()
     assert "frame #" not in log and "TCPStore.cpp" not in log, log
+
+
+def writing_after_the_verdict() -> None:
+    limit_s = float(os.environ["TIMEOUT_S"])
+    try:
+        with cluster_ddp.distributed(cuda=False, hang_warning_s=1, collective_timeout_s=limit_s) as world:
+            dist.barrier()
+            if world.rank == 1:
+                skip()
+            dist.barrier()
+    finally:
+        os.write(2, b"frame #0: of C++\n")  # as NCCL's watchdog does
+        print("of Python", file=sys.stderr)
+
+
+def test_what_cpp_code_writes_after_the_verdict_is_in_the_file_with_the_stacks(tmp_path: Path) -> None:
+    output = ranks(writing_after_the_verdict, tmp_path, timeout_s=2)[0].output
+    assert "rank 1 on" in output.partition("error: Waiting")[2] and "of Python" in output, output
+    assert "of C++" not in output, output
+    assert "frame #0: of C++" in (tmp_path / "stack-rank0.txt").read_text()
