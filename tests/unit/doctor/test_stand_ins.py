@@ -302,6 +302,39 @@ def test_nodes_that_few_others_miss_are_not_blamed() -> None:
     assert few.sick_nodes == ("node4",) and "--exclude=node4" in few.hint
 
 
+@pytest.mark.parametrize(("node", "is_blamed"), [("node1", True), ("node2", False)])
+def test_of_two_halves_the_one_with_the_batch_host_blames_the_other(node: str, is_blamed: bool) -> None:
+    reports = {rank: {"host": node} for rank in ((0, 1) if node == "node1" else (2, 3))}
+    two = replace(TOPOLOGY, nodes=("node1", "node2"), num_nodes=2, world_size=4)
+    (found,) = compare.missing(two, 4, reports, 3, {"SLURM_JOB_NODELIST": "node[1-2]"})
+    assert bool(found.sick_nodes) == ("--exclude" in found.hint) == is_blamed
+
+
+@pytest.mark.parametrize(("by", "is_warning"), [("file", False), ("tcp", True)])
+def test_another_master_port_is_an_error_if_rank_0_is_not_reached(by: str, is_warning: bool) -> None:
+    those = reports(*({"master_variables": {"MASTER_PORT": str(20000 + rank)}} for rank in range(4)))
+    those[3] |= {"by": by, "sent_at": 0, "received_at": 0}
+    (*_, last) = found = compare.differences(TOPOLOGY, those)
+    assert {(one.check, one.is_warning) for one in found} == {("master_variables", is_warning)}
+    assert last.what == "MASTER_PORT is not the same on all ranks." and "MASTER_PORT=20003" in last.evidence
+
+
+def addresses(stack: str, *own: str) -> dict[str, Any]:
+    return {"address": own[0], "addresses": ["127.0.0.1", "172.17.0.1", *own], "stack": stack}
+
+
+@pytest.mark.parametrize(("third", "is_found"), [
+    (addresses("b", "10.0.0.2"), False),
+    (addresses("b", "10.0.0.2", "10.0.0.1"), True),  # a second address of an interface
+    (addresses("b", "10.0.0.1"), True),
+    (addresses("a", "10.0.0.1"), False),  # two of Slurm's nodes on one machine
+])  # fmt: skip
+def test_an_address_that_two_nodes_have(third: dict[str, Any], is_found: bool) -> None:
+    found = compare.differences(TOPOLOGY, reports(addresses("a", "10.0.0.1"), {}, third, {}))
+    assert [one.check for one in found] == ["same_address"] * 2 * is_found
+    assert all(one.evidence == "10.0.0.1" for one in found)
+
+
 def test_ranks_that_do_not_exist_are_not_waited_for() -> None:
     env, reports = {"SLURM_STEP_NUM_TASKS": "4"}, {rank: {"host": f"node{rank // 2 + 1}"} for rank in range(4)}
     (found,) = compare.missing(replace(TOPOLOGY, launcher="manual", world_size=6), 6, reports, 3, env)
