@@ -37,7 +37,7 @@ def test_a_template_adds_to_ours(tmp_path: Path) -> None:
     assert "#SBATCH --open-mode=append\n\n#SBATCH --comment=fit:4-ranks\n" in text
     ours = plain().splitlines()
     lines = [line for line in text.splitlines() if line and line not in ours]
-    assert [line.split()[0] for line in lines] == ["#SBATCH", "#", "export", "srun", "srun"]
+    assert [line.split()[0] for line in lines] == ["#SBATCH", "#", "SITE_SCRATCH=$(mktemp", "export", "srun", "srun"]
     script = tmp_path / "job.sbatch"
     script.write_text(text)
     assert subprocess.run(["bash", "-n", script]).returncode == 0
