@@ -21,7 +21,7 @@ from cluster_ddp.launch import run_dirs
 from cluster_ddp.launch.cli import add_on
 from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.remote import verbs
-from cluster_ddp.slurm import pending_reasons
+from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import FINAL_STATES
 
 PROGRAM = "cluster-ddp status"
@@ -95,6 +95,8 @@ def _show(found: list[RunStatus], runs_dir: Path) -> None:
             print(printable(f"Job {one.earlier} was resumed as job {one.job}."))
         if one.failure and one.state in _FAILED:
             print(printable(f"Job {one.job}: failed first: {one.failure}"))
+        if one.end:
+            print(printable(f"Job {one.job}: {one.end}."))
         if one.full_disk:
             print(printable(f"{f'Job {one.job}' if one.job else one.name}: {one.full_disk}"))
     failed = [one for one in found if one.is_submitted and one.state in _ENDED - {"COMPLETED"}]
@@ -128,7 +130,7 @@ def _note(one: RunStatus) -> str:
     if one.problem:
         return f"({one.problem.rstrip('.')})"
     if one.reason:
-        return f"({pending_reasons.in_words(one.reason)})"
+        return f"({reasons.of_waiting(one.reason)})"
     if one.non_finite_step is not None:
         last = "" if one.saved_step is None else f"; last good checkpoint: step {one.saved_step}"
         return f"(weights are NaN or Inf since step {one.non_finite_step}{last})"

@@ -7,7 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cluster_ddp.contract import File
-from cluster_ddp.errors import RunDirError, printable
+from cluster_ddp.errors import ClusterDDPError, RunDirError, printable
+from cluster_ddp.jobs import run_records
+from cluster_ddp.jobs.job import describe, of_run
 from cluster_ddp.run_files import read_text
 from cluster_ddp.runtime.failure import hang_verdict
 
@@ -28,7 +30,7 @@ def autopsy(run_dir: Path, *, as_json: bool = False) -> str:
     answers = hang_verdict.read(run_dir)
     verdict = _kept(run_dir)
     if not answers and not verdict:
-        found = "no rank has written where it was. They do after --hang-warning-s without a step."
+        found = f"no rank has written where it was. They do after --hang-warning-s without a step.{_state(run_dir)}"
         raise RunDirError(asked, found, f"see what the ranks printed: cluster-ddp logs {run_dir}")
     files = [run_dir / File.STACK.format(one.rank) for one in answers]
     verdict = verdict or f"{hang_verdict.verdict(answers)}."
@@ -37,6 +39,15 @@ def autopsy(run_dir: Path, *, as_json: bool = False) -> str:
         return json.dumps({"verdict": verdict, "ranks": ranks})
     stacks = (f"  stacks of rank {one.rank} on {one.host}: {file}" for one, file in zip(answers, files))
     return "\n".join(map(printable, [*verdict.splitlines(), *stacks]))
+
+
+def _state(run_dir: Path) -> str:
+    """What Slurm says of the job; "" without one."""
+    try:
+        job = of_run(run_records.read(run_dir))
+        return f"\n{describe(job.id, job.status())}."
+    except ClusterDDPError:
+        return ""
 
 
 def _kept(run_dir: Path) -> str:

@@ -19,7 +19,7 @@ from cluster_ddp.launch.backends.local import ThisMachine
 from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.launch.planning import Plan
 from cluster_ddp.run_files import LOG_BYTES, tail
-from cluster_ddp.slurm import pending_reasons
+from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import JobStatus
 
 _FIRST_POLL_S, _LAST_POLL_S = 1.0, 10.0
@@ -38,7 +38,7 @@ def describe(label: str, status: JobStatus) -> str:
     """Return the state of a job in words: why and until when it waits, after what time and how it ended."""
     text = f"job {label}: {status.state}"
     if status.state == "PENDING":
-        reason = "" if status.reason == "None" else f" ({pending_reasons.in_words(status.reason)})"
+        reason = "" if status.reason == "None" else f" ({reasons.of_waiting(status.reason)})"
         return text + reason + _expected_start(status)
     if status.ended:
         text += f" after {status.elapsed}" if status.elapsed else ""
@@ -58,8 +58,10 @@ def _expected_start(status: JobStatus) -> str:
 
 
 def exit_in_words(status: JobStatus) -> str:
-    """Return the exit status of a job that has ended, or the signal that ended it."""
-    return f"ended by signal {status.signal}" if status.signal else f"exit status {status.exit_code}"
+    """Return the exit status of a job that has ended, or its signal; and what Slurm's words for such an end mean."""
+    words = f"ended by signal {status.signal}" if status.signal else f"exit status {status.exit_code}"
+    meaning = reasons.of_end(status.state, status.reason, status.signal)
+    return f"{words}: {meaning}" if meaning else words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

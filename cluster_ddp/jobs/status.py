@@ -17,6 +17,7 @@ from cluster_ddp.launch.backends import identity
 from cluster_ddp.launch.backends.local import ThisMachine
 from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.run_files import problem, tail
+from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import JobStatus, all_jobs, lost_node, remembered_jobs
 
 # By cluster and job id: the job, or its array tasks by name.
@@ -60,6 +61,8 @@ class RunStatus:
     """Its run directory; None if it has none in `runs_dir`."""
     failure: str | None = None
     """Which rank failed first, and why."""
+    end: str | None = None
+    """What Slurm's words for its end mean, if no rank said what failed."""
     full_disk: str | None = None
     """What it can't write, and until when it waits for that, if it is RUNNING."""
     is_submitted: bool = False
@@ -107,6 +110,7 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
     else:
         ended = last_metrics.how_ended(record.run_dir)
         of_job = {"state": ended or ("RUNNING" if record.is_locked() else "unknown")}
+    failure = _failure(record, of_job["state"])
     return RunStatus(
         job=record.job,
         name=record.name,
@@ -114,7 +118,8 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
         saved_step=last_metrics.saved_step(record.run_dir),
         non_finite_step=last_metrics.non_finite_step(record.run_dir),
         run_dir=record.run_dir,
-        failure=_failure(record, of_job["state"]) or None,
+        failure=failure or None,
+        end=_end(status) if not failure else None,
         full_disk=full_disk.in_words(record.run_dir) if of_job["state"] == "RUNNING" else None,
         is_submitted=record.is_submitted,
         problem=problem(record.run_dir / File.METRICS) or None,
@@ -128,11 +133,18 @@ def _failure(record: RunRecord, state: str) -> str:
     first = run_dirs.first_failure(record.run_dir)[0]
     if state == "NODE_FAIL" and "(node failure)" not in first:
         said = tail(record.run_dir / File.JOB_LOG).rpartition(f"\n{RESTART}")[2]
-        lost = lost_node(said) or "Slurm has lost a node of the job (node failure)"
+        lost = lost_node(said) or reasons.of_end(state, "", 0)
         return lost if not first or first.endswith("SIGTERM") else f"{first}; {lost}"
     if state == "OUT_OF_MEMORY" and "for memory" not in first:
-        return f"{first}; the kernel has killed a process for memory".removeprefix("; ")
+        return f"{first}; {reasons.of_end(state, '', 0)}".removeprefix("; ")
     return first
+
+
+def _end(status: JobStatus | None) -> str | None:
+    """What Slurm's words for the end of a job mean."""
+    if status is None or not status.ended or status.state == "COMPLETED":
+        return None
+    return reasons.of_end(status.state, status.reason, status.signal) or None
 
 
 def _of(status: JobStatus) -> dict[str, Any]:

@@ -22,7 +22,7 @@ _CLOCKS_S = 5.0
 
 # squeue's columns and their widths. A reason may contain spaces. The last one has text of the user.
 _QUEUE = {"ArrayJobID": 12, "ArrayTaskID": 64, "State": 20, "RestartCnt": 10, "TimeUsed": 20, "Reason": 200}
-_QUEUE |= {"SubmitTime": 20, "Comment": len(OUR_COMMENTS) + 16}
+_QUEUE |= {"exit_code": 12, "SubmitTime": 20, "Comment": len(OUR_COMMENTS) + 16}
 
 # Final job states (squeue(1), JOB STATE CODES).
 FINAL_STATES = frozenset(
@@ -53,7 +53,7 @@ class JobStatus:
     reason: str
     """Why it is pending or failed; "None" without a reason, or from sacct."""
     exit_code: int
-    """Exit code of the batch script; 0 before its end, or from squeue."""
+    """Exit code of the batch script; 0 before its end."""
     signal: int
     """Signal that ended the batch script, else 0."""
     stdout: str
@@ -118,7 +118,7 @@ def job_statuses(
 def all_jobs(*, cluster: str | None = None, env: Mapping[str, str] | None = None) -> dict[str, list[JobStatus]]:
     """Return all jobs that the controller knows, by job id; array tasks are listed under the id of their array.
 
-    Exit codes and signals are 0, output files empty and start times None: squeue is not asked for them.
+    Output files are empty and start times None: squeue is not asked for them.
 
     Args:
         cluster: its name; None for the default one.
@@ -133,15 +133,15 @@ def all_jobs(*, cluster: str | None = None, env: Mapping[str, str] | None = None
     jobs: dict[str, list[JobStatus]] = {}
     for line in run(command, env=_asking(env)).split("\n"):
         cells = [line[i:j].strip() for i, j in zip([0, *ends], ends)]
-        job, task, state, restarts, elapsed, reason, submitted, comment = cells
+        job, task, state, restarts, elapsed, reason, waited, submitted, comment = cells
         # Else a heading with the name of the cluster, or the rest of a comment with line breaks.
         if job.isdigit() and restarts.isdigit():
             status = JobStatus(
                 job_id=int(job),
                 state=state,
                 reason=reason,
-                exit_code=0,
-                signal=0,
+                exit_code=_wait_status(waited) >> 8,
+                signal=_wait_status(waited) & 0x7F,
                 stdout="",
                 array_task=None if task == "N/A" else task,
                 restarts=int(restarts),
@@ -169,6 +169,11 @@ def _unix_s(time: str) -> float | None:
 
 def _text(value: str) -> str:
     return "" if value == "(null)" else value
+
+
+def _wait_status(text: str) -> int:
+    """The status of wait(2) that squeue shows as a number; 0 before the end."""
+    return int(text) & 0xFFFF if text.isdigit() else 0
 
 
 def _padded(elapsed: str) -> str:

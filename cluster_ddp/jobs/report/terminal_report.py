@@ -40,6 +40,8 @@ def as_text(found: Report) -> str:
         lines += ["  Starts:", *(f"    {_start(one)}" for one in found.training.starts)]
     if status.failure:
         lines += [f"  Failed first: {status.failure}"]
+    if status.end:
+        lines += [f"  Ended: {status.end}"]
     lines += ["", *_use(found)]
     if said := notes(found):
         lines += ["", "Notes", *(f"  - {note}" for note in said)]

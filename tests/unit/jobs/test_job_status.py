@@ -18,9 +18,11 @@ from cluster_ddp.launch.spec import JobSpec
 __all__ = ["fake_slurm"]
 
 
-def record(job: int, state: str = "RUNNING", *, reason: str = "None", restarts: int = 0, task: str = "N/A") -> str:
+def record(
+    job: int, state: str = "RUNNING", *, reason: str = "None", restarts: int = 0, task: str = "N/A", status: int = 0
+) -> str:
     """A line of squeue's (22.05): columns side by side."""
-    return f"{job:<12}{task:<64}{state:<20}{restarts:<10}{'1:30':<20}{reason:<200}"
+    return f"{job:<12}{task:<64}{state:<20}{restarts:<10}{'1:30':<20}{reason:<200}{status:<12}"
 
 
 @pytest.fixture(autouse=True)
@@ -189,6 +191,30 @@ def test_without_accounting_the_run_dir_is_what_is_left(capsys, fake_slurm: Fake
     assert rows(capsys)[0][2] == "unknown"
     (run_dir / "metrics.jsonl").write_text('{"kind": "done"}\n')
     assert rows(capsys)[0][2] == "COMPLETED"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "waited", "words"),
+    [
+        ("FAILED", "JobLaunchFailure", 4021, "its node could not open its output file"),
+        ("FAILED", "RaisedSignal:53(Real-time_signal_19)", 53, "its node could not open its output file"),
+        ("FAILED", "JobLaunchFailure", 9, ""),  # its script was killed
+        ("FAILED", "JobLaunchFailure", 0, "Slurm could not start it on its nodes"),
+        ("FAILED", "NonZeroExitCode", 512, ""),
+        ("FAILED", "BadConstraints", 0, "no node can ever run it"),
+        ("BOOT_FAIL", "None", 0, "a node did not start up"),
+        ("COMPLETED", "None", 0, ""),
+    ],
+)
+def test_a_silent_end_of_slurms_is_put_into_words(
+    capsys, fake_slurm: FakeSlurm, state: str, reason: str, waited: int, words: str
+) -> None:
+    submit()
+    slurm_says(fake_slurm, record(12, state, reason=reason, status=waited))
+    assert status.main(["12", "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert (one["end"] or "").startswith(words) and bool(one["end"]) == bool(words)
+    assert (f"Job 12: {words}" in table(capsys)) == bool(words)
 
 
 START = {"kind": "start", "time": 1.0, "restart": 0, "step": 0, "ranks": 1}

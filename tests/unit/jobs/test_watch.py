@@ -14,7 +14,7 @@ from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.jobs import job, terminal, watch
 from cluster_ddp.jobs.job import Job
 from cluster_ddp.slurm.job_status import JobStatus
-from cluster_ddp.slurm.pending_reasons import in_words
+from cluster_ddp.slurm.reasons import of_waiting
 
 
 def status(state: str, **fields) -> JobStatus:
@@ -65,7 +65,7 @@ def test_from_pending_to_the_end(tmp_path: Path) -> None:
     outcome, lines = follow(tmp_path, [*pending, writing, more])
     assert outcome == 0
     assert lines == [
-        f"job 12: PENDING ({in_words('Resources')}), expected to start at about 2099-11-21 10:00",
+        f"job 12: PENDING ({of_waiting('Resources')}), expected to start at about 2099-11-21 10:00",
         "job 12: RUNNING",
         *("one", "two", "three", "[task-1] oh"),
         "job 12: COMPLETED after 00:01:00",
@@ -127,7 +127,7 @@ def test_a_wait_says_what_it_waits_for(
 ) -> None:
     """Each state once, from two seconds on; a short wait says nothing."""
     pending, running, completed = [status("PENDING", reason="Priority")], [status("RUNNING")], [status("COMPLETED")]
-    for silent_s, said in ((2.0, ""), (0.0, f"PENDING ({in_words('Priority')})\nRUNNING\n")):
+    for silent_s, said in ((2.0, ""), (0.0, f"PENDING ({of_waiting('Priority')})\nRUNNING\n")):
         monkeypatch.setattr(job, "_SILENT_S", silent_s)
         story = Story([pending, pending, running, running, completed])
         waiting = Job(id="12", run_dir=tmp_path, tasks=1, ranks=1, scheduler=story)  # type: ignore[arg-type]
@@ -170,7 +170,7 @@ def test_a_forgotten_job_ended_as_its_training_says(tmp_path: Path, state: str, 
 def test_a_restart_is_told(tmp_path: Path) -> None:
     chapters = [[status("RUNNING")], [status("PENDING", reason="BeginTime")], [status("RUNNING", restarts=1)]]
     _, lines = follow(tmp_path, [*chapters, [status("COMPLETED")]])
-    assert lines[1:3] == [f"job 12: PENDING ({in_words('BeginTime')})", "job 12: RUNNING, restart 1"]
+    assert lines[1:3] == [f"job 12: PENDING ({of_waiting('BeginTime')})", "job 12: RUNNING, restart 1"]
 
 
 def test_an_array_is_counted(tmp_path: Path) -> None:

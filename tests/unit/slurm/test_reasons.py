@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_ddp.slurm.pending_reasons import in_words
+from cluster_ddp.slurm.reasons import of_end, of_waiting
 
 
 @pytest.mark.parametrize(
@@ -25,10 +25,26 @@ from cluster_ddp.slurm.pending_reasons import in_words
     ],
 )
 def test_a_reason_keeps_its_code_and_gets_its_meaning(reason: str, words: str) -> None:
-    assert in_words(reason) == (f"{reason}: {words}" if words else reason)
+    assert of_waiting(reason) == (f"{reason}: {words}" if words else reason)
 
 
 def test_a_sentence_of_slurms_gets_its_cure_before_its_details() -> None:
     reason = "Job's account not permitted to use this partition (main allows lab not guest)"
     cured = "Job's account not permitted to use this partition: it will not start. Resubmit with another --account"
-    assert in_words(reason) == in_words(reason.replace(" ", "_")) == f"{cured} (main allows lab not guest)"
+    assert of_waiting(reason) == of_waiting(reason.replace(" ", "_")) == f"{cured} (main allows lab not guest)"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "signal", "words"),
+    [
+        ("FAILED", "NonZeroExitCode", 0, ""),
+        ("CANCELLED", "None", 15, ""),
+        ("TIMEOUT", "TimeLimit", 0, ""),
+        ("NODE_FAIL", "NodeDown", 0, "Slurm has lost a node"),
+        ("OUT_OF_MEMORY", "OutOfMemory", 9, "the kernel has killed"),
+        ("FAILED", "None", 53, "its node could not open its output file"),  # sacct has no reason
+    ],
+)
+def test_an_end_gets_words_unless_it_speaks_for_itself(state: str, reason: str, signal: int, words: str) -> None:
+    said = of_end(state, reason, signal)
+    assert said.startswith(words) and bool(said) == bool(words)

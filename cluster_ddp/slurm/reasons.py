@@ -1,4 +1,4 @@
-"""Why a job waits, in words: the reason codes of squeue(1), JOB REASON CODES, and slurm's job_state_reason_string()."""
+"""Why a job waits or has ended, in words: by squeue(1), JOB REASON CODES, and slurm's job_state_reason_string()."""
 
 from __future__ import annotations
 
@@ -37,6 +37,22 @@ _WORDS = {
     "launch_failed_requeued_held": "its last start failed. To release it: scontrol release",
     "job_requeued_in_held_state": "it was requeued and is held. To release it: scontrol release",
 }
+# By signal, reason or state. Signal 53 (0:53) is no signal of the system's: seen with 22.05.
+_ENDS = {
+    "signal 53": (
+        "its node could not open its output file, or its folder, so its script never ran. "
+        "Submit from a folder that all nodes share, into runs that they can write: --runs-dir PATH"
+    ),
+    "JobLaunchFailure": (
+        "Slurm could not start it on its nodes. Submit it again; if it repeats, tell the support its id and nodes"
+    ),
+    "SystemFailure": "Slurm itself failed on one of its nodes. Submit it again; if it repeats, tell the support its id",
+    "InactiveLimit": "Slurm heard nothing of its srun or salloc for longer than the site allows",
+    "NODE_FAIL": "Slurm has lost a node of the job (node failure)",
+    "BOOT_FAIL": "a node did not start up. Submit it again, without that node: --sbatch-options=--exclude=NODE",
+    "DEADLINE": "it could not end before its --deadline",
+    "OUT_OF_MEMORY": "the kernel has killed a process for memory",
+}
 # A sentence instead of a code: "Job's account not permitted to use this partition (main allows lab not guest)" (22.05).
 _NOT_PERMITTED = re.compile(r"Job's (account|QOS) not permitted to use this partition", re.IGNORECASE)
 # Limits that the accounting sets. Examples: AssocGrpGRES, QOSMaxCpuPerUserLimit.
@@ -58,7 +74,7 @@ _WHAT = {
 }
 
 
-def in_words(reason: str) -> str:
+def of_waiting(reason: str) -> str:
     """Return a reason with its meaning, such as "Priority: jobs with …"; one that is not known here as it is.
 
     Args:
@@ -72,6 +88,20 @@ def in_words(reason: str) -> str:
         return f"{match[0]}: it will not start. Resubmit with another --{match[1].lower()}{detail}"
     words = _WORDS.get(reason) or _WORDS.get(code) or _limit(code)
     return f"{reason}: {words}" if words else reason
+
+
+def of_end(state: str, reason: str, signal: int) -> str:
+    """Return what Slurm's words for the end of a job mean, and what helps; empty if they speak for themselves.
+
+    Args:
+        state: as squeue names it.
+        reason: as squeue shows it.
+        signal: the signal that ended the batch script, by Slurm; 0 if none did.
+    """
+    code = re.split(r"[:,(\s]", reason, maxsplit=1)[0]
+    if signal:  # 22.05: also of a script that was killed, the reason is JobLaunchFailure
+        return _ENDS.get(f"signal {signal}") or _ENDS.get(state, "")
+    return _ENDS.get(code) or _ENDS.get(state) or _WORDS.get(code, "")
 
 
 def _limit(code: str) -> str:
