@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import JobError, exit_on_error, printable
-from cluster_ddp.jobs import lookup, terminal
+from cluster_ddp.jobs import lookup, run_records, terminal
 from cluster_ddp.jobs.job import of_run
 from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.launch.cli import add_on
@@ -45,6 +45,9 @@ def _cancel(word: str, runs_dir: Path) -> str:
     found = lookup.find(word, runs_dir)
     if not found and Path(word).is_dir():
         raise JobError(f"Cancelling {word}:", "no job has run in it.", "give a job id or a run directory")
+    if not found and (resumed := run_records.resumed(word, runs_dir)) is not None:
+        asked, said = f"Cancelling job {word}:", f"it has ended, and it was resumed as job {resumed.job}."
+        raise JobError(asked, said, f"to cancel that one: {PROGRAM} {resumed.job}")
     if not found or (len(found) == 1 and found[0].job and not found[0].is_submitted):  # Slurm may know it
         job = found[0].job if found else word
         Slurm().cancel(job, None, found[0].run_dir if found else runs_dir)

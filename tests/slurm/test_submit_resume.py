@@ -16,7 +16,7 @@ from cluster_ddp.slurm import commands, job_status
 
 # Three epochs of two steps; fails after the first, once. Prints in which steps the weights had which value.
 TRAINING = """
-import os, sys, torch, cluster_ddp
+import os, sys, time, torch, cluster_ddp
 with cluster_ddp.distributed(cuda=False) as world:
     torch.manual_seed(0)
     model = world.wrap(torch.nn.Linear(2, 1))
@@ -34,6 +34,10 @@ with cluster_ddp.distributed(cuda=False) as world:
             world.print(f"step {checkpoint.steps}")
         if sys.argv[1] == "fails" and not os.path.exists("mended"):
             raise SystemExit(3)
+        if sys.argv[1] == "is killed" and not os.path.exists("mended"):
+            while checkpoint.last_good is None:
+                time.sleep(0.1)  # it is saved in the background
+            os.kill(os.getpid(), 9)
 """
 
 ALL_AFTER_A_CHECKPOINT = ([3, 4, 5, 6], [2, 3, 4, 5, 6])  # the second save is skipped if the first takes long
@@ -93,6 +97,30 @@ def test_the_printed_command_continues_a_failed_training(
     first = re.search(r"Submitted job (\d+)", begun.stdout)[1]
     assert record["job"] == re.search(r"Submitted job (\d+)", again.stdout)[1] != first
     assert {"spec.json", "job.log", "task-0.log"} <= {path.name for path in (run_dir / f"job-{first}").iterdir()}
+
+
+def test_a_killed_job_that_was_resumed_is_known_by_its_old_id(place: Place) -> None:
+    """What ended it stands in its own log, which is the new job's no more."""
+    begun = place.submit("--no-check", "--watch", "--", "python", "t.py", "is killed")
+    first = re.search(r"Submitted job (\d+)", begun.stdout)[1]
+    run_dir = place.folder / re.search(r"Run directory: (.*)", begun.stdout)[1]
+    (place.folder / "mended").touch()
+    again = resume(place, printed(begun.stdout), "--watch")
+    assert again.returncode == 0, again.stdout + again.stderr
+    second = re.search(r"Submitted job (\d+)", again.stdout)[1]
+    starts = [json.loads(line) for line in (run_dir / "starts.jsonl").read_text().splitlines()]
+    cause = next(one["cause"] for one in starts if one.get("job") == second)
+    assert re.fullmatch(r"Failed first: rank 0 on node\d: killed by SIGKILL", cause)
+    assert starts[-1]["state"] == "COMPLETED"
+    logs, status, report, cancel = (
+        place.slurm.run(sys.executable, "-m", f"cluster_ddp.{verb}", first, cwd=place.folder)
+        for verb in ("logs", "status", "report", "cancel")
+    )
+    assert logs.stderr.startswith(f"Job {first} was resumed as job {second}.") and "step 6\n" in logs.stdout
+    assert status.stdout.splitlines()[1].split()[0] == second
+    assert f"Job {first} was resumed as job {second}.\n" in status.stdout
+    assert cause in report.stdout
+    assert (cancel.returncode, f"it was resumed as job {second}" in cancel.stderr) == (2, True), cancel.stderr
 
 
 def test_an_arrays_task_resumes_alone(place: Place) -> None:
