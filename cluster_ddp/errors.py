@@ -25,6 +25,7 @@ and exit with status 2 (`exit_on_error`). A traceback from this package means a 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -181,8 +182,8 @@ def printable(text: str) -> str:
 def exit_on_error(program: str) -> Iterator[None]:
     """Print a `ClusterDDPError` of the body as one block on stderr and exit with status 2.
 
-    What is printed to a closed stdout or stderr is dropped. End quietly, as other programs do, if the reader of stdout
-    leaves first: `cluster-ddp status | head -1`.
+    A full disk is such an error, too. What is printed to a closed stdout or stderr is dropped. End quietly, as other
+    programs do, if the reader of stdout leaves first: `cluster-ddp status | head -1`.
     """
     _open_closed_streams()
     try:
@@ -193,8 +194,22 @@ def exit_on_error(program: str) -> Iterator[None]:
         print("\n".join(map(printable, lines)), file=sys.stderr, flush=True)
         sys.exit(USAGE_EXIT_STATUS)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the buffer's rest would fail at exit
+        _drop_stdout()
         sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _drop_stdout()
+        full = ClusterDDPError(
+            f"Writing {error.filename or 'to stdout'}:", f"{error.strerror}.", "free space there: df -h, quota"
+        )
+        print(f"{program}: error: {full}", file=sys.stderr, flush=True)
+        sys.exit(USAGE_EXIT_STATUS)
+
+
+def _drop_stdout() -> None:
+    """Its buffer's rest would fail again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_closed_streams() -> None:
