@@ -179,6 +179,8 @@ class CheckpointFolder:
     ) -> None:
         def write() -> None:
             written() if self._write(path, state, first) else failed()
+            if not self._failure:
+                self._again = None  # it refers to the state, and `first` to all that the training has
             reserve_descriptors()
 
         self._again = lambda: self.writer.begin(path, write)

@@ -45,7 +45,7 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
     """
     world = state.world
     with run_dir.written():
-        found = world.broadcast(choose(world, folder, resume, run_dir.key) if world.is_main else None)
+        found = world.broadcast(choose(world, folder, resume, run_dir.last_start) if world.is_main else None)
         if found is None or not found[2]:
             run_dir.begin_records(anew=world.topology.restart_count == 0)
     if found is None:
@@ -68,7 +68,7 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
 
 def _note_start(state: TrainingState, run_dir: RunDir, saved_by: Mapping[str, Any]) -> None:
     """Note in starts.jsonl that the run starts, which is the one that has saved the checkpoint, if that is its own."""
-    state.run_key = _key(saved_by) or run_dir.key or secrets.token_hex(8)
+    state.run_key = _key(saved_by) or _key(run_dir.last_start) or secrets.token_hex(8)
     run_dir.note_start(step=state.steps, saved_s=saved_by.get("time"), key=state.run_key)
 
 
@@ -81,7 +81,7 @@ def _fitting(state: TrainingState, path: Path) -> dict[str, Any]:
 
 
 def choose(
-    world: World, folder: CheckpointFolder, resume: str | os.PathLike[str], key: str | None
+    world: World, folder: CheckpointFolder, resume: str | os.PathLike[str], last_start: Mapping[str, Any]
 ) -> tuple[Path, str, bool] | None:
     """Choose the checkpoint to resume from. Call it on rank 0 only.
 
@@ -89,7 +89,7 @@ def choose(
         world: all ranks.
         folder: the checkpoints of this run directory.
         resume: "auto", "never" or a path, as for `Checkpointer`.
-        key: of this run, if it has one.
+        last_start: the record of the start before, from starts.jsonl.
 
     Returns:
         The checkpoint, its SHA-256, and whether it is in this run directory; None if there is none.
@@ -102,7 +102,7 @@ def choose(
     folder.remove_leftovers()
     is_anew = resume == "never" and not topology.restart_count
     there = [] if is_anew else folder.files()
-    newest = _newest(world, folder, key) if there else None
+    newest = _newest(world, folder, last_start) if there else None
     if there and not newest:
         words = "All %d checkpoints in %s are damaged: nothing there is left to resume from. The training begins again."
         log.error(words, len(there), folder.path)
@@ -121,14 +121,15 @@ def choose(
     return None
 
 
-def _newest(world: World, folder: CheckpointFolder, key: str | None) -> tuple[Path, str] | None:
+def _newest(world: World, folder: CheckpointFolder, last_start: Mapping[str, Any]) -> tuple[Path, str] | None:
     """The newest checkpoint of this run with usable content; newer ones are set aside. None if all are damaged.
 
     Raises:
         CheckpointError: none can be used, and a new start would lose what they hold: some are undamaged, as with
-            another torch. Or all are damaged, and nobody but the user can know whether to begin again. A requeued job
-            begins again.
+            another torch. Or all are damaged, and this job was started to resume them. A requeued job begins again.
     """
+    topology, key = world.topology, _key(last_start)
+    is_requeued = topology.restart_count > 0 and last_start.get("job") == (topology.job_label or "")
 
     def look(path: Path) -> None:
         saved_by = _content(path)["saved_by"]
@@ -139,7 +140,7 @@ def _newest(world: World, folder: CheckpointFolder, key: str | None) -> tuple[Pa
         for path, why in refused.items():
             if isinstance(why, UnusableError):
                 raise _unusable(path, why)
-        if not world.topology.restart_count:
+        if not is_requeued:
             found = "; ".join(f"{path.name}: {why}" for path, why in refused.items())
             aside = f"mv {shlex.quote(str(folder.path))} {shlex.quote(f'{folder.path}.damaged')}"
             hint = f"restore them from a copy; or, to begin again at step 0, move them away and start again: {aside}"
@@ -148,9 +149,9 @@ def _newest(world: World, folder: CheckpointFolder, key: str | None) -> tuple[Pa
     return folder.newest(set_aside=True, look=look, if_none=if_none)
 
 
-def _key(saved_by: Mapping[str, Any]) -> str | None:
-    """The key of the run that has saved a checkpoint; None if an earlier version has."""
-    key = saved_by.get("run")
+def _key(record: Mapping[str, Any]) -> str | None:
+    """The key of the run that has saved a checkpoint, or has started; None of an earlier version."""
+    key = record.get("run")
     return key if isinstance(key, str) else None
 
 

@@ -150,7 +150,8 @@ class Saver:
             raise error
         if not self._has_told:
             self._has_told = True
-            log.error('%s\nTraining continues without saving; Checkpointer(on_nan="stop") would end the job.', error)
+            on = "Training continues, and saves nothing while that lasts"
+            log.error('%s\n%s; Checkpointer(on_nan="stop") would end the job.', error, on)
             self._run_dir.note_non_finite(step, words)
         raise LeftOutError
 

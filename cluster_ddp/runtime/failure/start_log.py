@@ -61,12 +61,12 @@ def note_start(
     _append(run_dir, {"kind": "start", "version": RECORDS_VERSION, **record})
 
 
-def run_key(run_dir: Path) -> str | None:
-    """Return the key of the run, as its last start with one says; None without one, as before the first start."""
+def last_start(run_dir: Path) -> dict[str, Any]:
+    """Return the last "start" record; empty without one."""
     with contextlib.suppress(OSError):
-        keys = [one.get("run") for one in json_lines(run_dir / File.STARTS) if one.get("kind") == "start"]
-        return next((key for key in reversed(keys) if isinstance(key, str)), None)
-    return None
+        starts = [one for one in json_lines(run_dir / File.STARTS) if one.get("kind") == "start"]
+        return starts[-1] if starts else {}
+    return {}
 
 
 def _by_the_jobs_log(run_dir: Path, topology: Topology, last: Mapping[str, Any]) -> str:

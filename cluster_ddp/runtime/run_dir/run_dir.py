@@ -170,9 +170,9 @@ class RunDir:
                 set_aside(self.path / File.STARTS)
 
     @property
-    def key(self) -> str | None:
-        """The key of the run, by its last start; None if that has none."""
-        return start_log.run_key(self.path)
+    def last_start(self) -> Mapping[str, Any]:
+        """The "start" record of the start before; empty without one."""
+        return start_log.last_start(self.path)
 
     def note_start(self, *, step: int, saved_s: float | None, key: str) -> None:
         """Append to starts.jsonl that the training starts; see `start_log.note_start`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import fcntl
+import gc
 import hashlib
 import json
 import logging
@@ -14,6 +15,7 @@ import re
 import shutil
 import signal
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -381,6 +383,23 @@ def test_parts_are_copied_into_one_memory_only(world: World, tmp_path: Path) -> 
     assert state.nbytes < nbytes <= len(done.checkpoint._state._host_copy._memory) < nbytes + 64 * 40
 
 
+def test_a_training_that_was_left_frees_its_memory_at_once(world: World, tmp_path: Path) -> None:
+    """Not when garbage is collected: the copy of its state is as large as the state, and its loaders have workers."""
+    gc.collect()
+    gc.disable()
+    try:
+        checkpoint = Checkpointer(world, run_dir=tmp_path, model=(model := torch.nn.Linear(2, 1)))
+        checkpoint.step()
+        checkpoint._saver.save_now()
+        left = [weakref.ref(one) for one in (model, checkpoint._state, checkpoint._saver)]
+        assert saved(tmp_path) == [1]
+        checkpoint._stop_flag.give_back()  # the handlers refer to the flag only
+        del checkpoint, model
+        assert [one() for one in left] == [None, None, None]
+    finally:
+        gc.enable()
+
+
 # What it resumes from
 
 
@@ -582,6 +601,8 @@ def test_where_all_are_damaged_the_user_decides(world: World, tmp_path: Path) ->
             train(world, tmp_path, seed=1, resume=resume)
         assert f"mv {tmp_path}/checkpoints {tmp_path}/checkpoints.damaged" in error.value.hint
         assert saved(tmp_path) == [3, 6, 9] and metrics(tmp_path) == list(range(1, 11))
+    with pytest.raises(CheckpointError, match="all checkpoints are damaged"):  # --requeue-on-failure, after that error
+        train(restarted(world, job_id=13), tmp_path, seed=1)
     assert train(world, tmp_path, seed=1, resume="never").records[0][:2] == (0, 0)
     assert len([*(tmp_path / "checkpoints.1").iterdir()]) == 3
 
