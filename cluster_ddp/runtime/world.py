@@ -112,12 +112,13 @@ class World(Collectives):
 
         Raises:
             SpecError: DistributedDataParallel has no such option.
+            DeviceTimeoutError, PeerFailedError: as `synchronize`.
         """
         if sync_batchnorm:
             model, words = wrapping.sync_batchnorm(model, self.device)
             if words:
                 self.print(words)
-        return wrapping.wrap(model, self.device, place=place, options=ddp_options)
+        return wrapping.wrap(model, self.device, place=place, options=ddp_options, synchronize=self.synchronize)
 
     def accumulate(
         self, model: DistributedDataParallel, batch: Shard | int, *, every: int

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 
-def prebuild_ddp_buckets(model: DistributedDataParallel) -> None:
+def prebuild_ddp_buckets(model: DistributedDataParallel, synchronize: Callable[[], object]) -> None:
     """Run one backward pass of zeros, after which DDP's buckets have their final order. A collective.
 
     From the second pass on, DDP sorts parameters into buckets by the order in which the first backward pass reached
     them. With more than two ranks, a gradient's place in its bucket decides the order in which the ranks' values are
     added. Does nothing for models with sparse gradients.
 
+    DDP would sort them in the next forward pass, in which rank 0 broadcasts the order: a wait in C++, on GPUs without
+    our time limit. So it sorts them now, when all ranks are known to be here.
+
     Args:
         model: just wrapped, before its first step. Its gradients are None afterwards.
+        synchronize: waits for the device, with a time limit.
+
+    Raises:
+        DeviceTimeoutError, PeerFailedError: as `World.synchronize`.
     """
     if any(getattr(part, "sparse", False) for part in model.modules()):
         return  # only embeddings make sparse gradients
@@ -27,6 +36,8 @@ def prebuild_ddp_buckets(model: DistributedDataParallel) -> None:
     finally:
         model.module = bare
     model.zero_grad(set_to_none=True)
+    synchronize()  # the all-reduce ends when all ranks have come
+    model._has_rebuilt_buckets = model.reducer._rebuild_buckets()  # as DDP's own forward does (torch 2.10 to 2.14)
 
 
 class _Nothing(torch.nn.Module):

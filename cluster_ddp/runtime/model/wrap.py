@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,12 @@ _CHOSEN = dict.fromkeys(("module", "device_ids", "output_device"), ("world.wrap 
 
 
 def wrap(
-    model: torch.nn.Module, device: torch.device, *, place: bool, options: Mapping[str, Any]
+    model: torch.nn.Module,
+    device: torch.device,
+    *,
+    place: bool,
+    options: Mapping[str, Any],
+    synchronize: Callable[[], object],
 ) -> DistributedDataParallel:
     """Wrap a model as `World.wrap` describes.
 
@@ -26,9 +31,11 @@ def wrap(
         device: this rank's device.
         place: move the model to the device.
         options: for DistributedDataParallel; they replace the defaults.
+        synchronize: waits for the device, with a time limit.
 
     Raises:
         SpecError: DistributedDataParallel has no such option.
+        DeviceTimeoutError, PeerFailedError: as `World.synchronize`.
     """
     check_options(options, "world.wrap(model, {}=…)", DistributedDataParallel, chosen=_CHOSEN)
     device_ids = [device.index] if place and device.type == "cuda" else None
@@ -38,7 +45,7 @@ def wrap(
         # In every hundredth step DDP would measure times: it waits for the device then, and no graph can capture that.
         wrapped._set_ddp_runtime_logging_sample_rate(_NEVER)
     if not wrapped.static_graph:  # its first backward pass must be a real one: it notes which parameters are used
-        prebuild_ddp_buckets(wrapped)
+        prebuild_ddp_buckets(wrapped, synchronize)
     return wrapped
 
 

@@ -933,7 +933,7 @@ def test_the_buckets_are_settled_with_device_ids_too(world: World) -> None:
     model.device_ids, model.use_side_stream_for_tensor_copies = [0], False
     with pytest.raises(IndexError):
         model()
-    prebuild_ddp_buckets(model)
+    prebuild_ddp_buckets(model, world.synchronize)
     assert model.module.weight.grad is None
     model(torch.rand(4, 3)).sum().backward()
     assert model.module.weight.grad is not None
@@ -942,7 +942,9 @@ def test_the_buckets_are_settled_with_device_ids_too(world: World) -> None:
 @pytest.mark.parametrize(("device", "last"), [("cpu", 200), ("cuda:0", 10)])
 def test_on_gpus_ddp_takes_its_times_in_no_later_step(world: World, device: str, last: int) -> None:
     """For that it waits for a GPU, in every hundredth step by default, and a step that is captured may not."""
-    model = wrapping.wrap(torch.nn.Linear(3, 2), torch.device(device), place=False, options={})
+    model = wrapping.wrap(
+        torch.nn.Linear(3, 2), torch.device(device), place=False, options={}, synchronize=world.synchronize
+    )
     for _ in range(210):
         model(torch.rand(4, 3)).sum().backward()
     assert model._get_ddp_logging_data()["iteration"] in (last, last + 1)

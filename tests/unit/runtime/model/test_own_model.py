@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,23 @@ def test_mixed_precision(world: cluster_ddp.World) -> None:
     with world.autocast():
         assert nn.Linear(1, 1)(torch.ones(1, 1)).dtype == torch.bfloat16
     assert not world.grad_scaler(torch.bfloat16).is_enabled()
+
+
+def rank_1_comes_late_to_the_first_step() -> None:
+    with cluster_ddp.distributed(cuda=False, collective_timeout_s=20) as world:
+        model, came = world.wrap(nn.Linear(3, 1)), Path(os.environ["CAME"])
+        while world.rank == 1 and not came.exists():
+            time.sleep(0.05)
+        loss = model(batch(0, world.rank)).sum()
+        came.touch()
+        loss.backward()
+
+
+def test_the_first_forward_pass_waits_for_nobody(tmp_path: Path) -> None:
+    """DDP would let rank 0 broadcast the order of the buckets there, for which NCCL has no limit of ours."""
+    steps = [slurm_step(rank, 2, job_id=JOB_ID + 1, CAME=str(tmp_path / "came")) for rank in range(2)]
+    ends = run_ranks(rank_1_comes_late_to_the_first_step, steps, tmp_path)
+    assert [end.exit_code for end in ends] == [0, 0], ends
 
 
 def test_a_model_on_two_devices_gets_its_buckets() -> None:
