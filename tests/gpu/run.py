@@ -46,7 +46,7 @@ def main() -> int:
         return 0
     with _folder(options) as folder:
         lab = _lab(options, folder, here)
-        counts = _run(tests, lab, time.monotonic() + options.limit_s)
+        counts = _run(tests, lab, time.monotonic() + _limit_s(options, len(tests)))
     _write_figures(lab, options)
     print("{passed} passed, {failed} failed, {skipped} skipped".format(**counts), flush=True)
     return 1 if counts["failed"] else 0
@@ -59,12 +59,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", metavar="NAME", help="tests with this in their names; repeatable")
     parser.add_argument("--one-of-each", action="store_true", help="of a test's variants, such as -graph, the first")
     parser.add_argument("--figures", type=Path, metavar="PATH", help=f"default: {FIGURES.relative_to(ROOT)}")
-    parser.add_argument("--limit-s", type=float, default=600, metavar="S", help="for the group (default: %(default)g)")
+    parser.add_argument("--limit-s", type=float, metavar="S", help="for the group (default: 240 for each test)")
     parser.add_argument("--nodes", type=int, default=2, help="gpu_nodes: how many (default: %(default)s)")
     parser.add_argument("--gpus-per-node", type=int, default=8, help="gpu_nodes: and ranks (default: %(default)s)")
+    words = "gpu_nodes: CPUs of a rank (default: %(default)s); srun takes none from the job's since Slurm 22.05"
+    parser.add_argument("--cpus-per-task", type=int, default=4, metavar="N", help=words)
     parser.add_argument("--srun", default="", metavar="ARGUMENTS", help="gpu_nodes: more arguments for srun")
     parser.add_argument("--folder", type=Path, help="gpu_nodes: for runs, seen by all nodes (default: runs/)")
     return parser
+
+
+def _limit_s(options: argparse.Namespace, tests: int) -> float:
+    """Of the group. A cold start on a GPU takes up to half a minute, and a test has several."""
+    return float(options.limit_s if options.limit_s is not None else TEST_LIMIT_S * tests)
 
 
 def _chosen(tests: dict[str, Callable[[Lab], None]], options: argparse.Namespace) -> dict[str, Callable[[Lab], None]]:
@@ -90,7 +97,8 @@ def _lab(options: argparse.Namespace, folder: Path, here: machine.Machine) -> La
 
 
 def _place(options: argparse.Namespace) -> list[str]:
-    return [f"--nodes={options.nodes}", f"--gres=gpu:{options.gpus_per_node}", *shlex.split(options.srun)]
+    sizes = [f"--nodes={options.nodes}", f"--gres=gpu:{options.gpus_per_node}"]
+    return [*sizes, f"--cpus-per-task={options.cpus_per_task}", *shlex.split(options.srun)]
 
 
 def _one_task_a_node(options: argparse.Namespace) -> list[str]:

@@ -85,6 +85,18 @@ def test_a_failure_is_told_and_counts() -> None:
     assert done.stdout.splitlines()[-1] == "0 passed, 1 failed, 0 skipped"
 
 
+def test_ranks_get_cpus_and_each_test_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun takes no --cpus-per-task from the job since Slurm 22.05: a rank and its loader's workers had one CPU."""
+    monkeypatch.syspath_prepend(str(GPU_TESTS))
+    monkeypatch.delitem(sys.modules, "run", raising=False)
+    import run as groups
+
+    options = groups._parser().parse_args(["gpu_nodes", "--srun=--partition=gpu"])
+    assert groups._place(options) == ["--nodes=2", "--gres=gpu:8", "--cpus-per-task=4", "--partition=gpu"]
+    assert groups._limit_s(options, 20) == 20 * groups.TEST_LIMIT_S
+    assert groups._limit_s(groups._parser().parse_args(["gpu", "--limit-s", "0"]), 20) == 0
+
+
 def test_overlap_is_the_time_that_both_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(GPU_TESTS))
     import overlap
