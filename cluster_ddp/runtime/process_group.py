@@ -27,6 +27,9 @@ _GLOO_SETTLES_S = 0.1
 # How long NCCL may take to end after a failure. While a CUDA graph uses it, it never ends.
 _ABORT_S = 5.0
 
+# What NCCL says of a GPU that two ranks have: before 2.30, and since.
+_DUPLICATE = ("Duplicate GPU detected", "Multiple Ranks are using the same GPU")
+
 before_leaving: list[Callable[[], object]] = []
 """Functions that `leave` calls first, in reverse order; see `World.before_leaving`."""
 
@@ -72,11 +75,11 @@ def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout
 
 @contextlib.contextmanager
 def _duplicates_told(topology: Topology, device: torch.device) -> Iterator[None]:
-    """Raise NCCL's error about a GPU that two ranks have (init.cc, since 2.3) in our form."""
+    """Raise NCCL's error about a GPU that two ranks have (init.cc) in our form."""
     try:
         yield
     except dist.DistBackendError as error:
-        found = next((line for line in str(error).splitlines() if "Duplicate GPU detected" in line), None)
+        found = next((line for line in str(error).splitlines() if any(words in line for words in _DUPLICATE)), None)
         if found is None:
             raise
         visible = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')}"

@@ -97,16 +97,23 @@ def test_a_backend_that_torch_has_wrapped_gets_its_limit_too(monkeypatch: pytest
             dist.destroy_process_group()
 
 
-def test_two_ranks_with_one_gpu_are_refused_in_our_words(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 3000",
+        "Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GPU_ENABLE=1",
+    ],
+)
+def test_two_ranks_with_one_gpu_are_refused_in_our_words(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
     """NCCL sees it, where nothing says how many GPUs the node has."""
-    words = "ncclInvalidUsage\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 3000"
+    words = f"ncclInvalidUsage\nLast error:\n{told}"
 
     def init_process_group(**_: Any) -> None:
         raise dist.DistBackendError(words)
 
     monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": "0"})
     monkeypatch.setattr(dist, "init_process_group", init_process_group)
-    with pytest.raises(DeviceError, match=r"(?s)DEVICES=0\): Duplicate GPU detected : rank 1 and rank 0.*Hint: a GPU"):
+    with pytest.raises(DeviceError, match=rf"(?s)DEVICES=0\): {told}.*Hint: a GPU"):
         process_group.join(Topology.from_environ(slurm_step(1, 2, job_id=1)), GPU, dist.HashStore(), timeout_s=30)
     words = "unhandled system error"
     with pytest.raises(dist.DistBackendError, match="unhandled system error"):
