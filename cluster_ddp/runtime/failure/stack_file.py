@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from cluster_ddp.files import open_own
 from cluster_ddp.processes import catches
@@ -57,11 +57,14 @@ class StackFile:
 
     def take_stderr(self) -> None:
         """Append what C and C++ code writes to stderr from now on; what Python writes goes where it went."""
-        if sys.stderr is None:
+        stream: Any = sys.__stderr__
+        if stream is None:
             return
-        sys.stderr.flush()
-        sys.stderr = open(os.dup(2), "w", buffering=1, errors="backslashreplace")  # noqa: SIM115
-        os.dup2(self._end, 2)
+        raw = getattr(stream.buffer, "raw", stream.buffer)  # without a buffer under PYTHONUNBUFFERED
+        if raw.fileno() == 2:  # else it was done before
+            stream.flush()
+            raw.__init__(os.dup(2), "w", closefd=False)  # the same object: handlers of logging hold it
+            os.dup2(self._end, 2)
 
     def arm(self, timeout_s: float) -> None:
         """Append the stacks in this time, by a thread that needs no Python, unless it is armed again before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import re
 import signal
@@ -315,7 +316,7 @@ def test_a_rank_without_a_store_logs_no_cpp_frames(tmp_path: Path) -> None:
 
 
 def writing_after_the_verdict() -> None:
-    limit_s = float(os.environ["TIMEOUT_S"])
+    limit_s, handler = float(os.environ["TIMEOUT_S"]), logging.StreamHandler()
     try:
         with cluster_ddp.distributed(cuda=False, hang_warning_s=1, collective_timeout_s=limit_s) as world:
             dist.barrier()
@@ -325,10 +326,12 @@ def writing_after_the_verdict() -> None:
     finally:
         os.write(2, b"frame #0: of C++\n")  # as NCCL's watchdog does
         print("of Python", file=sys.stderr)
+        handler.emit(logging.makeLogRecord({"msg": "of a log"}))
 
 
 def test_what_cpp_code_writes_after_the_verdict_is_in_the_file_with_the_stacks(tmp_path: Path) -> None:
     output = ranks(writing_after_the_verdict, tmp_path, timeout_s=2)[0].output
-    assert "rank 1 on" in output.partition("error: Waiting")[2] and "of Python" in output, output
+    assert "rank 1 on" in output.partition("error: Waiting")[2], output
+    assert "of Python" in output and "of a log" in output, output
     assert "of C++" not in output, output
     assert "frame #0: of C++" in (tmp_path / "stack-rank0.txt").read_text()
