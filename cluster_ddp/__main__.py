@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
 
@@ -34,7 +35,10 @@ def main() -> int:
     """Call the module of the verb. Returns the exit status."""
     verb = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if verb in VERBS:
-        return int(import_module(module_of(verb)).main(sys.argv[2:]))
+        try:
+            return int(import_module(module_of(verb)).main(sys.argv[2:]))
+        except KeyboardInterrupt:  # of a verb that has nothing to say about it
+            return 128 + signal.SIGINT
     listing = "\n".join(f"  {name:12}{text}" for name, text in VERBS.items())
     if verb in ("-h", "--help"):
         print(f"usage: cluster-ddp VERB [OPTIONS]\n\n{listing}\n\ncluster-ddp VERB --help shows the options of a verb.")

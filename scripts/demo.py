@@ -16,7 +16,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from cluster_ddp.contract import File
 from cluster_ddp.errors import DataError, exit_on_error
+from cluster_ddp.files import make_dir
 from cluster_ddp.mnist import files
 from cluster_ddp.sandbox import cluster, prerequisites
 from cluster_ddp.slurm import commands, job_status
@@ -100,7 +102,11 @@ def _on_sandbox(arguments: list[str]) -> int:
 def _on_slurm(arguments: list[str], env: Mapping[str, str]) -> int:
     """Submit the job and print its output as it comes, until it has ended."""
     run_dir = Path("runs") / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
-    job_id = commands.submit(JOB, arguments=[*arguments, "--run-dir", str(run_dir)], env=env).job_id
+    make_dir(run_dir)
+    # Not into the script's own %x-%j.out: each sandbox counts from 1, and the last demo's file would have that name.
+    output = f"--output={run_dir}/{File.JOB_LOG}"
+    words = [*arguments, "--run-dir", str(run_dir)]
+    job_id = commands.submit(JOB, options=[output], arguments=words, env=env).job_id
     print(f"sbatch {JOB}: job {job_id}", flush=True)
     shown, reason = 0, ""
     while True:
@@ -108,9 +114,8 @@ def _on_slurm(arguments: list[str], env: Mapping[str, str]) -> int:
         if status.state == "PENDING" and status.reason not in ("None", reason):
             reason = status.reason
             print(f"waiting: {reason}", flush=True)
-        output = Path(status.stdout)
-        if output.exists():
-            with open(output, errors="replace") as file:
+        if (log := Path(status.stdout)).exists():
+            with open(log, errors="replace") as file:
                 file.seek(shown)
                 print(file.read(), end="", flush=True)
                 shown = file.tell()

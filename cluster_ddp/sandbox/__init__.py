@@ -8,6 +8,7 @@ in it, so several sandboxes, and a Slurm that is already on the machine, don't d
     network   bridge, namespaces, links
     config    slurm.conf and its companions
     cluster   up, down, status
+    keeper    a process that ends a sandbox with the process that wants it
     claims    which names and subnets are taken
     packages  what must be installed, and installing it
     releases  other releases of Slurm, unpacked beside the system's

@@ -13,10 +13,11 @@ import argparse
 import json
 import os
 import shlex
-import subprocess
+import signal
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from cluster_ddp.errors import SandboxError, exit_on_error
 from cluster_ddp.launch.cli.parser import Parser
@@ -69,6 +70,7 @@ def up(arguments: argparse.Namespace) -> int:
         gpus_per_node=arguments.gpus_per_node,
         slurm=slurm,
         with_accounting=arguments.accounting,
+        stays=True,
     )
     name = "" if arguments.name == DEFAULT_NAME else f" --name {arguments.name}"
     path = "" if slurm is None else f" PATH={layout.slurm}/bin:{layout.slurm}/sbin:$PATH"
@@ -104,23 +106,26 @@ def status(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run a command on the login node. Returns its exit status."""
+def run(arguments: argparse.Namespace) -> NoReturn:
+    """Run a command on the login node, and end as it does."""
     env = cluster.environment(arguments.name)
+    sys.stdout.flush()
     try:
-        return subprocess.run(arguments.command, env=env).returncode
+        # In this process' place: Ctrl-C and the exit status are the command's. Python ignores SIGPIPE, others don't.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.execvpe(arguments.command[0], arguments.command, env)
     except OSError as error:
         command = shlex.join(arguments.command)
         found, hint = f"{error.strerror}.", f"your shell must find it, too: type {shlex.quote(arguments.command[0])}"
         raise SandboxError(f"Running {command} on the login node:", found, hint) from error
 
 
-def shell(arguments: argparse.Namespace) -> int:
-    """Start a shell on the login node. Returns its exit status."""
+def shell(arguments: argparse.Namespace) -> NoReturn:
+    """Start a shell on the login node, and end as it does."""
     cluster.environment(arguments.name)  # is it up?
     print(f"A shell on the login node of {arguments.name!r}; leave it with exit.", flush=True)
     arguments.command = [os.environ.get("SHELL", "/bin/sh")]
-    return run(arguments)
+    run(arguments)
 
 
 VERBS = {"up": up, "down": down, "status": status, "run": run, "shell": shell}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +21,7 @@ from cluster_ddp.slurm import commands
 
 START_TIMEOUT_S = 180.0  # for a daemon that hangs: one that ends is noticed at once
 _STEP_TIMEOUT_S = 20
+_KEEPER = "cluster_ddp.sandbox.keeper"
 SLURMCTLD_PORT = 6817  # slurm.conf(5): the default
 
 
@@ -29,7 +33,13 @@ class Daemon(NamedTuple):
 
 
 def up(
-    name: str, *, nodes: int, gpus_per_node: int, slurm: Path | None = None, with_accounting: bool = False
+    name: str,
+    *,
+    nodes: int,
+    gpus_per_node: int,
+    slurm: Path | None = None,
+    with_accounting: bool = False,
+    stays: bool = False,
 ) -> Layout:
     """Start a sandbox and wait until a step has run on every node and all nodes are idle.
 
@@ -39,6 +49,7 @@ def up(
         gpus_per_node: dummy GPUs per node, 0–16.
         slurm: the prefix of its Slurm; None for the PATH's.
         with_accounting: whether it has accounts and limits (see `accounting`).
+        stays: whether it stays when this process ends.
 
     Returns:
         Its names, addresses and paths. SLURM_CONF must point at `slurm_conf`.
@@ -53,17 +64,20 @@ def up(
     layout = Layout(name=name, index=0, nodes=nodes, gpus_per_node=gpus_per_node)
     with claims.claimed(layout) as layout:
         try:
-            config.write(layout, slurm, with_accounting=with_accounting)
-            network.build(layout)
-            daemons = _start_daemons(layout, with_accounting)
-            wait_until_usable(layout, layout.node_names, daemons)
-            if with_accounting and gpus_per_node:
-                accounting.limit_gpus(environment(name))
-            _wait_for(lambda: _all_idle(layout), layout, daemons)
+            if not stays:
+                keep(name)
+            _set_up(layout, slurm, with_accounting)
         except BaseException:
             _remove(name)
             raise
     return layout
+
+
+def keep(name: str) -> None:
+    """Let a sandbox end with this process, however that ends. A keeper sees to that; `down` ends it."""
+    command = [sys.executable, "-m", _KEEPER, name, str(os.getpid())]
+    quiet = subprocess.DEVNULL
+    subprocess.Popen(command, cwd="/", stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
 
 
 def down(name: str) -> bool:
@@ -112,6 +126,16 @@ def node_states(name: str) -> dict[str, str]:
     arguments = ["sinfo", "--noheader", "--Node", "--partition=main", "--format=%N %T"]
     lines = commands.run(arguments, env=environment(name), timeout_s=15).splitlines()
     return dict(line.split(maxsplit=1) for line in lines)
+
+
+def _set_up(layout: Layout, slurm: Path | None, with_accounting: bool) -> None:
+    config.write(layout, slurm, with_accounting=with_accounting)
+    network.build(layout)
+    daemons = _start_daemons(layout, with_accounting)
+    wait_until_usable(layout, layout.node_names, daemons)
+    if with_accounting and layout.gpus_per_node:
+        accounting.limit_gpus(environment(layout.name))
+    _wait_for(lambda: _all_idle(layout), layout, daemons)
 
 
 def _start_daemons(layout: Layout, with_accounting: bool) -> list[Daemon]:
@@ -238,3 +262,18 @@ def _remove(name: str) -> None:
     network.end_processes(name)
     network.remove(name)
     shutil.rmtree(STATE_ROOT / name, ignore_errors=True)
+    while others := _keepers(name) - {os.getpid()}:  # last: if this process is killed before, they go on
+        for process in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _keepers(name: str) -> set[int]:
+    """The processes that keep a sandbox of this name."""
+    words = f"\0{_KEEPER}\0{name}\0".encode()
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has just ended
+            found |= {int(path.parent.name)} if words in path.read_bytes() else set()
+    return found

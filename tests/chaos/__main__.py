@@ -211,7 +211,7 @@ def main() -> int:
 
 def _chaos(options: argparse.Namespace, folder: Path) -> int:
     violation: str | None = "interrupted"
-    layout = cluster.up(options.name, nodes=NODES, gpus_per_node=GPUS_PER_NODE)
+    layout = cluster.up(options.name, nodes=NODES, gpus_per_node=GPUS_PER_NODE, stays=options.keep)
     training = (options.epochs, options.ranks_per_node)
     chaos = Chaos(layout, folder, faults=options.faults, seed=options.seed, training=training)
     try:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import demo
 import pytest
 from cluster import Cluster, Place, sandbox_name, skip
 
@@ -112,3 +113,30 @@ def test_a_requeued_job_with_a_comment_of_its_own_is_still_that_of_its_run(tmp_p
         assert rows == dict.fromkeys(jobs, 1), done.stderr
         for job in jobs:
             assert verb(place, "cancel", job).returncode == 0
+
+
+DEMO = """\
+#!/bin/bash
+#SBATCH --output=%x-%j.out
+#SBATCH --open-mode=append
+echo "a demo in $2"
+echo '{"kind": "test", "epoch": 1, "accuracy": 1.0}' >"$2/metrics.jsonl"
+echo '{"topology": {"world_size": 1}}' >"$2/run.json"
+"""
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_second_demo_shows_its_own_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both jobs have one id and one name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "JOB", tmp_path / "demo.sbatch")
+    demo.JOB.write_text(DEMO)
+    shown = []
+    for _ in range(2):
+        with new_cluster(tmp_path) as place:
+            assert demo._on_slurm([], place.slurm.env) == 0
+        shown.append(re.findall(r"job \d+$|a demo in .*", capsys.readouterr().out, re.MULTILINE))
+    assert [len(lines) for lines in shown] == [2, 2]
+    assert shown[0][0] == shown[1][0] and shown[0][1] != shown[1][1]

@@ -22,7 +22,7 @@ from chaos import disk, faults
 from cluster import Cluster, sandbox_name, skip
 from slowness import scaled
 
-from cluster_ddp.errors import SandboxError
+from cluster_ddp.errors import ClusterDDPError, SandboxError
 from cluster_ddp.sandbox import cluster, network, prerequisites, slurm_releases
 from cluster_ddp.sandbox.layout import STATE_ROOT
 from cluster_ddp.slurm import commands
@@ -35,7 +35,9 @@ def traces() -> set[str]:
     namespaces = [path.name for path in network.NAMESPACE_ROOT.glob(f"cddp.{NAME}.*")]
     folders = [path.name for path in STATE_ROOT.glob(NAME)]
     processes = [f"{pid} {command(pid)}" for pid in network.processes(NAME)]
-    return {*network.interfaces(NAME), *namespaces, *folders, *processes}
+    numbers = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    keepers = [f"{pid} {command(pid)}" for pid in numbers if f"cluster_ddp.sandbox.keeper {NAME} " in command(pid)]
+    return {*network.interfaces(NAME), *namespaces, *folders, *processes, *keepers}
 
 
 def command(pid: int) -> str:
@@ -63,6 +65,7 @@ def door(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_second_sandbox_beside_the_first(slurm: Cluster) -> None:
     done = door("up", "--name", NAME, "--nodes", "2", "--gpus-per-node", "0")
+    cluster.keep(NAME)  # from here on it ends with these tests
     try:
         assert done.returncode == 0, done.stderr
         assert "2 nodes with 0 GPUs each" in done.stdout
@@ -134,6 +137,7 @@ def test_another_slurm_beside_the_systems() -> None:
         skip(str(error))
     systems = shutil.which("srun")
     done = door("up", "--name", NAME, "--nodes", "2", "--slurm-version", version)
+    cluster.keep(NAME)
     try:
         assert done.returncode == 0, done.stderr
         ask = "slurmd -V; scontrol show config | grep SLURM_VERSION; echo $CUDA_VISIBLE_DEVICES"
@@ -202,6 +206,46 @@ def test_down_after_a_crash_with_a_job_running() -> None:
         shutil.rmtree(STATE_ROOT / NAME)
     finally:
         assert cluster.down(NAME)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["while it starts", "once it is up"])
+def test_it_ends_with_the_process_that_wants_it(begun: bool) -> None:
+    """Killed, at any time: nobody could take away what it has started, and daemons and namespaces would stay."""
+    wanted = f"from cluster_ddp.sandbox import cluster; cluster.up({NAME!r}, nodes=1, gpus_per_node=0); input()"
+    process = subprocess.Popen([sys.executable, "-c", wanted], stdin=subprocess.PIPE, start_new_session=True)
+    deadline = time.monotonic() + scaled(120)
+    try:
+        while len(network.processes(NAME)) < (4 if begun else 1) or (begun and not is_idle()):
+            assert process.poll() is None and time.monotonic() < deadline, "it did not start"
+            time.sleep(0.02)
+        process.kill()
+        process.communicate()
+        while traces():
+            assert time.monotonic() < deadline, traces()
+            time.sleep(0.1)
+    finally:
+        process.kill()
+        process.wait()
+        cluster.down(NAME)
+
+
+def is_idle() -> bool:
+    try:
+        return cluster.node_states(NAME) == {"node1": "idle"}
+    except ClusterDDPError:
+        return False
+
+
+def test_ctrl_c_is_the_commands_own(slurm: Cluster) -> None:
+    """A terminal sends it to both, and the command says what it says: no traceback, and its own exit status."""
+    lines = "trap 'echo interrupted; exit 9' INT; echo ready; while :; do sleep 0.1; done"
+    argv = [sys.executable, "-m", "cluster_ddp.sandbox", "run", "--name", slurm.name, "--", "bash", "-c", lines]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(argv, **streams, text=True, start_new_session=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        os.killpg(process.pid, signal.SIGINT)
+        said, complaint = process.communicate(timeout=scaled(60))
+    assert (process.returncode, said, complaint) == (9, "interrupted\n", "")
 
 
 def test_an_up_that_fails_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

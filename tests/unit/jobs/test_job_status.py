@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -440,3 +442,16 @@ def test_a_damaged_end_of_a_job_on_this_machine_is_no_end(capsys, folder: Path) 
         (folder / "runs" / job / "spec.json").write_text(json.dumps({**SPEC, "job": job}))
         (folder / "runs" / job / "ended.json").write_text(text)
     assert [row[2] for row in rows(capsys)] == ["unknown"] * 3
+
+
+def test_ctrl_c_while_slurm_does_not_answer_is_no_traceback(fake_slurm: FakeSlurm) -> None:
+    submit()
+    fake_slurm.command("squeue", 'echo $$ >"$0.pid"; exec sleep 600')
+    command = [sys.executable, "-m", "cluster_ddp", "status"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not (pid := fake_slurm.folder / "squeue.pid").exists() or not pid.read_text():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, complaint = process.communicate()
+    assert (process.returncode, complaint) == (130, "")
