@@ -64,7 +64,7 @@ class RunStatus:
     end: str | None = None
     """What Slurm's words for its end mean, if no rank said what failed."""
     full_disk: str | None = None
-    """What it can't write, and until when it waits for that, if it is RUNNING."""
+    """What it can't write, and until when it waits for that, if it still runs."""
     is_submitted: bool = False
     """Whether a submission made its run directory."""
     problem: str | None = None
@@ -111,6 +111,7 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
         ended = last_metrics.how_ended(record.run_dir)
         of_job = {"state": ended or ("RUNNING" if record.is_locked() else "unknown")}
     failure = _failure(record, of_job["state"])
+    is_alive = of_job["state"] == "RUNNING" or record.is_locked()  # by its records, one that still writes has ended
     return RunStatus(
         job=record.job,
         name=record.name,
@@ -120,7 +121,7 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
         run_dir=record.run_dir,
         failure=failure or None,
         end=_end(status) if not failure else None,
-        full_disk=full_disk.in_words(record.run_dir) if of_job["state"] == "RUNNING" else None,
+        full_disk=full_disk.in_words(record.run_dir) if is_alive else None,
         is_submitted=record.is_submitted,
         problem=problem(record.run_dir / File.METRICS) or None,
         **of_job,
