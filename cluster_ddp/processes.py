@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -32,3 +34,17 @@ def started(pid: int) -> str:
         return ""
     state, ticks = fields[0], fields[19]
     return "" if state in "ZX" else f"{_BOOT.read_text().strip() if _BOOT.exists() else ''} {ticks}".strip()
+
+
+def has_environment(pid: int, values: Mapping[str, str]) -> bool:
+    """Whether a process was started with these environment variables (proc(5), environ). Not if it can't be read."""
+    try:
+        content = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return {os.fsencode(f"{name}={value}") for name, value in values.items()} <= set(content)
+
+
+def find(values: Mapping[str, str]) -> list[int]:
+    """Return the processes that were started with these environment variables, as far as they can be read."""
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if has_environment(int(path.name), values)]

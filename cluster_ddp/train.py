@@ -30,6 +30,7 @@ from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.result import TrainResult
 from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.fork import rank_exit
+from cluster_ddp.runtime.rendezvous import first_rank
 
 PROGRAM = "cluster-ddp train"
 
@@ -123,7 +124,12 @@ class Train:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options and train. Returns the exit status."""
     with exit_on_error(PROGRAM):
-        config = parse(sys.argv[1:] if argv is None else argv)
+        try:
+            config = parse(sys.argv[1:] if argv is None else argv)
+        except SpecError:  # all ranks have it
+            if first_rank.has_said_it(os.environ):
+                return USAGE_EXIT_STATUS
+            raise
         stop_signals.note_early(config.stop_signals)
     try:
         mnist.train(config)

@@ -5,6 +5,7 @@ cluster-ddp submit --nodes 2 --gpus-per-node 2 -- python examples/resnet_mnist.p
 """
 
 import sys
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +16,13 @@ from torchvision.transforms import Compose, Grayscale, Normalize, ToTensor
 import cluster_ddp
 
 
-def main(data_dir: str) -> None:
+def main(data_dir: str = "data") -> None:
     """Train for two epochs, then test."""
     transform = Compose([Grayscale(3), ToTensor(), Normalize(0.1307, 0.3081)])
     with cluster_ddp.distributed() as world:
+        if not Path(data_dir, "MNIST", "raw").is_dir():  # one rank prints it
+            hint = "on a login node: python scripts/download_data.py; or give its folder: resnet_mnist.py FOLDER"
+            raise cluster_ddp.DataError(f"Reading MNIST from {data_dir}/:", "it is not there.", hint)
         shard = world.shard(MNIST(data_dir, transform=transform), batch_size=64, shuffle_seed=1)
         test_shard = world.shard(MNIST(data_dir, train=False, transform=transform), batch_size=64)
         model = world.wrap(resnet18(num_classes=10))
@@ -41,4 +45,4 @@ def main(data_dir: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:2])

@@ -245,6 +245,25 @@ def write_small_mnist(data_dir: Path) -> None:
         (raw / idx_file.name).write_bytes(b"".join(number.to_bytes(4, "big") for number in header) + content)
 
 
+def test_torchvisions_resnet_says_once_that_its_data_is_not_there(tmp_path: Path) -> None:
+    """As it is called without the folder, in one that has no data."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, str(EXAMPLES / "resnet_mnist.py")],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=scaled(200),
+    )
+    said = (
+        "error: Reading MNIST from data/:\n  it is not there.\n  Hint: on a login node: python scripts/download_data.py"
+    )
+    assert done.returncode != 0
+    assert done.stderr.count(said) == done.stderr.count("Hint:") == 1
+    assert 'resnet_mnist.py", line' not in done.stderr
+
+
 @pytest.mark.long
 def test_torchvisions_resnet_is_trained_and_resumed(tmp_path: Path) -> None:
     write_small_mnist(tmp_path / "data")

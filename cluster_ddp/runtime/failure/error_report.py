@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from cluster_ddp.errors import ClusterDDPError, CommunicatorError
 from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
 from cluster_ddp.runtime.failure import failure_marker
-from cluster_ddp.runtime.rendezvous import arrivals
+from cluster_ddp.runtime.rendezvous import arrivals, first_rank
 from cluster_ddp.runtime.safe_print import complain
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 _KEY = "first_failure"
 _STORE_IS_GONE = "stopped: rank 0, which serves the ranks' store, is gone."
-# Before the rendezvous, often all ranks have the same error; the first rank of each node prints it. The others wait
-# this long: by then srun (--kill-on-bad-exit) has ended them, unless the first rank of the node never ran.
-_SILENCE_S = 4.0
 # Rank 0 serves the store: after a failure it stays until all others have read who failed, at most this long.
 _LAST_WORDS_S = 5.0
 # How long a rank that timed out waits for the others that timed out. Those that hang don't report.
@@ -137,10 +134,9 @@ class FailureReporter:
 
     def _excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if error is not self._reported:
-            local_rank = self.topology.local_rank if self.topology else self._local_rank()
-            if self.store is None and local_rank != 0 and isinstance(error, ClusterDDPError):
-                time.sleep(_SILENCE_S)
-            self.report(error)
+            is_early = self.store is None and isinstance(error, ClusterDDPError)
+            if not (is_early and first_rank.has_said_it(os.environ)):
+                self.report(error)
         self.linger()
 
     def ask_store(
@@ -203,12 +199,6 @@ class FailureReporter:
         if self.topology is not None:
             return str(self.topology.rank)
         return os.environ.get("SLURM_PROCID") or os.environ.get("RANK") or "?"
-
-    @staticmethod
-    def _local_rank() -> int:
-        with contextlib.suppress(ValueError):
-            return int(os.environ.get("SLURM_LOCALID") or os.environ.get("LOCAL_RANK") or 0)
-        return 0
 
 
 def _stopped_by(other: str | None) -> str:

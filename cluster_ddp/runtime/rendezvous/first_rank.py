@@ -1,0 +1,45 @@
+"""An error that all ranks have before they find each other, such as a wrong launch: a node's first rank prints it.
+
+No rank can ask another one then. But Linux knows whether the first rank of the node still runs; if so, it does not have
+the error. srun by itself, without --kill-on-bad-exit, ends no task because another has failed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+
+from cluster_ddp import processes
+from cluster_ddp.runtime.safe_print import complain
+
+# What all ranks of this start on this node have in common.
+_COMMON = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID", "TORCHELASTIC_RUN_ID", "GROUP_RANK", "MASTER_PORT")
+_LOCAL_RANK = ("SLURM_LOCALID", "LOCAL_RANK")
+_SILENCE_S = 4.0
+_POLL_S = 0.2
+
+
+def has_said_it(env: Mapping[str, str]) -> bool:
+    """Return whether the first rank of this node has ended, and so has said what is wrong; then a line names it.
+
+    Any other rank waits for that, at most four seconds. By then srun (--kill-on-bad-exit) has often ended it.
+
+    Args:
+        env: the environment with which this process was started, such as os.environ.
+    """
+    name = next((name for name in _LOCAL_RANK if env.get(name)), None)
+    if name is None or env[name] == "0":
+        return False
+    common = {key: env[key] for key in _COMMON if env.get(key)}
+    # A forked rank has the environment of its parent there; one in a PID namespace of its own sees no other.
+    can_see = bool(common) and os.getppid() > 1 and processes.has_environment(os.getpid(), {**common, name: env[name]})
+    deadline = time.monotonic() + _SILENCE_S
+    while time.monotonic() < deadline:
+        if can_see and not processes.find({**common, name: "0"}):
+            rank = env.get("SLURM_PROCID") or env.get("RANK") or "?"
+            complain(f"[rank {rank} {socket.gethostname()}] stopped: this node's first rank failed (see its error).")
+            return True
+        time.sleep(_POLL_S)
+    return False
