@@ -45,9 +45,10 @@ def _state(run_dir: Path) -> str:
     """What Slurm says of the job; "" without one."""
     try:
         job = of_run(run_records.read(run_dir))
-        return f"\n{describe(job.id, job.status())}."
+        statuses = job.scheduler.statuses(job.id, job.cluster, run_dir)
     except ClusterDDPError:
         return ""
+    return "".join(f"\n{describe(job.id, status)}." for status in statuses)
 
 
 def _kept(run_dir: Path) -> str:

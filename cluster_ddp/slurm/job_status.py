@@ -136,12 +136,13 @@ def all_jobs(*, cluster: str | None = None, env: Mapping[str, str] | None = None
         job, task, state, restarts, elapsed, reason, waited, submitted, comment = cells
         # Else a heading with the name of the cluster, or the rest of a comment with line breaks.
         if job.isdigit() and restarts.isdigit():
+            exit_code, signal = _exit_status(waited)
             status = JobStatus(
                 job_id=int(job),
                 state=state,
                 reason=reason,
-                exit_code=_wait_status(waited) >> 8,
-                signal=_wait_status(waited) & 0x7F,
+                exit_code=exit_code,
+                signal=signal,
                 stdout="",
                 array_task=None if task == "N/A" else task,
                 restarts=int(restarts),
@@ -171,9 +172,12 @@ def _text(value: str) -> str:
     return "" if value == "(null)" else value
 
 
-def _wait_status(text: str) -> int:
-    """The status of wait(2) that squeue shows as a number; 0 before the end."""
-    return int(text) & 0xFFFF if text.isdigit() else 0
+def _exit_status(text: str) -> tuple[int, int]:
+    """Exit code and signal, as squeue shows them: a status of wait(2) as a number (22.05), or CODE:SIGNAL (26.05)."""
+    if match := re.fullmatch(r"(\d+):(\d+)", text, re.ASCII):
+        return int(match[1]), int(match[2])
+    waited = int(text) if text.isdigit() else 0
+    return waited >> 8 & 0xFF, waited & 0x7F
 
 
 def _padded(elapsed: str) -> str:

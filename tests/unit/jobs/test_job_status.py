@@ -21,7 +21,13 @@ __all__ = ["fake_slurm"]
 
 
 def record(
-    job: int, state: str = "RUNNING", *, reason: str = "None", restarts: int = 0, task: str = "N/A", status: int = 0
+    job: int,
+    state: str = "RUNNING",
+    *,
+    reason: str = "None",
+    restarts: int = 0,
+    task: str = "N/A",
+    status: int | str = 0,
 ) -> str:
     """A line of squeue's (22.05): columns side by side."""
     return f"{job:<12}{task:<64}{state:<20}{restarts:<10}{'1:30':<20}{reason:<200}{status:<12}"
@@ -200,7 +206,9 @@ def test_without_accounting_the_run_dir_is_what_is_left(capsys, fake_slurm: Fake
     [
         ("FAILED", "JobLaunchFailure", 4021, "its node could not open its output file"),
         ("FAILED", "RaisedSignal:53(Real-time_signal_19)", 53, "its node could not open its output file"),
+        ("FAILED", "JobLaunchFailure", "0:53", "its node could not open its output file"),  # 26.05
         ("FAILED", "JobLaunchFailure", 9, ""),  # its script was killed
+        ("FAILED", "JobLaunchFailure", "0:9", ""),
         ("FAILED", "JobLaunchFailure", 0, "Slurm could not start it on its nodes"),
         ("FAILED", "NonZeroExitCode", 512, ""),
         ("FAILED", "BadConstraints", 0, "no node can ever run it"),
@@ -209,7 +217,7 @@ def test_without_accounting_the_run_dir_is_what_is_left(capsys, fake_slurm: Fake
     ],
 )
 def test_a_silent_end_of_slurms_is_put_into_words(
-    capsys, fake_slurm: FakeSlurm, state: str, reason: str, waited: int, words: str
+    capsys, fake_slurm: FakeSlurm, state: str, reason: str, waited: int | str, words: str
 ) -> None:
     submit()
     slurm_says(fake_slurm, record(12, state, reason=reason, status=waited))
