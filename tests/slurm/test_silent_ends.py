@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from cluster import Cluster, Job, Place
 
 from cluster_ddp.slurm import commands, job_status, reasons
@@ -16,6 +17,7 @@ def run(slurm: Cluster, verb: str, *words: str, cwd: Path) -> subprocess.Complet
     return slurm.run(sys.executable, "-m", f"cluster_ddp.{verb}", *words, cwd=cwd)
 
 
+@pytest.mark.every_slurm
 def test_a_node_that_can_not_write_the_output_is_said_to(slurm: Cluster, tmp_path: Path) -> None:
     """By squeue and by scontrol; `status`, `logs -f` and the autopsy say it. The run directory is gone on the node."""
     place = Place(slurm, tmp_path)
@@ -23,9 +25,11 @@ def test_a_node_that_can_not_write_the_output_is_said_to(slurm: Cluster, tmp_pat
     run_dir = place.start("--begin", "now+1hour", "--name", "fit", "--", "true")
     job = run_dir.name.removeprefix("fit-")
     shutil.move(run_dir, tmp_path / "kept")
+    run_dir.touch()  # newer Slurms make a folder that is missing
     commands.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=slurm.env)
     (ended,) = Job(int(job), slurm.env).wait()
     assert (ended.state, ended.signal) == ("FAILED", 53)
+    run_dir.unlink()
     shutil.move(tmp_path / "kept", run_dir)
     (listed,) = job_status.all_jobs(env=slurm.env)[job]
     assert (listed.state, listed.signal) == ("FAILED", 53)
@@ -35,8 +39,9 @@ def test_a_node_that_can_not_write_the_output_is_said_to(slurm: Cluster, tmp_pat
     assert words in run(slurm, "report", job, cwd=tmp_path).stdout
 
 
+@pytest.mark.every_slurm
 def test_a_killed_script_is_no_failed_launch(slurm: Cluster, tmp_path: Path) -> None:
-    """22.05 gives both the reason JobLaunchFailure."""
+    """Slurm 22.05 gives both the reason JobLaunchFailure."""
     sbatch = ["sbatch", "--parsable", f"--output={tmp_path}/%j.out"]
     job = commands.run(sbatch, env=slurm.env, text="#!/bin/bash\nkill -9 $$\n").strip()
     (ended,) = Job(int(job), slurm.env).wait()
