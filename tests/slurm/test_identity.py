@@ -119,6 +119,7 @@ DEMO = """\
 #!/bin/bash
 #SBATCH --output=%x-%j.out
 #SBATCH --open-mode=append
+mkdir -p "$2"
 echo "a demo in $2"
 echo '{"kind": "test", "epoch": 1, "accuracy": 1.0}' >"$2/metrics.jsonl"
 echo '{"topology": {"world_size": 1}}' >"$2/run.json"
