@@ -134,7 +134,7 @@ def test_a_grid_of_eight(place: Place) -> None:
     assert [one[:2] for one in said] == [(str(seed), lr) for seed in range(4) for lr in ("0.1", "it's $(touch pwned)")]
     assert len({port for _, _, port, _ in said}) == 8
     assert [folder for *_, folder in said] == list(map(str, folders))
-    assert (first.parent / "latest").readlink() == Path(array)
+    assert (first.parent / "latest").readlink() == Path(f"{array}_0")
     assert not list(place.folder.rglob("pwned"))
 
 
@@ -331,6 +331,7 @@ def test_the_same_training_as_a_command(slurm: Cluster, long_ones: dict[str, Pat
     assert records(run_dir)[-1]["kind"] == "done"
     names = {path.name for path in run_dir.iterdir()}
     assert {
+        ".job-times",
         ".lock",
         "spec.json",
         "job.sbatch",

@@ -35,8 +35,8 @@ ALL: tuple[Check, ...] = (
     limits.address_space,
     limits.locked_memory,
     limits.free_ports,
+    interfaces.no_network,  # a network namespace of its own: its loopback interface is down, too
     interfaces.loopback,
-    interfaces.no_network,
     interfaces.gloo_interface,
     interfaces.gloo_transport,
     interfaces.nccl_interface,
