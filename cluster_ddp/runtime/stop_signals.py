@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TypeGuard
 
 from cluster_ddp.contract import EXIT_STOPPED, Env
 from cluster_ddp.errors import SpecError, nearest
@@ -29,6 +30,9 @@ DEFAULT_SIGNALS = ("USR1", "USR2", "TERM")
 
 WARNINGS = ("USR1", "USR2")
 """The signals that come some time before the end, and by themselves should not end a process."""
+
+# How often to look for handlers of others: each look takes 10 us, and a step of a small model 1 ms.
+_LOOK_EVERY_S = 0.5
 
 
 class Stopped(SystemExit):
@@ -95,13 +99,13 @@ class StopFlag:
     """
 
     def __init__(self, signals: Sequence[str], *, told: bool = True) -> None:
-        self._told, self._deadline, self._is_late = told, float("inf"), False
+        self._deadline, self._is_late = float("inf"), False
         numbers = dict.fromkeys(map(number_of, signals))
         self._signal: int | None = None
-        self._later: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
+        self._told, self._look_at_s = set[int]() if told else set(numbers), 0.0
         self.is_over = threading.Event()
         """Set when the training has ended or stops, and nothing needs to stop it any more."""
-        self._before = {number: signal.signal(number, self._note) for number in numbers}
+        self._before = {number: signal.signal(number, _Handler(self)) for number in numbers}
         self._signal = next((number for number in _early if number in numbers), self._signal)
         _early.clear()
 
@@ -140,35 +144,56 @@ class StopFlag:
         comes then would kill it.
         """
         self.is_over.set()
-        for number, before in (self._before | self._later).items():
+        for number, before in self._before.items():
+            now = signal.getsignal(number)
+            if not self._is_own(now):
+                before = now  # installed since we looked last
+            elif now.later is not None:
+                before = now.later
             is_deadly_warning = number != signal.SIGTERM and before in (None, signal.SIG_DFL, _note_early)
             signal.signal(number, signal.SIG_IGN if is_deadly_warning else before or signal.SIG_DFL)
-        self._before, self._later = {}, {}
+        self._before = {}
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def note(self, number: int) -> None:
+        """Stop for this signal."""
         self._signal = number
-        later = self._later.pop(number, None)  # it may call the handler that it has replaced, which is this one
-        if callable(later):
-            try:
-                later(number, frame)
-            finally:
-                self._later[number] = later
+
+    def _is_own(self, handler: object) -> TypeGuard[_Handler]:
+        return isinstance(handler, _Handler) and handler.flag is self
 
     def _come_first(self) -> None:
         """Put our handlers before those that were installed after them, and say so once."""
-        if self.is_over.is_set() or threading.current_thread() is not threading.main_thread():
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        if time.monotonic() < self._look_at_s or self.is_over.is_set() or not is_main_thread:
             return
+        self._look_at_s = time.monotonic() + _LOOK_EVERY_S
         for number in self._before:
-            if (later := signal.getsignal(number)) == self._note:
+            if self._is_own(later := signal.getsignal(number)):  # perhaps the one before, which was put back
                 continue
-            if self._told and number not in self._later:
+            if number not in self._told:
+                self._told.add(number)
                 log.warning(
                     "Signal %s has another handler since the Checkpointer was made: %s. The training still stops at "
                     "it, and the handler is called. Hint: to stop at other signals only: Checkpointer(stop_signals=…)",
                     *(signal.Signals(number).name.removeprefix("SIG"), getattr(later, "__qualname__", later)),
                 )
-            self._later[number] = later
-            signal.signal(number, self._note)
+            signal.signal(number, _Handler(self, later))
+
+
+class _Handler:
+    """Sets a flag, and calls the handler that was installed after that flag's own."""
+
+    def __init__(self, flag: StopFlag, later: Callable[[int, FrameType | None], object] | int | None = None) -> None:
+        self.flag, self.later = flag, later
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.flag.note(number)
+        later, self.later = self.later, None  # it may call the handler that it has replaced, even this one
+        try:
+            if callable(later):
+                later(number, frame)
+        finally:
+            self.later = later
 
 
 def write_stop_marker(env: Mapping[str, str]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp.contract import Env
+from cluster_ddp.run_files import read_text
 from cluster_ddp.runtime.stop_signals import StopFlag
 from cluster_ddp.runtime.world import World
 
@@ -63,8 +64,8 @@ def _follow(stop_flag: StopFlag, path: Path, end: int | None) -> None:
     """Read the job's times until the training is over. In a thread: its file system may hang."""
     while not stop_flag.is_over.wait(_READ_EVERY_S):
         try:
-            found = re.fullmatch(r"([0-9]{1,11}) ([0-9]{1,11}|NONE)\n", path.read_text())
-        except (OSError, ValueError):
+            found = re.fullmatch(r"([0-9]{1,11}) ([0-9]{1,11}|NONE)\n", read_text(path))
+        except OSError:
             continue
         if not found or _time(found[2]) == end:  # no answer of Slurm's leaves the end as it was
             continue

@@ -196,6 +196,44 @@ def test_a_signal_that_is_ignored_or_deadly_later_stops_the_training(
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
 
 
+def test_a_later_handler_that_is_taken_back_is_forgotten(
+    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a library that handles a signal during one of its calls."""
+    monkeypatch.setattr(stop_signals, "_LOOK_EVERY_S", 0.0)
+    called: list[int] = []
+    told = flag(signals=("USR1",))
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: called.append(number))
+    assert told.reason() is None
+    signal.signal(signal.SIGUSR1, before)
+    assert told.reason() is None
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert told.reason() == f"{socket.gethostname()} got USR1"
+    assert not called
+    told.give_back()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+
+
+def test_a_handler_that_is_installed_just_before_the_end_stays() -> None:
+    def own(number: int, frame: object) -> None:
+        """The script's."""
+
+    told = flag(signals=("USR1",))
+    assert told.reason() is None
+    signal.signal(signal.SIGUSR1, own)
+    told.give_back()
+    assert signal.getsignal(signal.SIGUSR1) is own
+
+
+def test_fast_steps_do_not_look_for_handlers_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, looks = flag(signals=("USR1",)), list[int]()
+    monkeypatch.setattr(stop_signals, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    getsignal = signal.getsignal
+    monkeypatch.setattr(signal, "getsignal", lambda number: looks.append(number) or getsignal(number))
+    assert [told.reason() for _ in range(9)] == [None] * 9
+    assert looks == [signal.SIGUSR1]
+
+
 def test_handlers_after_the_training_are_left_alone(said: pytest.LogCaptureFixture) -> None:
     told = flag(signals=("USR1",))
     told.ignore()
@@ -372,6 +410,16 @@ def test_no_answer_leaves_the_end_as_it_was(times: Times, text: str) -> None:
         times.path.write_text(text)
         time.sleep(0.05)
         assert told.reason() is None
+    times.change(50)
+    wait_for(told.reason)
+
+
+def test_a_pipe_in_place_of_the_file_holds_nothing_up(times: Times) -> None:
+    """Others may write to a shared run directory."""
+    told = times.flag(3600)
+    os.mkfifo(times.path)
+    time.sleep(0.1)
+    times.path.unlink()
     times.change(50)
     wait_for(told.reason)
 
