@@ -8,6 +8,7 @@ On GPUs both record an event on the stream of the backward pass. These are read 
 from __future__ import annotations
 
 import time
+import weakref
 from typing import Any
 
 import torch
@@ -21,12 +22,13 @@ class ExposedCommunication:
     """Measures the backward passes of a model, from the first one after this on, until `close`.
 
     Args:
-        model: its first parameter that is trained gets a hook.
+        model: its first parameter that DDP adds up gets a hook.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
-        first = next(parameter for parameter in model.parameters() if parameter.requires_grad)
-        self._model, self._device = model, first.device
+        first = reduced(model)[0]
+        # The hook must not keep the model: DDP's C++ code has the parameters, so no garbage collection would find that.
+        self._model, self._device = weakref.ref(model), first.device
         self._pending: list[tuple[Any, Any]] = []
         self._measured_at_s = 0.0
         self.reset()
@@ -59,7 +61,8 @@ class ExposedCommunication:
         if self._is_capturing():
             return
         self._backwards += 1
-        if not self._model.require_backward_grad_sync:
+        model = self._model()
+        if model is None or not model.require_backward_grad_sync:
             return
         self._reduced += 1
         now_s = time.monotonic()
@@ -86,6 +89,15 @@ class ExposedCommunication:
 
     def _is_capturing(self) -> bool:
         return self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def reduced(model: DistributedDataParallel) -> list[torch.nn.Parameter]:
+    """Return the parameters whose gradients DDP adds up over the ranks: not those that are frozen or left to others."""
+    return [
+        parameter
+        for name, parameter in model.module.named_parameters()
+        if parameter.requires_grad and name not in model.parameters_to_ignore
+    ]
 
 
 def _after_backward(function: Any) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from cluster_ddp.runtime.data.shard import Shard
-from cluster_ddp.runtime.usage.communication import ExposedCommunication
+from cluster_ddp.runtime.usage.communication import ExposedCommunication, reduced
 
 RECORD_EVERY_S = 10.0
 # A record of less would say little.
@@ -36,11 +36,9 @@ class StepTimes:
     def __init__(self, shards: Sequence[Shard], parts: Iterable[object], *, world_size: int) -> None:
         self._shards, self._world_size = shards, world_size
         parts = list(parts)
-        inner = (
-            [getattr(part, "_orig_mod", part) for part in parts] if world_size > 1 else []
-        )  # torch.compile's wrapper
-        models = [part for part in inner if isinstance(part, DistributedDataParallel)]
-        self._communication = [ExposedCommunication(model) for model in models]
+        inner = [getattr(part, "_orig_mod", part) for part in parts]  # of torch.compile's wrapper
+        models = [part for part in inner if isinstance(part, DistributedDataParallel) and reduced(part)]
+        self._communication = [ExposedCommunication(model) for model in models if world_size > 1]
         on_cpu = [part for part in parts if isinstance(part, torch.optim.Optimizer) and _is_on_cpu(part)]
         self._has_optimizer = bool(on_cpu)
         self._hooks = [hook for part in on_cpu for hook in self._hooked(part)]

@@ -210,6 +210,13 @@ def test_tensors_of_every_kind_are_looked_at() -> None:
         assert looking.non_finite({"model": Kinds(value).state_dict()}) == found
 
 
+def test_an_empty_parameter_beside_a_complex_one_is_no_error() -> None:
+    """The norm that is taken of complex values, and of all on a GPU, is none of an empty tensor."""
+    model = torch.nn.Module()
+    model.register_parameter("empty", torch.nn.Parameter(torch.empty(0, dtype=torch.complex64)))
+    assert FiniteState({"model": model}).non_finite({"model": model.state_dict()}) == []
+
+
 def train_two_ranks() -> None:
     with cluster_ddp.distributed(cuda=False) as world:
         train(world, Path(os.environ["RUN"]), {4: weight_is(NAN)}, on_nan="stop")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import threading
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -172,6 +174,36 @@ def test_the_wait_after_the_backward_pass_is_measured(world: World, monkeypatch:
     times.close()
     backward(model)
     assert times.of_a_step(1) is None
+
+
+def test_a_frozen_model_is_not_measured(world: World) -> None:
+    model = world.wrap(torch.nn.Linear(3, 2))
+    model.requires_grad_(False)
+    times = StepTimes([], [model], world_size=2)
+    times.begin()
+    assert times.own_s == 0.0
+    times.close()
+
+
+def test_parameters_that_ddp_leaves_to_others_are_not_waited_for(world: World) -> None:
+    """Their gradients may be the last ones: DDP has already been told to wait then."""
+    reduction, bare = LateReduction(0.3), torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 2))
+    bare._ddp_params_and_buffers_to_ignore = ["0.weight", "0.bias"]  # type: ignore[assignment]
+    model = world.wrap(bare)
+    model.register_comm_hook(None, lambda _, bucket: reduction(bucket))
+    times = ExposedCommunication(model)
+    backward(model)
+    assert (times.of_a_step(1) or 0) > 0.25
+
+
+def test_a_model_that_was_left_frees_its_memory(world: World) -> None:
+    """Also if its training was not ended, and so nothing was closed."""
+    model, _ = trained(world, LateReduction(0.0))
+    backward(model)
+    left = weakref.ref(model)
+    del model, _
+    gc.collect()
+    assert left() is None
 
 
 def test_of_fast_steps_some_are_measured(world: World) -> None:
