@@ -49,21 +49,25 @@ def _cancel(word: str, runs_dir: Path) -> str:
         asked, said = f"Cancelling job {word}:", f"it has ended, and it was resumed as job {resumed.job}."
         raise JobError(asked, said, f"to cancel that one: {PROGRAM} {resumed.job}")
     if not found or (len(found) == 1 and found[0].job and not found[0].is_submitted):  # Slurm may know it
-        job = found[0].job if found else word
-        Slurm().cancel(job, None, found[0].run_dir if found else runs_dir)
+        job, folder = (found[0].job, found[0].run_dir) if found else (word, runs_dir)
+        known = Slurm().statuses(job, None, folder)
+        if known and all(one.ended for one in known):  # scancel says nothing of it (22.05)
+            raise _has_ended(word, known[-1].state)
+        Slurm().cancel(job, None, folder)
         return f"Cancelled job {job}."
     running = [job for job in map(of_run, found) if not job.status().ended]
     if not running:
-        state = of_run(found[-1]).state()
-        raise JobError(
-            f"Cancelling job {word}:", f"it has ended already: {state}.", "cluster-ddp status shows what runs"
-        )
+        raise _has_ended(word, of_run(found[-1]).state())
     if len(running) > 1:  # one command for a whole array
         running[0].scheduler.cancel(found[0].job_id, running[0].cluster, running[0].run_dir)
     else:
         running[0].cancel()
     ids = running[0].id if len(running) == 1 else f"{running[0].id} to {running[-1].id}"
     return printable(f"Cancelled job {ids} ({found[0].name}). To see how it ends: cluster-ddp status {word}")
+
+
+def _has_ended(word: str, state: str) -> JobError:
+    return JobError(f"Cancelling {word}:", f"it has ended already: {state}.", "cluster-ddp status shows what runs")
 
 
 if __name__ == "__main__":

@@ -256,6 +256,9 @@ def test_a_job_without_a_run_directory_is_slurms(capsys, fake_slurm: FakeSlurm) 
     assert cancel.main(["99"]) == 0
     assert capsys.readouterr().out == "Cancelled job 99.\n"
     assert fake_slurm.calls("scancel") == [["99"]]
+    slurm_says(fake_slurm, "COMPLETED")  # scancel would say nothing, too
+    assert "it has ended already: COMPLETED." in refused(capsys, cancel.main, "12")
+    assert len(fake_slurm.calls("scancel")) == 1
     fake_slurm.command("scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     fake_slurm.command("sacct", "exit 1")
     assert "Invalid job id specified" in refused(capsys, cancel.main, "99")
