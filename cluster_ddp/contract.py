@@ -17,6 +17,9 @@ RECORDS_VERSION: Final = 1
 RESTART: Final = "Restart "
 """So begins a line of a job's log with which the batch script begins, if the job was started before."""
 
+TO_RESUME: Final = "To resume: "
+"""So begins the line with the command that resumes a run: in the job's log, and what `--watch` and `logs -f` print."""
+
 
 class Env:
     """Environment variables of a job. The batch script sets them unless stated otherwise."""

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from cluster_ddp.contract import File
+from cluster_ddp.contract import RESTART, TO_RESUME, File
 from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.jobs import last_metrics
 from cluster_ddp.jobs.job import Job, describe, exit_in_words, poll_intervals_s
@@ -123,14 +123,14 @@ class _Following:
             label = f"{self.label}_{status.array_task}"
             self.show(f"job {label}: {status.state}, {exit_in_words(status)}")
             if label in by_label and run_dirs.has_results(by_label[label]):  # tasks that never started share one record
-                self.show(f"  To resume: {run_dirs.resume_command(by_label[label])}")
+                self.show(f"  {TO_RESUME}{run_dirs.resume_command(by_label[label])}")
         if failed and not self.is_array:
             self.show(f"Its logs: {self.jobs[0].run_dir}")
             run_dir = self.jobs[0].run_dir
-            resume = f"To resume: {run_dirs.resume_command(run_dir)}"
-            # The batch script has said it, unless Slurm ended the script.
-            if run_dirs.has_results(run_dir) and resume not in tail(run_dir / File.JOB_LOG).splitlines():
-                self.show(resume)
+            said = tail(run_dir / File.JOB_LOG).rpartition(f"\n{RESTART}")[2]  # in its last start
+            # The batch script has said it, in its own spelling of the path, unless Slurm ended the script.
+            if run_dirs.has_results(run_dir) and f"\n{TO_RESUME}" not in f"\n{said}":
+                self.show(f"{TO_RESUME}{run_dirs.resume_command(run_dir)}")
         return max(_exit_status(status) for status in self.statuses)
 
     def _describe_array(self) -> str:

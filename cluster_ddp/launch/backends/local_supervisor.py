@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from cluster_ddp.contract import EXIT_STOPPED, Env, File
+from cluster_ddp.contract import EXIT_STOPPED, TO_RESUME, Env, File
 from cluster_ddp.errors import exit_on_error
 from cluster_ddp.files import atomic_write, open_own
 from cluster_ddp.launch import run_dirs
@@ -205,7 +205,7 @@ def main() -> int:
     with atomic_write(asked.run_dir / File.OUTCOME) as file:
         file.write(json.dumps({"state": state, "exit_code": status}).encode() + b"\n")
     if state != "COMPLETED" and (asked.run_dir / File.CHECKPOINTS).exists():
-        print(f"To resume: {run_dirs.resume_command(asked.run_dir)}", flush=True)
+        print(f"{TO_RESUME}{run_dirs.resume_command(asked.run_dir)}", flush=True)
     if state != "COMPLETED" and os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)  # processes that a killed task has left behind, and this one
     return status

@@ -100,6 +100,10 @@ def test_only_a_job_that_has_trained_is_to_be_resumed(tmp_path: Path) -> None:
     assert follow(tmp_path, [[failed]])[1][1:] == [its_logs, resume]
     (tmp_path / "job.log").write_text(f"{resume}\n")
     assert follow(tmp_path, [[failed]])[1][2:] == [its_logs]  # after the line of the log
+    (tmp_path / "job.log").write_text("To resume: cluster-ddp submit --resume /as/bash\\ spells\\ it\n")
+    assert follow(tmp_path, [[failed]])[1][2:] == [its_logs]
+    (tmp_path / "job.log").write_text(f"{resume}\nRestart 1 of job 12.\n")  # which Slurm has ended
+    assert follow(tmp_path, [[failed]])[1][3:] == [its_logs, resume]
 
 
 def test_a_start_that_is_always_now_is_not_believed(tmp_path: Path) -> None:
