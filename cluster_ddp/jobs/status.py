@@ -195,7 +195,8 @@ def _without_folder(word: str, runs_dir: Path) -> list[RunStatus]:
         raise JobError(
             f"Job {word}:", found, "give a job id or a run directory; look in another folder with --runs-dir PATH"
         ) from error
+    whole = word.partition("_")[0]
     return [
-        RunStatus(job=f"{word.partition('_')[0]}_{one.array_task}" if one.array_task else word, name="-", **_of(one))
+        RunStatus(job=f"{whole}_{one.array_task}" if one.array_task else word, name="-", end=_end(one), **_of(one))
         for one in statuses
     ]

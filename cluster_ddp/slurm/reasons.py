@@ -49,7 +49,7 @@ _ENDS = {
     "SystemFailure": "Slurm itself failed on one of its nodes. Submit it again; if it repeats, tell the support its id",
     "InactiveLimit": "Slurm heard nothing of its srun or salloc for longer than the site allows",
     "NODE_FAIL": "Slurm has lost a node of the job (node failure)",
-    "BOOT_FAIL": "a node did not start up. Submit it again, without that node: --sbatch-options=--exclude=NODE",
+    "BOOT_FAIL": "a node did not start up. Submit it again, without that node: --exclude NODE",
     "DEADLINE": "it could not end before its --deadline",
     "OUT_OF_MEMORY": "the kernel has killed a process for memory",
 }

@@ -21,7 +21,7 @@ def as_text(found: Report) -> str:
     status, asked = found.status, found.asked
     lines = [f"{status.name}, {f'job {status.job}' if status.job else 'no job'}: {status.state}"]
     lines += [f"  Job {status.earlier} was resumed as this one."] if status.earlier else []
-    lines += [f"  Run directory: {status.run_dir}"]
+    lines += [f"  Run directory: {status.run_dir}"] if status.run_dir else []
     if asked:
         nodes, gpus = counted(asked["nodes"], "node"), counted(asked["gpus_per_node"], "GPU")
         lines += [f"  Size: {nodes} x {gpus}, {counted(asked['nodes'] * found.ranks_per_node, 'rank')}"]
@@ -73,16 +73,17 @@ def _step(found: Training) -> str:
 
 def _start(start: Start) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start.time))
-    words = [f"{when} from step {start.step}, {counted(start.ranks, 'rank')}.", start.cause or ""]
+    words = [f"{when} from step {start.step}, {counted(start.ranks, 'rank')}."]
+    words += [f"The start before: {start.cause}"] if start.cause else []
     if start.lost_s is not None:
         words.append(f"Done again: {hours(start.lost_s)}." if start.lost_s else "Nothing was lost.")
-    return " ".join(filter(None, words))
+    return " ".join(words)
 
 
 def _use(found: Report) -> list[str]:
     nodes = found.nodes
     if not nodes:
-        return ["Use: nothing was recorded. A script records it with a cluster_ddp.Checkpointer or RunDir."]
+        return ["Use: nothing was recorded. A script with a cluster_ddp.Checkpointer or RunDir records it every 10 s."]
     lines = [f"Use, over {hours(found.sampled_s)}", *(_bar(bar.name, bar.part, bar.words) for bar in bars(found))]
     if len(nodes) > 1 or any(node.gpus for node in nodes):
         few, changed = len(nodes) <= _NODES, len(nodes) > found.nodes_at_once

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp import status
+from cluster_ddp import report, status
 from cluster_ddp.launch import planning, submission
 from cluster_ddp.launch.spec import JobSpec
 
@@ -212,7 +212,7 @@ def test_without_accounting_the_run_dir_is_what_is_left(capsys, fake_slurm: Fake
         ("FAILED", "JobLaunchFailure", 0, "Slurm could not start it on its nodes"),
         ("FAILED", "NonZeroExitCode", 512, ""),
         ("FAILED", "BadConstraints", 0, "no node can ever run it"),
-        ("BOOT_FAIL", "None", 0, "a node did not start up"),
+        ("BOOT_FAIL", "None", 0, "a node did not start up. Submit it again, without that node: --exclude NODE"),
         ("COMPLETED", "None", 0, ""),
     ],
 )
@@ -265,6 +265,13 @@ def test_a_job_of_slurms_without_a_run_dir(capsys, fake_slurm: FakeSlurm) -> Non
     )
     fake_slurm.command("scontrol", f"echo '{shown}'")
     assert rows(capsys, "99")[0][:3] == ["99", "-", "RUNNING"]
+    ended = shown.replace("RUNNING Reason=None", "FAILED Reason=JobLaunchFailure").replace("0:0", "0:53")
+    fake_slurm.command("scontrol", f"echo '{ended}'")
+    assert status.main(["99"]) == 0
+    assert "Job 99: its node could not open its output file" in capsys.readouterr().out
+    assert report.main(["99"]) == 0
+    text = capsys.readouterr().out
+    assert "  Ended: its node could not open its output file" in text and "None" not in text
 
 
 def test_a_job_that_nobody_knows(capsys, fake_slurm: FakeSlurm) -> None:

@@ -65,7 +65,7 @@ def test_each_number_is_that_of_the_records(tmp_path: Path) -> None:
 
 def test_two_restarts_are_shown_with_cause_and_what_is_done_again(tmp_path: Path) -> None:
     text = made(make_run(tmp_path / "resnet-12", epochs=3, restarts=True))
-    assert "From step 3000 on 4 ranks. Stopped in time: gpu-1 got USR1. Nothing was lost." in text
+    assert "From step 3000 on 4 ranks. The start before: Stopped in time: gpu-1 got USR1. Nothing was lost." in text
     assert "it was killed, or its node was lost. <b>130 s done again.</b>" in text
     assert "Starts: 0:02:10 of training done again" in text
     assert re.findall(r'<rect class="([\w-]+)"', text) == [

@@ -65,8 +65,8 @@ def test_its_restarts_and_its_slow_rank_are_in_the_report(tmp_path: Path) -> Non
     starts = text.partition("  Starts:\n")[2].splitlines()[:3]
     assert [line.partition(" from ")[2] for line in starts] == [
         "step 0, 4 ranks.",
-        "step 9, 1 rank. Killed. Done again: 0:01:10.",
-        "step 9, 1 rank. Stopped. Nothing was lost.",
+        "step 9, 1 rank. The start before: Killed. Done again: 0:01:10.",
+        "step 9, 1 rank. The start before: Stopped. Nothing was lost.",
     ]
     assert notes(found) == [
         "Ranks wait for data 25 % of the time. Give loader workers more CPUs: --cpus-per-task 2; or use fewer GPUs.",
