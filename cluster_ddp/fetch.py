@@ -74,7 +74,9 @@ def _fetch(there: Project, run_dir: PurePosixPath, arguments: argparse.Namespace
     target.mkdir(parents=True, exist_ok=True, mode=0o700)
     record.write_text(json.dumps({"origin": origin}))
     left_out = [project.RECORD] if arguments.checkpoints else [project.RECORD, File.CHECKPOINTS]
-    there.host.rsync(["--archive", "--no-D", *(f"--exclude=/{name}" for name in left_out)], str(run_dir), target)
+    # As --archive, but a stranger chooses no owner, no device, and no file that runs as us or that others may write.
+    how = ["-rlpt", "--chmod=ug-s,go-w", *(f"--exclude=/{name}" for name in left_out)]
+    there.host.rsync(how, str(run_dir), target)
     return target
 
 

@@ -190,3 +190,25 @@ def test_the_name_of_a_run_directory_is_no_option_and_no_machine(laptop: Laptop)
         here = laptop.folder / "it's mine" / "sub dir"
         assert json.loads((here / name / "run.json").read_text()) == {"name": name}
     assert not list(laptop.folder.rglob("owned"))
+
+
+def test_a_copy_runs_as_nobody_and_is_its_fetchers_alone(laptop: Laptop) -> None:
+    """The owner of a run directory on the cluster chooses its modes: a copy with set-user-ID would run as us."""
+    assert laptop.run("submit", "--local", "--", "true").returncode == 0
+    run_dir = laptop.there / "sub dir" / "runs" / "foreign"
+    run_dir.mkdir()
+    for name, mode in (("run.json", 0o666), ("program", 0o6777), (".", 0o2777)):
+        if name != ".":
+            (run_dir / name).write_text("{}")
+        os.chown(run_dir / name, 65533, 65533)
+        (run_dir / name).chmod(mode)
+    done = laptop.run("fetch", "--to", ".", "runs/foreign")
+    assert done.returncode == 0, done.stderr
+    copy = laptop.folder / "it's mine" / "sub dir" / "foreign"
+    seen = {name: (copy / name).lstat() for name in (".", "run.json", "program")}
+    assert {name: oct(one.st_mode & 0o7777) for name, one in seen.items()} == {
+        ".": "0o755",
+        "run.json": "0o644",
+        "program": "0o755",
+    }
+    assert {(one.st_uid, one.st_gid) for one in seen.values()} == {(os.geteuid(), os.getegid())}
