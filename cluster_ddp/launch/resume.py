@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,12 +189,13 @@ def _move(source: Path, target: Path) -> None:
 
 
 def _of_job(label: str, runs_dir: Path) -> Path:
-    """The run directory that a job has run in, as the last job or an earlier one."""
-    for record in runs_dir.glob(f"*/{File.SPEC}"):
-        if not record.parent.is_symlink() and _label(record.parent) == label:
-            return record.parent
-    if re.fullmatch(r"[\d_]+", label) and (aside := next(runs_dir.glob(f"*/{ASIDE.format(label)}"), None)):
-        return aside.parent
+    """The run directory that a job has run in, as the last job or an earlier one; of several, the newest."""
+    if run_dirs.is_label(label):
+        runs = [path.parent for path in runs_dir.glob(f"*/{File.SPEC}") if not path.parent.is_symlink()]
+        last = {path: at for path in runs if (at := _submitted(path, label)) is not None}
+        earlier = {path.parent: path.lstat().st_mtime for path in runs_dir.glob(f"*/{ASIDE.format(label)}")}
+        if found := last or earlier:
+            return max(found, key=lambda path: found[path])
     if label in _TRAININGS_OWN:
         hint = f"give it to the training: -- python -m cluster_ddp.train --resume {label}"
     else:
@@ -207,11 +207,13 @@ def _words(value: object) -> tuple[str, ...] | None:
     return tuple(map(str, value)) if isinstance(value, list) else None
 
 
-def _label(path: Path) -> str:
+def _submitted(path: Path, label: str) -> float | None:
+    """When the last job of a run directory was submitted; None if that is another job."""
     try:
-        return str(run_dirs.read(path)["job"])
+        record = run_dirs.read(path)
     except RunDirError:
-        return ""  # not made by a submission, or damaged
+        return None  # not made by a submission, or damaged
+    return float(record["submitted"]) if record["job"] == label else None
 
 
 def _spec(path: Path, record: dict[str, Any]) -> JobSpec:

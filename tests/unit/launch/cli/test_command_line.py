@@ -121,6 +121,21 @@ def test_a_run_of_an_earlier_version_resumes_with_options_of_the_training(
     ]
 
 
+def test_of_several_runs_with_one_id_the_newest_is_resumed(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+    """As after two clusters with one file system, or a sandbox that was made anew. Last jobs count before others."""
+    paths = [folder / "runs" / f"{name}-12" for name in ("m", "a", "z")]
+    for path in paths:
+        run(capsys, "--no-check", "--name", path.name[0], "--", "true")
+        (path / "job-7").mkdir()
+    for at, path in enumerate(paths, start=1):
+        record = json.loads((path / "spec.json").read_text())
+        (path / "spec.json").write_text(json.dumps({**record, "submitted": record["submitted"] + at * 60}))
+        os.utime(path / "job-7", (2e9 + at, 2e9 + at))
+        assert resume.find("12", folder / "runs").run_dir == path.resolve()
+        assert resume.find("7", folder / "runs").run_dir == path.resolve()
+        (folder / "runs" / f"other-{at}" / "job-12").mkdir(parents=True)
+
+
 def test_a_command_of_ones_own(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
     status, out, _ = run(capsys, "--no-check", "--", "python", "my_train.py", "--", "--nodes", "9")
     assert status == 0
