@@ -83,8 +83,9 @@ class JobStatus:
             comment: what the job's submission gave it; empty if that is not known.
             submitted_by_s: UNIX time by which the job had been submitted.
         """
-        if comment and self.comment.startswith(OUR_COMMENTS):
-            return self.comment == comment
+        ours = re.match(OUR_COMMENTS + "[0-9a-f]{16}", self.comment)  # a site may add to it
+        if comment and ours:
+            return ours[0] == comment
         # A site may change comments, and sacct has none. Then only a job that was submitted later is surely another.
         is_later = self.submitted_s is not None and self.submitted_s > submitted_by_s + _CLOCKS_S
         return not is_later or self.restarts > 0

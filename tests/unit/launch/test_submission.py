@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp.errors import RunDirError, SlurmError, SpecError
+from cluster_ddp.errors import JobNotFoundError, RunDirError, SlurmError, SpecError
 from cluster_ddp.jobs import job
 from cluster_ddp.jobs.job import Job
 from cluster_ddp.launch.planning import Request, plan
@@ -255,6 +255,19 @@ def test_a_comment_of_ones_own_stays(fake_slurm: FakeSlurm) -> None:
     submit(JobSpec(name="fit", command=("t",), sbatch_options=("--comment=mine",)))
     assert not any("--comment" in word for word in fake_slurm.calls("sbatch")[0])
     assert "#SBATCH --comment=mine" in fake_slurm.stdin("sbatch")
+
+
+@pytest.mark.parametrize("comment", ["{ours}; checked by the site", "cluster_ddp-baseline", "site: {ours}"])
+def test_a_comment_that_is_changed_hides_no_job(fake_slurm: FakeSlurm, comment: str) -> None:
+    """By job_submit of a site, or by --sbatch-options=--comment: it is still that of its run, and no other job is."""
+    (job,) = submit()
+    (ours,) = (word.partition("=")[2] for word in fake_slurm.calls("sbatch")[0] if word.startswith("--comment="))
+    shown = "echo 'JobId=12 JobName=x JobState=RUNNING Reason=None ExitCode=0:0 Comment={}'"
+    fake_slurm.command("scontrol", shown.format(comment.format(ours=ours)))
+    assert job.state() == "RUNNING"
+    fake_slurm.command("scontrol", shown.format(f"cluster_ddp-{'0' * 16}; checked by the site"))
+    with pytest.raises(JobNotFoundError, match="is another job now"):
+        job.state()
 
 
 @pytest.mark.parametrize(("share", "modes"), [(False, (0o700, 0o600)), (True, (0o750, 0o640))])
