@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from slowness import scaled
 from stand_ins import APPTAINER, HOSTILE
+from strangers import as_stranger, folder_of_all, needs_a_stranger
 
 from cluster_ddp.launch import render as rendering
 from cluster_ddp.launch import run_dirs
@@ -497,6 +498,20 @@ def test_without_a_run_directory_the_log_ends_so_too(tmp_path: Path) -> None:
     assert run_script(render(stops, source=""), tmp_path, SLURM_RESTART_COUNT="1").returncode == 75
     assert [path.name for path in tmp_path.glob(".*")] == [".job-71.stopped-1"]
     assert (tmp_path / "precious").read_text() == "kept"
+
+
+@needs_a_stranger
+def test_a_folder_of_somebody_else_ends_no_job() -> None:
+    """The ids of jobs can be guessed, and what others make in a folder such as /tmp can't be removed."""
+    with folder_of_all() as folder:
+        (folder / ".job-7-mine").mkdir()
+        (folder / ".job-7-mine" / "kept").touch()
+        text = rendering._rendered("run_dir.sh.j2", run_prefix=None, spec=JobSpec(name="x", command=("true",)))
+        env = {"SLURM_JOB_ID": "7", "SLURM_NODEID": "0"}
+        script = f"set -eo pipefail; cd {folder}\n{text}\necho {{still,runs}}"
+        done = as_stranger("bash", "-c", script, **env)
+        assert (done.returncode, done.stdout) == (0, "still runs\n"), done.stderr
+        assert [path.name for path in folder.iterdir()] == [".job-7-mine"]
 
 
 @pytest.mark.parametrize("has_run_dir", [True, False])
