@@ -66,7 +66,7 @@ class TestChoice:
 
     def test_a_path_of_a_program_names_its_environment(self, other: Path) -> None:
         done = submit(other.parent, "--", sys.executable, "-c", "pass", **active(other))
-        assert sourced(done.stdout) == [f"source {OWN}/bin/activate"]
+        assert sourced(done.stdout) == [f"source {shlex.quote(f'{OWN}/bin/activate')}"]
         assert "activated" not in done.stderr
 
     @pytest.mark.parametrize("how", ["none", "own", "not on the PATH"])
@@ -74,12 +74,12 @@ class TestChoice:
         env = {"none": {}, "own": active(Path(OWN)), "not on the PATH": {"VIRTUAL_ENV": str(other)}}[how]
         done = submit(other.parent, *COMMAND, **env)
         assert (done.returncode, done.stderr) == (0, "")
-        assert sourced(done.stdout) == [f"source {OWN}/bin/activate"]
+        assert sourced(done.stdout) == [f"source {shlex.quote(f'{OWN}/bin/activate')}"]
 
     def test_a_function_needs_the_one_that_loads_it(self, other: Path) -> None:
         done = submit(other.parent, "--no-check", **active(other))
         assert (done.returncode, done.stderr) == (0, "")
-        assert sourced(done.stdout) == [f"source {OWN}/bin/activate"]
+        assert sourced(done.stdout) == [f"source {shlex.quote(f'{OWN}/bin/activate')}"]
 
     @pytest.mark.parametrize("case", ["named", "base", "no conda"])
     def test_of_conda(self, other: Path, case: str) -> None:
@@ -94,7 +94,7 @@ class TestChoice:
             assert "conda activate '" in done.stdout and f"{OWN}/bin/activate" not in done.stdout
             assert f"The job uses the activated environment {other}, not" in done.stderr
         else:
-            assert sourced(done.stdout) == [f"source {OWN}/bin/activate"]
+            assert sourced(done.stdout) == [f"source {shlex.quote(f'{OWN}/bin/activate')}"]
             hint = {"base": "--conda-env base", "no conda": f"--setup 'export PATH={other}/bin:$PATH'"}[case]
             assert f"The job uses cluster-ddp's own environment, {OWN}, not the activated" in done.stderr
             assert hint in done.stderr

@@ -283,11 +283,11 @@ HANGS: dict[Callable[[], None], dict[str, Any]] = {
 
 
 def healthy() -> None:
-    with cluster_ddp.distributed(cuda=False, hang_warning_s=1) as world:
-        time.sleep(2)  # before the first step
+    with cluster_ddp.distributed(cuda=False, hang_warning_s=2) as world:
+        time.sleep(3)  # before the first step
         step_clock.note_step()
-        for _ in range(8):  # an evaluation without steps
-            time.sleep(0.4)
+        for _ in range(6):  # an evaluation without steps
+            time.sleep(0.5)
             world.sum(1)
         step_clock.note_step()
 
