@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.contract import Env, File
 from cluster_ddp.files import atomic_write
+from cluster_ddp.run_files import read_text
 from cluster_ddp.runtime.failure import hang_verdict, sick_nodes, stack_file, stacks, step_clock
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.rendezvous import arrivals
@@ -228,7 +229,7 @@ class HangWatch:
             hang = folder / File.HANG
             age_s = self._file.path.stat().st_mtime - hang.stat().st_mtime  # by one clock, the file system's
             if age_s < min(self._warning_s, self._timeout_s):
-                return hang.read_text(encoding="utf-8").rstrip()
+                return read_text(hang).rstrip()
         return ""
 
     def _collect(self) -> list[Answer]:
