@@ -33,8 +33,11 @@ def has_said_it(env: Mapping[str, str]) -> bool:
     if name is None or env[name] == "0":
         return False
     common = {key: env[key] for key in _COMMON if env.get(key)}
-    # A forked rank has the environment of its parent there; one in a PID namespace of its own sees no other.
-    can_see = bool(common) and os.getppid() > 1 and processes.has_environment(os.getpid(), {**common, name: env[name]})
+    own = {**common, name: env[name]}
+    # In a container of this rank alone it sees no other: the first process there is its parent, or has its environment.
+    is_alone = os.getppid() <= 1 or processes.has_environment(1, own)
+    # A forked rank has the environment of its parent there.
+    can_see = bool(common) and not is_alone and processes.has_environment(os.getpid(), own)
     deadline = time.monotonic() + _SILENCE_S
     while time.monotonic() < deadline:
         if can_see and not processes.find({**common, name: "0"}):

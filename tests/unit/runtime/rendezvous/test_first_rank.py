@@ -85,6 +85,16 @@ def test_another_rank_speaks_only_if_the_first_one_still_runs(
             first.wait()
 
 
+@pytest.mark.parametrize("shells", [1, 2])
+def test_a_rank_that_is_alone_in_its_container_speaks(shells: int) -> None:
+    """It sees no other rank there, whether the first one runs or not."""
+    words = [sys.executable, "-c", ASK]
+    for _ in range(shells):  # such as an init process and the user's script
+        words = ["sh", "-c", '"$@"; exit $?', "sh", *words]
+    alone = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", *words]
+    assert subprocess.run(alone, env=environment(1), capture_output=True, text=True, check=True).stdout == "False\n"
+
+
 def test_without_a_launcher_nothing_is_waited_for() -> None:
     kept = {name: value for name, value in environment(0).items() if not name.startswith("SLURM_")}
     done = subprocess.run([sys.executable, "-c", ASK], env=kept, capture_output=True, text=True, check=True)
