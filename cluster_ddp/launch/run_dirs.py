@@ -41,7 +41,11 @@ OF_A_JOB = (
     *(File.FAILURES, File.OUTCOME, "*_submitted.pkl", "*_result.pkl"),
 )
 """Patterns of the files that one job in a run directory has: the next one has its own."""
-_NO_RESULTS = (*OF_A_JOB, "job-*", ".*", File.CODE, File.RUN, File.USAGE.format("*"))
+_NO_RESULTS = (
+    *(*OF_A_JOB, "job-*", ".*", File.CODE),
+    *(File.RUN, File.STARTS, File.METRICS, File.USAGE.format("*"), File.TRACKERS),
+)
+"""Patterns of the files that nothing resumes from: records of what happened."""
 
 
 def resume_command(run_dir: Path) -> str:
@@ -50,7 +54,7 @@ def resume_command(run_dir: Path) -> str:
 
 
 def has_results(run_dir: Path) -> bool:
-    """Return whether a training has left anything in a run directory: without, there is nothing to resume."""
+    """Return whether a run directory has checkpoints or files of the script: without, nothing can be resumed."""
     with contextlib.suppress(OSError):
         return any(not any(fnmatch(one.name, pattern) for pattern in _NO_RESULTS) for one in run_dir.iterdir())
     return False

@@ -87,9 +87,10 @@ def test_its_end_is_ours(tmp_path: Path, end: JobStatus, outcome: int, words: st
     assert str(tmp_path) in lines[1]
 
 
-def test_only_a_job_that_has_trained_is_to_be_resumed(tmp_path: Path) -> None:
-    """One that failed at once, such as on a syntax error, has nothing to resume."""
+def test_only_a_job_that_has_saved_something_is_to_be_resumed(tmp_path: Path) -> None:
+    """One that failed before it saved anything has nothing to resume."""
     files = ("spec.json", "job.sbatch", "job.log", "task-0.log", "task-1.log", ".failed-0", "usage-0.jsonl", "run.json")
+    files = (*files, "starts.jsonl", "metrics.jsonl", "trackers")  # it trained, but saved nothing
     for name in files:
         (tmp_path / name).touch()
     failed = status("FAILED", exit_code=1)
@@ -181,7 +182,7 @@ def test_an_array_is_counted(tmp_path: Path) -> None:
     waiting = [status("RUNNING", array_task="0"), status("PENDING", array_task="1-2%1")]
     ended = [status("COMPLETED", array_task="0"), status("FAILED", array_task="1", exit_code=2)]
     ended.append(status("COMPLETED", array_task="2"))
-    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "checkpoints").mkdir()
     outcome, lines = follow(tmp_path, [waiting, ended], ids=("12_0", "12_1", "12_2"))
     assert outcome == 2
     assert lines == [
