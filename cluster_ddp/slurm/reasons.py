@@ -41,7 +41,7 @@ _WORDS = {
 _ENDS = {
     "signal 53": (
         "its node could not open its output file, or its folder, so its script never ran. "
-        "Submit from a folder that all nodes share, into runs that they can write: --runs-dir PATH"
+        "Submit from a folder that all nodes share and can write, or name one: --runs-dir PATH (sbatch: --output)"
     ),
     "JobLaunchFailure": (
         "Slurm could not start it on its nodes. Submit it again; if it repeats, tell the support its id and nodes"
