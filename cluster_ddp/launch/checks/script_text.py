@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import zipfile
 from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -60,18 +61,24 @@ def check(spec: JobSpec, folder: Path, *, on_slurm: bool) -> list[Advice]:
         wrong = _syntax(spec, path, _compiled(spec, path), [words[0], "-m", "py_compile"])
         return [*wrong, *_variables(spec, path, on_slurm)]
     if Path(words[0]).name in SHELLS and words[1:] and (folder / words[1]).is_file():
-        return _syntax(spec, folder / words[1], _read_by_shell(words[0], folder / words[1]), [words[0], "-n"])
+        # With -n, a script's own `shopt -s extglob` has no effect, and without it `!(a|b)` would be an error.
+        checker = [words[0], *(("-O", "extglob") if Path(words[0]).name == "bash" else ()), "-n"]
+        return _syntax(spec, folder / words[1], _read_by_shell(checker, folder / words[1]), checker)
     return []
 
 
 def _python_file(words: list[str], folder: Path) -> Path | None:
-    """The file of the script or of the module that a command runs, if it is in the folder of the job."""
+    """The text of the script or of the module that a command runs, if it is in the folder of the job.
+
+    Python also runs a .pyc and an archive (python -m zipapp), which are no text.
+    """
     kind, what = python_target(words)
     module = folder / (what[0].replace(".", "/") if kind == "module" and what else ".")
     files = (
         {"script": [folder / what[0]], "module": [module.with_suffix(".py"), module / "__main__.py"]} if what else {}
     )
-    return next((path for path in files.get(kind, []) if path.is_file()), None)
+    path = next((path for path in files.get(kind, []) if path.is_file()), None)
+    return None if path is None or path.suffix == ".pyc" or zipfile.is_zipfile(path) else path
 
 
 def _compiled(spec: JobSpec, path: Path) -> str:
@@ -83,10 +90,10 @@ def _compiled(spec: JobSpec, path: Path) -> str:
     return said[0] if said else ""
 
 
-def _read_by_shell(shell: str, path: Path) -> str:
+def _read_by_shell(checker: list[str], path: Path) -> str:
     """What a shell says of a file that it can't read; nothing if that shell is not here."""
     try:
-        done = subprocess.run([shell, "-n", path], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        done = subprocess.run([*checker, path], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except OSError:
         return ""
     said = done.stderr.splitlines() if done.returncode else []

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import py_compile
+import subprocess
 import sys
+import zipapp
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def check(*command: str, folder: Path | None = None, on_slurm: bool = True, **more: object) -> list[tuple[str, str]]:
     spec = JobSpec(name="x", command=command, **more)  # type: ignore[arg-type]
     return [tuple(one) for one in script_text.check(spec, folder or Path.cwd(), on_slurm=on_slurm)]
+
+
+@pytest.mark.parametrize("command", [(PYTHON, "app.pyz"), (PYTHON, "good.pyc"), ("bash", "extglob.sh")])
+def test_what_runs_is_not_refused(folder: Path, command: tuple[str, ...]) -> None:
+    (folder / "main").mkdir()
+    (folder / "main" / "__main__.py").write_text("print('runs')\n")
+    zipapp.create_archive(folder / "main", folder / "app.pyz")
+    py_compile.compile(str(folder / "main" / "__main__.py"), cfile=str(folder / "good.pyc"))
+    (folder / "extglob.sh").write_text("shopt -s extglob\necho !(x) >/dev/null; case b in @(b|c)) echo runs;; esac\n")
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "runs\n"
+    assert check(*command) == []
 
 
 @pytest.mark.parametrize(
