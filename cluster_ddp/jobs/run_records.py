@@ -114,9 +114,9 @@ def resumed(label: str, runs_dir: Path) -> RunRecord | None:
     """
     if not run_dirs.is_label(label):
         return None
-    asides = sorted(runs_dir.glob(f"*/{ASIDE.format(label)}"), key=_changed_s)
-    runs = [one for one in in_folder(runs_dir) if one.run_dir in {path.parent for path in asides[-1:]}]
-    return runs[0] if runs else None
+    aside = {path.parent: _changed_s(path) for path in runs_dir.glob(f"*/{ASIDE.format(label)}")}
+    runs = [one for one in in_folder(runs_dir) if one.run_dir in aside and one.job and one.is_submitted]
+    return max(runs, key=lambda one: aside[one.run_dir], default=None)
 
 
 def _is_training(path: Path) -> bool:

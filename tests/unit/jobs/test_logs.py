@@ -104,6 +104,10 @@ def test_a_job_that_was_resumed_is_said_and_the_new_one_shown(capsys, fake_slurm
     earlier = resume.find("12", Path("runs"))
     submission.submit(planning.plan(planning.Request(spec=JobSpec(name="fit", command=("true",)), earlier=earlier)))
     printed(run_dir, task_0="of 15\n")
+    for name, file in (("mine", "run.json"), ("damaged", "spec.json")):  # by others who can write here, and later
+        Path("runs", name, "job-12").mkdir(parents=True)
+        Path("runs", name, file).write_text("{}")
+        os.utime(Path("runs", name, "job-12"), (4e9, 4e9))
     capsys.readouterr()
     assert logs.main(["12"]) == 0
     said = "Job 12 was resumed as job 15. Its own logs: runs/fit-12/job-12\n"
