@@ -119,7 +119,7 @@ def find(asked: str | os.PathLike[str], runs_dir: Path) -> Earlier:
         runs_dir: folder of the run directories, in which an id is looked up.
 
     Raises:
-        RunDirError: it does not exist, its spec.json is of no use, or others could have changed that file.
+        RunDirError: it does not exist, its spec.json is of no use, or others could have changed that or the folder.
         SpecError: it is a whole array; its tasks are resumed one by one.
     """
     path = Path(asked).expanduser()
@@ -127,6 +127,7 @@ def find(asked: str | os.PathLike[str], runs_dir: Path) -> Earlier:
         path = _of_job(os.fspath(asked), runs_dir)
     path = path.resolve()
     if not (path / File.SPEC).exists():
+        refuse_others(path)  # the job's scripts and logs will be in it
         return Earlier(run_dir=path)
     refuse_others(path / File.SPEC)  # the job would run its content as us
     record = run_dirs.read(path)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
+from strangers import STRANGER, needs_a_stranger
 
 import cluster_ddp
 import cluster_ddp.submit as door
@@ -134,6 +135,18 @@ def test_of_several_runs_with_one_id_the_newest_is_resumed(capsys, fake_slurm: F
         assert resume.find("12", folder / "runs").run_dir == path.resolve()
         assert resume.find("7", folder / "runs").run_dir == path.resolve()
         (folder / "runs" / f"other-{at}" / "job-12").mkdir(parents=True)
+
+
+@needs_a_stranger
+def test_nothing_is_resumed_in_a_folder_of_somebody_else(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+    """The job would run a script, and write a log through a link, that they can put there."""
+    theirs = folder / "runs" / "theirs"
+    (theirs / "job-12").mkdir(parents=True)
+    os.chown(theirs, STRANGER, STRANGER)
+    for word in (str(theirs), "12"):
+        status, _, err = run(capsys, "--no-check", "--resume", word, "--", "true")
+        assert (status, f"belongs to user {STRANGER}, mode 0755. Its content" in err) == (2, True), err
+    assert fake_slurm.calls("sbatch") == []
 
 
 def test_a_command_of_ones_own(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
