@@ -38,7 +38,7 @@ class Identity:
         """Whether a job that Slurm knows by its id is this one, as far as can be seen."""
         if not status.may_be(self.comment, self.submitted_by_s):
             return False
-        return not self.cluster or self.cluster == (_name_of_cluster() or self.cluster)
+        return not self.cluster or _name_of_cluster() in ("", self.cluster)
 
 
 def of(folder: Path, label: str) -> Identity:

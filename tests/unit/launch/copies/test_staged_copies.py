@@ -79,7 +79,7 @@ def test_names_that_copies_once_had_are_of_no_use(node: Node) -> None:
     assert not done.stdout.splitlines()[-1].startswith(f"{node.disk}/cluster_ddp-env-7-0"), done
 
 
-@pytest.mark.parametrize("how", ["a stranger's", "missing", "a link to a stranger's"])
+@pytest.mark.parametrize("how", ["a stranger's", "missing", "a link to a stranger's", "a named pipe"])
 def test_an_archive_that_is_not_ours_is_not_unpacked(node: Node, how: str) -> None:
     planted = node.disk / "env.tar"
     assert as_stranger("cp", node.archive, planted).returncode == 0
@@ -87,10 +87,13 @@ def test_an_archive_that_is_not_ours_is_not_unpacked(node: Node, how: str) -> No
         node.archive.unlink()
     elif how == "a stranger's":
         node.archive = planted
+    elif how == "a named pipe":  # opening it would wait for ever
+        node.archive = node.disk / "pipe"
+        assert as_stranger("mkfifo", node.archive).returncode == 0
     else:
         node.archive.unlink()
         node.archive.symlink_to(planted)
     done = node.run("stage_env", "task")
     assert "is not a file of yours" in done.stderr
     assert done.stdout == f"{node.venv}/bin/python\n", done
-    assert [path.name for path in node.disk.iterdir()] == ["env.tar"]
+    assert {path.name for path in node.disk.iterdir()} <= {"env.tar", "pipe"}
