@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 import threading
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from cluster_ddp.contract import Env
 from cluster_ddp.errors import ClusterDDPError, CommunicatorError
 from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
 from cluster_ddp.runtime.failure import failure_marker
@@ -133,6 +135,10 @@ class FailureReporter:
             self.hangs.stop()
 
     def _excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if Env.FAILED in os.environ:
+            # This process ends. If a rank that its failure stops has ended before it, srun (--kill-on-bad-exit) sends
+            # TERM, which would replace the exit status of the first failure by 143. After TERM comes KILL.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if error is not self._reported:
             is_early = self.store is None and isinstance(error, ClusterDDPError)
             if not (is_early and first_rank.has_said_it(os.environ)):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -99,3 +101,14 @@ def test_ranks_that_rank_0_leaves_behind_say_so_in_one_line(tmp_path: Path) -> N
 )
 def test_what_counts_as_having_waited_too_long(error: Exception, is_timeout: bool) -> None:
     assert error_report._is_timeout(error) == is_timeout
+
+
+def test_a_signal_at_its_end_does_not_change_the_status_of_the_first_failure(tmp_path: Path) -> None:
+    """srun sends TERM to all ranks once one has ended: perhaps another one, that this one's failure has stopped."""
+    code = "import atexit, os, signal, cluster_ddp\n"
+    code += "atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
+    code += "with cluster_ddp.distributed(cuda=False): raise ValueError('the one that matters')"
+    env = os.environ | {"CLUSTER_DDP_FAILED": str(tmp_path / "marker")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.endswith("ValueError: the one that matters\n")
