@@ -90,9 +90,19 @@ class Hub:
             Rank -> its message.
         """
 
+        begun: dict[int, int] = {}
+
+        def has_tried(rank: int, one: Message) -> bool:
+            failures, tries = one.get("failures"), int(one.get("tries", 0))
+            if failures is None or set(failures.values()) - {exchange.REFUSED}:
+                return True
+            # Before rank 0 listened, its host refused all: a whole try must lie after that.
+            return bool(failures) and tries >= begun.setdefault(rank, tries) + 2
+
         def is_settled() -> bool:
-            apart = [one for one in self._received.get(tier, {}).values() if one.get("by") == "file"]
-            have_tried = all(one.get("failures") != {} for one in apart) and time.monotonic() > self._begun + settle_s
+            found = self._received.get(tier, {}).items()
+            apart = [has_tried(rank, one) for rank, one in found if one.get("by") == "file"]
+            have_tried = all(apart) and time.monotonic() > self._begun + settle_s
             return not apart or have_tried or self._listener is None
 
         self._wait(is_settled, max(0.0, self._begun + 5 * settle_s - time.monotonic()))

@@ -44,6 +44,7 @@ class Spoke:
         self._lock, self._closed = threading.Lock(), threading.Event()
         self.failures: dict[str, str] = {}
         """Port of rank 0 -> how the connection failed."""
+        self._tries = 0
         self.was_closed = False
         """Whether rank 0's host has closed the connection: then it can be reached, and rank 0 has ended."""
 
@@ -108,7 +109,6 @@ class Spoke:
         """Connect to rank 0, which may start later than this rank."""
         pause_s = exchange.POLL_S
         while not self._closed.is_set() and time.monotonic() < self._start_by:
-            before = dict(self.failures)
             connection = self._connected()
             with self._lock:
                 if self._closed.is_set():
@@ -117,8 +117,8 @@ class Spoke:
                     self._send_last(connection)
                     self._connection = connection
                     return
-                if self.failures != before:
-                    self._write()
+                self._tries += 1
+                self._write()
             self._closed.wait(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, 1.5 * pause_s)
 
@@ -172,7 +172,8 @@ class Spoke:
     def _write(self) -> None:
         if self._folder is None:
             return
-        message = {**self._last, "failures": None if self._topology is None else dict(self.failures)}
+        failures = None if self._topology is None else dict(self.failures)
+        message = {**self._last, "failures": failures, "tries": self._tries}
         path = self._folder / f"{exchange.REPORT}{message['rank']}-{message['id']}.json"
         with contextlib.suppress(OSError), atomic_write(path) as file:
             file.write(json.dumps(message).encode())

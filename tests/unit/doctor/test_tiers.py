@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,9 @@ from typing import Any
 import pytest
 from ranks import slurm_step
 from slowness import scaled
+
+from cluster_ddp.doctor.step.hub import Hub
+from cluster_ddp.runtime.rendezvous.secret import RunKey
 
 _JOB_ID = itertools.count(54_000 + os.getpid() % 1000 * 10)
 MAIN = "import sys; from cluster_ddp.doctor.__main__ import main; sys.exit(main(sys.argv[1:]))"
@@ -126,3 +131,16 @@ def test_the_verdict_comes_before_a_file_that_can_not_be_written(tmp_path: Path)
     said = doctor(tmp_path, *lines, arguments=("--quick", "--exclude-file", "missing/sick"))
     assert said.first["check"] == "gloo_interface" and said.statuses == [2, 2], said.output
     assert "Hint:" in said.output.replace(json.dumps(said.verdict), ""), said.output
+
+
+def test_a_refusal_from_before_rank_0_listened_is_not_the_last_word(tmp_path: Path) -> None:
+    """A rank whose next try takes long, where packets get lost, would be said to be refused by a firewall."""
+    report = {"tier": "nodes", "rank": 1, "id": "x", "failures": {"14000": "refused"}, "tries": 3}
+    (tmp_path / "report-1-x.json").write_text(json.dumps(report))
+    hub = Hub(None, RunKey(b"", "run"), tmp_path)
+    with socket.socket() as hub._listener:
+        assert hub.gather("nodes", 1, 10.0)
+        arrives = threading.Timer(2.0, hub.put, ("nodes", 1, {**report, "by": "tcp"}))
+        arrives.start()
+        assert hub.settle("nodes", 1.0)[1]["by"] == "tcp"
+        arrives.join()
