@@ -69,8 +69,9 @@ def connected(host: str, port: int, timeout_s: float) -> socket.socket:
         found = [one.result() for one in tries if one.exception() is None]
         for more in found[1:]:
             more.close()
-        if not found:
-            raise error
+        if not found:  # a refusal says more than silence
+            said = [no for one in tries if (no := one.exception()) and not isinstance(no, TimeoutError)]
+            raise next(iter(said), error) from None
         return found[0]
 
 

@@ -18,6 +18,7 @@ import pytest
 from ranks import slurm_step
 from slowness import scaled
 
+from cluster_ddp.doctor.step import exchange
 from cluster_ddp.doctor.step.hub import Hub
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 
@@ -144,3 +145,15 @@ def test_a_refusal_from_before_rank_0_listened_is_not_the_last_word(tmp_path: Pa
         arrives.start()
         assert hub.settle("nodes", 1.0)[1]["by"] == "tcp"
         arrives.join()
+
+
+def test_a_refusal_after_a_lost_answer_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a firewall that drops packets: nothing listens yet."""
+    answers = itertools.chain([TimeoutError()], itertools.repeat(ConnectionRefusedError()))
+
+    def no_connection(*_: object, **__: object) -> None:
+        raise next(answers)
+
+    monkeypatch.setattr(socket, "create_connection", no_connection)
+    with pytest.raises(ConnectionRefusedError):
+        exchange.connected("n1", 14000, 1.0)
