@@ -44,7 +44,7 @@ class World(Collectives):
     if not TYPE_CHECKING:  # type checkers know the names
 
         def __getattr__(self, name: str) -> object:
-            """Suggest the name of which a word was meant, such as world_size for size. Python suggests for typos."""
+            """Suggest the right name for a common wrong one, world_size for size. Python suggests for typos."""
             longer = [known for known in dir(type(self)) if not known.startswith("_") and name in known]
             meant = f". Did you mean {min(longer, key=len)}?" if longer else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{meant}")

@@ -212,19 +212,23 @@ _HINTS = {
 }
 
 
+def _omit(sick: Sequence[str]) -> str:
+    """The end of a hint, if one node has all the links at fault."""
+    return f"; leave out the node: --exclude={sick[0]}" if sick else ""
+
+
 def _lossy(links: Sequence[Link]) -> list[Finding]:
     those = [link for link in links if link.lost > _LOSSY]
     if not those:
         return []
     ways = ", ".join(f"{link.source} -> {link.target} {100 * link.lost:.0f} %" for link in those)
     sick = _common(those, links)
-    without = f"; leave out the node: --exclude={sick[0]}" if sick else ""
     return [
         Finding(
             check="packet_loss",
             what="The network loses packets between nodes.",
             evidence=f"{ways} of the packets of small messages had to be sent again.",
-            hint=f"tell your site: ip -s link and ethtool -S on those nodes (a cable, a port, a switch){without}",
+            hint=f"tell your site: ip -s link and ethtool -S on those nodes (a cable, a port, a switch){_omit(sick)}",
             sick_nodes=sick,
         )
     ]
@@ -253,13 +257,12 @@ def _large(links: Sequence[Link]) -> list[Finding]:
         return []
     ways = ", ".join(f"{link.source} -> {link.target}" for link in those)
     sick = _common(those, links)
-    without = f"; leave out the node: --exclude={sick[0]}" if sick else ""
     return [
         Finding(
             check="large_packets",
             what="Small messages pass between nodes, large ones hang: typical of packets larger than a link's MTU.",
             evidence=f"{ways}: 1 byte came back, {_LARGE // 1024} KiB did not within {_LARGE_S:g} s.",
-            hint=f"compare the MTUs: ip link; try: ping -M do -s 1472 NODE, with jumbo frames -s 8972{without}",
+            hint=f"compare the MTUs: ip link; try: ping -M do -s 1472 NODE, with jumbo frames -s 8972{_omit(sick)}",
             sick_nodes=sick,
         )
     ]

@@ -119,7 +119,7 @@ def limited() -> None:
 
 @pytest.mark.parametrize("content", HOSTILE)
 def test_no_verb_fails_waits_or_needs_much_memory(fake_slurm: FakeSlurm, tmp_path: Path, content: str) -> None:
-    """Each file in turn, with a gigabyte of memory; the row of a good run is still there."""
+    """One file after the other, with a gigabyte of memory; the row of a good run is still there."""
     fake_slurm.command("squeue", "true")
     code = "import sys; from test_foreign_runs import main; main(sys.argv[1], sys.argv[2])"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
