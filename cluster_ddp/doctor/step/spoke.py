@@ -85,6 +85,9 @@ class Spoke:
                     line = self._lines.readline()
                     self.was_closed = not line
                     return dict(json.loads(line)) if line else None
+                except ConnectionResetError:  # it ended before it had read all
+                    self.was_closed = True
+                    return None
                 except (OSError, ValueError):
                     return None
             if self._folder is not None:

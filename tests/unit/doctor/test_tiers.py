@@ -20,6 +20,7 @@ from slowness import scaled
 
 from cluster_ddp.doctor.step import exchange
 from cluster_ddp.doctor.step.hub import Hub
+from cluster_ddp.doctor.step.spoke import Spoke
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 
 _JOB_ID = itertools.count(54_000 + os.getpid() % 1000 * 10)
@@ -106,6 +107,18 @@ def test_rank_0_ends_in_a_later_tier(tmp_path: Path) -> None:
     assert only["evidence"] == "rank 0 (localhost): no answer." and said.statuses == [7, 2, 2], said.output
     assert said.verdict["exclude"] == ["localhost"]
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("has_unread", [False, True])
+def test_an_end_of_rank_0_shows_that_its_host_can_be_reached(has_unread: bool) -> None:
+    """A process that ends with unread data resets its connections instead of closing them."""
+    spoke = Spoke(None, RunKey(b"", "run"), None, 1.0)
+    spoke._connection, of_rank_0 = socket.socketpair(socket.AF_UNIX)
+    spoke._lines = spoke._connection.makefile("rb")
+    if has_unread:
+        spoke._connection.sendall(b"a report")
+    of_rank_0.close()
+    assert spoke.told(scaled(5)) is None and spoke.was_closed
 
 
 @pytest.mark.parametrize("sick", [0, 1])
