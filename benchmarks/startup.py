@@ -18,10 +18,10 @@ from pathlib import Path
 
 from record import Figure, report
 
-from cluster_ddp.launch.render import render
-from cluster_ddp.launch.spec import JobSpec
-from cluster_ddp.launch.task_command import of_command
 from cluster_ddp.sandbox import cluster
+from cluster_ddp.submission.render import render
+from cluster_ddp.submission.spec import JobSpec
+from cluster_ddp.submission.task_command import of_command
 
 LAUNCHERS = ("srun", "torchrun", "fork")
 AT_LEAST_TIMES, AT_MOST_S = 3.0, 4.0

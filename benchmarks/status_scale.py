@@ -19,9 +19,9 @@ from pathlib import Path
 from record import Figure, report
 
 from cluster_ddp.contract import File
-from cluster_ddp.launch import run_dirs
-from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.sandbox import cluster
+from cluster_ddp.submission import run_dirs
+from cluster_ddp.submission.spec import JobSpec
 
 AT_MOST_S = 5.0
 # Above any id that the sandbox has given.

@@ -42,7 +42,6 @@ from cluster_ddp.errors import (
 
 if TYPE_CHECKING:
     from cluster_ddp.jobs.job import Job
-    from cluster_ddp.launch.spec import JobSpec
     from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
     from cluster_ddp.runtime.data.resident import ResidentSet
     from cluster_ddp.runtime.data.shard import Shard
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from cluster_ddp.runtime.stop_signals import Stopped
     from cluster_ddp.runtime.world import World
     from cluster_ddp.slurm.topology import Topology
+    from cluster_ddp.submission.spec import JobSpec
     from cluster_ddp.submit_api import submit, submit_array
 
 __all__ = [
@@ -103,7 +103,7 @@ _MODULES = {
     "Checkpointer": "runtime.checkpoint.checkpointer",
     "FiniteCheck": "runtime.finite",
     "Job": "jobs.job",
-    "JobSpec": "launch.spec",
+    "JobSpec": "submission.spec",
     "Meter": "runtime.meter",
     "Progress": "runtime.progress_bar",
     "ResidentSet": "runtime.data.resident",

@@ -16,11 +16,11 @@ from pathlib import Path, PurePosixPath
 from cluster_ddp.contract import File
 from cluster_ddp.errors import RemoteError, RunDirError, SpecError, exit_on_error, printable
 from cluster_ddp.jobs import terminal
-from cluster_ddp.launch.cli import add_on
-from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.remote import project
 from cluster_ddp.remote.project import Project
 from cluster_ddp.run_files import read_json
+from cluster_ddp.submission.cli import add_on
+from cluster_ddp.submission.cli.parser import Parser
 
 PROGRAM = "cluster-ddp fetch"
 

@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp.errors import SlurmError, SpecError, exit_on_error, nearest
-from cluster_ddp.launch import task_command
-from cluster_ddp.launch.checks import feasibility
-from cluster_ddp.launch.cli import first_cluster_toml, options
-from cluster_ddp.launch.cli.parser import Parser
-from cluster_ddp.launch.cli.site_config import FILE_NAME
-from cluster_ddp.launch.render import render
-from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.slurm import accounts, partitions
 from cluster_ddp.slurm.partitions import NodeGroup
+from cluster_ddp.submission import task_command
+from cluster_ddp.submission.checks import feasibility
+from cluster_ddp.submission.cli import first_cluster_toml, options
+from cluster_ddp.submission.cli.parser import Parser
+from cluster_ddp.submission.cli.site_config import FILE_NAME
+from cluster_ddp.submission.render import render
+from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.waiting_notice import named_if_slow
 
 PROGRAM = "cluster-ddp init"

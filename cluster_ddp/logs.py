@@ -18,9 +18,9 @@ from cluster_ddp.jobs.job import Job, of_run
 from cluster_ddp.jobs.logs import LogReader
 from cluster_ddp.jobs.terminal import BottomLine
 from cluster_ddp.jobs.watch import follow
-from cluster_ddp.launch.cli import add_on
-from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.remote import verbs
+from cluster_ddp.submission.cli import add_on
+from cluster_ddp.submission.cli.parser import Parser
 
 PROGRAM = "cluster-ddp logs"
 

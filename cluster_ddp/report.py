@@ -18,9 +18,9 @@ from cluster_ddp.jobs.report.notes import notes
 from cluster_ddp.jobs.report.summary import report
 from cluster_ddp.jobs.report.terminal_report import as_text
 from cluster_ddp.jobs.status import run_statuses
-from cluster_ddp.launch.cli import add_on
-from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.remote import verbs
+from cluster_ddp.submission.cli import add_on
+from cluster_ddp.submission.cli.parser import Parser
 
 PROGRAM = "cluster-ddp report"
 

@@ -17,12 +17,12 @@ from cluster_ddp.contract import ENDS
 from cluster_ddp.errors import exit_on_error, printable
 from cluster_ddp.jobs import terminal
 from cluster_ddp.jobs.status import RunStatus, run_statuses
-from cluster_ddp.launch import run_dirs
-from cluster_ddp.launch.cli import add_on
-from cluster_ddp.launch.cli.parser import Parser
 from cluster_ddp.remote import verbs
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import FINAL_STATES
+from cluster_ddp.submission import run_dirs
+from cluster_ddp.submission.cli import add_on
+from cluster_ddp.submission.cli.parser import Parser
 
 PROGRAM = "cluster-ddp status"
 # Longer cells, such as a long job name, are cut; so is the note at the end.

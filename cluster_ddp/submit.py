@@ -23,15 +23,15 @@ from cluster_ddp import submit_api
 from cluster_ddp.errors import SpecError, counted, exit_on_error
 from cluster_ddp.jobs import job
 from cluster_ddp.jobs.job import Job
-from cluster_ddp.launch import grids
-from cluster_ddp.launch.backends.slurm import Slurm
-from cluster_ddp.launch.cli import command_line
-from cluster_ddp.launch.cli import options as submit_options
-from cluster_ddp.launch.cli.parser import Parser
-from cluster_ddp.launch.grids import Grid
-from cluster_ddp.launch.planning import Plan
-from cluster_ddp.launch.spec import ARRAY_TASK
 from cluster_ddp.remote import verbs
+from cluster_ddp.submission import grids
+from cluster_ddp.submission.backends.slurm import Slurm
+from cluster_ddp.submission.cli import command_line
+from cluster_ddp.submission.cli import options as submit_options
+from cluster_ddp.submission.cli.parser import Parser
+from cluster_ddp.submission.grids import Grid
+from cluster_ddp.submission.planning import Plan
+from cluster_ddp.submission.spec import ARRAY_TASK
 
 if TYPE_CHECKING:
     from cluster_ddp.mnist.config import TrainConfig

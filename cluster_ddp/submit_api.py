@@ -13,13 +13,13 @@ from typing import Any
 from cluster_ddp.errors import SpecError
 from cluster_ddp.jobs import job
 from cluster_ddp.jobs.job import Job
-from cluster_ddp.launch import planning
-from cluster_ddp.launch.checks import preflight
-from cluster_ddp.launch.cli.options import as_words
-from cluster_ddp.launch.planning import Request
-from cluster_ddp.launch.resume import find
-from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.runtime.with_world import WithWorld
+from cluster_ddp.submission import planning
+from cluster_ddp.submission.checks import preflight
+from cluster_ddp.submission.cli.options import as_words
+from cluster_ddp.submission.planning import Request
+from cluster_ddp.submission.resume import find
+from cluster_ddp.submission.spec import JobSpec
 
 
 def submit(

@@ -21,16 +21,16 @@ from typing import Any, Literal, get_args, get_origin
 
 from cluster_ddp import mnist
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, exit_on_error
-from cluster_ddp.launch import grids
-from cluster_ddp.launch.cli import sbatch_hints
-from cluster_ddp.launch.cli.options import field_texts
-from cluster_ddp.launch.cli.parser import Parser, nearest_option
-from cluster_ddp.launch.spec import ARRAY_TASK
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.result import TrainResult
 from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.fork import rank_exit
 from cluster_ddp.runtime.rendezvous import first_rank
+from cluster_ddp.submission import grids
+from cluster_ddp.submission.cli import sbatch_hints
+from cluster_ddp.submission.cli.options import field_texts
+from cluster_ddp.submission.cli.parser import Parser, nearest_option
+from cluster_ddp.submission.spec import ARRAY_TASK
 
 PROGRAM = "cluster-ddp train"
 

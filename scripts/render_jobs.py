@@ -11,9 +11,9 @@ import os
 import sys
 from pathlib import Path
 
-from cluster_ddp.launch import task_command
-from cluster_ddp.launch.render import render
-from cluster_ddp.launch.spec import ARRAY_TASK_PLACEHOLDER, JobSpec
+from cluster_ddp.submission import task_command
+from cluster_ddp.submission.render import render
+from cluster_ddp.submission.spec import ARRAY_TASK_PLACEHOLDER, JobSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 JOBS_FOLDER = ROOT / "jobs"

@@ -16,9 +16,9 @@ from cluster_ddp.doctor.finding import Finding
 from cluster_ddp.doctor.step.rank import Options
 from cluster_ddp.doctor.verdict import Verdict
 from cluster_ddp.errors import ClusterDDPError
-from cluster_ddp.launch.cli import site_config
 from cluster_ddp.slurm import commands, partitions
 from cluster_ddp.slurm.topology import Topology
+from cluster_ddp.submission.cli import site_config
 
 _NODE_LOCAL = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/scratch/local", "/local")))
 _LOCAL_KINDS = ("tmpfs", "ramfs", "overlay")

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from cluster_ddp.errors import SpecError
 from cluster_ddp.jobs import job
 from cluster_ddp.jobs.watch import follow
-from cluster_ddp.launch.cli import command_line
-from cluster_ddp.launch.cli.parser import Parser
-from cluster_ddp.launch.planning import Plan
+from cluster_ddp.submission.cli import command_line
+from cluster_ddp.submission.cli.parser import Parser
+from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submit import ReferenceJob
 
 _NOT_FOR_IT = ("--array", "--resume", "--on", "--watch", "--test-only")

@@ -13,14 +13,14 @@ from typing import Any
 from cluster_ddp.contract import File
 from cluster_ddp.errors import JobError, SlurmError
 from cluster_ddp.jobs.run_records import RunRecord
-from cluster_ddp.launch import submission
-from cluster_ddp.launch.backends import Scheduler, submitit_task
-from cluster_ddp.launch.backends.local import ThisMachine
-from cluster_ddp.launch.backends.slurm import Slurm
-from cluster_ddp.launch.planning import Plan
 from cluster_ddp.run_files import LOG_BYTES, tail
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import JobStatus
+from cluster_ddp.submission import submit_plan
+from cluster_ddp.submission.backends import Scheduler, submitit_task
+from cluster_ddp.submission.backends.local import ThisMachine
+from cluster_ddp.submission.backends.slurm import Slurm
+from cluster_ddp.submission.planning import Plan
 
 _FIRST_POLL_S, _LAST_POLL_S = 1.0, 10.0
 _SILENT_S = 2.0
@@ -194,5 +194,5 @@ def _output(record: RunRecord) -> str:
 
 
 def submit(plan: Plan) -> list[Job]:
-    """Submit a plan. Returns the job, or one job per array task. Raises what `submission.submit` raises."""
-    return [Job(**task._asdict()) for task in submission.submit(plan)]
+    """Submit a plan. Returns the job, or one job per array task. Raises what `submit_plan.submit` raises."""
+    return [Job(**task._asdict()) for task in submit_plan.submit(plan)]

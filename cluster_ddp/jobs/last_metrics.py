@@ -8,8 +8,8 @@ from typing import Any
 
 from cluster_ddp.contract import ENDS, File, Record
 from cluster_ddp.jobs.report import usage
-from cluster_ddp.launch.notation import hours
 from cluster_ddp.run_files import json_lines, read_text
+from cluster_ddp.submission.notation import hours
 
 # Enough of the end of metrics.jsonl for the last record of each kind.
 _TAIL_BYTES = 64 * 1024

@@ -8,8 +8,8 @@ from pathlib import Path
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
 from cluster_ddp.jobs import run_records
 from cluster_ddp.jobs.run_records import RunRecord
-from cluster_ddp.launch.backends.local import ThisMachine
-from cluster_ddp.launch.backends.slurm import Slurm
+from cluster_ddp.submission.backends.local import ThisMachine
+from cluster_ddp.submission.backends.slurm import Slurm
 
 
 def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] | None = None) -> list[RunRecord]:

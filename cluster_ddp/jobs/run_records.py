@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from cluster_ddp.contract import ASIDE, File
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.launch import run_dirs
 from cluster_ddp.run_files import read_json, why
+from cluster_ddp.submission import run_dirs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

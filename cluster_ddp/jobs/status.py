@@ -12,13 +12,13 @@ from cluster_ddp.contract import RESTART, File
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
 from cluster_ddp.jobs import full_disk, last_metrics, lookup, run_records
 from cluster_ddp.jobs.run_records import RunRecord
-from cluster_ddp.launch import run_dirs
-from cluster_ddp.launch.backends import identity
-from cluster_ddp.launch.backends.local import ThisMachine
-from cluster_ddp.launch.backends.slurm import Slurm
 from cluster_ddp.run_files import problem, tail
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import JobStatus, all_jobs, lost_node, remembered_jobs
+from cluster_ddp.submission import run_dirs
+from cluster_ddp.submission.backends import identity
+from cluster_ddp.submission.backends.local import ThisMachine
+from cluster_ddp.submission.backends.slurm import Slurm
 
 # By cluster and job id: the job, or its array tasks by name.
 _Known = dict[tuple[str | None, str], dict[str, JobStatus]]

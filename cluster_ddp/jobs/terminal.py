@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from cluster_ddp.errors import printable
-from cluster_ddp.launch.cli.parser import Parser
+from cluster_ddp.submission.cli.parser import Parser
 
 _COLOURS = {"COMPLETED": 32, "RUNNING": 36, "COMPLETING": 36, "PENDING": 33, "CONFIGURING": 33, "STOPPED": 33}
 _FAILED = 31

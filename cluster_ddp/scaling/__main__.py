@@ -27,16 +27,16 @@ from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.jobs import job
 from cluster_ddp.jobs.job import Job
 from cluster_ddp.jobs.report import metrics_from_log
-from cluster_ddp.launch.backends.slurm import Slurm
-from cluster_ddp.launch.checks import feasibility
-from cluster_ddp.launch.cli import command_line
-from cluster_ddp.launch.cli.parser import Parser
-from cluster_ddp.launch.planning import Plan
 from cluster_ddp.scaling import table
 from cluster_ddp.scaling.points import Point, parse_counts, points
 from cluster_ddp.scaling.results import Results
 from cluster_ddp.scaling.study_folder import Study
 from cluster_ddp.slurm import partitions
+from cluster_ddp.submission.backends.slurm import Slurm
+from cluster_ddp.submission.checks import feasibility
+from cluster_ddp.submission.cli import command_line
+from cluster_ddp.submission.cli.parser import Parser
+from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submit import ReferenceJob
 
 PROGRAM = "cluster-ddp scaling"

@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 from chaos import faults
 from chaos.training import SLOW_DISK
 from cluster_ddp.contract import Env, File
-from cluster_ddp.launch import task_command
-from cluster_ddp.launch.render import render
-from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.runtime.checkpoint import file, folder
 from cluster_ddp.runtime.failure import sick_nodes
 from cluster_ddp.sandbox import cluster
 from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands, job_status
+from cluster_ddp.submission import task_command
+from cluster_ddp.submission.render import render
+from cluster_ddp.submission.spec import JobSpec
 
 DISK = "disk"
 """The run directories' file system, in the folder of all of a chaos' files."""

@@ -16,12 +16,12 @@ from typing import NoReturn
 import pytest
 from slowness import scaled
 
-from cluster_ddp.launch.render import render
-from cluster_ddp.launch.spec import JobSpec
-from cluster_ddp.launch.task_command import of_command
 from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
+from cluster_ddp.submission.render import render
+from cluster_ddp.submission.spec import JobSpec
+from cluster_ddp.submission.task_command import of_command
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))

@@ -11,9 +11,9 @@ import pytest
 from cluster import ROOT, Cluster, Job, records
 from slowness import scaled
 
-from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.sandbox.layout import STATE_ROOT
 from cluster_ddp.slurm.port import candidates, master_port
+from cluster_ddp.submission.spec import JobSpec
 
 HELLO = ("python", "examples/hello_ddp.py")
 # Holds a port of the master node before the ranks come. A thief that does not listen is seen by nobody but the kernel.

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from cluster import ROOT, Cluster, Place, output
 
-from cluster_ddp.launch.spec import JobSpec
 from cluster_ddp.slurm import commands
+from cluster_ddp.submission.spec import JobSpec
 
 # The rank that comes late waits until the stranger has been there for a while.
 VICTIM = """import os, pathlib, sys, time

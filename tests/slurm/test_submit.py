@@ -21,9 +21,9 @@ from stand_ins import HOSTILE
 
 import cluster_ddp
 from cluster_ddp import JobSpec
-from cluster_ddp.launch.backends import submitit_task
-from cluster_ddp.launch.checks import script_text
 from cluster_ddp.slurm import commands, job_status
+from cluster_ddp.submission.backends import submitit_task
+from cluster_ddp.submission.checks import script_text
 
 TWO_BY_TWO = ("--nodes", "2", "--gpus-per-node", "2")
 HELLO = ("python", str(ROOT / "examples" / "hello_ddp.py"))

@@ -17,12 +17,12 @@ LEAVES = {"contract", "errors", "files", "ownership", "processes", "run_files", 
 # package -> the others that it may import; modules at the top, and the sandbox, may import anything.
 MAY_IMPORT = {
     "slurm": set(),
-    "launch": {"slurm"},
-    "jobs": {"launch", "slurm"},
-    "remote": {"launch"},
-    "scaling": {"jobs", "launch", "slurm", "submit"},
+    "submission": {"slurm"},
+    "jobs": {"slurm", "submission"},
+    "remote": {"submission"},
+    "scaling": {"jobs", "slurm", "submission", "submit"},
     "runtime": {"slurm"},
-    "doctor": {"jobs", "launch", "runtime", "slurm", "submit"},
+    "doctor": {"jobs", "runtime", "slurm", "submission", "submit"},
     "mnist": {"runtime"},
 }
 MODULES_SIDE_BY_SIDE = 12
@@ -104,8 +104,8 @@ def test_slurm_needs_the_standard_library_only() -> None:
     [
         "import cluster_ddp",
         "from cluster_ddp.env import main; main([])",
-        "from cluster_ddp.launch.render import render; from cluster_ddp.launch.spec import JobSpec;"
-        "from cluster_ddp.launch.task_command import of_command; spec = JobSpec(name='x', command=('true',));"
+        "from cluster_ddp.submission.render import render; from cluster_ddp.submission.spec import JobSpec;"
+        "from cluster_ddp.submission.task_command import of_command; spec = JobSpec(name='x', command=('true',));"
         "render(spec, of_command(spec), source='')",
         "from cluster_ddp.sandbox.__main__ import parser; parser()",
         "import cluster_ddp.train",

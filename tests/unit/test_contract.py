@@ -1,4 +1,4 @@
-"""What launch, runtime and the templates share is named in one place, and documented."""
+"""What submission, runtime and the templates share is named in one place, and documented."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ from ranks import run_ranks
 import cluster_ddp
 from cluster_ddp.__main__ import VERBS
 from cluster_ddp.errors import ClusterDDPError
-from cluster_ddp.launch.cli import site_config
 from cluster_ddp.remote import verbs
+from cluster_ddp.submission.cli import site_config
 from cluster_ddp.train import Train
 
 ROOT = Path(__file__).parents[2]

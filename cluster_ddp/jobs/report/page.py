@@ -19,8 +19,8 @@ from cluster_ddp.jobs.report.charts import Run, charts
 from cluster_ddp.jobs.report.notes import notes
 from cluster_ddp.jobs.report.step_breakdown import Start
 from cluster_ddp.jobs.report.summary import Report, bars
-from cluster_ddp.launch.notation import hours
 from cluster_ddp.run_files import read_json
+from cluster_ddp.submission.notation import hours
 
 _HTML = Path(__file__).parent / "html"
 

@@ -18,9 +18,9 @@ from cluster_ddp.jobs.report import metrics_from_log, step_breakdown, usage
 from cluster_ddp.jobs.report.step_breakdown import Training
 from cluster_ddp.jobs.report.usage import NodeUse
 from cluster_ddp.jobs.status import RunStatus
-from cluster_ddp.launch.notation import mebibytes, seconds
 from cluster_ddp.run_files import read_json
 from cluster_ddp.slurm.job_status import elapsed_s
+from cluster_ddp.submission.notation import mebibytes, seconds
 
 _GIB = 1 << 30
 _MOST = 1_000_000  # of nodes, GPUs or CPUs, in a file that makes sense

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.errors import DataError
-from cluster_ddp.launch.run_dirs import first_failure
 from cluster_ddp.runtime.failure import failure_marker
+from cluster_ddp.submission.run_dirs import first_failure
 
 
 def test_the_first_failure_stays_with_its_status(tmp_path: Path) -> None:

@@ -1,4 +1,0 @@
-"""From a job as data (`spec`) to a plan (`planning`) to a submission (`submission`), on Slurm or this machine.
-
-No torch. jinja2, submitit and other slow imports are imported on use.
-"""

@@ -1,0 +1,170 @@
+"""What the text of a job's script shows before the submission: a syntax error, a variable of Slurm without a value.
+
+Without this, the job waits in the queue, and then every rank fails in its first second.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import zipfile
+from collections import Counter
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from cluster_ddp.errors import SpecError
+from cluster_ddp.submission.checks import job_python
+from cluster_ddp.submission.checks.performance_warnings import Advice
+from cluster_ddp.submission.parse_python_command import SHELLS, is_python, program_words, python_target
+from cluster_ddp.submission.spec import JobSpec
+
+# Prints nothing for a text that compiles. Compiling runs and imports nothing of it.
+_COMPILE = """
+import sys
+try:
+    with open(sys.argv[1], "rb") as file:
+        compile(file.read(), sys.argv[1], "exec", dont_inherit=True)
+except (SyntaxError, ValueError) as error:  # ValueError: it has NUL bytes (before Python 3.12)
+    line = getattr(error, "lineno", None)
+    print((f"line {line}: " if line else "") + f"{type(error).__name__}: {getattr(error, 'msg', error)}")
+"""
+# A rank's place as Slurm numbers tasks, and as torchrun numbers workers.
+_PLACES = {"SLURM_PROCID": "RANK", "SLURM_LOCALID": "LOCAL_RANK"}
+
+
+def check(spec: JobSpec, folder: Path, *, on_slurm: bool) -> list[Advice]:
+    """Check the script of a job, if its command names one that is here.
+
+    Args:
+        spec: the job.
+        folder: the folder in which it will run.
+        on_slurm: whether Slurm will run it.
+
+    Returns:
+        A warning of a syntax error, if the job may have another Python or shell than this machine; warnings of
+        variables that it reads and that the job does not have.
+
+    Raises:
+        SpecError: the Python or the shell of the job can't read the script.
+    """
+    words = program_words(spec.command) or list(spec.command)
+    if is_python(words):
+        path = _python_file(words, folder)
+        if path is None:
+            return []
+        wrong = _syntax(spec, path, _compiled(spec, path), [words[0], "-m", "py_compile"])
+        return [*wrong, *_variables(spec, path, on_slurm)]
+    if Path(words[0]).name in SHELLS and words[1:] and (folder / words[1]).is_file():
+        # With -n, a script's own `shopt -s extglob` has no effect, and without it `!(a|b)` would be an error.
+        checker = [words[0], *(("-O", "extglob") if Path(words[0]).name == "bash" else ()), "-n"]
+        return _syntax(spec, folder / words[1], _read_by_shell(checker, folder / words[1]), checker)
+    return []
+
+
+def _python_file(words: list[str], folder: Path) -> Path | None:
+    """The text of the script or of the module that a command runs, if it is in the folder of the job.
+
+    Python also runs a .pyc and an archive (python -m zipapp), which are no text.
+    """
+    kind, what = python_target(words)
+    module = folder / (what[0].replace(".", "/") if kind == "module" and what else ".")
+    files = (
+        {"script": [folder / what[0]], "module": [module.with_suffix(".py"), module / "__main__.py"]} if what else {}
+    )
+    path = next((path for path in files.get(kind, []) if path.is_file()), None)
+    return None if path is None or path.suffix == ".pyc" or zipfile.is_zipfile(path) else path
+
+
+def _compiled(spec: JobSpec, path: Path) -> str:
+    """What the job's Python, or else the present one, says of a file that it can't compile."""
+    said = job_python.ask(spec, _COMPILE, [str(path)])
+    if said is None:
+        done = subprocess.run([sys.executable, "-ISc", _COMPILE, path], capture_output=True, text=True)
+        said = done.stdout.splitlines()
+    return said[0] if said else ""
+
+
+def _read_by_shell(checker: list[str], path: Path) -> str:
+    """What a shell says of a file that it can't read; nothing if that shell is not here."""
+    try:
+        done = subprocess.run([*checker, path], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    except OSError:
+        return ""
+    said = done.stderr.splitlines() if done.returncode else []
+    return re.sub(rf"^(\S+: )?{re.escape(str(path))}: ", "", said[0]) if said else ""
+
+
+def _syntax(spec: JobSpec, path: Path, said: str, checker: list[str]) -> list[Advice]:
+    name = os.path.relpath(path)
+    if not said:
+        return []
+    if job_python.runs_here(spec):
+        raise SpecError(f"Running {name!r}:", f"{said}.", f"mend it, then check it: {shlex.join([*checker, name])}")
+    reader = f"Python {platform.python_version()}" if path.suffix == ".py" else "the shell"
+    where = "the container" if spec.container or spec.container_image else "the job's environment"
+    text = f"{name} can't be read by {reader} of this machine: {said}. The job fails at once if {where} says the same."
+    return [Advice("syntax", text)]
+
+
+def _variables(spec: JobSpec, path: Path, on_slurm: bool) -> Iterator[Advice]:
+    """Warnings of Slurm's variables that a script uses, and that have no value or another meaning in this job."""
+    name, use = os.path.relpath(path), _used(path)
+    for variable in sorted(use.needed):
+        if cure := cure_of_unset(spec, variable, on_slurm=on_slurm):
+            text = f'{name} reads os.environ["{variable}"], which has no value in this job: a KeyError. {cure}'
+            yield Advice("slurm-variable", text)
+    for variable in sorted(_PLACES.keys() & use.named) if spec.launcher == "torchrun" and on_slurm else ():
+        if (instead := _PLACES[variable]) not in use.named:
+            text = f"{name} uses {variable}, which numbers Slurm's tasks: with --launcher torchrun one per node, so all"
+            text += f" ranks of a node have the same, and a rendezvous would wait for ever. Use {instead}, or "
+            yield Advice("slurm-variable", f"{text}--launcher srun.")
+
+
+def cure_of_unset(spec: JobSpec, variable: str, *, on_slurm: bool) -> str:
+    """Return how to get a variable of Slurm that has no value in a job, or what has; empty if it has one."""
+    if not on_slurm:
+        return "Without Slurm, only torchrun's variables are set: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR …"
+    if variable == "SLURM_CPUS_PER_TASK" and spec.cpus_per_task is None and spec.launcher != "torchrun":
+        return "--cpus-per-task N sets it."
+    if variable in ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_JOB_ID") and spec.array is None:
+        return "--array sets it."
+    if variable == "SLURM_RESTART_COUNT":  # Slurm 20.11 to 26.05; later, 0
+        return f'Before the first restart, most versions of Slurm do not set it: os.environ.get("{variable}", "0")'
+    if variable in ("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK"):
+        return "The job asks for its GPUs by --gres, which sets SLURM_GPUS_ON_NODE."
+    return ""
+
+
+class _Use(NamedTuple):
+    """The variables of Slurm that a script uses."""
+
+    named: Collection[str]
+    needed: Collection[str]
+    """Those that it only reads as os.environ["NAME"], never asking whether they have a value: without, that fails."""
+
+
+def _used(path: Path) -> _Use:
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return _Use((), ())
+    named = Counter(name for node in nodes if (name := _text(node)))
+    reads = Counter(
+        _text(node.slice)
+        for node in nodes
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.ctx, ast.Load)
+        and ast.unparse(node.value) in ("os.environ", "environ")
+    )
+    needed = {name for name, count in reads.items() if name.startswith("SLURM_") and named[name] == count}
+    return _Use(named.keys(), needed)
+
+
+def _text(node: ast.AST) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""

@@ -1,0 +1,257 @@
+"""A submission from the command line: from its words to a job, with warnings."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from cluster_ddp.errors import SpecError, nearest
+from cluster_ddp.submission import grids, planning, render, resume, run_dirs
+from cluster_ddp.submission.backends.slurm import Slurm, test_only
+from cluster_ddp.submission.checks import preflight
+from cluster_ddp.submission.checks.performance_warnings import CODES, OTHER_CODES, Advice
+from cluster_ddp.submission.cli import environments, likely_mistakes, options, settings_file, site_config
+from cluster_ddp.submission.planning import Plan
+from cluster_ddp.submission.spec import JobSpec, check_placeholders
+
+
+class Reference(Protocol):
+    """The job that is submitted if no command is given."""
+
+    name: str
+
+    def function(self, options: list[str], grid: grids.Grid) -> Callable[..., Any]:
+        """Return the function that its tasks call. Raises ClusterDDPError, or exits, for a wrong option."""
+
+    def command(self, options: Sequence[str]) -> list[str]:
+        """Return a command that does the same."""
+
+    def check(self, options: list[str], grid: grids.Grid) -> None:
+        """Check that it has what it needs. Raises ClusterDDPError if not."""
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    program: str,
+    description: str,
+    reference: Reference,
+    submit: Callable[[Plan, bool], int],
+    others: Sequence[str] = (),
+) -> int:
+    """Parse the command line, plan, check; then show the plan, ask Slurm about it, or submit it.
+
+    Args:
+        argv: the words of the command line.
+        program: name of the command, for messages.
+        description: text for --help.
+        reference: the job that is submitted if no command is given.
+        submit: submits a plan, follows the job if its second argument is true, and returns the exit status.
+        others: options of the verb beside those of a submission, for suggestions.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        ClusterDDPError: the job can't be submitted, or can't work. No job is left behind, unless the error names it.
+    """
+    asked = _Asked.parse(argv, program, description, others)
+    if asked.parsed.show_template:
+        print((render.templates_folder() / render.TEMPLATE).read_text(), end="")
+        return 0
+    if asked.parsed.show_config:
+        _show_config(asked)
+        return 0
+    plan = _plan(asked, reference, source=f"Submitted by: {program} {shlex.join(argv)}")
+    _warn(asked, plan, reference)
+    if asked.parsed.dry_run:
+        print(plan, end="")
+        return 0
+    return _test_only(plan) if asked.parsed.test_only else submit(plan, asked.parsed.watch)
+
+
+class _Asked(NamedTuple):
+    """A parsed command line, with the settings files."""
+
+    parsed: argparse.Namespace
+    given: Mapping[str, Any]
+    """The options that were given."""
+    rest: list[str]
+    """The options of the reference job."""
+    command: list[str] | None
+    """The words after the two dashes; None without them."""
+    settings: site_config.Settings
+    values: dict[str, Any]
+    """The settings, overridden by the options, as JobSpec takes them."""
+    earlier: resume.Earlier | None
+    """The run to resume."""
+
+    @property
+    def activated(self) -> environments.Activated | None:
+        """The activated environment, if it is not cluster-ddp's own. A function runs in the one that loads it."""
+        return None if self.command is None else environments.find(self.command, self.values, os.environ)
+
+    @staticmethod
+    def parse(argv: Sequence[str], program: str, description: str, others: Sequence[str]) -> _Asked:
+        own, command = options.split(argv)
+        parser = options.parser(program, description, with_texts="-h" in own or "--help" in own)
+        parsed, rest = parser.parse_known_args(own)
+        if command is not None:
+            options.refuse(rest, [*others, *parser.option_names()], program, () if others else command)
+        given = {key: value for key, value in vars(parsed).items() if value is not None}
+        accept = settings_file.CODE in (parsed.accept or ())
+        settings = site_config.load(parsed.profile, folder=Path.cwd(), env=os.environ, accept=accept)
+        earlier = None
+        if parsed.resume is not None:
+            earlier = resume.find(parsed.resume, Path({"runs_dir": "runs", **settings.values, **given}["runs_dir"]))
+            settings = _settings_of(earlier, settings, parsed.profile)
+        return _Asked(parsed, given, rest, command, settings, _values(settings, given), earlier)
+
+
+def _warn(asked: _Asked, plan: Plan, reference: Reference) -> None:
+    """Print the warnings that are not accepted. Raises ClusterDDPError for what can't work."""
+    for code in asked.values.get("accept", ()):
+        if code not in (legal := (*CODES, *OTHER_CODES)):
+            found = f"there is no warning with this code.{nearest(code, legal)}"
+            raise SpecError(f"Accepting {code!r}:", found, f"the codes are {', '.join(sorted(legal))}")
+    try:
+        advice = _advice(asked, plan, reference)
+    except SpecError as error:
+        raise _with_origins(error, asked) from error
+    for one in advice:
+        if one.code not in asked.values.get("accept", ()):
+            print(f"warning: {one.text} (silence: --accept {one.code})", file=sys.stderr)
+
+
+def _advice(asked: _Asked, plan: Plan, reference: Reference) -> list[Advice]:
+    """Warnings before the submission. Raises ClusterDDPError for what can't work."""
+    advice = options.tasks_advice(vars(asked.parsed), plan.spec)
+    advice += likely_mistakes.advise(asked.given, asked.command or ())
+    advice += [active.advice() for active in (asked.activated,) if active]
+    if not asked.parsed.no_check:
+        advice += preflight.check(plan, must_run=not asked.parsed.dry_run, accepted=asked.values.get("accept", ()))
+        if plan.request.reference_options is not None and not asked.parsed.dry_run:
+            reference.check(list(plan.request.reference_options), plan.spec.grid)
+    return advice
+
+
+def _with_origins(error: SpecError, asked: _Asked) -> SpecError:
+    """The error, with the places of the settings that it names: the user may not know that they are set."""
+    set_in_files = {key: value for key, value in asked.settings.values.items() if key not in asked.given}
+    text = re.split(r"[\s,;:]+", error.asked)
+    named = [key for key, value in set_in_files.items() if isinstance(value, str) and value in text]
+    places = [f"{key} is set in {site_config.line_of(key, asked.settings.origins[key])}" for key in named]
+    if not places:
+        return error
+    return SpecError(error.asked, f"{error.found} ({'; '.join(places)})", error.hint)
+
+
+class _Work(NamedTuple):
+    """What to run: a command, or a function, which may be the reference job."""
+
+    name: str
+    command: tuple[str, ...] = ()
+    function: Callable[..., Any] | None = None
+    reference_options: tuple[str, ...] | None = None
+
+
+def _work(asked: _Asked, reference: Reference) -> _Work:
+    """The command; without one, what the earlier job ran, in its folder; without that, the reference job."""
+    if asked.command is not None:
+        return _Work(options.job_name(asked.command), tuple(asked.command))
+    if asked.earlier is None:
+        return _reference(reference, reference.name, asked.rest, asked.values)
+    spec = asked.earlier.enter()
+    if asked.earlier.reference_options is not None:
+        return _reference(reference, spec.name, [*asked.earlier.reference_options, *asked.rest], asked.values)
+    if spec.command[1:3] == tuple(reference.command([])[1:3]):  # the same training, given as a command
+        return _Work(spec.name, (*spec.command, *asked.rest))
+    if asked.rest:
+        hint = f"{run_dirs.resume_command(asked.earlier.run_dir)} -- {shlex.join([*spec.command, *asked.rest])}"
+        raise SpecError(f"Resuming with {asked.rest[0]}:", "there is no such option here.", hint)
+    return _Work(spec.name, spec.command, asked.earlier.function())
+
+
+def _reference(reference: Reference, name: str, words: list[str], values: Mapping[str, Any]) -> _Work:
+    function = reference.function(words, values.get("grid") or {})
+    return _Work(name, function=function, reference_options=tuple(words))
+
+
+def _refuse_unfit(spec: JobSpec, reference: Reference, words: tuple[str, ...]) -> None:
+    """Check that the reference job can be a function. Raises SpecError with a command that does the same."""
+    for name, value in planning.unfit_for_function(spec).items():
+        found = "without a command, each task calls a function in the environment that submits it."
+        inside = "submit from inside it, or " if name in ("venv", "conda_env") else ""
+        hint = f"{inside}submit the same training as a command: … -- {shlex.join(reference.command(words))}"
+        raise SpecError(f"Submitting the {reference.name} job with {name}={value!r}:", found, hint)
+
+
+def _plan(asked: _Asked, reference: Reference, *, source: str) -> Plan:
+    work, parsed, values, earlier = _work(asked, reference), asked.parsed, asked.values, asked.earlier
+    job = {key: value for key, value in values.items() if key not in site_config.SUBMISSION_KEYS}
+    if (active := asked.activated) is not None and not active.why_not:
+        job[active.setting] = active.path
+    spec = JobSpec(**{"name": work.name, **job, "command": work.command})
+    if work.reference_options is not None:
+        check_placeholders(work.reference_options, spec.grid, array=spec.array)
+        _refuse_unfit(spec, reference, work.reference_options)
+    request = planning.Request(
+        spec=spec,
+        function=work.function,
+        reference_options=work.reference_options,
+        local=earlier is not None and earlier.local if parsed.local is None else parsed.local,
+        runs_dir=Path(values.get("runs_dir", "runs")),
+        run_dir=parsed.run_dir and Path(parsed.run_dir),
+        earlier=earlier,
+        code=earlier.code if earlier is not None and asked.command is None else None,
+        take_snapshot=parsed.snapshot,
+        source=source,
+    )
+    return planning.plan(request, must_run=not parsed.dry_run)
+
+
+def _settings_of(earlier: resume.Earlier, files: site_config.Settings, name: str | None) -> site_config.Settings:
+    """The earlier job's settings instead of those in the files; with --profile, the files' settings override them."""
+    if earlier.spec is None:
+        return files
+    keys = [key for key in site_config.legal_keys() if key not in site_config.SUBMISSION_KEYS and key != "array"]
+    before = {key: value for key in keys if (value := getattr(earlier.spec, key)) is not None}
+    if earlier.reference_options is not None:
+        before.pop("venv", None)  # the function is pickled again, by the environment that submits now
+    now = {key: value for key, value in files.values.items() if name is not None or key == "accept"}
+    origins = dict.fromkeys(before, f"job {earlier.job}") | {key: files.origins[key] for key in now}
+    return site_config.Settings(values=site_config.overlay(before, now), origins=origins)
+
+
+def _values(settings: site_config.Settings, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the files, overridden by the command line, as JobSpec takes them."""
+    values = site_config.overlay(settings.values, {key: given[key] for key in site_config.legal_keys() if key in given})
+    if "array" in given:
+        values["grid"], values["array"] = grids.parse(given["array"])
+    if not values.get("container") and not values.get("container_image") and "container_binds" not in given:
+        values.pop("container_binds", None)  # binds in the settings apply only to a container
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+
+def _show_config(asked: _Asked) -> None:
+    defaults = {field.name: field.default for field in dataclasses.fields(JobSpec)}
+    defaults |= {"name": "from the command", "runs_dir": "runs", "accept": ()}
+    for key in site_config.legal_keys():
+        value = asked.values.get(key, defaults[key])
+        origin = "command line" if key in asked.given else asked.settings.origins.get(key, "default")
+        shown = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+        print(f"{key:20} {'-' if shown in (None, '') else shown!s:30} {origin}")
+
+
+def _test_only(plan: Plan) -> int:
+    if not isinstance(plan.scheduler, Slurm):
+        raise SpecError("Asking the scheduler with --test-only:", "this machine has none.", "leave --test-only out")
+    print(test_only(plan.script, plan.options))
+    return 0

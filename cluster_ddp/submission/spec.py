@@ -1,0 +1,280 @@
+"""A job as data, checked before anything is rendered or submitted.
+
+One rank drives one GPU, or `gpus_per_task`. So no field sets the number of tasks: it follows from the number of GPUs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Literal, get_args
+
+from cluster_ddp.contract import TRACKERS
+from cluster_ddp.errors import HostlistError, SpecError, nearest, nearest_name
+from cluster_ddp.slurm import hostlist
+from cluster_ddp.submission import grids
+from cluster_ddp.submission.field_patterns import PATTERNS, SET_ELSEWHERE, WORD_PATTERNS
+from cluster_ddp.submission.notation import field_error, normalized_time
+
+ARRAY_TASK = "array_task_id"
+ARRAY_TASK_PLACEHOLDER = f"{{{ARRAY_TASK}}}"
+
+Launcher = Literal["srun", "torchrun", "fork"]
+
+ALTERNATIVES = (("venv", "conda_env"), ("container", "container_image"))
+"""Pairs of fields that exclude each other."""
+
+EXPEDITE = "--requeue=expedite"
+"""The one form of --requeue with a value, from Slurm 25.11 on; a word of `JobSpec.sbatch_options`."""
+
+_ADD_CONTAINER = "add --container IMAGE.sif"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobSpec:
+    """What to run, and on which nodes and GPUs. None leaves a setting to the cluster's default.
+
+    Raises:
+        SpecError: a field has an illegal value, or contradicts another field. The error names the field.
+    """
+
+    name: str
+    """Name of the job, as squeue shows it."""
+    command: tuple[str, ...] = ()
+    """Command of every task, one item per word; each is quoted for the shell. In an array, "{array_task_id}" becomes
+    the task's number, and "{key}" the task's value of this key of the grid."""
+    description: str = ""
+    """One line for the script's header."""
+    nodes: int = 1
+    """Number of nodes."""
+    gpus_per_node: int = 1
+    """Number of GPUs on each node, and of ranks, unless gpus_per_task is more than 1."""
+    gpus_per_task: int = 1
+    """Number of GPUs that each rank drives, for a model over several: `distributed(gpus_per_task=…)`."""
+    gpu_type: str | None = None
+    """Type of GPU, such as a100; sinfo -o %G shows the types."""
+    cpus_per_task: int | None = None
+    """Number of CPUs for each rank."""
+    mem: str | None = None
+    """Memory per node, such as 32G."""
+    time: str | None = None
+    """Time limit: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S or UNLIMITED. Kept as D-HH:MM:SS."""
+    partition: str | None = None
+    """Partition, or several separated by commas: Slurm uses the one that starts the job first."""
+    account: str | None = None
+    """Slurm account to charge."""
+    qos: str | None = None
+    """Quality of service (QOS)."""
+    constraint: str | None = None
+    """Features that the nodes must have."""
+    exclude: str | None = None
+    """Nodes that the job must not get, such as node3,node[7-8]."""
+    array: str | None = None
+    """Task numbers of a job array, such as 0-7 or 0-99%4 (four at a time)."""
+    grid: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Values of each placeholder of the command. Array task i runs combination i."""
+    begin: str | None = None
+    """Earliest start, in the form of sbatch's --begin, such as 16:00 or now+2hours."""
+    after: str | None = None
+    """Id of a job that must succeed first, or a dependency for sbatch, such as afterany:12."""
+    signal: str | None = None
+    """Signal to send before the time limit, such as USR1@120: two minutes before."""
+    requeue: bool | None = None
+    """Let Slurm requeue the job after preemption or the loss of a node."""
+    max_requeues: int = 20
+    """Requeue a job that was stopped in time (exit status 75), unless it has restarted this often already."""
+    requeue_on_failure: int = 0
+    """On Slurm: how often to requeue the job after a failure. It stops after three times without a new checkpoint."""
+    requeue_elsewhere: int = 0
+    """On Slurm: at most so many nodes to leave behind. If the doctor finds a node at fault, the job is requeued without
+    it, once per node."""
+    launcher: Launcher = "srun"
+    """srun: one task per rank. torchrun: one task per node; its agent starts the ranks. fork: one task per node; it
+    imports torch once and forks the ranks; for Python scripts and modules."""
+    modules: tuple[str, ...] = ()
+    """Environment modules to load before the ranks start."""
+    venv: str | None = None
+    """Virtual environment to activate."""
+    conda_env: str | None = None
+    """Conda environment to activate."""
+    stage_env: bool = False
+    """Pack the virtual environment into one file; each node unpacks it to $SLURM_TMPDIR or /tmp before ranks start."""
+    trace: int | None = None
+    """Trace so many steps of each rank with torch.profiler, in trace-rank<k>.json.gz in the run directory. The script
+    must use a Checkpointer."""
+    doctor: bool = False
+    """Examine the nodes before the ranks start (cluster-ddp doctor --quick); a problem ends the job with a verdict."""
+    setup: tuple[str, ...] = ()
+    """Lines of bash to run before the ranks start. They run unchecked: never put text from others here."""
+    container: str | None = None
+    """Container image for Apptainer or Singularity: a .sif file or a URI such as docker://…"""
+    container_image: str | None = None
+    """Container image for Pyxis and Enroot."""
+    container_binds: tuple[str, ...] = ()
+    """More folders for the container, as PATH or SOURCE:DESTINATION. It always has the working and run directories."""
+    container_overlays: tuple[str, ...] = ()
+    """Overlays of an Apptainer container, mounted read-only."""
+    track: tuple[str, ...] = ()
+    """Trackers that get the run's metrics: tensorboard, wandb, mlflow. They write files in the run directory."""
+    template: str | None = None
+    """Jinja template of your site for the batch script; it extends ours (submit --show-template)."""
+    share: bool = False
+    """Let your group read the run directory. By default, only you can."""
+    sbatch_options: tuple[str, ...] = ()
+    """More options for sbatch, such as --reservation=course."""
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task", "trace"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise field_error(name, value, "a whole number of 1 or more")
+        for name in ("max_requeues", "requeue_on_failure", "requeue_elsewhere"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
+                raise field_error(name, getattr(self, name), "a whole number of 0 or more")
+        for name in ("command", *WORD_PATTERNS):
+            words = getattr(self, name)
+            if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
+                raise field_error(name, words, "a tuple of strings")
+        for spec_field in fields(self):
+            self._check_text(spec_field.name)
+        if self.launcher not in get_args(Launcher):
+            names = get_args(Launcher)
+            meant = nearest_name(str(self.launcher), names)
+            raise field_error("launcher", self.launcher, f"one of {', '.join(names)}", meant=meant)
+        for name in ("requeue", "share", "stage_env", "doctor"):
+            value = getattr(self, name)
+            if type(value) is not bool and (name != "requeue" or value is not None):
+                raise field_error(name, value, "true or false")
+        if self.time is not None:
+            object.__setattr__(self, "time", normalized_time(self.time))
+        if self.command[:1] == ("",) or any("\0" in argument for argument in self.command):
+            legal = "a program and its arguments, without NUL bytes"
+            raise field_error("command", self.command, legal, hint="name a program first")
+        self._check_choices()
+        self._check_array()
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Number of ranks on each node."""
+        return self.gpus_per_node // self.gpus_per_task
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.nodes * self.ranks_per_node
+
+    def _check_text(self, name: str) -> None:
+        value = getattr(self, name)
+        if name in PATTERNS and value is not None:
+            pattern, legal = PATTERNS[name]
+            flags = re.UNICODE if name == "name" else re.ASCII
+            if not isinstance(value, str) or not re.fullmatch(pattern, value, flags):
+                raise field_error(name, value, legal)
+            if name == "name" and value.startswith("-"):
+                raise field_error(name, value, "a name that does not begin with '-'")
+        if name in WORD_PATTERNS:
+            pattern, legal = WORD_PATTERNS[name]
+            if not _all_match(pattern, value):
+                parts = tuple(filter(None, " ".join(value).split(" ")))
+                if not parts or not _all_match(pattern, parts):
+                    raise field_error(name, value, legal)
+                raise field_error(name, value, f"{legal}, not several in one pair of quotes", meant=parts)
+
+    def _check_choices(self) -> None:
+        if self.gpus_per_node % self.gpus_per_task:
+            legal = f"a divisor of gpus_per_node={self.gpus_per_node}"
+            raise field_error("gpus_per_task", self.gpus_per_task, legal)
+        for one, other in ALTERNATIVES:
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise field_error(
+                    other,
+                    getattr(self, other),
+                    f"left out when {one} is given",
+                    hint=f"leave out --{one.replace('_', '-')} or --{other.replace('_', '-')}",
+                )
+        if self.requeue_elsewhere and self.requeue is False:
+            raise field_error(
+                "requeue_elsewhere", self.requeue_elsewhere, "0 with --no-requeue", hint="leave out one of them"
+            )
+        if self.exclude is not None:
+            _check_hostlist("exclude", self.exclude)
+        if self.doctor and (self.container or self.container_image):
+            hint = "leave out --doctor; inside the container: cluster-ddp doctor --container …"
+            raise field_error("doctor", True, "left out with a container", hint=hint)
+        if self.container_overlays and self.container is None:
+            raise field_error(
+                "container_overlays", self.container_overlays, "left out without container", hint=_ADD_CONTAINER
+            )
+        if self.container_binds and self.container is None and self.container_image is None:
+            legal = "left out without container or container_image"
+            raise field_error("container_binds", self.container_binds, legal, hint=_ADD_CONTAINER)
+        for tracker in self.track:
+            if tracker not in TRACKERS:
+                found = f"there is no such tracker.{nearest(tracker, TRACKERS)}"
+                raise SpecError(f"Tracking with {tracker!r}:", found, f"the trackers are {', '.join(TRACKERS)}")
+        for option in self.sbatch_options:
+            name = option[2:].partition("=")[0]
+            if option == EXPEDITE and self.requeue is not False:
+                continue
+            if any(ours.startswith(name) for ours in SET_ELSEWHERE):  # sbatch takes abbreviations
+                own = name.replace("-", "_") in {field.name for field in fields(self)}
+                hint = f"--{option[2:].replace('=', ' ')}, without --sbatch-options" if own else "leave it out"
+                raise field_error("sbatch_options", option, "an option that cluster-ddp does not set itself", hint=hint)
+
+    def _check_array(self) -> None:
+        if self.array is not None and grids.count(self.array) == 0:
+            raise field_error("array", self.array, "task numbers such as 0-7, not an empty range")
+        if self.grid:
+            tasks = f"0-{grids.size(self.grid) - 1}"
+            if self.array is None:
+                object.__setattr__(self, "array", tasks)
+            elif self.array.partition("%")[0] != tasks:
+                raise field_error("array", self.array, f"{tasks} for this grid")
+        if self.array is not None and max(grids.count(self.array), grids.last(self.array)) > grids.MAX_TASKS:
+            raise field_error("array", self.array, f"of at most {grids.MAX_TASKS:,} tasks, none with a higher number")
+        if self.command:
+            check_placeholders(self.command, self.grid, array=self.array)
+
+
+def _all_match(pattern: str, words: Sequence[str]) -> bool:
+    return all(re.fullmatch(pattern, word, re.ASCII) for word in words)
+
+
+def _check_hostlist(name: str, value: str) -> None:
+    try:
+        hosts = hostlist.expand(value)
+    except HostlistError as error:
+        raise field_error(name, value, f"a hostlist such as node[3-4]: {error.found.rstrip('.')}") from error
+    if not hosts:
+        raise field_error(name, value, "at least one node")
+
+
+def check_placeholders(words: Sequence[str], grid: grids.Grid, *, array: str | None) -> None:
+    """Check the placeholders of a command against a grid and an array.
+
+    Args:
+        words: the command.
+        grid: each of its keys must be used. If it is empty, unknown names in braces are left alone.
+        array: sbatch's --array; if None, "{array_task_id}" is not allowed.
+
+    Raises:
+        SpecError: a key is not used, or a placeholder has no value.
+    """
+    names = grids.placeholders(words)
+    if array is None and ARRAY_TASK in names:
+        legal = f"without {ARRAY_TASK_PLACEHOLDER} unless array is set"
+        raise field_error("command", tuple(words), legal, hint="add an array of tasks: --array 0-7")
+    unknown = sorted(names - {*grid, ARRAY_TASK}) if grid else []
+    for name in unknown:
+        found = f"--array gives values for {', '.join(grid)} only.{nearest(name, grid)}"
+        used, unused = [key for key in grid if key in names], [key for key in grid if key not in names]
+        hint = f"give values for {name}{' instead' if unused else ', too'}: "
+        hint += f"--array {' '.join(f'{key}=…' for key in (*used, name))}"
+        if unused:
+            hint = f"write {{{nearest_name(name, unused) or unused[0]}}} in the command; or {hint}"
+        raise SpecError(f"A command with {{{name}}}:", found, hint)
+    for key in grid:
+        if key not in names:
+            found = f"the command has no {{{key}}}, so no task would get its value."
+            raise SpecError(f"An array with {key}:", found, f"add it to the command, for example: --{key} {{{key}}}")

@@ -1,0 +1,349 @@
+"""Jobs on this machine, for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from slowness import scaled
+from stand_ins import HOSTILE
+
+import cluster_ddp.submit as door
+from cluster_ddp import status
+from cluster_ddp.errors import JobError, RunDirError
+from cluster_ddp.jobs import job
+from cluster_ddp.jobs.job import Job
+from cluster_ddp.slurm.port import candidates
+from cluster_ddp.submission import resume
+from cluster_ddp.submission.planning import Request, plan
+from cluster_ddp.submission.spec import JobSpec
+from cluster_ddp.train import Train
+
+
+@pytest.fixture(autouse=True)
+def without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "it's a folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "mkdir", "nproc", "sleep", "env", "cat"):
+        (tools / name).symlink_to(f"/usr/bin/{name}")
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_a_result_that_others_could_have_written_is_not_loaded() -> None:
+    job = submit(function=os.getcwd, share=True)
+    assert job.result(timeout_s=60) == str(Path.cwd())
+    (result, *_) = sorted(job.run_dir.glob("*_0_result.pkl"))
+    result.chmod(0o662)  # by others than a group that may be the user's private one
+    with pytest.raises(RunDirError, match="may be written by others"):
+        job.result(timeout_s=60)
+    result.chmod(0o600)
+    assert job.result(timeout_s=60) == str(Path.cwd())
+    if os.geteuid() == 0:
+        os.chown(result, 12345, -1)
+        with pytest.raises(RunDirError, match="belongs to user 12345"):
+            job.result(timeout_s=60)
+
+
+def test_a_function_resumes_from_its_pickle() -> None:
+    def train() -> str:
+        mark = Path(os.environ["CLUSTER_DDP_RUN_DIR"], "mark")
+        if not mark.exists():
+            mark.touch()
+            raise ValueError("not yet")
+        return "done"
+
+    job = submit(function=train)
+    with pytest.raises(JobError, match="not yet"):
+        job.result(timeout_s=60)
+    assert door.main(["--resume", job.id, "--no-check", "--watch"]) == 0
+    label = json.loads((job.run_dir / "spec.json").read_text())["job"]
+    assert replace(job, id=label).result() == "done"
+    assert (
+        door.main(["--resume", job.id, "--no-check", "--watch", "--gpus-per-node", "1"]) == 0
+    )  # by its first job, too
+
+
+def test_a_specification_of_another_users_does_not_run() -> None:
+    job = submit("false")
+    assert job.wait(timeout_s=60).state == "FAILED"
+    (job.run_dir / "spec.json").chmod(0o666)
+    job.run_dir.chmod(0o755)
+    with pytest.raises(RunDirError, match="may be written by others"):
+        resume.find(job.run_dir, Path("runs"))
+
+
+def submit(*command: str, function=None, **fields) -> Job:
+    spec = JobSpec(name="here", command=command, gpus_per_node=2, **fields)
+    (submitted,) = job.submit(plan(Request(spec=spec, function=function)))
+    return submitted
+
+
+def processes_of(job: Job) -> list[str]:
+    """Of its session, which a job leads."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[3] == job.id and fields[0] != "Z":
+            found.append(path.parent.name)
+    return found
+
+
+def test_the_ranks_can_be_forked() -> None:
+    show = "import os; from cluster_ddp import Topology; place = Topology.from_environ(os.environ)\n"
+    show += "print(place.launcher, place.rank, place.local_rank, place.world_size, place.job_id, os.environ['RANK'])\n"
+    Path("show.py").write_text(show)
+    job = submit("env", "A=1", sys.executable, "show.py", launcher="fork")
+    assert job.result(timeout_s=scaled(60)) == 0
+    lines = [(job.run_dir / f"task-{rank}.log").read_text() for rank in (0, 1)]
+    assert lines == [f"manual {rank} {rank} 2 {job.id} {rank}\n" for rank in (0, 1)]
+
+
+def test_a_command_runs_once_per_gpu() -> None:
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"]
+    names += ["CLUSTER_DDP_RUN_DIR", "CUDA_VISIBLE_DEVICES"]
+    job = submit("bash", "-c", "echo " + " ".join(f"${name}" for name in names))
+    assert job.result(timeout_s=scaled(60)) == 0
+    assert job.state() == "COMPLETED"
+    lines = [(job.run_dir / f"task-{rank}.log").read_text() for rank in (0, 1)]
+    assert lines == [f"{rank} {rank} 2 2 127.0.0.1 {job.run_dir} 0,1\n" for rank in (0, 1)]
+    assert "==> task-1.log <==\n1 1 2" in job.logs()
+    left = {path.name for path in job.run_dir.iterdir() if not path.name.endswith(".pkl")}
+    assert left == {"ended.json", "job.log", "job.sh", "spec.json", "task-0.log", "task-1.log"}
+
+
+def test_every_argument_arrives_as_it_was() -> None:
+    show = "import sys; print(sys.argv[1:])"
+    job = submit(sys.executable, "-c", show, *HOSTILE, "--", "a", "--", "b")
+    assert job.result(timeout_s=scaled(60)) == 0
+    shown, *_ = (job.run_dir / "task-0.log").read_text().splitlines()
+    assert shown == f"{[*HOSTILE, '--', 'a', '--', 'b']}"
+    assert not list(Path.cwd().rglob("pwned"))
+
+
+def test_a_command_knows_its_job_and_its_ports() -> None:
+    """So that a new start waits for the former one's lock, and a port that is taken costs nothing."""
+    show = "import os; from cluster_ddp import Topology; place = Topology.from_environ(os.environ)\n"
+    Path("show.py").write_text(show + "print(place.job_id, sorted(place.port_candidates))\n")
+    job = submit(sys.executable, "show.py")
+    assert job.result(timeout_s=scaled(60)) == 0
+    assert (job.run_dir / "task-1.log").read_text() == f"{job.id} {sorted(candidates(int(job.id)))}\n"
+
+
+def test_a_stopped_training_whose_command_says_0_has_failed() -> None:
+    job = submit("bash", "-c", ': >"$CLUSTER_DDP_STOPPED"')
+    with pytest.raises(JobError, match="FAILED with exit status 75"):
+        job.result(timeout_s=scaled(60))
+    assert "but the command ended with status 0" in job.logs()
+
+
+def test_the_first_failure_is_the_jobs_end_and_status() -> None:
+    job = submit("bash", "-c", "if ((RANK == 1)); then echo broken; exit 7; fi; sleep 600")
+    with pytest.raises(JobError, match=r"(?s)FAILED with exit status 7\.\n.*broken"):
+        job.result(timeout_s=scaled(60))
+    said = f"Failed first, with status 7: rank 1 on {socket.gethostname()}\n  Its log: {job.run_dir}/task-1.log\n"
+    assert said in (job.run_dir / "job.log").read_text()
+    assert processes_of(job) == []
+
+
+def test_under_torchrun_one_log_has_all_ranks(tmp_path: Path) -> None:
+    """Its agent is the only task."""
+    task = ("bash", "-c", r'printf "rank 1 on n1: ValueError: x\nstatus 5\n" >"$CLUSTER_DDP_FAILED"; exit 1')
+    words = (sys.executable, "-m", "cluster_ddp.submission.backends.local_supervisor", "--tasks=1", "--max-requeues=0")
+    done = subprocess.run([*words, str(tmp_path), "--", *task], capture_output=True, text=True, start_new_session=True)
+    assert f"5: rank 1 on n1: ValueError: x\n  Its log: {tmp_path}/task-0.log\n" in done.stderr
+
+
+@pytest.mark.long
+def test_cancel_ends_all_processes() -> None:
+    job = submit("bash", "-c", "trap '' TERM; echo started; while true; do sleep 1; done")
+    deadline = time.monotonic() + scaled(30)
+    while job.logs().count("started") < 2:
+        assert time.monotonic() < deadline, job.logs()
+        time.sleep(0.1)
+    job.cancel()
+    assert job.wait(timeout_s=scaled(60)).state == "CANCELLED"
+    deadline = time.monotonic() + scaled(10)
+    while processes_of(job):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_the_time_limit_holds() -> None:
+    job = submit("sleep", "600", time="0:02")
+    assert job.wait(timeout_s=scaled(60)).state == "TIMEOUT"
+
+
+def test_a_broken_setup_is_in_the_log() -> None:
+    job = submit("true", setup=("echo in vain >&2; false",))
+    assert job.wait(timeout_s=scaled(60)).state == "FAILED"
+    assert "in vain" in job.logs()
+
+
+def test_a_function_returns_its_result_on_rank_0() -> None:
+    def function() -> int:
+        return int(os.environ["RANK"]) + 16
+
+    job = submit(function=function)
+    assert job.result(timeout_s=scaled(60)) == 16
+
+
+def test_the_reference_job_returns_its_figures() -> None:
+    job = submit(
+        function=Train(("--dataset", "digits", "--model", "convnet", "--epochs", "1", "--no-cuda", "--no-save-model"))
+    )
+    result = job.result(timeout_s=scaled(120))
+    assert result.run_dir == job.run_dir
+    assert 0.2 < result.accuracy < 1 and result.loss > 0 and result.samples_per_s > 0
+
+
+def test_a_functions_exception_is_in_the_error() -> None:
+    def fails() -> None:
+        raise ValueError("the one that matters")
+
+    with pytest.raises(JobError, match="ValueError: the one that matters"):
+        submit(function=fails).result(timeout_s=scaled(60))
+
+
+@pytest.mark.parametrize("text", ["{", '{"state": "COMPLETED"}', "[]"])
+def test_a_damaged_outcome_is_a_short_error(text: str) -> None:
+    job = submit("true")
+    job.wait(timeout_s=scaled(60))
+    (job.run_dir / "ended.json").write_text(text)
+    for ask in (job.status, resume.find(job.run_dir, job.run_dir.parent).refuse_unended):
+        with pytest.raises(RunDirError, match=r"ended\.json:\n  it is damaged"):
+            ask()
+
+
+def test_the_job_goes_on_without_us(tmp_path: Path) -> None:
+    """Submitted by a process that ends; looked at by this one."""
+    code = (
+        "from cluster_ddp.submission import planning, submit_plan; from cluster_ddp.submission.spec import JobSpec\n"
+        "spec = JobSpec(name='here', command=('bash', '-c', 'sleep 1; echo done'))\n"
+        "print(submit_plan.submit(planning.plan(planning.Request(spec=spec)))[0].run_dir)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=scaled(60))
+    log = Path(done.stdout.strip()) / "task-0.log"
+    deadline = time.monotonic() + scaled(30)
+    while not log.exists() or "done" not in log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_what_was_stopped_in_time_is_started_again_as_often_as_it_may() -> None:
+    """As the batch script does it on a cluster: with status 75 of a task, in appended logs."""
+    job = submit("bash", "-c", 'echo "start ${SLURM_RESTART_COUNT:-0}"; exit $((RANK == 0 ? 75 : 0))', max_requeues=2)
+    with pytest.raises(JobError, match="FAILED with exit status 75"):
+        job.result(timeout_s=scaled(60))
+    assert (job.run_dir / "task-0.log").read_text() == "start 0\nstart 1\nstart 2\n"
+    assert "error: stopped in time, but started again 2 times already (--max-requeues 2)." in job.logs()
+    job = submit("bash", "-c", "exit $((${SLURM_RESTART_COUNT:-0} ? 0 : 75))")
+    assert job.result(timeout_s=scaled(60)) == 0
+    deadline = time.monotonic() + scaled(10)  # it ends once its outcome is written
+    while processes_of(job):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_each_start_has_a_secret_that_only_its_ranks_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the batch script makes it on a cluster."""
+    note = (
+        'echo "$CLUSTER_DDP_SECRET" >"$1/$RANK.${SLURM_RESTART_COUNT:-0}"; exit $((${SLURM_RESTART_COUNT:-0} ? 0 : 75))'
+    )
+    monkeypatch.setenv("CLUSTER_DDP_SECRET", "of the job that submits this one")
+    job = submit("bash", "-c", note, "bash", str(tmp_path), setup=('echo "inherited: ${CLUSTER_DDP_SECRET-nothing}"',))
+    assert job.result(timeout_s=60) == 0
+    assert "inherited: nothing\n" in (job.run_dir / "job.log").read_text()
+    first, second = ([(tmp_path / f"{rank}.{start}").read_text().strip() for rank in (0, 1)] for start in (0, 1))
+    assert len(first[0]) == 64 and first[0] == first[1] and second[0] == second[1] != first[0]
+    for path in job.run_dir.iterdir():
+        assert not any(secret.encode() in path.read_bytes() for secret in (*first, *second)), path
+
+
+def ended_without_a_word() -> Job:
+    """A job whose end nobody has noted."""
+    job = submit("false")
+    job.wait(timeout_s=scaled(60))
+    (job.run_dir / "ended.json").unlink()
+    return job
+
+
+def rewrite(run_dir: Path, **changes: object) -> None:
+    spec = json.loads((run_dir / "spec.json").read_text())
+    (run_dir / "spec.json").write_text(json.dumps(spec | changes))
+
+
+def kernels_process() -> str | None:
+    """The id of one that has no command line; None where only a container's processes are seen."""
+    for path in Path("/proc").glob("[0-9]*"):
+        if (
+            not (path / "cmdline").read_bytes()
+            and (path / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        ):
+            return path.name
+    return None
+
+
+def test_a_later_process_with_the_jobs_id_is_not_the_job() -> None:
+    """Even one that names the run directory, such as an editor, or one that has no command line."""
+    job = ended_without_a_word()
+    names_it = [sys.executable, "-c", "import time; time.sleep(600)", str(job.run_dir)]
+    with subprocess.Popen(names_it) as later:
+        try:
+            for label in filter(None, (str(later.pid), kernels_process())):
+                rewrite(job.run_dir, job=label)
+                assert replace(job, id=label).state() == "FAILED"
+            replace(job, id=str(later.pid)).cancel()
+            rewrite(job.run_dir, job=str(later.pid))
+            replace(job, id=str(later.pid)).cancel()
+            with pytest.raises(subprocess.TimeoutExpired):
+                later.wait(1)
+        finally:
+            later.kill()
+
+
+def test_a_job_of_another_machine_is_not_looked_for_here(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its id means nothing here. A shared folder may have its run directory."""
+    job = ended_without_a_word()
+    rewrite(job.run_dir, identity={"host": "elsewhere", "process": "another boot 1"})
+    for ask in (job.state, job.cancel):
+        with pytest.raises(RunDirError, match="it was started on elsewhere") as caught:
+            ask()
+    assert status.main(["--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["state"] == "unknown"
+    with pytest.raises(SystemExit):
+        door.main(["--resume", str(job.run_dir), "--no-check"])
+    assert "it was started on elsewhere" in capsys.readouterr().err
+    noted = caught.value.hint.partition("note that: ")[2]
+    subprocess.run(["/usr/bin/bash", "-c", noted], check=True)
+    assert job.state() == "FAILED"
+
+
+def test_another_users_job_is_not_cancelled_and_said_whose_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = submit("sleep", "600")
+    try:
+        with monkeypatch.context() as patched:
+
+            def refuse(pid: int, number: int) -> None:
+                raise PermissionError(1, "Operation not permitted")
+
+            patched.setattr(os, "kill", refuse)
+            with pytest.raises(JobError, match="its process belongs to user"):
+                job.cancel()
+    finally:
+        job.cancel()
+        assert job.wait(timeout_s=scaled(60)).ended

@@ -1,0 +1,111 @@
+"""A Python package that an option needs and the job's Python lacks is missed before the submission."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster_ddp.errors import SpecError
+from cluster_ddp.submission.backends import submit_env
+from cluster_ddp.submission.checks import python_packages
+from cluster_ddp.submission.render import render, render_local
+from cluster_ddp.submission.spec import JobSpec
+from cluster_ddp.submission.task_command import of_command
+
+
+def spec(*names: str, **more: object) -> JobSpec:
+    return JobSpec(name="x", command=("true",), track=names, **more)  # type: ignore[arg-type]
+
+
+def command(*words: str, **more: str | bool) -> JobSpec:
+    return JobSpec(name="x", command=words, **more)  # type: ignore[arg-type]
+
+
+def test_an_unknown_tracker_gets_the_legal_ones_and_the_nearest() -> None:
+    with pytest.raises(SpecError) as caught:
+        spec("tensorbord")
+    assert caught.value.found == "there is no such tracker. Did you mean tensorboard?"
+    assert caught.value.hint == "the trackers are tensorboard, wandb, mlflow"
+
+
+def environment(tmp_path: Path, *packages: str) -> str:
+    """A virtual environment without any package but these."""
+    venv = tmp_path / "an env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    for name in packages:
+        (next(venv.glob("lib/python*/site-packages")) / f"{name}.py").touch()
+    return str(venv)
+
+
+def refused(job: JobSpec) -> SpecError:
+    with pytest.raises(SpecError) as caught:
+        python_packages.check(job)
+    return caught.value
+
+
+def test_a_library_that_the_environment_lacks_is_refused(tmp_path: Path) -> None:
+    python_packages.check(spec("tensorboard", "wandb", "mlflow", venv=sys.prefix))
+    venv = environment(tmp_path, "wandb")
+    python_packages.check(spec(venv=venv))
+    python_packages.check(spec("wandb", venv=venv))
+    error = refused(spec("wandb", "mlflow", venv=venv))
+    assert error.asked == "Tracking with mlflow:"
+    assert error.found == f"there is no Python package 'mlflow' in {venv}."
+    assert error.hint == f"'{venv}/bin/python' -m pip install 'cluster-ddp[mlflow]'"
+    python_packages.check(spec("mlflow", venv=venv, container="image.sif"))  # nobody knows
+    python_packages.check(spec("mlflow", venv=venv, modules=("python/3.12",)))
+
+
+def test_a_launcher_needs_its_package_in_the_commands_own_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = f"{environment(tmp_path)}/bin/python"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cluster_ddp").mkdir()  # only a folder of that name
+    error = refused(command(python, "-u", "train.py", launcher="fork"))
+    assert error.asked == "Starting the ranks by --launcher fork:"
+    assert error.found == f"there is no Python package 'cluster_ddp' in {tmp_path}/an env."
+    assert error.hint == f"'{python}' -m pip install cluster-ddp; or leave it to srun: --launcher srun"
+    assert "package 'torch'" in refused(command(python, "train.py", launcher="torchrun")).found
+    assert refused(command(python, "train.py", doctor=True)).asked == "Running the doctor before the ranks:"
+    python_packages.check(command(python, "train.py"))
+    paths = os.pathsep.join(path for path in sys.path if path)
+    python_packages.check(command("env", f"PYTHONPATH={paths}", python, "train.py", launcher="fork"))
+
+
+def test_a_module_is_looked_for_without_importing_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine/inner").mkdir(parents=True)
+    (tmp_path / "mine/__init__.py").write_text("raise SystemExit(1)")
+    (tmp_path / "mine/inner/fit.py").touch()
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/other.py").touch()
+    for words in (("-m", "mine.inner.fit"), ("-mjson.tool",), ("-m", "mine"), ("-m", "{which}")):
+        python_packages.check(command(sys.executable, *words))
+    python_packages.check(command("env", "PYTHONPATH=src", sys.executable, "-u", "-m", "other"))
+    for module in ("mine.inner.nosuch", "mine.nosuch.fit", "other", "json.tool.nosuch"):
+        error = refused(command(sys.executable, "-m", module))
+        assert error.asked == f"Running {shlex.join([sys.executable, '-m', module])}:"
+        assert error.found == f"there is no Python module {module!r} in {sys.prefix}."
+
+
+def test_a_python_that_does_not_answer_is_left_to_other_checks() -> None:
+    for python in ("no-such-folder/python", "/bin/false"):
+        python_packages.check(JobSpec(name="x", command=(python, "x.py"), doctor=True))
+
+
+def test_the_names_get_to_the_ranks_and_only_by_the_option() -> None:
+    job = spec("tensorboard", "wandb")
+    scripts = (
+        render(job, of_command(job), source="", run_prefix="/r/x-"),
+        render_local(job, of_command(job), source=""),
+    )
+    for script in scripts:
+        assert "\nexport CLUSTER_DDP_TRACK='tensorboard wandb'\n" in script
+    assert "export CLUSTER_DDP_TRACK" not in render(spec(), of_command(spec()), source="", run_prefix="/r/x-")
+    assert submit_env.clean({"CLUSTER_DDP_TRACK": "mlflow"}) == {}

@@ -1,0 +1,465 @@
+"""The command line of a submission: what it takes, what it refuses, what it costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stand_ins import FakeSlurm, fake_slurm
+from strangers import STRANGER, needs_a_stranger
+
+import cluster_ddp
+import cluster_ddp.submit as door
+from cluster_ddp import JobSpec
+from cluster_ddp.errors import SpecError
+from cluster_ddp.mnist.config import TrainConfig
+from cluster_ddp.submission import resume
+from cluster_ddp.submission.cli import options
+
+__all__ = ["fake_slurm"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_slurm: FakeSlurm) -> Path:
+    path = tmp_path / "it's a folder"
+    path.mkdir()
+    monkeypatch.chdir(path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    (path / "my_train.py").touch()
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    try:
+        status = door.main(argv)
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_the_reference_job_and_its_options(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+    argv = ("--nodes", "2", "--gpus-per-node", "2", "--no-check", "--epochs", "3", "--lr", "0.5", "--no-cuda")
+    status, out, _ = run(capsys, *argv)
+    announced = "Submitted job 12 (mnist): 2 nodes x 2 GPUs. Run directory: runs/mnist-12\n"
+    steps = "To follow it: cluster-ddp logs -f runs/mnist-12\nTo end it: cluster-ddp cancel runs/mnist-12\n"
+    assert (status, out) == (0, announced + steps)
+    record = json.loads((folder / "runs/mnist-12/spec.json").read_text())
+    assert (record["command"], record["reference_options"]) == ([], ["--epochs", "3", "--lr", "0.5", "--no-cuda"])
+    assert "# Each task runs: cluster_ddp.mnist.train(--epochs 3 --lr 0.5 --no-cuda)\n" in fake_slurm.stdin("sbatch")
+    train = pickle.loads((folder / "runs/mnist-12/12_submitted.pkl").read_bytes()).function.function
+    assert train.func.config({}) == TrainConfig(epochs=3, lr=0.5, cuda=False)
+
+
+@pytest.mark.parametrize(
+    "option", [("--container", "x.sif"), ("--container-image", "x"), ("--launcher", "fork"), ("--venv", "/else/where")]
+)
+def test_what_the_reference_job_can_only_have_as_a_command(capsys, fake_slurm: FakeSlurm, option) -> None:
+    status, _, err = run(capsys, *option, "--lr", "0.5")
+    assert status == 2
+    assert f"={option[1]!r}:\n  without a command, each task calls a function" in err
+    assert err.endswith(" -- python -m cluster_ddp.train --lr 0.5\n")
+    assert fake_slurm.calls("sbatch") == []
+
+
+def test_a_dry_run_of_a_command_shows_it_behind_srun(capsys) -> None:
+    _, out, _ = run(capsys, "--dry-run", "--", "python", "my_train.py", "--lr", "0.1")
+    srun = out[out.index("\nsrun ") :]
+    assert srun[: srun.index("|| status=$?")].endswith('bash \\\n  python my_train.py --lr 0.1 "$@" ')
+    assert "submitit" not in out and sys.executable not in srun
+
+
+def test_what_resumes_repeats_the_job_with_what_is_given_changed(
+    capsys, monkeypatch, fake_slurm: FakeSlurm, folder: Path
+) -> None:
+    fake_slurm.command("scontrol", "echo 'JobId=12 JobName=x JobState=FAILED Reason=None ExitCode=1:0'")
+    run(capsys, "--no-check", "--nodes", "2", "--mem", "8G", "--epochs", "3", "--no-cuda")
+    elsewhere = folder / "else where"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    fake_slurm.command("sbatch", "echo 13")
+    more = ("--runs-dir", "../runs", "--no-check", "--mem", "16G", "--epochs", "5")
+    status, out, err = run(capsys, "--resume", "12", *more)
+    assert status == 0, err
+    assert out.startswith("Submitted job 13 (mnist): 2 nodes x 1 GPU. Run directory: ../runs/mnist-12\nTo follow it: ")
+    assert "cancel ../runs/mnist-12\n" in out
+    record = json.loads((folder / "runs/mnist-12/spec.json").read_text())
+    assert record["reference_options"] == ["--epochs", "3", "--no-cuda", "--epochs", "5"]
+    assert (record["job"], record["spec"]["mem"], record["folder"]) == ("13", "16G", str(folder))
+    assert {"spec.json", "job.sbatch", "12_submitted.pkl"} == {
+        path.name for path in (folder / "runs/mnist-12/job-12").iterdir()
+    }
+    run(capsys, "--no-check", "--name", "own", "--", "python", "my_train.py")
+    fake_slurm.command("sbatch", "echo 14")
+    status, _, err = run(capsys, "--resume", str(folder / "runs/own-13"), "--lr", "1")
+    assert status == 2
+    assert err.rstrip().endswith("-- python my_train.py --lr 1")
+
+
+def test_a_run_of_an_earlier_version_resumes_with_options_of_the_training(
+    capsys, fake_slurm: FakeSlurm, folder: Path
+) -> None:
+    """It has the training as a command, as one in a container has it today; and what it was submitted with."""
+    fake_slurm.command("scontrol", "echo 'JobId=12 JobName=x JobState=FAILED Reason=None ExitCode=1:0'")
+    run(capsys, "--no-check", "--", "python", "-m", "cluster_ddp.train", "--epochs", "3")
+    path = folder / "runs/cluster_ddp.train-12/spec.json"
+    record = json.loads(path.read_text())
+    del record["local"], record["reference_options"]
+    path.write_text(json.dumps({**record, "backend": "local"}))
+    assert resume.find("12", folder / "runs").local
+    fake_slurm.command("sbatch", "echo 13")
+    status, _, err = run(capsys, "--no-check", "--resume", "12", "--no-local", "--epochs", "5")
+    assert status == 0, err
+    assert json.loads(path.read_text())["command"][1:] == [
+        "-m",
+        "cluster_ddp.train",
+        *("--epochs", "3", "--epochs", "5"),
+    ]
+
+
+def test_of_several_runs_with_one_id_the_newest_is_resumed(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+    """As after two clusters with one file system, or a sandbox that was made anew. Last jobs count before others."""
+    paths = [folder / "runs" / f"{name}-12" for name in ("m", "a", "z")]
+    for path in paths:
+        run(capsys, "--no-check", "--name", path.name[0], "--", "true")
+        (path / "job-7").mkdir()
+    for at, path in enumerate(paths, start=1):
+        record = json.loads((path / "spec.json").read_text())
+        (path / "spec.json").write_text(json.dumps({**record, "submitted": record["submitted"] + at * 60}))
+        os.utime(path / "job-7", (2e9 + at, 2e9 + at))
+        assert resume.find("12", folder / "runs").run_dir == path.resolve()
+        assert resume.find("7", folder / "runs").run_dir == path.resolve()
+        (folder / "runs" / f"other-{at}" / "job-12").mkdir(parents=True)
+
+
+@needs_a_stranger
+def test_nothing_is_resumed_in_a_folder_of_somebody_else(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+    """The job would run a script, and write a log through a link, that they can put there."""
+    theirs = folder / "runs" / "theirs"
+    (theirs / "job-12").mkdir(parents=True)
+    os.chown(theirs, STRANGER, STRANGER)
+    for word in (str(theirs), "12"):
+        status, _, err = run(capsys, "--no-check", "--resume", word, "--", "true")
+        assert (status, f"belongs to user {STRANGER}, mode 0755. Its content" in err) == (2, True), err
+    assert fake_slurm.calls("sbatch") == []
+
+
+def test_a_command_of_ones_own(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+    status, out, _ = run(capsys, "--no-check", "--", "python", "my_train.py", "--", "--nodes", "9")
+    assert status == 0
+    assert out.startswith("Submitted job 12 (my_train): 1 node x 1 GPU. Run directory: runs/my_train-12\n")
+    assert json.loads((folder / "runs/my_train-12/spec.json").read_text())["command"][2:] == ["--", "--nodes", "9"]
+
+
+def test_a_grid_over_the_reference_job(capsys, folder: Path) -> None:
+    status, out, err = run(
+        capsys, "--no-check", "--array", "seed=1..3", "lr=0.1,1.0%2", "--seed", "{seed}", "--lr", "{lr}"
+    )
+    assert status == 0, err
+    assert out.startswith(
+        "Submitted array 12 (mnist): 6 tasks, each 1 node x 1 GPU. Run directories: runs/mnist-12_0 … "
+    )
+
+
+def test_a_dry_run_submits_nothing(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+    status, out, _ = run(capsys, "--nodes", "2", "--dry-run", "--", "python", "my_train.py", "a\n#SBATCH --nodes=9")
+    assert status == 0
+    assert "#SBATCH --nodes=2" in out
+    options = out[: out.index("\nset -eo pipefail\n")].splitlines()  # sbatch reads none after the first command
+    assert [line for line in options if line.startswith("#SBATCH --nodes")] == ["#SBATCH --nodes=2"]
+    assert fake_slurm.calls("sbatch") == []
+    assert not (folder / "runs").exists()
+
+
+BAD: list[tuple[tuple[str, ...], str]] = [
+    (("--nodes", "0"), "nodes must be a whole number of 1 or more"),
+    (("--gpus-per-node", "-1"), "gpus_per_node must be"),
+    (("--nodes", "two"), "--nodes is a whole number, not 'two'"),
+    (("--time", "1h"), "time must be 30 (minutes)"),
+    (("--time", "0"), "longer than 0"),
+    (("--mem", "32GB"), "mem must be a size such as 32G"),
+    (("--name", "a b"), "name must be"),
+    (("--name", "$(touch pwned)"), "name must be"),
+    (("--name", "a\nb"), "name must be"),
+    (("--partition", "a;b"), "partition must be"),
+    (("--account", "`x`"), "account must be"),
+    (("--launcher", "mpirun"), "launcher must be one of srun, torchrun, fork"),
+    (("--launcher", "fork", "--", "bash", "train.sh"), "--launcher srun, which runs any command"),
+    (("--array", "seed="), "an empty value"),
+    (("--array", "seed=3..1"), "the range 3..1 is empty"),
+    (("--array", "seed=0..3"), "the command has no {seed}, so"),
+    (("--array", "x=1,2", "--", "echo", "{x}", "{y}"), "A command with {y}:"),
+    (("--seed", "{array_task_id}"), "without {array_task_id} unless array is set"),
+    (("--array",), "--array needs a value"),
+    (("--array", "5-2"), "array must be"),
+    (("--", "no_such_program"), "there is no such program here"),
+    (("--", "python", "no_such_script.py"), "there is no such file in"),
+    (("--", "my_train.py"), "-- python my_train.py"),
+    (("--",), "there is nothing to run"),
+    (("python", "my_train.py"), "a command comes after two dashes"),
+    (("--epochs", "0"), "epochs must be"),
+    (("--nodes", "1"), "train-images-idx3-ubyte is missing"),
+    (("--data-dir", "else where"), "python scripts/download_data.py --data-dir 'else where'"),
+    (("--epoch", "3", "--", "python", "my_train.py"), "there is no option --epoch"),
+    (("--node", "3", "--", "python", "my_train.py"), "Did you mean --nodes?"),
+    (("--venv", "no/such", "--", "true"), "there is no such folder"),
+    (("--conda-env", "x", "--", "true"), "there is no conda on the PATH"),
+    (("--container", "no.sif", "--", "true"), "there is no such file"),
+    (("--profile", "x"), "there is no cluster.toml"),
+    (("--gres", "gpu:2"), "use --gpus-per-node 2"),
+    (("-N", "2", "--", "python", "my_train.py"), "use --nodes 2"),
+    (("--ntasks", "3"), "one task drives one GPU: 1 node x 1 GPU are 1 task, not 3."),
+    (
+        ("--gpus-per-node", "4", "--gpus-per-task", "3", "--", "true"),
+        "gpus_per_task must be a divisor of gpus_per_node=4",
+    ),
+    (
+        ("--gpus-per-node", "4", "--gpus-per-task", "2", "--ntasks-per-node", "4", "--", "true"),
+        "one task drives 2 GPUs: 1 node x 4 GPUs are 2 tasks on each node, not 4.",
+    ),
+    (("--runs-dir", "a%j", "--", "true"), "which Slurm interprets"),
+    (("--snapshot",), "not a git repository"),
+    (("--local", "--nodes", "2"), "it asks for 2 nodes, but this machine is one node"),
+    (("--local", "--nodes", "2"), "with --no-local"),
+    (("--local", "--test-only", "--", "true"), "this machine has none"),
+    (("--sbatch-options=--wait", "--", "true"), "sbatch_options must be"),
+    (("--array", "0-99999999", "--", "true"), "of at most 4,000,000 tasks"),
+    (("--resume", "12"), "no job 12 in runs"),
+    (("--resume", "never"), "-- python -m cluster_ddp.train --resume never"),
+    (("--resume", "."), "so no submission has made it"),
+    (("--resume", ".", "--run-dir", "x"), "--run-dir and --resume exclude each other"),
+    (("--resume", ".", "--snapshot", "--", "true"), "leave the snapshot out"),
+    (("--run-dir", ".", "--", "true"), "resume its run: --resume"),
+]
+
+
+@pytest.mark.parametrize(("argv", "words"), BAD, ids=[" ".join(argv)[:40] for argv, _ in BAD])
+def test_bad_input_is_one_block_and_leaves_nothing(
+    capsys, monkeypatch, fake_slurm: FakeSlurm, folder: Path, argv: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.setenv("PATH", f"{fake_slurm.folder}:/usr/bin:/bin:{Path(sys.executable).parent}")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", "/")
+    status, out, err = run(capsys, *argv)
+    assert (status, out) == (2, "")
+    assert words in err
+    assert "Traceback" not in err
+    assert fake_slurm.calls("sbatch") == []
+    assert sorted(path.name for path in folder.rglob("*")) == ["my_train.py"]
+    assert err.startswith(("cluster-ddp submit: error: ", "warning: "))
+    assert len([line for line in err.splitlines() if not line.startswith("warning: ")]) <= 4
+    assert "  Hint: " in err
+
+
+def test_settings_come_from_files_and_the_command_line_wins(capsys, folder: Path) -> None:
+    (folder / "cluster.toml").write_text('partition = "gpu"\nnodes = 3\ntime = 30\n[long]\ntime = "2-00"\n')
+    _, out, _ = run(capsys, "--profile", "long", "--nodes", "2", "--no-check", "--dry-run", "--", "true")
+    assert {"#SBATCH --partition=gpu", "#SBATCH --nodes=2", "#SBATCH --time=2-00:00:00"} <= set(out.splitlines())
+
+
+def test_show_config_tells_where_each_setting_comes_from(capsys, folder: Path) -> None:
+    (folder / "cluster.toml").write_text('partition = "gpu"\nnodes = 3\n[long]\ntime = "2-00"\n')
+    status, out, _ = run(capsys, "--profile", "long", "--nodes", "3", "--show-config")
+    rows = {line.split()[0]: line.split(maxsplit=2)[1:] for line in out.splitlines()}
+    assert status == 0
+    assert rows["nodes"] == ["3", "command line"]
+    assert rows["partition"] == ["gpu", str(folder / "cluster.toml")]
+    assert rows["time"] == ["2-00", f"{folder / 'cluster.toml'} [long]"]
+    assert rows["gpus_per_node"] == ["1", "default"]
+    assert rows["runs_dir"] == ["runs", "default"]
+
+
+def test_a_file_that_others_may_write_is_used_once_it_is_accepted(capsys, folder: Path) -> None:
+    settings = folder / "cluster.toml"
+    settings.write_text('setup = ["module load cuda"]\n')
+    settings.chmod(0o666)
+    dry = ("--no-check", "--dry-run", "--", "true")
+    status, out, err = run(capsys, *dry)
+    assert (status, out) == (2, "")
+    assert f"Reading the settings in {settings}:\n  {settings} may be written by others: user " in err
+    assert ", mode 0666. Its settings and setup lines would run as you." in err
+    for words in (("--accept", "cluster-toml"), ()):
+        status, out, err = run(capsys, *words, *dry)
+        assert (status, err) == (0, "")
+        assert "\nmodule load cuda\n" in out
+    settings.write_text('setup = ["curl x | sh"]\n')
+    assert run(capsys, *dry)[0] == 2
+
+
+def test_a_profile_that_is_not_toml(capsys, folder: Path) -> None:
+    (folder / "cluster.toml").write_text("partition: gpu\n")
+    status, _, err = run(capsys, "--", "true")
+    assert status == 2
+    assert "it is not TOML" in err
+
+
+def test_needless_tasks_are_advised_against(capsys) -> None:
+    argv = ("--gpus-per-node", "2", "--ntasks", "2", "--dry-run", "--", "true")
+    _, _, err = run(capsys, *argv)
+    assert "the tasks follow from the GPUs" in err
+    assert "(silence: --accept ntasks)" in err
+    _, _, err = run(capsys, "--accept", "ntasks", "node-local-path", "cluster", *argv)
+    assert err == ""
+
+
+def test_a_launcher_in_the_command_is_refused_unless_it_is_meant(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+    (folder / "t.py").touch()
+    fake_slurm.command("torchrun", "true")
+    argv = ("--gpus-per-node", "2", "--dry-run", "--", "torchrun", "t.py")
+    status, out, err = run(capsys, *argv)
+    assert (status, out) == (2, "")
+    assert "Hint: --launcher torchrun -- python t.py; to submit it anyway: --accept nested" in err
+    status, out, _ = run(capsys, "--accept", "nested", *argv)
+    assert status == 0
+    assert "torchrun t.py" in out
+
+
+def test_options_of_sbatch_in_the_environment_are_told_of(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("SBATCH_ACCOUNT", "me")
+    _, _, err = run(capsys, "--dry-run", "--", "true")
+    assert "SBATCH_ACCOUNT=me in your environment is ignored" in err
+
+
+def test_a_module_that_is_not_there(capsys, monkeypatch, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".bash_profile").write_text("module() { echo \"Unable to locate a modulefile for '$2'\" >&2; return 1; }\n")
+    monkeypatch.setenv("HOME", str(home))
+    status, _, err = run(capsys, "--modules", "cuda/99", "--", "true")
+    assert status == 2
+    assert "Unable to locate a modulefile for 'cuda/99'" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        (("--setup", "export WANDB_API_KEY=0123456789abcdef", "--", "true"), "WANDB_API_KEY in --setup"),
+        (("--", "true", "--hf-token", "hf_abcdefghijklmnopqrst"), "hf-token in the command, hf_… in the command"),
+        (("--", "env", "PASSWORD=correct-horse", "true"), "PASSWORD in the command"),
+        (("--array", "key=sk-0123456789abcdefghij,b", "--", "true", "{key}"), "sk-… in the command"),
+    ],
+)
+def test_what_looks_like_a_secret_is_told_of_but_not_told(capsys, argv: tuple[str, ...], name: str) -> None:
+    _, _, err = run(capsys, "--dry-run", *argv)
+    assert f"The job seems to contain a secret: {name}. " in err
+    assert "(silence: --accept secret)" in err
+    assert not any(secret in err for secret in ("0123456789", "abcdefghij", "horse"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--max-tokens", "100000000"),
+        ("--tokenizer=bert-base-uncased",),
+        ("--pad_token", "[PAD]"),
+        ("sh", "-c", "HF_TOKEN=$(cat ~/.token) exec train"),
+    ],
+)
+def test_what_is_no_secret(capsys, words: tuple[str, ...]) -> None:
+    _, _, err = run(capsys, "--dry-run", "--", "true", *words)
+    assert "looks like a secret" not in err
+
+
+def test_the_clusters_limit_on_arrays(capsys, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.command("sinfo", "true")
+    fake_slurm.command("scontrol", "echo 'MaxArraySize            = 1001'")
+    status, _, err = run(capsys, "--array", "0-1001", "--", "true")
+    assert status == 2
+    assert "the highest task number on this cluster is 1000 (MaxArraySize = 1001)" in err
+    assert fake_slurm.calls("sbatch") == []
+
+
+def test_an_exported_run_directory_is_told_of(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("CLUSTER_DDP_RUN_DIR", "runs/mine")
+    _, _, err = run(capsys, "--dry-run", "--", "true")
+    assert "CLUSTER_DDP_RUN_DIR=runs/mine in your environment is ignored. Use --run-dir" in err
+
+
+def test_a_conda_environment_is_looked_up(capsys, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.command(
+        "conda", "printf '# conda environments:\\nbase  *  /opt/conda\\nmine     /opt/conda/envs/mine\\n'"
+    )
+    status, _, err = run(capsys, "--conda-env", "yours", "--", "true")
+    assert status == 2
+    assert "conda env list shows: /opt/conda, /opt/conda/envs/mine, base, mine" in err
+    status, out, err = run(capsys, "--conda-env", "mine", "--dry-run", "--", "true")
+    assert status == 0, err
+    assert "conda activate mine" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["python", "my train.py"], "my_train"),
+        (["python3.12", "-u", "sub/train.py", "--x"], "train"),
+        (["python", "-m", "pkg.train"], "pkg.train"),
+        (["./run-it.sh"], "run-it"),
+        (["bash", "-c", "x"], "bash"),
+        (["bash", "run.sh"], "run"),
+        (["env", "A=1", "/bin/sh", "-eu", "sub/my run.sh", "x"], "my_run"),
+        (["bash", "-eo", "pipefail", "--", "run.sh"], "run"),
+        (["bash", "-lc", "run.sh"], "bash"),
+        (["bash", "--rcfile", "x", "run.sh"], "run"),
+        (["zsh"], "zsh"),
+        (["env", "A=1", "python", "-W", "ignore", "train.py"], "train"),
+        (["python", "-c", "import x"], "python"),
+        (["größe"], "größe"),
+        (["$(x)"], "__x_"),
+    ],
+)
+def test_a_job_is_named_after_what_it_runs(command: list[str], name: str) -> None:
+    assert options.job_name(command) == name
+    JobSpec(name=name, command=("true",))
+
+
+def test_the_package_is_callable_where_the_door_is_open(fake_slurm: FakeSlurm, folder: Path) -> None:
+    """`import cluster_ddp.submit` puts the module where the function is; both can be called."""
+    assert cluster_ddp.submit is door
+    job = cluster_ddp.submit(JobSpec(name="fit"), ["true"], check=False)
+    assert job.run_dir == folder / "runs" / "fit-12"
+    with pytest.raises(SpecError, match=r"submit_array\(spec"):
+        cluster_ddp.submit(JobSpec(name="fit", array="0-1"), ["true"], check=False)
+    with pytest.raises(SpecError, match="neither grid nor array"):
+        cluster_ddp.submit_array(JobSpec(name="fit"), ["true"], check=False)
+    tasks = cluster_ddp.submit_array(JobSpec(name="many", array="0-1"), ["true"], check=False)
+    assert [task.id for task in tasks] == ["12_0", "12_1"]
+    with pytest.raises(SpecError, match="give its words"):
+        cluster_ddp.submit(JobSpec(name="fit"), "python x.py", check=False)
+
+
+def test_from_a_fresh_interpreter(fake_slurm: FakeSlurm) -> None:
+    code = "import cluster_ddp; print(cluster_ddp.submit(cluster_ddp.JobSpec(name='x'), ['true'], check=False).id)"
+    root = str(Path(__file__).parents[4])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": root}
+    )
+    assert done.stdout == "12\n", done.stderr
+
+
+def test_two_ranks_on_this_machine(capsys, monkeypatch, folder: Path) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    argv = (
+        "--local",
+        "--nodes",
+        "1",
+        "--gpus-per-node",
+        "2",
+        "--dataset",
+        "digits",
+        "--model",
+        "convnet",
+        "--epochs",
+        "1",
+    )
+    status, out, err = run(capsys, *argv, "--no-cuda", "--watch")
+    assert status == 0, out + err
+    assert "2 ranks, 1437 training samples, run directory" in out
+    (run_dir,) = (folder / "runs").glob("mnist-*")
+    assert {"metrics.jsonl", "run.json", "task-0.log", "task-1.log", "job.log", "spec.json"} <= {
+        path.name for path in run_dir.iterdir()
+    }

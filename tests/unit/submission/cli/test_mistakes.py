@@ -1,0 +1,842 @@
+"""What newcomers type, and the whole message that they get: cause and cure."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import sys
+import threading
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from stand_ins import FakeSlurm, fake_slurm
+
+import cluster_ddp
+import cluster_ddp.submit as door
+from cluster_ddp import JobSpec, train, waiting_notice
+from cluster_ddp.__main__ import VERBS, main, module_of
+from cluster_ddp.errors import SpecError
+from cluster_ddp.mnist.config import TrainConfig
+from cluster_ddp.submission.checks import nested_launchers
+from cluster_ddp.submission.checks.performance_warnings import CODES, OTHER_CODES
+from cluster_ddp.submission.cli import settings_file
+from cluster_ddp.submission.cli.options import field_texts
+
+__all__ = ["fake_slurm"]
+
+SINFO = """cat <<'X'
+gpu*|up|idle|4|16|64000|1-00:00:00|gpu:a100:4
+cpu|up|idle|8|32|128000|infinite|(null)
+X"""
+HELP = "cluster-ddp submit --help"
+NO_HET = "heterogeneous jobs are not possible here: all ranks of a job have the same GPUs, CPUs and memory."
+SBATCHS = "it is an option of sbatch; --sbatch-options passes it on."
+HERE = "that is sbatch's name; here it is {}."
+READING = "Reading the command line"
+FORMS = "time must be 30 (minutes), 30:00 (minutes and seconds), 1:30:00, 2-12 (days-hours) or 2-12:30:00."
+SIZES = "mem must be a size such as 32G (per node; units K, M, G, T)."
+BEGINS = "begin must be a time such as 16:00, tomorrow, now+2hours or 2030-01-31T12:00."
+ALL_CODES = (*CODES, *OTHER_CODES)
+NO_OPTION = "there is no such option."
+NO_VENV = "there is no bin/activate in it."
+RELATIVE = "paths are relative to where you submit"
+NAMES = "--partition gpu"
+PARTITIONS = "there is no such partition; there are gpu, cpu. Did you mean gpu?"
+EQUAL = "use equal nodes for all ranks: --nodes and --gpus-per-node; or submit independent jobs"
+TRAIN_HELP = "cluster-ddp submit --help; for the training: cluster-ddp train --help"
+
+# The command line, then what was asked, what was found, and the hint.
+ERRORS: list[tuple[str, str, str, str]] = [
+    # Options of sbatch
+    ("--mail-type=END -- true", "Submitting with --mail-type", SBATCHS, "--sbatch-options=--mail-type=END"),
+    ("--mail-type END -- true", "Submitting with --mail-type", SBATCHS, "--sbatch-options=--mail-type=END"),
+    ("--nodelist=n[1-2] -- true", "Submitting with --nodelist", SBATCHS, "--sbatch-options='--nodelist=n[1-2]'"),
+    ("--exclusive -- true", "Submitting with --exclusive", SBATCHS, "--sbatch-options=--exclusive"),
+    (
+        "--comment 'my job' -- true",
+        "Submitting with --comment",
+        SBATCHS,
+        "--sbatch-options=--comment=VALUE, with no blanks, quotes, $ or # in VALUE",
+    ),
+    (
+        "--error x.err -- true",
+        "Submitting with --error",
+        "cluster-ddp submit sets it itself, or has no use for it.",
+        "leave it out",
+    ),
+    ("-N 2 -- true", "Submitting with -N", HERE.format("--nodes"), "use --nodes 2"),
+    ("--job-name 'my job' -- true", "Submitting with --job-name", HERE.format("--name"), "use --name my_job"),
+    (
+        "--dependency='a b' -- true",
+        "Submitting with --dependency",
+        HERE.format("--after"),
+        "use --after: a job id, such as 12, or a dependency, afterany:12",
+    ),
+    ("-t 2h -- true", "Submitting with -t", HERE.format("--time"), "use --time 2:00:00"),
+    (
+        "--name 'my job' -- true",
+        "A job with name 'my job'",
+        "name must be letters, digits and . _ + - @ =.",
+        "--name my_job",
+    ),
+    ("--name -x -- true", READING, "--name needs a value, and -x looks like an option.", HELP),
+    (
+        "--epochs 1 -- python t.py",
+        READING,
+        "there is no option --epochs.",
+        "if your command takes it: -- python t.py --epochs 1; the options here: cluster-ddp submit --help",
+    ),
+    (
+        "--node 2 -- python t.py",
+        READING,
+        "there is no option --node. Did you mean --nodes?",
+        f"--nodes 2; all options: {HELP}",
+    ),
+    (
+        "--gpu 2 -- true",
+        READING,
+        "there is no option --gpu. Did you mean --gpus-per-node or --gpus-per-task or --gpu-type?",
+        f"--gpus-per-node 2; all options: {HELP}",
+    ),
+    (
+        "--gpu a100 -- true",
+        READING,
+        "there is no option --gpu. Did you mean --gpus-per-node or --gpus-per-task or --gpu-type?",
+        HELP,
+    ),
+    ("2 -- true", READING, "'2' is one word too many.", HELP),
+    (
+        "--sbatch-options='--exclusive --mail-type=END' -- true",
+        "A job with sbatch_options '--exclusive --mail-type=END'",
+        "sbatch_options must be options such as --reservation=course, not several in one pair of quotes.",
+        "--sbatch-options=--exclusive --sbatch-options=--mail-type=END",
+    ),
+    (
+        "--sbatch-options=--time=2 -- true",
+        "A job with sbatch_options '--time=2'",
+        "sbatch_options must be an option that cluster-ddp does not set itself.",
+        "--time 2, without --sbatch-options",
+    ),
+    (
+        "--modules 'cuda/12 gcc' -- true",
+        "A job with modules 'cuda/12 gcc'",
+        "modules must be names that module avail shows, such as cuda/12.8, not several in one pair of quotes.",
+        "--modules cuda/12 gcc",
+    ),
+    (
+        "--launcher mpirun -- true",
+        "A job with launcher 'mpirun'",
+        "launcher must be one of srun, torchrun, fork.",
+        "--launcher srun",
+    ),
+    (
+        "--launcher slurm -- true",
+        "A job with launcher 'slurm'",
+        "launcher must be one of srun, torchrun, fork.",
+        "leave it out, or --launcher srun",
+    ),
+    (
+        "--venv env --conda-env x -- true",
+        "A job with conda_env 'x'",
+        "conda_env must be left out when venv is given.",
+        "leave out --venv or --conda-env",
+    ),
+    (
+        "--accept nestd -- true",
+        "Accepting 'nestd'",
+        "there is no warning with this code. Did you mean nested?",
+        f"the codes are {', '.join(sorted(ALL_CODES))}",
+    ),
+    ("-p gpu -- true", "Submitting with -p", HERE.format("--partition"), "use --partition gpu"),
+    (
+        "-o x.log -- true",
+        "Submitting with -o",
+        "each run directory has the job's logs.",
+        "leave it out; to read the logs: cluster-ddp logs JOB",
+    ),
+    ("--gres=gpu:2 -- true", "Submitting with --gres", HERE.format("--gpus-per-node"), "use --gpus-per-node 2"),
+    (
+        "--gres gpu:a100:2 -- true",
+        "Submitting with --gres",
+        HERE.format("--gpus-per-node"),
+        "use --gpus-per-node 2 --gpu-type a100",
+    ),
+    (
+        "--gres=gpu:2,tmp:1 -- true",
+        "Submitting with --gres",
+        HERE.format("--gpus-per-node"),
+        "use --gpus-per-node 2; tmp:1 can't be asked for here",
+    ),
+    (
+        "--gres=tmp:1,gpu:a100:2 -- true",
+        "Submitting with --gres",
+        HERE.format("--gpus-per-node"),
+        "use --gpus-per-node 2 --gpu-type a100; tmp:1 can't be asked for here",
+    ),
+    ("-G 3 -- true", "Submitting with -G", HERE.format("--gpus-per-node"), "use --gpus-per-node 3"),
+    (
+        "--gpus 4 -- true",
+        "Submitting with --gpus",
+        HERE.format("--gpus-per-node"),
+        "use --gpus-per-node 4; or on two nodes: --nodes 2 --gpus-per-node 2",
+    ),
+    (
+        "--ntasks 3 -- true",
+        "Submitting with --ntasks 3",
+        "one task drives one GPU: 1 node x 1 GPU are 1 task, not 3.",
+        "instead: --gpus-per-node 3",
+    ),
+    (
+        "--nodes 2 --ntasks 3 -- true",
+        "Submitting with --ntasks 3",
+        "one task drives one GPU: 2 nodes x 1 GPU are 2 tasks, not 3.",
+        "leave --ntasks out, and choose --nodes and --gpus-per-node",
+    ),
+    (
+        "--nodes 2 --ntasks-per-node 4 -- true",
+        "Submitting with --ntasks-per-node 4",
+        "one task drives one GPU: 2 nodes x 1 GPU are 1 task on each node, not 4.",
+        "instead: --gpus-per-node 4",
+    ),
+    ("--het-group=0 -- true", "Submitting with --het-group", NO_HET, EQUAL),
+    ("--nodes 1 : --nodes 2 -- true", "Submitting with :", NO_HET, EQUAL),
+    # Times, sizes, numbers
+    ("--time 2h -- true", "A job with time '2h'", FORMS, "--time 2:00:00"),
+    ("--time 90m -- true", "A job with time '90m'", FORMS, "--time 1:30:00"),
+    ("--time 1d12h -- true", "A job with time '1d12h'", FORMS, "--time 36:00:00"),
+    ("--time soon -- true", "A job with time 'soon'", FORMS, "for one hour: --time 1:00:00"),
+    ("--mem 32GB -- true", "A job with mem '32GB'", SIZES, "--mem 32G"),
+    ("--mem 500MiB -- true", "A job with mem '500MiB'", SIZES, "--mem 500M"),
+    (
+        "--venv env/bin/activate -- true",
+        "Activating the virtual environment {here}/env/bin/activate",
+        NO_VENV,
+        "--venv '{here}/env'",
+    ),
+    ("--venv env/bin -- true", "Activating the virtual environment {here}/env/bin", NO_VENV, "--venv '{here}/env'"),
+    (
+        "--venv nosuch -- true",
+        "Activating the virtual environment {here}/nosuch",
+        "there is no such folder.",
+        "make it: python -m venv '{here}/nosuch'; or name another: --venv PATH",
+    ),
+    ("--mem much -- true", "A job with mem 'much'", SIZES, "for 32 GiB: --mem 32G"),
+    ("--nodes two -- true", READING, "--nodes is a whole number, not 'two'.", HELP),
+    (
+        "--gpus-per-node a100:2 -- true",
+        READING,
+        "--gpus-per-node is a whole number, not 'a100:2'.",
+        "--gpus-per-node 2 --gpu-type a100",
+    ),
+    (
+        "--nodes 0 -- true",
+        "A job with nodes 0",
+        "nodes must be a whole number of 1 or more.",
+        "for two nodes: --nodes 2",
+    ),
+    ("--begin tomorow -- true", "A job with begin 'tomorow'", BEGINS, "--begin tomorrow"),
+    ("--begin 'in 5 min' -- true", "A job with begin 'in 5 min'", BEGINS, "in two hours: --begin now+2hours"),
+    (
+        "--after abc -- true",
+        "A job with after 'abc'",
+        "after must be a job id, such as 12, or a dependency, afterany:12.",
+        "after job 12 has succeeded: --after 12; whatever became of it: --after afterany:12",
+    ),
+    # Grids
+    (
+        "--array lr=1,2 -- echo {seed}",
+        "A command with {seed}",
+        "--array gives values for lr only.",
+        "write {lr} in the command; or give values for seed instead: --array seed=…",
+    ),
+    (
+        "--array lr=1,2 -- echo {lr} {seed}",
+        "A command with {seed}",
+        "--array gives values for lr only.",
+        "give values for seed, too: --array lr=… seed=…",
+    ),
+    (
+        "--array seed=1,2 -- echo {sed}",
+        "A command with {sed}",
+        "--array gives values for seed only. Did you mean seed?",
+        "write {seed} in the command; or give values for sed instead: --array sed=…",
+    ),
+    (
+        "--array lr=1,2 -- true",
+        "An array with lr",
+        "the command has no {lr}, so no task would get its value.",
+        "add it to the command, for example: --lr {lr}",
+    ),
+    # Commands
+    (
+        "t.py --lr 1",
+        "Submitting t.py --lr 1",
+        "a command comes after two dashes.",
+        "cluster-ddp submit [OPTIONS] -- python t.py --lr 1",
+    ),
+    (
+        "torchrun t.py",
+        "Submitting torchrun t.py",
+        "a command comes after two dashes.",
+        "cluster-ddp submit [OPTIONS] -- torchrun t.py",
+    ),
+    (
+        "-- t.py --lr 1",
+        "Running 't.py'",
+        "it is a Python script, which an interpreter must run.",
+        "-- python t.py --lr 1",
+    ),
+    ("-- run.sh a", "Running 'run.sh'", "it is a file here, not a program on the PATH.", "-- bash run.sh a"),
+    ("-- ./run.sh a", "Running './run.sh'", "it is a file that is not executable.", "-- bash ./run.sh a"),
+    (
+        "-- -N 2 python t.py",
+        "Running '-N'",
+        "it is an option, not a program.",
+        "options go before the two dashes: -N … -- COMMAND",
+    ),
+    (
+        "-- 'cd d; python t.py'",
+        "Running 'cd d; python t.py'",
+        "it is a whole command line in quotes.",
+        "-- bash -c 'cd d; python t.py'",
+    ),
+    (
+        "-- 'python t.py; rm x'",
+        "Running 'python t.py; rm x'",
+        "it is a whole command line in quotes.",
+        "-- bash -c 'python t.py; rm x'",
+    ),
+    (
+        "-- 'python t.py' --lr 1",
+        "Running 'python t.py'",
+        "it is a whole command line in quotes.",
+        "leave out the quotes: -- python t.py --lr 1; or let a shell run it: -- bash -c 'python t.py --lr 1'",
+    ),
+    (
+        "-- FOO=1 python t.py",
+        "Running 'FOO=1'",
+        "it is the value of a variable, not a program.",
+        "-- env FOO=1 python t.py",
+    ),
+    (
+        "-- nosuch t.py",
+        "Running 'nosuch'",
+        "there is no such program here.",
+        "check its spelling, or activate its environment first; your shell must find it: command -v nosuch",
+    ),
+    ("-- python -u tt.py", "Running 'tt.py'", "there is no such file in {here}. Did you mean t.py?", RELATIVE),
+    ("-- env A=1 python sub/x.py", "Running 'sub/x.py'", "there is no such file in {here}.", RELATIVE),
+    ("-- bash rnu.sh", "Running 'rnu.sh'", "there is no such file in {here}. Did you mean run.sh?", RELATIVE),
+    (
+        "-- python t.ipynb",
+        "Running 't.ipynb'",
+        "it is a notebook, which Python can't run.",
+        "jupyter nbconvert --to script t.ipynb; then: -- python t.py",
+    ),
+    (
+        "-- python -m nosuch.mod --lr 1",
+        "Running python -m nosuch.mod --lr 1",
+        f"there is no Python module 'nosuch.mod' in {sys.prefix}.",
+        "check its name; a module of your own must be in the folder where you submit, or be installed",
+    ),
+    ("-- python", "Running python", "it names no script.", "-- python SCRIPT.py"),
+    ("-- python -u", "Running python -u", "it names no script.", "-- python SCRIPT.py"),
+    (
+        "-- bash",
+        "Running bash",
+        "it names no script, and a job has no terminal to read commands from.",
+        "-- bash SCRIPT.sh",
+    ),
+    (
+        "-- 'python t.py --lr 1'",
+        "Running 'python t.py --lr 1'",
+        "it is a whole command line in quotes.",
+        "leave out the quotes: -- python t.py --lr 1; or let a shell run it: -- bash -c 'python t.py --lr 1'",
+    ),
+    (
+        "--gpus-per-node 2 -- torchrun --nproc-per-node 2 t.py",
+        "Submitting torchrun --nproc-per-node 2 t.py",
+        "torchrun starts ranks itself. This job has 2 tasks, and each would start them again.",
+        "--launcher torchrun -- python t.py; to submit it anyway: --accept nested",
+    ),
+    (
+        "-- srun python t.py",
+        "Submitting srun python t.py",
+        "srun asks Slurm for tasks. The job starts this command in each of its tasks already.",
+        "-- python t.py; to submit it anyway: --accept nested",
+    ),
+    (
+        "-- srun --ntasks 2 ls -l",
+        "Submitting srun --ntasks 2 ls -l",
+        "srun asks Slurm for tasks. The job starts this command in each of its tasks already.",
+        "--gpus-per-node 2 -- ls -l (without srun's --ntasks 2); to submit it anyway: --accept nested",
+    ),
+    (
+        "-- sbatch job.sh",
+        "Submitting sbatch job.sh",
+        "sbatch asks for a job of its own, so this job would only submit another.",
+        "run it without cluster-ddp: sbatch job.sh",
+    ),
+    (
+        "--gpus-per-node 2 -- accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
+        "Submitting accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
+        "accelerate starts ranks itself. This job has 2 tasks, and each would start them again.",
+        "--launcher torchrun -- python t.py --lr 1 (without accelerate's --mixed_precision bf16; "
+        'in the script: Accelerator(mixed_precision="bf16")); '
+        "to submit it anyway: --accept nested",
+    ),
+    *(
+        (
+            f"--gpus-per-node 2 -- {typed}",
+            f"Submitting {typed}",
+            f"{launcher} starts ranks itself. This job has 2 tasks, and each would start them again.",
+            f"--launcher torchrun -- {meant}; to submit it anyway: --accept nested",
+        )
+        for typed, launcher, meant in (
+            ("python -m torch.distributed.run t.py", "torch.distributed.run", "python t.py"),
+            ("python -mtorch.distributed.run t.py", "torch.distributed.run", "python t.py"),
+            ("python /opt/bin/torchrun t.py", "torchrun", "python t.py"),
+            ("env -u X torchrun t.py", "torchrun", "env -u X python t.py"),
+            (
+                "env -i torchrun t.py",
+                "torchrun",
+                "env python t.py (without env's -i, which would clear RANK and WORLD_SIZE)",
+            ),
+            ("time torchrun t.py", "torchrun", "time python t.py"),
+            ("nohup torchrun t.py", "torchrun", "nohup python t.py"),
+            ("uv run torchrun t.py", "torchrun", "uv run python t.py"),
+            ("bash -c 'torchrun t.py'", "torchrun", "python t.py"),
+            ("bash -c 'cd d; torchrun t.py'", "torchrun", "bash -c 'cd d; python t.py'"),
+            ("time bash -c 'cd d && A=1 torchrun t.py >$X'", "torchrun", "time bash -c 'cd d && A=1 python t.py >$X'"),
+        )
+    ),
+    (
+        "--gpus-per-node 2 -- deepspeed t.py",
+        "Submitting deepspeed t.py",
+        "deepspeed starts ranks itself. This job has 2 tasks, and each would start them again.",
+        "-- python t.py; to submit it anyway: --accept nested",
+    ),
+    (
+        "--gpus-per-node 2 -- mpirun -np 2 python t.py",
+        "Submitting mpirun -np 2 python t.py",
+        "mpirun starts ranks itself. This job has 2 tasks, and each would start them again.",
+        "-- python t.py; to submit it anyway: --accept nested",
+    ),
+    (
+        "-- torchrun --nproc-per-node 4 t.py",
+        "Submitting torchrun --nproc-per-node 4 t.py",
+        "torchrun starts 4 ranks, and this job has 1 GPU.",
+        "--gpus-per-node 4 --launcher torchrun -- python t.py; to submit it anyway: --accept nested",
+    ),
+    # What the cluster lacks
+    ("--partition gpus -- true", "A job in the partition gpus", PARTITIONS, NAMES),
+    (
+        "--gpus-per-node 8 -- true",
+        "A job of 1 node with 8 GPUs in the default partition, gpu",
+        "the nodes of partition gpu have at most 4 GPUs. GPUs per node: gpu: 4 a100; cpu: no GPUs.",
+        "--nodes 2 --gpus-per-node 4",
+    ),
+    (
+        "--time 25:00:00 -- true",
+        "A job of 1 node with 1 GPU in the default partition, gpu",
+        "the time limit of partition gpu is 1-00:00:00; the job asks for 1-01:00:00.",
+        "--time 1-00:00:00",
+    ),
+    (
+        "--gpu-type h100 -- true",
+        "A job with GPUs of type h100",
+        "the cluster has a100.",
+        "--gpu-type a100",
+    ),
+    # Options of the training
+    ("--epochs two", "Training with --epochs two", "--epochs is a whole number, not 'two'.", TRAIN_HELP),
+    ("--epochz 3", "Training with --epochz 3", "there is no such option. Did you mean --epochs?", TRAIN_HELP),
+    (
+        "--gpu-per-node 2",
+        "Training with --gpu-per-node 2",
+        "there is no such option. Did you mean --gpus-per-node?",
+        TRAIN_HELP,
+    ),
+    (
+        "--model resnet",
+        "Training with --model resnet",
+        "--model must be one of cnn, convnet; it is 'resnet'.",
+        TRAIN_HELP,
+    ),
+]
+
+# The same for words that a verb's parser does not know: the verb is the first word. The hint is the option that was
+# meant, if there is one, and the verb's --help.
+UNKNOWN_WORDS: list[tuple[str, str, str]] = [
+    ("init --partiton gpu", "there is no option --partiton. Did you mean --partition?", "--partition gpu"),
+    ("init t.py run.sh", "'run.sh' is one word too many.", ""),
+    ("env --jsn", "there is no option --jsn. Did you mean --json?", "--json"),
+    ("status --o nohost.invalid", "there is no option --o. Did you mean --on?", "--on nohost.invalid"),
+    ("status --runs x", "there is no option --runs. Did you mean --runs-dir?", "--runs-dir x"),
+    ("status --json --watch", "--watch and --json exclude each other.", ""),
+    ("status --json=1", "--json takes no value, but got '1'.", ""),
+    ("logs", "JOB must be given.", ""),
+    ("logs 12 --rank one", "--rank is a whole number, not 'one'.", ""),
+    ("logs 12 --rank", "--rank needs a value.", ""),
+    ("logs 12 --follw", "there is no option --follw. Did you mean --follow?", "--follow"),
+    ("cancel --o h 5", "there is no option --o. Did you mean --on?", "--on h"),
+    ("report 12 --htm x", "there is no option --htm. Did you mean --html?", "--html x"),
+    ("fetch --checkpoint 12", "there is no option --checkpoint. Did you mean --checkpoints?", "--checkpoints 12"),
+    ("doctor --wait-s soon", "--wait-s is a number, not 'soon'.", ""),
+    ("scaling", "--gpus must be given.", ""),
+    ("scaling --gpu 1", "there is no option --gpu. Did you mean --gpus?", "--gpus 1"),
+    ("completion fish", "shell must be one of bash, zsh; it is 'fish'.", ""),
+    ("sandbox dwon", "VERB must be one of up, down, status, shell, run; it is 'dwon'. Did you mean down?", ""),
+    ("sandbox down --nam x", "there is no option --nam. Did you mean --name?", "--name x"),
+    (
+        "sandbox run --install -- sinfo",
+        "--install is an option of cluster-ddp sandbox up, not of cluster-ddp sandbox run.",
+        "cluster-ddp sandbox up --install",
+    ),
+    (
+        "sandbox down --nodes=2",
+        "--nodes is an option of cluster-ddp sandbox up, not of cluster-ddp sandbox down.",
+        "cluster-ddp sandbox up --nodes 2",
+    ),
+    ("sandbox down --nods 2", "there is no option --nods.", ""),
+]
+
+# The same for what verbs refuse that submit: the verb is the first word.
+OF_OTHER_VERBS: list[tuple[str, str, str, str]] = [
+    (
+        "doctor --jsn",
+        READING,
+        "there is no option --jsn. Did you mean --json?",
+        "--json; all options: cluster-ddp doctor --help",
+    ),
+    ("doctor --zzz", READING, "there is no option --zzz.", "cluster-ddp doctor --help"),
+    (
+        "scaling --gpus 1 --predct 4 -- true",
+        READING,
+        "there is no option --predct. Did you mean --predict?",
+        "--predict 4; all options: cluster-ddp scaling --help",
+    ),
+    (
+        "scaling --gpus 1 --predct 4",
+        "Training with --predct 4",
+        f"{NO_OPTION} Did you mean --predict?",
+        TRAIN_HELP,
+    ),
+    (
+        "scaling --gpus 1 -- python t.py --batch {batch}",
+        "A command with {batch}",
+        "only --global-batch gives it a value: the samples of a step on all GPUs.",
+        "--global-batch 256",
+    ),
+]
+
+# The command line, the code of the warning, and its text.
+WARNINGS = [
+    (
+        "--array seed=0-3 -- echo {seed}",
+        "range",
+        "seed=0-3 is text, not a range of numbers. For the numbers 0 to 3: seed=0..3",
+    ),
+    (
+        "--array seed=0:3 -- echo {seed}",
+        "range",
+        "seed=0:3 is text, not a range of numbers. For the numbers 0 to 3: seed=0..3",
+    ),
+    (
+        "--array 'seed=range(3)' -- echo {seed}",
+        "range",
+        "seed=range(3) is text, not a range of numbers. For the numbers 0 to 2: seed=0..2",
+    ),
+    (
+        "--array 'lr=[0.1, 0.2]' -- echo {lr}",
+        "range",
+        "lr=[0.1, 0.2] has brackets in its values. Without them: lr=0.1,0.2",
+    ),
+    (
+        "-- python t.py --lr {lr} --seed={seed}",
+        "placeholder",
+        "The command gets {lr} and {seed} as plain text. To give values: --array lr=… seed=…",
+    ),
+    ("--time 1:30 -- true", "short", "--time 1:30 means minutes and seconds. For hours and minutes: --time 1:30:00"),
+    ("--mem 32 -- true", "short", "--mem 32 means MiB. For GiB: --mem 32G"),
+    (
+        "-- python t.py '|' tee log",
+        "shell",
+        "The command gets | as plain text; no shell reads it. To use a shell: "
+        "-- bash -o pipefail -c 'python t.py | tee log'",
+    ),
+    (
+        "-- python t.py '>' log",
+        "shell",
+        "The command gets > as plain text; no shell reads it. To use a shell: -- bash -c 'python t.py > log'",
+    ),
+    (
+        "-- python t.py '&&' rm x",
+        "shell",
+        "The command gets && as plain text; no shell reads it. To use a shell: -- bash -c 'python t.py && rm x'",
+    ),
+    ("--partition gpus -- true", "cluster", f"A job in the partition gpus: {PARTITIONS} Hint: {NAMES}"),
+    (
+        "--gpus-per-node 8 -- true",
+        "cluster",
+        "A job of 1 node with 8 GPUs in the default partition, gpu: the nodes of partition gpu have at most 4 GPUs. "
+        "GPUs per node: gpu: 4 a100; cpu: no GPUs. Hint: --nodes 2 --gpus-per-node 4",
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_slurm: FakeSlurm) -> Path:
+    path = tmp_path / "a folder"
+    path.mkdir()
+    (path / "t.py").touch()
+    (path / "run.sh").touch()
+    (path / "env/bin").mkdir(parents=True)
+    (path / "env/bin/activate").touch()
+    monkeypatch.chdir(path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("PATH", f"{fake_slurm.folder}:{Path(sys.executable).parent}:/usr/bin:/bin")
+    fake_slurm.command("sinfo", SINFO)
+    return path
+
+
+def words(line: str) -> list[str]:
+    return shlex.split(line)
+
+
+def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+    try:
+        status = door.main(argv)
+    except SystemExit as error:
+        status = int(error.code or 0)
+    return status, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("line", "asked", "found", "hint"), ERRORS, ids=[line for line, *_ in ERRORS])
+def test_a_mistake_gets_its_cause_and_its_cure(
+    capsys, fake_slurm: FakeSlurm, folder: Path, line: str, asked: str, found: str, hint: str
+) -> None:
+    expected = f"cluster-ddp submit: error: {asked}:\n  {found}\n  Hint: {hint}\n"
+    assert said(capsys, *words(line)) == (2, expected.replace("{here}", str(folder)))
+    assert fake_slurm.calls("sbatch") == []
+    assert {path.name for path in folder.iterdir()} == {"t.py", "run.sh", "env"}
+
+
+@pytest.mark.parametrize(("line", "found", "meant"), UNKNOWN_WORDS, ids=[line for line, *_ in UNKNOWN_WORDS])
+def test_a_word_that_a_verb_does_not_know(capsys, fake_slurm: FakeSlurm, line: str, found: str, meant: str) -> None:
+    verb, *argv = words(line)
+    with pytest.raises(SystemExit) as ended:
+        import_module(module_of(verb)).main(argv)
+    program = f"cluster-ddp {verb}"
+    expected = f"{program}: error: Reading the command line:\n  {found}\n  Hint: {meant and f'{meant}; all options: '}"
+    expected += f"{program} --help\n"
+    assert (ended.value.code, capsys.readouterr().err) == (2, expected)
+    assert fake_slurm.calls("squeue") == fake_slurm.calls("scancel") == []
+
+
+def test_a_verb_that_there_is_not(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["cluster-ddp", "stauts"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, capsys.readouterr().err) == (
+        2,
+        "cluster-ddp: error: Reading the command line:\n  there is no verb 'stauts'. Did you mean status?\n"
+        f"  Hint: the verbs are {', '.join(VERBS)}\n",
+    )
+
+
+@pytest.mark.parametrize(("line", "asked", "found", "hint"), OF_OTHER_VERBS, ids=[line for line, *_ in OF_OTHER_VERBS])
+def test_a_mistake_with_a_verb_that_submits(
+    capsys, fake_slurm: FakeSlurm, line: str, asked: str, found: str, hint: str
+) -> None:
+    verb, *argv = words(line)
+    with pytest.raises(SystemExit) as ended:
+        import_module(module_of(verb)).main(argv)
+    expected = f"cluster-ddp {verb}: error: {asked}:\n  {found}\n  Hint: {hint}\n"
+    assert (ended.value.code, capsys.readouterr().err) == (2, expected)
+    assert fake_slurm.calls("sbatch") == []
+
+
+@pytest.mark.parametrize(("line", "code", "text"), WARNINGS, ids=[line for line, *_ in WARNINGS])
+def test_a_doubt_is_a_warning_that_can_be_silenced(capsys, line: str, code: str, text: str) -> None:
+    argv = ("--dry-run", "--accept", "node-local-path")
+    assert said(capsys, *argv, *words(line)) == (0, f"warning: {text} (silence: --accept {code})\n")
+    assert said(capsys, *argv, code, *words(line)) == (0, "")
+
+
+def test_the_codes_are_those_of_all_warnings() -> None:
+    """--accept refuses others."""
+    package = Path(cluster_ddp.__file__).parent / "submission"
+    found = {code for path in package.rglob("*.py") for code in re.findall(r'Advice\(\s*"([\w-]+)"', path.read_text())}
+    assert sorted({*found, nested_launchers.CODE, settings_file.CODE}) == sorted(OTHER_CODES)
+
+
+NO_SLURM = """echo 'sinfo: error: fetch_config: DNS SRV lookup failed' >&2
+echo 'sinfo: fatal: Could not establish a configuration source' >&2
+exit 1"""
+
+
+def test_a_cluster_that_does_not_answer_is_one_line(capsys, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.command("sinfo", NO_SLURM)
+    text = "sinfo: fatal: Could not establish a configuration source"
+    expected = f"warning: It was not checked whether the cluster can run the job: {text} (silence: --accept cluster)\n"
+    assert said(capsys, "--dry-run", "--accept", "node-local-path", "--", "true") == (0, expected)
+
+
+def test_lines_of_other_programs_stay_in_the_block(capsys, fake_slurm: FakeSlurm) -> None:
+    fake_slurm.command("bash", "echo 'Lmod has detected an error:\n\nno such module: cuda' >&2; exit 1")
+    assert said(capsys, "--modules", "cuda", "--", "true") == (
+        2,
+        "cluster-ddp submit: error: Loading the modules cuda:\n"
+        "  Lmod has detected an error:\n"
+        "  no such module: cuda\n"
+        "  Hint: look at what there is: module avail\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "what"),
+    [
+        ("bash", ("--modules", "cuda"), "module load"),
+        ("conda", ("--conda-env", "mine"), "conda"),
+        ("sinfo", (), "sinfo"),
+    ],
+)
+def test_a_wait_says_what_for(
+    capsys, monkeypatch: pytest.MonkeyPatch, fake_slurm: FakeSlurm, program: str, options: tuple[str, ...], what: str
+) -> None:
+    monkeypatch.setattr(waiting_notice, "_SILENT_S", 0.05)
+    monkeypatch.setattr(waiting_notice.sys.stderr, "isatty", lambda: True)
+    fake_slurm.command(program, "/bin/sleep 0.3; echo mine; exit 0")
+    assert f"Waiting for {what} to answer …\n" in said(capsys, "--dry-run", *options, "--", "true")[1]
+
+
+def test_a_syntax_error_is_found_before_the_job_waits_for_it(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
+    (folder / "t.py").write_text("def f(:\n")
+    code, text = said(capsys, "--", "python", "t.py")
+    assert code == 2
+    assert text.startswith("cluster-ddp submit: error: Running 't.py':\n  line 1: SyntaxError: ")
+    assert text.endswith("\n  Hint: mend it, then check it: python -m py_compile t.py\n")
+    assert fake_slurm.calls("sbatch") == []
+
+
+def test_a_variable_without_a_value_is_a_warning(capsys, folder: Path) -> None:
+    (folder / "t.py").write_text('import os\nos.environ["SLURM_CPUS_PER_TASK"]\n')
+    argv = ("--dry-run", "--accept", "node-local-path")
+    code, text = said(capsys, *argv, "--", "python", "t.py")
+    assert code == 0
+    assert "--cpus-per-task N sets it. (silence: --accept slurm-variable)" in text
+    assert said(capsys, *argv, "--cpus-per-task", "2", "--", "python", "t.py") == (0, "")
+
+
+def test_an_option_of_sbatch_may_stand_behind_a_blank(capsys) -> None:
+    argv = (
+        "--dry-run",
+        "--accept",
+        "node-local-path",
+        "--sbatch-options",
+        "--mail-type=END",
+        "--nodes",
+        "2",
+        "--",
+        "true",
+    )
+    assert door.main(argv) == 0
+    script = capsys.readouterr().out.splitlines()
+    assert {"#SBATCH --mail-type=END", "#SBATCH --nodes=2"} <= set(script)
+
+
+def test_a_setting_from_a_file_is_named_with_its_line(capsys, folder: Path) -> None:
+    (folder / "cluster.toml").write_text('# ours\nnodes = 1\npartition = "gpus"\n\n[long]\npartition = "cpus"\n')
+    error = "cluster-ddp submit: error: A job in the partition {}:\n  there is no such partition; there are gpu, cpu. "
+    error += "Did you mean {}?{}\n  Hint: --partition {}\n"
+    place = f" (partition is set in {folder}/cluster.toml, line {{}})"
+    assert said(capsys, "--", "true") == (2, error.format("gpus", "gpu", place.format(3), "gpu"))
+    assert said(capsys, "--profile", "long", "--", "true") == (2, error.format("cpus", "cpu", place.format(6), "cpu"))
+    assert said(capsys, "--partition", "gpux", "--", "true") == (2, error.format("gpux", "gpu", "", "gpu"))
+
+
+def test_a_setting_in_a_file_gets_the_legal_form(capsys, folder: Path) -> None:
+    (folder / "cluster.toml").write_text('time = "2h"\n')
+    assert said(capsys, "--", "true") == (
+        2,
+        f"cluster-ddp submit: error: Reading the settings in {folder}/cluster.toml:\n"
+        f"  {FORMS} It is '2h'.\n"
+        '  Hint: write time = "2:00:00"\n',
+    )
+
+
+def test_a_function_that_cannot_be_called_or_copied(folder: Path) -> None:
+    def lonely() -> None: ...
+
+    lock = threading.Lock()
+
+    def locked(world: object) -> None:
+        lock.acquire()
+
+    with pytest.raises(SpecError) as error:
+        cluster_ddp.submit(JobSpec(name="f"), lonely, check=False)
+    assert str(error.value) == (
+        "Submitting the function lonely:\n"
+        "  each rank calls lonely(world), which does not fit: too many positional arguments.\n"
+        "  Hint: def lonely(world): …"
+    )
+    with pytest.raises(SpecError) as error:
+        cluster_ddp.submit(JobSpec(name="f"), locked, check=False)
+    assert str(error.value) == (
+        "Submitting the function test_a_function_that_cannot_be_called_or_copied.<locals>.locked:\n"
+        "  each rank gets a copy of it, and what it uses can't be pickled: lock (lock): "
+        "cannot pickle '_thread.lock' object.\n"
+        "  Hint: make that inside the function, or give the name of a file to open there"
+    )
+    assert {path.name for path in folder.iterdir()} == {"t.py", "run.sh", "env"}
+
+
+@pytest.mark.parametrize("columns", ["60", "120"])
+def test_the_help_of_the_training_looks_like_that_of_other_verbs(capsys, monkeypatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    with pytest.raises(SystemExit) as ended:
+        train.main(["--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert said.startswith("usage: cluster-ddp train [OPTIONS]\n\n`cluster-ddp train`: ")
+    assert not re.search("[│╭╰─]|None", said)
+    options = said.partition("options:\n")[2]
+    whole = re.sub(r"\s+", "", options)
+    for field, text in field_texts(TrainConfig).items():
+        assert f"--{field.replace('_', '-')}" in options
+        assert text.replace(" ", "") in whole
+    assert "Numberofbatchesofoneupdate.(default:1)" in whole
+    indent = " " * 24
+    for line, after in itertools.pairwise(options.splitlines()):
+        if line.startswith(indent) and after.startswith(indent):  # the text continues
+            assert len(f"{line} {after.split()[0]}") > int(columns) - 2, line  # the next word did not fit
+
+
+TRAINING = [
+    ("--epochs 3 --lr=0.5 --run-dir r", {"epochs": 3, "lr": 0.5, "run_dir": Path("r")}),
+    ("--amp bf16 --no-cuda --deterministic", {"amp": "bf16", "cuda": False, "deterministic": True}),
+    ("--stop-signals USR1 TERM --trace 2", {"stop_signals": ("USR1", "TERM"), "trace": 2}),
+    ("--hang-warning-s 0 --seed 0", {"hang_warning_s": 0.0, "seed": 0}),
+    ("--dataset folder:a=b", {"dataset": "folder:a=b"}),
+]
+
+
+@pytest.mark.parametrize(("line", "values"), TRAINING, ids=[line for line, _ in TRAINING])
+def test_the_options_of_the_training_are_its_configuration(line: str, values: dict[str, object]) -> None:
+    assert train.parse(words(line)) == TrainConfig(**values)  # type: ignore[arg-type]
+
+
+def test_slurms_options_behind_the_script_of_a_job(capsys) -> None:
+    """sbatch jobs/mnist_2node.sbatch --nodes 4"""
+    with pytest.raises(SystemExit) as ended:
+        train.main(["--nodes", "4"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        "cluster-ddp train: error: Training with --nodes 4:\n"
+        "  that is an option of sbatch, not of the training.\n"
+        "  Hint: Slurm's options go before the script: sbatch --nodes … jobs/NAME.sbatch. "
+        "The training's options: cluster-ddp train --help\n"
+    )

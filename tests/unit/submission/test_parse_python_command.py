@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster_ddp.errors import SpecError
+from cluster_ddp.submission.parse_python_command import imports_us, interpreter_words
+
+
+@pytest.mark.parametrize(
+    ("command", "count"),
+    [
+        ("python train.py --lr 1", 1),
+        ("/a/venv/bin/python3.11 train.py", 1),
+        ("python -u -W ignore -Xdev -X faulthandler train.py -c x", 7),
+        ("python -OO -m package.module -i", 2),
+        ("env A=1 B= python -u train.py", 5),
+        ("/usr/bin/env python train.py", 2),
+    ],
+)
+def test_pythons_own_words(command: str, count: int) -> None:
+    assert interpreter_words(command.split()) == count
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("bash train.sh", "its program is no Python interpreter"),
+        ("./train.py", "no Python interpreter"),
+        ("env A=1", "no Python interpreter"),
+        ("env -i python train.py", "no Python interpreter"),
+        ("numactl -N 0 python train.py", "no Python interpreter"),
+        ("python", "names neither a script nor a module"),
+        ("python -u", "names neither a script nor a module"),
+        ("python -m", "with -m, Python runs no script"),
+        ("python -c 1", "with -c, Python runs no script"),
+        ("python -uc 1", "with -uc, Python"),
+        ("python -um x", "write -m as a word of its own"),
+        ("python -", "with -, Python"),
+        ("python --version", "with --version, Python"),
+    ],
+)
+def test_what_is_no_script_of_pythons_is_refused(command: str, found: str) -> None:
+    with pytest.raises(SpecError, match=found) as caught:
+        interpreter_words(command.split())
+    assert "--launcher fork" in caught.value.asked
+    assert "--launcher srun" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("script", "command", "ours"),
+    [
+        ("import torch\nimport cluster_ddp\n", "python -u {script} --lr 1", True),
+        ("def main():\n    from cluster_ddp.mnist import data\n", "env A=1 python {script}", True),
+        ("import lightning\n# not cluster_ddp\n", "python {script}", False),
+        ("import cluster_ddp_other\n", "python {script}", False),
+        ("import cluster_ddp\n", "bash -c {script}", False),
+        ("", "python -m cluster_ddp.train --epochs 1", True),
+        ("", "python -m lightning_train --dir /home/me/cluster_ddp", False),
+        ("", "python missing.py", False),
+    ],
+)
+def test_who_imports_this_package(tmp_path: Path, script: str, command: str, ours: bool) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    assert imports_us(command.format(script=path).split()) == ours

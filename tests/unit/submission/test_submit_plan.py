@@ -1,0 +1,375 @@
+"""What a submission leaves and what it does not, with executables that stand in for Slurm's."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stand_ins import FakeSlurm, fake_slurm
+
+from cluster_ddp.errors import JobNotFoundError, RunDirError, SlurmError, SpecError
+from cluster_ddp.jobs import job
+from cluster_ddp.jobs.job import Job
+from cluster_ddp.slurm import commands
+from cluster_ddp.submission.planning import Request, plan
+from cluster_ddp.submission.spec import JobSpec
+
+__all__ = ["fake_slurm"]
+
+ROOT = Path(__file__).parents[3]
+SPEC = JobSpec(name="fit", command=("echo", "it's $(touch pwned)"), nodes=2, gpus_per_node=2)
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "it's a folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def submit(spec: JobSpec = SPEC, **options: Any) -> list[Job]:
+    return job.submit(plan(Request(spec=spec, **options)))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_a_job_waits_until_its_folder_is_there(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    fake_slurm.command("sbatch", 'echo 12; ls -A runs >"$0.seen"')
+    fake_slurm.command("scontrol", 'ls runs/fit-12 >"$0.seen"')
+    (job,) = submit()
+    runs = in_a_folder / "runs"
+    (call,) = fake_slurm.calls("sbatch")
+    assert re.fullmatch(r"--comment=cluster_ddp-[0-9a-f]{16}", call.pop(2))
+    assert call == ["--parsable", "--begin=now+1hour", f"--output={runs}/fit-%j/job.log"]
+    assert fake_slurm.calls("scontrol") == [["update", "JobId=12", "StartTime=now"]]
+    assert (fake_slurm.folder / "scontrol.seen").read_text() == "job.sbatch\nspec.json\n"
+    assert (runs / "fit-12" / "job.sbatch").read_text() == fake_slurm.stdin("sbatch")
+    assert (job.id, job.run_dir, job.tasks) == ("12", runs / "fit-12", 4)
+    assert (runs / "latest").readlink() == Path("fit-12")
+    assert json.loads((runs / "fit-12" / "spec.json").read_text())["command"] == list(SPEC.command)
+
+
+def test_a_start_time_of_the_users_own(fake_slurm: FakeSlurm) -> None:
+    submit(JobSpec(name="fit", command=("t",), begin="now+2hours"))
+    assert fake_slurm.calls("scontrol") == [["update", "JobId=12", "StartTime=now+2hours"]]
+
+
+def test_the_last_one_is_latest(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    submit()
+    fake_slurm.command("sbatch", "echo 13")
+    submit()
+    assert Path("runs/latest").readlink() == Path("fit-13")
+
+
+def test_a_folder_of_ones_own_called_latest_stays(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    (in_a_folder / "runs" / "latest").mkdir(parents=True)
+    submit()
+    assert not (in_a_folder / "runs" / "latest").is_symlink()
+
+
+def test_a_job_counts_more_than_its_link(fake_slurm: FakeSlurm, in_a_folder: Path, monkeypatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise PermissionError("another user's")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    (job,) = submit()
+    assert job.id == "12"
+    assert files(in_a_folder / "runs") == ["fit-12", "fit-12/job.sbatch", "fit-12/spec.json"]
+
+
+def test_a_command_is_run_by_the_script_itself(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    submit()
+    assert files(in_a_folder / "runs" / "fit-12") == ["job.sbatch", "spec.json"]
+    assert "submitit" not in fake_slurm.stdin("sbatch")
+
+
+def test_a_function_gets_a_pickle_for_submitits_runner(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    submit(JobSpec(name="fit"), function=os.getcwd)
+    assert files(in_a_folder / "runs" / "fit-12") == ["12_submitted.pkl", "job.sbatch", "spec.json"]
+    delayed = pickle.loads((in_a_folder / "runs/fit-12/12_submitted.pkl").read_bytes())
+    assert delayed.function.function() == str(in_a_folder)
+    assert "submitit.core._submit" in fake_slurm.stdin("sbatch")
+
+
+def test_an_array_is_one_call_and_a_folder_for_each_task(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    grid = {"seed": ("5", "6"), "lr": ("0.1", "1.0")}
+    jobs = submit(JobSpec(name="fit", command=("t", "--seed={seed}", "{lr}"), grid=grid))
+    assert len(fake_slurm.calls("sbatch")) == len(fake_slurm.calls("scontrol")) == 1
+    assert fake_slurm.calls("sbatch")[0][3].endswith("/fit-%A_%a/job.log")
+    assert [job.id for job in jobs] == ["12_0", "12_1", "12_2", "12_3"]
+    described = [json.loads((job.run_dir / "spec.json").read_text()) for job in jobs]
+    assert [one["command"] for one in described] == [["t", f"--seed={s}", lr] for s in "56" for lr in ("0.1", "1.0")]
+    assert described[2]["values"] == {"seed": "6", "lr": "0.1"}
+
+
+def test_in_an_array_a_function_gets_its_tasks_values(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    jobs = submit(JobSpec(name="fit", grid={"seed": ("5", "6"), "lr": ("0.1", "1.0")}), function=dict)
+    delayed = [pickle.loads((job.run_dir / f"{job.id}_submitted.pkl").read_bytes()) for job in jobs]
+    assert delayed[2].function.function() == {"seed": "6", "lr": "0.1"}
+
+
+def test_a_thousand_tasks_are_one_call(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    spec = JobSpec(name="fit", command=("t", "{seed}"), grid={"seed": tuple(map(str, range(1000)))}, array="0-999%50")
+    assert len(submit(spec)) == 1000
+    assert len(fake_slurm.calls("sbatch")) == 1
+    assert "#SBATCH --array=0-999%50" in fake_slurm.stdin("sbatch")
+
+
+def test_a_federations_cluster_is_remembered(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.command("sbatch", "echo '12;far'")
+    (job,) = submit()
+    job.cancel()
+    assert job.cluster == "far"
+    update, show = fake_slurm.calls("scontrol")
+    assert update == ["--clusters=far", "update", "JobId=12", "StartTime=now"]
+    assert show == ["--clusters=far", "--oneliner", "show", "job", "12"]
+    assert fake_slurm.calls("scancel") == [["--clusters=far", "12"]]
+
+
+def test_nothing_of_a_job_leaks_into_the_new_one(fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaks = ["SLURM_JOB_ID", "SLURM_NTASKS", "SBATCH_PARTITION", "SLURM_CPU_BIND", "SALLOC_QOS", "RANK", "MASTER_PORT"]
+    leaks += ["TORCHELASTIC_RUN_ID", "SUBMITIT_EXECUTOR", "CLUSTER_DDP_RUN_DIR", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE"]
+    for name in (*leaks, "SLURM_CONF", "MINE"):
+        monkeypatch.setenv(name, "1")
+    submit()
+    env = fake_slurm.env("sbatch")
+    assert not set(leaks) & set(env)
+    assert (env["SLURM_CONF"], env["MINE"]) == ("1", "1")
+
+
+def test_outside_a_job_the_choice_of_gpus_is_the_users(fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    submit()
+    assert fake_slurm.env("sbatch")["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+SBATCH_SAYS = [
+    ("Batch job submission failed: Invalid account or account/partition combination specified", "--account"),
+    ("invalid partition specified: nope", "sinfo -o %P"),
+    ("Batch job submission failed: Invalid qos specification", "--qos"),
+    ("Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)", "--time"),
+    ("Invalid generic resource (gres) specification", "sinfo -o '%P %G'"),
+    ("Batch job submission failed: Requested node configuration is not available", "sinfo -o '%P %D %c %m %G %f'"),
+    ("Unable to contact slurm controller (connect failure)", "scontrol ping"),
+    ("Something quite new", "try sbatch in your shell"),
+]
+
+
+@pytest.mark.parametrize(("words", "hint"), SBATCH_SAYS, ids=[words[:30] for words, _ in SBATCH_SAYS])
+def test_sbatchs_refusal_is_shown_with_a_hint(fake_slurm: FakeSlurm, in_a_folder: Path, words: str, hint: str) -> None:
+    fake_slurm.command("sbatch", f"echo 'sbatch: error: {words}' >&2; exit 1")
+    with pytest.raises(SlurmError) as raised:
+        submit()
+    assert words in raised.value.found
+    assert hint in raised.value.hint
+    assert files(in_a_folder) == []
+
+
+def test_an_answer_that_is_no_job_id_is_an_error(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    fake_slurm.command("sbatch", "echo hello")
+    with pytest.raises(SlurmError, match="it answered 'hello'"):
+        submit()
+    assert files(in_a_folder) == []
+
+
+def test_what_can_not_be_released_is_cancelled(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    fake_slurm.command("scontrol", "echo no >&2; exit 1")
+    with pytest.raises(SlurmError, match="no"):
+        submit()
+    assert fake_slurm.calls("scancel") == [["12"]]
+    assert files(in_a_folder) == []
+
+
+def test_what_can_not_be_taken_back_either_is_told(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    fake_slurm.command("scontrol", "echo no >&2; exit 1")
+    fake_slurm.command("scancel", "echo neither >&2; exit 1")
+    with pytest.raises(SlurmError, match=r"Cancelling job 12:\n  neither .*\n  Hint: scancel 12"):
+        submit()
+
+
+@pytest.mark.parametrize("name", ["INT", "HUP", "TERM"])
+@pytest.mark.parametrize("during", ["sbatch", "scontrol"])
+def test_a_signal_takes_the_job_back_and_then_ends_the_process(
+    fake_slurm: FakeSlurm, in_a_folder: Path, name: str, during: str
+) -> None:
+    """During sbatch, Slurm has the job, but has not told its id yet. More signals do not disturb the taking back."""
+    answer = "echo 12" if during == "sbatch" else "true"
+    fake_slurm.command(during, f"kill -{name} $PPID; sleep 0.2; {answer}")
+    fake_slurm.command("scancel", "kill -HUP $PPID; kill -TERM $PPID; sleep 0.2")
+    code = "from cluster_ddp.submission import *; from cluster_ddp.submission import planning, submit_plan, spec\n"
+    code += "submit_plan.submit(planning.plan(planning.Request(spec=spec.JobSpec(name='fit', command=('t',)))))"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
+    assert done.returncode == -signal.Signals[f"SIG{name}"]
+    assert fake_slurm.calls("scancel") == [["12"]]
+    assert files(in_a_folder) == []
+
+
+def test_nohup_and_a_handler_of_ones_own_stay_what_they_are(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    came: list[int] = []
+    before = (
+        signal.signal(signal.SIGHUP, signal.SIG_IGN),
+        signal.signal(signal.SIGTERM, lambda n, frame: came.append(n)),
+    )
+    try:
+        fake_slurm.command("sbatch", f"kill -HUP {os.getpid()}; sleep 0.2; echo 12")
+        assert len(submit()) == 1
+        fake_slurm.command("sbatch", f"kill -TERM {os.getpid()}; sleep 0.2; echo 13")
+        with pytest.raises(KeyboardInterrupt):
+            submit()
+    finally:
+        for number, handler in zip((signal.SIGHUP, signal.SIGTERM), before):
+            signal.signal(number, handler)
+    assert came == [signal.SIGTERM]
+    assert fake_slurm.calls("scancel") == [["13"]]
+
+
+@pytest.mark.long
+def test_sbatch_that_does_not_answer_leaves_no_job(
+    fake_slurm: FakeSlurm, in_a_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "TIMEOUT_S", 5.0)
+    fake_slurm.command("sbatch", 'printf "%s\n" "$@" | sed -n s/--comment=//p >"$0.mark"; exec sleep 100')
+    fake_slurm.command("squeue", f'echo "7 else"; echo "12 $(cat "{fake_slurm.folder}/sbatch.mark")"')
+    with pytest.raises(SlurmError, match=r"no answer within 5 s\. It had submitted the job, which is now cancelled\."):
+        submit()
+    assert fake_slurm.calls("scancel") == [["12"]]
+    fake_slurm.command("squeue", "true")
+    with pytest.raises(SlurmError, match=r"squeue shows no job of it so far.*\n  Hint: look for it later: squeue --me"):
+        submit()
+    assert files(in_a_folder) == []
+
+
+def test_a_comment_of_ones_own_stays(fake_slurm: FakeSlurm) -> None:
+    submit(JobSpec(name="fit", command=("t",), sbatch_options=("--comment=mine",)))
+    assert not any("--comment" in word for word in fake_slurm.calls("sbatch")[0])
+    assert "#SBATCH --comment=mine" in fake_slurm.stdin("sbatch")
+
+
+@pytest.mark.parametrize("comment", ["{ours}; checked by the site", "cluster_ddp-baseline", "site: {ours}"])
+def test_a_comment_that_is_changed_hides_no_job(fake_slurm: FakeSlurm, comment: str) -> None:
+    """By job_submit of a site, or by --sbatch-options=--comment: it is still that of its run, and no other job is."""
+    (job,) = submit()
+    (ours,) = (word.partition("=")[2] for word in fake_slurm.calls("sbatch")[0] if word.startswith("--comment="))
+    shown = "echo 'JobId=12 JobName=x JobState=RUNNING Reason=None ExitCode=0:0 Comment={}'"
+    fake_slurm.command("scontrol", shown.format(comment.format(ours=ours)))
+    assert job.state() == "RUNNING"
+    fake_slurm.command("scontrol", shown.format(f"cluster_ddp-{'0' * 16}; checked by the site"))
+    with pytest.raises(JobNotFoundError, match="is another job now"):
+        job.state()
+
+
+@pytest.mark.parametrize(("share", "modes"), [(False, (0o700, 0o600)), (True, (0o750, 0o640))])
+@pytest.mark.parametrize("chosen", [None, Path("my/run")])
+def test_run_directories_are_for_their_owner_unless_shared(
+    fake_slurm: FakeSlurm, share: bool, modes: tuple[int, int], chosen: Path | None
+) -> None:
+    before = os.umask(0o002)
+    try:
+        (job,) = submit(JobSpec(name="fit", command=("t",), share=share), run_dir=chosen)
+    finally:
+        os.umask(before)
+    assert job.run_dir.name == ("run" if chosen else "fit-12")
+    paths = (job.run_dir, job.run_dir / "spec.json")
+    assert tuple(path.stat().st_mode & 0o777 for path in paths) == modes
+    assert ("export CLUSTER_DDP_SHARE=1" in fake_slurm.stdin("sbatch")) is share
+
+
+def test_a_chosen_run_directory_is_a_new_one_and_for_one_job(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    (in_a_folder / "here").mkdir()
+    with pytest.raises(RunDirError, match=r"exists already.*\n  Hint: .* --resume"):
+        submit(run_dir=Path("here"))
+    with pytest.raises(SpecError, match="each of the 2 array tasks"):
+        submit(JobSpec(name="fit", command=("t",), array="0-1"), run_dir=Path("there"))
+    with pytest.raises(RunDirError, match="which Slurm interprets"):
+        submit(run_dir=Path("100%j"))
+    assert fake_slurm.calls("sbatch") == []
+
+
+def test_a_run_dir_of_an_earlier_job_is_left_alone(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    (in_a_folder / "runs" / "fit-12").mkdir(parents=True)
+    (in_a_folder / "runs" / "fit-12" / "precious").write_text("x")
+    with pytest.raises(RunDirError, match="it exists already"):
+        submit()
+    assert fake_slurm.calls("scancel") == [["12"]]
+    assert files(in_a_folder) == ["runs", "runs/fit-12", "runs/fit-12/precious"]
+
+
+def test_half_an_array_is_taken_back(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    (in_a_folder / "runs" / "fit-12_1").mkdir(parents=True)
+    with pytest.raises(RunDirError, match="it exists already"):
+        submit(JobSpec(name="fit", command=("t",), array="0-3"))
+    assert fake_slurm.calls("scancel") == [["12"]]
+    assert files(in_a_folder) == ["runs", "runs/fit-12_1"]
+
+
+def test_an_unwritable_folder_is_found_before_sbatch(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    (in_a_folder / "file").write_text("")
+    with pytest.raises(RunDirError, match="Not a directory"):
+        submit(runs_dir=in_a_folder / "file" / "runs")
+    if os.geteuid() != 0:
+        in_a_folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+        with pytest.raises(RunDirError, match="denied"):
+            submit()
+    assert fake_slurm.calls("sbatch") == []
+
+
+@pytest.mark.parametrize("name", ["100%j", "a\\b", "a\nb"])
+def test_folders_that_slurm_would_misread_are_refused(fake_slurm: FakeSlurm, in_a_folder: Path, name: str) -> None:
+    with pytest.raises(RunDirError, match="which Slurm interprets"):
+        submit(runs_dir=in_a_folder / name)
+    assert fake_slurm.calls("sbatch") == []
+    assert files(in_a_folder) == []
+
+
+def test_a_plan_changes_nothing(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
+    text = str(plan(Request(spec=SPEC)))
+    assert text.startswith("$ sbatch --parsable --begin=now+1hour '--output=")
+    assert "#SBATCH --nodes=2" in text
+    assert files(in_a_folder) == []
+    assert fake_slurm.calls("sbatch") == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "found"),
+    [
+        (
+            SPEC,
+            {"local": True},
+            "it asks for 2 nodes, but this machine is one node; --nodes 1 --gpus-per-node 2 would fit",
+        ),
+        (JobSpec(name="x", command=("t",), array="0-3"), {"local": True}, "only Slurm supports arrays"),
+        (JobSpec(name="x", command=("t",), after="3"), {"local": True}, "only Slurm supports job dependencies"),
+        (JobSpec(name="x", command=("t",), container_image="a"), {"local": True}, "only Slurm supports Pyxis images"),
+        (JobSpec(name="x"), {}, "there is nothing to run"),
+        (JobSpec(name="x", command=("t",)), {"function": print}, "a job runs either a function or a command"),
+        (JobSpec(name="x", container="x.sif"), {"function": print}, "loaded by the Python that submits it"),
+        (JobSpec(name="x", container_image="x"), {"function": print}, "loaded by the Python that submits it"),
+        (JobSpec(name="x", venv="/else/where"), {"function": print}, "loaded by the Python that submits it"),
+        (JobSpec(name="x", conda_env="else"), {"function": print}, "loaded by the Python that submits it"),
+        (JobSpec(name="x", launcher="torchrun"), {"function": print}, "in one task per GPU"),
+        (JobSpec(name="x", launcher="fork"), {"function": print}, "in one task per GPU"),
+    ],
+)
+def test_what_can_not_be_combined(fake_slurm: FakeSlurm, spec: JobSpec, options: dict[str, Any], found: str) -> None:
+    with pytest.raises(SpecError, match=found):
+        plan(Request(spec=spec, **options))
+
+
+def test_without_slurm_a_job_runs_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "job.sh" in str(plan(Request(spec=JobSpec(name="x", command=("t",)))))
+    with pytest.raises(SpecError, match="no sbatch on the PATH"):
+        plan(Request(spec=SPEC))
+    assert "#SBATCH --nodes=2" in str(plan(Request(spec=SPEC), must_run=False))
