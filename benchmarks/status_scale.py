@@ -72,7 +72,7 @@ def _make_run_dir(path: Path, job: str) -> None:
 
 def _status_s(folder: str, count: int, env: dict[str, str]) -> float:
     start_s = time.perf_counter()
-    command = [sys.executable, "-m", "cluster_ddp.status"]
+    command = [sys.executable, "-m", "cluster_ddp", "status"]
     done = subprocess.run(command, cwd=folder, env=env, check=True, capture_output=True, text=True)
     taken_s = time.perf_counter() - start_s
     assert done.stdout.count("  fit  ") == count, done.stdout[:1000]

@@ -1,4 +1,7 @@
-"""`cluster-ddp VERB …`: the same as `python -m cluster_ddp.VERB …`."""
+"""`cluster-ddp VERB …`: the same as `python -m cluster_ddp VERB …`.
+
+submit and train are also modules to call: `python -m cluster_ddp.submit …`, `python -m cluster_ddp.train …`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,9 @@ VERBS = {
 
 def module_of(verb: str) -> str:
     """Name of the module that has a verb's `parser` and `main`."""
-    return f"cluster_ddp.{verb}.__main__" if verb in ("doctor", "sandbox", "scaling") else f"cluster_ddp.{verb}"
+    if verb in ("doctor", "sandbox", "scaling"):
+        return f"cluster_ddp.{verb}.__main__"
+    return f"cluster_ddp.{verb}" if verb in ("submit", "train") else f"cluster_ddp.cli.{verb}"
 
 
 def main() -> int:

@@ -10,22 +10,22 @@ from cluster import Cluster
 
 # Section -> what runs in the batch shell of a job with 2 nodes x 2 tasks x 2 GPUs.
 SECTIONS = {
-    "without srun": "python -m cluster_ddp.env",
-    "RANK from the batch shell": "(export RANK=$SLURM_PROCID; srun python -m cluster_ddp.env)",
-    "partial": "srun env -u SLURM_PROCID -u SLURM_JOB_ID -u SLURM_JOBID RANK=1 python -m cluster_ddp.env",
-    "outside the world": "srun env SLURM_PROCID=4 python -m cluster_ddp.env",
-    "unreadable nodelist": "srun env 'SLURM_STEP_NODELIST=node[1-' python -m cluster_ddp.env",
-    "no address": "srun env -u SLURM_STEP_NODELIST -u SLURM_JOB_NODELIST -u SLURM_NODELIST python -m cluster_ddp.env",
+    "without srun": "python -m cluster_ddp env",
+    "RANK from the batch shell": "(export RANK=$SLURM_PROCID; srun python -m cluster_ddp env)",
+    "partial": "srun env -u SLURM_PROCID -u SLURM_JOB_ID -u SLURM_JOBID RANK=1 python -m cluster_ddp env",
+    "outside the world": "srun env SLURM_PROCID=4 python -m cluster_ddp env",
+    "unreadable nodelist": "srun env 'SLURM_STEP_NODELIST=node[1-' python -m cluster_ddp env",
+    "no address": "srun env -u SLURM_STEP_NODELIST -u SLURM_JOB_NODELIST -u SLURM_NODELIST python -m cluster_ddp env",
     # (--mem=0: the step before may have its memory still)
-    "more tasks than GPUs": "srun --overlap --mem=0 --ntasks=4 --nodes=1 --gres=gpu:2 python -m cluster_ddp.env",
-    "fewer tasks than GPUs": "srun --ntasks=2 --ntasks-per-node=1 --gres=gpu:2 python -m cluster_ddp.env",
+    "more tasks than GPUs": "srun --overlap --mem=0 --ntasks=4 --nodes=1 --gres=gpu:2 python -m cluster_ddp env",
+    "fewer tasks than GPUs": "srun --ntasks=2 --ntasks-per-node=1 --gres=gpu:2 python -m cluster_ddp env",
     "the job's address in a step elsewhere": (
-        "MASTER_ADDR=$SLURMD_NODENAME srun --nodes=1 --ntasks=2 --relative=1 python -m cluster_ddp.env"
+        "MASTER_ADDR=$SLURMD_NODENAME srun --nodes=1 --ntasks=2 --relative=1 python -m cluster_ddp env"
     ),
     "GPUs that torch does not see": (
         "srun env -u CLUSTER_DDP_DUMMY_GPUS python -m cluster_ddp.train --dataset digits --dry-run"
     ),
-    "no error": "srun env -u SLURM_LOCALID -u SLURM_NODEID python -m cluster_ddp.env",
+    "no error": "srun env -u SLURM_LOCALID -u SLURM_NODEID python -m cluster_ddp env",
 }
 EXPECTED = {
     "without srun": ["SLURM_NTASKS=4", "the job has 4 tasks", "Hint: start it with srun"],
@@ -69,7 +69,7 @@ def test_a_container_that_strips_the_local_id_is_understood(sections: dict[str, 
 
 
 def test_sallocs_shell_is_told_to_use_srun(slurm: Cluster) -> None:
-    done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", "python", "-m", "cluster_ddp.env")
+    done = slurm.run("salloc", "--nodes=2", "--ntasks-per-node=2", "python", "-m", "cluster_ddp", "env")
     assert done.returncode == 2
     assert "Hint: start it with srun" in done.stderr
 

@@ -37,7 +37,7 @@ def new_cluster(folder: Path) -> Iterator[Place]:
 
 
 def verb(place: Place, *words: str) -> subprocess.CompletedProcess[str]:
-    return place.slurm.run(sys.executable, "-m", f"cluster_ddp.{words[0]}", *words[1:], cwd=place.folder)
+    return place.slurm.run(sys.executable, "-m", "cluster_ddp", *words, cwd=place.folder)
 
 
 def own_sbatch(place: Place, *options: str) -> str:
@@ -107,7 +107,7 @@ def test_a_requeued_job_with_a_comment_of_its_own_is_still_that_of_its_run(tmp_p
                 pass
             commands.run(["scontrol", "requeue", job], env=place.slurm.env)
         env = {**os.environ, **place.slurm.env, "SLURM_TIME_FORMAT": "relative"}
-        command = [sys.executable, "-m", "cluster_ddp.status", "--json"]
+        command = [sys.executable, "-m", "cluster_ddp", "status", "--json"]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
         rows = {row["job"]: row["restarts"] for row in json.loads(done.stdout)}
         assert rows == dict.fromkeys(jobs, 1), done.stderr

@@ -64,13 +64,13 @@ def test_two_requeues_are_told_with_their_cause_and_every_number_agrees(slurm: C
         for tag in values:
             assert values[tag] == [(step, pytest.approx(value)) for step, value in wanted[tag]], tag
 
-    report = slurm.run(sys.executable, "-m", "cluster_ddp.report", "--json", str(run_dir), cwd=tmp_path)
+    report = slurm.run(sys.executable, "-m", "cluster_ddp", "report", "--json", str(run_dir), cwd=tmp_path)
     (told,) = json.loads(report.stdout)
     assert told["status"]["restarts"] == 2 and told["status"]["loss"] == train[-1]["loss"]
     assert [one["cause"] for one in told["training"]["starts"]] == [None, second["cause"], third["cause"]]
     mean_s = sum(one["steps"] * one["step_s"] for one in of_steps) / sum(one["steps"] for one in of_steps)
     assert abs(told["training"]["step_s"] - mean_s) < 1e-9 and told["training"]["slowest_rank"] == 1
-    text = slurm.run(sys.executable, "-m", "cluster_ddp.report", str(run_dir), cwd=tmp_path).stdout
+    text = slurm.run(sys.executable, "-m", "cluster_ddp", "report", str(run_dir), cwd=tmp_path).stdout
     assert second["cause"] in text and third["cause"] in text and "2 restarts" in text
 
 
@@ -93,7 +93,7 @@ def test_the_page_of_an_array_ranks_its_tasks(slurm: Cluster, tmp_path: Path) ->
     array = first.name.removesuffix("_0").rpartition("-")[2]
     for task in range(8):
         place.completed(first.with_name(f"{first.name[:-2]}_{task}"))
-    done = slurm.run(sys.executable, "-m", "cluster_ddp.report", array, "--html", "it's a page.html", cwd=tmp_path)
+    done = slurm.run(sys.executable, "-m", "cluster_ddp", "report", array, "--html", "it's a page.html", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "it's a page.html").read_text()
     rows = re.findall(r"<td>\d+_\d</td><td>([\d.]+)</td><td>([\d.]+)</td>", page)

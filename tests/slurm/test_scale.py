@@ -32,7 +32,7 @@ def large(machine: None) -> Iterator[Cluster]:
 
 
 def test_every_one_of_256_tasks_knows_its_place(large: Cluster) -> None:
-    task = "echo $(hostname) $(python -m cluster_ddp.env --json)"
+    task = "echo $(hostname) $(python -m cluster_ddp env --json)"
     sizes = (f"--nodes={NODES}", f"--ntasks-per-node={TASKS_PER_NODE}")
     done = large.run("srun", *sizes, "bash", "-c", task)
     assert done.returncode == 0, done.stderr

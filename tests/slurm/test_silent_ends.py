@@ -14,7 +14,7 @@ from cluster_ddp.slurm import commands, job_status, reasons
 
 
 def run(slurm: Cluster, verb: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return slurm.run(sys.executable, "-m", f"cluster_ddp.{verb}", *words, cwd=cwd)
+    return slurm.run(sys.executable, "-m", "cluster_ddp", verb, *words, cwd=cwd)
 
 
 @pytest.mark.every_slurm

@@ -11,7 +11,7 @@ from cluster import ROOT, Cluster, Place
 
 from cluster_ddp.slurm import commands, job_status
 
-STATUS = (sys.executable, "-m", "cluster_ddp.status")
+STATUS = (sys.executable, "-m", "cluster_ddp", "status")
 WORDS = "one JobState=FAILED\nJobId={job} JobState=FAILED Reason=x StdOut=/evil\nJobId=two  ExitCode=9:0"
 
 

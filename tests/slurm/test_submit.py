@@ -221,7 +221,7 @@ def test_an_interrupted_watch_leaves_the_job_running(place: Place) -> None:
     job_id, cancel = re.search(r"job (\d+) continues\.\nTo follow it: .*\nTo end it: cluster-ddp (.*)", said).groups()
     (status,) = job_status.job_statuses(job_id, env=place.slurm.env)
     assert status.state == "RUNNING"
-    ended = place.slurm.run(sys.executable, "-m", *f"cluster_ddp.{cancel}".split(), cwd=place.folder)
+    ended = place.slurm.run(sys.executable, "-m", "cluster_ddp", *cancel.split(), cwd=place.folder)
     assert ended.stdout.startswith(f"Cancelled job {job_id} (sleep).")
     assert place.end_of(place.folder / "runs" / f"sleep-{job_id}").state == "CANCELLED"
 
@@ -320,7 +320,7 @@ def test_the_reference_job_trained(slurm: Cluster, long_ones: dict[str, Path]) -
     assert accuracy > 0.9
     config = json.loads((run_dir / "run.json").read_text())
     assert (config["topology"]["world_size"], config["config"]["lr"], config["config"]["epochs"]) == (4, 0.5, 2)
-    done = slurm.run(sys.executable, "-m", "cluster_ddp.status", cwd=place.folder)
+    done = slurm.run(sys.executable, "-m", "cluster_ddp", "status", cwd=place.folder)
     row = next(line for line in done.stdout.splitlines() if line.startswith(run_dir.name.removeprefix("mnist-")))
     assert re.fullmatch(r"\d+\s+mnist\s+COMPLETED\s+[\d:]+\s+0\s+2\s+0\.\d+\s+9\d\.\d\d %\s+\d+", row)
 

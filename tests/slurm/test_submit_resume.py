@@ -86,7 +86,7 @@ def test_the_printed_command_continues_a_failed_training(
     run_dir = place.folder / re.search(r"Run directory: (.*)", begun.stdout)[1]
     assert steps(begun.stdout) == [1, 2]
     command = printed(begun.stdout)
-    status = place.slurm.run(sys.executable, "-m", "cluster_ddp.status", str(run_dir), cwd=place.folder)
+    status = place.slurm.run(sys.executable, "-m", "cluster_ddp", "status", str(run_dir), cwd=place.folder)
     assert command == printed((run_dir / "job.log").read_text()) == printed(status.stdout)
     (place.folder / "mended").touch()
     again = resume(place, command, "--watch")
@@ -113,7 +113,7 @@ def test_a_killed_job_that_was_resumed_is_known_by_its_old_id(place: Place) -> N
     assert re.fullmatch(r"Failed first: rank 0 on node\d: killed by SIGKILL", cause)
     assert starts[-1]["state"] == "COMPLETED"
     logs, status, report, cancel = (
-        place.slurm.run(sys.executable, "-m", f"cluster_ddp.{verb}", first, cwd=place.folder)
+        place.slurm.run(sys.executable, "-m", "cluster_ddp", verb, first, cwd=place.folder)
         for verb in ("logs", "status", "report", "cancel")
     )
     assert logs.stderr.startswith(f"Job {first} was resumed as job {second}.") and "step 6\n" in logs.stdout

@@ -23,7 +23,7 @@ STEPS = {
     "atonce2": "srun --overlap --mem=0 --nodes=2 --ntasks=4 --relative=1",
 }
 # Each task writes what we say of it, and, from the kernel, where it really runs.
-TASK = """bash -c '{ hostname; python -m cluster_ddp.env --json; } >$1.$SLURM_PROCID' bash"""
+TASK = """bash -c '{ hostname; python -m cluster_ddp env --json; } >$1.$SLURM_PROCID' bash"""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_the_steps_were_what_they_are_called(tasks: dict[str, dict[int, tuple[st
 
 def test_a_container_that_strips_the_local_id_without_gpus_is_told(slurm: Cluster, tmp_path: Path) -> None:
     """Without GPUs there is nothing to derive it from: see the error; with GPUs see test_errors."""
-    done = slurm.run("srun", "--ntasks=2", "env", "-u", "SLURM_LOCALID", "python", "-m", "cluster_ddp.env")
+    done = slurm.run("srun", "--ntasks=2", "env", "-u", "SLURM_LOCALID", "python", "-m", "cluster_ddp", "env")
     assert done.returncode != 0
     assert "SLURM_LOCALID unset" in done.stderr
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp import completion
 from cluster_ddp.__main__ import VERBS
+from cluster_ddp.cli import completion
 
 OFFER = """source "$1"; shift; cd "$HERE"
 COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)); _shtab_cluster_ddp; echo "${COMPREPLY[@]}" """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib
+import importlib.util
 import multiprocessing
 import os
 import re
@@ -192,7 +192,10 @@ def check(words: list[str]) -> None:
         words = words[1:]
     first, rest = words[0], words[1:]
     if words[:2] == ["python", "-m"] and words[2].startswith("cluster_ddp."):
+        assert importlib.util.find_spec(words[2])
         check_ours(words[2].removeprefix("cluster_ddp."), words[3:])
+    elif words[:3] == ["python", "-m", "cluster_ddp"]:
+        check_ours(words[3], words[4:])
     elif first == "cluster-ddp":
         check_ours(rest[0], rest[1:])
     elif first in ("python", "torchrun", "sbatch"):

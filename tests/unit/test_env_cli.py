@@ -11,7 +11,7 @@ STEP = {
 
 def env_door(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "cluster_ddp.env", *arguments],
+        [sys.executable, "-m", "cluster_ddp", "env", *arguments],
         env={"PATH": os.environ["PATH"], **env},
         capture_output=True,
         text=True,
@@ -31,7 +31,7 @@ def test_json() -> None:
 
 
 def test_export_is_for_the_shell() -> None:
-    script = 'eval "$("$1" -m cluster_ddp.env --export)"; env'
+    script = 'eval "$("$1" -m cluster_ddp env --export)"; env'
     # The quoting of a value that would be code if it were not quoted.
     hostile = "h;touch x"
     done = subprocess.run(

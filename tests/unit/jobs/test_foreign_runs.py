@@ -18,7 +18,7 @@ import pytest
 from made_runs import make_run
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp import logs, report, status
+from cluster_ddp.cli import logs, report, status
 from cluster_ddp.doctor import __main__ as doctor
 from cluster_ddp.jobs import run_records
 from cluster_ddp.jobs.job import of_run

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp import report, status
+from cluster_ddp.cli import report, status
 from cluster_ddp.submission import planning, submit_plan
 from cluster_ddp.submission.spec import JobSpec
 

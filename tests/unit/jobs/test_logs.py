@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp import cancel, logs, report, status
+from cluster_ddp.cli import cancel, logs, report, status
 from cluster_ddp.doctor import __main__ as doctor
 from cluster_ddp.jobs import job, run_records, watch
 from cluster_ddp.runtime.failure import hang_verdict

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp import fetch, status
+from cluster_ddp.cli import fetch, status
 from cluster_ddp.errors import RemoteError
 from cluster_ddp.remote import project, verbs
 from cluster_ddp.remote.host import Host, connect

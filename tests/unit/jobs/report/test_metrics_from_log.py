@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp import report as verb
+from cluster_ddp.cli import report as verb
 from cluster_ddp.errors import SpecError
 from cluster_ddp.jobs.report import metrics_from_log
 from cluster_ddp.jobs.report.summary import report

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from made_runs import BEGAN_S, make_run, write_lines
 
-from cluster_ddp import report as verb
+from cluster_ddp.cli import report as verb
 from cluster_ddp.jobs.report import page, series
 from cluster_ddp.jobs.report.summary import report
 from cluster_ddp.jobs.status import run_statuses

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster_ddp import report as verb
+from cluster_ddp.cli import report as verb
 from cluster_ddp.jobs.report import usage
 from cluster_ddp.jobs.report.notes import notes
 from cluster_ddp.jobs.report.summary import report

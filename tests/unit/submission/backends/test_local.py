@@ -16,7 +16,7 @@ from slowness import scaled
 from stand_ins import HOSTILE
 
 import cluster_ddp.submit as door
-from cluster_ddp import status
+from cluster_ddp.cli import status
 from cluster_ddp.errors import JobError, RunDirError
 from cluster_ddp.jobs import job
 from cluster_ddp.jobs.job import Job

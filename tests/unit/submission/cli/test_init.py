@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp import init
+from cluster_ddp.cli import init
 from cluster_ddp.submission.cli import site_config
 
 __all__ = ["fake_slurm"]

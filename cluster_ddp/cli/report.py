@@ -64,7 +64,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print("\n\n".join(map(as_text, found)))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
@@ -85,7 +84,3 @@ def _is_copy(record: Path, origin: str) -> bool:
         return read_json(record) == {"origin": origin}
     except (OSError, ValueError):
         return False
-
-
-if __name__ == "__main__":
-    sys.exit(main())

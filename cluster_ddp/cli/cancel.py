@@ -68,7 +68,3 @@ def _cancel(word: str, runs_dir: Path) -> str:
 
 def _has_ended(word: str, state: str) -> JobError:
     return JobError(f"Cancelling {word}:", f"it has ended already: {state}.", "cluster-ddp status shows what runs")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """`cluster-ddp env`: show this process's place in its job, as a table, JSON or shell exports.
 
-srun python -m cluster_ddp.env                      which rank is on which node
+srun python -m cluster_ddp env                      which rank is on which node
 eval "$(cluster-ddp env --export)"                  set RANK, LOCAL_RANK, WORLD_SIZE … for a script
 """
 
@@ -54,7 +54,3 @@ def _shown(value: object) -> str:
     if isinstance(value, tuple):
         return " ".join(map(str, value)) or "-"
     return "-" if value is None else str(value)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -108,7 +108,3 @@ def _follow(job: Job, names: Sequence[str], plain: Sequence[str], shown: Callabl
     except KeyboardInterrupt:
         print(f"\nNo longer following; job {job.id} continues. To end it: cluster-ddp cancel {job.id}", file=sys.stderr)
         return 130
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,7 +8,6 @@ a shell that runs already  eval "$(cluster-ddp completion bash)"
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 
@@ -67,7 +66,3 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
                 yield from _actions(inner)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -135,7 +135,3 @@ def _note(one: RunStatus) -> str:
         last = "" if one.saved_step is None else f"; last good checkpoint: step {one.saved_step}"
         return f"(weights are NaN or Inf since step {one.non_finite_step}{last})"
     return f"(newest checkpoint: step {one.saved_step})" if one.saved_step is not None and one.epoch is None else ""
-
-
-if __name__ == "__main__":
-    sys.exit(main())

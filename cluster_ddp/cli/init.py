@@ -186,7 +186,3 @@ def _job(script: Path, partition: str | None, account: str | None) -> str:
     )
     source = f"Written by `{PROGRAM}`. Submit it from this folder: sbatch {shlex.quote(f'{script.stem}.sbatch')}"
     return render(spec, task_command.of_command(spec), source=source)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

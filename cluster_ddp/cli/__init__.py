@@ -1,0 +1,14 @@
+"""What `cluster-ddp VERB` runs; each module has the verb's `parser` and `main`.
+
+init        the first settings and job script of a project
+env         the place of this process in its job
+status      the state and progress of jobs and trainings
+logs        what a job has printed
+cancel      ends jobs
+report      what became of a run, and how it used its CPUs, memory and GPUs
+fetch       copies run directories from a cluster that is reached by ssh
+completion  what lets bash or zsh complete command lines
+
+submit and train are at the top of the package, since they are also called as modules; doctor, scaling and sandbox are
+packages.
+"""
