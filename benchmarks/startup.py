@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -19,9 +20,8 @@ from pathlib import Path
 from record import Figure, report
 
 from cluster_ddp.sandbox import cluster
-from cluster_ddp.submission.render import render
+from cluster_ddp.submission.render import agent_options, render
 from cluster_ddp.submission.spec import JobSpec
-from cluster_ddp.submission.task_command import of_command
 
 LAUNCHERS = ("srun", "torchrun", "fork")
 AT_LEAST_TIMES, AT_MOST_S = 3.0, 4.0
@@ -68,8 +68,9 @@ def seconds(launcher: str, arguments: argparse.Namespace, sandbox: str, folder: 
         time="5",
         launcher=launcher,  # type: ignore[arg-type]  # checked there
     )
-    noted = 'status=0\ndate +%s.%N >"$CLUSTER_DDP_RUN_DIR/begun"\n'
-    script = render(spec, of_command(spec), source="", run_prefix=f"{folder}/{launcher}-").replace("status=0\n", noted)
+    asked = agent_options(spec, spec.command, run_dir=f"{folder}/{launcher}-%j")
+    begun = f'run={shlex.quote(f"{folder}/{launcher}")}-$SLURM_JOB_ID; mkdir -p "$run"; date +%s.%N >"$run/begun"'
+    script = render(spec, asked, source="").replace("\nexec ", f"\n{begun}\nexec ")
 
     env = {
         **cluster.environment(sandbox),

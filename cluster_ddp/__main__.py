@@ -16,6 +16,7 @@ VERBS = {
     "init": "write a cluster.toml and a job script for your project",
     "env": "show the place of this process in its job",
     "submit": "submit a training script to Slurm, or run it on this machine",
+    "launch": "start the ranks of a job, in a batch script or on this machine, and say how they ended",
     "status": "show the state and progress of jobs and trainings",
     "logs": "show what a job has printed, or follow it",
     "cancel": "end jobs",

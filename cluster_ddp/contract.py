@@ -17,6 +17,9 @@ RECORDS_VERSION: Final = 1
 RESTART: Final = "Restart "
 """So begins a line of a job's log with which the batch script begins, if the job was started before."""
 
+RESUME: Final = "cluster-ddp submit --resume"
+"""The command that resumes a run, up to the run directory."""
+
 TO_RESUME: Final = "To resume: "
 """So begins the line with the command that resumes a run: in the job's log, and what `--watch` and `logs -f` print."""
 
@@ -28,10 +31,10 @@ class Env:
     """The run directory, absolute. A training writes there. Set it by hand to resume a training without `submit`."""
     RESUME: Final = "CLUSTER_DDP_RESUME"
     """The command that resumes this run, for messages."""
-    STOPPED: Final = "CLUSTER_DDP_STOPPED"
-    """Path of the stop marker: a rank that stops in time makes this file, since launchers may hide its exit status."""
-    FAILED: Final = "CLUSTER_DDP_FAILED"
-    """Path of the failure marker: the first rank that fails says there what failed."""
+    NOTES: Final = "CLUSTER_DDP_NOTES"
+    """Folder on the node where a rank notes why it failed, that it was stopped in time, or that it has joined."""
+    CHANNEL: Final = "CLUSTER_DDP_CHANNEL"
+    """HOST:PORT of the job's agent, which the agents around the ranks tell how each rank ended."""
     JOB_TIMES: Final = "CLUSTER_DDP_JOB_TIMES"
     """Path of a file with the job's start and end in seconds of UNIX time, as squeue said at most a minute ago."""
     SECRET: Final = "CLUSTER_DDP_SECRET"
@@ -65,12 +68,14 @@ class File:
     """The script that Slurm runs."""
     LOCAL_SCRIPT: Final = "job.sh"
     """The script of a job on this machine."""
+    AGENT: Final = "agent.pyz"
+    """The agent that starts the ranks, as it was at the submission; for an array, in the folder of the whole."""
     JOB_LOG: Final = "job.log"
     """Output of the batch script, with Slurm's messages."""
     TASK_LOG: Final = "task-{}.log"
     """Output of one task; {} is its number."""
-    OUTCOME: Final = "ended.json"
-    """How a job on this machine ended. For other jobs, Slurm knows."""
+    OUTCOME: Final = "outcome.json"
+    """How a start of the job ended, and what failed first: the last start that has ended."""
     FAILURES: Final = "failures.log"
     """With `--requeue-on-failure`: the newest checkpoint at each failure, one per line."""
     SICK_NODES: Final = "sick-nodes.txt"
@@ -100,10 +105,6 @@ class File:
     LOCK: Final = ".lock"
     """Lock file: one training at a time writes to the run directory. While one that has ended waits for room on a full
     disk, the file's time of modification is when it gives up."""
-    STOPPED: Final = ".stopped-"
-    """Prefix of the stop marker (`CLUSTER_DDP_STOPPED`) of a start; the number of restarts follows."""
-    FAILED: Final = ".failed-"
-    """Prefix of the failure marker (`CLUSTER_DDP_FAILED`) of a start; the number of restarts follows."""
     JOB_TIMES: Final = ".job-times"
     """The job's start and end (`CLUSTER_DDP_JOB_TIMES`): the batch script writes it, rank 0 reads it."""
 
@@ -149,7 +150,7 @@ ASIDE: Final = "job-{}"
 
 ENDS: Final = ("COMPLETED", "STOPPED", "FAILED")
 """Values of `state` of the "end" records in starts.jsonl: how this start of a training ended. STOPPED is stopped in
-time, with a checkpoint."""
+time, with a checkpoint. FAILED is no longer written: outcome.json says it."""
 
 
 LATEST: Final = "latest"

@@ -178,3 +178,9 @@ def with_reserve(function: Callable[[], T]) -> T:
             raise
     os.close(_reserve.pop())
     return function()
+
+
+def spare_descriptor() -> None:
+    """Let one descriptor be free, for a file that is opened elsewhere, if a reserved one is left."""
+    with suppress(OSError):
+        with_reserve(lambda: os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,3 +49,12 @@ def has_environment(pid: int, values: Mapping[str, str]) -> bool:
 def find(values: Mapping[str, str]) -> list[int]:
     """Return the processes that were started with these environment variables, as far as they can be read."""
     return [int(path.name) for path in Path("/proc").glob("[0-9]*") if has_environment(int(path.name), values)]
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started and that still run (proc(5), children)."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(word) for word in path.read_text().split()]
+    return found

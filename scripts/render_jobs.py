@@ -7,12 +7,10 @@ python scripts/render_jobs.py --check    name those that differ from the templat
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
-from cluster_ddp.submission import task_command
-from cluster_ddp.submission.render import render
+from cluster_ddp.submission.render import agent_options, render
 from cluster_ddp.submission.spec import ARRAY_TASK_PLACEHOLDER, JobSpec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,7 +18,7 @@ JOBS_FOLDER = ROOT / "jobs"
 SETUP = (
     "# The checkout's own environment where `make` has built one.",
     "if [[ -f .venv/bin/activate ]]; then source .venv/bin/activate; fi",
-    'python -c "import sys; del sys.path[0]; import cluster_ddp" || {',
+    "command -v cluster-ddp >/dev/null || {",
     '  echo "error: cluster_ddp is not installed here. Submit from the checkout, after: make venv" >&2',
     "  exit 1",
     "}",
@@ -69,7 +67,6 @@ JOBS = (
 
 def main() -> int:
     """Write or compare. Returns the exit status."""
-    os.chdir(ROOT)  # render reads the scripts that the commands name
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, only compare")
     check = parser.parse_args().check
@@ -81,7 +78,7 @@ def main() -> int:
             options = "options for the command"
         text = render(
             spec,
-            task_command.of_command(spec),
+            agent_options(spec, spec.command),
             source="Rendered from templates/ by scripts/render_jobs.py: change those, then run `make jobs`.\n"
             f"Submit from the checkout:  sbatch jobs/{path.name} [{options}]",
         )

@@ -18,12 +18,11 @@ from pathlib import Path
 from cluster_ddp.errors import SlurmError, SpecError, exit_on_error, nearest
 from cluster_ddp.slurm import accounts, partitions
 from cluster_ddp.slurm.partitions import NodeGroup
-from cluster_ddp.submission import task_command
 from cluster_ddp.submission.checks import feasibility
 from cluster_ddp.submission.cli import first_cluster_toml, options
 from cluster_ddp.submission.cli.parser import Parser
 from cluster_ddp.submission.cli.site_config import FILE_NAME
-from cluster_ddp.submission.render import render
+from cluster_ddp.submission.render import agent_options, render
 from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.waiting_notice import named_if_slow
 
@@ -185,4 +184,4 @@ def _job(script: Path, partition: str | None, account: str | None) -> str:
         requeue=True,
     )
     source = f"Written by `{PROGRAM}`. Submit it from this folder: sbatch {shlex.quote(f'{script.stem}.sbatch')}"
-    return render(spec, task_command.of_command(spec), source=source)
+    return render(spec, agent_options(spec, spec.command), source=source)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
 
+from cluster_ddp.agent import outcome
+from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.contract import ENDS, File, Record
 from cluster_ddp.jobs.report import usage
 from cluster_ddp.run_files import json_lines, read_text
@@ -27,12 +30,26 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def how_ended(run_dir: Path) -> str | None:
-    """Return how a training ended, as its records say: one of `contract.ENDS`; None if it has not, or was killed."""
+    """Return how a training ended, as its records say: one of `contract.ENDS`, or what else its job's agent says.
+
+    Returns:
+        None if it has not ended, or was killed with its job's agent.
+    """
     records = [one for one in json_lines(run_dir / File.STARTS) if one.get("kind") in ("start", "end")]
     if records and (state := records[-1].get("state")) in ENDS:
         return str(state)
-    done = [one.get("kind") == Record.DONE for one in _tail(run_dir / File.METRICS)][-1:]
-    return "COMPLETED" if any(done) else None
+    if any([one.get("kind") == Record.DONE for one in _tail(run_dir / File.METRICS)][-1:]):
+        return "COMPLETED"
+    began_s = _number(records[-1].get("time")) or 0.0 if records else 0.0
+    ended = outcome_of(run_dir)
+    return None if ended is None or ended.requeued or ended.time < began_s else ended.state
+
+
+def outcome_of(run_dir: Path) -> Outcome | None:
+    """Return how a start of the run's job ended, the last that has; None if that is not known, or is damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        return outcome.read(run_dir)
+    return None
 
 
 def saved_step(run_dir: Path) -> int | None:

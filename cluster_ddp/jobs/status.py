@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cluster_ddp.agent import log_words, outcome
 from cluster_ddp.contract import RESTART, File
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
 from cluster_ddp.jobs import full_disk, last_metrics, lookup, run_records
 from cluster_ddp.jobs.run_records import RunRecord
 from cluster_ddp.run_files import problem, tail
 from cluster_ddp.slurm import reasons
-from cluster_ddp.slurm.job_status import JobStatus, all_jobs, lost_node, remembered_jobs
-from cluster_ddp.submission import run_dirs
+from cluster_ddp.slurm.job_status import JobStatus, all_jobs, remembered_jobs
 from cluster_ddp.submission.backends import identity
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
@@ -110,7 +110,7 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
     else:
         ended = last_metrics.how_ended(record.run_dir)
         of_job = {"state": ended or ("RUNNING" if record.is_locked() else "unknown")}
-    failure = _failure(record, of_job["state"])
+    failure = _failure(record, of_job["state"], of_job.get("restarts") or 0)
     is_alive = of_job["state"] == "RUNNING" or record.is_locked()  # by its records, one that still writes has ended
     return RunStatus(
         job=record.job,
@@ -129,16 +129,25 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
     )
 
 
-def _failure(record: RunRecord, state: str) -> str:
+def _failure(record: RunRecord, state: str, restarts: int) -> str:
     """What failed first, as its rank or else Slurm says."""
-    first = run_dirs.first_failure(record.run_dir)[0]
+    first = _noted(record, state, restarts)
     if state == "NODE_FAIL" and "(node failure)" not in first:
         said = tail(record.run_dir / File.JOB_LOG).rpartition(f"\n{RESTART}")[2]
-        lost = lost_node(said) or reasons.of_end(state, "", 0)
+        lost = outcome.in_words(log_words.lost_nodes(said)) or reasons.of_end(state, "", 0)
         return lost if not first or first.endswith("SIGTERM") else f"{first}; {lost}"
     if state == "OUT_OF_MEMORY" and "for memory" not in first:
         return f"{first}; {reasons.of_end(state, '', 0)}".removeprefix("; ")
     return first
+
+
+def _noted(record: RunRecord, state: str, restarts: int) -> str:
+    """What the record of its last start says; while it waits to be started again, of the start before."""
+    ended = last_metrics.outcome_of(record.run_dir)
+    if ended is None or state == "RUNNING" or record.job not in ("", ended.job):
+        return ""
+    is_older = ended.requeued or ended.restart < restarts
+    return "" if is_older and state != "PENDING" else ended.failure
 
 
 def _end(status: JobStatus | None) -> str | None:

@@ -8,20 +8,17 @@ training starts.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import TypeGuard
 
-from cluster_ddp.contract import EXIT_STOPPED, Env
+from cluster_ddp.contract import EXIT_STOPPED
 from cluster_ddp.errors import SpecError, nearest
-from cluster_ddp.files import open_own
 
 log = logging.getLogger("cluster_ddp")
 
@@ -194,21 +191,6 @@ class _Handler:
                 later(number, frame)
         finally:
             self.later = later
-
-
-def write_stop_marker(env: Mapping[str, str]) -> None:
-    """Make the stop marker, which tells the batch script that the job was stopped in time.
-
-    Not every launcher passes an exit status on. If the file can't be written, that is logged.
-
-    Args:
-        env: an environment, such as os.environ; without `Env.STOPPED` there, nothing is done.
-    """
-    if path := env.get(Env.STOPPED):
-        try:
-            os.close(open_own(Path(path), os.O_WRONLY | os.O_CREAT))
-        except OSError as error:
-            log.warning("Can't write the stop marker %s: %s.", path, error.strerror)
 
 
 def number_of(name: str) -> signal.Signals:

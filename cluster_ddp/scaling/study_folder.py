@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import File
 from cluster_ddp.errors import JobNotFoundError, RunDirError
 from cluster_ddp.files import atomic_write, make_dir
-from cluster_ddp.jobs import run_records
+from cluster_ddp.jobs import last_metrics, run_records
 from cluster_ddp.jobs.job import Job, describe, of_run, poll_intervals_s
 from cluster_ddp.jobs.run_records import RunRecord
 from cluster_ddp.run_files import read_json, why
@@ -153,8 +152,8 @@ def _seconds(job: Job, elapsed: str) -> float | None:
     """From a job's start to its end; on this machine from its submission."""
     if elapsed:
         return elapsed_s(elapsed)
-    outcome = job.run_dir / File.OUTCOME
-    return outcome.stat().st_mtime - run_records.read(job.run_dir).began_s if outcome.exists() else None
+    ended = last_metrics.outcome_of(job.run_dir)
+    return ended.time - run_records.read(job.run_dir).began_s if ended is not None and ended.time else None
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:

@@ -31,16 +31,6 @@ FINAL_STATES = frozenset(
 # What sacct --duplicates shows of an earlier start.
 _STARTED_AGAIN = ("REQUEUED", "PREEMPTED", "NODE_FAIL")
 
-# What srun says (22.05 to 26.11); and what the step daemons say, which do not name it.
-_NODE_FAILURE = r"node failure on ([^\s.,]+)|DUE TO NODE FAILURE"
-
-
-def lost_node(log: str) -> str:
-    """Return which node Slurm has lost, in words, by the log of one start of a job; empty if none."""
-    named = {match[1]: None for match in re.finditer(_NODE_FAILURE, log, flags=re.IGNORECASE)}
-    names = ", ".join(filter(None, named)) or "a node of the job"
-    return f"Slurm has lost {names} (node failure)" if named else ""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobStatus:

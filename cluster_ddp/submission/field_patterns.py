@@ -48,6 +48,7 @@ WORD_PATTERNS: dict[str, tuple[str, str]] = {
     "container_overlays": _PATH,
     "track": (r"[\w-]+", "names of trackers"),
     "sbatch_options": (r"--[a-z][a-z-]*(=[^\x00-\x20\x7f\"'`$\\#]+)?", "options such as --reservation=course"),
+    "srun_options": (r"--[a-z][a-z-]*(=[^\x00-\x20\x7f\"'`$\\#]+)?", "options such as --cpu-bind=verbose"),
     "setup": (r"[^\x00]*", "lines of bash"),
 }  # fmt: skip
 

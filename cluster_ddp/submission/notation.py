@@ -32,6 +32,7 @@ _EXAMPLES = {
     "trace": "for ten steps: --trace 10",
     "modules": "see the names: module avail",
     "sbatch_options": "for example --sbatch-options=--reservation=course",
+    "srun_options": "for example --srun-options=--cpu-bind=verbose",
 }
 
 
@@ -115,7 +116,7 @@ def field_error(name: str, value: object, legal: str, *, meant: object = None, h
 def option_words(name: str, value: object) -> str:
     """Return how a field is given on the command line."""
     option = f"--{name.replace('_', '-')}"
-    if name == "sbatch_options" and isinstance(value, tuple):
+    if name in ("sbatch_options", "srun_options") and isinstance(value, tuple):
         return " ".join(f"{option}={shlex.quote(word)}" for word in value)
     return f"{option} {shlex.join(value if isinstance(value, tuple) else [str(value)])}"
 

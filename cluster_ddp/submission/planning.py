@@ -7,21 +7,22 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster_ddp.agent import python_command
 from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.submission import grids, run_dirs, task_command
+from cluster_ddp.submission import grids, run_dirs
+from cluster_ddp.submission.backends import submitit_task
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import WAIT, Slurm
 from cluster_ddp.submission.copies import snapshot, venv_archive
-from cluster_ddp.submission.render import render, render_local
+from cluster_ddp.submission.render import agent_options, render, render_local
 from cluster_ddp.submission.resume import Earlier
 from cluster_ddp.submission.spec import JobSpec
-from cluster_ddp.submission.task_command import TaskCommand
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,30 +106,43 @@ def plan(request: Request, *, must_run: bool = True) -> Plan:
     )
     scheduler = _scheduler(request, must_run)
     local = isinstance(scheduler, ThisMachine)
-    task, runs = _task(request, local=local)
+    command, runs = _command(request)
     archive = venv_archive.path(venv_archive.require(spec), request.runs_dir) if spec.stage_env else None
+    asked = agent_options(spec, command, is_function=request.function is not None)
     source = f"{request.source}\nEach task runs: {runs}"
     if local:
-        script = render_local(spec, task, source=source, code=request.code)
+        script = render_local(spec, asked, source=source, code=request.code)
     else:
-        script = render(
-            spec,
-            task,
-            source=source,
-            run_prefix=_prefix(request),
-            run_dir=request.run_dir,
-            code=request.code,
-            venv_archive=archive,
-        )
+        asked = asked._replace(**_places(request, archive))
+        script = render(spec, asked, source=source, agent=_agent(request))
     return Plan(request=request, scheduler=scheduler, script=script, venv_archive=archive)
 
 
-def _task(request: Request, *, local: bool) -> tuple[TaskCommand, str]:
-    """What each task runs, and how the script's header names it."""
+def _command(request: Request) -> tuple[Sequence[str], str]:
+    """What each rank runs, and how the script's header names it."""
     if request.function is None:
-        return task_command.of_command(request.spec), shlex.join(request.spec.command)
-    folder = str(request.run_dir or f"{_prefix(request)}%j")
-    return task_command.of_function(folder, local=local), repr(request.function)
+        if request.spec.launcher == "fork":
+            python_command.interpreter_words(request.spec.command)  # refuses what can't be forked
+        return request.spec.command, shlex.join(request.spec.command)
+    return submitit_task.runner(str(request.run_dir or f"{_prefix(request)}%j")), repr(request.function)
+
+
+def _agent(request: Request) -> str:
+    """Where the frozen agent is, as a word for bash."""
+    job = '"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"'
+    whole = shlex.quote(str(request.run_dir)) if request.run_dir else shlex.quote(_prefix(request)) + job
+    return f"{whole}/{File.AGENT}"
+
+
+def _places(request: Request, archive: Path | None) -> dict[str, Any]:
+    """The run directory, where the code is, and the packed environment, as the agent is to be told."""
+    whole = str(request.run_dir or f"{_prefix(request)}%A")  # of an array, that of all tasks
+    return {
+        "run_dir": str(request.run_dir or f"{_prefix(request)}%j"),
+        "code": None if request.code is None else f"{whole}/{request.code}",
+        "venv": request.spec.venv if archive else None,
+        "stage_env": archive and str(archive),
+    }
 
 
 def _prefix(request: Request) -> str:

@@ -1,22 +1,19 @@
-"""A job as text for bash: `JobSpec`, `TaskCommand` and the templates in templates/."""
+"""A job as text for bash: `JobSpec` and the templates in templates/. What it does is in `cluster_ddp.agent`."""
 
 from __future__ import annotations
 
-import math
 import shlex
-import signal
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from cluster_ddp import contract
-from cluster_ddp.errors import USAGE_EXIT_STATUS
-from cluster_ddp.slurm import port
-from cluster_ddp.submission import grids, run_dirs
-from cluster_ddp.submission.backends import submitit_task
+from cluster_ddp.agent import options
+from cluster_ddp.agent.options import Options
+from cluster_ddp.contract import File
 from cluster_ddp.submission.checks import site_template
 from cluster_ddp.submission.notation import seconds
-from cluster_ddp.submission.spec import ARRAY_TASK, JobSpec
-from cluster_ddp.submission.task_command import TaskCommand
+from cluster_ddp.submission.spec import JobSpec
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -24,29 +21,40 @@ if TYPE_CHECKING:
 
 TEMPLATE = "job.sbatch.j2"
 """The template of a batch script."""
-_STOP_SIGNALS = ("USR1", "USR2", "HUP", "INT", "TERM")
 
 
-def render(
-    spec: JobSpec,
-    task: TaskCommand,
-    *,
-    source: str,
-    run_prefix: str | None = None,
-    run_dir: Path | None = None,
-    code: str | None = None,
-    venv_archive: Path | None = None,
-) -> str:
+def agent_options(spec: JobSpec, command: Sequence[str], *, is_function: bool = False, **more: object) -> Options:
+    """Return what the agent needs of a specification.
+
+    Args:
+        spec: the job.
+        command: what each rank runs.
+        is_function: whether submitit's runner calls a function.
+        more: further fields of `Options`.
+    """
+    same = [
+        *("launcher", "gpus_per_task", "share", "max_requeues", "requeue_on_failure", "requeue_elsewhere"),
+        *("doctor", "trace", "track", "container", "container_image", "srun_options"),
+    ]
+    return Options(
+        command=tuple(command),
+        container_bind=spec.container_binds,
+        container_overlay=spec.container_overlays,
+        grid={} if is_function else {key: list(values) for key, values in spec.grid.items()},
+        function=is_function,
+        **{name: getattr(spec, name) for name in same},
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def render(spec: JobSpec, asked: Options, *, source: str, agent: str = "") -> str:
     """Render the batch script of a job.
 
     Args:
         spec: the job.
-        task: what its tasks run.
+        asked: what the agent is to do.
         source: what made the script and how to submit it, for its header; one or more lines.
-        run_prefix: path of the run directory up to the job's id; None: none, logs go to the folder that calls sbatch.
-        run_dir: the run directory, if it does not follow from the job's id.
-        code: working folder in the snapshot, relative to the run directory (for an array, to the whole array's).
-        venv_archive: the virtual environment as one file, for each node to unpack; None to use it where it is.
+        agent: the frozen agent, as a word for bash; empty for the one that is installed where the job runs.
 
     Returns:
         Text for sbatch, ending with a line break. Every value is either checked by `JobSpec` or quoted for the shell.
@@ -54,56 +62,50 @@ def render(
     Raises:
         SpecError: the site's template can't be used (see `site_template.rendered`).
     """
-    values: dict[str, object] = {
-        "task": task,
-        "source": source.splitlines(),
-        "run_prefix": run_prefix,
-        "run_dir": run_dir and str(run_dir),
-        "code": code,
-        "venv_archive": venv_archive and str(venv_archive),
-        "command": shlex.join(task.argv) if task.is_function else " ".join(_word(word, spec) for word in task.argv),
-        "strides": _strides(spec.grid),
-    }
-    ours = _rendered(TEMPLATE, spec=spec, **values)
+    values = _values(spec, asked, source, agent)
+    ours = environment().get_template(TEMPLATE).render(values)
     site = spec.template and Path(spec.template)
-    return site_template.rendered(site, _values(spec, **values), environment, ours=ours) if site else ours
+    return site_template.rendered(site, values, environment, ours=ours) if site else ours
 
 
-def render_local(spec: JobSpec, task: TaskCommand, *, source: str, code: str | None = None) -> str:
-    """Render the script that runs a job on this machine. It takes the run directory as its argument. See `render`."""
-    return _rendered(
-        "local.sh.j2",
-        spec=spec,
-        task=task,
-        source=source.splitlines(),
-        run_prefix="",
-        code=code,
-        venv_archive=None,
-        command=shlex.join(task.argv),
-        supervisor=shlex.join(submitit_task.module("cluster_ddp.submission.backends.local_supervisor")),
-        time_limit_s=None if spec.time is None else seconds(spec.time),
-    )
+def render_local(spec: JobSpec, asked: Options, *, source: str, code: str | None) -> str:
+    """Render the script that runs a job on this machine. It takes the run directory as its argument. See `render`.
+
+    Args:
+        code: working folder in the snapshot, relative to the run directory; None without one.
+    """
+    limit_s = None if spec.time is None else seconds(spec.time)
+    asked = asked._replace(ranks=spec.world_size, cpus_per_task=spec.cpus_per_task, time_limit_s=limit_s)
+    values = _values(spec, asked, source, f'"$1"/{File.AGENT}')
+    in_run_dir = ['--run-dir "$1"', *([] if code is None else [f'--code "$1"/{shlex.quote(code)}'])]
+    values |= {"options": [*in_run_dir, *values["options"]], "command": shlex.join(asked.command)}
+    return environment().get_template("local.sh.j2").render(values)
 
 
-def _rendered(template: str, *, spec: JobSpec, **values: object) -> str:
-    return environment().get_template(template).render(_values(spec, **values))
-
-
-def _values(spec: JobSpec, **values: object) -> dict[str, object]:
+def _values(spec: JobSpec, asked: Options, source: str, agent: str) -> dict[str, Any]:
     """The variables of a template."""
-    ours = {"resume": run_dirs.RESUME, "contract": contract, "port": port, "signals": _signals(spec)}
-    return {"spec": spec, **ours, "usage_exit_status": USAGE_EXIT_STATUS, **values}
+    words = options.words(asked)
+    at = words.index("--")
+    return {
+        "spec": spec,
+        "source": source.splitlines(),
+        "agent": agent,
+        "python": sys.executable,
+        "options": _lines(words[:at]),
+        "command": shlex.join(words[at + 1 :]) + ("" if asked.function else ' "$@"'),
+        "needs_bash": any("trap" in line for line in spec.setup),
+    }
 
 
-def _signals(spec: JobSpec) -> list[str]:
-    """Signals that a task's shell passes on: those that may stop a training, and the one of --signal."""
-    asked = (spec.signal or "").removeprefix("R:").partition("@")[0]
-    found = [one.name.removeprefix("SIG") for one in signal.Signals if asked.removeprefix("SIG") in _spellings(one)]
-    return list(dict.fromkeys([*_STOP_SIGNALS, *found]))
-
-
-def _spellings(one: signal.Signals) -> tuple[str, str]:
-    return one.name.removeprefix("SIG"), str(one.value)
+def _lines(words: Sequence[str]) -> list[str]:
+    """Options with their values, one option in each line."""
+    lines: list[str] = []
+    for word in words:
+        if word.startswith("--"):
+            lines.append(shlex.quote(word))
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    return lines
 
 
 def templates_folder() -> Path:
@@ -127,26 +129,3 @@ def environment(*folders: Path) -> Environment:
     )
     made.filters["sh"] = shlex.quote
     return made
-
-
-def _word(argument: str, spec: JobSpec) -> str:
-    """Quote an argument for bash, with its placeholders replaced by variables."""
-    variables = {key: f"grid_{key}" for key in spec.grid}
-    if spec.array is not None:
-        variables[ARRAY_TASK] = "SLURM_ARRAY_TASK_ID"
-    text, end = "", 0
-    for match in grids.PLACEHOLDER.finditer(argument):
-        if match[1] in variables:
-            text += _quoted(argument[end : match.start()]) + f'"${{{variables[match[1]]}}}"'
-            end = match.end()
-    return text + _quoted(argument[end:]) or "''"
-
-
-def _quoted(text: str) -> str:
-    return shlex.quote(text) if text else ""
-
-
-def _strides(grid: grids.Grid) -> dict[str, int]:
-    """How many consecutive array tasks share a key's value. The last key varies fastest."""
-    sizes = [len(values) for values in grid.values()]
-    return {key: math.prod(sizes[i + 1 :]) for i, key in enumerate(grid)}

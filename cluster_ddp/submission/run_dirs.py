@@ -5,7 +5,7 @@
                             code/       the copy of the code, with --snapshot
                             job.log     what the batch script printed, and Slurm's messages about the job
                             task-0.log  what task 0 printed, and so on
-                            ended.json  how a job on this machine ended
+                            outcome.json  how its last start ended, and what failed first
                             metrics.jsonl, run.json  written by a training that uses cluster_ddp
 
 An array has one such folder for the whole (script, snapshot) and one per task: runs/fit-12_0, runs/fit-12_1 …
@@ -26,18 +26,14 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import LATEST, File
+from cluster_ddp.contract import LATEST, RESUME, File
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.files import make_dir, open_own
-from cluster_ddp.run_files import read_json, read_text, why
+from cluster_ddp.run_files import read_json, why
 from cluster_ddp.submission.spec import JobSpec
 
-RESUME = "cluster-ddp submit --resume"
-"""The command that resumes a run, without its last word: the run directory."""
-
-
 OF_A_JOB = (
-    *(File.SPEC, File.BATCH_SCRIPT, File.LOCAL_SCRIPT, File.JOB_LOG, File.TASK_LOG.format("*")),
+    *(File.SPEC, File.BATCH_SCRIPT, File.LOCAL_SCRIPT, File.AGENT, File.JOB_LOG, File.TASK_LOG.format("*")),
     *(File.FAILURES, File.OUTCOME, "*_submitted.pkl", "*_result.pkl"),
 )
 """Patterns of the files that one job in a run directory has: the next one has its own."""
@@ -199,26 +195,6 @@ def is_label(text: str) -> bool:
 def is_on_slurm(path: Path, label: str) -> bool:
     """Return whether Slurm runs the job of a run directory: it is an array's task, or has a batch script."""
     return "_" in label or (path / File.BATCH_SCRIPT).exists()
-
-
-def first_failure(path: Path) -> tuple[str, int | None]:
-    """Return what the failure marker of a run directory says.
-
-    Returns:
-        Which rank failed first, and why; its exit status, if it was noted. An empty text without a marker.
-    """
-    for marker in sorted(path.glob(f"{File.FAILED}*"), key=_changed_s, reverse=True):
-        with contextlib.suppress(OSError, ValueError):
-            words, *rest = read_text(marker).splitlines()
-            return words, int(rest[0].removeprefix("status ")) if rest else None
-    return "", None
-
-
-def _changed_s(path: Path) -> float:
-    try:
-        return path.lstat().st_mtime
-    except OSError:
-        return 0.0  # removed since: the job starts again
 
 
 def point_latest(path: Path) -> None:

@@ -123,6 +123,8 @@ class JobSpec:
     """Let your group read the run directory. By default, only you can."""
     sbatch_options: tuple[str, ...] = ()
     """More options for sbatch, such as --reservation=course."""
+    srun_options: tuple[str, ...] = ()
+    """More options for srun, which starts the ranks, such as --cpu-bind=verbose."""
 
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task", "trace"):

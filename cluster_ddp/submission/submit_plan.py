@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from cluster_ddp.contract import File
 from cluster_ddp.errors import SlurmError
-from cluster_ddp.submission import grids, resume, run_dirs
+from cluster_ddp.submission import frozen_agent, grids, resume, run_dirs
 from cluster_ddp.submission.backends import Held, Scheduler, submitit_task
 from cluster_ddp.submission.copies import snapshot, venv_archive
 from cluster_ddp.submission.planning import Plan
@@ -90,7 +90,7 @@ def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Submitted
     spec, request = plan.spec, plan.request
     whole = request.run_dir or Path(run_dirs.prefix(request.runs_dir, spec) + held.label)
     described = dataclasses.asdict(spec)
-    script = {plan.scheduler.script_name: plan.script.encode()}
+    script = {plan.scheduler.script_name: plan.script.encode(), File.AGENT: frozen_agent.content()}
     if spec.array is None:
         _make_folder(plan, whole, {**_files(plan, held, held.label, described, {}), **script}, folders)
         made = {held.label: whole}

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from cluster_ddp.contract import Env
 from cluster_ddp.errors import SandboxError
 from cluster_ddp.sandbox import cluster, network
 from cluster_ddp.sandbox.layout import CONTROLLER, Layout
@@ -128,16 +129,18 @@ def bring_back_controller(layout: Layout) -> None:
 def ranks(layout: Layout, job_id: int, *, step_id: int = 0) -> list[Rank]:
     """The processes of a job step's ranks that run Python by now, in the order of ranks.
 
-    Known by the environment that they were started with: neither slurmstepd nor the batch script has these variables
-    and is Python. Ranks that were forked (`cluster_ddp.runtime.fork`) are known by their process's name.
+    Known by the environment that they were started with: the agents of tasks, which are Python, too, have no folder for
+    notes. Ranks that were forked (`cluster_ddp.runtime.fork`) are known by their process's name.
     """
     wanted = {"SLURM_JOB_ID": str(job_id), "SLURM_STEP_ID": str(step_id)}
     found = []
     for node in layout.node_names:
         for pid in processes_on(layout, node):
-            environment = _environment(pid)
-            is_task = wanted.items() <= environment.items() and _program(pid).startswith("python")
-            if is_task and (rank := _forked_rank(pid) or environment.get("SLURM_PROCID", "")).isdigit():
+            environment = environment_of(pid)
+            is_rank = wanted.items() <= environment.items() and Env.NOTES in environment
+            if not is_rank or not _program(pid).startswith("python"):
+                continue
+            if (rank := _forked_rank(pid) or environment.get("SLURM_PROCID", "")).isdigit():
                 found.append(Rank(int(rank), node, pid))
     return sorted(found)
 
@@ -145,7 +148,7 @@ def ranks(layout: Layout, job_id: int, *, step_id: int = 0) -> list[Rank]:
 def processes_of_job(layout: Layout, node: str, job_id: int) -> list[int]:
     """The processes of a job's tasks on a node, with those that they started."""
     mark = ("SLURM_JOB_ID", str(job_id))
-    return [pid for pid in processes_on(layout, node) if mark in _environment(pid).items()]
+    return [pid for pid in processes_on(layout, node) if mark in environment_of(pid).items()]
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:
@@ -185,7 +188,7 @@ def processes_on(layout: Layout, host: str) -> list[int]:
     return network.processes_in([network.NAMESPACE_ROOT / layout.namespace(host)])
 
 
-def _environment(pid: int) -> dict[str, str]:
+def environment_of(pid: int) -> dict[str, str]:
     """What a process was started with; nothing of one that has ended."""
     try:
         text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")

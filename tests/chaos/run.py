@@ -20,8 +20,7 @@ from cluster_ddp.runtime.failure import sick_nodes
 from cluster_ddp.sandbox import cluster
 from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands, job_status
-from cluster_ddp.submission import task_command
-from cluster_ddp.submission.render import render
+from cluster_ddp.submission.render import agent_options, render
 from cluster_ddp.submission.spec import JobSpec
 
 DISK = "disk"
@@ -94,7 +93,7 @@ class Run:
             requeue_elsewhere=1,
         )
         options = [f"--output={self.folder}/job-%j.log", f"--chdir={SCRIPT.parents[2]}"]
-        text = render(spec, task_command.of_command(spec), source="make chaos")
+        text = render(spec, agent_options(spec, spec.command), source="make chaos")
         self.job_id = commands.submit(text=text, options=options, env=self._env).job_id
         self._restarts_of_job, self._told, self.since_s = 0, 0, time.time()
         self.bad_node = self.left_behind = ""

@@ -19,9 +19,8 @@ from slowness import scaled
 from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
-from cluster_ddp.submission.render import render
+from cluster_ddp.submission.render import agent_options, render
 from cluster_ddp.submission.spec import JobSpec
-from cluster_ddp.submission.task_command import of_command
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))
@@ -113,7 +112,7 @@ class Cluster:
     def script(self, spec: JobSpec) -> str:
         """The batch script of a job, with this session's launcher."""
         spec = replace(spec, launcher=self.launcher)  # type: ignore[arg-type]  # pytest has checked it
-        return render(spec, of_command(spec), source="")
+        return render(spec, agent_options(spec, spec.command), source="")
 
     def job(self, name: str) -> str | Path:
         """jobs/NAME.sbatch; with another launcher than srun, what it would be with that."""

@@ -15,12 +15,13 @@ LEAVES = {"contract", "errors", "files", "ownership", "processes", "run_files", 
 # package -> the others that it may import; modules at the top, `cli` and the sandbox may import anything.
 MAY_IMPORT = {
     "slurm": set(),
-    "submission": {"slurm"},
-    "jobs": {"slurm", "submission"},
+    "agent": {"slurm"},
+    "submission": {"agent", "slurm"},
+    "jobs": {"agent", "slurm", "submission"},
     "remote": {"submission"},
-    "scaling": {"jobs", "slurm", "submission", "submit"},
-    "runtime": {"slurm"},
-    "doctor": {"jobs", "runtime", "slurm", "submission", "submit"},
+    "scaling": {"agent", "jobs", "slurm", "submission", "submit"},
+    "runtime": {"agent", "slurm"},
+    "doctor": {"agent", "jobs", "runtime", "slurm", "submission", "submit"},
     "mnist": {"runtime"},
 }
 MODULES_SIDE_BY_SIDE = 12
@@ -86,8 +87,18 @@ def test_functions_are_short() -> None:
                 assert node.end_lineno - node.lineno < FUNCTION_LINES, f"{path}: {node.name}"
 
 
-def test_slurm_needs_the_standard_library_only() -> None:
-    for module in (PACKAGE / "slurm").glob("*.py"):
+def test_the_agent_imports_only_what_is_frozen_with_it() -> None:
+    """A job of one version may run for weeks on nodes where no other is installed. Its parts import no more either."""
+    frozen = {"cluster_ddp.contract", "cluster_ddp.processes", "cluster_ddp.slurm.port"}
+    for module in MODULES:
+        if module.startswith("cluster_ddp.agent") or module in frozen:
+            others = {name for name in imports(module) if not name.startswith("cluster_ddp.agent")}
+            assert others <= frozen, module
+
+
+@pytest.mark.parametrize("package", ["slurm", "agent"])
+def test_slurm_and_the_agent_need_the_standard_library_only(package: str) -> None:
+    for module in (PACKAGE / package).rglob("*.py"):
         for node in ast.walk(ast.parse(module.read_text())):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 names = [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from cluster_ddp.agent import notes
 from cluster_ddp.doctor.finding import Finding
 from cluster_ddp.doctor.step import compare, exchange
 from cluster_ddp.doctor.step.exchange import Message
@@ -74,14 +75,14 @@ class Follower(Rank):
             self._spoke.send(works[tier](told))
         if told is not None:
             self._spoke.close()
-            return _after_rank_0(int(told["status"]))
+            return self._after_rank_0(int(told["status"]))
         return self._speak_after_rank_0(tier) if self._spoke.is_connected else self._speak_without_rank_0()
 
     def _speak_after_rank_0(self, tier: str) -> int:
         """Rank 0 was there, and has ended: one rank says so, and nothing else."""
         self._spoke.close()
         if not self._is_speaker(without_folder=self.place.rank == 1):
-            return _after_rank_0(USAGE_EXIT_STATUS)
+            return self._after_rank_0(USAGE_EXIT_STATUS)
         assert self.place.topology is not None
         host = next(iter(self.place.topology.nodes), self.place.topology.master_addr)
         return self._speak(tier, [ended(0, host, tier, accuses=self._spoke.was_closed)])
@@ -90,7 +91,7 @@ class Follower(Rank):
         """Nothing shows that rank 0 has started: one rank says so; the others wait for that."""
         if not self._is_speaker(without_folder=True):
             self._spoke.told(GRACE_S, unseen_s=GRACE_S)
-            return _after_rank_0(USAGE_EXIT_STATUS)
+            return self._after_rank_0(USAGE_EXIT_STATUS)
         hub = Hub(None, self.key, self.folder)
         hub.put("nodes", self.place.rank, self.report)
         reports = hub.gather("nodes", self.place.world_size, 1.0)
@@ -118,13 +119,13 @@ class Follower(Rank):
         self.verdict.add(tier, 0.0, found)
         return self.speak(lambda status: hub.tell({"tier": "end", "status": status}))
 
+    def _after_rank_0(self, status: int) -> int:
+        """Wait, if the status is bad: srun may end all tasks with TERM after the first, whose error is to be rank 0's.
 
-def _after_rank_0(status: int) -> int:
-    """Wait, if the status is bad: srun may end all tasks with TERM after the first, whose error is to be rank 0's.
-
-    That must not become the step's status: srun's is the highest of its tasks', and that of a TERM is 143.
-    """
-    if status:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
-        time.sleep(_LAST_S)
-    return status
+        That must not become the step's status: srun's is the highest of its tasks', and that of a TERM is 143.
+        """
+        if status:
+            notes.failed(self.env, self.place.rank, "stopped: another rank says what is wrong.", consequence=True)
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
+            time.sleep(_LAST_S)
+        return status

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster_ddp.agent import notes
 from cluster_ddp.doctor import isolated
 from cluster_ddp.doctor.checks import Site, all_checks, limits
 from cluster_ddp.doctor.finding import Finding
@@ -19,8 +20,7 @@ from cluster_ddp.doctor.step.facts import facts
 from cluster_ddp.doctor.step.links import Listener
 from cluster_ddp.doctor.step.place import Place
 from cluster_ddp.doctor.verdict import Verdict
-from cluster_ddp.errors import ClusterDDPError
-from cluster_ddp.runtime.failure import failure_marker, sick_nodes
+from cluster_ddp.runtime.failure import sick_nodes
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 
 SETTLE_S = 4.0
@@ -154,9 +154,7 @@ class Rank:
         status = self.verdict.status(strict=self.options.strict)
         if self.verdict.broken_tier:
             first = self.verdict.findings[0]
-            error = ClusterDDPError(first.what, first.evidence, first.hint)
-            failure_marker.note(self.env, self.place.rank, self.place.host, error)
-            failure_marker.note_status(self.env, self.place.rank, self.place.host, status)
+            notes.failed(self.env, self.place.rank, f"{first.what} {first.evidence}")
             for node, why in self.verdict.nodes_at_fault().items():
                 sick_nodes.note(self.env, node, f"{why} (cluster-ddp doctor)")
         self.verdict.show(as_json=self.options.as_json)

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
+from cluster_ddp.agent import notes
 from cluster_ddp.contract import File, Record
 from cluster_ddp.errors import CheckpointError, SpecError, nearest
 from cluster_ddp.runtime.checkpoint import folder, time_limit
@@ -37,7 +38,7 @@ from cluster_ddp.runtime.checkpoint.stop_agreement import StopAgreement
 from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
-from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag, Stopped, write_stop_marker
+from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag, Stopped
 from cluster_ddp.runtime.usage.step_times import StepTimes
 from cluster_ddp.runtime.usage.step_trace import StepTrace, asked_steps
 from cluster_ddp.runtime.world import World
@@ -386,8 +387,7 @@ class Checkpointer:
         if saved < self.steps and saved <= self._steps_at_start:
             found = f"nothing could be saved since step {self._steps_at_start}: a restart would end here again."
             raise CheckpointError(asked, found, "see the errors above; is the disk full, or a quota used up?")
-        if self.world.is_main:
-            write_stop_marker(os.environ)
+        notes.stopped(os.environ, self.world.rank)  # launchers may hide the exit status
         self.run_dir.note_end("STOPPED", f"Stopped in time: {reason}.", saved=saved == self.steps)
         is_saved = "Saved" if saved == self.steps else "NOT saved"
         words = f"{asked} {is_saved}. To resume from {last_good}, unless the job is queued again:"

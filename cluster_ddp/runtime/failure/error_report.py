@@ -19,10 +19,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from cluster_ddp.agent import notes
+from cluster_ddp.agent.outcome import LOST_WORDS
 from cluster_ddp.contract import Env
 from cluster_ddp.errors import ClusterDDPError, CommunicatorError
+from cluster_ddp.files import spare_descriptor
 from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
-from cluster_ddp.runtime.failure import failure_marker
 from cluster_ddp.runtime.rendezvous import arrivals, first_rank
 from cluster_ddp.runtime.safe_print import complain
 
@@ -41,10 +43,6 @@ _ROLL_CALL_S = 3.0
 # What gloo says of a collective that timed out, and of the one that follows (such as the exchange of stop flags during
 # the steps); and what NCCL's watchdog says.
 _TIMEOUT_WORDS = ("timed out waiting", "application timeout caused pair closure", "watchdog")
-# What gloo and torch's store say if another process has ended (gloo/transport/tcp: pair.cc, error.cc).
-_LOST_WORDS = ("connection closed by peer", "connection reset", "broken pipe", "connection refused", "failed to recv")
-# A rank that was killed can't report: the shell around it does. How long those that have lost it wait for that.
-_KILLED_S = 2.0
 # How long the store may take to answer: its server may hang.
 _STORE_PATIENCE_S = 5.0
 
@@ -78,14 +76,11 @@ class FailureReporter:
         self._reported = error
         name = f"rank {self._rank()} on {socket.gethostname()}"
         first = self.ask_store(self._first_failure, name)
+        has_lost_another = _is_lost(error) or isinstance(error, PeerFailedError)
         if aborted := self._aborted(error, is_first=first == name):
             error, first = aborted, name
-        if first == name and not _is_timeout(error):
-            if _is_lost(error):
-                failure_marker.wait(os.environ, _KILLED_S)
-            failure_marker.note(os.environ, self._rank(), socket.gethostname(), error)
         if first not in (name, None):
-            self.say(_stopped_by(first))
+            self.say_consequence(_stopped_by(first))
             if _is_timeout(error) and self.hangs is not None:
                 self.hangs.answer(error)  # the first one waits for it
             if _is_timeout(error) or isinstance(error, PeerFailedError):
@@ -93,14 +88,14 @@ class FailureReporter:
                 time.sleep(_ROLL_CALL_S + 1.0)
         elif _is_timeout(error):
             hang = self._who_hangs(first is not None, self.hangs.verdict(error) if self.hangs else "")
-            failure_marker.note(os.environ, self._rank(), socket.gethostname(), hang)
+            self._note(hang)
             self.say(f"error: {hang}")
         elif first is None and _is_lost(error):
-            self.say(_STORE_IS_GONE)
-        elif isinstance(error, ClusterDDPError):
-            self.say(f"error: {error}")
+            self.say_consequence(_STORE_IS_GONE)
         else:
-            self.say("".join(traceback.format_exception(error)).rstrip())
+            self._note(error, consequence=has_lost_another)
+            is_ours = isinstance(error, ClusterDDPError)
+            self.say(f"error: {error}" if is_ours else "".join(traceback.format_exception(error)).rstrip())
 
     def somebody_failed(self) -> bool:
         """Return whether a rank has reported a failure, or the store, and so rank 0, is gone."""
@@ -117,6 +112,11 @@ class FailureReporter:
         if first in (name, None):
             return _STORE_IS_GONE
         return _stopped_by(first)
+
+    def say_consequence(self, words: str) -> None:
+        """Say, and note for the end of the job's log, that this rank ends because another one failed, or is gone."""
+        self._note(words, consequence=True)
+        self.say(words)
 
     def say(self, words: str) -> None:
         """Print words to stderr, with this rank and its host."""
@@ -135,13 +135,15 @@ class FailureReporter:
             self.hangs.stop()
 
     def _excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if Env.FAILED in os.environ:
+        if Env.NOTES in os.environ:
             # This process ends. If a rank that its failure stops has ended before it, srun (--kill-on-bad-exit) sends
             # TERM, which would replace the exit status of the first failure by 143. After TERM comes KILL.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if error is not self._reported:
             is_early = self.store is None and isinstance(error, ClusterDDPError)
-            if not (is_early and first_rank.has_said_it(os.environ)):
+            if is_early and first_rank.has_said_it(os.environ):
+                self._note(error)
+            else:
                 self.report(error)
         self.linger()
 
@@ -201,14 +203,30 @@ class FailureReporter:
         absent = [int(key.rpartition("/")[2]) for key in arrivals.unset(store, failed)]
         return ", ".join(f"rank {rank} on {host}" for rank, host in zip(absent, arrivals.hosts(store, absent)))
 
+    def _note(self, error: BaseException | str, *, consequence: bool = False) -> None:
+        spare_descriptor()
+        notes.failed(os.environ, self._rank(), _in_short(error), consequence=consequence)
+
     def _rank(self) -> str:
         if self.topology is not None:
             return str(self.topology.rank)
-        return os.environ.get("SLURM_PROCID") or os.environ.get("RANK") or "?"
+        of_slurm = os.environ.get("SLURM_PROCID")
+        if of_slurm and "TORCHELASTIC_RUN_ID" not in os.environ:  # else Slurm's task is torchrun
+            return of_slurm
+        return os.environ.get("RANK") or "?"
 
 
 def _stopped_by(other: str | None) -> str:
     return f"stopped: {other} failed (see its error)."
+
+
+def _in_short(error: BaseException | str) -> str:
+    """An error in one line, or not many more."""
+    if isinstance(error, str):
+        return error
+    if isinstance(error, ClusterDDPError):
+        return f"{error.asked} {error.found}"
+    return traceback.format_exception_only(error)[-1]
 
 
 def _is_timeout(error: BaseException) -> bool:
@@ -218,7 +236,7 @@ def _is_timeout(error: BaseException) -> bool:
 
 def _is_lost(error: BaseException) -> bool:
     """Whether the connection to another rank broke: that rank is gone, and may have said why."""
-    return isinstance(error, CommunicatorError) or _says(error, _LOST_WORDS)
+    return isinstance(error, CommunicatorError) or _says(error, LOST_WORDS)
 
 
 def _says(error: BaseException, parts: tuple[str, ...]) -> bool:

@@ -14,15 +14,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import ASIDE, RECORDS_VERSION, RESTART, Env, File
+from cluster_ddp.agent import log_words, outcome
+from cluster_ddp.agent.outcome import Outcome
+from cluster_ddp.contract import ASIDE, RECORDS_VERSION, RESTART, File
 from cluster_ddp.files import open_own
 from cluster_ddp.run_files import json_lines, tail
-from cluster_ddp.slurm.job_status import lost_node
 from cluster_ddp.slurm.topology import Topology
 
 _UNKNOWN = "It ended without a word: it was killed, or its node was lost."
 _SILENT = "It ended without a word, not even of Slurm: its first node, {}, was probably lost."
-_FIRST = re.compile(r"^Failed first, with status \d+: (.*)$", flags=re.MULTILINE)
+_ENDED = {
+    "STOPPED": "It was stopped in time.",
+    "CANCELLED": "It was cancelled.",
+    "TIMEOUT": "It reached its time limit.",
+}
 _RESTART = re.compile(rf"^{RESTART}\d+ of job \d+\.$", flags=re.MULTILINE)
 
 
@@ -51,7 +56,7 @@ def note_start(
     record |= {"ranks": topology.world_size, "nodes": topology.num_nodes, "master_addr": topology.master_addr}
     if before:
         last = before[-1]
-        record["cause"] = last.get("why") or _by_the_jobs_log(run_dir, topology, last)
+        record["cause"] = last.get("why") or _cause(run_dir, topology, last)
         began_s = max((one.get("time", 0.0) for one in before if one.get("kind") == "start"), default=0.0)
         since_s = max(saved_s or 0.0, began_s)  # what an earlier start lost is in that one's record
         if last.get("saved"):
@@ -69,16 +74,19 @@ def last_start(run_dir: Path) -> dict[str, Any]:
     return {}
 
 
-def _by_the_jobs_log(run_dir: Path, topology: Topology, last: Mapping[str, Any]) -> str:
-    """Why the start before ended, by what the batch script or Slurm says, or by their silence."""
-    is_same_job = last.get("job", topology.job_label) == (topology.job_label or "")
-    log = tail((run_dir if is_same_job else run_dir / ASIDE.format(last.get("job"))) / File.JOB_LOG)
+def _cause(run_dir: Path, topology: Topology, last: Mapping[str, Any]) -> str:
+    """Why the start before ended: by the record of it, or else by what Slurm says in the job's log, or by silence."""
+    label = topology.job_label or ""
+    is_same_job = last.get("job", label) == label
+    folder = run_dir if is_same_job else run_dir / ASIDE.format(last.get("job"))
+    ended = _ended(folder, label if is_same_job else str(last.get("job")))
+    if ended is not None and (not is_same_job or ended.restart == topology.restart_count - 1):
+        return _in_words(ended)
+    log = tail(folder / File.JOB_LOG)
     starts = _RESTART.split(log)
     before = starts[-2 if is_same_job and topology.restart_count and len(starts) > 1 else -1]
-    if failed := _FIRST.search(before):
-        return f"Failed first: {failed[1]}"
-    if lost := lost_node(before):
-        return f"{lost}."
+    if lost := log_words.lost_nodes(before):
+        return f"{outcome.in_words(lost)}."
     # Slurm says in the log why it ends a batch script, unless the node of that script is gone.
     is_silent = (
         log and is_same_job and last.get("restart") == topology.restart_count - 1 and "CANCELLED AT" not in before
@@ -86,7 +94,22 @@ def _by_the_jobs_log(run_dir: Path, topology: Topology, last: Mapping[str, Any])
     return _SILENT.format(last.get("master_addr", "")) if is_silent else _UNKNOWN
 
 
-def note_end(run_dir: Path, why: str, *, state: str = "FAILED", saved: bool = False) -> None:
+def _ended(folder: Path, label: str) -> Outcome | None:
+    """How a start of a job ended; None if its record is missing, damaged or another job's. "" is any job."""
+    with contextlib.suppress(OSError, ValueError):
+        ended = outcome.read(folder)
+        return ended if ended is not None and label in ("", ended.job) else None
+    return None
+
+
+def _in_words(ended: Outcome) -> str:
+    if not ended.failure:
+        return _ENDED.get(ended.state, f"It ended with status {ended.status}.")
+    is_only_lost = ended.failure == outcome.in_words(ended.lost_nodes)
+    return f"{ended.failure}." if is_only_lost else f"Failed first: {ended.failure}"
+
+
+def note_end(run_dir: Path, why: str, *, state: str, saved: bool) -> None:
     """Append an "end" record. If it can't be written, nothing is said.
 
     Args:
@@ -107,13 +130,6 @@ def note_non_finite(run_dir: Path, step: int, what: str) -> None:
         what: where it has NaN or Inf, in words.
     """
     _append(run_dir, {"kind": "non_finite", "step": step, "what": what})
-
-
-def note_failure(env: Mapping[str, str], why: str) -> None:
-    """Append an "end" record to the run directory of the submission, if there is one, and a training started there."""
-    run_dir = env.get(Env.RUN_DIR)
-    if run_dir and (Path(run_dir) / File.STARTS).exists():
-        note_end(Path(run_dir), why)
 
 
 def _append(run_dir: Path, record: Mapping[str, Any]) -> None:

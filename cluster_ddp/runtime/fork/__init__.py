@@ -5,5 +5,4 @@ target     the script or module that each rank runs
 preload    the modules imported before the fork
 affinity   the CPUs of a rank
 rank_exit  how a rank ends
-agent      watches the ranks: signals, failures, exit status
 """

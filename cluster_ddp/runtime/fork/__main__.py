@@ -14,15 +14,21 @@ import argparse
 import ctypes
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from cluster_ddp.contract import Env, File
+from cluster_ddp.agent.channel import Client
+from cluster_ddp.agent.notes import Notes
+from cluster_ddp.agent.outcome import End
+from cluster_ddp.agent.task.keeper import Keeper, say
+from cluster_ddp.agent.task.signals import WARNINGS
+from cluster_ddp.contract import EXIT_STOPPED, Env, File
 from cluster_ddp.errors import exit_on_error
 from cluster_ddp.files import open_own
 from cluster_ddp.runtime.fork import affinity, preload, rank_exit
-from cluster_ddp.runtime.fork.agent import SIGNALS, WARNINGS, Agent
 from cluster_ddp.runtime.fork.target import Target
 from cluster_ddp.slurm.rank_env import NodeRanks
 
@@ -31,7 +37,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # prctl(2)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Fork the ranks, watch them, and exit with the status of `Agent.watch`. In a rank, run the script."""
+    """Fork the ranks, keep them, and exit with the status of `Keeper.keep`. In a rank, run the script."""
     words = list(sys.argv[1:] if argv is None else argv)
     at = words.index("--") if "--" in words else len(words)
     arguments = _parser().parse_args(words[:at])
@@ -39,34 +45,39 @@ def main(argv: Sequence[str] | None = None) -> None:
         target = Target.parse(words[at + 1 :])
         node = NodeRanks.from_environ(os.environ, arguments.ranks)
         node.environ(0, os.getpid())  # report its errors once, not in each rank
-        # They were ignored: importing this package has changed that.
-        begin_ignored = [number for number in WARNINGS if signal.getsignal(number) != signal.SIG_DFL]
+        # They were ignored: importing this package has changed that. From here on, one that comes waits.
+        ignored = [number for number in WARNINGS if signal.getsignal(number) != signal.SIG_DFL]
         if node.num_nodes == 1:
             os.environ.setdefault(Env.SECRET, os.urandom(32).hex())
-        _keep(*WARNINGS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
         target.prepare()
         preload.load(os.environ.get(Env.PRELOAD, "").split())
-    terminated = signal.getsignal(signal.SIGTERM)
-    _keep(*SIGNALS)
-    early = _came()
-    for number in WARNINGS:  # ranks start with the agent's own dispositions; they are blocked here
-        signal.signal(number, signal.SIG_IGN if number in begin_ignored else signal.SIG_DFL)
+    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers |= {number: signal.SIG_IGN if number in ignored else signal.SIG_DFL for number in WARNINGS}
+    ranks = [node.rank(local_rank) for local_rank in range(arguments.ranks)]
+    client = Client(os.environ.get(Env.CHANNEL, ""), bytes.fromhex(os.environ.get(Env.SECRET, "")))
+    client.say("hello", ranks=ranks, host=socket.gethostname(), task=None)
+    keeper = Keeper(Notes(Path(os.environ.get(Env.NOTES) or os.devnull)), lambda end: _ended(client, end))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    pids: dict[int, int] = {}
     shared = dict(sys.modules)
-    for local_rank in range(arguments.ranks):
+    for local_rank, rank in enumerate(ranks):
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
+            client.close()
             _die_with(parent)
-            signal.signal(signal.SIGTERM, terminated)
             _become(node, local_rank, arguments.log_dir)
+            keeper.let_go(handlers)
             rank_exit.after(target.run, shared)
-        pids[pid] = node.rank(local_rank)
-    _keep(*WARNINGS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the ranks, which decide
-    status = Agent(pids, os.environ, early).watch()
-    os._exit(status)  # nothing is left to clean up, and torch's own cleanup is slow
+        keeper.adopt(rank, pid)
+    os._exit(keeper.keep())  # nothing is left to clean up, and torch's own cleanup is slow
+
+
+def _ended(client: Client, end: End) -> None:
+    """Tell the job and, since its log may be all that one reads, say how a rank failed."""
+    client.say("ended", **end._asdict())
+    if end.status not in (0, EXIT_STOPPED, 128 + signal.SIGTERM):
+        say(f"rank {end.rank} {end.how}.")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,21 +97,6 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
-
-
-def _keep(*numbers: signal.Signals) -> None:
-    """Block signals until the agent takes them. The handler shows other processes, in /proc, that they are caught."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    for number in numbers:
-        signal.signal(number, lambda number, frame: None)
-
-
-def _came() -> list[int]:
-    """The warnings that have come so far. The agent passes them on."""
-    came = []
-    while received := signal.sigtimedwait(WARNINGS, 0):
-        came.append(received.si_signo)
-    return came
 
 
 def _die_with(parent: int) -> None:
@@ -126,8 +122,6 @@ def _become(node: NodeRanks, local_rank: int, log_dir: Path | None) -> None:
     cpus = affinity.share(os.sched_getaffinity(0), local_rank, node.ranks, os.environ)
     os.sched_setaffinity(0, cpus)
     preload.reinit_after_fork(len(cpus))
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Each first starts a job that waits (`hold`). Its run directory is then made, nam
 (`release`), or it is cancelled (`abandon`).
 
 slurm             sbatch, scontrol, scancel
-local             this machine; `local_supervisor` runs the tasks there
+local             this machine; the agent runs the ranks there
 submitit_task     the pickles that submitit's runner loads in each task
 submit_env        the environment that a new job inherits
 identity          what tells a job from another one with the same id

@@ -1,7 +1,8 @@
-"""Jobs on this machine, without a queue; `local_supervisor` starts the tasks."""
+"""Jobs on this machine, without a queue; the agent starts the ranks."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -11,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster_ddp import processes
+from cluster_ddp.agent import outcome
 from cluster_ddp.contract import File
 from cluster_ddp.errors import JobError, RunDirError
-from cluster_ddp.run_files import read_json, why
-from cluster_ddp.slurm.job_status import FINAL_STATES, JobStatus
+from cluster_ddp.run_files import why
+from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission.backends import Held, identity, submit_env
 
 # Reads the run directory's path from stdin, then becomes the job's script, with the same process id.
@@ -22,6 +24,10 @@ _WAITING = (
     "IFS= read -r folder"
     f' && exec bash "$folder/{File.LOCAL_SCRIPT}" "$folder" >>"$folder/{File.JOB_LOG}" 2>&1 </dev/null'
 )
+
+
+# How Slurm names states that its own jobs don't have.
+_STATES = {"STOPPED": "FAILED"}
 
 
 class ThisMachine:
@@ -70,25 +76,24 @@ class ThisMachine:
             raise JobError(f"Cancelling job {label} on this machine:", found, "ask that user") from error
 
     def statuses(self, label: str, cluster: str | None, folder: Path) -> list[JobStatus]:
-        """Return the job's status, from ended.json in its run directory and from its process.
+        """Return the job's status, from outcome.json in its run directory and from its process.
 
         Raises:
-            RunDirError: ended.json is damaged; or it is missing, and the job runs, or ran, on another machine.
+            RunDirError: outcome.json is damaged; or it is missing, and the job runs, or ran, on another machine.
         """
         running = _is_running(label, folder)  # before its outcome is read: the job writes that, then ends
-        state, exit_code = "RUNNING", 0
         path = folder / File.OUTCOME
         try:
-            outcome = read_json(path)
-            state, exit_code = outcome["state"], int(outcome["exit_code"])
-            if state not in FINAL_STATES:
-                raise ValueError("it has no final state of a job")
-        except FileNotFoundError:
-            if not running:
-                state, exit_code = "FAILED", 1  # it ended before its tasks started, or was killed
-        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
+            ended = outcome.read(folder)
+        except (OSError, ValueError) as error:
             hint = f"remove it, and the job counts as failed: rm {shlex.quote(str(path))}"
             raise RunDirError(f"Reading {path}:", f"it is damaged: {why(error)}.", hint) from error
+        if ended is not None and not ended.requeued:
+            state, exit_code = _STATES.get(ended.state, ended.state), ended.status
+        elif running:
+            state, exit_code = "RUNNING", 0
+        else:
+            state, exit_code = "FAILED", 1  # it ended before its tasks started, or was killed
         return [
             JobStatus(
                 job_id=int(label),
@@ -112,7 +117,8 @@ def _is_running(label: str, folder: Path) -> bool:
         return True
     if known.host and known.host != socket.gethostname() and not (folder / File.OUTCOME).exists():
         found = f"it was started on {known.host}, and this is {socket.gethostname()}."
-        noted = f"""echo '{{"state": "FAILED", "exit_code": 1}}' >{shlex.quote(str(folder / File.OUTCOME))}"""
+        record = {"version": outcome.VERSION, "job": label, "restart": 0, "state": "FAILED", "status": 1}
+        noted = f"echo {shlex.quote(json.dumps(record))} >{shlex.quote(str(folder / File.OUTCOME))}"
         hint = f"ask there; if it has ended, note that: {noted}"
         raise RunDirError(f"Looking for job {label} of {folder}:", found, hint)
     return False

@@ -13,7 +13,7 @@ _NAMES = frozenset(
     [
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
         *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", Env.RUN_DIR, Env.SECRET),
-        *(Env.RESUME, Env.LOCAL_JOB_ID, Env.JOB_TIMES, Env.TRACE, Env.TRACK),
+        *(Env.RESUME, Env.LOCAL_JOB_ID, Env.JOB_TIMES, Env.TRACE, Env.TRACK, Env.NOTES, Env.CHANNEL, Env.COPY),
     ]
 )
 _KEPT = frozenset(["SLURM_CONF", "SLURM_JWT"])

@@ -7,8 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from cluster_ddp.submission import task_command
-from cluster_ddp.submission.parse_python_command import program_words
+from cluster_ddp.agent.python_command import interpreter, interpreter_words, program_words
 from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.waiting_notice import named_if_slow
 
@@ -31,9 +30,11 @@ def ask(spec: JobSpec, code: str, words: Sequence[str]) -> list[str] | None:
     """
     if not runs_here(spec):
         return None
-    task = task_command.of_command(spec)
-    before = len(spec.command) - len(program_words(spec.command))  # env and its variables
-    python = list(spec.command[: task.interpreter_words]) or [*spec.command[:before], task.python]
+    program_at = len(spec.command) - len(program_words(spec.command))  # after env and its variables
+    if spec.launcher == "fork":
+        python = list(spec.command[: interpreter_words(spec.command)])
+    else:
+        python = [*spec.command[:program_at], interpreter(spec.command)]
     path = os.pathsep.join([*([f"{spec.venv}/bin"] if spec.venv else []), os.environ.get("PATH", os.defpath)])
     program = shutil.which(python[0], path=path)
     if program is None:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import NamedTuple
 
+from cluster_ddp.agent.python_command import ASSIGNMENT, SHELLS, is_python, python_target
 from cluster_ddp.errors import SpecError, counted
-from cluster_ddp.submission.parse_python_command import ASSIGNMENT, SHELLS, is_python, python_target
 from cluster_ddp.submission.spec import JobSpec
 
 CODE = "nested"

@@ -9,9 +9,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster_ddp.agent.python_command import ASSIGNMENT, SHELLS, is_python, program_words, python_target
 from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.submission.checks.performance_warnings import Advice
-from cluster_ddp.submission.parse_python_command import ASSIGNMENT, SHELLS, is_python, program_words, python_target
 from cluster_ddp.submission.spec import JobSpec
 
 _NONE = "there is no such program here."

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from cluster_ddp.agent.python_command import is_python, python_target
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.checks import job_python
-from cluster_ddp.submission.parse_python_command import is_python, python_target
 from cluster_ddp.submission.spec import JobSpec
 
 _OURS = "cluster-ddp"

@@ -18,10 +18,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from cluster_ddp.agent.python_command import SHELLS, is_python, program_words, python_target
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.checks import job_python
 from cluster_ddp.submission.checks.performance_warnings import Advice
-from cluster_ddp.submission.parse_python_command import SHELLS, is_python, program_words, python_target
 from cluster_ddp.submission.spec import JobSpec
 
 # Prints nothing for a text that compiles. Compiling runs and imports nothing of it.

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cluster_ddp.agent.python_command import program_words
 from cluster_ddp.submission.checks.performance_warnings import Advice
-from cluster_ddp.submission.parse_python_command import program_words
 
 _NAMED = ("venv", "conda_env", "container", "container_image")
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from cluster_ddp.agent.python_command import is_python, program_words, python_target, shell_script
 from cluster_ddp.errors import SpecError, counted
 from cluster_ddp.submission.checks.performance_warnings import Advice
 from cluster_ddp.submission.cli import add_on, sbatch_hints
 from cluster_ddp.submission.cli.parser import ASKED, Parser, nearest_options, unknown, value_at
 from cluster_ddp.submission.notation import legal_name
-from cluster_ddp.submission.parse_python_command import is_python, program_words, python_target, shell_script
 from cluster_ddp.submission.spec import EXPEDITE, JobSpec, Launcher
 
 # What the cluster chooses, if nothing is given.
@@ -27,7 +27,9 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     ours = [f"--sbatch-options={EXPEDITE}" if word == EXPEDITE else word for word in words[:at]]
-    return sbatch_hints.joined(ours, "--sbatch-options"), words[at + 1 :] if at < len(words) else None
+    for option in ("--sbatch-options", "--srun-options"):
+        ours = sbatch_hints.joined(ours, option)
+    return ours, words[at + 1 :] if at < len(words) else None
 
 
 def parser(program: str, description: str, *, with_texts: bool) -> Parser:

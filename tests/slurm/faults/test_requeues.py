@@ -13,6 +13,7 @@ from cluster import Cluster, Place, output, records
 from paced_run import ONE_TASK, PACED, TWO_TASKS, Run, start
 from slowness import scaled
 
+from cluster_ddp.contract import Env
 from cluster_ddp.slurm import commands, job_status
 
 
@@ -140,13 +141,12 @@ def test_slurm_may_refuse_to_queue_a_job_again(place: Place) -> None:
     assert "Slurm said: Requested operation is presently disabled" in said
 
 
-def test_a_stale_stop_marker_queues_nothing_again(place: Place) -> None:
-    """A rank of an earlier start may leave it late. A command that says 0 though it was stopped is not done."""
-    late = 'for i in {0..9}; do touch "$CLUSTER_DDP_RUN_DIR/.stopped" "${CLUSTER_DDP_STOPPED%-*}-$((i + 1))"; done'
-    stale = Run(place, place.start(*ONE_TASK, "--", "bash", "-c", late))
-    hidden = Run(place, place.start(*ONE_TASK, "--", "bash", "-c", 'touch "$CLUSTER_DDP_STOPPED"'))
-    stale.completed(restarts=0)
+def test_a_command_that_hides_a_stop_is_not_done(place: Place) -> None:
+    """It says 0 though a rank of it was stopped in time. A note of one start counts for no other: the next succeeds."""
+    notes = 'if ((!${SLURM_RESTART_COUNT:-0})); then touch "$CLUSTER_DDP_NOTES/stopped-$RANK"; exit $1; fi'
+    hidden, other = (Run(place, place.start(*ONE_TASK, "--", "bash", "-c", notes, "bash", code)) for code in "03")
     assert "but the command ended with status 0" in hidden.failed()
+    other.completed(restarts=1)
 
 
 def test_torchrun_passes_the_signal_on(place: Place) -> None:
@@ -160,13 +160,10 @@ def test_torchrun_passes_the_signal_on(place: Place) -> None:
 
 def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path) -> None:
     """jobs/mnist_array.sbatch as users submit it: the one that is warned stops, saves and resumes."""
-    arguments = ("--dataset", "digits", "--model", "convnet", "--epochs", "4", "--run-dir", f"{tmp_path}/{{}}")
-    rendered = slurm.job("mnist_array")
-    text = rendered if isinstance(rendered, str) else rendered.read_text()
-    script = text.replace(' "$@" || status', ' "${@/{\\}/$SLURM_ARRAY_TASK_ID}" || status')
-    assert script != text
+    run_dir = f"{tmp_path}/{{array_task_id}}"
+    arguments = ("--dataset", "digits", "--model", "convnet", "--epochs", "4", "--run-dir", run_dir)
     options = ("--array=0-1", "--ntasks-per-node=1", "--gres=gpu:1")
-    job = slurm.submit(script, tmp_path, *arguments, options=options)
+    job = slurm.submit(slurm.job("mnist_array"), tmp_path, *arguments, options=options)
     deadline = time.monotonic() + scaled(300)
     while not list(tmp_path.glob("1/checkpoints/*.pt")):
         assert time.monotonic() < deadline
@@ -198,8 +195,12 @@ def test_scancel_is_final_and_a_new_job_goes_on(place: Place, uninterrupted: lis
     """10, 14. After scancel nothing is requeued. The newest checkpoint is damaged: the one before is used."""
     run = start(place)
     run.wait_for_step(12)
+    env = faults.environment_of(faults.ranks(place.slurm.layout, int(run.job))[0].pid)
+    folders = [Path(env[Env.NOTES]), Path(env[Env.JOB_TIMES]).parent]
+    assert all(folder.is_dir() for folder in folders)
     run.slurm("scancel", run.job)
     status = run.end()
+    run.wait_for(lambda: not any(folder.exists() for folder in folders))  # nothing is left on the node
     assert (status.state, status.restarts) == ("CANCELLED", 0)
     assert "got TERM" in output(run.path)
     newest = max(run.path.glob("checkpoints/*.pt"))

@@ -18,6 +18,7 @@ import pytest
 from ranks import slurm_step
 from slowness import scaled
 
+from cluster_ddp.agent.notes import Notes
 from cluster_ddp.doctor.step import exchange
 from cluster_ddp.doctor.step.hub import Hub
 from cluster_ddp.doctor.step.spoke import Spoke
@@ -124,9 +125,13 @@ def test_an_end_of_rank_0_shows_that_its_host_can_be_reached(has_unread: bool) -
 @pytest.mark.parametrize("sick", [0, 1])
 def test_a_rank_that_is_aborted_in_a_collective(sick: int, tmp_path: Path) -> None:
     """As NCCL's watchdog does: only a child of the rank ends, and the rank says in what."""
-    said = doctor(tmp_path, *[ABORTED if rank == sick else SOUND for rank in range(2)], arguments=())
+    lines = [ABORTED if rank == sick else SOUND for rank in range(2)]
+    said = doctor(tmp_path, *lines, arguments=(), CLUSTER_DDP_NOTES=str(tmp_path))
     assert (said.first["check"], said.first["ranks"]) == ("all_reduce", [sick]), said.output
     assert "SIGABRT" in said.first["evidence"] and said.statuses == [2, 2], said.output
+    first, other = (Notes(tmp_path).failure(rank) for rank in range(2))
+    assert first == (f"{said.first['what']} {said.first['evidence']}", False)  # the job's log ends with it
+    assert other is not None and other[1]
 
 
 def test_what_an_earlier_start_of_the_job_left_is_not_this_ones(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
+from cluster_ddp.agent import outcome
+from cluster_ddp.agent.outcome import Failure, Outcome
 from cluster_ddp.cli import report, status
 from cluster_ddp.submission import planning, submit_plan
 from cluster_ddp.submission.spec import JobSpec
@@ -110,10 +112,54 @@ def test_what_failed_first_is_said_in_words(
 ) -> None:
     run_dir = submit()
     if marker:
-        (run_dir / ".failed-0").write_text(f"{marker}\n")
+        who, _, words = marker.partition(": ")
+        outcome.write(run_dir, Outcome("12", 0, "FAILED", 1, Failure(int(who.split()[1]), who.split()[3], 1, words)))
     (run_dir / "job.log").write_text(log)
     slurm_says(fake_slurm, record(12, state))
     assert f"Job 12: failed first: {said}\n" in table(capsys)
+
+
+FIRST = Failure(1, "n2", 1, "ValueError: x")
+
+
+@pytest.mark.parametrize(
+    ("state", "restarts", "ended", "is_said"),
+    [
+        ("FAILED", 0, Outcome("12", 0, "FAILED", 1, FIRST), True),
+        ("FAILED", 0, Outcome("13", 0, "FAILED", 1, FIRST), False),  # another job's
+        ("RUNNING", 1, Outcome("12", 0, "FAILED", 1, FIRST, requeued=True), False),
+        ("PENDING", 1, Outcome("12", 0, "FAILED", 1, FIRST, requeued=True), True),  # why it waits again
+        ("TIMEOUT", 1, Outcome("12", 0, "FAILED", 1, FIRST, requeued=True), False),  # the start after it
+        ("CANCELLED", 2, Outcome("12", 1, "FAILED", 1, FIRST), False),  # requeued by hand
+    ],
+)
+def test_only_the_failure_of_the_last_start_is_said(
+    capsys, fake_slurm: FakeSlurm, state: str, restarts: int, ended: Outcome, is_said: bool
+) -> None:
+    outcome.write(submit(), ended)
+    slurm_says(fake_slurm, record(12, state, restarts=restarts))
+    assert status.main(["12", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["failure"] == (FIRST.text if is_said else None)
+
+
+@pytest.mark.parametrize(
+    ("ended", "state"),
+    [
+        (Outcome("12", 0, "FAILED", 1, FIRST, time=2.0), "FAILED"),
+        (Outcome("12", 0, "TIMEOUT", 1, time=2.0), "TIMEOUT"),
+        (Outcome("12", 0, "FAILED", 1, FIRST, time=0.5), "unknown"),  # of an earlier start
+        (Outcome("12", 0, "STOPPED", 75, requeued=True, time=2.0), "unknown"),
+    ],
+)
+def test_a_run_that_slurm_does_not_know_ended_as_its_agent_says(
+    capsys, fake_slurm: FakeSlurm, ended: Outcome, state: str
+) -> None:
+    run_dir = submit()
+    (run_dir / "starts.jsonl").write_text(json.dumps(START) + "\n")
+    outcome.write(run_dir, ended)
+    slurm_says(fake_slurm)
+    fake_slurm.command("sacct", "exit 1")
+    assert rows(capsys)[0][2] == state
 
 
 def test_an_array_is_asked_for_once(capsys, fake_slurm: FakeSlurm) -> None:
@@ -455,7 +501,7 @@ def test_a_damaged_end_of_a_job_on_this_machine_is_no_end(capsys, folder: Path) 
     for job, text in (("13", "{"), ("14", '{"state": "COMPLETED"}'), ("15", "[]")):
         (folder / "runs" / job).mkdir(parents=True)
         (folder / "runs" / job / "spec.json").write_text(json.dumps({**SPEC, "job": job}))
-        (folder / "runs" / job / "ended.json").write_text(text)
+        (folder / "runs" / job / "outcome.json").write_text(text)
     assert [row[2] for row in rows(capsys)] == ["unknown"] * 3
 
 

@@ -23,7 +23,7 @@ from slowness import scaled
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.checkpoint import time_limit
-from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag, Stopped, write_stop_marker
+from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag, Stopped
 
 log = logging.getLogger("cluster_ddp")
 
@@ -448,19 +448,11 @@ def test_a_reason_stays_while_the_ranks_agree_on_it() -> None:
     assert told.reason() == "the job's time is nearly up"
 
 
-# The word that is left
+# Its exit status
 
 
 def test_stopped_ends_with_75() -> None:
     assert Stopped().code == 75
-
-
-def test_leaving_word(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
-    write_stop_marker({})
-    write_stop_marker({"CLUSTER_DDP_STOPPED": str(tmp_path / "stopped")})
-    assert (tmp_path / "stopped").exists() and not said.records
-    write_stop_marker({"CLUSTER_DDP_STOPPED": str(tmp_path / "missing" / "stopped")})
-    assert "Can't write the stop marker" in said.text and "No such file or directory" in said.text
 
 
 # While a training starts

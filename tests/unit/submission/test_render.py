@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster_ddp.submission.task_command import of_command, of_function
 from slowness import scaled
 from stand_ins import APPTAINER, HOSTILE
 from strangers import as_stranger, folder_of_all, needs_a_stranger
 
 from cluster_ddp.slurm.port import candidates, master_port
 from cluster_ddp.submission import render as rendering
-from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.spec import JobSpec
-from cluster_ddp.submission.task_command import of_command, of_function
 
 ROOT = Path(__file__).parents[3]
 
@@ -445,6 +444,13 @@ def test_a_command_that_hides_that_it_was_stopped_is_not_done(tmp_path: Path) ->
     assert "stopped in time, but the command ended with status 0" in done.stderr
 
 
+def left(run_dir: Path) -> tuple[str, int | None]:
+    """What the batch script has noted of the first failure, and its status."""
+    newest = max(run_dir.glob(".failed-*"), key=lambda path: path.stat().st_mtime)
+    words, *rest = newest.read_text().splitlines()
+    return words, int(rest[0].removeprefix("status ")) if rest else None
+
+
 @pytest.mark.parametrize(
     ("marker", "status", "said"),
     [
@@ -475,7 +481,7 @@ def test_the_log_ends_with_what_failed_first(tmp_path: Path, marker: str, status
     assert said.format(tmp_path) in done.stderr
     assert "earlier" not in done.stderr
     if marker:  # status reads it
-        words = run_dirs.first_failure(tmp_path / "x-71")[0]
+        words = left(tmp_path / "x-71")[0]
         assert f"Failed first, with status {status}: {words}\n" in done.stderr
     (tmp_path / "x-71" / "checkpoints").rmdir()  # it never trained
     assert "To resume" not in run_script(text, tmp_path).stderr
@@ -575,7 +581,7 @@ def test_what_slurm_says_of_memory_and_nodes_counts(
     assert ("  Hint: ask for more memory per node than 4096 MB: --mem; or" in last) == (
         "memory" in said or slurm == OOM
     )
-    assert run_dirs.first_failure(tmp_path / "x-71") == (last.splitlines()[0], status)
+    assert left(tmp_path / "x-71") == (last.splitlines()[0], status)
 
 
 def test_failures_are_tried_again_as_often_as_asked_and_not_without_progress(tmp_path: Path) -> None:

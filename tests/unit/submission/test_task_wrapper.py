@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cluster_ddp.submission.task_command import of_command
 from slowness import scaled
 
 from cluster_ddp.submission.render import _rendered
 from cluster_ddp.submission.spec import JobSpec
-from cluster_ddp.submission.task_command import of_command
 
 CGROUPS = Path("/sys/fs/cgroup")
 HOST = socket.gethostname()

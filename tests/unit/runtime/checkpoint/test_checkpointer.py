@@ -30,6 +30,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import cluster_ddp
+from cluster_ddp.agent.notes import Notes
 from cluster_ddp.errors import CheckpointError, RunDirError, SpecError
 from cluster_ddp.runtime.checkpoint import file, folder, saver, stop_agreement
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
@@ -215,7 +216,8 @@ def test_a_stop_in_an_evaluation_does_that_epoch_no_second_time(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("CLUSTER_DDP_STOPPED", str(tmp_path / "word"))
+    (noted := tmp_path / "notes").mkdir()
+    monkeypatch.setenv("CLUSTER_DDP_NOTES", str(noted))
 
     def evaluate(checkpoint: Checkpointer) -> None:
         checkpoint.stop_if_asked()
@@ -226,7 +228,7 @@ def test_a_stop_in_an_evaluation_does_that_epoch_no_second_time(
     with pytest.raises(Stopped) as stopped:
         train(world, tmp_path, seed=1, evaluate=evaluate, run=first)
     assert stopped.value.code == 75
-    assert (tmp_path / "word").exists()
+    assert Notes(noted).is_stopped(0)
     out = capsys.readouterr().out
     assert "Stopped after step 10 (epoch 1): rank 0: " in out and "got USR1" in out
     assert f"To resume from {tmp_path}/checkpoints/step-00000010.pt" in out

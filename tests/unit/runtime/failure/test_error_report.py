@@ -16,6 +16,9 @@ from ranks import run_ranks, slurm_step
 from slowness import scaled
 
 import cluster_ddp
+from cluster_ddp import files
+from cluster_ddp.agent.notes import Notes
+from cluster_ddp.errors import CommunicatorError, DataError
 from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
 from cluster_ddp.runtime.failure import error_report
 from cluster_ddp.runtime.failure.error_report import FailureReporter
@@ -53,19 +56,73 @@ def test_rank_0_stays_until_the_others_know_who_failed(capfd: pytest.CaptureFixt
     assert "ValueError: the one that matters" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(("lost", "first"), [(True, "rank 1 on n2: killed"), (False, "rank 0 on ")])
-def test_one_that_has_lost_a_rank_lets_the_shell_around_that_speak_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool, first: str
+@pytest.fixture
+def reporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FailureReporter:
+    """Of rank 0 of two, with a folder for notes."""
+    made = FailureReporter()
+    made.topology = Topology.from_environ(slurm_step(0, 2, job_id=1))
+    monkeypatch.setenv("CLUSTER_DDP_NOTES", str(tmp_path))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("error", "noted"),
+    [
+        (ValueError("two\nlines \x1b[31m"), ("ValueError: two lines ?[31m", False)),
+        (DataError("Reading x:", "no.", "y"), ("Reading x: no.", False)),
+        (RuntimeError("Connection reset by peer"), ("RuntimeError: Connection reset by peer", True)),
+        (CommunicatorError("Waiting:", "a peer is gone.", "y"), ("Waiting: a peer is gone.", True)),
+        (PeerFailedError("another rank failed"), ("another rank failed", True)),
+    ],
+)
+def test_a_rank_notes_why_it_failed_and_whether_another_is_the_cause(
+    tmp_path: Path, reporter: FailureReporter, error: Exception, noted: tuple[str, bool]
 ) -> None:
-    """A rank that was killed can't report."""
-    marker, reporter = tmp_path / "failed", FailureReporter()
-    reporter.topology = Topology.from_environ(slurm_step(0, 2, job_id=1))
-    monkeypatch.setenv("CLUSTER_DDP_FAILED", str(marker))
-    shell = threading.Timer(0.3, lambda: marker.exists() or marker.write_text("rank 1 on n2: killed by SIGKILL\n"))
-    shell.start()
-    reporter.report(RuntimeError("Read error [10.0.0.2]: Connection reset by peer" if lost else "mine"))
-    shell.join()
-    assert marker.read_text().startswith(first)
+    """A rank that was killed can't report: what those say that have lost it is no cause."""
+    reporter.report(error)
+    words, consequence = Notes(tmp_path).failure(0) or ("", None)
+    assert (words.endswith(noted[0]), consequence) == (True, noted[1]), words
+
+
+def test_what_follows_from_another_ranks_failure_is_noted_as_that(tmp_path: Path, reporter: FailureReporter) -> None:
+    reporter.store = dist.HashStore()
+    reporter.store.set("first_failure", "rank 1 on n2")
+    reporter.report(ValueError("x"))
+    assert Notes(tmp_path).failure(0) == ("stopped: rank 1 on n2 failed (see its error).", True)
+
+
+def test_it_is_noted_when_no_descriptor_is_left(tmp_path: Path, reporter: FailureReporter) -> None:
+    files.reserve_descriptors()
+    taken = []
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        reporter._note(OSError("Too many open files"))
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+    assert Notes(tmp_path).failure(0) == ("OSError: Too many open files", False)
+
+
+@pytest.mark.parametrize(
+    ("env", "rank"),
+    [
+        ({"SLURM_PROCID": "3", "RANK": "0"}, 3),
+        ({"RANK": "2"}, 2),
+        ({"SLURM_PROCID": "1", "RANK": "5", "TORCHELASTIC_RUN_ID": "x"}, 5),  # Slurm's task is torchrun
+    ],
+)
+def test_an_early_error_is_noted_for_its_rank(
+    tmp_path: Path, reporter: FailureReporter, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], rank: int
+) -> None:
+    for name in ("SLURM_PROCID", "RANK", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    reporter.topology = None
+    reporter._note(ValueError("x"))
+    assert Notes(tmp_path).failure(rank) == ("ValueError: x", False)
 
 
 def rank_0_is_killed() -> None:
@@ -108,7 +165,9 @@ def test_a_signal_at_its_end_does_not_change_the_status_of_the_first_failure(tmp
     code = "import atexit, os, signal, cluster_ddp\n"
     code += "atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))\n"
     code += "with cluster_ddp.distributed(cuda=False): raise ValueError('the one that matters')"
-    env = os.environ | {"CLUSTER_DDP_FAILED": str(tmp_path / "marker")}
+    env = os.environ | {"CLUSTER_DDP_NOTES": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
+    assert Notes(tmp_path).has_joined(0)
+    assert Notes(tmp_path).failure(0) == ("ValueError: the one that matters", False)
     assert done.stderr.endswith("ValueError: the one that matters\n")

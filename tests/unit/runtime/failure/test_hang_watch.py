@@ -24,6 +24,7 @@ from slowness import scaled
 from torch.utils.data import DataLoader, Dataset
 
 import cluster_ddp
+from cluster_ddp.agent.notes import Notes
 from cluster_ddp.doctor.hang_autopsy import autopsy
 from cluster_ddp.runtime.failure import step_clock
 
@@ -59,7 +60,7 @@ def ranks(
     timeout_s: float = 5,
     hanging: int | None = 1,
 ) -> list[Outcome]:
-    env = {"CLUSTER_DDP_RUN_DIR": str(folder), "CLUSTER_DDP_FAILED": str(folder / ".failed-0")}
+    env = {"CLUSTER_DDP_RUN_DIR": str(folder), "CLUSTER_DDP_NOTES": str(folder)}
     steps = [slurm_step(rank, count, job_id=job_id, TIMEOUT_S=f"{scaled(timeout_s):g}", **env) for rank in range(count)]
     return run_ranks(function, steps, folder, timeout_s=40, hanging=hanging)
 
@@ -86,7 +87,9 @@ def said(ends: list[Outcome], folder: Path, *, warned: bool = True) -> str:
     record = json.loads(autopsy(folder, as_json=True))
     assert record["verdict"] == verdict
     assert all(Path(one["stacks"]).parent == folder and one["host"] for one in record["ranks"])
-    assert verdict[:100] in (folder / ".failed-0").read_text()
+    notes = [Notes(folder).failure(rank) for rank in range(len(ends))]
+    (cause,) = [words for words, is_consequence in filter(None, notes) if not is_consequence]
+    assert verdict[:100] in cause
     print(verdict)
     return verdict
 

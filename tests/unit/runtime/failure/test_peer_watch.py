@@ -16,6 +16,7 @@ from ranks import run_ranks, slurm_step
 from slowness import scaled
 
 import cluster_ddp
+from cluster_ddp.agent.notes import Notes
 from cluster_ddp.errors import CommunicatorError
 from cluster_ddp.runtime import distributed as distributed_module
 from cluster_ddp.runtime import process_group
@@ -56,12 +57,17 @@ def blocked_in_a_kernel() -> None:
 
 def test_a_rank_that_waits_in_a_kernel_ends_seconds_after_anothers_failure(tmp_path: Path) -> None:
     start = time.monotonic()
-    ends = run_ranks(blocked_in_a_kernel, [slurm_step(rank, 3, job_id=JOB_ID) for rank in range(3)], tmp_path)
+    steps = [slurm_step(rank, 3, job_id=JOB_ID, CLUSTER_DDP_NOTES=str(tmp_path)) for rank in range(3)]
+    ends = run_ranks(blocked_in_a_kernel, steps, tmp_path)
     assert time.monotonic() - start < scaled(40)
     assert [end.exit_code for end in ends] == [1, 1, 1], ends
     assert "ValueError: this is the one that matters" in ends[1].output
+    assert Notes(tmp_path).failure(1) == ("ValueError: this is the one that matters", False)
     for rank in (0, 2):
-        assert ends[rank].output == f"[rank {rank} {HOST}] stopped: rank 1 on {HOST} failed (see its error).\n"
+        words = f"stopped: rank 1 on {HOST} failed (see its error)."
+        assert ends[rank].output == f"[rank {rank} {HOST}] {words}\n"
+        assert Notes(tmp_path).failure(rank) == (words, True)
+        assert Notes(tmp_path).has_joined(rank)
 
 
 def rank_0_is_killed() -> None:

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster_ddp.runtime.failure import failure_marker, start_log
+from cluster_ddp.agent import outcome
+from cluster_ddp.agent.outcome import Failure, Outcome
+from cluster_ddp.runtime.failure import start_log
 from cluster_ddp.slurm.topology import Topology
 
 
@@ -48,15 +50,13 @@ def test_each_start_says_why_the_one_before_ended(tmp_path: Path, clock: Clock) 
     assert {name: value for name, value in first.items() if name != "time"} == expected
 
     clock.now = 1200.0
-    start_log.note_end(tmp_path, "Stopped in time: n1 got USR1.", saved=True)
+    start_log.note_end(tmp_path, "Stopped in time: n1 got USR1.", state="STOPPED", saved=True)
     start_log.note_non_finite(tmp_path, 7, "NaN or Inf in model w")  # says nothing of how it ended
     again = start(tmp_path, 1, saved_s=1100.0, seen_s=1130.0)
     assert (again["cause"], again["lost_s"], again["step"]) == ("Stopped in time: n1 got USR1.", 0.0, 10)
 
     clock.now = 1300.0
-    env = {"CLUSTER_DDP_FAILED": str(tmp_path / ".failed-1"), "CLUSTER_DDP_RUN_DIR": str(tmp_path)}
-    failure_marker.note(env, 2, "n1", ValueError("bad"))
-    failure_marker.note(env, 1, "n1", ValueError("later"))
+    outcome.write(tmp_path, Outcome("12", 1, "FAILED", 1, Failure(2, "n1", 1, "ValueError: bad")))
     again = start(tmp_path, 2, saved_s=1250.0, seen_s=1280.04)
     assert (again["cause"], again["lost_s"]) == ("Failed first: rank 2 on n1: ValueError: bad", 30.0)
 
@@ -75,10 +75,6 @@ def test_each_start_says_why_the_one_before_ended(tmp_path: Path, clock: Clock) 
             "Slurm has lost a node of the job (node failure).",
         ),
         (
-            "Failed first, with status 137: rank 1 on n2: killed by SIGKILL\nRestart 2 of job 12.\n",
-            "Failed first: rank 1 on n2: killed by SIGKILL",
-        ),
-        (
             "Restart 2 of job 12.\n",
             "It ended without a word, not even of Slurm: its first node, n1, was probably lost.",
         ),
@@ -90,21 +86,55 @@ def test_each_start_says_why_the_one_before_ended(tmp_path: Path, clock: Clock) 
 )
 def test_what_the_jobs_log_says_of_the_start_before(tmp_path: Path, said: str, cause: str) -> None:
     start(tmp_path, 1)
-    (tmp_path / "job.log").write_text(f"Failed first, with status 1: rank 0 on n1\nRestart 1 of job 12.\n{said}")
+    """If no record of that start is there: its agent was lost."""
+    (tmp_path / "job.log").write_text(f"srun: error: Node failure on n9\nRestart 1 of job 12.\n{said}")
+    outcome.write(tmp_path, Outcome("12", 0, "FAILED", 1, Failure(3, "n1", 1, "ValueError: of an earlier start")))
     assert start(tmp_path, 2)["cause"] == cause
-    assert start(tmp_path, 0)["cause"] != "Failed first: rank 0 on n1"
 
 
-def test_what_the_log_of_the_job_says_that_was_resumed(tmp_path: Path) -> None:
-    """`submit --resume` has moved it aside; the new job's log says nothing of the start before."""
+LOST = Outcome("12", 0, "FAILED", 137, None, ("n2", "n3"))
+
+
+@pytest.mark.parametrize(
+    ("ended", "cause"),
+    [
+        (LOST, "Slurm has lost n2, n3 (node failure)."),
+        (LOST._replace(first=Failure(1, "n1", 143, "killed by SIGTERM")), "Slurm has lost n2, n3 (node failure)."),
+        (
+            LOST._replace(first=Failure(1, "n1", 1, "KeyError: y")),
+            "Failed first: rank 1 on n1: KeyError: y; Slurm has lost n2, n3 (node failure)",
+        ),
+        (Outcome("12", 0, "FAILED", 3, Failure(1, "n1", 3, "")), "Failed first: rank 1 on n1"),
+        (Outcome("12", 0, "FAILED", 3), "It ended with status 3."),
+        (Outcome("12", 0, "STOPPED", 75), "It was stopped in time."),
+        (Outcome("12", 0, "TIMEOUT", 1), "It reached its time limit."),
+        (Outcome("12", 0, "CANCELLED", 143), "It was cancelled."),
+        (Outcome("13", 0, "FAILED", 3), "It ended without a word: it was killed, or its node was lost."),
+    ],
+)
+def test_the_record_of_the_start_before_counts_before_the_log(tmp_path: Path, ended: Outcome, cause: str) -> None:
+    start(tmp_path, 0)
+    outcome.write(tmp_path, ended)
+    assert start(tmp_path, 1)["cause"] == cause
+
+
+def test_a_damaged_record_is_none(tmp_path: Path) -> None:
+    start(tmp_path, 0)
+    (tmp_path / "outcome.json").write_text("{")
+    assert start(tmp_path, 1)["cause"] == "It ended without a word: it was killed, or its node was lost."
+
+
+def test_the_record_of_the_job_that_was_resumed(tmp_path: Path) -> None:
+    """`submit --resume` has moved it aside; the new job's record says nothing of the start before."""
     start(tmp_path, 0, job=3)
     (tmp_path / "job-3").mkdir()
-    killed = "rank 3 on n2: killed by SIGKILL"
-    (tmp_path / "job-3" / "job.log").write_text(f"Restart 1 of job 3.\nFailed first, with status 137: {killed}\n")
-    (tmp_path / "job.log").write_text("Failed first, with status 1: rank 0 on n1\n")
-    assert start(tmp_path, 0, job=4)["cause"] == f"Failed first: {killed}"
-    assert start(tmp_path, 0, job=4)["cause"] == "Failed first: rank 0 on n1"
-    assert start(tmp_path, 0, job=5)["cause"] == "It ended without a word: it was killed, or its node was lost."
+    outcome.write(tmp_path / "job-3", Outcome("3", 1, "FAILED", 137, Failure(3, "n2", 137, "killed by SIGKILL")))
+    assert start(tmp_path, 0, job=4)["cause"] == "Failed first: rank 3 on n2: killed by SIGKILL"
+    (tmp_path / "job-4").mkdir()
+    (tmp_path / "job-4" / "job.log").write_text("Restart 1 of job 4.\nsrun: error: Node failure on n2\n")
+    outcome.write(tmp_path, Outcome("5", 0, "FAILED", 1, Failure(0, "n1", 1, "of the new job")))
+    assert start(tmp_path, 0, job=5)["cause"] == "Slurm has lost n2 (node failure)."
+    assert start(tmp_path, 0, job=6)["cause"] == "It ended without a word: it was killed, or its node was lost."
 
 
 def test_what_an_earlier_start_lost_and_the_queue_count_for_no_later_one(tmp_path: Path, clock: Clock) -> None:
@@ -126,7 +156,7 @@ def test_a_clock_that_is_wrong_makes_no_nonsense(seen_s: float, lost_s: float, t
 def test_without_a_checkpoint_all_since_the_start_is_lost(tmp_path: Path, clock: Clock) -> None:
     began = start(tmp_path, 0)["time"]
     clock.now += 100
-    start_log.note_end(tmp_path, "x")
+    start_log.note_end(tmp_path, "x", state="STOPPED", saved=False)
     assert start(tmp_path, 1, seen_s=began + 60)["lost_s"] == 60.0
     assert "lost_s" not in start(tmp_path, 2)  # it wrote no record
 
@@ -134,7 +164,5 @@ def test_without_a_checkpoint_all_since_the_start_is_lost(tmp_path: Path, clock:
 @pytest.mark.parametrize("name", ["missing", "file"])
 def test_no_training_needs_it(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    start_log.note_end(tmp_path / name, "x")
-    start_log.note_failure({"CLUSTER_DDP_RUN_DIR": str(tmp_path)}, "x")  # no training started there
-    start_log.note_failure({}, "x")
+    start_log.note_end(tmp_path / name, "x", state="STOPPED", saved=False)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

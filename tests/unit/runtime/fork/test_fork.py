@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from cluster_ddp.runtime.fork.agent import Agent, outcome
 from slowness import scaled
 
+from cluster_ddp.agent.notes import Notes
 from cluster_ddp.runtime.fork import affinity
 from cluster_ddp.runtime.fork.__main__ import PROGRAM
-from cluster_ddp.runtime.fork.agent import Agent, outcome
 from cluster_ddp.runtime.usage import cgroups
 
 WITHOUT_TORCH = (
@@ -235,14 +236,12 @@ def test_each_rank_has_its_log_and_the_parents_buffer_is_not_theirs(tmp_path: Pa
 )
 def test_the_status_is_that_of_the_rank_that_failed(tmp_path: Path, ending: str, status: int, said: str) -> None:
     script = f"{SAY}import sys\nif rank == '1':\n    {ending or 'pass'}\n"
-    markers = {"CLUSTER_DDP_STOPPED": str(tmp_path / "stopped"), "CLUSTER_DDP_FAILED": str(tmp_path / "failed")}
-    found, _, err = run(tmp_path, script, **markers)
+    found, _, err = run(tmp_path, script, CLUSTER_DDP_NOTES=str(tmp_path))
     assert found == status
-    noted = (tmp_path / "failed").read_text() if (tmp_path / "failed").exists() else ""
-    how = {137: ": killed by SIGKILL", 139: ": killed by SIGSEGV"}.get(status, "")
-    assert noted == ("" if status in (0, 75) else f"rank 1 on {socket.gethostname()}{how}\nstatus {status}\n")
+    how = {137: "killed by SIGKILL", 139: "killed by SIGSEGV"}.get(status)
+    assert Notes(tmp_path).failure(1) == (None if how is None else (how, False))
     assert said in err
-    assert (tmp_path / "stopped").exists() == (status == 75)
+    assert Notes(tmp_path).is_stopped() == (status == 75)
 
 
 def test_the_kernels_kills_for_memory_are_said(
@@ -250,9 +249,9 @@ def test_the_kernels_kills_for_memory_are_said(
 ) -> None:
     counts = iter((1, 2))
     monkeypatch.setattr(cgroups, "oom_kills", lambda: next(counts))
-    Agent({99: 1}, {"CLUSTER_DDP_FAILED": str(tmp_path / "failed")})._ended(1, 137)
+    Agent({99: 1}, {"CLUSTER_DDP_NOTES": str(tmp_path)})._ended(1, 137)
     me = f"rank 1 on {socket.gethostname()}"
-    assert (tmp_path / "failed").read_text() == f"{me}: killed by the kernel for memory\nstatus 137\n"
+    assert Notes(tmp_path).failure(1) == ("killed by the kernel for memory", False)
     assert f"The kernel has killed a process of {me} for memory (oom_kill).\n" in capsys.readouterr().err
 
 

@@ -16,6 +16,7 @@ from slowness import scaled
 from stand_ins import HOSTILE
 
 import cluster_ddp.submit as door
+from cluster_ddp.agent import outcome
 from cluster_ddp.cli import status
 from cluster_ddp.errors import JobError, RunDirError
 from cluster_ddp.jobs import job
@@ -123,7 +124,7 @@ def test_a_command_runs_once_per_gpu() -> None:
     assert lines == [f"{rank} {rank} 2 2 127.0.0.1 {job.run_dir} 0,1\n" for rank in (0, 1)]
     assert "==> task-1.log <==\n1 1 2" in job.logs()
     left = {path.name for path in job.run_dir.iterdir() if not path.name.endswith(".pkl")}
-    assert left == {"ended.json", "job.log", "job.sh", "spec.json", "task-0.log", "task-1.log"}
+    assert left == {"job.log", "job.sh", "outcome.json", "spec.json", "task-0.log", "task-1.log"}
 
 
 def test_every_argument_arrives_as_it_was() -> None:
@@ -145,7 +146,7 @@ def test_a_command_knows_its_job_and_its_ports() -> None:
 
 
 def test_a_stopped_training_whose_command_says_0_has_failed() -> None:
-    job = submit("bash", "-c", ': >"$CLUSTER_DDP_STOPPED"')
+    job = submit("bash", "-c", ': >"$CLUSTER_DDP_NOTES/stopped-1"')
     with pytest.raises(JobError, match="FAILED with exit status 75"):
         job.result(timeout_s=scaled(60))
     assert "but the command ended with status 0" in job.logs()
@@ -157,15 +158,17 @@ def test_the_first_failure_is_the_jobs_end_and_status() -> None:
         job.result(timeout_s=scaled(60))
     said = f"Failed first, with status 7: rank 1 on {socket.gethostname()}\n  Its log: {job.run_dir}/task-1.log\n"
     assert said in (job.run_dir / "job.log").read_text()
+    ended = outcome.read(job.run_dir)
+    assert ended is not None
+    assert ended[:5] == (job.id, 0, "FAILED", 7, (1, socket.gethostname(), 7, ""))
     assert processes_of(job) == []
 
 
-def test_under_torchrun_one_log_has_all_ranks(tmp_path: Path) -> None:
-    """Its agent is the only task."""
-    task = ("bash", "-c", r'printf "rank 1 on n1: ValueError: x\nstatus 5\n" >"$CLUSTER_DDP_FAILED"; exit 1')
-    words = (sys.executable, "-m", "cluster_ddp.submission.backends.local_supervisor", "--tasks=1", "--max-requeues=0")
-    done = subprocess.run([*words, str(tmp_path), "--", *task], capture_output=True, text=True, start_new_session=True)
-    assert f"5: rank 1 on n1: ValueError: x\n  Its log: {tmp_path}/task-0.log\n" in done.stderr
+def test_why_a_rank_failed_is_said_as_it_has_noted_it() -> None:
+    note = """printf '{"words": "ValueError: x", "consequence": false}' >"$CLUSTER_DDP_NOTES/failed-$RANK"; exit 5"""
+    job = submit("bash", "-c", f"if ((RANK == 1)); then {note}; fi; sleep 600")
+    assert job.wait(timeout_s=scaled(60)).exit_code == 5
+    assert f"5: rank 1 on {socket.gethostname()}: ValueError: x\n" in (job.run_dir / "job.log").read_text()
 
 
 @pytest.mark.long
@@ -223,9 +226,9 @@ def test_a_functions_exception_is_in_the_error() -> None:
 def test_a_damaged_outcome_is_a_short_error(text: str) -> None:
     job = submit("true")
     job.wait(timeout_s=scaled(60))
-    (job.run_dir / "ended.json").write_text(text)
+    (job.run_dir / "outcome.json").write_text(text)
     for ask in (job.status, resume.find(job.run_dir, job.run_dir.parent).refuse_unended):
-        with pytest.raises(RunDirError, match=r"ended\.json:\n  it is damaged"):
+        with pytest.raises(RunDirError, match=r"outcome\.json:\n  it is damaged"):
             ask()
 
 
@@ -278,7 +281,7 @@ def ended_without_a_word() -> Job:
     """A job whose end nobody has noted."""
     job = submit("false")
     job.wait(timeout_s=scaled(60))
-    (job.run_dir / "ended.json").unlink()
+    (job.run_dir / "outcome.json").unlink()
     return job
 
 

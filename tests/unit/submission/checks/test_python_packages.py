@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from cluster_ddp.submission.task_command import of_command
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.backends import submit_env
 from cluster_ddp.submission.checks import python_packages
 from cluster_ddp.submission.render import render, render_local
 from cluster_ddp.submission.spec import JobSpec
-from cluster_ddp.submission.task_command import of_command
 
 
 def spec(*names: str, **more: object) -> JobSpec:

@@ -6,11 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from cluster_ddp.submission.task_command import of_command
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.render import render
 from cluster_ddp.submission.spec import JobSpec
-from cluster_ddp.submission.task_command import of_command
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "templates" / "with_prologue.sbatch.j2"
 EXTENDS = '{% extends "job.sbatch.j2" %}\n'

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cluster_ddp.submission.task_command import of_command
 from strangers import USER, as_stranger, folder_of_all, needs_a_stranger
 
 from cluster_ddp.submission.render import _rendered
 from cluster_ddp.submission.spec import JobSpec
-from cluster_ddp.submission.task_command import of_command
 
 pytestmark = needs_a_stranger
 SRUN = '#!/bin/sh\nwhile [ "$1" != bash ]; do shift; done\nexec "$@"\n'

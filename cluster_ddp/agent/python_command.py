@@ -14,7 +14,6 @@ ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 """A word that sets a variable, before a command in a shell or behind `env`."""
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-_IMPORT = re.compile(r"^\s*(import|from)\s+cluster_ddp\b", re.MULTILINE)
 _ENV_WITH_VALUE = ("-u", "--unset", "-C", "--chdir")
 _RUNS_CODE = set("chV?")
 _ENV_VALUE_ATTACHED = ("--unset=", "--chdir=")
@@ -73,22 +72,9 @@ def shell_script(command: Sequence[str]) -> str:
     return script if Path(shell).name in SHELLS else ""
 
 
-def imports_us(command: Sequence[str]) -> bool:
-    """Return whether a Python command imports cluster_ddp, judged by its words and the scripts that they name.
-
-    Such a command starts with warnings (USR1, USR2) ignored; from the import on, they are noted. Other scripts must not
-    start like this: PyTorch Lightning (2.6) treats an ignored signal as one with a handler, and would not save.
-    """
-    words = program_words(command)[1:] if is_python(command) else []
-    return any(word.startswith("cluster_ddp.") or _IMPORT.search(word) or _IMPORT.search(_text(word)) for word in words)
-
-
-def _text(word: str) -> str:
-    """The content of a script; empty for any other word."""
-    try:
-        return Path(word).read_text(errors="replace") if word.endswith(".py") else ""
-    except OSError:
-        return ""
+def interpreter(command: Sequence[str]) -> str:
+    """Return the Python interpreter of a command; "python", the first on the PATH, for any other program."""
+    return program_words(command)[0] if is_python(command) else "python"
 
 
 def interpreter_words(command: Sequence[str]) -> int:

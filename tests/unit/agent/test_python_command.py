@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster_ddp.agent.python_command import imports_us, interpreter_words
 from cluster_ddp.errors import SpecError
-from cluster_ddp.submission.parse_python_command import imports_us, interpreter_words
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,10 @@
+"""On the batch host, or on this machine without Slurm: from the start of a job's ranks to what follows from their end.
+
+slurm_job   one start of a job of Slurm
+local_job   a job on this machine
+step        srun's command, and Slurm's configuration
+hearing     what the tasks have said
+report      the last lines of the job's log
+requeue     whether the job is started again
+scontrol    Slurm's commands, with patience
+"""

@@ -1,0 +1,78 @@
+"""What a job's log says at the end of a start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from cluster_ddp.agent.outcome import Outcome
+from cluster_ddp.contract import TO_RESUME, Env, File
+
+_LOG_BYTES = 100_000
+_JOB_LOG = Path("/proc/self/fd/2")
+
+
+def show(ended: Outcome, log: Path | None, env: Mapping[str, str]) -> None:
+    """Say what failed first, if something did.
+
+    Args:
+        ended: how the start ended.
+        log: that of the rank which failed first; None if it has none of its own.
+        env: the job's environment.
+    """
+    if not ended.failure:
+        return
+    say(f"Failed first, with status {ended.status}: {ended.failure}")
+    if log is not None and log.exists() and ended.first is not None and ended.first.text in ended.failure:
+        say(f"  Its log: {log}")
+    if "for memory" in ended.failure:
+        given = env.get("SLURM_MEM_PER_NODE")
+        than = f" than {given} MB" if given else ""
+        say(f"  Hint: ask for more memory per node{than}: --mem; or use fewer loader workers, or smaller batches")
+
+
+def show_how_to_resume(status: int, env: Mapping[str, str]) -> None:
+    """Say which command resumes the run, if it has failed or was stopped, and has a checkpoint."""
+    folder, command = env.get(Env.RUN_DIR), env.get(Env.RESUME)
+    if status and folder and command and Path(folder, File.CHECKPOINTS).exists():
+        say(f"{TO_RESUME}{command}")
+
+
+def say(text: str) -> None:
+    """Print to stderr. A full disk, on which no line can be written, is no reason to fail."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+class Logs:
+    """The logs of a start: only what is written from the making of this object on, since logs are appended to.
+
+    Args:
+        folder: the run directory, with the logs of tasks; None if there is none.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        before = [_JOB_LOG, *(folder.glob(File.TASK_LOG.format("*")) if folder is not None else ())]
+        self._sizes = {path: _size(path) for path in before}
+
+    def of_job(self) -> str:
+        """Return the end of the job's log: what srun and Slurm say in it. Empty if it is no file."""
+        return self.of(_JOB_LOG)
+
+    def of(self, path: Path) -> str:
+        """Return the end of a log; empty if it can't be read, or is no file."""
+        with contextlib.suppress(OSError):
+            if path.is_file():
+                with path.open("rb") as file:
+                    file.seek(max(self._sizes.get(path, 0), file.seek(0, os.SEEK_END) - _LOG_BYTES))
+                    return file.read(_LOG_BYTES).decode(errors="replace").replace("\0", "")
+        return ""
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return 0

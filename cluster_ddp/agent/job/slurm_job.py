@@ -1,0 +1,166 @@
+"""A job of Slurm, on its batch host: starts the ranks, says how they ended, and has the job requeued if it may be."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from cluster_ddp.agent import channel, grid, log_words, outcome, place
+from cluster_ddp.agent.job import report, requeue, step
+from cluster_ddp.agent.job.hearing import Hearing
+from cluster_ddp.agent.job.requeue import Policy, Requeue
+from cluster_ddp.agent.notes import Notes, make_folder
+from cluster_ddp.agent.options import Options
+from cluster_ddp.agent.outcome import End, Outcome
+from cluster_ddp.agent.task import signals
+from cluster_ddp.agent.task.keeper import Keeper
+from cluster_ddp.contract import EXIT_STOPPED, RESTART, Env, File
+
+_ASK_S = 60.0
+# How long to wait, after srun has ended, for the last words of tasks.
+_LAST_WORDS_S = 3.0
+
+
+class Job:
+    """One start of a job of Slurm.
+
+    Args:
+        options: of the job.
+        env: the environment of the batch script.
+
+    Raises:
+        ClusterDDPError: the environment contradicts itself, or all ports for the rendezvous are in use.
+    """
+
+    def __init__(self, options: Options, env: Mapping[str, str]) -> None:
+        self.label = requeue.label(env)
+        self.folder = place.run_dir(options, self.label)
+        self.options = options._replace(command=tuple(grid.filled(options.command, options.grid, env)))
+        self.added = place.on_slurm(options, env, self.label)
+        """Variables that the tasks get beside those of the batch script."""
+        self.env = {**env, **self.added}
+        self.size = place.shape(options, env)
+        # Without --run-dir, a script may have set the variable itself: the ranks' records are there, but no logs.
+        self._records = self.folder or (Path(env[Env.RUN_DIR]) if env.get(Env.RUN_DIR) else None)
+        self._restarts = int(env.get("SLURM_RESTART_COUNT") or 0)
+        self._logs = report.Logs(self.folder)
+
+    def run(self) -> int:
+        """Start the ranks, wait for their end, and do what follows from it. Returns the exit status."""
+        if self._restarts:
+            print(f"{RESTART}{self._restarts} of job {self.env['SLURM_JOB_ID']}.", flush=True)
+        policy = Policy(self.options.max_requeues, self.options.requeue_on_failure, self.options.requeue_elsewhere)
+        requeuing = Requeue(policy, self.env, self._records)
+        requeuing.begin()
+        hearing = Hearing(self.size.world_size)
+        folder = make_folder()
+        _leave_nothing(folder)
+        try:
+            with self._job_times(folder / File.JOB_TIMES):
+                self.env |= step.staged(self.options, self.size, self.env)
+                status = self._start(hearing, Notes(folder))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        ended = self._judged(status, hearing)
+        report.show(ended, self._log_of_first(ended, hearing), self.env)
+        status = status if status == 0 else ended.status
+        asking = functools.partial(self._note, ended._replace(requeued=True))
+        if not requeuing.after(status, stopped=ended.state == "STOPPED", asking=asking):
+            self._note(ended)
+        report.show_how_to_resume(ended.status, self.env)
+        return ended.status
+
+    def _note(self, ended: Outcome) -> None:
+        if self._records is not None:
+            with contextlib.suppress(OSError):  # a full disk must not cost the requeue
+                outcome.write(self._records, ended, shared=self.options.share)
+
+    def command(self, *, ignore_warnings: bool = False) -> list[str]:
+        """Return the command that starts the tasks; see `task.run`."""
+        return step.srun(self.options, self.size, self.folder, ignore_warnings=ignore_warnings)
+
+    def _start(self, hearing: Hearing, notes: Notes) -> int:
+        """Start the tasks and wait for their end. Returns srun's exit status."""
+        ignore_warnings, ports = step.configuration(self.env)
+        secret = bytes.fromhex(self.env[Env.SECRET])
+        with contextlib.closing(channel.Server(channel.listen(ports), secret, hearing.hear, hearing.gone)) as server:
+            # TERM is final: it ends this process. Ctrl-C reaches srun, too, which asks what it means.
+            held = [one for one in signals.PASSED_ON if one not in (signal.SIGTERM, signal.SIGINT)]
+            keeper = Keeper(notes, lambda end: None, held=held)
+            signal.signal(signal.SIGINT, lambda number, frame: None)
+            self.env[Env.CHANNEL] = f"{self.env['MASTER_ADDR']}:{server.port}"
+            command = self.command(ignore_warnings=ignore_warnings)
+            keeper.start(None, command, step.step_env(self.options, self.env))
+            status = keeper.keep()
+            server.drain(_LAST_WORDS_S)
+        return status
+
+    @contextlib.contextmanager
+    def _job_times(self, path: Path) -> Iterator[None]:
+        """During the body, ask Slurm for the job's start and end, which may change; rank 0 reads the answer."""
+        over = threading.Event()
+        said = requeue.ask_times(self.label, self.env, tries=3)
+        if times := requeue.parse_times(said):
+            self.env |= {"SLURM_JOB_START_TIME": str(times[0]), "SLURM_JOB_END_TIME": str(times[1])}
+        self.env[Env.JOB_TIMES] = str(path)
+
+        def ask() -> None:
+            while not over.wait(_ASK_S):
+                if answer := requeue.ask_times(self.label, self.env):
+                    with contextlib.suppress(OSError):
+                        path.write_text(f"{answer}\n")
+
+        path.write_text(f"{said}\n")
+        threading.Thread(target=ask, name="times", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def _judged(self, status: int, hearing: Hearing) -> Outcome:
+        """How this start ended, by what the tasks have said; where they are silent, by what srun has."""
+        ended = Outcome(job=self.label, restart=self._restarts, state="COMPLETED", status=status)
+        if hearing.was_stopped or status == EXIT_STOPPED:
+            return ended._replace(state="STOPPED", status=EXIT_STOPPED)
+        if status == 0:
+            return ended
+        said = self._logs.of_job()
+        first = hearing.first_failure(lambda end: self._last_error(hearing, end)) or log_words.srun_says(said)
+        if first is not None:
+            first = log_words.with_memory(first, said)
+            status = first.status
+        return ended._replace(state="FAILED", status=status, first=first, lost_nodes=log_words.lost_nodes(said))
+
+    def _last_error(self, hearing: Hearing, end: End) -> str:
+        """For a script that does not use cluster_ddp: the last error in its log."""
+        if end.rank is None:
+            return ""
+        path = self._task_log(hearing, end.rank)
+        return log_words.last_error(self._logs.of_job() if path is None else self._logs.of(path), end.rank)
+
+    def _log_of_first(self, ended: Outcome, hearing: Hearing) -> Path | None:
+        return None if ended.first is None else self._task_log(hearing, ended.first.rank)
+
+    def _task_log(self, hearing: Hearing, rank: int | None) -> Path | None:
+        """The log of a rank: under torchrun that of its node, else its own. None without a run directory."""
+        if self.folder is None or rank is None:
+            return None
+        number = hearing.tasks.get(rank, rank) if self.options.launcher == "torchrun" else rank
+        return self.folder / File.TASK_LOG.format(number)
+
+
+def _leave_nothing(folder: Path) -> None:
+    """TERM ends this process as it did before, but removes a folder first."""
+
+    def end(number: int, frame: object) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, end)

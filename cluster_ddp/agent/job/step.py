@@ -1,0 +1,131 @@
+"""How the ranks of a job are started: srun's command, as data, for the three launchers and for containers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from cluster_ddp.agent.options import Options, words
+from cluster_ddp.agent.place import Shape
+from cluster_ddp.agent.task import containers, staging
+from cluster_ddp.contract import Env, File
+
+# The job's own CPUs per task are fewer than those of a task for a whole node: srun would warn (24.11), or prefer them.
+_ABOUT_TASKS = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
+
+# In a Pyxis container the task's agent runs inside: with this Python if the image has it, or else its own. Without any
+# the command runs alone: it has its place, and gets the signals of Slurm itself, but nobody says why it failed.
+_IN_IMAGE = (
+    "sh",
+    "-c",
+    """python=$(command -v "$1" || command -v python3) && shift && exec "$python" "$@"
+while [ "$1" != -- ]; do shift; done; shift
+export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" NODE_RANK="$SLURM_NODEID"
+exec "$@\"""",
+    "sh",
+)
+
+_OF_TASKS = (
+    *("command", "launcher", "gpus_per_task", "cpus_per_task", "doctor", "function", "venv", "stage_env"),
+    *("container", "container_bind", "container_overlay"),
+)
+
+
+def agent() -> list[str]:
+    """Return the command of this program, for its tasks: the frozen one, or the installed package's."""
+    archive = getattr(__spec__.loader, "archive", None)  # of zipimport
+    if archive is not None:
+        return [sys.executable, "-I", "-S", str(Path(archive).absolute())]
+    return [sys.executable, "-m", "cluster_ddp.agent"]
+
+
+def srun(options: Options, size: Shape, folder: Path | None, *, ignore_warnings: bool) -> list[str]:
+    """Return the command that starts the tasks of a job.
+
+    Args:
+        options: of the job.
+        size: the job's shape.
+        folder: the run directory.
+        ignore_warnings: see `task.run`.
+    """
+    command = ["srun", *tasks(options, size), "--kill-on-bad-exit=1"]
+    if folder is not None and options.launcher != "fork":  # each forked rank has a log of its own
+        command += [f"--output={folder / File.TASK_LOG.format('%t')}", "--open-mode=append"]
+    command += options.srun_options
+    words = task(options, ignore_warnings=ignore_warnings)
+    if options.container_image is not None:
+        frozen = [str(Path(word).parent) for word in words[:4] if word.endswith(".pyz")]
+        folders = dict.fromkeys([str(Path.cwd()), *([str(folder)] if folder is not None else []), *frozen])
+        command += containers.pyxis_options(options.container_image, options.container_bind, folders=[*folders])
+        words = [*_IN_IMAGE, *words]
+    return [*command, *words]
+
+
+def task(options: Options, *, ignore_warnings: bool) -> list[str]:
+    """Return the command of a task's agent: what it needs of the job's options. See `task.run`."""
+    needed = Options()._replace(**{name: getattr(options, name) for name in _OF_TASKS})
+    return [*agent(), "task", *(["--ignore-warnings"] if ignore_warnings else []), *words(needed)]
+
+
+def tasks(options: Options, size: Shape) -> list[str]:
+    """Return srun's options for the tasks: one for each rank, or for each node with torchrun and fork.
+
+    --cpus-per-task is repeated because srun of Slurm 22.05 to 23.02 does not take it from the job.
+    """
+    if options.launcher == "srun":
+        cpus = [] if size.cpus_per_task is None else [f"--cpus-per-task={size.cpus_per_task}"]
+        return [f"--ntasks={size.world_size}", f"--ntasks-per-node={size.ranks_per_node}", *cpus]
+    return on_each_node(size)
+
+
+def on_each_node(size: Shape) -> list[str]:
+    """Return srun's options for one task on each node, with all CPUs."""
+    cpus = [] if size.node_cpus is None else [f"--cpus-per-task={size.node_cpus}"]
+    return [f"--ntasks={size.nodes}", "--ntasks-per-node=1", *cpus]
+
+
+def step_env(options: Options, env: Mapping[str, str]) -> dict[str, str]:
+    """Return srun's environment. Its tasks may be fewer and larger than the job's."""
+    return dict(env) if options.launcher == "srun" else _without_tasks(env)
+
+
+def staged(options: Options, size: Shape, env: Mapping[str, str]) -> dict[str, str]:
+    """Let each node unpack the environment of --stage-env. Returns the variables that name it for the tasks.
+
+    A node that can't (its disk is full, say) says so; its ranks use the environment where it is.
+    """
+    if options.stage_env is None or options.venv is None:
+        return {}
+    copy, start = staging.new_name(env["SLURM_JOB_ID"]), time.monotonic()
+    command = ["srun", *on_each_node(size), *agent(), "unpack", options.stage_env, options.venv]
+    done = subprocess.run(command, env={**_without_tasks(env), Env.COPY: copy})
+    if done.returncode == 0:
+        print(f"Unpacked the environment on {size.nodes} node(s) in {time.monotonic() - start:.0f} s.", flush=True)
+    return {Env.COPY: copy}
+
+
+def _without_tasks(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name not in _ABOUT_TASKS}
+
+
+def configuration(env: Mapping[str, str]) -> tuple[bool, tuple[int, ...]]:
+    """Return what Slurm's configuration says of a job's tasks.
+
+    Returns:
+        Whether a signal may reach all processes of a step, not only the first of each task (ProctrackType other than
+        cgroup); and the ports that srun may listen on (SrunPortRange), empty for any. So a site lets nodes connect.
+    """
+    try:
+        said = subprocess.run(
+            ["scontrol", "show", "config"], env=dict(env), capture_output=True, text=True, timeout=30, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return True, ()
+    values = dict(re.findall(r"^(\w+)\s*=\s*(\S+)", said, flags=re.MULTILINE))
+    ports = re.fullmatch(r"(\d+)-(\d+)", values.get("SrunPortRange", ""))
+    usable = range(int(ports[1]), int(ports[2]) + 1) if ports and int(ports[1]) else ()
+    return values.get("ProctrackType") != "proctrack/cgroup", tuple(usable)

@@ -1,0 +1,131 @@
+"""What a rank leaves for the process that started it, its keeper: files in a folder on their node.
+
+failed-RANK   {"words": "ValueError: x", "consequence": false}
+stopped-RANK  {}: it was stopped in time; launchers may hide its exit status
+joined-RANK   {}: its process group is up
+
+The keeper makes the folder, names it in `Env.NOTES`, and reads the notes when the rank has ended. Each is written once:
+the first word of a rank counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cluster_ddp.contract import Env
+
+LONGEST = 300
+"""So many characters of an error are kept."""
+
+_IN_MEMORY = Path("/dev/shm")
+_BYTES = 64 * 1024
+
+
+def failed(env: Mapping[str, str], rank: int | str, words: str, *, consequence: bool = False) -> None:
+    """Note why a rank failed. If that can't be written, nothing is said: the error itself is printed.
+
+    Args:
+        env: an environment, such as os.environ; without `Env.NOTES` there, nothing is done.
+        rank: the rank.
+        words: why.
+        consequence: whether it failed because another rank did, or was gone.
+    """
+    _write(env, f"failed-{rank}", {"words": one_line(words), "consequence": consequence})
+
+
+def stopped(env: Mapping[str, str], rank: int | str) -> None:
+    """Note that a rank was stopped in time. See `failed`."""
+    _write(env, f"stopped-{rank}", {})
+
+
+def joined(env: Mapping[str, str], rank: int | str) -> None:
+    """Note that a rank has met the others. See `failed`."""
+    _write(env, f"joined-{rank}", {})
+
+
+def make_folder() -> Path:
+    """Make a folder for notes, for its owner only: in memory, else in the temporary folder.
+
+    Its path is short. Who makes it removes it.
+
+    Raises:
+        OSError: it can't be made in either.
+    """
+    with contextlib.suppress(OSError):
+        return Path(tempfile.mkdtemp(prefix="ddp-", dir=_IN_MEMORY))
+    return Path(tempfile.mkdtemp(prefix="ddp-"))
+
+
+class Notes:
+    """Reads what the ranks have left in a folder.
+
+    Args:
+        folder: the one that `Env.NOTES` names for them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def failure(self, rank: int) -> tuple[str, bool] | None:
+        """Return why a rank failed, and whether another one's failure was the cause; None if it left no such note."""
+        try:
+            note = json.loads(read_regular(self._folder / f"failed-{rank}", _BYTES))
+            return one_line(str(note["words"])), note["consequence"] is True
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def is_stopped(self, rank: int | None = None) -> bool:
+        """Whether a rank was stopped in time; None: any rank."""
+        return self._has("stopped", rank)
+
+    def has_joined(self, rank: int | None = None) -> bool:
+        """Whether a rank has met the others; None: any rank."""
+        return self._has("joined", rank)
+
+    def _has(self, kind: str, rank: int | None) -> bool:
+        if rank is not None:
+            return os.path.lexists(self._folder / f"{kind}-{rank}")
+        try:
+            return any(path.name.startswith(f"{kind}-") for path in self._folder.iterdir())
+        except OSError:
+            return False
+
+
+def one_line(text: str) -> str:
+    """Return a text in one line of at most `LONGEST` characters, without any that a terminal would obey."""
+    line = " ".join(text.split())[:LONGEST]
+    return "".join(character if character.isprintable() else "?" for character in line)
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """Return the content of a small file. A named pipe would wait for its writer, and a link may lead anywhere.
+
+    Args:
+        path: of the file.
+        limit: in bytes.
+
+    Raises:
+        OSError: it is larger, can't be read, or is a link or something else but a file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("it is not a regular file")
+        if len(content := file.read(limit + 1)) > limit:
+            raise OSError(f"it is larger than {limit} bytes")
+    return content
+
+
+def _write(env: Mapping[str, str], name: str, note: Mapping[str, Any]) -> None:
+    if folder := env.get(Env.NOTES):
+        with contextlib.suppress(OSError):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(Path(folder) / name, flags, 0o600), "w", encoding="utf-8") as file:
+                file.write(json.dumps(note) + "\n")

@@ -1,0 +1,169 @@
+"""The options of `launch`, which are those of a job's agent; and how they reach the agents of its tasks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+LAUNCHERS = ("srun", "torchrun", "fork")
+
+
+class Options(NamedTuple):
+    """What to start, and what to do when it ends."""
+
+    command: tuple[str, ...] = ()
+    """What each rank runs."""
+    launcher: str = "srun"
+    """What starts the ranks of a node: srun, torchrun's agent, or a process that forks them."""
+    ranks: int | None = None
+    """Number of ranks on this machine, without Slurm; None in a job of Slurm."""
+    ranks_per_node: int | None = None
+    """Number of ranks on each node; None for what Slurm gave."""
+    gpus_per_task: int = 1
+    """Number of GPUs that each rank drives."""
+    cpus_per_task: int | None = None
+    """On this machine: number of CPUs of each rank."""
+    run_dir: str | None = None
+    """The run directory; %j in it stands for the job, 12 or 12_3."""
+    code: str | None = None
+    """Where the ranks run, relative to the run directory (for an array, to the whole array's); None for here."""
+    share: bool = False
+    """Whether the group may read the run directory."""
+    max_requeues: int = 20
+    """How often the job is started again after it was stopped in time."""
+    requeue_on_failure: int = 0
+    """How often the job is started again after a failure."""
+    requeue_elsewhere: int = 0
+    """How many nodes at fault the job may leave behind."""
+    doctor: bool = False
+    """Whether the nodes are examined first."""
+    trace: int | None = None
+    """Number of steps that each rank traces."""
+    track: tuple[str, ...] = ()
+    """Names of trackers."""
+    time_limit_s: int | None = None
+    """On this machine: time limit of each start, in seconds."""
+    venv: str | None = None
+    """The virtual environment that `stage_env` holds."""
+    stage_env: str | None = None
+    """An archive of it, which each node unpacks."""
+    container: str | None = None
+    """Image for Apptainer or Singularity."""
+    container_image: str | None = None
+    """Image for Pyxis."""
+    container_bind: tuple[str, ...] = ()
+    """More folders for the container."""
+    container_overlay: tuple[str, ...] = ()
+    """Overlays of an Apptainer container."""
+    srun_options: tuple[str, ...] = ()
+    """More options for srun."""
+    grid: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """Values of each placeholder of the command in an array; the last one varies fastest."""
+    function: bool = False
+    """Whether the command is submitit's runner, which calls a pickled function."""
+    dry_run: bool = False
+    """Show what would be started, and start nothing."""
+
+
+def parser(program: str, description: str) -> argparse.ArgumentParser:
+    """Return the parser of the options before the two dashes."""
+    top = argparse.ArgumentParser(
+        prog=program,
+        usage="%(prog)s [OPTIONS] -- COMMAND …",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _starting(top.add_argument_group("the ranks"))
+    _ending(top.add_argument_group("their end"))
+    _surroundings(top.add_argument_group("where they run"))
+    return top
+
+
+def parse(top: argparse.ArgumentParser, words: Sequence[str]) -> Options:
+    """Return the options of a command line.
+
+    Raises:
+        SystemExit: they are wrong (status 2), or ask for help.
+    """
+    at = list(words).index("--") if "--" in words else len(words)
+    found = vars(top.parse_args(words[:at]))
+    lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
+    options = Options(**{**found, **lists, "command": tuple(words[at + 1 :])})
+    if not options.command:
+        top.error("there is no command. Hint: give it after two dashes: -- python train.py")
+    return options
+
+
+def words(options: Options) -> list[str]:
+    """Return options as words of a command line, without those that have their default; the inverse of `parse`."""
+    found: list[str] = []
+    for name, value in options._asdict().items():
+        if name == "command" or value == Options._field_defaults[name]:
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            found.append(option)
+        elif name == "grid":
+            found += [option, json.dumps(dict(value))]
+        elif name == "srun_options":
+            found += [f"{option}={one}" for one in value]
+        else:
+            found += [option, *map(str, value)] if isinstance(value, tuple) else [option, str(value)]
+    return [*found, "--", *options.command]
+
+
+def _starting(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--launcher", choices=LAUNCHERS, default="srun", help="what starts the ranks of a node (srun)")
+    add("--ranks", type=_count, metavar="N", help="start so many ranks on this machine, without Slurm")
+    add("--ranks-per-node", type=_count, metavar="N", help="ranks on each node (the job's tasks, or one for each GPU)")
+    add("--gpus-per-task", type=_count, default=1, metavar="N", help="GPUs that each rank drives (1)")
+    add("--cpus-per-task", type=_count, metavar="N", help="with --ranks: CPUs of each rank")
+    add("--srun-options", action="append", default=[], metavar="OPTION", help="one more option for srun")
+    add("--doctor", action="store_true", help="examine the nodes first; a problem ends the job with a verdict")
+    add("--trace", type=_count, metavar="STEPS", help="trace so many steps of each rank with torch.profiler")
+    add("--track", nargs="+", default=[], metavar="TRACKER", help="tensorboard, wandb, mlflow")
+    add("--grid", type=json.loads, default={}, help=argparse.SUPPRESS)
+    add("--function", action="store_true", help=argparse.SUPPRESS)
+    add("--dry-run", action="store_true", help="show the command that starts the ranks, and a rank's environment")
+
+
+def _ending(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    text = "start it again at most so often after it was stopped in time, status 75 (20)"
+    add("--max-requeues", type=_number, default=20, metavar="N", help=text)
+    text = "in a job of Slurm: start it again at most so often after a failure (0)"
+    add("--requeue-on-failure", type=_number, default=0, metavar="N", help=text)
+    text = "in a job of Slurm: leave at most so many nodes behind that are at fault (0)"
+    add("--requeue-elsewhere", type=_number, default=0, metavar="N", help=text)
+    add("--time-limit-s", type=_count, metavar="S", help="with --ranks: time limit of each start, in seconds")
+
+
+def _surroundings(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    text = "run directory, for logs, metrics and checkpoints; %%j in it stands for the job's id"
+    add("--run-dir", metavar="PATH", help=text)
+    add("--share", action="store_true", help="let your group read the run directory")
+    add("--code", metavar="PATH", help=argparse.SUPPRESS)
+    add("--venv", metavar="PATH", help=argparse.SUPPRESS)
+    add("--stage-env", metavar="ARCHIVE", help=argparse.SUPPRESS)
+    add("--container", metavar="IMAGE", help="run the ranks in an Apptainer or Singularity container")
+    add("--container-image", metavar="IMAGE", help="run the ranks in a Pyxis container")
+    add("--container-bind", nargs="+", default=[], metavar="PATH", help="more folders for the container")
+    add("--container-overlay", nargs="+", default=[], metavar="FILE", help="overlays of an Apptainer container")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)

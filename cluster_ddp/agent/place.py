@@ -1,0 +1,213 @@
+"""The environment of a job's ranks: what the batch host gives to all, and what each task adds for its own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from cluster_ddp.agent.options import Options
+from cluster_ddp.contract import RESUME, Env, File
+from cluster_ddp.errors import RendezvousError, SpecError
+from cluster_ddp.slurm import port, variables
+from cluster_ddp.slurm.variables import Variables
+
+_LOOPBACK = "127.0.0.1"
+
+
+class Shape(NamedTuple):
+    """How many ranks there are, and where."""
+
+    nodes: int
+    ranks_per_node: int
+    node_cpus: int | None
+    """CPUs of the job on the node that has the fewest; None if unknown."""
+    cpus_per_task: int | None
+    """CPUs that were asked for each task; None if they were not."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.nodes * self.ranks_per_node
+
+
+def shape(options: Options, env: Mapping[str, str]) -> Shape:
+    """Return the shape of a job of Slurm, from the options, and else from what Slurm gave.
+
+    Without --ranks-per-node: the job's tasks per node; if that is one, and the node has several GPUs, one for each
+    GPU, as launchers of one task per node expect.
+
+    Args:
+        options: of the job.
+        env: the environment of the batch script.
+
+    Raises:
+        TopologyError: a variable is not a number.
+        SpecError: the tasks are not equal on all nodes, and the options don't say how many ranks to start.
+    """
+    v = Variables(env)
+    nodes = v.integer(*variables.JOB_NODES) or 1
+    tasks = v.integer(*variables.NTASKS_PER_NODE) or _equal_tasks(v, options)
+    gpus = (v.integer(*variables.GPUS_ON_NODE) or 0) // options.gpus_per_task
+    ranks = options.ranks_per_node or (gpus if tasks == 1 and gpus else tasks)
+    asked = v.integer(*variables.CPUS_PER_TASK)
+    cpus = [int(part.partition("(")[0]) for part in env.get("SLURM_JOB_CPUS_PER_NODE", "").split(",") if part]
+    node_cpus = asked * tasks if asked else min(cpus) if cpus else None
+    return Shape(nodes, ranks, node_cpus, max(1, asked * tasks // ranks) if asked else None)
+
+
+def _equal_tasks(v: Variables, options: Options) -> int:
+    counts = set(v.tasks_per_node() or (1,))
+    if len(counts) > 1 and options.ranks_per_node is None:
+        asked = "Starting the ranks of the job:"
+        found = f"its tasks are not equal on all nodes: {v.shown(*variables.TASKS_PER_NODE)}."
+        raise SpecError(asked, found, "ask for them with --ntasks-per-node, or say how many: --ranks-per-node N")
+    return min(counts)
+
+
+def run_dir(options: Options, label: str) -> Path | None:
+    """Return the run directory, absolute; None if the job has none.
+
+    Args:
+        options: of the job.
+        label: the job, 12 or 12_3.
+    """
+    return None if options.run_dir is None else Path(options.run_dir.replace("%j", label)).absolute()
+
+
+def named(path: str, env: Mapping[str, str]) -> str:
+    """Return a path with the job's id for %A: of an array, the id of the whole array."""
+    return path.replace("%A", env.get("SLURM_ARRAY_JOB_ID") or env.get("SLURM_JOB_ID") or str(os.getpid()))
+
+
+def common(options: Options, folder: Path | None) -> dict[str, str]:
+    """Return the variables that a job has everywhere.
+
+    Args:
+        options: of the job.
+        folder: the run directory.
+    """
+    values = {Env.SECRET: secrets.token_hex(32)}  # by which the ranks of this start recognise each other
+    if folder is not None:
+        values |= {Env.RUN_DIR: str(folder)}
+        values |= {"PYTHONUNBUFFERED": "1"} if "PYTHONUNBUFFERED" not in os.environ else {}
+        if (folder / File.SPEC).exists():
+            values[Env.RESUME] = f"{RESUME} {shlex.quote(str(folder))}"
+    values |= {Env.GPUS_PER_TASK: str(options.gpus_per_task)} if options.gpus_per_task > 1 else {}
+    values |= {Env.TRACE: str(options.trace)} if options.trace is not None else {}
+    values |= {Env.TRACK: " ".join(options.track)} if options.track else {}
+    return {**values, Env.SHARE: "1"} if options.share else values
+
+
+def on_slurm(options: Options, env: Mapping[str, str], label: str) -> dict[str, str]:
+    """Return the variables of a job of Slurm that its tasks inherit.
+
+    Args:
+        options: of the job.
+        env: the environment of the batch script.
+        label: the job, 12 or 12_3.
+
+    Raises:
+        RendezvousError: all ports for the rendezvous are in use.
+    """
+    size = shape(options, env)
+    host = variables.node_name(env)
+    values = {
+        **common(options, run_dir(options, label)),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(_free_port(int(env["SLURM_JOB_ID"]), host)),
+        "WORLD_SIZE": str(size.world_size),
+        "LOCAL_WORLD_SIZE": str(size.ranks_per_node),
+        "SLURM_EXPORT_ENV": "ALL",  # after `sbatch --export=NONE`, srun would not pass this environment on
+    }
+    if options.launcher != "srun":  # the step's own value is that of all ranks of a node
+        values[Env.CPUS_PER_TASK] = "" if size.cpus_per_task is None else str(size.cpus_per_task)
+    return values
+
+
+def on_this_machine(options: Options, ranks: int, restarts: int) -> dict[str, str]:
+    """Return the variables of a job on this machine; `of_local_rank` has those of each rank.
+
+    Args:
+        options: of the job.
+        ranks: number of ranks.
+        restarts: how often it was started again.
+
+    Raises:
+        RendezvousError: all ports for the rendezvous are in use.
+    """
+    gpus = ",".join(map(str, range(ranks * options.gpus_per_task)))
+    cpus = options.cpus_per_task or max(1, len(os.sched_getaffinity(0)) // ranks)
+    values = {
+        Env.LOCAL_JOB_ID: str(os.getpid()),
+        "MASTER_ADDR": _LOOPBACK,
+        "MASTER_PORT": str(_free_port(os.getpid(), _LOOPBACK)),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "NODE_RANK": "0",
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", gpus),
+    }
+    if options.launcher != "torchrun":
+        values["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(cpus)
+    if restarts:
+        values["SLURM_RESTART_COUNT"] = str(restarts)
+    if options.function:
+        executor = {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": str(os.getpid())}
+        values |= {**executor, "SUBMITIT_LOCAL_NTASKS": str(ranks), **_SUBMITIT}
+    return values
+
+
+_SUBMITIT = {"SUBMITIT_LOG_LEVEL": os.environ.get("SUBMITIT_LOG_LEVEL", "CRITICAL")}
+
+
+def of_local_rank(options: Options, rank: int) -> dict[str, str]:
+    """Return the variables of one rank on this machine."""
+    values = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    if options.function:
+        values |= {"SUBMITIT_LOCAL_GLOBALID": str(rank), "SUBMITIT_LOCAL_LOCALID": str(rank)}
+    return values
+
+
+def of_task(options: Options, env: Mapping[str, str]) -> dict[str, str]:
+    """Return what a task of Slurm adds: torchrun's variables, for scripts that know nothing of Slurm.
+
+    Args:
+        options: of the job.
+        env: the task's environment.
+    """
+    values = {"NODE_RANK": env["SLURM_NODEID"]}
+    if options.launcher == "srun":
+        tasks = Variables(env).tasks_per_node() or (1,)
+        here = tasks[int(env["SLURM_NODEID"])] if len(tasks) > int(env["SLURM_NODEID"]) else tasks[0]
+        values |= {"RANK": env["SLURM_PROCID"], "LOCAL_RANK": env["SLURM_LOCALID"], "LOCAL_WORLD_SIZE": str(here)}
+    if options.function:
+        values |= {"SUBMITIT_EXECUTOR": "slurm", **_SUBMITIT}
+    return values
+
+
+def _free_port(job_id: int, host: str) -> int:
+    """The first candidate port of a job on which nothing listens here.
+
+    Each task of an array has a job id of its own, so they never share one.
+    """
+    candidates = port.candidates(job_id)
+    for candidate in candidates:
+        if not any(_listens(address, candidate) for address in {_LOOPBACK, host}):
+            return candidate
+    raise RendezvousError(
+        f"Choosing a rendezvous port on {host}:",
+        f"all {len(candidates)} candidate ports are in use; the last is {candidates[-1]}.",
+        f"submit again; if it repeats, see what listens there: ssh {host} ss -ltn",
+    )
+
+
+def _listens(address: str, number: int) -> bool:
+    try:
+        socket.create_connection((address, number), timeout=1.0).close()
+    except OSError:
+        return False
+    return True

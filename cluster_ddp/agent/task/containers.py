@@ -1,0 +1,106 @@
+"""Ranks in containers: arguments and variables for Apptainer (or Singularity) and for Pyxis, srun's plugin.
+
+Apptainer runs inside a task, around the command. Pyxis runs the whole task in the container.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cluster_ddp.contract import Env
+from cluster_ddp.errors import JobError
+
+FORWARDED = (
+    *("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *(Env.SECRET, Env.RUN_DIR, Env.RESUME, Env.SHARE, Env.NOTES, Env.CHANNEL, Env.JOB_TIMES),
+    *(Env.LOCAL_JOB_ID, Env.CPUS_PER_TASK, Env.GPUS_PER_TASK, Env.PRELOAD, Env.TRACE, Env.TRACK, Env.DUMMY_GPUS),
+    *("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT"),
+    *("SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME", "SLURM_CPUS_PER_TASK"),
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    *("OMP_NUM_THREADS", "PYTHONUNBUFFERED", "TORCH_DIST_USE_NCCL2"),
+)
+"""Variables of a rank that it also gets in an Apptainer that passes none on (`--cleanenv`, as sites configure it)."""
+
+FORWARDED_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_")
+"""So begin the names of further ones."""
+
+
+_AMD_DRIVER = Path("/dev/kfd")
+# Apptainer is a Go program: what it starts has the signals' defaults.
+_IGNORE_WARNINGS = ("sh", "-c", 'trap "" USR1 USR2; exec "$@"', "sh")
+
+
+class Container(NamedTuple):
+    """A container of Apptainer's or Singularity's."""
+
+    image: str
+    """A .sif file, a folder, or an address such as docker://…"""
+    binds: tuple[str, ...] = ()
+    """Folders that it also has, each PATH or SOURCE:DESTINATION."""
+    overlays: tuple[str, ...] = ()
+    """Images of folders that lie over its own, read-only."""
+
+
+def apptainer(
+    container: Container,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    folders: Sequence[str],
+    ignore_warnings: bool,
+) -> tuple[list[str], dict[str, str]]:
+    """Return a task's command in a container.
+
+    Args:
+        container: where it runs.
+        command: the command inside.
+        env: environment of the task. Its PATH has the runtime: Apptainer before Singularity.
+        folders: those that the container also has, under the same paths; the command's working folder is first.
+        ignore_warnings: whether the command starts with the warnings before the end (USR1, USR2) ignored.
+
+    Returns:
+        The command around it, and the variables to add to the task's environment.
+
+    Raises:
+        JobError: there is no runtime.
+    """
+    search_path = env.get("PATH", os.defpath)
+    runtime = shutil.which("apptainer", path=search_path) or shutil.which("singularity", path=search_path)
+    if runtime is None:
+        raise JobError(
+            f"Starting the container {container.image} on {os.uname().nodename}:",
+            "neither apptainer nor singularity is on the PATH.",
+            "load the module that has one: --modules apptainer",
+        )
+    options = ["--rocm" if _AMD_DRIVER.exists() else "--nv", "--pwd", folders[0]]
+    options += [word for bind in (*folders, *container.binds) for word in ("--bind", bind)]
+    options += [word for overlay in container.overlays for word in ("--overlay", f"{overlay}:ro")]
+    inside = [*(_IGNORE_WARNINGS if ignore_warnings else ()), *command]
+    prefix = "APPTAINERENV_" if Path(runtime).name == "apptainer" else "SINGULARITYENV_"
+    variables = {f"{prefix}{name}": env[name] for name in _forwarded(env)}
+    return [runtime, "exec", *options, container.image, *inside], variables
+
+
+def _forwarded(env: Mapping[str, str]) -> list[str]:
+    return [name for name in env if name in FORWARDED or name.startswith(FORWARDED_PREFIXES)]
+
+
+def pyxis_options(image: str, binds: Iterable[str], *, folders: Sequence[str]) -> list[str]:
+    """Return srun's options for tasks in a container of Pyxis'.
+
+    Args:
+        image: such as nvcr.io#nvidia/pytorch:25.10-py3.
+        binds: folders that it also has, each PATH or SOURCE:DESTINATION.
+        folders: those that it has under the same paths; the tasks' working folder is first.
+    """
+    mounts = [f"{folder}:{folder}" for folder in folders]
+    mounts += [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
+    return [
+        f"--container-image={image}",
+        f"--container-workdir={folders[0]}",
+        f"--container-mounts={','.join(mounts)}",
+    ]

@@ -1,0 +1,162 @@
+"""`task`: what each task of a step runs. It prepares the rank's place, starts the command, and keeps it.
+
+The command is the user's; with torchrun and fork, the parent of a node's ranks. Under torchrun, each rank has an agent
+of its own (`rank`), since torchrun does not say how its workers end.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from cluster_ddp.agent import place, python_command
+from cluster_ddp.agent.channel import Client
+from cluster_ddp.agent.notes import Notes, make_folder, one_line
+from cluster_ddp.agent.options import Options
+from cluster_ddp.agent.outcome import End
+from cluster_ddp.agent.task import alone, containers, signals, staging
+from cluster_ddp.agent.task.containers import Container
+from cluster_ddp.agent.task.keeper import Keeper
+from cluster_ddp.contract import Env
+from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, JobError
+
+
+class Prepared(NamedTuple):
+    """What a task starts."""
+
+    command: list[str]
+    env: dict[str, str]
+
+
+def run(options: Options, agent: Sequence[str], *, ignore_warnings: bool) -> int:
+    """Keep the command of a task of Slurm. Returns its exit status.
+
+    Args:
+        options: of the job.
+        agent: the command of this program, for the ranks of torchrun.
+        ignore_warnings: whether a command may be sent a warning before it has a handler.
+    """
+    env = dict(os.environ) if Env.LOCAL_JOB_ID in os.environ else {**os.environ, **place.of_task(options, os.environ)}
+    rank = int(env["RANK"]) if options.launcher == "srun" else None
+    if options.venv is None:
+        return keep(options, agent, env, rank=rank, ignore_warnings=ignore_warnings)
+    staged = staging.use(options.venv, options.command, env)
+    try:
+        options = options._replace(command=tuple(staged.command))
+        return keep(options, agent, staged.env, rank=rank, ignore_warnings=ignore_warnings)
+    finally:
+        staging.remove(staged)
+
+
+def keep(
+    options: Options, agent: Sequence[str], env: Mapping[str, str], *, rank: int | None, ignore_warnings: bool
+) -> int:
+    """Keep a task's command, and report its end to the job. Returns its exit status.
+
+    Args:
+        options: of the job.
+        agent: the command of this program.
+        env: the environment of the command.
+        rank: its rank; None for the parent of several.
+        ignore_warnings: see `run`.
+    """
+    folder = make_folder()
+    client = Client(env.get(Env.CHANNEL, ""), bytes.fromhex(env.get(Env.SECRET, "")))
+    client.say("hello", ranks=[] if rank is None else [rank], host=socket.gethostname(), task=env.get("SLURM_PROCID"))
+    try:
+        notes, env = Notes(folder), {**env, Env.NOTES: str(folder)}
+        if options.doctor and (status := _examined(options, env, rank, notes, client)):
+            return status
+        keeper = Keeper(notes, lambda end: client.say("ended", **end._asdict()))
+        started = in_container(options, *launched(options, agent, env), folder, ignore_warnings)
+        ignored = options.launcher == "torchrun" or (ignore_warnings and not signals.is_shell(started.command))
+        pid = keeper.start(rank, started.command, started.env, ignore_warnings=ignored)
+        return keeper.keep(alone.Watch(pid, rank, env, notes, client).look)
+    except (OSError, ClusterDDPError) as error:
+        status, words = _not_started(options.command, error)
+        client.say("ended", **End(rank, socket.gethostname(), status, words)._asdict())
+        return status
+    finally:
+        client.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def launched(options: Options, agent: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Return the command that starts the ranks of a node, and its environment: the user's own with srun.
+
+    Args:
+        options: of the job.
+        agent: the command of this program.
+        env: the environment of the task.
+    """
+    command, env = list(options.command), dict(env)
+    ranks = env["LOCAL_WORLD_SIZE"]
+    if options.launcher == "fork":
+        at = python_command.interpreter_words(command)
+        run_dir = env.get(Env.RUN_DIR)
+        forking = ["-m", "cluster_ddp.runtime.fork", f"--ranks={ranks}"]
+        forking += [f"--log-dir={run_dir}"] if run_dir else []
+        return [*command[:at], *forking, "--", *command[at:]], env
+    if options.launcher == "torchrun":
+        cpus = env.get(Env.CPUS_PER_TASK) or str(options.cpus_per_task or 1)
+        env["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS") or cpus
+        return [*_torchrun(command, env), *agent, "rank", "--", *command], env
+    return command, env
+
+
+def _torchrun(command: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """torchrun's agent of one node. Warnings pass it by: it would end its workers after them, saved or not."""
+    return [
+        *(python_command.interpreter(command), "-m", "torch.distributed.run"),
+        f"--nnodes={env.get('SLURM_JOB_NUM_NODES', '1')}",
+        f"--nproc-per-node={env['LOCAL_WORLD_SIZE']}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={env['MASTER_ADDR']}:{env['MASTER_PORT']}",
+        f"--rdzv-conf=is_host={int(env['NODE_RANK'] == '0')}",
+        f"--rdzv-id={env.get('SLURM_JOB_ID') or env[Env.LOCAL_JOB_ID]}.{env.get('SLURM_RESTART_COUNT', '0')}",
+        f"--local-addr={env.get('SLURMD_NODENAME') or env['MASTER_ADDR']}",
+        *("--max-restarts=0", "--no-python"),
+    ]
+
+
+def in_container(
+    options: Options, command: list[str], env: dict[str, str], folder: Path, ignore_warnings: bool
+) -> Prepared:
+    """Return a command as it runs in the job's Apptainer container; as it is if the job has none."""
+    if options.container is None:
+        return Prepared(command, env)
+    folders = [str(Path.cwd()), str(folder), *([env[Env.RUN_DIR]] if env.get(Env.RUN_DIR) else [])]
+    times = Path(env.get(Env.JOB_TIMES, "")).parent
+    folders += [str(times)] if Env.JOB_TIMES in env and times.is_dir() else []  # the batch host has it
+    container = Container(options.container, options.container_bind, options.container_overlay)
+    words, more = containers.apptainer(container, command, env, folders=folders, ignore_warnings=ignore_warnings)
+    return Prepared(words, {**env, **more})
+
+
+def _examined(options: Options, env: Mapping[str, str], rank: int | None, notes: Notes, client: Client) -> int:
+    """Run the doctor before the ranks: it takes seconds. Returns its exit status."""
+    env = dict(env)
+    if options.launcher != "srun":  # one examines the node
+        env[Env.GPUS_PER_TASK] = str(int(env["LOCAL_WORLD_SIZE"]) * options.gpus_per_task)
+        env = {name: value for name, value in env.items() if name not in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+    keeper = Keeper(notes, lambda end: client.say("ended", **end._asdict()) if end.status else None)
+    keeper.start(rank, [python_command.interpreter(options.command), "-m", "cluster_ddp.doctor", "--quick"], env)
+    return keeper.keep()
+
+
+def _not_started(command: Sequence[str], error: OSError | ClusterDDPError) -> tuple[int, str]:
+    """Say why a command can't be started. Returns its exit status, as a shell's, and why in one line."""
+    if isinstance(error, OSError):
+        hint = "look at the PATH of the job: its modules, environment and --setup"
+        error = JobError(f"Starting {shlex.join(command)}:", f"{error.strerror}: {error.filename}.", hint)
+        status = 127
+    else:
+        status = USAGE_EXIT_STATUS
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    return status, one_line(f"{error.asked} {error.found}")

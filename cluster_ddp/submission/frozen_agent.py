@@ -1,0 +1,30 @@
+"""The agent as one file, which a job starts with: an upgrade of the package changes no job that waits or is requeued.
+
+Slurm freezes the batch script at its submission; this freezes what the script starts. The file (a zipapp, PEP 441) has
+the modules of `cluster_ddp.agent` and those that they import, and needs Python 3.9 or later and nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from functools import cache
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[1]
+_OTHERS = ("contract", "errors", "files", "ownership", "processes", "slurm/port", "slurm/variables")
+_MAIN = "from cluster_ddp.agent.__main__ import run\nrun()\n"
+_AT = (1980, 1, 1, 0, 0, 0)  # the first time that a zip file can have: equal content gives equal files
+
+
+@cache
+def content() -> bytes:
+    """Return the content of the file."""
+    files = {"__main__.py": _MAIN, "cluster_ddp/__init__.py": "", "cluster_ddp/slurm/__init__.py": ""}
+    paths = [*(_PACKAGE / f"{name}.py" for name in _OTHERS), *sorted((_PACKAGE / "agent").rglob("*.py"))]
+    files |= {f"cluster_ddp/{path.relative_to(_PACKAGE)}": path.read_text() for path in paths}
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(zipfile.ZipInfo(name, _AT), text, zipfile.ZIP_DEFLATED)
+    return made.getvalue()

@@ -1,0 +1,88 @@
+"""agent.log_words: srun's and Slurm's English, and Python's last error."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster_ddp.agent import log_words
+from cluster_ddp.agent.outcome import Failure
+
+
+@pytest.mark.parametrize(
+    ("log", "nodes"),
+    [
+        ("epoch 1\n", ()),
+        ("srun: error: Node failure on node3\n", ("node3",)),
+        (
+            "srun: error: Node failure on n3\nslurmstepd: error: *** STEP 1.0 ON n1 CANCELLED DUE TO NODE FAILURE",
+            ("n3",),
+        ),
+        ("srun: Job step aborted: NODE FAILURE ON n4.\nsrun: error: node failure on n3, x", ("n4", "n3")),
+        ("slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 1 DUE TO NODE FAILURE, SEE LOG ***", ("",)),
+    ],
+)
+def test_which_nodes_slurm_has_lost(log: str, nodes: tuple[str, ...]) -> None:
+    assert log_words.lost_nodes(log) == nodes
+
+
+@pytest.mark.parametrize(
+    ("log", "first"),
+    [
+        ("epoch 1\n", None),
+        ("srun: error: n2: task 3: Out Of Memory", Failure(None, "n2", 137, "task 3: killed by the kernel for memory")),
+        (
+            "srun: error: n1: tasks 0-1: Exited with exit code 3",
+            Failure(None, "n1", 3, "task 0: Exited with exit code 3"),
+        ),
+        (
+            "50%|██ srun: error: n1: task 0: Terminated\nsrun: error: n2: task 1: Segmentation fault (core dumped)\n",
+            Failure(None, "n2", 139, "task 1: Segmentation fault (core dumped)"),
+        ),
+        ("srun: error: n1: task 0: Terminated\n", Failure(None, "n1", 143, "task 0: Terminated")),
+        ("srun: error: n1: task 0: Killed\n", Failure(None, "n1", 137, "task 0: Killed")),
+        ("srun: error: n1: task 0: \x1b[2Jx\n", Failure(None, "n1", 1, "task 0: ?[2Jx")),
+    ],
+)
+def test_which_task_failed_first_as_srun_says(log: str, first: Failure | None) -> None:
+    assert log_words.srun_says(log) == first
+
+
+OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=71.0. Some of the step tasks have been OOM Killed."
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "log", "said"),
+    [
+        ("killed by SIGKILL", 137, "", "killed by SIGKILL"),
+        ("killed by SIGKILL", 137, OOM, "killed by the kernel for memory"),
+        ("its agent was killed", 137, OOM, "killed by the kernel for memory"),
+        ("killed by SIGTERM", 143, OOM, "killed by SIGTERM"),
+        ("task 3: Killed", 137, OOM, "task 3: Killed (the kernel has killed a process for memory)"),
+        ("killed by the kernel for memory", 137, OOM, "killed by the kernel for memory"),
+        ("OSError: x", 1, OOM, "OSError: x (the kernel has killed a process for memory)"),
+    ],
+)
+def test_what_slurm_says_of_memory(words: str, status: int, log: str, said: str) -> None:
+    assert log_words.with_memory(Failure(0, "n1", status, words), log).words == said
+
+
+ELASTIC = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        (["epoch 1", "loss 3"], ""),
+        (["Traceback:", "ValueError: x", "done"], "ValueError: x"),
+        (
+            ["[rank3]: ValueError: boom", "[rank2]: RuntimeError: its peer", "SystemExit: 3", ELASTIC],
+            "ValueError: boom",
+        ),
+        (["[rank2]: RuntimeError: its peer", "my.Exception: y", ELASTIC], "my.Exception: y"),
+        (["[rank2]: RuntimeError: its peer"], ""),
+        (["  ValueError: indented", "KeyboardInterrupt"], "KeyboardInterrupt"),
+        (["ValueError: \x1b[1m" + "x" * 400], "ValueError: ?[1m" + "x" * 284),
+    ],
+)
+def test_the_last_error_of_a_rank(lines: list[str], found: str) -> None:
+    assert log_words.last_error("\n".join(lines), 3) == found

@@ -1,0 +1,89 @@
+"""agent.notes: what a rank leaves for its keeper."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from cluster_ddp.agent import notes
+from cluster_ddp.agent.notes import Notes
+
+
+def env_of(folder: Path) -> dict[str, str]:
+    return {"CLUSTER_DDP_NOTES": str(folder)}
+
+
+def test_a_rank_leaves_why_it_failed_and_its_first_word_counts(tmp_path: Path) -> None:
+    folder = tmp_path / "it's here"
+    folder.mkdir()
+    notes.failed(env_of(folder), 2, "ValueError: two\nlines \x1b[31m")
+    notes.failed(env_of(folder), 2, "RuntimeError: later")
+    notes.failed(env_of(folder), 0, "stopped: rank 2 failed", consequence=True)
+    read = Notes(folder)
+    assert read.failure(2) == ("ValueError: two lines ?[31m", False)
+    assert read.failure(0) == ("stopped: rank 2 failed", True)
+    assert read.failure(1) is None
+    assert (folder / "failed-2").stat().st_mode & 0o777 == 0o600
+
+
+def test_it_says_that_it_was_stopped_or_has_joined(tmp_path: Path) -> None:
+    read = Notes(tmp_path)
+    assert not (read.is_stopped() or read.has_joined() or Notes(tmp_path / "missing").has_joined())
+    notes.stopped(env_of(tmp_path), 11)
+    notes.joined(env_of(tmp_path), "3")
+    assert (read.is_stopped(), read.is_stopped(11), read.is_stopped(1)) == (True, True, False)
+    assert (read.has_joined(), read.has_joined(3), read.has_joined(11)) == (True, True, False)
+
+
+def test_what_cannot_be_written_is_passed_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    notes.failed({}, 0, "x")
+    notes.stopped({"CLUSTER_DDP_NOTES": ""}, 0)
+    notes.joined(env_of(tmp_path / "missing"), 0)
+    assert (capfd.readouterr(), list(tmp_path.iterdir())) == (("", ""), [])
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    secret, folder = tmp_path / "secret", tmp_path / "notes"
+    folder.mkdir()
+    secret.write_text('{"words": "secret", "consequence": false}')
+    (folder / "failed-0").symlink_to(secret)
+    (folder / "failed-1").symlink_to(tmp_path / "new")
+    notes.failed(env_of(folder), 1, "x")
+    assert Notes(folder).failure(0) is None
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", '{"words": "x"}', "[" * 60_000, '{"words": "' + "x" * 70_000 + '", "consequence": false}'],
+    ids=lambda content: content[:20],
+)
+def test_a_damaged_note_says_nothing(tmp_path: Path, content: str) -> None:
+    (tmp_path / "failed-0").write_text(content)
+    assert Notes(tmp_path).failure(0) is None
+
+
+def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "failed-0")
+    assert Notes(tmp_path).failure(0) is None
+
+
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_the_folder_is_its_owners_and_in_memory_if_that_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_memory: bool
+) -> None:
+    in_memory, temporary = tmp_path / "shm", tmp_path / "tmp"
+    temporary.mkdir()
+    if has_memory:
+        in_memory.mkdir()
+    monkeypatch.setattr(notes, "_IN_MEMORY", in_memory)
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    made = [notes.make_folder(), notes.make_folder()]
+    assert made[0] != made[1]
+    for folder in made:
+        assert folder.parent == (in_memory if has_memory else temporary)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert len(folder.name) <= 12
