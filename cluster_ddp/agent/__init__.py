@@ -9,6 +9,7 @@ options         the options of `cluster-ddp launch`, which are the job's
 place           the environment of the ranks: MASTER_ADDR, MASTER_PORT, RANK …
 grid            the values of an array's tasks
 python_command  where the script or module of a Python command begins
+threads         threads that take no signals
 channel         sealed lines from tasks to the job
 notes           what a rank leaves for the process around it: why it failed, that it was stopped, that it has joined
 outcome         who failed first and why: one record for each start of a job, outcome.json

@@ -19,6 +19,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cluster_ddp.agent import threads
+
 Message = dict[str, Any]
 """What a task says: it has a `kind`."""
 
@@ -75,8 +77,7 @@ class Server:
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="channel", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._serve, "channel")
 
     @property
     def port(self) -> int:

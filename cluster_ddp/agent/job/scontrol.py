@@ -47,11 +47,11 @@ def ask(
         argv: the command and its arguments.
         env: its environment, with the PATH on which it is found.
         with_stderr: whether the answer has its stderr, too.
-        outlives_term: block TERM in it, which Slurm may send to all processes of the job.
+        outlives_term: block TERM in it, which Slurm may send to all processes of the job. Otherwise TERM ends it.
     """
     stderr = subprocess.STDOUT if with_stderr else subprocess.DEVNULL
     try:
-        with _term_blocked() if outlives_term else contextlib.nullcontext():  # a child inherits what is blocked
+        with _term(signal.SIG_BLOCK if outlives_term else signal.SIG_UNBLOCK):  # a child inherits what is blocked
             child = subprocess.Popen(
                 argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr
             )
@@ -71,8 +71,8 @@ def ask(
 
 
 @contextlib.contextmanager
-def _term_blocked() -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+def _term(how: int) -> Iterator[None]:
+    before = signal.pthread_sigmask(how, {signal.SIGTERM})
     try:
         yield
     finally:
@@ -101,7 +101,7 @@ class _HeldTerm:
     def release(self) -> None:
         """Give TERM the effect that it had before."""
         if self.is_held:
-            with _term_blocked():  # else one that comes just now could be lost
+            with _term(signal.SIG_BLOCK):  # else one that comes just now could be lost
                 signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)
             self.is_held = False
 

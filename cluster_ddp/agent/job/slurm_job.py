@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from cluster_ddp.agent import channel, grid, log_words, outcome, place
+from cluster_ddp.agent import channel, grid, log_words, outcome, place, threads
 from cluster_ddp.agent.job import report, requeue, step
 from cluster_ddp.agent.job.hearing import Hearing
 from cluster_ddp.agent.job.requeue import Policy, Requeue
@@ -117,7 +117,7 @@ class Job:
                         path.write_text(f"{answer}\n")
 
         path.write_text(f"{said}\n")
-        threading.Thread(target=ask, name="times", daemon=True).start()
+        threads.start(ask, "times")
         try:
             yield
         finally:
