@@ -20,18 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster_ddp import submit_api
+from cluster_ddp.agent.grid import ARRAY_TASK, configuration
 from cluster_ddp.errors import SpecError, counted, exit_on_error
 from cluster_ddp.jobs import job
 from cluster_ddp.jobs.job import Job
 from cluster_ddp.remote import verbs
-from cluster_ddp.submission import grids
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.cli import command_line
 from cluster_ddp.submission.cli import options as submit_options
 from cluster_ddp.submission.cli.parser import Parser
 from cluster_ddp.submission.grids import Grid
 from cluster_ddp.submission.planning import Plan
-from cluster_ddp.submission.spec import ARRAY_TASK
 
 if TYPE_CHECKING:
     from cluster_ddp.mnist.config import TrainConfig
@@ -136,7 +135,7 @@ class ReferenceJob:
         return Train(tuple(options))
 
     def _config(self, options: list[str], grid: Grid) -> TrainConfig:
-        values = grids.configuration(grid, 0) if grid else {}
+        values = configuration(grid, 0) if grid else {}
         others = [*self._others, *submit_options.names(PROGRAM)]
         return self._training(options).config({ARRAY_TASK: "0", **values}, others=others)
 

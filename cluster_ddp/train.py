@@ -20,17 +20,16 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from cluster_ddp import mnist
+from cluster_ddp.agent.grid import ARRAY_TASK, fill_in
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, exit_on_error
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.result import TrainResult
 from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.fork import rank_exit
 from cluster_ddp.runtime.rendezvous import first_rank
-from cluster_ddp.submission import grids
 from cluster_ddp.submission.cli import sbatch_hints
 from cluster_ddp.submission.cli.options import field_texts
 from cluster_ddp.submission.cli.parser import Parser, nearest_option
-from cluster_ddp.submission.spec import ARRAY_TASK
 
 PROGRAM = "cluster-ddp train"
 
@@ -115,7 +114,7 @@ class Train:
 
     def config(self, values: Mapping[str, str], *, others: Sequence[str] = ()) -> TrainConfig:
         """Parse the options, with these values in their placeholders. Arguments and errors are those of `parse`."""
-        return parse([grids.fill_in(word, values) for word in self.options], others=others)
+        return parse([fill_in(word, values) for word in self.options], others=others)
 
     def __repr__(self) -> str:
         return f"cluster_ddp.mnist.train({shlex.join(self.options)})"

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from cluster_ddp.agent import options, place
+from cluster_ddp.agent import options, place, python_command
 from cluster_ddp.agent.job import step
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import Job
@@ -66,7 +66,17 @@ def launch(asked: Options) -> int:
         make_dir(job.folder, shared=asked.share)
     if asked.code is not None:
         os.chdir(place.named(asked.code, os.environ))
+    if asked.container is None and asked.container_image is None:
+        _check_script(job.options.command)
     return job.run()
+
+
+def _check_script(command: Sequence[str]) -> None:
+    """Check that a Python script is there, once instead of in each rank."""
+    target = python_command.python_target(command) if python_command.is_python(command) else None
+    if target is not None and target.kind == "script" and not Path(target.words[0]).exists():
+        found = f"there is no such file in {Path.cwd()}."
+        raise SpecError(f"Running {target.words[0]}:", found, "start it in its folder; or sbatch --chdir=FOLDER SCRIPT")
 
 
 def _shown(added: Mapping[str, str], command: Sequence[str]) -> str:

@@ -6,9 +6,11 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LAUNCHERS = ("srun", "torchrun", "fork")
+
+_SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
 
 
 class Options(NamedTuple):
@@ -60,6 +62,8 @@ class Options(NamedTuple):
     """Overlays of an Apptainer container."""
     srun_options: tuple[str, ...] = ()
     """More options for srun."""
+    cleanup: str | None = None
+    """Lines for bash, once the ranks have ended and before a requeue; their status is in $status."""
     grid: Mapping[str, Sequence[str]] = MappingProxyType({})
     """Values of each placeholder of the command in an array; the last one varies fastest."""
     function: bool = False
@@ -99,7 +103,10 @@ def parse(top: argparse.ArgumentParser, words: Sequence[str]) -> Options:
 
 
 def words(options: Options) -> list[str]:
-    """Return options as words of a command line, without those that have their default; the inverse of `parse`."""
+    """Return options as words of a command line, without those that have their default; the inverse of `parse`.
+
+    Each option is one word, with its value if it has one: so the value may begin with a dash.
+    """
     found: list[str] = []
     for name, value in options._asdict().items():
         if name == "command" or value == Options._field_defaults[name]:
@@ -107,12 +114,10 @@ def words(options: Options) -> list[str]:
         option = f"--{name.replace('_', '-')}"
         if value is True:
             found.append(option)
-        elif name == "grid":
-            found += [option, json.dumps(dict(value))]
-        elif name == "srun_options":
-            found += [f"{option}={one}" for one in value]
+        elif isinstance(value, Mapping):
+            found.append(f"{option}={json.dumps(dict(value))}")
         else:
-            found += [option, *map(str, value)] if isinstance(value, tuple) else [option, str(value)]
+            found += [f"{option}={one}" for one in (value if isinstance(value, tuple) else (value,))]
     return [*found, "--", *options.command]
 
 
@@ -126,7 +131,7 @@ def _starting(group: argparse._ArgumentGroup) -> None:
     add("--srun-options", action="append", default=[], metavar="OPTION", help="one more option for srun")
     add("--doctor", action="store_true", help="examine the nodes first; a problem ends the job with a verdict")
     add("--trace", type=_count, metavar="STEPS", help="trace so many steps of each rank with torch.profiler")
-    add("--track", nargs="+", default=[], metavar="TRACKER", help="tensorboard, wandb, mlflow")
+    add("--track", **_SEVERAL, metavar="TRACKER", help="tensorboard, wandb, mlflow")
     add("--grid", type=json.loads, default={}, help=argparse.SUPPRESS)
     add("--function", action="store_true", help=argparse.SUPPRESS)
     add("--dry-run", action="store_true", help="show the command that starts the ranks, and a rank's environment")
@@ -140,6 +145,8 @@ def _ending(group: argparse._ArgumentGroup) -> None:
     add("--requeue-on-failure", type=_number, default=0, metavar="N", help=text)
     text = "in a job of Slurm: leave at most so many nodes behind that are at fault (0)"
     add("--requeue-elsewhere", type=_number, default=0, metavar="N", help=text)
+    text = "for bash, once the ranks have ended, before a requeue; $status is theirs: 'rm -rf \"$SCRATCH\"'"
+    add("--cleanup", metavar="LINES", help=text)
     add("--time-limit-s", type=_count, metavar="S", help="with --ranks: time limit of each start, in seconds")
 
 
@@ -153,8 +160,8 @@ def _surroundings(group: argparse._ArgumentGroup) -> None:
     add("--stage-env", metavar="ARCHIVE", help=argparse.SUPPRESS)
     add("--container", metavar="IMAGE", help="run the ranks in an Apptainer or Singularity container")
     add("--container-image", metavar="IMAGE", help="run the ranks in a Pyxis container")
-    add("--container-bind", nargs="+", default=[], metavar="PATH", help="more folders for the container")
-    add("--container-overlay", nargs="+", default=[], metavar="FILE", help="overlays of an Apptainer container")
+    add("--container-bind", **_SEVERAL, metavar="PATH", help="more folders for the container")
+    add("--container-overlay", **_SEVERAL, metavar="FILE", help="overlays of an Apptainer container")
 
 
 def _count(text: str) -> int:

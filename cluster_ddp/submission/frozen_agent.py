@@ -13,7 +13,15 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1]
 _OTHERS = ("contract", "errors", "files", "ownership", "processes", "slurm/port", "slurm/variables")
-_MAIN = "from cluster_ddp.agent.__main__ import run\nrun()\n"
+# Of all modules, this one alone is compiled by a Python that is too old for the others.
+_MAIN = """\
+import sys
+if sys.version_info < (3, 9):
+    found = "Python %d.%d: starting the ranks needs 3.9 or later" % sys.version_info[:2]
+    sys.exit("error: %s is %s. Hint: a module that has one: --modules python" % (sys.executable, found))
+from cluster_ddp.agent.__main__ import run
+run()
+"""
 _AT = (1980, 1, 1, 0, 0, 0)  # the first time that a zip file can have: equal content gives equal files
 
 

@@ -9,11 +9,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
+from cluster_ddp.agent.grid import PLACEHOLDER
 from cluster_ddp.errors import SpecError
 
 Grid = Mapping[str, tuple[str, ...]]
 
-PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 MAX_TASKS = 4_000_000
 """Limit of every cluster, for tasks and for their numbers: MaxArraySize is at most 4,000,001 (slurm.conf(5), 26.05)."""
 
@@ -75,20 +75,6 @@ def _ranges(array: str) -> list[range]:
 def size(grid: Grid) -> int:
     """Return the number of configurations."""
     return math.prod(len(values) for values in grid.values())
-
-
-def configuration(grid: Grid, task: int) -> dict[str, str]:
-    """Return the values of array task number `task`, from 0 to size - 1."""
-    values: dict[str, str] = {}
-    for key in reversed(list(grid)):
-        task, index = divmod(task, len(grid[key]))
-        values[key] = grid[key][index]
-    return {key: values[key] for key in grid}
-
-
-def fill_in(word: str, values: Mapping[str, str]) -> str:
-    """Replace the placeholders of `values` in a word. Other braces stay."""
-    return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), word)
 
 
 def placeholders(words: Sequence[str]) -> set[str]:

@@ -91,21 +91,10 @@ def _values(spec: JobSpec, asked: Options, source: str, agent: str) -> dict[str,
         "source": source.splitlines(),
         "agent": agent,
         "python": sys.executable,
-        "options": _lines(words[:at]),
+        "options": [shlex.quote(word) for word in words[:at]],
         "command": shlex.join(words[at + 1 :]) + ("" if asked.function else ' "$@"'),
-        "needs_bash": any("trap" in line for line in spec.setup),
+        "needs_bash": any("trap " in line for line in spec.setup),
     }
-
-
-def _lines(words: Sequence[str]) -> list[str]:
-    """Options with their values, one option in each line."""
-    lines: list[str] = []
-    for word in words:
-        if word.startswith("--"):
-            lines.append(shlex.quote(word))
-        else:
-            lines[-1] += f" {shlex.quote(word)}"
-    return lines
 
 
 def templates_folder() -> Path:

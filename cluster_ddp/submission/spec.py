@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
+from cluster_ddp.agent.grid import ARRAY_TASK
 from cluster_ddp.contract import TRACKERS
 from cluster_ddp.errors import HostlistError, SpecError, nearest, nearest_name
 from cluster_ddp.slurm import hostlist
@@ -17,7 +18,6 @@ from cluster_ddp.submission import grids
 from cluster_ddp.submission.field_patterns import PATTERNS, SET_ELSEWHERE, WORD_PATTERNS
 from cluster_ddp.submission.notation import field_error, normalized_time
 
-ARRAY_TASK = "array_task_id"
 ARRAY_TASK_PLACEHOLDER = f"{{{ARRAY_TASK}}}"
 
 Launcher = Literal["srun", "torchrun", "fork"]

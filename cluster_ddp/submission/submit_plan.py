@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cluster_ddp.agent.grid import ARRAY_TASK, configuration, fill_in
 from cluster_ddp.contract import File
 from cluster_ddp.errors import SlurmError
 from cluster_ddp.submission import frozen_agent, grids, resume, run_dirs
 from cluster_ddp.submission.backends import Held, Scheduler, submitit_task
 from cluster_ddp.submission.copies import snapshot, venv_archive
 from cluster_ddp.submission.planning import Plan
-from cluster_ddp.submission.spec import ARRAY_TASK
 from cluster_ddp.submission.submit_signals import SubmitSignals
 
 
@@ -101,7 +101,7 @@ def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Submitted
         described |= {"array": None, "grid": {}}  # a task resumes as a single job; the array's spec.json has the grid
         for label, path in made.items():
             number = label.rpartition("_")[2]
-            values = grids.configuration(spec.grid, int(number)) if spec.grid else {}
+            values = configuration(spec.grid, int(number)) if spec.grid else {}
             files = _files(plan, held, label, described, {**values, ARRAY_TASK: number})
             _make_folder(plan, path, files, folders)
     if request.take_snapshot:
@@ -133,7 +133,7 @@ def _files(
 ) -> dict[str, bytes]:
     """Files for the run directory of a job, or of an array task with its values of the grid."""
     spec, function = plan.spec, plan.request.function
-    command = tuple(grids.fill_in(word, values) for word in spec.command)
+    command = tuple(fill_in(word, values) for word in spec.command)
     files = {File.SPEC: _description(plan, held, label, {**described, "command": command}, values)}
     if function is None:
         return files
@@ -155,5 +155,5 @@ def _description(plan: Plan, held: Held, label: str, described: Mapping[str, Any
         identity=held.identity,
         code=f"../{plan.spec.name}-{held.label}/{request.code}" if request.code and in_array else request.code,
         values={key: value for key, value in values.items() if key != ARRAY_TASK},
-        reference_options=options and [grids.fill_in(word, values) for word in options],
+        reference_options=options and [fill_in(word, values) for word in options],
     )

@@ -75,6 +75,7 @@ class LocalJob:
             ended = ended._replace(state="FAILED")
         if self.folder is not None:
             outcome.write(self.folder, ended, shared=self.options.share)
+        step.clean_up(self.options, {**self._env, **self.added}, ended.status)
         report.show_how_to_resume(ended.status, self.added)
         if ended.state != "COMPLETED" and os.getpgid(0) == os.getpid():
             os.killpg(0, signal.SIGKILL)  # processes that a killed task has left behind, and this one

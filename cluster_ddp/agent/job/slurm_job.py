@@ -69,6 +69,7 @@ class Job:
             shutil.rmtree(folder, ignore_errors=True)
         ended = self._judged(status, hearing)
         report.show(ended, self._log_of_first(ended, hearing), self.env)
+        step.clean_up(self.options, self.env, ended.status)
         status = status if status == 0 else ended.status
         asking = functools.partial(self._note, ended._replace(requeued=True))
         if not requeuing.after(status, stopped=ended.state == "STOPPED", asking=asking):

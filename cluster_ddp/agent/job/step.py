@@ -108,6 +108,12 @@ def staged(options: Options, size: Shape, env: Mapping[str, str]) -> dict[str, s
     return {Env.COPY: copy}
 
 
+def clean_up(options: Options, env: Mapping[str, str], status: int) -> None:
+    """Run the lines for bash that follow the ranks, whose exit status is `status`; wait for their end."""
+    if options.cleanup is not None:
+        subprocess.run(["bash", "-c", options.cleanup], env={**env, "status": str(status)})
+
+
 def _without_tasks(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in _ABOUT_TASKS}
 

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from cluster_ddp.agent.grid import ARRAY_TASK
 from cluster_ddp.submission.checks.performance_warnings import Advice
-from cluster_ddp.submission.spec import ARRAY_TASK
 
 _OPERATORS = ("|", "||", "&&", "&", ";", ">", ">>", "<", "2>", "2>&1", "&>")
 

@@ -39,12 +39,6 @@ def test_bad_grids(words: list[str], found: str) -> None:
         grids.parse(words)
 
 
-def test_the_last_key_varies_fastest() -> None:
-    grid = {"a": ("0", "1"), "b": ("x", "y", "z")}
-    all_of_them = [grids.configuration(grid, task) for task in range(grids.size(grid))]
-    assert all_of_them == [{"a": a, "b": b} for a in "01" for b in "xyz"]
-
-
 @pytest.mark.parametrize(
     ("array", "tasks"),
     [("3", [3]), ("0-2", [0, 1, 2]), ("1,3-9:2%4", [1, 3, 5, 7, 9]), ("5,1,1", [1, 5]), ("0-6:3%1", [0, 3, 6])],
@@ -57,7 +51,3 @@ def test_a_range_longer_than_any_array_is_refused_before_it_is_made() -> None:
     with pytest.raises(SpecError, match="no Slurm has arrays of more than 4,000,000 tasks"):
         grids.parse(["seed=0..99999999999"])
     assert (grids.count("0-3999999"), grids.last("5,0-3999999:2")) == (4_000_000, 3_999_998)
-
-
-def test_braces_around_anything_else_stay() -> None:
-    assert grids.fill_in('{"a": {lr}} {x}', {"lr": "0.1"}) == '{"a": 0.1} {x}'

@@ -1,0 +1,231 @@
+"""The environment of the ranks, from environments as Slurm makes them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster_ddp.agent import place
+from cluster_ddp.agent.options import Options
+from cluster_ddp.agent.place import Shape
+from cluster_ddp.errors import RendezvousError, SpecError, TopologyError
+from cluster_ddp.slurm.port import candidates
+
+SRUN, TORCHRUN = Options(), Options(launcher="torchrun")
+JOB = {"SLURM_JOB_ID": "71", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURMD_NODENAME": "localhost"}
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "shape"),
+    [
+        # As `submit` asks: a task for each rank.
+        ({"SLURM_NTASKS_PER_NODE": "2"}, SRUN, Shape(2, 2, None, None)),
+        ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "4"}, Options(gpus_per_task=2), Shape(2, 2, None, None)),
+        ({"SLURM_NTASKS_PER_NODE": "4", "SLURM_CPUS_PER_TASK": "3"}, SRUN, Shape(2, 4, 12, 3)),
+        # One task on a node with several GPUs, as launchers of one process per node ask: a rank for each GPU, or two.
+        ({"SLURM_NTASKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "4", "SLURM_CPUS_PER_TASK": "32"}, SRUN, (2, 4, 32, 8)),
+        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_GPUS_ON_NODE": "4"}, Options(gpus_per_task=2), (2, 2, None, None)),
+        ({"SLURM_NTASKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_PER_TASK": "4"}, SRUN, (2, 8, 4, 1)),
+        ({"SLURM_NTASKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "4"}, Options(ranks_per_node=1), (2, 1, None, None)),
+        ({"SLURM_NTASKS_PER_NODE": "1"}, SRUN, (2, 1, None, None)),
+        ({"SLURM_NTASKS_PER_NODE": "1"}, Options(ranks_per_node=4), (2, 4, None, None)),
+        # Two tasks and four GPUs: the tasks are meant.
+        ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "4"}, SRUN, (2, 2, None, None)),
+        # sbatch's options have changed the job; the number of tasks per node was not given.
+        ({"SLURM_TASKS_PER_NODE": "3(x2)"}, SRUN, (2, 3, None, None)),
+        ({"SLURM_TASKS_PER_NODE": "2,1"}, Options(ranks_per_node=2), (2, 2, None, None)),
+        # CPUs: on the node that has the fewest, if none were asked for (DefCpuPerGPU, or whole nodes).
+        ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_CPUS_PER_NODE": "2(x2)"}, TORCHRUN, (2, 2, 2, None)),
+        ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_CPUS_PER_NODE": "128(x2),16(x3),32"}, TORCHRUN, (2, 2, 16, None)),
+        (
+            {"SLURM_NTASKS_PER_NODE": "2", "SLURM_CPUS_PER_TASK": "3", "SLURM_JOB_CPUS_PER_NODE": "8(x2)"},
+            TORCHRUN,
+            (2, 2, 6, 3),
+        ),
+        ({"SLURM_JOB_NUM_NODES": "", "SLURM_NTASKS_PER_NODE": "2"}, SRUN, (1, 2, None, None)),
+    ],
+)
+def test_the_shape_of_a_job(env: dict[str, str], options: Options, shape: tuple[int | None, ...]) -> None:
+    found = place.shape(options, {"SLURM_JOB_NUM_NODES": "2", **env})
+    assert found == shape
+    assert found.world_size == found.nodes * found.ranks_per_node
+
+
+@pytest.mark.parametrize("counts", ["2,1", "1,2(x3)"])
+def test_unequal_tasks_are_refused(counts: str) -> None:
+    with pytest.raises(SpecError, match="not equal on all nodes") as error:
+        place.shape(SRUN, {"SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": counts})
+    assert f"SLURM_TASKS_PER_NODE={counts}" in error.value.found
+    assert "--ranks-per-node" in error.value.hint
+
+
+def test_what_is_no_number_is_named() -> None:
+    with pytest.raises(TopologyError, match="SLURM_JOB_NUM_NODES='?two"):
+        place.shape(SRUN, {"SLURM_JOB_NUM_NODES": "two"})
+
+
+def test_the_run_directory_has_the_jobs_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert place.run_dir(SRUN, "12") is None
+    assert place.run_dir(Options(run_dir="/it's/x-%j"), "12_3") == Path("/it's/x-12_3")
+    assert place.run_dir(Options(run_dir="x"), "12") == tmp_path / "x"
+
+
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        ({"SLURM_JOB_ID": "71", "SLURM_ARRAY_JOB_ID": "70"}, "/x-70/code"),
+        ({"SLURM_JOB_ID": "71"}, "/x-71/code"),
+        ({}, f"/x-{os.getpid()}/code"),
+    ],
+)
+def test_the_code_is_that_of_the_whole_array(env: dict[str, str], named: str) -> None:
+    assert place.named("/x-%A/code", env) == named
+
+
+def test_what_a_job_on_slurm_gives_its_tasks() -> None:
+    found = place.on_slurm(Options(run_dir="/r/x-%j", launcher="srun"), JOB, "71")
+    assert len(bytes.fromhex(found.pop("CLUSTER_DDP_SECRET"))) == 32
+    assert int(found.pop("MASTER_PORT")) in candidates(71)
+    found.pop("PYTHONUNBUFFERED", None)
+    assert found == {
+        "MASTER_ADDR": "localhost",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "SLURM_EXPORT_ENV": "ALL",
+        "CLUSTER_DDP_RUN_DIR": "/r/x-71",
+    }
+    again = place.on_slurm(SRUN, JOB, "71")
+    assert again["CLUSTER_DDP_SECRET"] != place.on_slurm(SRUN, JOB, "71")["CLUSTER_DDP_SECRET"]
+    assert "CLUSTER_DDP_RUN_DIR" not in again
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "fork"])
+@pytest.mark.parametrize("cpus", ["3", ""])
+def test_the_ranks_of_a_nodes_task_learn_their_own_cpus(launcher: str, cpus: str) -> None:
+    """The step's are those of all ranks of the node."""
+    found = place.on_slurm(Options(launcher=launcher), {**JOB, "SLURM_CPUS_PER_TASK": cpus}, "71")
+    assert found["CLUSTER_DDP_CPUS_PER_TASK"] == cpus
+    assert "CLUSTER_DDP_CPUS_PER_TASK" not in place.on_slurm(SRUN, {**JOB, "SLURM_CPUS_PER_TASK": "3"}, "71")
+
+
+def test_options_that_ranks_learn_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Options(gpus_per_task=2, trace=5, track=("tensorboard", "wandb"), share=True)
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    folder = tmp_path / "it's a run"
+    folder.mkdir()
+    found = place.common(asked, folder)
+    assert {name: found[name] for name in found if name not in ("CLUSTER_DDP_SECRET", "CLUSTER_DDP_RUN_DIR")} == {
+        "PYTHONUNBUFFERED": "1",
+        "CLUSTER_DDP_GPUS_PER_TASK": "2",
+        "CLUSTER_DDP_TRACE": "5",
+        "CLUSTER_DDP_TRACK": "tensorboard wandb",
+        "CLUSTER_DDP_SHARE": "1",
+    }
+    (folder / "spec.json").touch()  # made by `submit`, which can resume it
+    resume = place.common(SRUN, folder)["CLUSTER_DDP_RESUME"]
+    assert resume == f"cluster-ddp submit --resume '{tmp_path}/it'\"'\"'s a run'"
+    monkeypatch.setenv("PYTHONUNBUFFERED", "")
+    assert "PYTHONUNBUFFERED" not in place.common(SRUN, folder), "the user's own choice"
+    assert set(place.common(SRUN, None)) == {"CLUSTER_DDP_SECRET"}
+
+
+STEP = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "found"),
+    [
+        (STEP, SRUN, {"RANK": "3", "LOCAL_RANK": "1", "NODE_RANK": "1", "LOCAL_WORLD_SIZE": "2"}),
+        ({**STEP, "SLURM_STEP_TASKS_PER_NODE": "2,3"}, SRUN, {"LOCAL_WORLD_SIZE": "3"}),
+        (STEP, TORCHRUN, {"NODE_RANK": "1"}),
+        (STEP, Options(launcher="fork"), {"NODE_RANK": "1"}),
+        (STEP, Options(function=True), {"SUBMITIT_EXECUTOR": "slurm", "SUBMITIT_LOG_LEVEL": "CRITICAL", "RANK": "3"}),
+    ],
+)
+def test_what_a_task_adds(env: dict[str, str], options: Options, found: dict[str, str]) -> None:
+    added = place.of_task(options, env)
+    assert {name: added.get(name) for name in found} == found
+    assert ("RANK" in added) == (options.launcher == "srun")
+    assert ("SUBMITIT_EXECUTOR" in added) == options.function
+
+
+def test_what_a_job_on_this_machine_gives_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "SUBMITIT_LOG_LEVEL"):
+        monkeypatch.delenv(name, raising=False)
+    found = place.on_this_machine(Options(gpus_per_task=2, cpus_per_task=3), 2, 0)
+    assert int(found.pop("MASTER_PORT")) in candidates(os.getpid())
+    assert found == {
+        "CLUSTER_DDP_LOCAL_JOB_ID": str(os.getpid()),
+        "MASTER_ADDR": "127.0.0.1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "0",
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
+        "OMP_NUM_THREADS": "3",
+    }
+    assert place.of_local_rank(SRUN, 1) == {"RANK": "1", "LOCAL_RANK": "1"}
+    restarted = place.on_this_machine(TORCHRUN, 2, 1)
+    assert restarted["SLURM_RESTART_COUNT"] == "1"
+    assert "OMP_NUM_THREADS" not in restarted, "torchrun's workers get theirs from it"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    mine = place.on_this_machine(SRUN, 2, 0)
+    assert (mine["CUDA_VISIBLE_DEVICES"], mine["OMP_NUM_THREADS"]) == ("5", "7")
+
+
+def test_cpus_are_shared_out_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(5)))
+    assert place.on_this_machine(SRUN, 2, 0)["OMP_NUM_THREADS"] == "2"
+    assert place.on_this_machine(SRUN, 9, 0)["OMP_NUM_THREADS"] == "1"
+
+
+def test_submitits_variables_on_this_machine() -> None:
+    asked = Options(function=True)
+    found = place.on_this_machine(asked, 2, 0)
+    assert (found["SUBMITIT_EXECUTOR"], found["SUBMITIT_LOCAL_NTASKS"]) == ("local", "2")
+    assert found["SUBMITIT_LOCAL_JOB_ID"] == str(os.getpid())
+    own = {"SUBMITIT_LOCAL_GLOBALID": "1", "SUBMITIT_LOCAL_LOCALID": "1"}
+    assert place.of_local_rank(asked, 1) == {"RANK": "1", "LOCAL_RANK": "1", **own}
+
+
+@pytest.fixture
+def listening() -> Iterator[list[socket.socket]]:
+    """Sockets that hold ports until the end of a test."""
+    held: list[socket.socket] = []
+    yield held
+    for one in held:
+        one.close()
+
+
+def hold(port: int) -> socket.socket:
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    one.bind(("127.0.0.1", port))
+    one.listen()
+    return one
+
+
+@pytest.mark.parametrize("job_id", [0, 71, 22750, 22751, 4_294_967_295])
+def test_a_port_on_which_something_listens_is_not_chosen(job_id: int, listening: list[socket.socket]) -> None:
+    """Not where the first candidate is in use."""
+    env = {**JOB, "SLURM_JOB_ID": str(job_id)}
+    first = int(place.on_slurm(SRUN, env, "71")["MASTER_PORT"])
+    assert first in candidates(job_id)
+    listening.append(hold(first))
+    second = int(place.on_slurm(SRUN, env, "71")["MASTER_PORT"])
+    assert second in candidates(job_id) and second != first
+
+
+def test_if_all_ports_are_in_use_it_says_so(listening: list[socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
+    listening.append(hold(0))
+    port = listening[0].getsockname()[1]
+    monkeypatch.setattr(place.port, "candidates", lambda job_id: [port])
+    with pytest.raises(RendezvousError, match="all 1 candidate ports are in use") as error:
+        place.on_slurm(SRUN, JOB, "71")
+    assert "ssh localhost ss -ltn" in error.value.hint
