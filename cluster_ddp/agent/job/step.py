@@ -131,7 +131,7 @@ def configuration(env: Mapping[str, str]) -> tuple[bool, tuple[int, ...]]:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return True, ()
-    values = dict(re.findall(r"^(\w+)\s*=\s*(\S+)", said, flags=re.MULTILINE))
+    values = dict(re.findall(r"^(\w+)[ \t]*=[ \t]*(\S+)", said, flags=re.MULTILINE))
     ports = re.fullmatch(r"(\d+)-(\d+)", values.get("SrunPortRange", ""))
     usable = range(int(ports[1]), int(ports[2]) + 1) if ports and int(ports[1]) else ()
     return values.get("ProctrackType") != "proctrack/cgroup", tuple(usable)

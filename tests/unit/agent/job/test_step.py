@@ -1,0 +1,189 @@
+"""How the ranks of a job are started: srun's command for each launcher, and what Slurm's configuration says."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from stand_ins import HOSTILE, FakeSlurm, fake_slurm
+
+from cluster_ddp.agent import options
+from cluster_ddp.agent.job import step
+from cluster_ddp.agent.options import Options
+from cluster_ddp.agent.place import Shape
+
+__all__ = ["fake_slurm"]
+
+AGENT = [sys.executable, "-m", "cluster_ddp.agent"]
+SIZE = Shape(nodes=2, ranks_per_node=4, node_cpus=12, cpus_per_task=3)
+COMMAND = ("python", "train.py", "--", *HOSTILE)
+A_RUN = Path("/it's a run/x-71")
+LOGS = ["--output=/it's a run/x-71/task-%t.log", "--open-mode=append"]
+EACH_NODE = ["--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=12"]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "folder", "tasks"),
+    [
+        ("srun", A_RUN, ["--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=3", "--kill-on-bad-exit=1", *LOGS]),
+        ("torchrun", A_RUN, [*EACH_NODE, "--kill-on-bad-exit=1", *LOGS]),
+        ("fork", A_RUN, [*EACH_NODE, "--kill-on-bad-exit=1"]),  # each forked rank has a log of its own
+        ("srun", None, ["--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=3", "--kill-on-bad-exit=1"]),
+    ],
+)
+def test_sruns_command(launcher: str, folder: Path | None, tasks: list[str]) -> None:
+    asked = Options(command=COMMAND, launcher=launcher)
+    said = step.srun(asked, SIZE, folder, ignore_warnings=False)
+    of_task = [] if launcher == "srun" else [f"--launcher={launcher}"]
+    assert said == ["srun", *tasks, *AGENT, "task", *of_task, "--", *COMMAND]
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun", "fork"])
+def test_cpus_that_nobody_knows_are_slurms_to_choose(launcher: str) -> None:
+    unknown = SIZE._replace(node_cpus=None, cpus_per_task=None)
+    said = step.srun(Options(command=COMMAND, launcher=launcher), unknown, None, ignore_warnings=False)
+    assert not [word for word in said if word.startswith("--cpus-per-task")]
+
+
+def test_sruns_own_options_come_after_ours() -> None:
+    """srun takes the last of two."""
+    asked = Options(command=COMMAND, srun_options=("--kill-on-bad-exit=0", "--cpu-bind=none"))
+    said = step.srun(asked, SIZE, A_RUN, ignore_warnings=False)
+    at = said.index("--cpu-bind=none")
+    assert said[at - 1 : at + 2] == ["--kill-on-bad-exit=0", "--cpu-bind=none", AGENT[0]]
+    assert said.index("--kill-on-bad-exit=1") < at
+
+
+@pytest.mark.parametrize("ignore_warnings", [True, False])
+def test_a_task_learns_what_it_needs_and_no_more(ignore_warnings: bool) -> None:
+    asked = Options(
+        command=COMMAND,
+        launcher="torchrun",
+        gpus_per_task=2,
+        run_dir="/r",
+        max_requeues=3,
+        doctor=True,
+        track=("wandb",),
+        venv="/a venv",
+        stage_env="/a venv.tar",
+        container="/i.sif",
+        container_bind=("/data sets:/data",),
+        container_overlay=("/o",),
+        srun_options=("--x",),
+        cleanup="true",
+        grid={"a": ("1",)},
+    )
+    verb, *words = step.task(asked, ignore_warnings=ignore_warnings)[len(AGENT) :]
+    assert (verb, words[:1] == ["--ignore-warnings"]) == ("task", ignore_warnings)
+    assert options.parse(options.parser("x", ""), words[ignore_warnings:]) == Options(
+        command=COMMAND,
+        launcher="torchrun",
+        gpus_per_task=2,
+        doctor=True,
+        venv="/a venv",
+        stage_env="/a venv.tar",
+        container="/i.sif",
+        container_bind=("/data sets:/data",),
+        container_overlay=("/o",),
+    )
+
+
+def test_apptainer_is_the_tasks_to_start_and_pyxis_sruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    inside = step.srun(Options(command=COMMAND, container="/i.sif"), SIZE, A_RUN, ignore_warnings=False)
+    assert not [word for word in inside if word.startswith("--container-image")]
+    assert "--container=/i.sif" in inside
+    asked = Options(command=COMMAND, container_image="nvcr.io#a/b:1", container_bind=("/data", "/a:/b"))
+    around = step.srun(asked, SIZE, A_RUN, ignore_warnings=False)
+    mounts = f"{tmp_path}:{tmp_path},{A_RUN}:{A_RUN},/data:/data,/a:/b"
+    assert around[around.index("--container-image=nvcr.io#a/b:1") :][1:3] == [
+        f"--container-workdir={tmp_path}",
+        f"--container-mounts={mounts}",
+    ]
+    assert around[-len(COMMAND) - 1 :] == ["--", *COMMAND]
+
+
+def in_image(path: str, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run the words that an image gets, where the PATH has what the image has."""
+    words = step.srun(Options(command=command, container_image="x"), SIZE, None, ignore_warnings=False)
+    place = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "PATH": path, **env}
+    return subprocess.run(words[words.index("sh") :], env=place, capture_output=True, text=True, timeout=60)
+
+
+def test_an_image_without_this_python_has_its_own_or_runs_the_command_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step, "agent", lambda: ["/no/such/python", "-I", "/r/agent.pyz"])
+    for name in ("sh", "printf"):
+        (tmp_path / name).symlink_to(f"/usr/bin/{name}")
+    shown = in_image(str(tmp_path), "sh", "-c", 'printf "%s|" "$RANK" "$LOCAL_RANK" "$NODE_RANK" "$@"', "sh", *HOSTILE)
+    assert shown.stdout == "".join(f"{word}|" for word in ("3", "1", "1", *HOSTILE)), shown.stderr
+    (tmp_path / "python3").write_text('#!/bin/sh\nprintf "%s|" own "$@"\n')
+    (tmp_path / "python3").chmod(0o755)
+    assert in_image(str(tmp_path), "a", "b c").stdout == "own|-I|/r/agent.pyz|task|--|a|b c|"
+
+
+def test_a_step_of_fewer_and_larger_tasks_forgets_the_jobs() -> None:
+    """srun would warn about the job's CPUs per task (24.11), or prefer them."""
+    env = {"SLURM_CPUS_PER_TASK": "3", "SLURM_TRES_PER_TASK": "cpu=3", "SLURM_JOB_ID": "71", "MINE": "1"}
+    assert step.step_env(Options(), env) == env
+    for launcher in ("torchrun", "fork"):
+        assert step.step_env(Options(launcher=launcher), env) == {"SLURM_JOB_ID": "71", "MINE": "1"}
+
+
+@pytest.mark.parametrize(("status", "is_said"), [(0, True), (1, False)])
+def test_each_node_unpacks_the_environment(
+    fake_slurm: FakeSlurm, capfd: pytest.CaptureFixture[str], status: int, is_said: bool
+) -> None:
+    asked = Options(command=COMMAND, venv="/a venv", stage_env="/it's a venv.tar")
+    fake_slurm.command("srun", f"exit {status}")
+    env = {**os.environ, "SLURM_JOB_ID": "71", "SLURM_CPUS_PER_TASK": "3"}
+    added = step.staged(asked, SIZE, env)
+    (name,) = added
+    assert name == "CLUSTER_DDP_COPY"
+    assert fake_slurm.calls("srun") == [[*EACH_NODE, *AGENT, "unpack", "/it's a venv.tar", "/a venv"]]
+    assert fake_slurm.env("srun")["CLUSTER_DDP_COPY"] == added[name]
+    assert "SLURM_CPUS_PER_TASK" not in fake_slurm.env("srun")
+    assert ("Unpacked the environment on 2 node(s) in 0 s." in capfd.readouterr().out) is is_said
+    assert step.staged(Options(command=COMMAND, venv="/a venv"), SIZE, env) == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "all_get_signals", "ports"),
+    [
+        (
+            "ProctrackType           = proctrack/cgroup\nSrunPortRange           = 60001-60004",
+            False,
+            range(60001, 60005),
+        ),
+        ("ProctrackType           = proctrack/linuxproc\nSrunPortRange           = 0-0", True, ()),
+        ("PriorityFlags           = \nProctrackType           = proctrack/cgroup", False, ()),
+        ("ProctrackType = proctrack/pgid\nSrunPortRange =", True, ()),
+        ("Slurmctld(primary) at x is UP", True, ()),
+    ],
+)
+def test_what_slurms_configuration_says(
+    fake_slurm: FakeSlurm, said: str, all_get_signals: bool, ports: range | tuple[int, ...]
+) -> None:
+    fake_slurm.command("scontrol", f"printf '%s\\n' {shlex.quote(said)}")
+    assert step.configuration(os.environ) == (all_get_signals, tuple(ports))
+    assert fake_slurm.calls("scontrol") == [["show", "config"]]
+
+
+def test_a_controller_that_does_not_answer_is_taken_for_the_worse(fake_slurm: FakeSlurm) -> None:
+    fake_slurm.command("scontrol", "echo 'ProctrackType = proctrack/cgroup'; exit 1")
+    assert step.configuration(os.environ) == (True, ())
+    assert step.configuration({"PATH": "/nowhere"}) == (True, ())
+
+
+def test_the_cleanup_knows_the_ranks_status(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    env = {**os.environ, "SCRATCH": str(tmp_path / "it's scratch")}
+    (tmp_path / "it's scratch").mkdir()
+    step.clean_up(Options(cleanup='rmdir "$SCRATCH"\nfalse\necho "was $status"\n'), env, 75)
+    assert capfd.readouterr().out == "was 75\n"
+    assert list(tmp_path.iterdir()) == []
+    step.clean_up(Options(), env, 0)
