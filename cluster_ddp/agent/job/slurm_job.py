@@ -25,6 +25,8 @@ from cluster_ddp.contract import EXIT_STOPPED, RESTART, Env, File
 _ASK_S = 60.0
 # How long to wait, after srun has ended, for the last words of tasks.
 _LAST_WORDS_S = 3.0
+# TERM is final: it ends this process. Ctrl-C reaches srun, too, which asks what it means.
+_HELD = [one for one in signals.PASSED_ON if one not in (signal.SIGTERM, signal.SIGINT)]
 
 
 class Job:
@@ -49,6 +51,7 @@ class Job:
         # Without --run-dir, a script may have set the variable itself: the ranks' records are there, but no logs.
         self._records = self.folder or (Path(env[Env.RUN_DIR]) if env.get(Env.RUN_DIR) else None)
         self._restarts = int(env.get("SLURM_RESTART_COUNT") or 0)
+        self._early: list[int] = []  # signals that came before the ranks were started
         self._logs = report.Logs(self.folder)
 
     def run(self) -> int:
@@ -58,6 +61,8 @@ class Job:
         policy = Policy(self.options.max_requeues, self.options.requeue_on_failure, self.options.requeue_elsewhere)
         requeuing = Requeue(policy, self.env, self._records)
         requeuing.begin()
+        for number in _HELD:
+            signal.signal(number, lambda number, frame: self._early.append(number))
         hearing = Hearing(self.size.world_size)
         folder = make_folder()
         _leave_nothing(folder)
@@ -91,13 +96,13 @@ class Job:
         ignore_warnings, ports = step.configuration(self.env)
         secret = bytes.fromhex(self.env[Env.SECRET])
         with contextlib.closing(channel.Server(channel.listen(ports), secret, hearing.hear, hearing.gone)) as server:
-            # TERM is final: it ends this process. Ctrl-C reaches srun, too, which asks what it means.
-            held = [one for one in signals.PASSED_ON if one not in (signal.SIGTERM, signal.SIGINT)]
-            keeper = Keeper(notes, lambda end: None, held=held)
+            keeper = Keeper(notes, lambda end: None, held=_HELD)
             signal.signal(signal.SIGINT, lambda number, frame: None)
             self.env[Env.CHANNEL] = f"{self.env['MASTER_ADDR']}:{server.port}"
             command = self.command(ignore_warnings=ignore_warnings)
             keeper.start(None, command, step.step_env(self.options, self.env))
+            for number in self._early:
+                keeper.received(signal.Signals(number))
             status = keeper.keep()
             server.drain(_LAST_WORDS_S)
         return status
