@@ -10,7 +10,8 @@ place           the environment of the ranks: MASTER_ADDR, MASTER_PORT, RANK …
 grid            the values of an array's tasks
 python_command  where the script or module of a Python command begins
 threads         threads that take no signals
-channel         sealed lines from tasks to the job
+channel         sealed lines between the tasks and the job
+secret          the key made of the job's secret, by which they recognise each other
 notes           what a rank leaves for the process around it: why it failed, that it was stopped, that it has joined
 outcome         who failed first and why: one record for each start of a job, outcome.json
 log_words       what logs say of a failure that no agent has told: srun's and Slurm's words, Python's last error

@@ -1,31 +1,38 @@
-"""Sealed lines over TCP, from the tasks of a job to its agent on the batch host.
+"""Sealed lines over TCP, between the tasks of a job and its agent on the batch host; or a step's ranks and rank 0.
 
-    server to task    NONCE                                   once, 32 hexadecimal digits
-    task to server    MAC JSON                                as often as there is something to say
+    task to server    NONCE                                   once, hexadecimal digits
+    server to task    NONCE MAC                               once: it proves that the server has the key, too
+    both              MAC JSON                                as often as there is something to say
 
-MAC is HMAC-SHA256, with the job's secret as the key, of the nonce, the number of the line and its JSON. So nobody
-without the secret can speak for a rank, or repeat what a rank has said. What a task says is not secret.
+MAC is HMAC-SHA256, with the job's key, of both nonces, and then of the number of the line and its JSON. So nobody
+without the job's secret can speak for a task or for the server, or repeat what they have said. What they say is not
+secret.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import os
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cluster_ddp.agent import threads
+from cluster_ddp.agent.secret import Key
+from cluster_ddp.contract import Env
 
 Message = dict[str, Any]
-"""What a task says: it has a `kind`."""
+"""What is said: it has a `kind`."""
+Hear = Callable[[Message], None]
 
-_LONGEST_LINE = 1 << 16
-_CONNECT_S = 5.0
+_LONGEST_LINE = 1 << 20
+_CHUNK = 1 << 16
+# How long a message may take to be sent, where the other side does not read.
+_SEND_S = 5.0
 
 
 def listen(ports: Sequence[int]) -> socket.socket:
@@ -52,26 +59,47 @@ def _listener(port: int) -> socket.socket:
     return socket.create_server(("", port), backlog=1024)
 
 
+class _Lines:
+    """The lines of a connection, as one side writes and reads them."""
+
+    def __init__(self, key: Key, nonces: bytes, own: str, other: str) -> None:
+        self._key, self._nonces, self._own, self._other = key, nonces, own, other
+        self._written = self._read = 0
+
+    def seal(self, message: Message) -> bytes:
+        """Return the line of a message."""
+        text = json.dumps(message).encode()
+        self._written += 1
+        return self._key.mac(self._own, self._nonces, b"%d" % self._written, text) + b" " + text + b"\n"
+
+    def open(self, line: bytes) -> Message:
+        """Return the message of a line.
+
+        Raises:
+            ValueError: the line is not sealed with the key, or out of order.
+        """
+        mac, _, text = line.partition(b" ")
+        self._read += 1
+        if not self._key.proves(mac, self._other, self._nonces, b"%d" % self._read, text):
+            raise ValueError("a line that is not sealed")
+        return dict(json.loads(text))
+
+
 class Server:
     """The job's side: one thread hears all tasks.
 
     Args:
         listener: a socket that listens.
-        secret: the job's secret.
-        hear: called in that thread with each message. The first of a connection is its "hello".
+        key: the job's key.
+        hear: called in that thread with each message. The first of a connection is its "hello". If it raises
+            ValueError or KeyError, the connection is closed.
         gone: called in that thread with the "hello" of a connection that has ended.
     """
 
-    def __init__(
-        self,
-        listener: socket.socket,
-        secret: bytes,
-        hear: Callable[[Message], None],
-        gone: Callable[[Message], None],
-    ) -> None:
-        self._listener, self._secret, self._hear, self._gone = listener, secret, hear, gone
+    def __init__(self, listener: socket.socket, key: Key, hear: Hear, gone: Hear) -> None:
+        self._listener, self._key, self._hear, self._gone = listener, key, hear, gone
         self._selector = selectors.DefaultSelector()
-        self._open = 0
+        self._callers: set[_Caller] = set()
         self._quiet = threading.Condition()
         self._wake, self._woken = socket.socketpair()
         listener.setblocking(False)
@@ -84,10 +112,19 @@ class Server:
         """The port on which it listens."""
         return int(self._listener.getsockname()[1])
 
+    def tell(self, kind: str, **fields: object) -> None:
+        """Send a message to all who have said something. Call it in one thread only."""
+        with self._quiet:
+            callers = list(self._callers)
+        for caller in callers:
+            if caller.lines is not None and caller.hello is not None:
+                with contextlib.suppress(OSError):  # it has ended, which is noticed elsewhere
+                    caller.connection.sendall(caller.lines.seal({"kind": kind, **fields}))
+
     def drain(self, timeout_s: float) -> None:
         """Wait until all connections have ended, so that all was heard; at most so many seconds."""
         with self._quiet:
-            self._quiet.wait_for(lambda: self._open == 0, timeout_s)
+            self._quiet.wait_for(lambda: not self._callers, timeout_s)
 
     def close(self) -> None:
         """End the thread and all connections."""
@@ -108,30 +145,33 @@ class Server:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
+            connection.settimeout(_SEND_S)
             caller = _Caller(connection)
-            connection.sendall(caller.nonce + b"\n")
-            connection.setblocking(False)
             self._selector.register(connection, selectors.EVENT_READ, caller)
             with self._quiet:
-                self._open += 1
+                self._callers.add(caller)
 
     def _read(self, caller: _Caller) -> None:
         try:
-            heard = caller.connection.recv(_LONGEST_LINE)
-        except BlockingIOError:
-            return
-        except OSError:
-            heard = b""
-        *lines, caller.rest = (caller.rest + heard).split(b"\n")
-        is_sound = bool(heard) and len(caller.rest) < _LONGEST_LINE
-        for line in lines:
-            message = caller.opened(line, self._secret)
-            if message is None:
-                is_sound = False
-                break
-            self._hear(message)
-        if not is_sound:
+            heard = caller.connection.recv(_CHUNK)
+            *lines, caller.rest = (caller.rest + heard).split(b"\n")
+            for line in lines:
+                self._take(caller, line)
+            if not heard or len(caller.rest) > _LONGEST_LINE:
+                self._drop(caller)
+        except (OSError, ValueError, KeyError):
             self._drop(caller)
+
+    def _take(self, caller: _Caller, line: bytes) -> None:
+        if caller.lines is None:
+            nonce = _nonce()
+            nonces = line + b" " + nonce
+            caller.lines = _Lines(self._key, nonces, "server", "task")
+            caller.connection.sendall(nonce + b" " + self._key.mac("channel", nonces) + b"\n")
+        else:
+            message = caller.lines.open(line)
+            caller.hello = caller.hello or message
+            self._hear(message)
 
     def _drop(self, caller: _Caller) -> None:
         self._selector.unregister(caller.connection)
@@ -139,7 +179,7 @@ class Server:
         if caller.hello is not None:
             self._gone(caller.hello)
         with self._quiet:
-            self._open -= 1
+            self._callers.remove(caller)
             self._quiet.notify_all()
 
     def _end(self) -> None:
@@ -153,70 +193,88 @@ class _Caller:
     """A connection of a task."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.connection, self.nonce = connection, os.urandom(16).hex().encode()
-        self.rest = b""
+        self.connection, self.rest = connection, b""
+        self.lines: _Lines | None = None
         self.hello: Message | None = None
-        self._lines = 0
-
-    def opened(self, line: bytes, secret: bytes) -> Message | None:
-        """The message of a line; None if it is not sealed with the secret."""
-        mac, _, text = line.partition(b" ")
-        if not hmac.compare_digest(mac, _mac(secret, self.nonce, self._lines, text)):
-            return None
-        self._lines += 1
-        try:
-            message = dict(json.loads(text))
-        except ValueError:
-            return None
-        self.hello = self.hello or message
-        return message
 
 
 class Client:
-    """A task's side. If the job can't be reached, it stays silent: srun still reports the task's exit status.
+    """A task's side.
 
     Args:
-        address: "host:port" of the job's agent; empty for none.
-        secret: the job's secret.
+        connection: to the server; None for none: then nothing is said.
+        key: the job's key.
+        timeout_s: seconds that the server may take to answer.
+
+    Raises:
+        OSError: another program listens there; socket.timeout: nothing is answered. The connection is then closed.
     """
 
-    def __init__(self, address: str, secret: bytes) -> None:
-        self._secret, self._lines = secret, 0
-        self._connection: socket.socket | None = None
-        host, _, port = address.rpartition(":")
-        if not host:
+    def __init__(self, connection: socket.socket | None, key: Key, timeout_s: float = 5.0) -> None:
+        self._connection, self._rest = connection, b""
+        if connection is None:
             return
-        with contextlib.suppress(OSError, ValueError):
-            self._connection = socket.create_connection((host, int(port)), timeout=_CONNECT_S)
-            self._nonce = b""
-            while not self._nonce.endswith(b"\n"):
-                heard = self._connection.recv(64)
-                if not heard:
-                    raise OSError
-                self._nonce += heard
-            self._nonce = self._nonce.strip()
-            return
-        self._connection = None
+        nonce = _nonce()
+        try:
+            connection.settimeout(timeout_s)
+            connection.sendall(nonce + b"\n")
+            theirs, _, proof = self._line(timeout_s).partition(b" ")
+            nonces = nonce + b" " + theirs
+            if not key.proves(proof, "channel", nonces):
+                raise ConnectionAbortedError("another program listens there")
+        except OSError:
+            connection.close()
+            raise
+        self._lines = _Lines(key, nonces, "task", "server")
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether the job was reached."""
-        return self._connection is not None
+    @staticmethod
+    def of_job(env: Mapping[str, str]) -> Client:
+        """Connect to the job's agent. If it can't be reached, stay silent: srun still reports the exit status.
+
+        Args:
+            env: the environment of a task, with `Env.CHANNEL` and `Env.SECRET`.
+        """
+        host, _, port = env.get(Env.CHANNEL, "").rpartition(":")
+        key = Key.of_job(env)
+        if host:
+            with contextlib.suppress(OSError, ValueError):
+                return Client(socket.create_connection((host, int(port)), timeout=5.0), key)
+        return Client(None, key)
 
     def say(self, kind: str, **fields: object) -> None:
         """Send a message. Nothing happens if it can't be sent."""
-        if self._connection is None:
-            return
-        text = json.dumps({"kind": kind, **fields}).encode()
-        with contextlib.suppress(OSError):
-            self._connection.sendall(_mac(self._secret, self._nonce, self._lines, text) + b" " + text + b"\n")
-            self._lines += 1
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.settimeout(_SEND_S)
+                self._connection.sendall(self._lines.seal({"kind": kind, **fields}))
+
+    def hear(self, timeout_s: float) -> Message:
+        """Wait for the next message of the server.
+
+        Raises:
+            ConnectionError: the server has ended.
+            OSError: there is no message in time.
+            ValueError: it is not sealed with the key.
+        """
+        return self._lines.open(self._line(timeout_s))
 
     def close(self) -> None:
-        """End the connection: the job then knows that nothing more comes."""
+        """End the connection: the server then knows that nothing more comes."""
         if self._connection is not None:
             self._connection.close()
 
+    def _line(self, timeout_s: float) -> bytes:
+        assert self._connection is not None
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._rest:
+            self._connection.settimeout(max(0.001, deadline - time.monotonic()))
+            heard = self._connection.recv(_CHUNK)
+            if not heard or len(self._rest) > _LONGEST_LINE:
+                raise ConnectionResetError("closed by the server")
+            self._rest += heard
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
 
-def _mac(secret: bytes, nonce: bytes, line: int, text: bytes) -> bytes:
-    return hmac.new(secret, b"%b %d %b" % (nonce, line, text), "sha256").hexdigest().encode()
+
+def _nonce() -> bytes:
+    return os.urandom(16).hex().encode()

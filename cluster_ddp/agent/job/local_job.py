@@ -20,6 +20,7 @@ from cluster_ddp.agent.job.hearing import Hearing
 from cluster_ddp.agent.notes import Notes, make_folder
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import End, Outcome
+from cluster_ddp.agent.secret import Key
 from cluster_ddp.agent.task.keeper import Keeper
 from cluster_ddp.contract import EXIT_STOPPED, Env, File
 
@@ -86,9 +87,8 @@ class LocalJob:
         logs, hearing, folder = report.Logs(self.folder), Hearing(self.ranks), make_folder()
         shared = place.common(self.options, self.folder)
         shared |= place.on_this_machine(self.options, self.ranks, restarts)
-        secret = bytes.fromhex(shared[Env.SECRET])
-        listener = channel.listen_here()
-        with contextlib.closing(channel.Server(listener, secret, hearing.hear, hearing.gone)) as server:
+        listener, key = channel.listen_here(), Key.of_job(shared)
+        with contextlib.closing(channel.Server(listener, key, hearing.hear, hearing.gone)) as server:
             env = {**self._env, **shared, Env.CHANNEL: f"127.0.0.1:{server.port}"}
             keeper = Keeper(Notes(folder), lambda end: None, patience_s=_KILL_AFTER_S, on_term=self._cancel)
             self._keeper, self._state = keeper, ""

@@ -18,6 +18,7 @@ from cluster_ddp.agent.job.requeue import Policy, Requeue
 from cluster_ddp.agent.notes import Notes, make_folder
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import End, Outcome
+from cluster_ddp.agent.secret import Key
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.keeper import Keeper
 from cluster_ddp.contract import EXIT_STOPPED, RESTART, Env, File
@@ -94,8 +95,8 @@ class Job:
     def _start(self, hearing: Hearing, notes: Notes) -> int:
         """Start the tasks and wait for their end. Returns srun's exit status."""
         ignore_warnings, ports = step.configuration(self.env)
-        secret = bytes.fromhex(self.env[Env.SECRET])
-        with contextlib.closing(channel.Server(channel.listen(ports), secret, hearing.hear, hearing.gone)) as server:
+        key = Key.of_job(self.env)
+        with contextlib.closing(channel.Server(channel.listen(ports), key, hearing.hear, hearing.gone)) as server:
             keeper = Keeper(notes, lambda end: None, held=_HELD)
             signal.signal(signal.SIGINT, lambda number, frame: None)
             self.env[Env.CHANNEL] = f"{self.env['MASTER_ADDR']}:{server.port}"

@@ -67,7 +67,7 @@ def keep(
         ignore_warnings: see `run`.
     """
     folder = make_folder()
-    client = Client(env.get(Env.CHANNEL, ""), bytes.fromhex(env.get(Env.SECRET, "")))
+    client = Client.of_job(env)
     client.say("hello", ranks=[] if rank is None else [rank], host=socket.gethostname(), task=env.get("SLURM_PROCID"))
     try:
         notes, env = Notes(folder), {**env, Env.NOTES: str(folder)}

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     handlers: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     handlers |= {number: signal.SIG_IGN if number in ignored else signal.SIG_DFL for number in WARNINGS}
     ranks = [node.rank(local_rank) for local_rank in range(arguments.ranks)]
-    client = Client(os.environ.get(Env.CHANNEL, ""), bytes.fromhex(os.environ.get(Env.SECRET, "")))
+    client = Client.of_job(os.environ)
     client.say("hello", ranks=ranks, host=socket.gethostname(), task=None)
     keeper = Keeper(Notes(Path(os.environ.get(Env.NOTES) or os.devnull)), lambda end: _ended(client, end))
     for stream in (sys.stdout, sys.stderr):

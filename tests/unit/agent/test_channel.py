@@ -1,0 +1,187 @@
+"""The channel between tasks and the job: what is said arrives, in order, from those who have the secret only."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from slowness import scaled
+
+from cluster_ddp.agent import channel
+from cluster_ddp.agent.channel import Client, Message, Server
+from cluster_ddp.agent.secret import Key
+from cluster_ddp.contract import Env
+
+KEY = Key(b"secret")
+
+
+class Job:
+    """A server, with what it hears."""
+
+    def __init__(self) -> None:
+        self.heard: queue.Queue[Message] = queue.Queue()
+        self.gone: queue.Queue[Message] = queue.Queue()
+        self.server = Server(channel.listen_here(), KEY, self._hear, self.gone.put)
+
+    def _hear(self, message: Message) -> None:
+        if message["kind"] == "odd":
+            raise KeyError("rank")
+        self.heard.put(message)
+
+    def next(self) -> Message:
+        return self.heard.get(timeout=scaled(5))
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=scaled(5))
+
+
+@pytest.fixture
+def job() -> Iterator[Job]:
+    one = Job()
+    yield one
+    one.server.close()
+
+
+def test_both_sides_are_heard_in_order(job: Job) -> None:
+    clients = [Client(job.connect(), KEY) for _ in range(3)]
+    for number, client in enumerate(clients):
+        client.say("hello", rank=number)
+        client.say("ended", status=number, words="x" * 200_000)
+        assert job.next() == {"kind": "hello", "rank": number}
+        assert job.next()["status"] == number
+    for status in (1, 2):
+        job.server.tell("end", status=status)
+    for client in clients:
+        assert [client.hear(scaled(5))["status"] for _ in range(2)] == [1, 2]
+        client.close()
+    assert sorted(job.gone.get(timeout=scaled(5))["rank"] for _ in clients) == [0, 1, 2]
+    job.server.drain(scaled(5))
+
+
+def test_the_job_is_found_by_the_environment(job: Job) -> None:
+    env = {Env.CHANNEL: f"127.0.0.1:{job.server.port}", Env.SECRET: "secret"}
+    client = Client.of_job(env)
+    client.say("hello")
+    assert job.next() == {"kind": "hello"}
+    client.close()
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1:1", "127.0.0.1:none", "nohost.invalid:1"])
+def test_a_job_that_can_not_be_reached_costs_no_task(address: str) -> None:
+    client = Client.of_job({Env.CHANNEL: address, Env.SECRET: "not hexadecimal"})
+    client.say("hello")
+    client.close()
+
+
+def test_who_lacks_the_secret_is_not_heard_and_not_told(job: Job) -> None:
+    with pytest.raises(ConnectionAbortedError):
+        Client(job.connect(), Key(b"another"))
+    with job.connect() as stranger:
+        stranger.sendall(b"0000\n")
+        nonce, _, proof = stranger.recv(200).strip().partition(b" ")
+        assert KEY.proves(proof, "channel", b"0000 " + nonce)
+        job.server.tell("end")  # it has proved nothing so far
+        forged = Key(b"").mac("task", b"0000 " + nonce, b"1", b'{"kind": "ended"}')
+        stranger.sendall(forged + b' {"kind": "ended"}\n')
+        assert stranger.recv(200) == b""
+    assert job.heard.empty() and job.gone.empty()
+
+
+def test_a_line_is_heard_once_and_in_its_connection_only(job: Job) -> None:
+    """A stranger on the way repeats what it has seen."""
+    said: list[bytes] = []
+    first = job.connect()
+    sendall = first.sendall
+
+    class Recorded:
+        def __getattr__(self, name: str) -> object:
+            return getattr(first, name)
+
+        def sendall(self, data: bytes) -> None:
+            said.append(data)
+            sendall(data)
+
+    client = Client(Recorded(), KEY)  # type: ignore[arg-type]
+    client.say("ended", status=0)
+    assert job.next()["status"] == 0
+    with job.connect() as other:
+        other.sendall(b"".join(said))
+        other.recv(200)
+        assert other.recv(200) == b""
+    first.sendall(said[-1])
+    assert job.gone.get(timeout=scaled(5))["kind"] == "ended"
+    assert job.heard.empty()
+
+
+def test_nonsense_closes_its_own_connection_only(job: Job) -> None:
+    client = Client(job.connect(), KEY)
+    odd = Client(job.connect(), KEY)
+    odd.say("odd")
+    with pytest.raises(ConnectionError):
+        odd.hear(scaled(5))
+    with job.connect() as endless, contextlib.suppress(ConnectionError):
+        for _ in range(40):
+            endless.sendall(bytes(1 << 16))
+    client.say("hello", rank=1)
+    assert job.next()["rank"] == 1
+    client.close()
+
+
+def answering(words: bytes) -> int:
+    """The port of a stranger that says some words, or nothing."""
+    listener = channel.listen_here()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        if words:
+            connection.recv(100)
+            connection.sendall(words)
+            connection.close()
+        else:
+            time.sleep(scaled(2))
+        listener.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (b"", TimeoutError),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", ConnectionAbortedError),
+        (b"HTTP/1.1 400 Bad Request", ConnectionResetError),
+    ],
+)
+def test_another_program_on_the_port_is_recognised(words: bytes, error: type[OSError]) -> None:
+    connection = socket.create_connection(("127.0.0.1", answering(words)))
+    with pytest.raises(error):
+        Client(connection, KEY, scaled(0.5))
+    assert connection.fileno() == -1
+
+
+def test_what_another_has_changed_on_its_way_is_not_believed() -> None:
+    """The end of a server is another thing than its silence."""
+    ours, theirs = socket.socketpair()
+    answer: list[Client] = []
+    thread = threading.Thread(target=lambda: answer.append(Client(ours, KEY)))
+    thread.start()
+    nonces = theirs.recv(100).strip() + b" 1111"
+    theirs.sendall(b"1111 " + KEY.mac("channel", nonces) + b"\n")
+    thread.join()
+    (client,) = answer
+    with pytest.raises(TimeoutError):
+        client.hear(0.01)
+    sealed = KEY.mac("server", nonces, b"1", b'{"kind": "end"}')
+    theirs.sendall(sealed + b' {"kind": "end"}\n' + sealed + b' {"kind": "end"}\n')
+    assert client.hear(scaled(5)) == {"kind": "end"}
+    with pytest.raises(ValueError, match="not sealed"):
+        client.hear(scaled(5))
+    theirs.close()
+    with pytest.raises(ConnectionError):
+        client.hear(scaled(5))
