@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import resource
 import shutil
 import signal
 import threading
@@ -102,6 +103,7 @@ class Job:
             self.env[Env.CHANNEL] = f"{self.env['MASTER_ADDR']}:{server.port}"
             command = self.command(ignore_warnings=ignore_warnings)
             keeper.start(None, command, step.step_env(self.options, self.env))
+            _allow_many_files()
             for number in self._early:
                 keeper.received(signal.Signals(number))
             status = keeper.keep()
@@ -171,3 +173,10 @@ def _leave_nothing(folder: Path) -> None:
         os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGTERM, end)
+
+
+def _allow_many_files() -> None:
+    """Each task's connection is an open file. srun has started already: the ranks keep the limit that they had."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
