@@ -68,38 +68,39 @@ class Options(NamedTuple):
     """Values of each placeholder of the command in an array; the last one varies fastest."""
     function: bool = False
     """Whether the command is submitit's runner, which calls a pickled function."""
-    dry_run: bool = False
-    """Show what would be started, and start nothing."""
 
 
-def parser(program: str, description: str) -> argparse.ArgumentParser:
-    """Return the parser of the options before the two dashes."""
-    top = argparse.ArgumentParser(
-        prog=program,
-        usage="%(prog)s [OPTIONS] -- COMMAND …",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_to(top: argparse.ArgumentParser) -> None:
+    """Add the options before the two dashes to a parser, in groups."""
     _starting(top.add_argument_group("the ranks"))
     _ending(top.add_argument_group("their end"))
     _surroundings(top.add_argument_group("where they run"))
-    return top
 
 
-def parse(top: argparse.ArgumentParser, words: Sequence[str]) -> Options:
-    """Return the options of a command line.
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a command line at its first "--" into the options and the command."""
+    words = list(words)
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
+def made(found: argparse.Namespace, command: Sequence[str]) -> Options:
+    """Return the options that a parser has found, with the command."""
+    values = {name: value for name, value in vars(found).items() if name in Options._fields}
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return Options(**{**values, **lists, "command": tuple(command)})
+
+
+def parse(program: str, words: Sequence[str]) -> Options:
+    """Return the options of a command line of the agent, which a script or another agent has written.
 
     Raises:
-        SystemExit: they are wrong (status 2), or ask for help.
+        SystemExit: they are wrong (status 2).
     """
-    at = list(words).index("--") if "--" in words else len(words)
-    found = vars(top.parse_args(words[:at]))
-    lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
-    options = Options(**{**found, **lists, "command": tuple(words[at + 1 :])})
-    if not options.command:
-        top.error("there is no command. Hint: give it after two dashes: -- python train.py")
-    return options
+    top = argparse.ArgumentParser(prog=program, usage="%(prog)s [OPTIONS] -- COMMAND …", allow_abbrev=False)
+    add_to(top)
+    own, command = split(words)
+    return made(top.parse_args(own), command)
 
 
 def words(options: Options) -> list[str]:
@@ -134,7 +135,6 @@ def _starting(group: argparse._ArgumentGroup) -> None:
     add("--track", **_SEVERAL, metavar="TRACKER", help="tensorboard, wandb, mlflow")
     add("--grid", type=json.loads, default={}, help=argparse.SUPPRESS)
     add("--function", action="store_true", help=argparse.SUPPRESS)
-    add("--dry-run", action="store_true", help="show the command that starts the ranks, and a rank's environment")
 
 
 def _ending(group: argparse._ArgumentGroup) -> None:

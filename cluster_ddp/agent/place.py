@@ -28,6 +28,10 @@ class Shape(NamedTuple):
     """CPUs of the job on the node that has the fewest; None if unknown."""
     cpus_per_task: int | None
     """CPUs that were asked for each task; None if they were not."""
+    tasks_per_node: int = 1
+    """Tasks that the job asked for on each node."""
+    gpus_per_node: int | None = None
+    """GPUs that the job has on each node; None if unknown, or if it has none."""
 
     @property
     def world_size(self) -> int:
@@ -52,12 +56,13 @@ def shape(options: Options, env: Mapping[str, str]) -> Shape:
     v = Variables(env)
     nodes = v.integer(*variables.JOB_NODES) or 1
     tasks = v.integer(*variables.NTASKS_PER_NODE) or _equal_tasks(v, options)
-    gpus = (v.integer(*variables.GPUS_ON_NODE) or 0) // options.gpus_per_task
-    ranks = options.ranks_per_node or (gpus if tasks == 1 and gpus else tasks)
+    gpus = v.integer(*variables.GPUS_ON_NODE) or None
+    driven = (gpus or 0) // options.gpus_per_task
+    ranks = options.ranks_per_node or (driven if tasks == 1 and driven else tasks)
     asked = v.integer(*variables.CPUS_PER_TASK)
     cpus = [int(part.partition("(")[0]) for part in env.get("SLURM_JOB_CPUS_PER_NODE", "").split(",") if part]
     node_cpus = asked * tasks if asked else min(cpus) if cpus else None
-    return Shape(nodes, ranks, node_cpus, max(1, asked * tasks // ranks) if asked else None)
+    return Shape(nodes, ranks, node_cpus, max(1, asked * tasks // ranks) if asked else None, tasks, gpus)
 
 
 def _equal_tasks(v: Variables, options: Options) -> int:
@@ -180,6 +185,8 @@ def of_task(options: Options, env: Mapping[str, str]) -> dict[str, str]:
         env: the task's environment.
     """
     values = {"NODE_RANK": env["SLURM_NODEID"]}
+    if env.get(Env.CHANNEL, "").startswith(":"):  # in salloc
+        values[Env.CHANNEL] = env.get("SLURM_LAUNCH_NODE_IPADDR", "") + env[Env.CHANNEL]
     if options.launcher == "srun":
         tasks = Variables(env).tasks_per_node() or (1,)
         here = tasks[int(env["SLURM_NODEID"])] if len(tasks) > int(env["SLURM_NODEID"]) else tasks[0]

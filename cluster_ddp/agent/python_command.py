@@ -100,6 +100,25 @@ def interpreter_words(command: Sequence[str]) -> int:
     return at
 
 
+def check_script(command: Sequence[str], folder: Path) -> None:
+    """Check that the script of a Python command is there: Python would say so on each rank, after srun has started.
+
+    Args:
+        command: what each rank runs.
+        folder: where it runs.
+
+    Raises:
+        SpecError: there is no such file.
+    """
+    words = program_words(command)
+    if not is_python(command) or any(word.startswith(("-C", "--chdir")) for word in command[: -len(words)]):
+        return
+    target = python_target(command)
+    if target.kind == "script" and not (folder / target.words[0]).exists():
+        found, hint = f"there is no such file in {folder}.", "start it in its folder; or sbatch --chdir=FOLDER SCRIPT"
+        raise SpecError(f"Running {target.words[0]!r}:", found, hint)
+
+
 def _program(words: Sequence[str]) -> int:
     """Index of the program, after `env`, its options and the variables that it sets.
 

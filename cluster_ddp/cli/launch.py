@@ -1,27 +1,133 @@
 """`cluster-ddp launch`: start the ranks of a job, and say how they ended. It is what a batch script ends with.
 
-exec cluster-ddp launch -- python train.py                in a batch script, or in salloc
-cluster-ddp launch --ranks 4 -- python train.py           on this machine, without Slurm
-cluster-ddp launch --launcher torchrun -- python train.py --epochs 3
+exec cluster-ddp launch -- python train.py            in a batch script, in place of srun python train.py
+cluster-ddp launch -- python train.py                 in a shell of salloc
+cluster-ddp launch --ranks 4 -- python train.py       on this machine, in place of torchrun or accelerate launch
+cluster-ddp launch --dry-run -- python train.py       what would be started, and with which variables
 
-Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Signals reach it once it can take them. If a
-rank was stopped in time (status 75), the job is requeued. If one fails, the last lines name the rank that failed first.
+Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. In a job, the number of ranks is that of its
+tasks, or one for each GPU if a node has one task. Signals reach the ranks once they can take them. If a rank was
+stopped in time (status 75), the job is requeued. If one fails, the last lines name the rank that failed first.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
+import shlex
+import textwrap
+from collections.abc import Mapping, Sequence
 
 from cluster_ddp.agent import __main__ as agent
 from cluster_ddp.agent import options
+from cluster_ddp.agent.job import step
+from cluster_ddp.agent.job.local_job import LocalJob
+from cluster_ddp.agent.job.slurm_job import Job
+from cluster_ddp.agent.options import Options
+from cluster_ddp.agent.task import start
+from cluster_ddp.contract import Env
+from cluster_ddp.errors import SpecError, counted, exit_on_error
+from cluster_ddp.slurm.variables import Variables
+from cluster_ddp.submission.checks import nested_launchers
+from cluster_ddp.submission.cli import sbatch_hints
+from cluster_ddp.submission.cli.parser import ASKED, Parser, value_at
+
+PROGRAM = agent.PROGRAM
+_WITH_RANKS = {"cpus_per_task": "--cpus-per-task", "time_limit_s": "--time"}
+"""Options for ranks on this machine, and those of a batch script that a job has in their place."""
+_SHOWN_FIRST = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The options before the two dashes."""
-    return options.parser(agent.PROGRAM, str(__doc__))
+    top = Parser(PROGRAM, usage="%(prog)s [OPTIONS] -- COMMAND …", description=__doc__)
+    top.add_argument("--dry-run", action="store_true", help="show what would be started, and start nothing")
+    options.add_to(top)
+    return top
 
 
 def main(argv: Sequence[str]) -> int:
     """Start the ranks, and wait for their end. Returns the exit status."""
-    return agent.main(["job", *argv])
+    with exit_on_error(PROGRAM):
+        own, command = options.split(argv)
+        found = _parsed(own, command)
+        asked = options.made(found, command)
+        _check_place(asked, os.environ)
+        job = agent.job_of(asked)
+        _check_command(job, own)
+        if not found.dry_run:
+            return agent.launch(job)
+        print(preview(job))
+        return 0
+
+
+def _parsed(own: list[str], command: list[str]) -> argparse.Namespace:
+    """The options before the two dashes. The command stands behind them, since its own words may look like options."""
+    top = parser()
+    found, rest = top.parse_known_args(own)
+    if rest and not rest[0].startswith("-") and not command:
+        at = own.index(rest[0])
+        meant = f"{PROGRAM} {shlex.join([*own[:at], '--', *own[at:]])}"
+        raise SpecError(ASKED, f"{rest[0]!r} must stand behind two dashes, as the command does.", meant)
+    if rest and sbatch_hints.is_one(rest[0]):
+        option = shlex.join([rest[0], *filter(None, [value_at(rest, 0) if "=" not in rest[0] else ""])])
+        hint = f"#SBATCH {option}, at the top of the batch script; or: salloc {option}"
+        raise SpecError(f"Starting ranks with {rest[0]}:", "it is an option of the job, which has started.", hint)
+    if not command and not rest:
+        hint = f"give it behind two dashes: {PROGRAM} {shlex.join([*own, '--', 'python', 'train.py'])}"
+        raise SpecError(ASKED, "there is no command.", hint)
+    return top.parse_args(own) if rest else found
+
+
+def _check_place(asked: Options, env: Mapping[str, str]) -> None:
+    """Refuse --ranks where Slurm starts the ranks, its absence where Slurm has started something, and what lacks it."""
+    job, is_in_step = env.get("SLURM_JOB_ID"), Variables(env).step_id() is not None
+    if asked.ranks is None:
+        for name, instead in _WITH_RANKS.items():
+            if getattr(asked, name) is not None:
+                option, found = f"--{name.replace('_', '-')}", "it goes with --ranks, for ranks on this machine."
+                hint = f"in a job, at the top of the batch script: #SBATCH {instead}=…"
+                raise SpecError(f"Starting ranks with {option}:", found, hint)
+        if job and is_in_step:
+            found = f"this is a step of job {job}, which srun has started; a step can't start others."
+            hint = f"{PROGRAM} without srun before it; in a shell of srun --pty: --ranks N, for ranks on this node"
+            raise SpecError("Starting the ranks of the job:", found, hint)
+    elif asked.ranks_per_node is not None:
+        raise SpecError(ASKED, "--ranks and --ranks-per-node exclude each other.", "--ranks N for this machine")
+    elif job and not is_in_step:
+        found = f"this shell is in job {job} of Slurm, whose nodes and GPUs the ranks are to use."
+        hint = f"leave out --ranks, for as many as the job's tasks; for another number: --ranks-per-node {asked.ranks}"
+        raise SpecError(f"Starting {counted(asked.ranks, 'rank')} on this machine:", found, hint)
+
+
+def _check_command(job: Job | LocalJob, own: list[str]) -> None:
+    """Refuse a command that starts ranks itself: it would start all ranks again, in each."""
+    ranks = job.ranks if isinstance(job, LocalJob) else job.size.world_size
+    gpus = None if isinstance(job, LocalJob) else job.size.gpus_per_node
+    command = job.options.command
+    if (nested := nested_launchers.find(command, tasks=ranks, gpus=gpus)) is not None:
+        hint = nested.instead if nested.is_a_job else " ".join([PROGRAM, *map(shlex.quote, own), nested.instead])
+        raise SpecError(f"Starting {shlex.join(command)}:", nested.found, hint)
+
+
+def preview(job: Job | LocalJob) -> str:
+    """Return what would be started, and the variables of rank 0. The secret is made at each start, and never shown."""
+    nodes, each = (1, job.ranks) if isinstance(job, LocalJob) else (job.size.nodes, job.size.ranks_per_node)
+    where = "" if nodes == 1 else f" on {counted(nodes, 'node')}, {each} on each"
+    place = {"RANK": "0", "LOCAL_RANK": "0", "NODE_RANK": "0", **job.added}
+    shown = [*_SHOWN_FIRST, *sorted(name for name in place if name not in (*_SHOWN_FIRST, Env.SECRET))]
+    is_alone = isinstance(job, LocalJob) and job.options.launcher == "srun"
+    lines = [f"{counted(nodes * each, 'rank')}{where}, {'each ' if is_alone else ''}started by", ""]
+    lines += _wrapped(job.command())
+    if job.options.launcher != "srun":
+        in_task, _ = start.launched(job.options, step.agent(), place)
+        lines += ["", "which runs on each node", "", *_wrapped(in_task)]
+    lines += ["", "Beside the variables of this shell, rank 0 gets", ""]
+    return "\n".join([*lines, *(f"  {name}={shlex.quote(place[name])}" for name in shown)])
+
+
+def _wrapped(words: Sequence[str]) -> list[str]:
+    """A command for bash: a program with its options, one or more in each line, then what it runs."""
+    at = list(words).index("--")
+    lines = textwrap.wrap(shlex.join(words[:at]), 110, break_long_words=False, break_on_hyphens=False)
+    return [*(f"  {line} \\" for line in lines), f"    -- {shlex.join(words[at + 1 :])}"]

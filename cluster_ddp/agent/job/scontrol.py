@@ -25,7 +25,7 @@ END_S = 60.0
 EXCLUDE_TRIES = 10
 """How often Slurm is asked to exclude nodes, once a second: it sends KILL some seconds after TERM."""
 
-_FINAL = re.compile("disabled|denied|Invalid job|command not found")
+_FINAL = re.compile("disabled|denied|Invalid job|Only batch jobs|command not found")
 _LONGEST_WORDS = 300
 
 

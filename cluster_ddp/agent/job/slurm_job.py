@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cluster_ddp.agent import channel, grid, log_words, outcome, place, threads
-from cluster_ddp.agent.job import report, requeue, step
+from cluster_ddp.agent.job import ranks_and_gpus, report, requeue, step
 from cluster_ddp.agent.job.hearing import Hearing
 from cluster_ddp.agent.job.requeue import Policy, Requeue
 from cluster_ddp.agent.notes import Notes, make_folder
@@ -36,13 +36,14 @@ class Job:
 
     Args:
         options: of the job.
-        env: the environment of the batch script.
+        env: the environment of the batch script, or of a shell of salloc, completed.
+        is_on_node: whether this process is on the job's first node, as a batch script is.
 
     Raises:
         ClusterDDPError: the environment contradicts itself, or all ports for the rendezvous are in use.
     """
 
-    def __init__(self, options: Options, env: Mapping[str, str]) -> None:
+    def __init__(self, options: Options, env: Mapping[str, str], *, is_on_node: bool = True) -> None:
         self.label = requeue.label(env)
         self.folder = place.run_dir(options, self.label)
         self.options = options._replace(command=tuple(grid.filled(options.command, options.grid, env)))
@@ -52,6 +53,7 @@ class Job:
         self.size = place.shape(options, env)
         # Without --run-dir, a script may have set the variable itself: the ranks' records are there, but no logs.
         self._records = self.folder or (Path(env[Env.RUN_DIR]) if env.get(Env.RUN_DIR) else None)
+        self._is_on_node = is_on_node
         self._restarts = int(env.get("SLURM_RESTART_COUNT") or 0)
         self._early: list[int] = []  # signals that came before the ranks were started
         self._logs = report.Logs(self.folder)
@@ -60,6 +62,8 @@ class Job:
         """Start the ranks, wait for their end, and do what follows from it. Returns the exit status."""
         if self._restarts:
             print(f"{RESTART}{self._restarts} of job {self.env['SLURM_JOB_ID']}.", flush=True)
+        if remark := ranks_and_gpus.remark(self.size, self.options):
+            report.say(remark)
         policy = Policy(self.options.max_requeues, self.options.requeue_on_failure, self.options.requeue_elsewhere)
         requeuing = Requeue(policy, self.env, self._records)
         requeuing.begin()
@@ -100,7 +104,8 @@ class Job:
         with contextlib.closing(channel.Server(channel.listen(ports), key, hearing.hear, hearing.gone)) as server:
             keeper = Keeper(notes, lambda end: None, held=_HELD)
             signal.signal(signal.SIGINT, lambda number, frame: None)
-            self.env[Env.CHANNEL] = f"{self.env['MASTER_ADDR']}:{server.port}"
+            # Nodes may not know a login node by its name; Slurm tells each task where srun was started.
+            self.env[Env.CHANNEL] = f"{self.env['MASTER_ADDR'] if self._is_on_node else ''}:{server.port}"
             command = self.command(ignore_warnings=ignore_warnings)
             keeper.start(None, command, step.step_env(self.options, self.env))
             _allow_many_files()

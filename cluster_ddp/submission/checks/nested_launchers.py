@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -49,7 +49,7 @@ _TORCHS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "acc
 
 
 def check(spec: JobSpec) -> None:
-    """Refuse a command that starts ranks itself.
+    """Refuse a command of a job that starts ranks itself.
 
     Args:
         spec: the job. A job with one task may start as many ranks as it has GPUs, but not by Slurm's commands.
@@ -57,27 +57,54 @@ def check(spec: JobSpec) -> None:
     Raises:
         SpecError: the command does. The hint has the command without its launcher, if that is known.
     """
-    launch = _launch(list(spec.command))
-    if launch is None:
+    nested = find(spec.command, tasks=spec.nodes * spec.ranks_per_node, gpus=spec.gpus_per_node)
+    if nested is None:
         return
-    launcher, asked = launch.name, f"Submitting {shlex.join(spec.command)}:"
-    ranks = _ranks(launch.rest)
+    asked = f"Submitting {shlex.join(spec.command)}:"
+    if nested.is_a_job:
+        raise SpecError(asked, nested.found, f"run it without cluster-ddp: {nested.instead}")
+    size = f"--gpus-per-node {nested.ranks} " if spec.world_size == 1 and nested.ranks > spec.gpus_per_node else ""
+    raise SpecError(asked, nested.found, f"{size}{nested.instead}; to submit it anyway: --accept {CODE}")
+
+
+class Nested(NamedTuple):
+    """A command that starts ranks itself."""
+
+    found: str
+    """What it does, as a sentence."""
+    instead: str
+    """The options and the command that are meant."""
+    ranks: int = 0
+    """How many ranks it is told to start; 0 if that is not said."""
+    is_a_job: bool = False
+    """Whether it asks Slurm for a job."""
+
+
+def find(command: Sequence[str], *, tasks: int, gpus: int | None) -> Nested | None:
+    """Return what is wrong with a command that starts ranks itself; None for another one.
+
+    Args:
+        command: what each task runs.
+        tasks: how many tasks run it.
+        gpus: GPUs of a node; None if unknown.
+    """
+    launch = _launch(list(command))
+    if launch is None:
+        return None
+    launcher, ranks = launch.name, _ranks(launch.rest)
     if launcher in ("sbatch", "salloc"):
         found = f"{launcher} asks for a job of its own, so this job would only submit another."
-        raise SpecError(asked, found, f"run it without cluster-ddp: {shlex.join(spec.command)}")
+        return Nested(found, shlex.join(command), is_a_job=True)
     if launcher == "srun":
         found = f"{launcher} asks Slurm for tasks. The job starts this command in each of its tasks already."
-    elif spec.nodes * spec.ranks_per_node > 1:
-        found = (
-            f"{launcher} starts ranks itself. This job has {spec.world_size} tasks, and each would start them again."
-        )
-    elif ranks > spec.gpus_per_node:
-        found = f"{launcher} starts {ranks} ranks, and this job has {counted(spec.gpus_per_node, 'GPU')}."
+    elif tasks > 1:
+        found = f"{launcher} starts ranks itself. Each of the {tasks} ranks of this job would start them again."
+    elif gpus is not None and ranks > gpus:
+        found = f"{launcher} starts {ranks} ranks, and this job has {counted(gpus, 'GPU')}."
     else:
-        return
-    size = f"--gpus-per-node {ranks} " if spec.world_size == 1 and ranks > spec.gpus_per_node else ""
+        return None
     option = "--launcher torchrun " if launcher in _TORCHS else ""
-    raise SpecError(asked, found, f"{size}{option}-- {_instead(launch)}; to submit it anyway: --accept {CODE}")
+    return Nested(found, f"{option}-- {_instead(launch)}", ranks)
 
 
 def _instead(launch: _Launch) -> str:

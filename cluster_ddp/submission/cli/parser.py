@@ -81,10 +81,10 @@ class Parser(argparse.ArgumentParser):
         return None
 
     def option_names(self) -> list[str]:
-        """Return the options, and those of its subcommands."""
+        """Return the options that --help shows, and those of its subcommands."""
         found: list[str] = []
         for action in self._actions:
-            found += action.option_strings
+            found += action.option_strings if action.help != argparse.SUPPRESS else ()
             if isinstance(action, argparse._SubParsersAction):
                 found += [name for inner in action.choices.values() for name in inner.option_names()]
         return list(dict.fromkeys(found))

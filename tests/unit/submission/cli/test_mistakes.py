@@ -358,7 +358,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
     (
         "--gpus-per-node 2 -- torchrun --nproc-per-node 2 t.py",
         "Submitting torchrun --nproc-per-node 2 t.py",
-        "torchrun starts ranks itself. This job has 2 tasks, and each would start them again.",
+        "torchrun starts ranks itself. Each of the 2 ranks of this job would start them again.",
         "--launcher torchrun -- python t.py; to submit it anyway: --accept nested",
     ),
     (
@@ -382,7 +382,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
     (
         "--gpus-per-node 2 -- accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
         "Submitting accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
-        "accelerate starts ranks itself. This job has 2 tasks, and each would start them again.",
+        "accelerate starts ranks itself. Each of the 2 ranks of this job would start them again.",
         "--launcher torchrun -- python t.py --lr 1 (without accelerate's --mixed_precision bf16; "
         'in the script: Accelerator(mixed_precision="bf16")); '
         "to submit it anyway: --accept nested",
@@ -391,7 +391,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
         (
             f"--gpus-per-node 2 -- {typed}",
             f"Submitting {typed}",
-            f"{launcher} starts ranks itself. This job has 2 tasks, and each would start them again.",
+            f"{launcher} starts ranks itself. Each of the 2 ranks of this job would start them again.",
             f"--launcher torchrun -- {meant}; to submit it anyway: --accept nested",
         )
         for typed, launcher, meant in (
@@ -415,13 +415,13 @@ ERRORS: list[tuple[str, str, str, str]] = [
     (
         "--gpus-per-node 2 -- deepspeed t.py",
         "Submitting deepspeed t.py",
-        "deepspeed starts ranks itself. This job has 2 tasks, and each would start them again.",
+        "deepspeed starts ranks itself. Each of the 2 ranks of this job would start them again.",
         "-- python t.py; to submit it anyway: --accept nested",
     ),
     (
         "--gpus-per-node 2 -- mpirun -np 2 python t.py",
         "Submitting mpirun -np 2 python t.py",
-        "mpirun starts ranks itself. This job has 2 tasks, and each would start them again.",
+        "mpirun starts ranks itself. Each of the 2 ranks of this job would start them again.",
         "-- python t.py; to submit it anyway: --accept nested",
     ),
     (

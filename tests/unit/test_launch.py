@@ -1,0 +1,121 @@
+"""`cluster-ddp launch` as people type it, without a Slurm: its errors, what it shows, and ranks on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+IN_A_JOB = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_NTASKS_PER_NODE": "2",
+    "SLURM_TASKS_PER_NODE": "2(x2)",
+    "SLURM_JOB_CPUS_PER_NODE": "4(x2)",
+    "SLURM_GPUS_ON_NODE": "2",
+    "SLURMD_NODENAME": "node1",
+}
+IN_A_STEP = {**IN_A_JOB, "SLURM_STEP_ID": "0"}
+NO_JOB: dict[str, str] = {}
+
+
+class Place(NamedTuple):
+    folder: Path
+
+    def launch(self, *words: str, env: dict[str, str] = NO_JOB) -> subprocess.CompletedProcess[str]:
+        """Call the verb, in a folder whose name no shell would like."""
+        bare = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CLUSTER_DDP"))}
+        return subprocess.run(
+            [sys.executable, "-m", "cluster_ddp", "launch", *words],
+            cwd=self.folder,
+            env={**bare, **env},
+            capture_output=True,
+            text=True,
+        )
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    folder = tmp_path / "it's a $(folder)"
+    folder.mkdir()
+    (folder / "train it.py").write_text("")
+    return Place(folder)
+
+
+RUN = ("--", "python", "train it.py")
+NESTED = "cluster-ddp launch --ranks 2 --launcher torchrun -- python 'train it.py'"
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "found", "hint"),
+    [
+        ([], NO_JOB, "there is no command.", "cluster-ddp launch -- python train.py"),
+        (["python", "t.py", "--lr", "1"], NO_JOB, "'python' must stand", "cluster-ddp launch -- python t.py --lr 1"),
+        (["--rank", "2", *RUN], NO_JOB, "no option --rank. Did you mean", "--ranks 2; all options:"),
+        (["--launcher", "mpi", *RUN], NO_JOB, "must be one of srun, torchrun, fork; it is 'mpi'", "--help"),
+        (["--ranks", "0", *RUN], NO_JOB, "--ranks: '0' is not a whole number of 1 or more", "--help"),
+        (["--codes", "x", *RUN], NO_JOB, "there is no option --codes.", "cluster-ddp launch --help"),
+        (["--nodes=2", *RUN], IN_A_JOB, "an option of the job, which has started", "#SBATCH --nodes=2, at the top"),
+        ([*RUN], NO_JOB, "this shell is not in a job of Slurm", "--ranks N"),
+        (["--ranks", "2", *RUN], IN_A_JOB, "this shell is in job 12 of Slurm", "--ranks-per-node 2"),
+        ([*RUN], IN_A_STEP, "a step of job 12", "launch without srun before it"),
+        (["--time-limit-s", "9", *RUN], IN_A_JOB, "it goes with --ranks", "#SBATCH --time=…"),
+        (["--cpus-per-task", "9", *RUN], IN_A_JOB, "it goes with --ranks", "#SBATCH --cpus-per-task=…"),
+        (["--ranks", "2", "--ranks-per-node", "2", *RUN], NO_JOB, "exclude each other", "--ranks N"),
+        (["--ranks", "2", "--", "torchrun", "train it.py"], NO_JOB, "Each of the 2 ranks of this job would", NESTED),
+        (["--", "srun", "python", "t.py"], IN_A_JOB, "srun asks Slurm for tasks", "cluster-ddp launch -- python t.py"),
+        (["--", "sbatch", "t.sh"], IN_A_JOB, "a job of its own", "Hint: sbatch t.sh"),
+        (["--ranks", "2", "--", "python", "-u", "no.py"], NO_JOB, "there is no such file in /", "in its folder"),
+        (["--", "env", "A=1", "python", "no.py"], IN_A_JOB, "there is no such file in /", "sbatch --chdir=FOLDER SCRIPT"),
+        (["--ranks-per-node", "5", *RUN], IN_A_JOB, "the job has 4 CPUs there", "--ntasks-per-node=5, or --cpus-per"),
+    ],
+)
+def test_an_error_says_what_to_type(place: Place, words: list[str], env: dict[str, str], found: str, hint: str) -> None:
+    done = place.launch(*words, env=env)
+    first, second, third = done.stderr.splitlines()[-3:]
+    assert (done.returncode, done.stdout) == (2, "")
+    assert first.startswith("cluster-ddp launch: error: ")
+    assert found in second
+    assert third.startswith("  Hint: ")
+    assert hint in third
+
+
+def test_a_command_that_may_lack_its_script_here_is_not_refused(place: Place) -> None:
+    done = place.launch("--ranks", "1", "--", "env", "-C", "/", "python", "-c", "print('ran')")
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+
+
+def test_the_preview_has_the_srun_line_and_a_ranks_variables_but_no_secret(place: Place) -> None:
+    done = place.launch("--dry-run", "--srun-options=--mpi=none", *RUN, env=IN_A_JOB)
+    assert done.stdout.startswith("4 ranks on 2 nodes, 2 on each, started by\n\n  srun --ntasks=4 --ntasks-per-node=2 ")
+    assert "--mpi=none" in done.stdout
+    assert "    -- python 'train it.py'\n" in done.stdout
+    assert "  RANK=0\n  LOCAL_RANK=0\n  WORLD_SIZE=4\n" in done.stdout
+    assert "  MASTER_ADDR=node1\n" in done.stdout
+    assert "SECRET" not in done.stdout
+
+
+def test_the_preview_of_torchrun_has_its_line(place: Place) -> None:
+    done = place.launch("--ranks", "2", "--launcher", "torchrun", "--dry-run", *RUN)
+    assert "2 ranks, started by\n" in done.stdout
+    assert "which runs on each node\n\n  python -m torch.distributed.run --nnodes=1 --nproc-per-node=2" in done.stdout
+
+
+def test_ranks_on_this_machine(place: Place) -> None:
+    (place.folder / "train it.py").write_text("import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    done = place.launch("--ranks", "2", *RUN)
+    assert (sorted(done.stdout.splitlines()), done.returncode) == (["0 of 2", "1 of 2"], 0)
+
+
+def test_ranks_in_a_step_that_srun_has_made(place: Place) -> None:
+    assert place.launch("--ranks", "1", "--", "true", env=IN_A_STEP).returncode == 0
+
+
+def test_the_help_has_groups_and_no_options_of_the_agent_alone(place: Place) -> None:
+    said = place.launch("--help").stdout
+    assert all(f"\n{group}:\n" in said for group in ("the ranks", "their end", "where they run"))
+    assert "--code" not in said
