@@ -140,6 +140,8 @@ class Requeueing:
             self._term.release()
         if "disabled" in found:
             hint = "submit it with --requeue, so that it may be requeued."
+        elif "Only batch jobs" in found:
+            hint = "salloc's jobs are not requeued: start the command again; or use sbatch."
         elif "command not found" in found:
             hint = "put Slurm's commands on the PATH of the batch script. Then resume the run by hand."
         else:
