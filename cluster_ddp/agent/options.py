@@ -100,7 +100,10 @@ def parse(program: str, words: Sequence[str]) -> Options:
     top = argparse.ArgumentParser(prog=program, usage="%(prog)s [OPTIONS] -- COMMAND …", allow_abbrev=False)
     add_to(top)
     own, command = split(words)
-    return made(top.parse_args(own), command)
+    found = top.parse_args(own)
+    if not command:
+        top.error("there is no command")
+    return made(found, command)
 
 
 def words(options: Options) -> list[str]:

@@ -116,7 +116,7 @@ def check_script(command: Sequence[str], folder: Path) -> None:
     target = python_target(command)
     if target.kind == "script" and not (folder / target.words[0]).exists():
         found, hint = f"there is no such file in {folder}.", "start it in its folder; or sbatch --chdir=FOLDER SCRIPT"
-        raise SpecError(f"Running {target.words[0]!r}:", found, hint)
+        raise SpecError(f"Running {target.words[0]}:", found, hint)
 
 
 def _program(words: Sequence[str]) -> int:

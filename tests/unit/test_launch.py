@@ -70,7 +70,7 @@ NESTED = "cluster-ddp launch --ranks 2 --launcher torchrun -- python 'train it.p
         (["--", "srun", "python", "t.py"], IN_A_JOB, "srun asks Slurm for tasks", "cluster-ddp launch -- python t.py"),
         (["--", "sbatch", "t.sh"], IN_A_JOB, "a job of its own", "Hint: sbatch t.sh"),
         (["--ranks", "2", "--", "python", "-u", "no.py"], NO_JOB, "there is no such file in /", "in its folder"),
-        (["--", "env", "A=1", "python", "no.py"], IN_A_JOB, "there is no such file in /", "sbatch --chdir=FOLDER SCRIPT"),
+        (["--", "env", "A=1", "python", "no.py"], IN_A_JOB, "there is no such file in /", "or sbatch --chdir="),
         (["--ranks-per-node", "5", *RUN], IN_A_JOB, "the job has 4 CPUs there", "--ntasks-per-node=5, or --cpus-per"),
     ],
 )
