@@ -79,8 +79,12 @@ def _cause(run_dir: Path, topology: Topology, last: Mapping[str, Any]) -> str:
     label = topology.job_label or ""
     is_same_job = last.get("job", label) == label
     folder = run_dir if is_same_job else run_dir / ASIDE.format(last.get("job"))
-    ended = _ended(folder, label if is_same_job else str(last.get("job")))
-    if ended is not None and (not is_same_job or ended.restart == topology.restart_count - 1):
+    # Nothing is moved aside but by `submit --resume`: CLUSTER_DDP_RUN_DIR may have been set by hand.
+    of_that = label if is_same_job else str(last.get("job"))
+    ended = _ended(folder, of_that) or _ended(run_dir, of_that)
+    if ended is not None and (
+        ended.restart == topology.restart_count - 1 if is_same_job else not _is_older(ended, last)
+    ):
         return _in_words(ended)
     log = tail(folder / File.JOB_LOG)
     starts = _RESTART.split(log)
@@ -92,6 +96,11 @@ def _cause(run_dir: Path, topology: Topology, last: Mapping[str, Any]) -> str:
         log and is_same_job and last.get("restart") == topology.restart_count - 1 and "CANCELLED AT" not in before
     )
     return _SILENT.format(last.get("master_addr", "")) if is_silent else _UNKNOWN
+
+
+def _is_older(ended: Outcome, last: Mapping[str, Any]) -> bool:
+    restart = last.get("restart")
+    return isinstance(restart, int) and ended.restart < restart
 
 
 def _ended(folder: Path, label: str) -> Outcome | None:

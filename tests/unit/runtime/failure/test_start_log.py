@@ -134,7 +134,10 @@ def test_the_record_of_the_job_that_was_resumed(tmp_path: Path) -> None:
     (tmp_path / "job-4" / "job.log").write_text("Restart 1 of job 4.\nsrun: error: Node failure on n2\n")
     outcome.write(tmp_path, Outcome("5", 0, "FAILED", 1, Failure(0, "n1", 1, "of the new job")))
     assert start(tmp_path, 0, job=5)["cause"] == "Slurm has lost n2 (node failure)."
-    assert start(tmp_path, 0, job=6)["cause"] == "It ended without a word: it was killed, or its node was lost."
+    assert start(tmp_path, 0, job=6)["cause"] == "Failed first: rank 0 on n1: of the new job"  # nothing was moved
+    outcome.write(tmp_path, Outcome("6", 0, "FAILED", 1, Failure(0, "n1", 1, "of an earlier start")))
+    start(tmp_path, 1, job=6)
+    assert start(tmp_path, 0, job=7)["cause"] == "It ended without a word: it was killed, or its node was lost."
 
 
 def test_what_an_earlier_start_lost_and_the_queue_count_for_no_later_one(tmp_path: Path, clock: Clock) -> None:
