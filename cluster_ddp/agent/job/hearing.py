@@ -31,6 +31,8 @@ class Hearing:
         self._ends: list[End] = []
         self._gone: list[End] = []
         self._alone: set[int] = set()
+        self.tasks_begun = 0
+        """Number of tasks that have said that they begin."""
         self.tasks: dict[int, int] = {}
         """Rank -> number of the task that started it."""
 
@@ -49,6 +51,7 @@ class Hearing:
         """Take a message of a task."""
         with self._lock:
             if message["kind"] == "hello":
+                self.tasks_begun += 1
                 self.tasks.update({rank: int(message["task"]) for rank in message["ranks"] if message["task"]})
             elif message["kind"] == "ended":
                 self._ends.append(End(**{name: message[name] for name in End._fields}))

@@ -16,7 +16,16 @@ ROOT = Path(__file__).parents[4]
 FILES = 256
 # While squeue answers, the agent has started no ranks yet: so early may sbatch --signal=B:USR1@… or scancel --batch be.
 SQUEUE = '#!/bin/bash\nkill -s "$SIGNAL" "$PPID"\nsleep 0.3\necho "1896087600 1896091200"\n'
-SRUN = "#!/bin/bash\ntrap 'echo saved; exit 75' USR1 HUP\necho ranks\nfor i in {1..300}; do sleep 0.1; done\n"
+# As the real one: it passes warnings on to its tasks. Those that have not begun miss it.
+SRUN = """#!/bin/bash
+for name in USR1 USR2; do trap "kill -s $name \\$!" "$name"; done
+while [[ $1 == -* ]]; do shift; done
+sleep 0.5
+SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 "$@" &
+while kill -0 $! 2>/dev/null; do wait $! && status=0 || status=$?; done
+exit $status
+"""
+RANK = "trap 'echo saved; exit 75' USR1 USR2; echo ranks; while :; do sleep 0.1; done"
 
 
 def start(folder: Path, name: str = "CONT", *, srun: str = SRUN) -> subprocess.CompletedProcess[str]:
@@ -24,14 +33,14 @@ def start(folder: Path, name: str = "CONT", *, srun: str = SRUN) -> subprocess.C
     for program, text in {"squeue": SQUEUE, "srun": srun, "scontrol": "#!/bin/sh\nexit 1\n"}.items():
         (folder / program).write_text(text)
         (folder / program).chmod(0o755)
-    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURMD_NODENAME": "n1"}
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURMD_NODENAME": "localhost"}
     env = {**os.environ, **job, "PATH": f"{folder}:{os.environ['PATH']}", "SIGNAL": name, "TMPDIR": str(folder)}
-    agent = [sys.executable, "-m", "cluster_ddp.agent", "job", "--max-requeues", "0", "--", "true"]
+    agent = [sys.executable, "-m", "cluster_ddp.agent", "job", "--max-requeues", "0", "--", "bash", "-c", RANK]
     command = ["bash", "-c", f"ulimit -Sn {FILES}; exec {shlex.join(agent)}"]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=scaled(60))
 
 
-@pytest.mark.parametrize("name", ["USR1", "HUP"])
+@pytest.mark.parametrize("name", ["USR1", "USR2"])
 def test_one_that_comes_before_the_ranks_is_passed_on_to_them(tmp_path: Path, name: str) -> None:
     """It would end the agent, and with it the job."""
     done = start(tmp_path, name)
