@@ -141,13 +141,16 @@ class Job:
             self.env |= {"SLURM_JOB_START_TIME": str(times[0]), "SLURM_JOB_END_TIME": str(times[1])}
         self.env[Env.JOB_TIMES] = str(path)
 
+        def write(answer: str) -> None:
+            with contextlib.suppress(OSError):  # a full disk: the ranks know the times of the start
+                path.write_text(f"{answer}\n")
+
         def ask() -> None:
             while not over.wait(_ASK_S):
                 if answer := requeue.ask_times(self.label, self.env):
-                    with contextlib.suppress(OSError):
-                        path.write_text(f"{answer}\n")
+                    write(answer)
 
-        path.write_text(f"{said}\n")
+        write(said)
         threads.start(ask, "times")
         try:
             yield

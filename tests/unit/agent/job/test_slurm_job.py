@@ -28,15 +28,22 @@ exit $status
 RANK = "trap 'echo saved; exit 75' USR1 USR2; echo ranks; while :; do sleep 0.1; done"
 
 
-def start(folder: Path, name: str = "CONT", *, srun: str = SRUN) -> subprocess.CompletedProcess[str]:
+def start(
+    folder: Path, name: str = "CONT", *, srun: str = SRUN, before: str = "", around: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     """Run a job's agent, which gets a signal while it asks Slurm for the job's times."""
     for program, text in {"squeue": SQUEUE, "srun": srun, "scontrol": "#!/bin/sh\nexit 1\n"}.items():
         (folder / program).write_text(text)
         (folder / program).chmod(0o755)
-    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURMD_NODENAME": "localhost"}
+    job = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_NTASKS_PER_NODE": "1",
+        "SLURMD_NODENAME": "localhost",
+    }
     env = {**os.environ, **job, "PATH": f"{folder}:{os.environ['PATH']}", "SIGNAL": name, "TMPDIR": str(folder)}
     agent = [sys.executable, "-m", "cluster_ddp.agent", "job", "--max-requeues", "0", "--", "bash", "-c", RANK]
-    command = ["bash", "-c", f"ulimit -Sn {FILES}; exec {shlex.join(agent)}"]
+    command = [*around, "bash", "-c", f"{before}ulimit -Sn {FILES}; exec {shlex.join(agent)}"]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=scaled(60))
 
 
@@ -57,3 +64,11 @@ def test_it_may_hear_more_tasks_than_a_process_usually_has_open_files(tmp_path: 
     ask = '#!/bin/bash\nulimit -Sn\nsleep 0.3\nawk "/open files/ {print \\$4}" /proc/$PPID/limits; ulimit -Hn\n'
     ranks, agent, most = start(tmp_path, srun=ask).stdout.split()
     assert (ranks, agent) == (str(FILES), most)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_a_full_memory_disk_of_the_batch_host_is_no_failure(tmp_path: Path) -> None:
+    """The job's times lie there, and the notes of its ranks."""
+    fill = "mount -t tmpfs -o size=4k none /dev/shm && head -c 4096 /dev/zero >/dev/shm/full\n"
+    done = start(tmp_path, srun="#!/bin/bash\necho ranks\n", before=fill, around=("unshare", "--mount"))
+    assert (done.stdout, done.stderr, done.returncode) == ("ranks\n", "", 0)
