@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 
 from cluster_ddp.agent import outcome
 from cluster_ddp.agent.channel import Message
+from cluster_ddp.agent.job import report
 from cluster_ddp.agent.outcome import End, Failure
 from cluster_ddp.contract import EXIT_STOPPED
 
 _ALONE = """\
 warning: None of the {} ranks of this job has joined a process group so far, and none is connected to another one.
   If they were to train together, each trains alone, on all data.
-  Hint: let the script join the process group: cluster_ddp.distributed(), or torch.distributed.init_process_group()
-"""
+  Hint: let the script join the process group: cluster_ddp.distributed(), or torch.distributed.init_process_group()"""
 
 
 class Hearing:
@@ -58,7 +57,7 @@ class Hearing:
             elif message["kind"] == "alone":
                 self._alone.add(message["rank"])
                 if len(self._alone) == self._world_size:
-                    print(_ALONE.format(self._world_size), end="", file=sys.stderr, flush=True)
+                    report.say(_ALONE.format(self._world_size))
 
     def gone(self, hello: Message) -> None:
         """Note the ranks of a connection that has ended before it said how they ended."""

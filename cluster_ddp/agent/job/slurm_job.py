@@ -66,7 +66,7 @@ class Job:
     def run(self) -> int:
         """Start the ranks, wait for their end, and do what follows from it. Returns the exit status."""
         if self._restarts:
-            print(f"{RESTART}{self._restarts} of job {self.env['SLURM_JOB_ID']}.", flush=True)
+            report.say(f"{RESTART}{self._restarts} of job {self.env['SLURM_JOB_ID']}.")
         if remark := ranks_and_gpus.remark(self.size, self.options):
             report.say(remark)
         policy = Policy(self.options.max_requeues, self.options.requeue_on_failure, self.options.requeue_elsewhere)

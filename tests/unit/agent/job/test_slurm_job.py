@@ -72,3 +72,10 @@ def test_a_full_memory_disk_of_the_batch_host_is_no_failure(tmp_path: Path) -> N
     fill = "mount -t tmpfs -o size=4k none /dev/shm && head -c 4096 /dev/zero >/dev/shm/full\n"
     done = start(tmp_path, srun="#!/bin/bash\necho ranks\n", before=fill, around=("unshare", "--mount"))
     assert (done.stdout, done.stderr, done.returncode) == ("ranks\n", "", 0)
+
+
+def test_a_log_on_a_full_disk_costs_nothing(tmp_path: Path) -> None:
+    """The agent has something to say at the start and at the end of a restart."""
+    full = "export SLURM_RESTART_COUNT=1; exec >/dev/full 2>&1\n"
+    assert start(tmp_path, srun="#!/bin/sh\nexit 75\n", before=full).returncode == 75
+    assert start(tmp_path, srun="#!/bin/sh\nexit 0\n", before=full).returncode == 0
