@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+_PR_SET_CHILD_SUBREAPER = 36
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -22,16 +25,6 @@ def catches(pid: int, number: int) -> bool:
     """
     status = Path(f"/proc/{pid}/status").read_text()
     return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
-
-
-def blocks(pid: int, number: int) -> bool:
-    """Whether a process, in its main thread, blocks a signal (proc(5), SigBlk): it may wait for it in another one.
-
-    Raises:
-        OSError: there is no such process.
-    """
-    status = Path(f"/proc/{pid}/status").read_text()
-    return bool(int(status.partition("SigBlk:")[2].split()[0], 16) >> (number - 1) & 1)
 
 
 def started(pid: int) -> str:
@@ -64,7 +57,28 @@ def find(values: Mapping[str, str]) -> list[int]:
 def children(pid: int) -> list[int]:
     """Return the processes that a process has started and that still run (proc(5), children)."""
     found = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += [int(word) for word in path.read_text().split()]
+    with contextlib.suppress(OSError):  # it has just ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += [int(word) for word in (thread / "children").read_text().split()]
     return found
+
+
+def adopt_orphans() -> None:
+    """Become the parent of the processes below this one whose own parent ends first (prctl(2))."""
+    import ctypes  # needed by jobs on this machine only
+
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_all_below(timeout_s: float = 10.0) -> None:
+    """Kill all processes below this one, the adopted ones too, and wait for their ends, at most so many seconds."""
+    deadline = time.monotonic() + timeout_s
+    while (left := children(os.getpid())) and time.monotonic() < deadline:
+        for pid in left:  # what these leave behind comes next
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in left:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.01)

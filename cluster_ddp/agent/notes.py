@@ -11,11 +11,13 @@ the first word of a rank counts.
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import stat
-import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from cluster_ddp.contract import Env
 LONGEST = 300
 """So many characters of an error are kept."""
 
+_PREFIX = "cluster_ddp-notes-"
+_NEW_S = 60.0
 _IN_MEMORY = Path("/dev/shm")
 _BYTES = 64 * 1024
 
@@ -50,17 +54,62 @@ def joined(env: Mapping[str, str], rank: int | str) -> None:
     _write(env, f"joined-{rank}", {})
 
 
-def make_folder() -> Path:
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
     """Make a folder for notes, for its owner only: in memory, else in the temporary folder.
 
-    Its path is short. Who makes it removes it.
-
-    Raises:
-        OSError: it can't be made in either.
+    It is removed after the body. Those of processes that were killed are removed first: who has one locks it. If none
+    can be made, nothing can be noted: then it is no folder.
     """
+    made, lock = _locked_folder()
+    try:
+        yield made
+    finally:
+        if lock is not None:
+            _remove(made)
+            os.close(lock)
+
+
+def _locked_folder() -> tuple[Path, int | None]:
+    for parent in (_IN_MEMORY, Path(os.environ.get("TMPDIR") or "/tmp")):
+        with contextlib.suppress(OSError):
+            _remove_leftovers(parent)
+            made = parent / f"{_PREFIX}{os.urandom(4).hex()}"
+            made.mkdir(mode=0o700)  # fails if there is one
+            return made, _lock(made)
+    return Path(os.devnull), None
+
+
+def _lock(path: Path) -> int:
+    """Lock a folder of ours, until its descriptor is closed: a process that is killed closes it, too."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Remove our folders that nobody has locked. A new one is not locked yet."""
+    for left in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.lstat().st_mtime > _NEW_S:
+                lock = _lock(left)
+                _remove(left)
+                os.close(lock)
+
+
+def _remove(made: Path) -> None:
+    """Remove a folder with notes: it has files only, but for what others have left there."""
     with contextlib.suppress(OSError):
-        return Path(tempfile.mkdtemp(prefix="ddp-", dir=_IN_MEMORY))
-    return Path(tempfile.mkdtemp(prefix="ddp-"))
+        for path in made.iterdir():
+            with contextlib.suppress(OSError):
+                path.unlink()
+        made.rmdir()
 
 
 class Notes:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from cluster_ddp import processes
 from cluster_ddp.agent import channel, log_words, outcome, place
 from cluster_ddp.agent.job import report, step
 from cluster_ddp.agent.job.hearing import Hearing
-from cluster_ddp.agent.notes import Notes, make_folder
+from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import End, Outcome
 from cluster_ddp.agent.secret import Key
@@ -64,6 +64,7 @@ class LocalJob:
             OSError: a task can't be started, or its log can't be written.
             RendezvousError: there is no free port.
         """
+        processes.adopt_orphans()
         restarts = 0
         while True:
             ended, has_killed = self._start(restarts)
@@ -78,29 +79,27 @@ class LocalJob:
             outcome.write(self.folder, ended, shared=self.options.share)
         step.clean_up(self.options, {**self._env, **self.added}, ended.status)
         report.show_how_to_resume(ended.status, self.added)
-        if ended.state != "COMPLETED" and os.getpgid(0) == os.getpid():
-            os.killpg(0, signal.SIGKILL)  # processes that a killed task has left behind, and this one
+        if ended.state != "COMPLETED":
+            processes.kill_all_below()  # those that a killed task has left behind
         return ended.status
 
     def _start(self, restarts: int) -> tuple[Outcome, bool]:
         """One start. Returns how it ended, and whether a task had to be killed."""
-        logs, hearing, folder = report.Logs(self.folder), Hearing(self.ranks), make_folder()
+        logs, hearing = report.Logs(self.folder), Hearing(self.ranks)
         shared = place.common(self.options, self.folder)
         shared |= place.on_this_machine(self.options, self.ranks, restarts)
         listener, key = channel.listen_here(), Key.of_job(shared)
         with contextlib.closing(channel.Server(listener, key, hearing.hear, hearing.gone)) as server:
             env = {**self._env, **shared, Env.CHANNEL: f"127.0.0.1:{server.port}"}
-            keeper = Keeper(Notes(folder), lambda end: None, patience_s=_KILL_AFTER_S, on_term=self._cancel)
+            no_notes = Notes(Path(os.devnull))  # the ranks have keepers of their own
+            keeper = Keeper(no_notes, lambda end: None, patience_s=_KILL_AFTER_S, on_term=self._cancel)
             self._keeper, self._state = keeper, ""
-            try:
-                for rank in range(self.ranks if self.options.launcher == "srun" else 1):
-                    self._start_task(rank, env)
-                self._deadline = time.monotonic() + self._limit_s
-                self._warn_at = self._deadline - WARNING_S if self._limit_s > WARNING_S else float("inf")
-                status = keeper.keep(self._look_at_the_clock)
-                server.drain(1.0)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
+            for rank in range(self.ranks if self.options.launcher == "srun" else 1):
+                self._start_task(rank, env)
+            self._deadline = time.monotonic() + self._limit_s
+            self._warn_at = self._deadline - WARNING_S if self._limit_s > WARNING_S else float("inf")
+            status = keeper.keep(self._look_at_the_clock)
+            server.drain(1.0)
         return self._judged(status, restarts, hearing, logs), keeper.has_killed
 
     def _start_task(self, rank: int, env: Mapping[str, str]) -> None:
@@ -115,13 +114,15 @@ class LocalJob:
         self._state = self._state or state
         self._keeper.end()
 
-    def _look_at_the_clock(self) -> None:
+    def _look_at_the_clock(self) -> float:
+        """Do what is due. Returns the seconds until more is."""
         now = time.monotonic()
         if now >= self._warn_at:
             self._warn_at = float("inf")
             self._keeper.received(signal.SIGUSR1)
         if now >= self._deadline and not self._state:
             self._end("TIMEOUT")
+        return min(self._warn_at, self._deadline) - now if not self._state else float("inf")
 
     def _judged(self, status: int, restarts: int, hearing: Hearing, logs: report.Logs) -> Outcome:
         ended = Outcome(job=str(os.getpid()), restart=restarts, state="COMPLETED", status=status)

@@ -9,16 +9,14 @@ import resource
 import shutil
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from cluster_ddp import processes
-from cluster_ddp.agent import channel, grid, log_words, outcome, place, threads
+from cluster_ddp.agent import channel, grid, log_words, notes, outcome, place, threads
 from cluster_ddp.agent.job import ranks_and_gpus, report, requeue, step
 from cluster_ddp.agent.job.hearing import Hearing
 from cluster_ddp.agent.job.requeue import Policy, Requeue
-from cluster_ddp.agent.notes import Notes, make_folder
+from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import End, Outcome
 from cluster_ddp.agent.secret import Key
@@ -29,11 +27,8 @@ from cluster_ddp.contract import EXIT_STOPPED, RESTART, Env, File
 _ASK_S = 60.0
 # How long to wait, after srun has ended, for the last words of tasks.
 _LAST_WORDS_S = 3.0
-# What srun passes on to its tasks; HUP and QUIT make it kill them. TERM is final: it ends this process. Ctrl-C reaches
-# srun, too, which asks what it means.
-_HELD = signals.WARNINGS
-# How long to wait for the first words of tasks before a warning is passed on: those that have not begun miss it.
-_FIRST_WORDS_S = 30.0
+# TERM is final: it ends this process. Ctrl-C reaches srun, too, which asks what it means.
+_HELD = [one for one in signals.PASSED_ON if one not in (signal.SIGTERM, signal.SIGINT)]
 
 
 class Job:
@@ -66,7 +61,7 @@ class Job:
     def run(self) -> int:
         """Start the ranks, wait for their end, and do what follows from it. Returns the exit status."""
         if self._restarts:
-            report.say(f"{RESTART}{self._restarts} of job {self.env['SLURM_JOB_ID']}.")
+            print(f"{RESTART}{self._restarts} of job {self.env['SLURM_JOB_ID']}.", flush=True)
         if remark := ranks_and_gpus.remark(self.size, self.options):
             report.say(remark)
         policy = Policy(self.options.max_requeues, self.options.requeue_on_failure, self.options.requeue_elsewhere)
@@ -75,14 +70,10 @@ class Job:
         for number in _HELD:
             signal.signal(number, lambda number, frame: self._early.append(number))
         hearing = Hearing(self.size.world_size)
-        folder = make_folder()
-        _leave_nothing(folder)
-        try:
-            with self._job_times(folder / File.JOB_TIMES):
-                self.env |= step.staged(self.options, self.size, self.env)
-                status = self._start(hearing, Notes(folder))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with notes.folder() as folder, self._job_times(folder / File.JOB_TIMES):
+            _leave_nothing(folder)
+            self.env |= step.staged(self.options, self.size, self.env)
+            status = self._start(hearing, Notes(folder))
         ended = self._judged(status, hearing)
         report.show(ended, self._log_of_first(ended, hearing), self.env)
         step.clean_up(self.options, self.env, ended.status)
@@ -102,12 +93,12 @@ class Job:
         """Return the command that starts the tasks; see `task.run`."""
         return step.srun(self.options, self.size, self.folder, ignore_warnings=ignore_warnings)
 
-    def _start(self, hearing: Hearing, notes: Notes) -> int:
+    def _start(self, hearing: Hearing, noted: Notes) -> int:
         """Start the tasks and wait for their end. Returns srun's exit status."""
         ignore_warnings, ports = step.configuration(self.env)
         key = Key.of_job(self.env)
         with contextlib.closing(channel.Server(channel.listen(ports), key, hearing.hear, hearing.gone)) as server:
-            keeper = Keeper(notes, lambda end: None, held=_HELD, takers=self._srun_if_ready(hearing))
+            keeper = Keeper(noted, lambda end: None, held=_HELD)
             signal.signal(signal.SIGINT, lambda number, frame: None)
             # Nodes may not know a login node by its name; Slurm tells each task where srun was started.
             self.env[Env.CHANNEL] = f"{self.env['MASTER_ADDR'] if self._is_on_node else ''}:{server.port}"
@@ -120,18 +111,6 @@ class Job:
             server.drain(_LAST_WORDS_S)
         return status
 
-    def _srun_if_ready(self, hearing: Hearing) -> Callable[[int, int], list[int]]:
-        """Return who takes a warning: srun, when it waits for signals, and its tasks have begun."""
-        tasks = self.size.world_size if self.options.launcher == "srun" else self.size.nodes
-        at_the_latest = time.monotonic() + _FIRST_WORDS_S
-
-        def takers(srun: int, number: int) -> list[int]:
-            are_ready = hearing.tasks_begun >= tasks or time.monotonic() > at_the_latest
-            waits = processes.blocks(srun, number) or processes.catches(srun, number)
-            return [srun] if are_ready and waits else []
-
-        return takers
-
     @contextlib.contextmanager
     def _job_times(self, path: Path) -> Iterator[None]:
         """During the body, ask Slurm for the job's start and end, which may change; rank 0 reads the answer."""
@@ -142,7 +121,7 @@ class Job:
         self.env[Env.JOB_TIMES] = str(path)
 
         def write(answer: str) -> None:
-            with contextlib.suppress(OSError):  # a full disk: the ranks know the times of the start
+            with contextlib.suppress(OSError):
                 path.write_text(f"{answer}\n")
 
         def ask() -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp import processes
 from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.notes import Notes
+
+_NEVER = float("inf")
 
 LOOK_AFTER_S = 100.0
 """Seconds after the start of a command."""
@@ -25,46 +26,48 @@ class Watch:
     Args:
         pid: its process.
         rank: its rank; None for the parent of several.
-        env: its environment.
+        world_size: number of ranks.
         notes: where it says that it has joined.
         client: to the job, which is told.
     """
 
-    def __init__(self, pid: int, rank: int | None, env: Mapping[str, str], notes: Notes, client: Client) -> None:
+    def __init__(self, pid: int, rank: int | None, world_size: int, notes: Notes, client: Client) -> None:
         self._pid, self._rank, self._notes, self._client = pid, rank, notes, client
-        self._look_at = time.monotonic() + LOOK_AFTER_S
-        self._is_over = rank is None or env.get("WORLD_SIZE", "1") == "1"
+        is_one_of_many = rank is not None and world_size > 1
+        self._look_at = time.monotonic() + LOOK_AFTER_S if is_one_of_many else _NEVER
 
-    def look(self) -> None:
-        """Look, if it is time."""
-        if self._is_over or time.monotonic() < self._look_at:
-            return
-        self._is_over = True
-        if not self._notes.has_joined(self._rank) and is_alone(self._pid):
-            self._client.say("alone", rank=self._rank)
+    def look(self) -> float:
+        """Look, if it is time. Returns the seconds until then."""
+        if time.monotonic() >= self._look_at:
+            self._look_at = _NEVER
+            if not self._notes.has_joined(self._rank) and is_alone(self._pid):
+                self._client.say("alone", rank=self._rank)
+        return self._look_at - time.monotonic()
 
 
 def is_alone(pid: int) -> bool:
-    """Whether a command's processes have loaded torch and have no TCP socket."""
+    """Whether a command's processes have loaded torch, and surely are connected to no other rank."""
     tree = [pid]
     for one in tree:
         tree += processes.children(one)
-    return any(map(_has_torch, tree)) and not any(map(_has_tcp, tree))
+    try:
+        return any(_has_torch(one) for one in tree) and not any(_has_tcp(one) for one in tree)
+    except OSError:  # one has just ended, or can't be looked at
+        return False
 
 
 def _has_torch(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return "libtorch" in Path(f"/proc/{pid}/maps").read_text(errors="replace")
-    return False
+    """Whether a process has loaded torch, without MPI, which needs no TCP."""
+    mapped = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    return "libtorch" in mapped and "libmpi" not in mapped
 
 
 def _has_tcp(pid: int) -> bool:
-    """Whether a process has a TCP socket; also if that can't be seen."""
-    try:
-        sockets = {str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()}
-        texts = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
-    except FileNotFoundError:  # it has just ended
-        return not Path(f"/proc/{pid}").exists()
-    except OSError:
-        return True
+    """Whether a process has a TCP socket."""
+    sockets = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just been closed
+            sockets.add(str(path.readlink()))
+    tables = [Path(f"/proc/{pid}/net/{name}") for name in ("tcp", "tcp6")]
+    texts = [table.read_text() for table in tables if table.exists()]  # a kernel may lack IPv6
     return any(f"socket:[{line.split()[9]}]" in sockets for text in texts for line in text.splitlines()[1:])

@@ -13,13 +13,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.outcome import End
 from cluster_ddp.agent.task import memory, signals
+from cluster_ddp.agent.task.spawn import spawn
 from cluster_ddp.contract import EXIT_STOPPED
-from cluster_ddp.files import open_own
 
 PATIENCE_S = 30.0
 """Seconds from the first rank that stopped in time to TERM for the others, and from TERM to KILL (Slurm's KillWait)."""
@@ -28,6 +28,7 @@ PATIENCE_S = 30.0
 # a command still runs so many seconds later, the signal is passed on.
 _PASS_ON_S = 1.0
 _POLL_S = 0.2  # while a deadline is set, or a warning waits for a handler
+_LONGEST_WAIT_S = 3600.0
 _NEVER = float("inf")
 
 
@@ -49,7 +50,6 @@ class Keeper:
         patience_s: seconds from TERM to KILL.
         held: the signals that it passes on.
         on_term: is called instead of passing TERM on.
-        takers: says which processes get a signal for a command; none: not yet. TERM is for the command itself.
     """
 
     def __init__(
@@ -60,9 +60,7 @@ class Keeper:
         patience_s: float = PATIENCE_S,
         held: Sequence[signal.Signals] = signals.PASSED_ON,
         on_term: Callable[[], None] | None = None,
-        takers: Callable[[int, int], Sequence[int]] = signals.takers,
     ) -> None:
-        self._takers = takers
         self._notes, self._tell, self._patience_s, self._on_term = notes, ended, patience_s, on_term
         self._running: dict[int, Child] = {}
         self._statuses: list[int] = []  # other than 0, in the order in which they came
@@ -72,8 +70,10 @@ class Keeper:
         self.has_killed = False
         """Whether a command had to be killed: what it has started may still run."""
         self._oom_kills = memory.oom_kills()
-        self._held = [*held, signal.SIGCHLD]
-        signal.pthread_sigmask(signal.SIG_BLOCK, self._held)
+        # Whom nohup has started, a terminal that closes does not end, and none of its commands.
+        deaf = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else []
+        self._held = [*(one for one in held if one not in deaf), signal.SIGCHLD]
+        signals.hold(self._held)
         for number in self._held:  # shows other processes, in /proc, that they are caught
             signal.signal(number, lambda number, frame: None)
 
@@ -101,63 +101,43 @@ class Keeper:
         Raises:
             OSError: the log can't be written, or there is no such program.
         """
-        actions: list[Any] = [] if log is None else [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
-        target = None if log is None else open_own(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        actions += [] if target is None else [(os.POSIX_SPAWN_DUP2, target, stream) for stream in (1, 2)]
-        for number in signals.WARNINGS if ignore_warnings else ():
-            signal.signal(number, signal.SIG_IGN)  # it is blocked: one that comes now is held nevertheless
-        defaults = [number for number in self._held if not (ignore_warnings and number in signals.WARNINGS)]
-        try:
-            pid = os.posix_spawnp(
-                command[0], list(command), dict(env), file_actions=actions, setsigmask=(), setsigdef=defaults
-            )
-        finally:
-            for number in signals.WARNINGS if ignore_warnings else ():
-                signal.signal(number, lambda number, frame: None)
-            if target is not None:
-                os.close(target)
+        ignored = signals.WARNINGS if ignore_warnings else ()
+        early = signals.taken(ignored)
+        pid = spawn(command, env, log=log, default=self._held, ignored=ignored)
         self.adopt(rank, pid)
+        for number in early:
+            self.received(number)
         return pid
 
     def adopt(self, rank: int | None, pid: int) -> None:
         """Keep a child of this process that is running already."""
         self._running[pid] = Child(rank, "the ranks' parent" if rank is None else f"rank {rank}")
 
-    def let_go(self, handlers: Mapping[int, Any]) -> None:
-        """In a process that was forked: keep nothing, and let the signals come.
-
-        Args:
-            handlers: signal -> its handler; the default effect for the others.
-        """
-        for number in self._held:
-            signal.signal(number, handlers.get(number, signal.SIG_DFL))
-        self._running = {}
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._held)
-
     @property
     def running(self) -> list[int]:
         """The process ids of the commands that run."""
         return list(self._running)
 
-    def keep(self, tick: Callable[[], None] | None = None) -> int:
+    def keep(self, tick: Callable[[], float] | None = None) -> int:
         """Wait for the end of all commands.
 
         Args:
-            tick: is called after each event, and at least once a second.
+            tick: is called after each event. It returns after how many seconds it is to be called at the latest.
 
         Returns:
             The `status_of` all.
         """
+        self._reap()
         while self._running:
-            is_busy = self._waiting or min(self._term_at, self._kill_at) < _NEVER
-            received = signal.sigtimedwait(self._held, _POLL_S if is_busy else 1.0 if tick else 3600.0)
-            if received is not None and received.si_signo != signal.SIGCHLD:
+            wait_s = _LONGEST_WAIT_S if tick is None else tick()
+            if self._waiting or min(self._term_at, self._kill_at) < _NEVER:
+                wait_s = min(wait_s, _POLL_S)
+            received = signal.sigtimedwait(self._held, max(0.0, min(wait_s, _LONGEST_WAIT_S)))
+            if received is not None and not signals.is_known_to_all(received):
                 self.received(signal.Signals(received.si_signo))
             self._reap()
             self._pass_on()
             self._end_overdue()
-            if tick is not None:
-                tick()
         return status_of(self._statuses)
 
     def received(self, number: signal.Signals) -> None:
@@ -165,26 +145,27 @@ class Keeper:
         if number == signal.SIGTERM and self._on_term is not None:
             self._on_term()
             return
-        if number in (signal.SIGINT, signal.SIGQUIT) and signals.are_typed():
-            return  # it has reached all
         due = time.monotonic() + (_PASS_ON_S if "SLURM_PROCID" in os.environ else 0.0)
         self._waiting.update({(pid, number): due for pid in self._running if (pid, number) not in self._waiting})
 
     def end(self) -> None:
         """End all commands: TERM, later KILL."""
-        self._term_at = min(self._term_at, 0.0)
+        if not self._is_ending:
+            self._term_at = 0.0
 
     def _pass_on(self) -> None:
         for (pid, number), due in list(self._waiting.items()):
             if pid not in self._running:
                 del self._waiting[pid, number]
             elif time.monotonic() >= due:
-                takers = [pid] if number == signal.SIGTERM else self._takers(pid, number)
+                takers = [pid] if number == signal.SIGTERM else signals.takers(pid, number)
                 for one in takers:  # without any it waits: the command would die of it
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(one, number)
                 if takers:
                     del self._waiting[pid, number]
+                if number == signal.SIGTERM:
+                    os.kill(pid, signal.SIGCONT)  # a suspended process could not end
 
     def _reap(self) -> None:
         for pid in list(self._running):  # not any child: a thread may wait for one of its own
@@ -216,7 +197,7 @@ class Keeper:
         now = time.monotonic()
         if now >= self._term_at and self._running:
             self._send(signal.SIGTERM)
-            self._send(signal.SIGCONT)  # a suspended process could not end
+            self._send(signal.SIGCONT)
             self._term_at, self._kill_at, self._is_ending = _NEVER, now + self._patience_s, True
         elif now >= self._kill_at and self._running:
             names = ", ".join(child.name for child in self._running.values())

@@ -5,56 +5,86 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cluster_ddp import processes
+from cluster_ddp.agent.python_command import SHELLS, program_words
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 """They come some time before the end, and by themselves should not end a process."""
 
 _KERNELS = "KILL STOP CHLD CONT TSTP TTIN TTOU SEGV BUS FPE ILL ABRT TRAP SYS PIPE WINCH URG PROF VTALRM STKFLT"
 
+_LONGEST_SHEBANG = 256  # binfmt_script
+
 PASSED_ON = tuple(one for one in signal.Signals if one.name[3:] not in _KERNELS.split())
 """Signals of people and of Slurm (scancel --signal, sbatch --signal): those that come from outside."""
 
-SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
-"""They can't trap a signal that was ignored when they started (POSIX, trap)."""
+
+def hold(numbers: Iterable[int] = (*PASSED_ON, signal.SIGCHLD)) -> None:
+    """Let signals wait, from now on, for whoever takes them: the process's keeper."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+
+def let_come(numbers: Iterable[int] = (*PASSED_ON, signal.SIGCHLD)) -> None:
+    """End `hold`, in a process that was forked meanwhile: it has no keeper."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
+def taken(numbers: Sequence[int]) -> list[signal.Signals]:
+    """Take those of some signals that wait already."""
+    found = []
+    while numbers and (one := signal.sigtimedwait(numbers, 0)) is not None:
+        found.append(signal.Signals(one.si_signo))
+    return found
+
+
+def is_known_to_all(received: signal.struct_siginfo) -> bool:
+    """Whether a signal concerns nobody else: an end of a child, or Ctrl-C, which the terminal sends to all."""
+    is_typed = received.si_signo in (signal.SIGINT, signal.SIGQUIT) and received.si_code > 0  # by the kernel
+    return received.si_signo == signal.SIGCHLD or is_typed
 
 
 def takers(pid: int, number: int) -> list[int]:
     """Return who has a handler for a signal: a command itself, or else those nearest below it; empty if nobody.
 
+    A shell may have one for itself only, with which it cleans up and ends: processes below it come first.
+
     Args:
         pid: the command's process. A child that has ended can be looked at until it is waited for.
         number: the signal.
     """
-    level = [pid]
+    level, shells = [pid], []
     while level:
         found = []
         for one in level:
             with contextlib.suppress(OSError, IndexError):
                 found += [one] if processes.catches(one, number) else []
-        if found:
-            return found
+        if takers := [one for one in found if not _cleans_up(one, number)]:
+            return takers
+        shells += found
         level = [child for one in level for child in processes.children(one)]
-    return []
+    return shells[:1]
 
 
-def are_typed() -> bool:
-    """Whether this process is in the foreground of a terminal: what is typed there, such as Ctrl-C, reaches all."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
+def _cleans_up(pid: int, number: int) -> bool:
+    """Whether a handler may be a shell's own. With a trap for EXIT, bash catches all signals that would end it.
+
+    While it waits for a command, it catches INT, too.
+    """
+    with contextlib.suppress(OSError, IndexError):
+        is_shell = Path(f"/proc/{pid}/exe").readlink().name in SHELLS
+        return is_shell and (number == signal.SIGINT or processes.catches(pid, signal.SIGSEGV))
+    return False
 
 
 def is_shell(command: Sequence[str]) -> bool:
-    """Whether a command begins with a shell."""
-    return bool(command) and Path(command[0]).name in SHELLS
+    """Whether a shell runs a command: it can't trap a signal that was ignored when it started (POSIX, trap)."""
+    program = Path(program_words(command)[0])
+    if program.name in SHELLS:
+        return True
+    with contextlib.suppress(OSError), program.open("rb") as file:  # a script; on the PATH, it is not looked for
+        first = file.readline(_LONGEST_SHEBANG)
+        return first.startswith(b"#!") and any(Path(os.fsdecode(word)).name in SHELLS for word in first[2:].split())
+    return False

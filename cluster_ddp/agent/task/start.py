@@ -6,23 +6,23 @@ of its own (`rank`), since torchrun does not say how its workers end.
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
-import shutil
+import signal
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from cluster_ddp.agent import place, python_command
 from cluster_ddp.agent.channel import Client
-from cluster_ddp.agent.notes import Notes, make_folder, one_line
+from cluster_ddp.agent.notes import Notes, folder, one_line
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import End
 from cluster_ddp.agent.task import alone, containers, signals, staging
 from cluster_ddp.agent.task.containers import Container
-from cluster_ddp.agent.task.keeper import Keeper
+from cluster_ddp.agent.task.keeper import Keeper, say
 from cluster_ddp.contract import Env
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, JobError
 
@@ -66,34 +66,42 @@ def keep(
         rank: its rank; None for the parent of several.
         ignore_warnings: see `run`.
     """
-    folder = make_folder()
+    with folder() as place_of_notes:
+        return _kept(options, agent, {**env, Env.NOTES: str(place_of_notes)}, rank, ignore_warnings)
+
+
+def _kept(
+    options: Options, agent: Sequence[str], env: Mapping[str, str], rank: int | None, ignore_warnings: bool
+) -> int:
+    notes = Notes(Path(env[Env.NOTES]))
     client = Client.of_job(env)
     client.say("hello", ranks=[] if rank is None else [rank], host=socket.gethostname(), task=env.get("SLURM_PROCID"))
     try:
-        notes, env = Notes(folder), {**env, Env.NOTES: str(folder)}
         if options.doctor and (status := _examined(options, env, rank, notes, client)):
             return status
         keeper = Keeper(notes, lambda end: client.say("ended", **end._asdict()))
-        started = in_container(options, *launched(options, agent, env), folder, ignore_warnings)
-        ignored = options.launcher == "torchrun" or (ignore_warnings and not signals.is_shell(started.command))
+        ignored = options.launcher == "torchrun" or (ignore_warnings and not signals.is_shell(options.command))
+        started = in_container(options, *launched(options, agent, env, ignore_warnings=ignore_warnings), ignored)
         pid = keeper.start(rank, started.command, started.env, ignore_warnings=ignored)
-        return keeper.keep(alone.Watch(pid, rank, env, notes, client).look)
+        return keeper.keep(alone.Watch(pid, rank, int(env.get("WORLD_SIZE", "1")), notes, client).look)
     except (OSError, ClusterDDPError) as error:
         status, words = _not_started(options.command, error)
         client.say("ended", **End(rank, socket.gethostname(), status, words)._asdict())
         return status
     finally:
         client.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
-def launched(options: Options, agent: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+def launched(
+    options: Options, agent: Sequence[str], env: Mapping[str, str], *, ignore_warnings: bool = False
+) -> tuple[list[str], dict[str, str]]:
     """Return the command that starts the ranks of a node, and its environment: the user's own with srun.
 
     Args:
         options: of the job.
         agent: the command of this program.
         env: the environment of the task.
+        ignore_warnings: see `run`.
     """
     command, env = list(options.command), dict(env)
     ranks = env["LOCAL_WORLD_SIZE"]
@@ -106,7 +114,8 @@ def launched(options: Options, agent: Sequence[str], env: Mapping[str, str]) -> 
     if options.launcher == "torchrun":
         cpus = env.get(Env.CPUS_PER_TASK) or str(options.cpus_per_task or 1)
         env["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS") or cpus
-        return [*_torchrun(command, env), *agent, "rank", "--", *command], env
+        rank = ["rank", *(["--ignore-warnings"] if ignore_warnings else []), "--"]
+        return [*_torchrun(command, env), *agent, *rank, *command], env
     return command, env
 
 
@@ -125,17 +134,22 @@ def _torchrun(command: Sequence[str], env: Mapping[str, str]) -> list[str]:
     ]
 
 
-def in_container(
-    options: Options, command: list[str], env: dict[str, str], folder: Path, ignore_warnings: bool
-) -> Prepared:
-    """Return a command as it runs in the job's Apptainer container; as it is if the job has none."""
+def in_container(options: Options, command: list[str], env: dict[str, str], ignored: bool) -> Prepared:
+    """Return a command as it runs in the job's Apptainer container; as it is if the job has none.
+
+    Args:
+        options: of the job.
+        command: inside.
+        env: its environment.
+        ignored: whether it starts with warnings ignored.
+    """
     if options.container is None:
         return Prepared(command, env)
-    folders = [str(Path.cwd()), str(folder), *([env[Env.RUN_DIR]] if env.get(Env.RUN_DIR) else [])]
+    folders = [str(Path.cwd()), env[Env.NOTES], *([env[Env.RUN_DIR]] if env.get(Env.RUN_DIR) else [])]
     times = Path(env.get(Env.JOB_TIMES, "")).parent
     folders += [str(times)] if Env.JOB_TIMES in env and times.is_dir() else []  # the batch host has it
     container = Container(options.container, options.container_bind, options.container_overlay)
-    words, more = containers.apptainer(container, command, env, folders=folders, ignore_warnings=ignore_warnings)
+    words, more = containers.apptainer(container, command, env, folders=folders, ignore_warnings=ignored)
     return Prepared(words, {**env, **more})
 
 
@@ -145,18 +159,21 @@ def _examined(options: Options, env: Mapping[str, str], rank: int | None, notes:
     if options.launcher != "srun":  # one examines the node
         env[Env.GPUS_PER_TASK] = str(int(env["LOCAL_WORLD_SIZE"]) * options.gpus_per_task)
         env = {name: value for name, value in env.items() if name not in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
-    keeper = Keeper(notes, lambda end: client.say("ended", **end._asdict()) if end.status else None)
+    held = [signal.SIGTERM]  # any other waits for the ranks
+    keeper = Keeper(notes, lambda end: client.say("ended", **end._asdict()) if end.status else None, held=held)
     keeper.start(rank, [python_command.interpreter(options.command), "-m", "cluster_ddp.doctor", "--quick"], env)
     return keeper.keep()
 
 
 def _not_started(command: Sequence[str], error: OSError | ClusterDDPError) -> tuple[int, str]:
     """Say why a command can't be started. Returns its exit status, as a shell's, and why in one line."""
+    status = USAGE_EXIT_STATUS
     if isinstance(error, OSError):
+        is_there = error.errno in (errno.EACCES, errno.ENOEXEC)
         hint = "look at the PATH of the job: its modules, environment and --setup"
+        if is_there:
+            hint = f"chmod +x {shlex.quote(command[0])}; a script's first line is such as #!/bin/bash"
         error = JobError(f"Starting {shlex.join(command)}:", f"{error.strerror}: {error.filename}.", hint)
-        status = 127
-    else:
-        status = USAGE_EXIT_STATUS
-    print(f"error: {error}", file=sys.stderr, flush=True)
+        status = 126 if is_there else 127
+    say(f"error: {error}")
     return status, one_line(f"{error.asked} {error.found}")

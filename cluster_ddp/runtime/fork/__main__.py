@@ -16,15 +16,15 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.outcome import End
+from cluster_ddp.agent.task import alone, signals
 from cluster_ddp.agent.task.keeper import Keeper, say
-from cluster_ddp.agent.task.signals import WARNINGS
 from cluster_ddp.contract import EXIT_STOPPED, Env, File
 from cluster_ddp.errors import exit_on_error
 from cluster_ddp.files import open_own
@@ -46,31 +46,45 @@ def main(argv: Sequence[str] | None = None) -> None:
         node = NodeRanks.from_environ(os.environ, arguments.ranks)
         node.environ(0, os.getpid())  # report its errors once, not in each rank
         # They were ignored: importing this package has changed that. From here on, one that comes waits.
-        ignored = [number for number in WARNINGS if signal.getsignal(number) != signal.SIG_DFL]
+        ignored = [number for number in signals.WARNINGS if signal.getsignal(number) != signal.SIG_DFL]
         if node.num_nodes == 1:
             os.environ.setdefault(Env.SECRET, os.urandom(32).hex())
-        signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)
+        signals.hold(signals.WARNINGS)
         target.prepare()
         preload.load(os.environ.get(Env.PRELOAD, "").split())
-    handlers: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    handlers |= {number: signal.SIG_IGN if number in ignored else signal.SIG_DFL for number in WARNINGS}
-    ranks = [node.rank(local_rank) for local_rank in range(arguments.ranks)]
+    handlers = {number: signal.SIG_IGN if number in ignored else signal.SIG_DFL for number in signals.WARNINGS}
+    _fork(node, target, arguments.log_dir, handlers)
+
+
+def _fork(node: NodeRanks, target: Target, log_dir: Path | None, handlers: Mapping[signal.Signals, Any]) -> NoReturn:
     client = Client.of_job(os.environ)
+    ranks = [node.rank(local_rank) for local_rank in range(node.ranks)]
     client.say("hello", ranks=ranks, host=socket.gethostname(), task=None)
-    keeper = Keeper(Notes(Path(os.environ.get(Env.NOTES) or os.devnull)), lambda end: _ended(client, end))
+    signals.hold()
+    early = signals.taken(signals.WARNINGS)
+    for number, handler in handlers.items():  # now: a rank seems to catch what this process does when it is forked
+        signal.signal(number, handler)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    shared = dict(sys.modules)
+    shared, pids = dict(sys.modules), dict[int, int]()
     for local_rank, rank in enumerate(ranks):
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
             client.close()
             _die_with(parent)
-            _become(node, local_rank, arguments.log_dir)
-            keeper.let_go(handlers)
+            _become(node, local_rank, log_dir)
+            signals.let_come()
             rank_exit.after(target.run, shared)
+        pids[rank] = pid
+    notes = Notes(Path(os.environ.get(Env.NOTES) or os.devnull))
+    keeper = Keeper(notes, lambda end: _ended(client, end))
+    for rank, pid in pids.items():
         keeper.adopt(rank, pid)
-    os._exit(keeper.keep())  # nothing is left to clean up, and torch's own cleanup is slow
+    for number in early:
+        keeper.received(number)
+    watches = [alone.Watch(pid, rank, node.num_nodes * node.ranks, notes, client) for rank, pid in pids.items()]
+    status = keeper.keep(lambda: min(watch.look() for watch in watches))
+    os._exit(status)  # nothing is left to clean up, and torch's own cleanup is slow
 
 
 def _ended(client: Client, end: End) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,10 +82,57 @@ def test_the_folder_is_its_owners_and_in_memory_if_that_can_be(
     if has_memory:
         in_memory.mkdir()
     monkeypatch.setattr(notes, "_IN_MEMORY", in_memory)
-    monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    made = [notes.make_folder(), notes.make_folder()]
-    assert made[0] != made[1]
-    for folder in made:
-        assert folder.parent == (in_memory if has_memory else temporary)
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert len(folder.name) <= 12
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with notes.folder() as one, notes.folder() as other:
+        assert one != other
+        for folder in (one, other):
+            assert folder.parent == (in_memory if has_memory else temporary)
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+            (folder / "failed-1").touch()
+    assert not one.exists() and not other.exists()
+
+
+def test_without_any_place_nothing_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full must not end a training."""
+    monkeypatch.setattr(notes, "_IN_MEMORY", tmp_path / "none")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    with notes.folder() as folder:
+        notes.failed({"CLUSTER_DDP_NOTES": str(folder)}, 1, "ValueError: x")
+        assert Notes(folder).failure(1) is None and not Notes(folder).is_stopped()
+
+
+HOLDER = """import time
+from cluster_ddp.agent import notes
+with notes.folder() as folder:
+    (folder / "failed-1").touch()
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_the_folder_of_a_process_that_was_killed_is_removed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that of one which runs, a new one, or what somebody else has named so."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(notes, "_IN_MEMORY", tmp_path)
+    code = HOLDER.replace("with", f"notes._IN_MEMORY = notes.Path({str(tmp_path)!r})\nwith", 1)
+    holders = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    folders = [Path(holder.stdout.readline().strip()) for holder in holders if holder.stdout is not None]
+    try:
+        holders[0].kill()
+        holders[0].wait()
+        with notes.folder() as new:
+            assert folders[0].exists()
+        for folder in folders:
+            os.utime(folder, (0, 0))
+        (foreign := tmp_path / "ddp-20240101").mkdir()
+        (tmp_path / f"{new.name}x").symlink_to(foreign)
+        (foreign / "kept").touch()
+        os.utime(foreign, (0, 0))
+        with notes.folder():
+            assert [folder.exists() for folder in folders] == [False, True]
+            assert (folders[1] / "failed-1").exists() and (foreign / "kept").exists()
+    finally:
+        holders[1].kill()
+        holders[1].wait()

@@ -14,17 +14,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from cluster_ddp.runtime.fork.agent import Agent, outcome
+from listening import listening
 from slowness import scaled
 
-from cluster_ddp.agent.notes import Notes
+from cluster_ddp.agent.outcome import End
+from cluster_ddp.agent.task.keeper import status_of
 from cluster_ddp.runtime.fork import affinity
 from cluster_ddp.runtime.fork.__main__ import PROGRAM
-from cluster_ddp.runtime.usage import cgroups
 
 WITHOUT_TORCH = (
-    "import os, sys; from cluster_ddp.runtime.fork import __main__ as fork, agent, preload; preload.MODULES = ();"
-    "preload._check = lambda: None; preload.reinit_after_fork = lambda cpus: None; agent.PATIENCE_S = 1.0;"
+    "import os, sys; from cluster_ddp.runtime.fork import __main__ as fork, preload; preload.MODULES = ();"
+    "preload._check = lambda: None; preload.reinit_after_fork = lambda cpus: None;"
+    "from cluster_ddp.agent.task import keeper; keeper.PATIENCE_S = 1.0;"
+    "keeper.Keeper.__init__.__kwdefaults__['patience_s'] = 1.0;"
     "sys.path[0] = os.getcwd(); fork.main()"
 )
 STAND_IN = (sys.executable, "-c", WITHOUT_TORCH)
@@ -229,30 +231,47 @@ def test_each_rank_has_its_log_and_the_parents_buffer_is_not_theirs(tmp_path: Pa
         ("sys.exit('no reason')", 1, "no reason\n"),
         ("os._exit(9)", 9, "status 9"),
         ("1 / 0", 1, "ZeroDivisionError"),
-        ("os.kill(os.getpid(), 9)", 137, "rank 1 was ended by SIGKILL."),
-        ("os.kill(os.getpid(), 11)", 139, "SIGSEGV"),
+        ("os.kill(os.getpid(), 9)", 137, "rank 1 was killed by SIGKILL."),
+        ("os.kill(os.getpid(), 11)", 139, "rank 1 was killed by SIGSEGV."),
         ("sys.exit(75)", 75, ""),
     ],
 )
 def test_the_status_is_that_of_the_rank_that_failed(tmp_path: Path, ending: str, status: int, said: str) -> None:
+    """The job is told how each rank ended."""
     script = f"{SAY}import sys\nif rank == '1':\n    {ending or 'pass'}\n"
-    found, _, err = run(tmp_path, script, CLUSTER_DDP_NOTES=str(tmp_path))
+    with listening() as job:
+        found, _, err = run(tmp_path, script, **job.env)
+        ended = {end.rank: end for end in job.ends()}
     assert found == status
-    how = {137: "killed by SIGKILL", 139: "killed by SIGSEGV"}.get(status)
-    assert Notes(tmp_path).failure(1) == (None if how is None else (how, False))
+    assert ended[1] == End(1, socket.gethostname(), status, was_stopped=status == 75)
     assert said in err
-    assert Notes(tmp_path).is_stopped() == (status == 75)
+    assert sorted(ended) == [0, 1]
 
 
-def test_the_kernels_kills_for_memory_are_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    counts = iter((1, 2))
-    monkeypatch.setattr(cgroups, "oom_kills", lambda: next(counts))
-    Agent({99: 1}, {"CLUSTER_DDP_NOTES": str(tmp_path)})._ended(1, 137)
-    me = f"rank 1 on {socket.gethostname()}"
-    assert Notes(tmp_path).failure(1) == ("killed by the kernel for memory", False)
-    assert f"The kernel has killed a process of {me} for memory (oom_kill).\n" in capsys.readouterr().err
+def test_a_rank_leaves_its_words_for_the_job(tmp_path: Path) -> None:
+    note = """open(os.environ["CLUSTER_DDP_NOTES"] + "/failed-1", "w").write('{"words": "x", "consequence": true}')"""
+    with listening() as job:
+        status, *_ = run(tmp_path, f"{SAY}\nif rank == '1':\n    {note}; os._exit(3)", **job.env, **notes_in(tmp_path))
+        assert End(1, socket.gethostname(), 3, "x", is_consequence=True) in job.ends()
+    assert (status, job.gone) == (3, job.said[:1])
+    assert {**job.said[0]} == {"kind": "hello", "ranks": [0, 1], "host": socket.gethostname(), "task": None}
+
+
+def notes_in(folder: Path) -> dict[str, str]:
+    (folder / "notes").mkdir()
+    return {"CLUSTER_DDP_NOTES": str(folder / "notes")}
+
+
+def test_the_job_is_told_that_its_parent_is_gone(tmp_path: Path) -> None:
+    """Whatever the ranks have inherited: they would keep a connection open."""
+    with listening() as job:
+        process = started(tmp_path, f"{READY}import time\nready()\ntime.sleep(600)\n", **job.env)
+        wait_for(tmp_path, "ready0", "ready1")
+        sockets = [[str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()] for pid in children(process.pid)]
+        assert not [name for names in sockets for name in names if name.startswith("socket:")]
+        process.kill()
+        assert job.ends() == []
+    assert job.gone == job.said[:1]
 
 
 def test_more_modules_can_be_imported_once(tmp_path: Path) -> None:
@@ -276,7 +295,7 @@ def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:
     [([], 0), ([1, 143], 1), ([143, 75], 75), ([75, 143, 1], 75), ([1, 75], 1), ([143, 137], 137), ([143, 143], 143)],
 )
 def test_which_status_counts(statuses: list[int], status: int) -> None:
-    assert outcome(statuses) == status
+    assert status_of(statuses) == status
 
 
 def test_the_death_of_a_rank_ends_the_others_also_those_that_will_not(tmp_path: Path) -> None:
@@ -290,7 +309,7 @@ def test_the_death_of_a_rank_ends_the_others_also_those_that_will_not(tmp_path: 
     begun = time.monotonic()
     status, out, err = run(tmp_path, script, ranks=3)
     assert (status, out) == (5, "deaf\n")
-    assert "ranks [2] did not end within 1 s: killing them." in err
+    assert "rank 2 did not end within 1 s of TERM: killing." in err
     assert time.monotonic() - begun < scaled(20)
 
 

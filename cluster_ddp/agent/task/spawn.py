@@ -1,0 +1,67 @@
+"""Start a command as a shell would: found on the PATH of its own environment, with the default effects of signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster_ddp.files import open_own
+
+# Python ignores them, and what is ignored stays ignored in a command: `yes | head` would not end.
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+def spawn(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    log: Path | None = None,
+    default: Sequence[int] = (),
+    ignored: Sequence[int] = (),
+) -> int:
+    """Start a command. No signal is blocked in it.
+
+    Args:
+        command: program and arguments.
+        env: its environment.
+        log: where its output is appended; None for this process's own.
+        default: signals that have their default effect in it.
+        ignored: signals that it ignores, until it has a handler. They must be blocked here, and have a handler that
+            may be replaced by one that does nothing. What is pending of them is lost.
+
+    Returns:
+        Its process id.
+
+    Raises:
+        OSError: the log can't be written, or there is no such program.
+    """
+    actions: list[Any] = [] if log is None else [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+    target = None if log is None else open_own(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    actions += [] if target is None else [(os.POSIX_SPAWN_DUP2, target, stream) for stream in (1, 2)]
+    more = {"file_actions": actions, "setsigmask": (), "setsigdef": {*default, *_IGNORED_BY_PYTHON} - {*ignored}}
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)  # it is blocked: one that comes now is held nevertheless
+    try:
+        return _started(command, env, more)
+    finally:
+        for number in ignored:
+            signal.signal(number, lambda number, frame: None)
+        if target is not None:
+            os.close(target)
+
+
+def _started(command: Sequence[str], env: Mapping[str, str], more: Mapping[str, Any]) -> int:
+    """posix_spawnp(3) would look on the PATH of this process. An error that says more than "not found" counts."""
+    program = command[0]
+    error: OSError | None = None
+    for folder in [""] if "/" in program else os.get_exec_path(env):
+        try:
+            return os.posix_spawn(f"{folder}/{program}" if folder else program, list(command), dict(env), **more)
+        except (FileNotFoundError, NotADirectoryError) as found:
+            error = error or found
+        except PermissionError as found:
+            error = found
+    raise error or FileNotFoundError(2, os.strerror(2), program)

@@ -1,0 +1,40 @@
+"""A job's side of the channel, for what its tasks say."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from cluster_ddp.agent import channel
+from cluster_ddp.agent.channel import Message
+from cluster_ddp.agent.outcome import End
+from cluster_ddp.agent.secret import Key
+
+SECRET = "5e" * 32
+
+
+class Listening(NamedTuple):
+    """What is heard."""
+
+    server: channel.Server
+    env: dict[str, str]
+    """By which a task finds it."""
+    said: list[Message]
+    gone: list[Message]
+
+    def ends(self) -> list[End]:
+        """How the ranks have ended, once all connections have."""
+        self.server.drain(10)
+        return [End(**{name: one[name] for name in End._fields}) for one in self.said if one["kind"] == "ended"]
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[Listening]:
+    """Listen on this machine."""
+    said: list[Message] = []
+    gone: list[Message] = []
+    server = channel.Server(channel.listen_here(), Key.of_job({"CLUSTER_DDP_SECRET": SECRET}), said.append, gone.append)
+    with contextlib.closing(server):
+        env = {"CLUSTER_DDP_CHANNEL": f"127.0.0.1:{server.port}", "CLUSTER_DDP_SECRET": SECRET}
+        yield Listening(server, env, said, gone)
