@@ -256,7 +256,8 @@ class Client:
             OSError: there is no message in time.
             ValueError: it is not sealed with the key.
         """
-        return self._lines.open(self._line(timeout_s))
+        line = self._line(timeout_s)
+        return self._lines.open(line)
 
     def close(self) -> None:
         """End the connection: the server then knows that nothing more comes."""

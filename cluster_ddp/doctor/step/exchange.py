@@ -1,9 +1,11 @@
 """How the ranks' reports reach rank 0, and its instructions reach them, on a cluster where anything may be broken.
 
-Rank 0 listens on a candidate port of the topology, the port that the training would take. The others connect to it, say
-at once that they are here, and then send a line of JSON for each tier. Until they are connected they write their last
-message to a file. So the exchange is a test itself: a report that comes as a file only is from a rank that does not
-reach the master's port.
+Rank 0 listens on a candidate port of the topology, the port that the training would take. The others connect to it by
+the agent's channel, say at once that they are here, and then send a message for each tier. Until they are connected
+they write their last message to a file. So the exchange is a test itself: a report that comes as a file only is from a
+rank that does not reach the master's port.
+
+A message's kind is its tier; a report has also the rank, the host and the id of its process.
 """
 
 from __future__ import annotations
@@ -13,14 +15,11 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from cluster_ddp.slurm.topology import Topology
 
 POLL_S = 0.1
 """Seconds between two looks for files."""
-GREETING = "cluster_ddp doctor"
-"""Begins the hub's answer, before its proof that it belongs to the run."""
 REPORT, LAST = "report-", "end.json"
 """Prefix of the file of a report; the file with the hub's last message."""
 LEADS, SPEAKS = "leads", "speaks"
@@ -44,9 +43,6 @@ _KINDS = {
     errno.EADDRNOTAVAIL: NO_PORT,
     errno.EINVAL: _NO_ROUTE,  # `ip route add blackhole`
 }
-
-Message = dict[str, Any]
-"""What passes between ranks: it has its tier; a report also rank, host and id of its process."""
 
 
 def connected(host: str, port: int, timeout_s: float) -> socket.socket:

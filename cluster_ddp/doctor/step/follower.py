@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cluster_ddp.agent import notes
+from cluster_ddp.agent.channel import Message
 from cluster_ddp.doctor.finding import Finding
 from cluster_ddp.doctor.step import compare, exchange
-from cluster_ddp.doctor.step.exchange import Message
 from cluster_ddp.doctor.step.hub import Hub
 from cluster_ddp.doctor.step.place import Place
 from cluster_ddp.doctor.step.rank import (
@@ -69,9 +69,9 @@ class Follower(Rank):
         while True:
             # Rank 0 does its own part, then waits for all others.
             told = self._spoke.told(2 * limits_s[tier] + GRACE_S)
-            if told is None or told["tier"] == "end":
+            if told is None or told["kind"] == "end":
                 break
-            tier = str(told["tier"])
+            tier = str(told["kind"])
             self._spoke.send(works[tier](told))
         if told is not None:
             self._spoke.close()
@@ -93,7 +93,7 @@ class Follower(Rank):
             self._spoke.told(GRACE_S, unseen_s=GRACE_S)
             return self._after_rank_0(USAGE_EXIT_STATUS)
         hub = Hub(None, self.key, self.folder)
-        hub.put("nodes", self.place.rank, self.report)
+        hub.put(self.report)
         reports = hub.gather("nodes", self.place.world_size, 1.0)
         here = hub.gather("here", 0, 0.0)
         found = [finding for rank, report in sorted(reports.items()) for finding in findings(rank, report)]
@@ -117,7 +117,7 @@ class Follower(Rank):
     def _speak(self, tier: str, found: Sequence[Finding]) -> int:
         self._hub = hub = Hub(None, self.key, self.folder)
         self.verdict.add(tier, 0.0, found)
-        return self.speak(lambda status: hub.tell({"tier": "end", "status": status}))
+        return self.speak(lambda status: hub.tell("end", status=status))
 
     def _after_rank_0(self, status: int) -> int:
         """Wait, if the status is bad: srun may end all tasks with TERM after the first, whose error is to be rank 0's.

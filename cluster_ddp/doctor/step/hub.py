@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cluster_ddp.agent.channel import Message, Server
+from cluster_ddp.agent.secret import Key
 from cluster_ddp.doctor.step import exchange
-from cluster_ddp.doctor.step.exchange import Message
 from cluster_ddp.errors import RendezvousError
 from cluster_ddp.files import atomic_write
 from cluster_ddp.runtime.rendezvous import beacon
-from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.slurm.topology import Topology
 
 # How long those that read files may take to read the last message.
@@ -31,10 +30,9 @@ class Hub:
         folder: where reports lie that could not be sent; None if it can't be made.
     """
 
-    def __init__(self, topology: Topology | None, key: RunKey, folder: Path | None) -> None:
-        self._key, self._folder, self._begun = key, folder, time.monotonic()
+    def __init__(self, topology: Topology | None, key: Key, folder: Path | None) -> None:
+        self._folder, self._begun = folder, time.monotonic()
         self._received: dict[str, dict[int, Message]] = {}
-        self._connections: dict[int, socket.socket] = {}
         self.closed: set[int] = set()
         """Ranks whose connection has ended: their hosts can be reached."""
         self._news = threading.Condition()
@@ -42,12 +40,17 @@ class Hub:
         """Ranks that several processes claim to be -> their hosts."""
         self.port_error: RendezvousError | None = None
         """Why rank 0 can't listen; None if it does."""
-        self._listener: socket.socket | None = None
+        self._server: Server | None = None
         if topology is not None and topology.world_size > 1:
-            self._listen(exchange.with_free_ports(topology))
+            try:
+                listener = beacon.bind_first_free(exchange.with_free_ports(topology))
+                self._server = Server(listener, key, self._hear, self._gone)
+            except RendezvousError as error:
+                self.port_error = error
 
-    def put(self, tier: str, rank: int, message: Message) -> None:
+    def put(self, message: Message) -> None:
         """Add a rank's message; with any, the rank is "here". If another process has sent one as this rank, note it."""
+        tier, rank = str(message["kind"]), int(message["rank"])
         with self._news:
             self._received.setdefault("here", {}).setdefault(rank, message)
             before = self._received.setdefault(tier, {}).setdefault(rank, message)
@@ -74,9 +77,7 @@ class Hub:
             found = self._received.get(tier, {})
             return len(found) + len(self.closed - found.keys()) >= ranks
 
-        self._wait(are_all_here, timeout_s)
-        with self._news:
-            return dict(self._received.get(tier, {}))
+        return self._wait(are_all_here, timeout_s, tier)
 
     def settle(self, tier: str, settle_s: float) -> dict[int, Message]:
         """Wait until the ranks whose messages are known by a file have connected, or have surely failed to.
@@ -100,51 +101,46 @@ class Hub:
             return bool(failures) and tries >= begun.setdefault(rank, tries) + 2
 
         def is_settled() -> bool:
-            found = self._received.get(tier, {}).items()
+            found = list(self._received.get(tier, {}).items())
             apart = [has_tried(rank, one) for rank, one in found if one.get("by") == "file"]
             have_tried = all(apart) and time.monotonic() > self._begun + settle_s
-            return not apart or have_tried or self._listener is None
+            return not apart or have_tried or self._server is None
 
-        self._wait(is_settled, max(0.0, self._begun + 5 * settle_s - time.monotonic()))
-        with self._news:
-            return dict(self._received.get(tier, {}))
+        return self._wait(is_settled, max(0.0, self._begun + 5 * settle_s - time.monotonic()), tier)
 
-    def tell(self, message: Message) -> None:
-        """Send a message to all ranks; the last one, whose tier is "end", also by a file."""
-        line = json.dumps(message).encode() + b"\n"
-        for connection in list(self._connections.values()):
-            with contextlib.suppress(OSError):
-                connection.sendall(line)
-        if self._folder is not None and message["tier"] == "end":
+    def tell(self, tier: str, **fields: object) -> None:
+        """Send a message to all ranks; the last one, "end", also by a file."""
+        if self._server is not None:
+            self._server.tell(tier, **fields)
+        if self._folder is not None and tier == "end":
             with contextlib.suppress(OSError), atomic_write(self._folder / exchange.LAST) as file:
-                file.write(line)
+                file.write(json.dumps({"kind": tier, **fields}).encode())
 
     def close(self) -> None:
         """Wait until those that read files have read the last message, and close all connections."""
         self._wait(lambda: self._folder is None or not any(self._folder.glob(f"{exchange.REPORT}*")), _READ_S)
-        if self._listener is not None:
-            with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
-        for connection in list(self._connections.values()):
-            connection.close()
+        if self._server is not None:
+            self._server.close()
 
-    def _listen(self, topology: Topology) -> None:
-        try:
-            self._listener = beacon.bind_first_free(topology)
-        except RendezvousError as error:
-            self.port_error = error
-            return
-        threading.Thread(target=self._accept, name="doctor", daemon=True).start()
+    def _hear(self, message: Message) -> None:
+        self.put({**message, "by": "tcp", "received_at": time.time()})
 
-    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> None:
+    def _gone(self, message: Message) -> None:
+        with self._news:
+            self.closed.add(int(message["rank"]))
+            self._news.notify_all()
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float, tier: str = "") -> dict[int, Message]:
+        """Wait, and read files meanwhile. Returns the messages of a tier."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             self._read_files()
             with self._news:
                 if condition() or time.monotonic() > deadline:
-                    return
+                    break
                 self._news.wait(exchange.POLL_S)
+        with self._news:
+            return dict(self._received.get(tier, {}))
 
     def _read_files(self) -> None:
         if self._folder is None:
@@ -152,27 +148,4 @@ class Hub:
         with contextlib.suppress(OSError):
             for path in self._folder.glob(f"{exchange.REPORT}*.json"):
                 with contextlib.suppress(OSError, ValueError, KeyError):
-                    message = json.loads(path.read_text())
-                    self.put(message["tier"], message["rank"], {**message, "by": "file"})
-
-    def _accept(self) -> None:
-        assert self._listener is not None
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                connection, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        rank = None
-        with contextlib.suppress(OSError, ValueError, KeyError), connection.makefile("rb") as lines:
-            nonce = lines.readline(200).strip()
-            connection.sendall(exchange.GREETING.encode() + b" " + self._key.mac("doctor", nonce) + b"\n")
-            for line in lines:
-                message = json.loads(line)
-                rank = int(message["rank"])
-                self._connections[rank] = connection
-                self.put(message["tier"], rank, {**message, "by": "tcp", "received_at": time.time()})
-        if rank is not None:
-            with self._news:
-                self.closed.add(rank)
-                self._news.notify_all()
+                    self.put({**json.loads(path.read_text()), "by": "file"})

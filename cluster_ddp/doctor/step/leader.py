@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cluster_ddp.agent.channel import Message
 from cluster_ddp.doctor.checks import all_checks
 from cluster_ddp.doctor.finding import Finding, shown_ranks
 from cluster_ddp.doctor.step import compare, links, training
-from cluster_ddp.doctor.step.exchange import Message
 from cluster_ddp.doctor.step.hub import Hub
 from cluster_ddp.doctor.step.links import Link
 from cluster_ddp.doctor.step.place import Place
@@ -56,16 +56,16 @@ class Leader(Rank):
             is_sound = tier() and self.verdict.add("ranks", 0.0, compare.same_rank(self._hub.twice))
             if not is_sound or (self.options.quick and tier == self._network):
                 break
-        return self.speak(lambda status: self._tell({"tier": "end", "status": status}))
+        return self.speak(lambda status: self._hub.tell("end", status=status))
 
     def greet(self) -> None:
         """Be here: another process that has this rank, too, is seen by that."""
-        self._hub.put("here", 0, self.message("here"))
+        self._hub.put(self.message("here"))
 
     def _nodes(self) -> bool:
         """Tier 1: each node alone."""
         start, waited_s = time.monotonic(), self.options.wait_s
-        self._hub.put("nodes", 0, self.examined())
+        self._hub.put(self.examined())
         here = self._hub.gather("here", self.place.world_size, start + waited_s - time.monotonic())
         self._hub.gather("nodes", len(here), self.options.check_limit_s + REPORT_S)
         self._reports = reports = self._hub.settle("nodes", SETTLE_S)
@@ -102,9 +102,9 @@ class Leader(Rank):
         firsts = [rank for rank, one in sorted(self._reports.items()) if one.get("port")]
         token = self._token()
         plan = {str(rank): self._target(firsts[(index + 1) % len(firsts)]) for index, rank in enumerate(firsts)}
-        told = {"tier": "network", "plan": plan, "token": None if token is None else str(token)}
-        self._tell(told)
-        self._hub.put("network", 0, self.linked(told))
+        told: Message = {"plan": plan, "token": None if token is None else str(token)}
+        self._hub.tell("network", **told)
+        self._hub.put(self.linked(told))
         answers = self._hub.gather("network", self.place.world_size, LINKS_S)
         if token is not None:
             token.unlink(missing_ok=True)
@@ -132,9 +132,8 @@ class Leader(Rank):
     def _imports(self) -> bool:
         """Tier 3, begun: torch."""
         start = time.monotonic()
-        self._tell({"tier": "import"})
-        own = self.imported()
-        self._hub.put("import", 0, own)
+        self._hub.tell("import")
+        self._hub.put(self.imported())
         self._say_whom_it_waits_for("import", "import torch")
         answers = self._hub.gather("import", self.place.world_size, IMPORT_S)
         self._imported.set()
@@ -144,8 +143,8 @@ class Leader(Rank):
     def _training(self) -> bool:
         """Tiers 3 and 4: collectives, and a step of DDP."""
         start = time.monotonic()
-        self._tell({"tier": "training"})
-        self._hub.put("training", 0, self.trained())
+        self._hub.tell("training")
+        self._hub.put(self.trained())
         answers = self._hub.gather("training", self.place.world_size, TRAINING_S)
         hosts = {rank: str(one["host"]) for rank, one in answers.items()}
         found = [*self._gone("training", self._reports, answers), *training.judge(answers, hosts)]
@@ -174,10 +173,6 @@ class Leader(Rank):
                 print(f"Waiting for {shown_ranks(absent)} to {what} ({waited_s:.0f} s) …", file=sys.stderr, flush=True)
 
         threading.Thread(target=say, daemon=True).start()
-
-    def _tell(self, message: Message) -> None:
-        if self.place.world_size > 1:
-            self._hub.tell(message)
 
 
 def _measured(reports: Mapping[int, Message]) -> str:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.agent import notes
+from cluster_ddp.agent.channel import Message
 from cluster_ddp.doctor import isolated
 from cluster_ddp.doctor.checks import Site, all_checks, limits
 from cluster_ddp.doctor.finding import Finding
 from cluster_ddp.doctor.step import links, training
-from cluster_ddp.doctor.step.exchange import NO_PORT, REFUSED, Message
+from cluster_ddp.doctor.step.exchange import NO_PORT, REFUSED
 from cluster_ddp.doctor.step.facts import facts
 from cluster_ddp.doctor.step.links import Listener
 from cluster_ddp.doctor.step.place import Place
@@ -165,7 +166,7 @@ class Rank:
     def message(self, tier: str, **fields: Any) -> Message:
         """Return a message about a tier, with who sends it."""
         who = {"rank": self.place.rank, "host": self.place.host, "id": f"{socket.gethostname()}-{os.getpid()}"}
-        return {"tier": tier, **who, **fields}
+        return {"kind": tier, **who, **fields}
 
     def _listen(self) -> Listener | None:
         topology = self.place.topology

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
+from cluster_ddp.agent import threads
+from cluster_ddp.agent.channel import Client, Message
+from cluster_ddp.agent.secret import Key
 from cluster_ddp.doctor.step import exchange
-from cluster_ddp.doctor.step.exchange import Message
 from cluster_ddp.files import atomic_write
 from cluster_ddp.runtime.rendezvous import beacon
-from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.slurm.topology import Topology
 
 _CONNECT_S, _GREETING_S = 3.0, 4.0
@@ -34,11 +32,10 @@ class Spoke:
         wait_s: seconds to wait for rank 0's start.
     """
 
-    def __init__(self, topology: Topology | None, key: RunKey, folder: Path | None, wait_s: float) -> None:
+    def __init__(self, topology: Topology | None, key: Key, folder: Path | None, wait_s: float) -> None:
         self._topology = None if topology is None else exchange.with_free_ports(topology)
         self._key, self._folder, self._start_by = key, folder, time.monotonic() + wait_s + _GRACE_S
-        self._connection: socket.socket | None = None
-        self._lines: Any = None
+        self._client: Client | None = None
         self._file: Path | None = None
         self._last: Message = {}
         self._lock, self._closed = threading.Lock(), threading.Event()
@@ -52,21 +49,21 @@ class Spoke:
         """Say that this rank is here, and try to reach rank 0 from now on. Call it once."""
         self.send(here)
         if self._topology is not None:
-            threading.Thread(target=self._reach, name="doctor", daemon=True).start()
+            threads.start(self._reach, "doctor")
 
     def send(self, message: Message) -> None:
         """Send a message to rank 0; without a connection, write it to a file, and send it once there is one."""
         with self._lock:
             self._last = message
-            if self._connection is None:
+            if self._client is None:
                 self._write()
             else:
-                self._send_last(self._connection)
+                self._send_last(self._client)
 
     @property
     def is_connected(self) -> bool:
         """Whether it has reached rank 0."""
-        return self._connection is not None
+        return self._client is not None
 
     def told(self, timeout_s: float, *, unseen_s: float | None = None) -> Message | None:
         """Wait for rank 0's next message; without a connection, for its last. None if none comes.
@@ -79,16 +76,11 @@ class Spoke:
         now = time.monotonic()
         deadline, start_by = now + timeout_s, self._start_by if unseen_s is None else now + unseen_s
         while time.monotonic() < (deadline if self._knows_rank_0() else min(deadline, start_by)):
-            if self._connection is not None:
-                self._connection.settimeout(max(0.01, deadline - time.monotonic()))
+            if self._client is not None:
                 try:
-                    line = self._lines.readline()
-                    self.was_closed = not line
-                    return dict(json.loads(line)) if line else None
-                except ConnectionResetError:  # it ended before it had read all
-                    self.was_closed = True
-                    return None
-                except (OSError, ValueError):
+                    return self._client.hear(deadline - time.monotonic())
+                except (OSError, ValueError) as error:
+                    self.was_closed = isinstance(error, ConnectionError)
                     return None
             if self._folder is not None:
                 with contextlib.suppress(OSError, ValueError):
@@ -101,8 +93,8 @@ class Spoke:
         self._closed.set()
         with self._lock:
             self._forget_file()
-            if self._connection is not None:
-                self._connection.close()
+            if self._client is not None:
+                self._client.close()
 
     def _knows_rank_0(self) -> bool:
         is_here = self._folder is not None and (self._folder / exchange.LEADS).exists()
@@ -112,20 +104,20 @@ class Spoke:
         """Connect to rank 0, which may start later than this rank."""
         pause_s = exchange.POLL_S
         while not self._closed.is_set() and time.monotonic() < self._start_by:
-            connection = self._connected()
+            client = self._connected()
             with self._lock:
                 if self._closed.is_set():
                     return
-                if connection is not None:
-                    self._send_last(connection)
-                    self._connection = connection
+                if client is not None:
+                    self._send_last(client)
+                    self._client = client
                     return
                 self._tries += 1
                 self._write()
             self._closed.wait(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, 1.5 * pause_s)
 
-    def _connected(self) -> socket.socket | None:
+    def _connected(self) -> Client | None:
         assert self._topology is not None
         is_local = self._topology.num_nodes == 1
         host = beacon.LOOPBACK if is_local else self._topology.master_addr
@@ -137,40 +129,23 @@ class Spoke:
                 if self.failures[str(port)] != exchange.REFUSED:
                     break  # the other ports would not answer either
                 continue
-            stranger = self._greeting_failure(connection)
-            if stranger is None:
-                return connection
-            self.failures[str(port)] = stranger
-            connection.close()
+            try:
+                return Client(connection, self._key, _GREETING_S)
+            except TimeoutError:
+                self.failures[str(port)] = exchange.NO_ANSWER
+            except OSError:
+                self.failures[str(port)] = exchange.HELD
         return None
 
-    def _send_last(self, connection: socket.socket) -> None:
-        message = {**self._last, "sent_at": time.time()}
-        with contextlib.suppress(OSError):  # `told` notices that it is closed
-            connection.sendall(json.dumps(message).encode() + b"\n")
-            self._forget_file()
+    def _send_last(self, client: Client) -> None:
+        client.say(**self._last, sent_at=time.time())  # `told` notices that it is closed
+        self._forget_file()
 
     def _forget_file(self) -> None:
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.unlink()
             self._file = None
-
-    def _greeting_failure(self, connection: socket.socket) -> str | None:
-        """How a connection failed that leads to somebody else than rank 0, or to nobody; None if it is rank 0's."""
-        nonce = os.urandom(16).hex().encode()
-        connection.settimeout(_GREETING_S)
-        try:
-            connection.sendall(nonce + b"\n")
-            self._lines = connection.makefile("rb")
-            answer = self._lines.readline(200).strip()
-        except TimeoutError:
-            return exchange.NO_ANSWER
-        except OSError:
-            return exchange.HELD
-        greeting, _, proof = answer.rpartition(b" ")
-        is_ours = greeting == exchange.GREETING.encode() and self._key.proves(proof, "doctor", nonce)
-        return None if is_ours else exchange.HELD
 
     def _write(self) -> None:
         if self._folder is None:

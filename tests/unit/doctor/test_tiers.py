@@ -18,11 +18,13 @@ import pytest
 from ranks import slurm_step
 from slowness import scaled
 
+from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.notes import Notes
+from cluster_ddp.agent.secret import Key
 from cluster_ddp.doctor.step import exchange
 from cluster_ddp.doctor.step.hub import Hub
 from cluster_ddp.doctor.step.spoke import Spoke
-from cluster_ddp.runtime.rendezvous.secret import RunKey
+from cluster_ddp.slurm.topology import Topology
 
 _JOB_ID = itertools.count(54_000 + os.getpid() % 1000 * 10)
 MAIN = "import sys; from cluster_ddp.doctor.__main__ import main; sys.exit(main(sys.argv[1:]))"
@@ -113,11 +115,11 @@ def test_rank_0_ends_in_a_later_tier(tmp_path: Path) -> None:
 @pytest.mark.parametrize("has_unread", [False, True])
 def test_an_end_of_rank_0_shows_that_its_host_can_be_reached(has_unread: bool) -> None:
     """A process that ends with unread data resets its connections instead of closing them."""
-    spoke = Spoke(None, RunKey(b"", "run"), None, 1.0)
-    spoke._connection, of_rank_0 = socket.socketpair(socket.AF_UNIX)
-    spoke._lines = spoke._connection.makefile("rb")
+    spoke = Spoke(None, Key(b""), None, 1.0)
+    spoke._client = Client(None, Key(b""))
+    spoke._client._connection, of_rank_0 = socket.socketpair(socket.AF_UNIX)
     if has_unread:
-        spoke._connection.sendall(b"a report")
+        spoke._client._connection.sendall(b"a report")
     of_rank_0.close()
     assert spoke.told(scaled(5)) is None and spoke.was_closed
 
@@ -154,15 +156,17 @@ def test_the_verdict_comes_before_a_file_that_can_not_be_written(tmp_path: Path)
 
 def test_a_refusal_from_before_rank_0_listened_is_not_the_last_word(tmp_path: Path) -> None:
     """A rank whose next try takes long, where packets get lost, would be said to be refused by a firewall."""
-    report = {"tier": "nodes", "rank": 1, "id": "x", "failures": {"14000": "refused"}, "tries": 3}
+    report = {"kind": "nodes", "rank": 1, "id": "x", "failures": {"14000": "refused"}, "tries": 3}
     (tmp_path / "report-1-x.json").write_text(json.dumps(report))
-    hub = Hub(None, RunKey(b"", "run"), tmp_path)
-    with socket.socket() as hub._listener:
-        assert hub.gather("nodes", 1, 10.0)
-        arrives = threading.Timer(2.0, hub.put, ("nodes", 1, {**report, "by": "tcp"}))
-        arrives.start()
-        assert hub.settle("nodes", 1.0)[1]["by"] == "tcp"
-        arrives.join()
+    topology = Topology.from_environ(slurm_step(0, 2, job_id=next(_JOB_ID)))
+    hub = Hub(topology, Key(b""), tmp_path)
+    assert hub.gather("nodes", 1, 10.0)
+    arrives = threading.Timer(2.0, hub.put, [{**report, "by": "tcp"}])
+    arrives.start()
+    assert hub.settle("nodes", 1.0)[1]["by"] == "tcp"
+    arrives.join()
+    (tmp_path / "report-1-x.json").unlink()
+    hub.close()
 
 
 def test_a_refusal_after_a_lost_answer_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
