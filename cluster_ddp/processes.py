@@ -27,6 +27,16 @@ def catches(pid: int, number: int) -> bool:
     return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
 
 
+def blocks(pid: int, number: int) -> bool:
+    """Whether a process, in its main thread, blocks a signal (proc(5), SigBlk): it may wait for it in another one.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("SigBlk:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
 def started(pid: int) -> str:
     """Return when a process was started: which boot of the machine, and how many clock ticks after it (proc(5)).
 

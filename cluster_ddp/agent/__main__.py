@@ -22,7 +22,7 @@ from cluster_ddp.agent.job.slurm_job import Job
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.task import staging, start
 from cluster_ddp.contract import Env
-from cluster_ddp.errors import SpecError, exit_on_error
+from cluster_ddp.errors import RunDirError, SpecError, exit_on_error
 from cluster_ddp.files import make_dir
 
 PROGRAM = "cluster-ddp launch"
@@ -64,15 +64,26 @@ def launch(job: Job | LocalJob) -> int:
 
     Raises:
         SpecError: there is no such script, or there are too few CPUs for the ranks.
+        RunDirError: the run directory can't be made.
     """
     asked = job.options
-    if job.folder is not None and not job.folder.is_dir():
-        make_dir(job.folder, shared=asked.share)
+    if job.folder is not None:
+        _make(job.folder, shared=asked.share)
     if asked.code is not None:
         os.chdir(place.named(asked.code, os.environ))
     if asked.container is None and asked.container_image is None:
         python_command.check_script(asked.command, Path.cwd())
     return job.run()
+
+
+def _make(run_dir: Path, *, shared: bool) -> None:
+    try:
+        if not run_dir.is_dir():
+            make_dir(run_dir, shared=shared)
+    except OSError as error:
+        found = f"{error.strerror}: {error.filename}."
+        hint = "choose one on a file system that you can write from all nodes: --run-dir PATH"
+        raise RunDirError(f"Making the run directory {run_dir}:", found, hint) from error
 
 
 def run() -> NoReturn:

@@ -69,6 +69,7 @@ NESTED = "cluster-ddp launch --ranks 2 --launcher torchrun -- python 'train it.p
         (["--ranks", "2", "--", "torchrun", "train it.py"], NO_JOB, "Each of the 2 ranks of this job would", NESTED),
         (["--", "srun", "python", "t.py"], IN_A_JOB, "srun asks Slurm for tasks", "cluster-ddp launch -- python t.py"),
         (["--", "sbatch", "t.sh"], IN_A_JOB, "a job of its own", "Hint: sbatch t.sh"),
+        (["--ranks", "2", "--run-dir", "train it.py/x", *RUN], NO_JOB, "Not a directory: /", "--run-dir PATH"),
         (["--ranks", "2", "--", "python", "-u", "no.py"], NO_JOB, "there is no such file in /", "in its folder"),
         (["--", "env", "A=1", "python", "no.py"], IN_A_JOB, "there is no such file in /", "or sbatch --chdir="),
         (["--ranks-per-node", "5", *RUN], IN_A_JOB, "the job has 4 CPUs there", "--ntasks-per-node=5, or --cpus-per"),
@@ -106,7 +107,8 @@ def test_the_preview_of_torchrun_has_its_line(place: Place) -> None:
 
 
 def test_ranks_on_this_machine(place: Place) -> None:
-    (place.folder / "train it.py").write_text("import os; print(os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    show = "import os; os.write(1, f\"{os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n\".encode())"
+    (place.folder / "train it.py").write_text(show)
     done = place.launch("--ranks", "2", *RUN)
     assert (sorted(done.stdout.splitlines()), done.returncode) == (["0 of 2", "1 of 2"], 0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +11,8 @@ from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.contract import TO_RESUME, Env, File
 
 _LOG_BYTES = 100_000
-_JOB_LOG = Path("/proc/self/fd/2")
+_STDERR = 2
+_JOB_LOG = Path(f"/proc/self/fd/{_STDERR}")
 
 
 def show(ended: Outcome, log: Path | None, env: Mapping[str, str]) -> None:
@@ -42,9 +42,9 @@ def show_how_to_resume(status: int, env: Mapping[str, str]) -> None:
 
 
 def say(text: str) -> None:
-    """Print to stderr. A full disk, on which no line can be written, is no reason to fail."""
+    """Write a text to the job's log. A full disk is no reason to fail, not even at the end with what is buffered."""
     with contextlib.suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        os.write(_STDERR, f"{text}\n".encode(errors="replace"))
 
 
 class Logs:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster_ddp.agent.job import scontrol
+from cluster_ddp.agent.job import report, scontrol
 from cluster_ddp.contract import EXIT_STOPPED, Env, File
 from cluster_ddp.files import open_own
 
@@ -83,10 +83,6 @@ def job_times(label: str, env: Mapping[str, str]) -> tuple[int, int] | None:
     return parse_times(ask_times(label, env))
 
 
-def _print(text: str) -> None:
-    print(text, flush=True)  # TERM may end this process at any time
-
-
 class Requeue:
     """The requeue of this job.
 
@@ -106,7 +102,7 @@ class Requeue:
         env: Mapping[str, str],
         run_dir: Path | None,
         *,
-        say: Callable[[str], object] = _print,
+        say: Callable[[str], object] = report.say,
     ) -> None:
         self._policy, self._env, self._run_dir, self._write = policy, env, run_dir, say
         self._job = label(env)

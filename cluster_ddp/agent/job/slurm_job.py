@@ -9,9 +9,11 @@ import resource
 import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from cluster_ddp import processes
 from cluster_ddp.agent import channel, grid, log_words, notes, outcome, place, threads
 from cluster_ddp.agent.job import ranks_and_gpus, report, requeue, step
 from cluster_ddp.agent.job.hearing import Hearing
@@ -27,8 +29,11 @@ from cluster_ddp.contract import EXIT_STOPPED, RESTART, Env, File
 _ASK_S = 60.0
 # How long to wait, after srun has ended, for the last words of tasks.
 _LAST_WORDS_S = 3.0
-# TERM is final: it ends this process. Ctrl-C reaches srun, too, which asks what it means.
-_HELD = [one for one in signals.PASSED_ON if one not in (signal.SIGTERM, signal.SIGINT)]
+# What srun passes on to its tasks; HUP and QUIT make it kill them. TERM is final: it ends this process. Ctrl-C reaches
+# srun, too, which asks what it means.
+_HELD = signals.WARNINGS
+# How long to wait for the first words of tasks before a warning is passed on: those that have not begun miss it.
+_FIRST_WORDS_S = 30.0
 
 
 class Job:
@@ -61,7 +66,7 @@ class Job:
     def run(self) -> int:
         """Start the ranks, wait for their end, and do what follows from it. Returns the exit status."""
         if self._restarts:
-            print(f"{RESTART}{self._restarts} of job {self.env['SLURM_JOB_ID']}.", flush=True)
+            report.say(f"{RESTART}{self._restarts} of job {self.env['SLURM_JOB_ID']}.")
         if remark := ranks_and_gpus.remark(self.size, self.options):
             report.say(remark)
         policy = Policy(self.options.max_requeues, self.options.requeue_on_failure, self.options.requeue_elsewhere)
@@ -98,7 +103,7 @@ class Job:
         ignore_warnings, ports = step.configuration(self.env)
         key = Key.of_job(self.env)
         with contextlib.closing(channel.Server(channel.listen(ports), key, hearing.hear, hearing.gone)) as server:
-            keeper = Keeper(noted, lambda end: None, held=_HELD)
+            keeper = Keeper(noted, lambda end: None, held=_HELD, takers=self._srun_if_ready(hearing))
             signal.signal(signal.SIGINT, lambda number, frame: None)
             # Nodes may not know a login node by its name; Slurm tells each task where srun was started.
             self.env[Env.CHANNEL] = f"{self.env['MASTER_ADDR'] if self._is_on_node else ''}:{server.port}"
@@ -111,6 +116,18 @@ class Job:
             server.drain(_LAST_WORDS_S)
         return status
 
+    def _srun_if_ready(self, hearing: Hearing) -> Callable[[int, int], list[int]]:
+        """Return who takes a warning: srun, when it waits for signals, and its tasks have begun."""
+        tasks = self.size.world_size if self.options.launcher == "srun" else self.size.nodes
+        at_the_latest = time.monotonic() + _FIRST_WORDS_S
+
+        def takers(srun: int, number: int) -> list[int]:
+            are_ready = hearing.tasks_begun >= tasks or time.monotonic() > at_the_latest
+            waits = processes.blocks(srun, number) or processes.catches(srun, number)
+            return [srun] if are_ready and waits else []
+
+        return takers
+
     @contextlib.contextmanager
     def _job_times(self, path: Path) -> Iterator[None]:
         """During the body, ask Slurm for the job's start and end, which may change; rank 0 reads the answer."""
@@ -121,7 +138,7 @@ class Job:
         self.env[Env.JOB_TIMES] = str(path)
 
         def write(answer: str) -> None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # a full disk: the ranks know the times of the start
                 path.write_text(f"{answer}\n")
 
         def ask() -> None:

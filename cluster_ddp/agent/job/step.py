@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from cluster_ddp.agent.job import report
 from cluster_ddp.agent.options import Options, words
 from cluster_ddp.agent.place import Shape
 from cluster_ddp.agent.task import containers, staging
@@ -104,7 +105,7 @@ def staged(options: Options, size: Shape, env: Mapping[str, str]) -> dict[str, s
     command = ["srun", *on_each_node(size), *agent(), "unpack", options.stage_env, options.venv]
     done = subprocess.run(command, env={**_without_tasks(env), Env.COPY: copy})
     if done.returncode == 0:
-        print(f"Unpacked the environment on {size.nodes} node(s) in {time.monotonic() - start:.0f} s.", flush=True)
+        report.say(f"Unpacked the environment on {size.nodes} node(s) in {time.monotonic() - start:.0f} s.")
     return {Env.COPY: copy}
 
 

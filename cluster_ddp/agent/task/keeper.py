@@ -50,6 +50,7 @@ class Keeper:
         patience_s: seconds from TERM to KILL.
         held: the signals that it passes on.
         on_term: is called instead of passing TERM on.
+        takers: says which processes get a signal for a command; none: not yet. TERM is for the command itself.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class Keeper:
         patience_s: float = PATIENCE_S,
         held: Sequence[signal.Signals] = signals.PASSED_ON,
         on_term: Callable[[], None] | None = None,
+        takers: Callable[[int, int], Sequence[int]] = signals.takers,
     ) -> None:
+        self._takers = takers
         self._notes, self._tell, self._patience_s, self._on_term = notes, ended, patience_s, on_term
         self._running: dict[int, Child] = {}
         self._statuses: list[int] = []  # other than 0, in the order in which they came
@@ -158,7 +161,7 @@ class Keeper:
             if pid not in self._running:
                 del self._waiting[pid, number]
             elif time.monotonic() >= due:
-                takers = [pid] if number == signal.SIGTERM else signals.takers(pid, number)
+                takers = [pid] if number == signal.SIGTERM else self._takers(pid, number)
                 for one in takers:  # without any it waits: the command would die of it
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(one, number)

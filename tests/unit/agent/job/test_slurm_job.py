@@ -16,22 +16,38 @@ ROOT = Path(__file__).parents[4]
 FILES = 256
 # While squeue answers, the agent has started no ranks yet: so early may sbatch --signal=B:USR1@… or scancel --batch be.
 SQUEUE = '#!/bin/bash\nkill -s "$SIGNAL" "$PPID"\nsleep 0.3\necho "1896087600 1896091200"\n'
-SRUN = "#!/bin/bash\ntrap 'echo saved; exit 75' USR1 HUP\necho ranks\nfor i in {1..300}; do sleep 0.1; done\n"
+# As the real one: it passes warnings on to its tasks. Those that have not begun miss it.
+SRUN = """#!/bin/bash
+for name in USR1 USR2; do trap "kill -s $name \\$!" "$name"; done
+while [[ $1 == -* ]]; do shift; done
+sleep 0.5
+SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 "$@" &
+while kill -0 $! 2>/dev/null; do wait $! && status=0 || status=$?; done
+exit $status
+"""
+RANK = "trap 'echo saved; exit 75' USR1 USR2; echo ranks; while :; do sleep 0.1; done"
 
 
-def start(folder: Path, name: str = "CONT", *, srun: str = SRUN) -> subprocess.CompletedProcess[str]:
+def start(
+    folder: Path, name: str = "CONT", *, srun: str = SRUN, before: str = "", around: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     """Run a job's agent, which gets a signal while it asks Slurm for the job's times."""
     for program, text in {"squeue": SQUEUE, "srun": srun, "scontrol": "#!/bin/sh\nexit 1\n"}.items():
         (folder / program).write_text(text)
         (folder / program).chmod(0o755)
-    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURMD_NODENAME": "n1"}
+    job = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_NTASKS_PER_NODE": "1",
+        "SLURMD_NODENAME": "localhost",
+    }
     env = {**os.environ, **job, "PATH": f"{folder}:{os.environ['PATH']}", "SIGNAL": name, "TMPDIR": str(folder)}
-    agent = [sys.executable, "-m", "cluster_ddp.agent", "job", "--max-requeues", "0", "--", "true"]
-    command = ["bash", "-c", f"ulimit -Sn {FILES}; exec {shlex.join(agent)}"]
+    agent = [sys.executable, "-m", "cluster_ddp.agent", "job", "--max-requeues", "0", "--", "bash", "-c", RANK]
+    command = [*around, "bash", "-c", f"{before}ulimit -Sn {FILES}; exec {shlex.join(agent)}"]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=scaled(60))
 
 
-@pytest.mark.parametrize("name", ["USR1", "HUP"])
+@pytest.mark.parametrize("name", ["USR1", "USR2"])
 def test_one_that_comes_before_the_ranks_is_passed_on_to_them(tmp_path: Path, name: str) -> None:
     """It would end the agent, and with it the job."""
     done = start(tmp_path, name)
@@ -48,3 +64,18 @@ def test_it_may_hear_more_tasks_than_a_process_usually_has_open_files(tmp_path: 
     ask = '#!/bin/bash\nulimit -Sn\nsleep 0.3\nawk "/open files/ {print \\$4}" /proc/$PPID/limits; ulimit -Hn\n'
     ranks, agent, most = start(tmp_path, srun=ask).stdout.split()
     assert (ranks, agent) == (str(FILES), most)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_a_full_memory_disk_of_the_batch_host_is_no_failure(tmp_path: Path) -> None:
+    """The job's times lie there, and the notes of its ranks."""
+    fill = "mount -t tmpfs -o size=4k none /dev/shm && head -c 4096 /dev/zero >/dev/shm/full\n"
+    done = start(tmp_path, srun="#!/bin/bash\necho ranks\n", before=fill, around=("unshare", "--mount"))
+    assert (done.stdout, done.stderr, done.returncode) == ("ranks\n", "", 0)
+
+
+def test_a_log_on_a_full_disk_costs_nothing(tmp_path: Path) -> None:
+    """The agent has something to say at the start and at the end of a restart."""
+    full = "export SLURM_RESTART_COUNT=1; exec >/dev/full 2>&1\n"
+    assert start(tmp_path, srun="#!/bin/sh\nexit 75\n", before=full).returncode == 75
+    assert start(tmp_path, srun="#!/bin/sh\nexit 0\n", before=full).returncode == 0

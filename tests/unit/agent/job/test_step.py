@@ -79,7 +79,7 @@ def test_a_task_learns_what_it_needs_and_no_more(ignore_warnings: bool) -> None:
     )
     verb, *words = step.task(asked, ignore_warnings=ignore_warnings)[len(AGENT) :]
     assert (verb, words[:1] == ["--ignore-warnings"]) == ("task", ignore_warnings)
-    assert options.parse(options.parser("x", ""), words[ignore_warnings:]) == Options(
+    assert options.parse("x", words[ignore_warnings:]) == Options(
         command=COMMAND,
         launcher="torchrun",
         gpus_per_task=2,
@@ -148,7 +148,7 @@ def test_each_node_unpacks_the_environment(
     assert fake_slurm.calls("srun") == [[*EACH_NODE, *AGENT, "unpack", "/it's a venv.tar", "/a venv"]]
     assert fake_slurm.env("srun")["CLUSTER_DDP_COPY"] == added[name]
     assert "SLURM_CPUS_PER_TASK" not in fake_slurm.env("srun")
-    assert ("Unpacked the environment on 2 node(s) in 0 s." in capfd.readouterr().out) is is_said
+    assert ("Unpacked the environment on 2 node(s) in 0 s." in capfd.readouterr().err) is is_said
     assert step.staged(Options(command=COMMAND, venv="/a venv"), SIZE, env) == {}
 
 
