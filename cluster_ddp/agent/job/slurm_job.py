@@ -76,7 +76,7 @@ class Job:
             signal.signal(number, lambda number, frame: self._early.append(number))
         hearing = Hearing(self.size.world_size)
         with notes.folder() as folder, self._job_times(folder / File.JOB_TIMES):
-            _leave_nothing(folder)
+            _leave_nothing(folder, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
             self.env |= step.staged(self.options, self.size, self.env)
             status = self._start(hearing, Notes(folder))
         ended = self._judged(status, hearing)
@@ -185,10 +185,19 @@ class Job:
         return self.folder / File.TASK_LOG.format(number)
 
 
-def _leave_nothing(folder: Path) -> None:
-    """TERM ends this process as it did before, but removes a folder first."""
+def _leave_nothing(folder: Path, *, ranks_too: bool) -> None:
+    """TERM ends this process as it did before, but removes a folder first.
+
+    Args:
+        folder: to remove.
+        ranks_too: whether srun gets TERM, too, and kills the ranks. Of a batch job Slurm itself ends them, and gives
+            them more time; an allocation of salloc goes on.
+    """
 
     def end(number: int, frame: object) -> None:
+        for child in processes.children(os.getpid()) if ranks_too else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, number)
         shutil.rmtree(folder, ignore_errors=True)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

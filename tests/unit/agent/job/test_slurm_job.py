@@ -29,7 +29,13 @@ RANK = "trap 'echo saved; exit 75' USR1 USR2; echo ranks; while :; do sleep 0.1;
 
 
 def start(
-    folder: Path, name: str = "CONT", *, srun: str = SRUN, before: str = "", around: tuple[str, ...] = ()
+    folder: Path,
+    name: str = "CONT",
+    *,
+    srun: str = SRUN,
+    before: str = "",
+    around: tuple[str, ...] = (),
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a job's agent, which gets a signal while it asks Slurm for the job's times."""
     for program, text in {"squeue": SQUEUE, "srun": srun, "scontrol": "#!/bin/sh\nexit 1\n"}.items():
@@ -41,7 +47,13 @@ def start(
         "SLURM_NTASKS_PER_NODE": "1",
         "SLURMD_NODENAME": "localhost",
     }
-    env = {**os.environ, **job, "PATH": f"{folder}:{os.environ['PATH']}", "SIGNAL": name, "TMPDIR": str(folder)}
+    env = {
+        **os.environ,
+        **job,
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "SIGNAL": name,
+        "TMPDIR": str(folder),
+    } | variables
     agent = [sys.executable, "-m", "cluster_ddp.agent", "job", "--max-requeues", "0", "--", "bash", "-c", RANK]
     command = [*around, "bash", "-c", f"{before}ulimit -Sn {FILES}; exec {shlex.join(agent)}"]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=scaled(60))
@@ -57,6 +69,13 @@ def test_one_that_comes_before_the_ranks_is_passed_on_to_them(tmp_path: Path, na
 def test_term_is_final(tmp_path: Path) -> None:
     done = start(tmp_path, "TERM")
     assert (done.stdout, done.returncode) == ("", -signal.SIGTERM), done
+
+
+def test_in_an_allocation_that_goes_on_term_ends_the_ranks_too(tmp_path: Path) -> None:
+    """srun would train on after the agent of a shell of salloc. Of a batch job, Slurm ends the ranks itself."""
+    srun = "#!/bin/bash\ntrap 'echo ended; exit' TERM\nkill -s TERM $PPID\nfor i in {1..20}; do sleep 0.1; done\n"
+    assert start(tmp_path, srun=srun).stdout == "ended\n"
+    assert start(tmp_path, srun=srun, ENVIRONMENT="BATCH").stdout == ""
 
 
 def test_it_may_hear_more_tasks_than_a_process_usually_has_open_files(tmp_path: Path) -> None:
