@@ -9,6 +9,7 @@ unpack ARCHIVE VENV                          on each node, before the ranks: the
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -64,7 +65,7 @@ def launch(job: Job | LocalJob) -> int:
 
     Raises:
         SpecError: there is no such script, or there are too few CPUs for the ranks.
-        RunDirError: the run directory can't be made.
+        RunDirError: the run directory can't be made, or not be written.
     """
     asked = job.options
     if job.folder is not None:
@@ -80,10 +81,12 @@ def _make(run_dir: Path, *, shared: bool) -> None:
     try:
         if not run_dir.is_dir():
             make_dir(run_dir, shared=shared)
+        if not os.access(run_dir, os.W_OK):
+            raise PermissionError(errno.EACCES, "It can't be written", str(run_dir))
     except OSError as error:
         found = f"{error.strerror}: {error.filename}."
         hint = "choose one on a file system that you can write from all nodes: --run-dir PATH"
-        raise RunDirError(f"Making the run directory {run_dir}:", found, hint) from error
+        raise RunDirError(f"Using the run directory {run_dir}:", found, hint) from error
 
 
 def run() -> NoReturn:

@@ -14,6 +14,7 @@ from cluster_ddp.agent.outcome import FOR_MEMORY, KILL, TERM, Failure, for_memor
 # What srun says (22.05 to 26.11); and what the step daemons say, which do not name the node.
 _NODE_FAILURE = re.compile(r"node failure on ([^\s.,]+)|DUE TO NODE FAILURE", re.IGNORECASE)
 _SRUN = re.compile(r"srun: error: ([^:\s]+): tasks? (\d+)[^:\n]*: ([^\n]+)")
+_NOT_LAUNCHED = re.compile(r"^srun: error: (task \d+ launch failed: [^\n]+)", re.MULTILINE)
 _EXITED = re.compile(r"Exited with exit code (\d+)")
 _OUT_OF_MEMORY = re.compile(r"\d oom[_-]kill event|OOM Killed|Out Of Memory")
 _ERROR = re.compile(r"(\[rank\d+\]: )?[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b", re.ASCII)
@@ -37,6 +38,15 @@ def srun_says(log_text: str) -> Failure | None:
     """
     found = [_of_srun(match) for match in _SRUN.finditer(log_text)]
     return next((one for one in found if one.status != TERM), found[0] if found else None)
+
+
+def not_launched(log_text: str) -> Failure | None:
+    """Return which task was not started, as srun says, which may end with status 0 then (22.05).
+
+    A node that can't write a task's log starts no task, for example.
+    """
+    said = _NOT_LAUNCHED.search(log_text)
+    return said and Failure(None, "srun", 1, one_line(said[1]))
 
 
 def _of_srun(match: re.Match[str]) -> Failure:

@@ -60,6 +60,7 @@ class Job:
         self._records = self.folder or (Path(env[Env.RUN_DIR]) if env.get(Env.RUN_DIR) else None)
         self._is_on_node = is_on_node
         self._restarts = int(env.get("SLURM_RESTART_COUNT") or 0)
+        self._tasks = self.size.world_size if options.launcher == "srun" else self.size.nodes
         self._early: list[int] = []  # signals that came before the ranks were started
         self._logs = report.Logs(self.folder)
 
@@ -118,11 +119,10 @@ class Job:
 
     def _srun_if_ready(self, hearing: Hearing) -> Callable[[int, int], list[int]]:
         """Return who takes a warning: srun, when it waits for signals, and its tasks have begun."""
-        tasks = self.size.world_size if self.options.launcher == "srun" else self.size.nodes
         at_the_latest = time.monotonic() + _FIRST_WORDS_S
 
         def takers(srun: int, number: int) -> list[int]:
-            are_ready = hearing.tasks_begun >= tasks or time.monotonic() > at_the_latest
+            are_ready = hearing.tasks_begun >= self._tasks or time.monotonic() > at_the_latest
             waits = processes.blocks(srun, number) or processes.catches(srun, number)
             return [srun] if are_ready and waits else []
 
@@ -158,9 +158,12 @@ class Job:
         ended = Outcome(job=self.label, restart=self._restarts, state="COMPLETED", status=status)
         if hearing.was_stopped or status == EXIT_STOPPED:
             return ended._replace(state="STOPPED", status=EXIT_STOPPED)
-        if status == 0:
+        if status == 0 and hearing.tasks_begun >= self._tasks:
             return ended
         said = self._logs.of_job()
+        if status == 0:
+            first = log_words.not_launched(said)
+            return ended if first is None else ended._replace(state="FAILED", status=first.status, first=first)
         first = hearing.first_failure(lambda end: self._last_error(hearing, end)) or log_words.srun_says(said)
         if first is not None:
             first = log_words.with_memory(first, said)

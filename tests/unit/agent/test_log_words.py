@@ -47,6 +47,12 @@ def test_which_task_failed_first_as_srun_says(log: str, first: Failure | None) -
     assert log_words.srun_says(log) == first
 
 
+def test_which_task_srun_could_not_start() -> None:
+    log = "[task 0 launch failed: x]\nsrun: error: task 1 launch failed: Slurmd could not connect IO\n"
+    assert log_words.not_launched(log) == Failure(None, "srun", 1, "task 1 launch failed: Slurmd could not connect IO")
+    assert log_words.not_launched("[srun: error: task 1 launch failed]") is None
+
+
 OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=71.0. Some of the step tasks have been OOM Killed."
 
 

@@ -85,6 +85,17 @@ def test_it_may_hear_more_tasks_than_a_process_usually_has_open_files(tmp_path: 
     assert (ranks, agent) == (str(FILES), most)
 
 
+def test_tasks_that_srun_could_not_start_are_a_failure(tmp_path: Path) -> None:
+    """It ends with status 0 then, as if all were done."""
+    said = "srun: error: task 0 launch failed: Slurmd could not connect IO"
+    script = f"#!/bin/bash\necho '{said}' >&2\n"
+    log = tmp_path / "job.log"
+    assert start(tmp_path, srun=script, before=f"exec 2>{shlex.quote(str(log))}\n").returncode == 1
+    last = log.read_text().splitlines()[-1]
+    assert last == "Failed first, with status 1: srun: task 0 launch failed: Slurmd could not connect IO"
+    assert start(tmp_path, srun="#!/bin/bash\n").returncode == 0  # all silent: the tasks may not reach the job
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 def test_a_full_memory_disk_of_the_batch_host_is_no_failure(tmp_path: Path) -> None:
     """The job's times lie there, and the notes of its ranks."""
