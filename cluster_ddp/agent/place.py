@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 import socket
 from collections.abc import Mapping
@@ -96,7 +95,7 @@ def common(options: Options, folder: Path | None) -> dict[str, str]:
         options: of the job.
         folder: the run directory.
     """
-    values = {Env.SECRET: secrets.token_hex(32)}  # by which the ranks of this start recognise each other
+    values = {Env.SECRET: os.urandom(32).hex()}  # by which the ranks of this start recognise each other
     if folder is not None:
         values |= {Env.RUN_DIR: str(folder)}
         values |= {"PYTHONUNBUFFERED": "1"} if "PYTHONUNBUFFERED" not in os.environ else {}

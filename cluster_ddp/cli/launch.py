@@ -18,9 +18,9 @@ import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from cluster_ddp.agent import __main__ as agent
 from cluster_ddp.agent import options
-from cluster_ddp.agent.job import step
+from cluster_ddp.agent.__main__ import PROGRAM
+from cluster_ddp.agent.job import launch
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import Job
 from cluster_ddp.agent.options import Options
@@ -32,7 +32,6 @@ from cluster_ddp.submission.checks import nested_launchers
 from cluster_ddp.submission.cli import sbatch_hints
 from cluster_ddp.submission.cli.parser import ASKED, Parser, value_at
 
-PROGRAM = agent.PROGRAM
 _WITH_RANKS = {"cpus_per_task": "--cpus-per-task", "time_limit_s": "--time"}
 """Options for ranks on this machine, and those of a batch script that a job has in their place."""
 _SHOWN_FIRST = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -53,10 +52,10 @@ def main(argv: Sequence[str]) -> int:
         found = _parsed(own, command)
         asked = options.made(found, command)
         _check_place(asked, os.environ)
-        job = agent.job_of(asked)
+        job = launch.job_of(asked)
         _check_command(job, own)
         if not found.dry_run:
-            return agent.launch(job)
+            return launch.run(job)
         print(preview(job))
         return 0
 
@@ -120,7 +119,7 @@ def preview(job: Job | LocalJob) -> str:
     lines = [f"{counted(nodes * each, 'rank')}{where}, {'each ' if is_alone else ''}started by", ""]
     lines += _wrapped(job.command())
     if job.options.launcher != "srun":
-        in_task, _ = start.launched(job.options, step.agent(), place)
+        in_task, _ = start.launched(job.options, place)
         lines += ["", "which runs on each node", "", *_wrapped(in_task)]
     lines += ["", "Beside the variables of this shell, rank 0 gets", ""]
     return "\n".join([*lines, *(f"  {name}={shlex.quote(place[name])}" for name in shown)])

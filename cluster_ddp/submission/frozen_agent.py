@@ -1,12 +1,15 @@
 """The agent as one file, which a job starts with: an upgrade of the package changes no job that waits or is requeued.
 
 Slurm freezes the batch script at its submission; this freezes what the script starts. The file (a zipapp, PEP 441) has
-the modules of `cluster_ddp.agent` and those that they import, and needs Python 3.9 or later and nothing else.
+the modules of `cluster_ddp.agent` and those that they import, and needs Python 3.9 or later and nothing else. Beside
+each is what this Python has compiled of it, which halves the start of a task; another Python compiles it anew.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import marshal
 import zipfile
 from functools import cache
 from pathlib import Path
@@ -35,4 +38,13 @@ def content() -> bytes:
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in files.items():
             archive.writestr(zipfile.ZipInfo(name, _AT), text, zipfile.ZIP_DEFLATED)
+            if not name.startswith("cluster_ddp/agent/job/"):  # that runs once
+                archive.writestr(zipfile.ZipInfo(f"{name}c", _AT), _compiled(name, text), zipfile.ZIP_DEFLATED)
     return made.getvalue()
+
+
+def _compiled(name: str, text: str) -> bytes:
+    """What a .pyc file has (PEP 552): only a Python with the same magic number takes it. Docstrings are left out."""
+    code = marshal.dumps(compile(text, name, "exec", dont_inherit=True, optimize=2))
+    unchecked = (1).to_bytes(4, "little")
+    return importlib.util.MAGIC_NUMBER + unchecked + importlib.util.source_hash(text.encode()) + code

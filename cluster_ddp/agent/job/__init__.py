@@ -1,5 +1,6 @@
 """On the batch host, or on this machine without Slurm: from the start of a job's ranks to what follows from their end.
 
+launch      which of the two
 slurm_job   one start of a job of Slurm
 local_job   a job on this machine
 step        srun's command, and Slurm's configuration

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from cluster_ddp.agent.job import report
 from cluster_ddp.agent.options import Options, words
 from cluster_ddp.agent.place import Shape
 from cluster_ddp.agent.task import containers, staging
+from cluster_ddp.agent.task.start import agent
 from cluster_ddp.contract import Env, File
 
 # The job's own CPUs per task are fewer than those of a task for a whole node: srun would warn (24.11), or prefer them.
@@ -34,14 +34,6 @@ _OF_TASKS = (
     *("command", "launcher", "gpus_per_task", "cpus_per_task", "doctor", "function", "venv", "stage_env"),
     *("container", "container_bind", "container_overlay"),
 )
-
-
-def agent() -> list[str]:
-    """Return the command of this program, for its tasks: the frozen one, or the installed package's."""
-    archive = getattr(__spec__.loader, "archive", None)  # of zipimport
-    if archive is not None:
-        return [sys.executable, "-I", "-S", str(Path(archive).absolute())]
-    return [sys.executable, "-m", "cluster_ddp.agent"]
 
 
 def srun(options: Options, size: Shape, folder: Path | None, *, ignore_warnings: bool) -> list[str]:

@@ -6,7 +6,6 @@ Apptainer runs inside a task, around the command. Pyxis runs the whole task in t
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -68,6 +67,8 @@ def apptainer(
     Raises:
         JobError: there is no runtime.
     """
+    import shutil  # of the tasks, only those in containers need it
+
     search_path = env.get("PATH", os.defpath)
     runtime = shutil.which("apptainer", path=search_path) or shutil.which("singularity", path=search_path)
     if runtime is None:

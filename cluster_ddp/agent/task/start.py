@@ -11,6 +11,7 @@ import os
 import shlex
 import signal
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.notes import Notes, folder, one_line
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import End
-from cluster_ddp.agent.task import alone, containers, signals, staging
+from cluster_ddp.agent.task import alone, containers, signals
 from cluster_ddp.agent.task.containers import Container
 from cluster_ddp.agent.task.keeper import Keeper, say
 from cluster_ddp.contract import Env
@@ -34,45 +35,49 @@ class Prepared(NamedTuple):
     env: dict[str, str]
 
 
-def run(options: Options, agent: Sequence[str], *, ignore_warnings: bool) -> int:
+def agent() -> list[str]:
+    """Return the command of this program, for its tasks: the frozen one, or the installed package's."""
+    archive = getattr(__spec__.loader, "archive", None)  # of zipimport
+    if archive is not None:
+        return [sys.executable, "-I", "-S", str(Path(archive).absolute())]
+    return [sys.executable, "-m", "cluster_ddp.agent"]
+
+
+def run(options: Options, *, ignore_warnings: bool) -> int:
     """Keep the command of a task of Slurm. Returns its exit status.
 
     Args:
         options: of the job.
-        agent: the command of this program, for the ranks of torchrun.
         ignore_warnings: whether a command may be sent a warning before it has a handler.
     """
     env = dict(os.environ) if Env.LOCAL_JOB_ID in os.environ else {**os.environ, **place.of_task(options, os.environ)}
     rank = int(env["RANK"]) if options.launcher == "srun" else None
     if options.venv is None:
-        return keep(options, agent, env, rank=rank, ignore_warnings=ignore_warnings)
+        return keep(options, env, rank=rank, ignore_warnings=ignore_warnings)
+    from cluster_ddp.agent.task import staging  # few tasks need it
+
     staged = staging.use(options.venv, options.command, env)
     try:
         options = options._replace(command=tuple(staged.command))
-        return keep(options, agent, staged.env, rank=rank, ignore_warnings=ignore_warnings)
+        return keep(options, staged.env, rank=rank, ignore_warnings=ignore_warnings)
     finally:
         staging.remove(staged)
 
 
-def keep(
-    options: Options, agent: Sequence[str], env: Mapping[str, str], *, rank: int | None, ignore_warnings: bool
-) -> int:
+def keep(options: Options, env: Mapping[str, str], *, rank: int | None, ignore_warnings: bool) -> int:
     """Keep a task's command, and report its end to the job. Returns its exit status.
 
     Args:
         options: of the job.
-        agent: the command of this program.
         env: the environment of the command.
         rank: its rank; None for the parent of several.
         ignore_warnings: see `run`.
     """
     with folder() as place_of_notes:
-        return _kept(options, agent, {**env, Env.NOTES: str(place_of_notes)}, rank, ignore_warnings)
+        return _kept(options, {**env, Env.NOTES: str(place_of_notes)}, rank, ignore_warnings)
 
 
-def _kept(
-    options: Options, agent: Sequence[str], env: Mapping[str, str], rank: int | None, ignore_warnings: bool
-) -> int:
+def _kept(options: Options, env: Mapping[str, str], rank: int | None, ignore_warnings: bool) -> int:
     notes = Notes(Path(env[Env.NOTES]))
     client = Client.of_job(env)
     client.say("hello", ranks=[] if rank is None else [rank], host=socket.gethostname(), task=env.get("SLURM_PROCID"))
@@ -81,7 +86,7 @@ def _kept(
             return status
         keeper = Keeper(notes, lambda end: client.say("ended", **end._asdict()))
         ignored = options.launcher == "torchrun" or (ignore_warnings and not signals.is_shell(options.command))
-        started = in_container(options, *launched(options, agent, env, ignore_warnings=ignore_warnings), ignored)
+        started = in_container(options, *launched(options, env, ignore_warnings=ignore_warnings), ignored)
         pid = keeper.start(rank, started.command, started.env, ignore_warnings=ignored)
         return keeper.keep(alone.Watch(pid, rank, int(env.get("WORLD_SIZE", "1")), notes, client).look)
     except (OSError, ClusterDDPError) as error:
@@ -93,13 +98,12 @@ def _kept(
 
 
 def launched(
-    options: Options, agent: Sequence[str], env: Mapping[str, str], *, ignore_warnings: bool = False
+    options: Options, env: Mapping[str, str], *, ignore_warnings: bool = False
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command that starts the ranks of a node, and its environment: the user's own with srun.
 
     Args:
         options: of the job.
-        agent: the command of this program.
         env: the environment of the task.
         ignore_warnings: see `run`.
     """
@@ -115,7 +119,7 @@ def launched(
         cpus = env.get(Env.CPUS_PER_TASK) or str(options.cpus_per_task or 1)
         env["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS") or cpus
         rank = ["rank", *(["--ignore-warnings"] if ignore_warnings else []), "--"]
-        return [*_torchrun(command, env), *agent, *rank, *command], env
+        return [*_torchrun(command, env), *agent(), *rank, *command], env
     return command, env
 
 

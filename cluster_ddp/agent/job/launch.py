@@ -1,0 +1,59 @@
+"""A job's ranks: where they are started, in a job of Slurm or on this machine, and their start."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from cluster_ddp.agent import place, python_command
+from cluster_ddp.agent.job import allocation
+from cluster_ddp.agent.job.local_job import LocalJob
+from cluster_ddp.agent.job.slurm_job import Job
+from cluster_ddp.agent.options import Options
+from cluster_ddp.errors import RunDirError, SpecError
+from cluster_ddp.files import make_dir
+
+
+def job_of(asked: Options) -> Job | LocalJob:
+    """Return the job whose ranks are to be started.
+
+    Raises:
+        SpecError: this is no job of Slurm, and no number of ranks was given.
+        ClusterDDPError: the environment contradicts itself, or all ports for the rendezvous are in use.
+    """
+    if asked.ranks is not None:
+        return LocalJob(asked, os.environ)
+    if "SLURM_JOB_ID" in os.environ:
+        return Job(asked, allocation.completed(os.environ), is_on_node=allocation.is_on_node(os.environ))
+    found = "this shell is not in a job of Slurm, and the number of ranks on this machine is not given."
+    raise SpecError("Starting ranks:", found, "sbatch SCRIPT, or in salloc; on this machine: --ranks N")
+
+
+def run(job: Job | LocalJob) -> int:
+    """Start a job's ranks, and wait for their end. Returns the exit status.
+
+    Raises:
+        SpecError: there is no such script, or there are too few CPUs for the ranks.
+        RunDirError: the run directory can't be made, or not be written.
+    """
+    asked = job.options
+    if job.folder is not None:
+        _make(job.folder, shared=asked.share)
+    if asked.code is not None:
+        os.chdir(place.named(asked.code, os.environ))
+    if asked.container is None and asked.container_image is None:
+        python_command.check_script(asked.command, Path.cwd())
+    return job.run()
+
+
+def _make(run_dir: Path, *, shared: bool) -> None:
+    try:
+        if not run_dir.is_dir():
+            make_dir(run_dir, shared=shared)
+        if not os.access(run_dir, os.W_OK):
+            raise PermissionError(errno.EACCES, "It can't be written", str(run_dir))
+    except OSError as error:
+        found = f"{error.strerror}: {error.filename}."
+        hint = "choose one on a file system that you can write from all nodes: --run-dir PATH"
+        raise RunDirError(f"Using the run directory {run_dir}:", found, hint) from error
