@@ -12,6 +12,7 @@ secret.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import selectors
@@ -33,6 +34,10 @@ _LONGEST_LINE = 1 << 20
 _CHUNK = 1 << 16
 # How long a message may take to be sent, where the other side does not read.
 _SEND_S = 5.0
+# Whoever has said nothing by then is no task of the job.
+_HELLO_S = 10.0
+# Firewalls forget a connection on which nothing is said: in clouds, after some minutes.
+_KEEP_ALIVE_S = 60
 
 
 def listen(ports: Sequence[int]) -> socket.socket:
@@ -100,6 +105,7 @@ class Server:
         self._listener, self._key, self._hear, self._gone = listener, key, hear, gone
         self._selector = selectors.DefaultSelector()
         self._callers: set[_Caller] = set()
+        self._strangers: list[_Caller] = []  # some of them: who has said nothing yet
         self._quiet = threading.Condition()
         self._wake, self._woken = socket.socketpair()
         listener.setblocking(False)
@@ -133,7 +139,8 @@ class Server:
 
     def _serve(self) -> None:
         while True:
-            for key, _ in self._selector.select():
+            self._drop_strangers(time.monotonic() - _HELLO_S)
+            for key, _ in self._selector.select(_HELLO_S if self._strangers else None):
                 if key.fileobj is self._woken:
                     self._end()
                     return
@@ -143,23 +150,38 @@ class Server:
                     self._read(key.data)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             connection, _ = self._listener.accept()
-            connection.settimeout(_SEND_S)
-            caller = _Caller(connection)
-            self._selector.register(connection, selectors.EVENT_READ, caller)
-            with self._quiet:
-                self._callers.add(caller)
+        except OSError as error:  # if no file can be opened, another try would fail, too
+            if error.errno in (errno.EMFILE, errno.ENFILE) and not self._drop_strangers(time.monotonic()):
+                time.sleep(0.1)
+            return
+        connection.settimeout(_SEND_S)
+        caller = _Caller(connection)
+        self._selector.register(connection, selectors.EVENT_READ, caller)
+        with self._quiet:
+            self._callers.add(caller)
+            self._strangers.append(caller)
+
+    def _drop_strangers(self, since: float) -> int:
+        """Drop who was silent since then: anybody can connect. Returns how many."""
+        self._strangers = [one for one in self._strangers if one in self._callers and one.hello is None]
+        silent = [one for one in self._strangers if one.connected_at <= since]
+        for one in silent:
+            self._drop(one)
+        return len(silent)
 
     def _read(self, caller: _Caller) -> None:
+        if caller not in self._callers:
+            return  # it has just been dropped
         try:
             heard = caller.connection.recv(_CHUNK)
             *lines, caller.rest = (caller.rest + heard).split(b"\n")
             for line in lines:
                 self._take(caller, line)
-            if not heard or len(caller.rest) > _LONGEST_LINE:
+            if not heard or len(caller.rest) > (_CHUNK if caller.hello is None else _LONGEST_LINE):
                 self._drop(caller)
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             self._drop(caller)
 
     def _take(self, caller: _Caller, line: bytes) -> None:
@@ -193,7 +215,7 @@ class _Caller:
     """A connection of a task."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.connection, self.rest = connection, b""
+        self.connection, self.rest, self.connected_at = connection, b"", time.monotonic()
         self.lines: _Lines | None = None
         self.hello: Message | None = None
 
@@ -238,7 +260,10 @@ class Client:
         key = Key.of_job(env)
         if host:
             with contextlib.suppress(OSError, ValueError):
-                return Client(socket.create_connection((host, int(port)), timeout=5.0), key)
+                connection = socket.create_connection((host, int(port)), timeout=5.0)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_S)
+                return Client(connection, key)
         return Client(None, key)
 
     def say(self, kind: str, **fields: object) -> None:

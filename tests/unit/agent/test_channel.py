@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from slowness import scaled
@@ -185,3 +189,87 @@ def test_what_another_has_changed_on_its_way_is_not_believed() -> None:
     theirs.close()
     with pytest.raises(ConnectionError):
         client.hear(scaled(5))
+
+
+def test_who_says_nothing_is_dropped(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if it has begun as a task does; not a task that has said who it is."""
+    monkeypatch.setattr(channel, "_HELLO_S", 0.3)
+    client = Client(job.connect(), KEY)
+    client.say("hello")
+    silent, half = job.connect(), job.connect()
+    half.sendall(b"0123\n")
+    for stranger in (silent, half):
+        while stranger.recv(1000):
+            pass
+    client.say("ended")
+    assert [job.next()["kind"] for _ in range(2)] == ["hello", "ended"]
+
+
+def test_a_huge_line_of_a_stranger_is_not_kept(job: Job) -> None:
+    stranger = job.connect()
+    with pytest.raises(OSError):
+        for _ in range(100):
+            stranger.sendall(b"x" * 100_000)
+
+
+def test_strangers_do_not_take_all_open_files(job: Job) -> None:
+    """Any user of the cluster can connect, as often as it likes."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = Client(job.connect(), KEY)
+    before.say("hello", number=1)
+    assert job.next()["number"] == 1
+    crowd = subprocess.Popen([sys.executable, "-c", CROWD, str(job.server.port)], stdout=subprocess.PIPE)
+    try:
+        assert crowd.stdout is not None and crowd.stdout.readline()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 10, limits[1]))
+        with contextlib.suppress(OSError):  # this process needs one for itself
+            late = Client(job.connect(), KEY, timeout_s=scaled(5))
+            late.say("hello", number=2)
+            assert job.next()["number"] == 2
+        before.say("ended", number=3)
+        assert job.next()["number"] == 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        crowd.kill()
+        crowd.communicate()
+
+
+CROWD = """import socket, sys, time
+held = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(200)]
+print("there", flush=True)
+time.sleep(600)
+"""
+
+
+def test_many_tasks_are_heard_at_once(job: Job) -> None:
+    def say(number: int) -> None:
+        client = Client(job.connect(), KEY, timeout_s=scaled(20))
+        client.say("hello", number=number)
+        client.close()
+
+    callers = [threading.Thread(target=say, args=(number,)) for number in range(200)]
+    for caller in callers:
+        caller.start()
+    heard = sorted(job.heard.get(timeout=scaled(20))["number"] for _ in callers)
+    assert heard == list(range(200))
+    for caller in callers:
+        caller.join()
+
+
+def test_a_job_that_is_gone_costs_a_task_nothing() -> None:
+    one = Job()
+    client = Client(one.connect(), KEY)
+    one.server.close()
+    for _ in range(3):
+        client.say("ended", words="x" * 100_000)
+    client.close()
+
+
+def test_the_first_free_port_of_the_range_is_taken() -> None:
+    with channel.listen([]) as held:
+        taken = held.getsockname()[1]
+        with channel.listen([taken]) as other, channel.listen([0]) as free:
+            assert other.getsockname()[1] != taken
+            number = free.getsockname()[1]
+        with channel.listen([taken, number]) as second:
+            assert second.getsockname()[1] == number
