@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1]
-_OTHERS = ("contract", "errors", "files", "ownership", "processes", "slurm/port", "slurm/variables")
+_OTHERS = ("contract", "errors", "files", "processes", "slurm/port", "slurm/variables")
 # Of all modules, this one alone is compiled by a Python that is too old for the others.
 _MAIN = """\
 import sys
