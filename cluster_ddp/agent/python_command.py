@@ -1,4 +1,4 @@
-"""Parse a Python command: where its script or module begins (`--launcher fork` puts itself there), what it imports."""
+"""Parse a Python command: where its script or module begins; `--launcher fork` puts itself there."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from functools import cache
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1]
-_OTHERS = ("contract", "errors", "files", "processes", "slurm/port", "slurm/variables")
+OTHERS = ("contract", "errors", "files", "processes", "slurm/port", "slurm/variables")
+"""What `agent` imports of this package."""
 # Of all modules, this one alone is compiled by a Python that is too old for the others.
 _MAIN = """\
 import sys
@@ -32,7 +33,7 @@ _AT = (1980, 1, 1, 0, 0, 0)  # the first time that a zip file can have: equal co
 def content() -> bytes:
     """Return the content of the file."""
     files = {"__main__.py": _MAIN, "cluster_ddp/__init__.py": "", "cluster_ddp/slurm/__init__.py": ""}
-    paths = [*(_PACKAGE / f"{name}.py" for name in _OTHERS), *sorted((_PACKAGE / "agent").rglob("*.py"))]
+    paths = [*(_PACKAGE / f"{name}.py" for name in OTHERS), *sorted((_PACKAGE / "agent").rglob("*.py"))]
     files |= {f"cluster_ddp/{path.relative_to(_PACKAGE)}": path.read_text() for path in paths}
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:

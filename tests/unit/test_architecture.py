@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster_ddp.submission import frozen_agent
+
 PACKAGE = Path(__file__).parents[2] / "cluster_ddp"
 LEAVES = {"contract", "errors", "files", "ownership", "processes", "run_files", "waiting_notice", "_version"}
 # package -> the others that it may import; modules at the top, `cli` and the sandbox may import anything.
@@ -89,7 +91,7 @@ def test_functions_are_short() -> None:
 
 def test_the_agent_imports_only_what_is_frozen_with_it() -> None:
     """A job of one version may run for weeks on nodes where no other is installed. Its parts import no more either."""
-    frozen = {"cluster_ddp.contract", "cluster_ddp.processes", "cluster_ddp.slurm.port"}
+    frozen = {f"cluster_ddp.{name.replace('/', '.')}" for name in frozen_agent.OTHERS}
     for module in MODULES:
         if module.startswith("cluster_ddp.agent") or module in frozen:
             others = {name for name in imports(module) if not name.startswith("cluster_ddp.agent")}
@@ -111,9 +113,9 @@ def test_slurm_and_the_agent_need_the_standard_library_only(package: str) -> Non
     [
         "import cluster_ddp",
         "from cluster_ddp.cli.env import main; main([])",
-        "from cluster_ddp.submission.render import render; from cluster_ddp.submission.spec import JobSpec;"
-        "from cluster_ddp.submission.task_command import of_command; spec = JobSpec(name='x', command=('true',));"
-        "render(spec, of_command(spec), source='')",
+        "from cluster_ddp.submission.render import agent_options, render; from cluster_ddp.submission.spec import JobSpec;"
+        "spec = JobSpec(name='x', command=('true',)); render(spec, agent_options(spec, spec.command), source='')",
+        "from cluster_ddp.cli.launch import main; main(['--ranks', '2', '--dry-run', '--', 'python', '-V'])",
         "from cluster_ddp.sandbox.__main__ import parser; parser()",
         "import cluster_ddp.train",
         "import cluster_ddp.cli.status",

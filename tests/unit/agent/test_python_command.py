@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from cluster_ddp.agent.python_command import imports_us, interpreter_words
+from cluster_ddp.agent.python_command import interpreter_words
 from cluster_ddp.errors import SpecError
 
 
@@ -46,22 +44,3 @@ def test_what_is_no_script_of_pythons_is_refused(command: str, found: str) -> No
         interpreter_words(command.split())
     assert "--launcher fork" in caught.value.asked
     assert "--launcher srun" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("script", "command", "ours"),
-    [
-        ("import torch\nimport cluster_ddp\n", "python -u {script} --lr 1", True),
-        ("def main():\n    from cluster_ddp.mnist import data\n", "env A=1 python {script}", True),
-        ("import lightning\n# not cluster_ddp\n", "python {script}", False),
-        ("import cluster_ddp_other\n", "python {script}", False),
-        ("import cluster_ddp\n", "bash -c {script}", False),
-        ("", "python -m cluster_ddp.train --epochs 1", True),
-        ("", "python -m lightning_train --dir /home/me/cluster_ddp", False),
-        ("", "python missing.py", False),
-    ],
-)
-def test_who_imports_this_package(tmp_path: Path, script: str, command: str, ours: bool) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(script)
-    assert imports_us(command.format(script=path).split()) == ours

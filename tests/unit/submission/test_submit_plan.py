@@ -20,6 +20,7 @@ from cluster_ddp.errors import JobNotFoundError, RunDirError, SlurmError, SpecEr
 from cluster_ddp.jobs import job
 from cluster_ddp.jobs.job import Job
 from cluster_ddp.slurm import commands
+from cluster_ddp.submission import frozen_agent
 from cluster_ddp.submission.planning import Request, plan
 from cluster_ddp.submission.spec import JobSpec
 
@@ -54,8 +55,9 @@ def test_a_job_waits_until_its_folder_is_there(fake_slurm: FakeSlurm, in_a_folde
     assert re.fullmatch(r"--comment=cluster_ddp-[0-9a-f]{16}", call.pop(2))
     assert call == ["--parsable", "--begin=now+1hour", f"--output={runs}/fit-%j/job.log"]
     assert fake_slurm.calls("scontrol") == [["update", "JobId=12", "StartTime=now"]]
-    assert (fake_slurm.folder / "scontrol.seen").read_text() == "job.sbatch\nspec.json\n"
+    assert (fake_slurm.folder / "scontrol.seen").read_text() == "agent.pyz\njob.sbatch\nspec.json\n"
     assert (runs / "fit-12" / "job.sbatch").read_text() == fake_slurm.stdin("sbatch")
+    assert (runs / "fit-12" / "agent.pyz").read_bytes() == frozen_agent.content()
     assert (job.id, job.run_dir, job.tasks) == ("12", runs / "fit-12", 4)
     assert (runs / "latest").readlink() == Path("fit-12")
     assert json.loads((runs / "fit-12" / "spec.json").read_text())["command"] == list(SPEC.command)
@@ -86,18 +88,21 @@ def test_a_job_counts_more_than_its_link(fake_slurm: FakeSlurm, in_a_folder: Pat
     monkeypatch.setattr(Path, "symlink_to", refuse)
     (job,) = submit()
     assert job.id == "12"
-    assert files(in_a_folder / "runs") == ["fit-12", "fit-12/job.sbatch", "fit-12/spec.json"]
+    assert files(in_a_folder / "runs") == [
+        "fit-12",
+        *(f"fit-12/{name}" for name in ("agent.pyz", "job.sbatch", "spec.json")),
+    ]
 
 
 def test_a_command_is_run_by_the_script_itself(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     submit()
-    assert files(in_a_folder / "runs" / "fit-12") == ["job.sbatch", "spec.json"]
+    assert files(in_a_folder / "runs" / "fit-12") == ["agent.pyz", "job.sbatch", "spec.json"]
     assert "submitit" not in fake_slurm.stdin("sbatch")
 
 
 def test_a_function_gets_a_pickle_for_submitits_runner(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
     submit(JobSpec(name="fit"), function=os.getcwd)
-    assert files(in_a_folder / "runs" / "fit-12") == ["12_submitted.pkl", "job.sbatch", "spec.json"]
+    assert files(in_a_folder / "runs" / "fit-12") == ["12_submitted.pkl", "agent.pyz", "job.sbatch", "spec.json"]
     delayed = pickle.loads((in_a_folder / "runs/fit-12/12_submitted.pkl").read_bytes())
     assert delayed.function.function() == str(in_a_folder)
     assert "submitit.core._submit" in fake_slurm.stdin("sbatch")
@@ -112,6 +117,7 @@ def test_an_array_is_one_call_and_a_folder_for_each_task(fake_slurm: FakeSlurm, 
     described = [json.loads((job.run_dir / "spec.json").read_text()) for job in jobs]
     assert [one["command"] for one in described] == [["t", f"--seed={s}", lr] for s in "56" for lr in ("0.1", "1.0")]
     assert described[2]["values"] == {"seed": "6", "lr": "0.1"}
+    assert [path.parent.name for path in in_a_folder.rglob("agent.pyz")] == ["fit-12"], "one for all"
 
 
 def test_in_an_array_a_function_gets_its_tasks_values(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
@@ -281,9 +287,9 @@ def test_run_directories_are_for_their_owner_unless_shared(
     finally:
         os.umask(before)
     assert job.run_dir.name == ("run" if chosen else "fit-12")
-    paths = (job.run_dir, job.run_dir / "spec.json")
-    assert tuple(path.stat().st_mode & 0o777 for path in paths) == modes
-    assert ("export CLUSTER_DDP_SHARE=1" in fake_slurm.stdin("sbatch")) is share
+    paths = (job.run_dir, job.run_dir / "spec.json", job.run_dir / "agent.pyz")
+    assert tuple(path.stat().st_mode & 0o777 for path in paths) == (*modes, modes[1])
+    assert ("\n  --share \\\n" in fake_slurm.stdin("sbatch")) is share
 
 
 def test_a_chosen_run_directory_is_a_new_one_and_for_one_job(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:

@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster_ddp.submission.task_command import of_command
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.backends import submit_env
 from cluster_ddp.submission.checks import python_packages
-from cluster_ddp.submission.render import render, render_local
+from cluster_ddp.submission.render import agent_options, render, render_local
 from cluster_ddp.submission.spec import JobSpec
 
 
@@ -101,11 +100,8 @@ def test_a_python_that_does_not_answer_is_left_to_other_checks() -> None:
 
 def test_the_names_get_to_the_ranks_and_only_by_the_option() -> None:
     job = spec("tensorboard", "wandb")
-    scripts = (
-        render(job, of_command(job), source="", run_prefix="/r/x-"),
-        render_local(job, of_command(job), source=""),
-    )
-    for script in scripts:
-        assert "\nexport CLUSTER_DDP_TRACK='tensorboard wandb'\n" in script
-    assert "export CLUSTER_DDP_TRACK" not in render(spec(), of_command(spec()), source="", run_prefix="/r/x-")
+    for asked in (agent_options(job, job.command), agent_options(spec(), spec().command)):
+        script, here = render(job, asked, source=""), render_local(job, asked, source="", code=None)
+        said = [f"  --track={name} \\\n" in text for text in (script, here) for name in ("tensorboard", "wandb")]
+        assert set(said) == {asked.track != ()}
     assert submit_env.clean({"CLUSTER_DDP_TRACK": "mlflow"}) == {}

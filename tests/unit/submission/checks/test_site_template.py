@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
-from cluster_ddp.submission.task_command import of_command
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.submission.render import render
+from cluster_ddp.submission.render import agent_options, render
 from cluster_ddp.submission.spec import JobSpec
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "templates" / "with_prologue.sbatch.j2"
@@ -18,7 +18,7 @@ EXTENDS = '{% extends "job.sbatch.j2" %}\n'
 
 def rendered(path: Path) -> str:
     spec = JobSpec(name="fit", command=("true",), nodes=2, gpus_per_node=2, template=str(path))
-    return render(spec, of_command(spec), source="")
+    return render(spec, agent_options(spec, spec.command), source="")
 
 
 def of_text(folder: Path, text: str) -> str:
@@ -29,7 +29,7 @@ def of_text(folder: Path, text: str) -> str:
 
 def plain() -> str:
     spec = JobSpec(name="fit", command=("true",), nodes=2, gpus_per_node=2)
-    return render(spec, of_command(spec), source="")
+    return render(spec, agent_options(spec, spec.command), source="")
 
 
 def test_a_template_adds_to_ours(tmp_path: Path) -> None:
@@ -37,11 +37,48 @@ def test_a_template_adds_to_ours(tmp_path: Path) -> None:
     assert "#SBATCH --open-mode=append\n\n#SBATCH --comment=fit:4-ranks\n" in text
     ours = plain().splitlines()
     lines = [line for line in text.splitlines() if line and line not in ours]
-    assert [line.split()[0] for line in lines] == ["#SBATCH", "#", "SITE_SCRATCH=$(mktemp", "export", "srun", "srun"]
+    first = ["#SBATCH", "#", "SITE_SCRATCH=$(mktemp", "export", "srun", "exec", "--cleanup='srun", "--"]
+    assert [line.split()[0] for line in lines] == first
     script = tmp_path / "job.sbatch"
     script.write_text(text)
     assert subprocess.run(["bash", "-n", script]).returncode == 0
     assert of_text(tmp_path, EXTENDS) == plain()
+
+
+BLOCKS = """
+{% block environment %}
+IN_ENVIRONMENT=1
+{% endblock %}
+{% block before %}
+export MINE="it's $IN_ENVIRONMENT"
+{% endblock %}
+{% block after %}
+echo "$MINE, status $status"
+{% endblock %}
+"""
+
+
+def test_what_stands_before_the_ranks_reaches_them_and_what_stands_after_runs_after_them(tmp_path: Path) -> None:
+    (tmp_path / "cluster-ddp").write_text('#!/bin/bash\necho "$MINE"; printf "%s|" "$@"; echo; echo "$$"\n')
+    (tmp_path / "cluster-ddp").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    process = subprocess.Popen(["bash", "-c", of_text(tmp_path, EXTENDS + BLOCKS)], stdout=subprocess.PIPE, env=env)
+    mine, words, pid = process.communicate(timeout=60)[0].decode().splitlines()
+    assert (mine, int(pid)) == ("it's 1", process.pid), "the ranks are started by the script's own process"
+    launch, cleanup, *command = words.split("|")
+    assert (launch, command) == ("launch", ["--", "true", ""])
+    lines = cleanup.removeprefix("--cleanup=")
+    done = subprocess.run(["bash", "-c", lines], env={"MINE": "x", "status": "3"}, stdout=subprocess.PIPE)
+    assert done.stdout == b"x, status 3\n"
+
+
+def test_a_trap_in_it_runs_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "cluster-ddp").write_text("#!/bin/bash\nexit 7\n")
+    (tmp_path / "cluster-ddp").chmod(0o755)
+    text = of_text(tmp_path, EXTENDS + "{% block before %}trap 'echo bye' EXIT{% endblock %}")
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", text], env=env, stdout=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stdout) == (7, b"bye\n")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +93,7 @@ def test_a_template_adds_to_ours(tmp_path: Path) -> None:
         (
             EXTENDS + "{% block before %}{{ comand }}{% endblock %}",
             "there is no variable comand. Did you mean command?",
-            "the variables are code, ",
+            "the variables are agent, command, ",
         ),
         (
             EXTENDS + "{% block before %}{{ spec.node }}{% endblock %}",

@@ -67,11 +67,11 @@ def test_what_the_reference_job_can_only_have_as_a_command(capsys, fake_slurm: F
     assert fake_slurm.calls("sbatch") == []
 
 
-def test_a_dry_run_of_a_command_shows_it_behind_srun(capsys) -> None:
+def test_a_dry_run_of_a_command_shows_it_behind_the_agent(capsys) -> None:
     _, out, _ = run(capsys, "--dry-run", "--", "python", "my_train.py", "--lr", "0.1")
-    srun = out[out.index("\nsrun ") :]
-    assert srun[: srun.index("|| status=$?")].endswith('bash \\\n  python my_train.py --lr 0.1 "$@" ')
-    assert "submitit" not in out and sys.executable not in srun
+    started = out[out.index('\nexec "$python" -I -S "$agent" job ') :]
+    assert started.endswith(' \\\n  -- python my_train.py --lr 0.1 "$@"\n')
+    assert "submitit" not in out and sys.executable not in started
 
 
 def test_what_resumes_repeats_the_job_with_what_is_given_changed(
@@ -91,7 +91,7 @@ def test_what_resumes_repeats_the_job_with_what_is_given_changed(
     record = json.loads((folder / "runs/mnist-12/spec.json").read_text())
     assert record["reference_options"] == ["--epochs", "3", "--no-cuda", "--epochs", "5"]
     assert (record["job"], record["spec"]["mem"], record["folder"]) == ("13", "16G", str(folder))
-    assert {"spec.json", "job.sbatch", "12_submitted.pkl"} == {
+    assert {"spec.json", "job.sbatch", "agent.pyz", "12_submitted.pkl"} == {
         path.name for path in (folder / "runs/mnist-12/job-12").iterdir()
     }
     run(capsys, "--no-check", "--name", "own", "--", "python", "my_train.py")
