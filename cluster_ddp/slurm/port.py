@@ -1,6 +1,6 @@
 """A rendezvous port for every job step: a pure function of job id and step id.
 
-    port = 10000 + (job_id + 8377 * step_id) mod 22751          (in bash: templates/rendezvous.sh.j2)
+    port = 10000 + (job_id + 8377 * step_id) mod 22751
 
 All ports lie in 10000–32750: above the well-known ports and below Linux's ephemeral range (32768 and up), from which
 any outgoing connection may take a port. 22751 is prime. So for one step id, any 22,751 consecutive job ids give
