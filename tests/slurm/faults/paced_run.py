@@ -22,6 +22,8 @@ LARGE = ("--dataset", "digits", "--epochs", "2", "--batch-size", "9", "--checkpo
 TRAINING = (*LARGE, "--model", "convnet")
 VOLATILE = ("time", "samples_per_s", "waiting_for_data")
 ONE_TASK = ("--nodes", "1", "--gpus-per-node", "1")
+ONE_BASH = (*ONE_TASK, "--launcher", "srun")
+"""For a command that is no Python script: such ranks can't be forked."""
 TWO_TASKS = ("--nodes", "1", "--gpus-per-node", "2")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from chaos import faults
 from cluster import ROOT, Place, output
-from paced_run import ONE_TASK, PACED, TRAINING, Run, start
+from paced_run import ONE_BASH, PACED, TRAINING, Run, start
 
 from cluster_ddp.contract import File
 from cluster_ddp.slurm import commands
@@ -22,7 +22,7 @@ from cluster_ddp.slurm.port import PORT_COUNT
 
 def test_the_controller_is_away_when_a_job_is_to_be_queued_again(place: Place, pytestconfig: pytest.Config) -> None:
     """31. The batch script asks until slurmctld is back; scontrol of 26.05 waits for it by itself, a minute or so."""
-    run = Run(place, place.start(*ONE_TASK, "--time", "10", "--", "bash", "-c", STOPS_LATER))
+    run = Run(place, place.start(*ONE_BASH, "--time", "10", "--", "bash", "-c", STOPS_LATER))
     run.wait_for(lambda: "begun 0" in output(run.path))
     time.sleep(6)  # killed, slurmctld forgets its last seconds, and with them that the job has started
     (run.path / "stop").touch()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from chaos import faults
 from cluster import Cluster, Place, output, records
-from paced_run import ONE_TASK, PACED, TWO_TASKS, Run, start
+from paced_run import ONE_BASH, ONE_TASK, PACED, TWO_TASKS, Run, start
 from slowness import scaled
 
 from cluster_ddp.contract import Env
@@ -130,21 +130,21 @@ def test_the_times_of_a_job_as_slurm_writes_them(place: Place) -> None:
     """In seconds of UNIX time; the end is NONE without a time limit. Rank 0 understands just these."""
     ask = 'SLURM_TIME_FORMAT=%s squeue --noheader --format="%S %e" --jobs="$SLURM_JOB_ID"'
     tell = f'cat "$CLUSTER_DDP_JOB_TIMES"; scontrol update JobId="$SLURM_JOB_ID" TimeLimit=UNLIMITED; {ask}'
-    run = Run(place, place.start(*ONE_TASK, "--time", "5", "--", "bash", "-c", tell))
+    run = Run(place, place.start(*ONE_BASH, "--time", "5", "--", "bash", "-c", tell))
     limited, unlimited = re.findall(r"^(\d+) (\d+|NONE)$", run.completed(), re.MULTILINE)
     assert (int(limited[1]) - int(limited[0]), unlimited[1]) == (300, "NONE")
 
 
 def test_slurm_may_refuse_to_queue_a_job_again(place: Place) -> None:
     """27. Its words are in the error."""
-    said = Run(place, place.start(*ONE_TASK, "--no-requeue", "--", "bash", "-c", "exit 75")).failed()
+    said = Run(place, place.start(*ONE_BASH, "--no-requeue", "--", "bash", "-c", "exit 75")).failed()
     assert "Slurm said: Requested operation is presently disabled" in said
 
 
 def test_a_command_that_hides_a_stop_is_not_done(place: Place) -> None:
     """It says 0 though a rank of it was stopped in time. A note of one start counts for no other: the next succeeds."""
     notes = 'if ((!${SLURM_RESTART_COUNT:-0})); then touch "$CLUSTER_DDP_NOTES/stopped-$RANK"; exit $1; fi'
-    hidden, other = (Run(place, place.start(*ONE_TASK, "--", "bash", "-c", notes, "bash", code)) for code in "03")
+    hidden, other = (Run(place, place.start(*ONE_BASH, "--", "bash", "-c", notes, "bash", code)) for code in "03")
     assert "but the command ended with status 0" in hidden.failed()
     other.completed(restarts=1)
 
