@@ -28,6 +28,7 @@ from cluster_ddp.__main__ import VERBS
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.remote import verbs
 from cluster_ddp.submission.cli import site_config
+from cluster_ddp.submission.cli.sbatch_hints import is_one as is_an_option_of_sbatch
 from cluster_ddp.train import Train
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +40,7 @@ KINDS = {
     "diff": "names lines of the examples",
     "text": "is what a program prints, or a drawing",
     "shell": "has commands, each checked by itself (indented blocks)",
+    "bash": "is a batch script, or lines of one",
 }
 # Commands that are not ours, with the reason why they are not checked.
 NOT_CHECKED = {
@@ -46,6 +48,7 @@ NOT_CHECKED = {
     "source": "activates an environment that `make venv` makes",
     "export": "sets a variable",
     "cp": "copies an example",
+    "salloc": "Slurm's",
     "scancel": "Slurm's",
     "squeue": "Slurm's",
     "exit": "leaves a shell",
@@ -163,6 +166,24 @@ def test_a_diff_names_lines_that_are_there(block: Block) -> None:
         assert block.text in (ROOT / "docs" / "examples.md").read_text()
     lines = "".join((ROOT / "examples" / name).read_text() for name in ("single.py", "ddp.py")).splitlines()
     assert all(line[1:] in lines for line in block.text.splitlines() if line[0] == "-")
+
+
+@pytest.mark.parametrize("block", of_kind("bash"), ids=str)
+def test_a_batch_script_is_one(block: Block) -> None:
+    """Bash can read it, sbatch has its options, and our verbs have theirs."""
+    done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = block.text.splitlines()
+    assert all(is_an_option_of_sbatch(line.split()[1]) for line in lines if line.startswith("#SBATCH "))
+    ours = [line.removeprefix("exec ").removesuffix(" &") for line in lines]
+    for line in ours:
+        if line.startswith("cluster-ddp "):
+            check(shlex.split(line))
+
+
+def test_the_shortest_job_is_shown_as_it_is() -> None:
+    shown = next(block.text for block in of_kind("bash") if name_of(block.page) == "docs/how-to/jobs.md")
+    assert f"{shown}\n" == (ROOT / "jobs" / "minimal.sbatch").read_text()
 
 
 COMMANDS = [
