@@ -1,0 +1,74 @@
+"""`cluster-ddp launch` in scripts and shells that are not ours: a university's batch script, and salloc."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from cluster import ROOT, Cluster
+
+from cluster_ddp.slurm import commands
+
+# One line differs from a help page's: srun python train.py --seed $SLURM_ARRAY_TASK_ID
+SCRIPT = """#!/bin/bash
+#SBATCH --job-name=my_train
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --gres=gpu:2
+#SBATCH --time=00:10:00
+#SBATCH --array=0-1
+#SBATCH --mail-type=END,FAIL
+#SBATCH --mail-user=me@example.edu
+#SBATCH --output=slurm-%A_%a.out
+
+cluster-ddp launch -- python "my train.py" --seed $SLURM_ARRAY_TASK_ID
+"""
+TRAIN = """import os, sys
+if sys.argv[2] == "1" and os.environ["RANK"] == "3":
+    sys.exit("no such labels")
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "local", os.environ["LOCAL_RANK"])
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "it's my folder"
+    folder.mkdir()
+    (folder / "my train.py").write_text(TRAIN)
+    return folder
+
+
+def test_a_universitys_script_with_one_line_changed(slurm: Cluster, folder: Path) -> None:
+    (folder / "job.sh").write_text(SCRIPT)
+    done = slurm.run("sbatch", "--wait", "--parsable", "job.sh", cwd=folder)
+    job = done.stdout.split()[0]
+    well, ill = ((folder / f"slurm-{job}_{task}.out").read_text() for task in (0, 1))
+    ranks = [f"rank {rank} of 4 local {rank % 2}" for rank in range(4)]
+    assert sorted(well.splitlines()) == ranks
+    *_, last = ill.splitlines()
+    assert last.startswith("Failed first, with status 1: rank 3 on node") and last.endswith(": no such labels")
+
+
+def test_a_shell_of_salloc_on_the_login_node(slurm: Cluster, folder: Path) -> None:
+    """It knows no node by name and no GPUs; the ranks meet on the first node, and their ends are heard."""
+    shutil.copy(ROOT / "examples" / "plain_ddp.py", folder)
+    salloc = ("salloc", "--quiet", "--nodes=2", "--cpus-per-task=2", "--gres=gpu:2", "--ntasks-per-node=1")
+    done = slurm.run(*salloc, "cluster-ddp", "launch", "--", "python", "plain_ddp.py", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert sorted(line[:13] for line in done.stdout.splitlines()) == [f"rank {rank} of 4:" for rank in range(4)]
+    assert "The job has 1 task and 2 GPUs on each node: starting 2 ranks there.\n" in done.stderr
+    fails = ("cluster-ddp", "launch", "--", "python", "my train.py", "--seed", "1")
+    done = slurm.run(*salloc, *fails, cwd=folder)
+    assert "Failed first, with status 1: rank 3 on node" in done.stderr
+
+
+def test_the_shortest_job(slurm: Cluster, tmp_path: Path) -> None:
+    said = slurm.submit(ROOT / "jobs" / "minimal.sbatch", tmp_path).succeed()
+    assert said.count("epoch 3: accuracy") == 1
+
+
+def test_ranks_of_this_machine_are_refused_in_a_job(slurm: Cluster, folder: Path) -> None:
+    done = slurm.run("salloc", "--quiet", "cluster-ddp", "launch", "--ranks", "2", "--", "true", cwd=folder)
+    assert (done.returncode, "--ranks-per-node 2" in done.stderr) == (2, True)
+    assert commands.run(["squeue", "--noheader", "--me"], env=slurm.env) == ""
