@@ -111,7 +111,6 @@ def test_singularity_has_variables_of_its_own(tools: Path) -> None:
 def test_without_a_runtime_it_says_so(tools: Path) -> None:
     with pytest.raises(JobError) as error:
         run(tools, "true", env={"PATH": str(tools)})
-    assert error.value.status == 127
     assert str(error.value) == (
         f"Starting the container /i.sif on {os.uname().nodename}:\n"
         "  neither apptainer nor singularity is on the PATH.\n"
