@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from cluster_ddp.agent.options import Options
 from cluster_ddp.contract import RESUME, Env, File
-from cluster_ddp.errors import RendezvousError, SpecError
+from cluster_ddp.errors import RendezvousError, SpecError, TopologyError
 from cluster_ddp.slurm import port, variables
 from cluster_ddp.slurm.variables import Variables
 
@@ -182,14 +182,22 @@ def of_task(options: Options, env: Mapping[str, str]) -> dict[str, str]:
     Args:
         options: of the job.
         env: the task's environment.
+
+    Raises:
+        TopologyError: a variable that srun sets is missing, or is not a number.
     """
-    values = {"NODE_RANK": env["SLURM_NODEID"]}
+    v, names = Variables(env), ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
+    rank, local_rank, node = (v.integer(name) for name in names)
+    if rank is None or local_rank is None or node is None:
+        found = f"{v.shown(*names)}. This is no task of srun."
+        raise TopologyError("Finding the place of a task:", found, "start ranks with cluster-ddp launch -- COMMAND")
+    values = {"NODE_RANK": str(node)}
     if env.get(Env.CHANNEL, "").startswith(":"):  # in salloc
         values[Env.CHANNEL] = env.get("SLURM_LAUNCH_NODE_IPADDR", "") + env[Env.CHANNEL]
     if options.launcher == "srun":
-        tasks = Variables(env).tasks_per_node() or (1,)
-        here = tasks[int(env["SLURM_NODEID"])] if len(tasks) > int(env["SLURM_NODEID"]) else tasks[0]
-        values |= {"RANK": env["SLURM_PROCID"], "LOCAL_RANK": env["SLURM_LOCALID"], "LOCAL_WORLD_SIZE": str(here)}
+        tasks = v.tasks_per_node() or (1,)
+        here = tasks[node] if len(tasks) > node else tasks[0]
+        values |= {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(here)}
     if options.function:
         values |= {"SUBMITIT_EXECUTOR": "slurm", **_SUBMITIT}
     return values

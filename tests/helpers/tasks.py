@@ -1,0 +1,54 @@
+"""Agents of tasks, started as srun starts them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from slowness import scaled
+
+ROOT = Path(__file__).parents[2]
+_OURS = ("SLURM", "SUBMITIT", "CLUSTER_DDP", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
+PLACE = {
+    **{name: value for name, value in os.environ.items() if not name.startswith(_OURS)},
+    **{"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "PYTHONPATH": str(ROOT)},
+}
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def start(
+    *command: str, options: tuple[str, ...] = (), program: tuple[str, ...] = (), **env: str
+) -> subprocess.Popen[str]:
+    """Start the agent of a task. It leads a process group of its own, as a task of Slurm does."""
+    agent = [sys.executable, "-m", "cluster_ddp.agent", "task", *options, "--", *command]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*program, *agent], env={**PLACE, **env}, start_new_session=True, **pipes)
+
+
+@contextmanager
+def started(*command: str, **more: object) -> Iterator[subprocess.Popen[str]]:
+    """Start the agent of a task. Nothing of it is left after the body."""
+    task = start(*command, **more)
+    try:
+        yield task
+    finally:
+        for end in (lambda: os.killpg(task.pid, signal.SIGKILL), task.kill):
+            try:
+                end()
+            except ProcessLookupError:
+                continue
+        task.communicate()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + scaled(30)
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

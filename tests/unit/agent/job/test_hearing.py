@@ -1,0 +1,73 @@
+"""agent.job.hearing: what the tasks of a start have said."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster_ddp.agent.job.hearing import Hearing
+from cluster_ddp.agent.outcome import AGENT_KILLED, End, Failure
+
+
+def hello(*ranks: int, host: str = "node1", task: str | None = None) -> dict[str, object]:
+    return {"kind": "hello", "ranks": list(ranks), "host": host, "task": task}
+
+
+def ended(rank: int | None, status: int, **more: object) -> dict[str, object]:
+    return {"kind": "ended", **End(rank, "node1", status)._replace(**more)._asdict()}
+
+
+def words(end: End) -> str:
+    return ""
+
+
+def test_the_first_failure_that_arrives_counts() -> None:
+    hearing = Hearing(3)
+    for message in (hello(0), hello(1), ended(0, 0), ended(1, 3, words="ValueError: x"), ended(2, 1, words="y")):
+        hearing.hear(message)
+    assert hearing.first_failure(words) == Failure(1, "node1", 3, "ValueError: x")
+    assert not hearing.was_stopped
+
+
+@pytest.mark.parametrize("message", [ended(1, 75), ended(1, 0, was_stopped=True), ended(1, 1, was_stopped=True)])
+def test_one_that_was_stopped_in_time_is_enough(message: dict[str, object]) -> None:
+    hearing = Hearing(2)
+    for one in (ended(0, 0), message):
+        hearing.hear(one)
+    assert hearing.was_stopped and hearing.first_failure(words) is None
+
+
+def test_a_connection_that_ends_without_a_word_was_killed() -> None:
+    hearing = Hearing(4)
+    for message in (hello(0, 1), hello(2, 3, host="node2"), ended(0, 0), ended(1, 0), ended(2, 0)):
+        hearing.hear(message)
+    hearing.gone(hello(0, 1))
+    assert hearing.first_failure(words) is None
+    hearing.gone(hello(2, 3, host="node2"))
+    assert hearing.first_failure(words) == Failure(3, "node2", 137, AGENT_KILLED)
+
+
+def test_the_parent_of_a_nodes_ranks_names_none() -> None:
+    hearing = Hearing(2)
+    hearing.hear(hello(task="1"))
+    hearing.hear(hello(2, 3, task="1"))
+    hearing.hear(hello(0, task="0"))
+    hearing.gone(hello())
+    assert hearing.tasks == {2: 1, 3: 1, 0: 0} and hearing.first_failure(words) is None
+
+
+def test_all_alone_is_said_once_and_one_alone_never(capfd: pytest.CaptureFixture[str]) -> None:
+    hearing = Hearing(2)
+    hearing.hear({"kind": "alone", "rank": 1})
+    hearing.hear({"kind": "alone", "rank": 1})
+    assert capfd.readouterr().err == ""
+    hearing.hear({"kind": "alone", "rank": 0})
+    said = capfd.readouterr().err
+    assert said.startswith("warning: None of the 2 ranks of this job has joined a process group so far")
+    assert "Hint: " in said
+
+
+def test_what_is_no_message_is_refused() -> None:
+    """The channel then ends that connection, and goes on."""
+    for message in ({"kind": "ended"}, {"kind": "alone"}, {}):
+        with pytest.raises(KeyError):
+            Hearing(2).hear(message)

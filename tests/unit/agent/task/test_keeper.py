@@ -1,0 +1,159 @@
+"""agent.task.keeper: several commands under one keeper, in a process of its own, since it holds that one's signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from slowness import scaled
+from tasks import PLACE, wait_until
+
+from cluster_ddp.agent.task.keeper import status_of
+
+CODE = """import json, os, sys
+from pathlib import Path
+from cluster_ddp.agent.notes import Notes
+from cluster_ddp.agent.task import keeper as module
+from cluster_ddp.agent.task.keeper import Keeper
+from cluster_ddp.agent.task import memory
+module.PATIENCE_S = 1.0
+options = json.loads(sys.argv[1])
+if "kills" in options:
+    counts = iter(options.pop("kills"))
+    memory.oom_kills = lambda: next(counts)
+commands = options.pop("commands")
+logs = options.pop("logs", None)
+ends = []
+keeper = Keeper(Notes(Path(os.environ["NOTES"])), ends.append, patience_s=1.0)
+for rank, command in enumerate(commands):
+    keeper.start(rank, ["bash", "-c", command], dict(os.environ), log=Path(logs, f"{rank}.log") if logs else None)
+print("started", *keeper.running, flush=True)
+status = keeper.keep()
+print(json.dumps([status, keeper.has_killed, [end[:1] + end[2:] for end in ends]]))
+"""
+LISTENS = "trap 'exit 75' USR1; touch ready$$; while :; do sleep 0.05; done"
+DEAF = "trap '' TERM; touch ready$$; while :; do sleep 0.05; done"
+
+
+class Kept:
+    def __init__(self, folder: Path, *commands: str, **options: object) -> None:
+        self.folder = folder
+        words = [sys.executable, "-c", CODE, json.dumps({"commands": commands, **options})]
+        env = {**{name: value for name, value in PLACE.items() if name != "SLURM_PROCID"}, "NOTES": str(folder)}
+        with (folder / "stderr").open("w") as err:
+            self.process = subprocess.Popen(
+                words, cwd=folder, env=env, start_new_session=True, stdout=subprocess.PIPE, stderr=err, text=True
+            )
+        assert self.process.stdout is not None
+        self.pids = [int(word) for word in self.process.stdout.readline().split()[1:]]
+
+    def wait_until_ready(self, count: int) -> None:
+        wait_until(lambda: len(list(self.folder.glob("ready*"))) >= count)
+
+    def end(self) -> tuple[int, bool, list[list[object]], str]:
+        try:
+            assert self.process.stdout is not None
+            self.process.wait(timeout=scaled(30))
+            return (*json.loads(self.process.stdout.read()), (self.folder / "stderr").read_text())
+        finally:
+            for pid in self.pids:
+                if Path(f"/proc/{pid}/cwd").exists():
+                    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status"),
+    [([], 0), ([1, 143], 1), ([143, 75], 75), ([75, 143, 1], 75), ([1, 75], 1), ([143, 137], 137), ([143, 143], 143)],
+)
+def test_which_status_counts(statuses: list[int], status: int) -> None:
+    assert status_of(statuses) == status
+
+
+def test_a_failure_ends_the_others(tmp_path: Path) -> None:
+    status, has_killed, ends, _ = Kept(tmp_path, "sleep 600", "exit 5", "sleep 600").end()
+    assert (status, has_killed) == (5, False)
+    assert ends[0][:2] == [1, 5] and sorted(end[:2] for end in ends[1:]) == [[0, 143], [2, 143]]
+
+
+def test_who_will_not_end_is_killed(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, DEAF, "while ! ls ready* >/dev/null; do sleep 0.02; done; exit 5")
+    status, has_killed, ends, err = kept.end()
+    assert (status, has_killed, ends[1][:2]) == (5, True, [0, 137])
+    assert "rank 0 did not end within 1 s of TERM: killing." in err
+
+
+def test_who_has_stopped_in_time_gives_the_others_time_to_save(tmp_path: Path) -> None:
+    status, has_killed, ends, _ = Kept(tmp_path, "exit 75", "sleep 0.5; exit 75").end()
+    assert (status, has_killed, [end[:2] for end in ends]) == (75, False, [[0, 75], [1, 75]])
+    status, has_killed, ends, _ = Kept(tmp_path, "exit 75", "sleep 600").end()
+    assert (status, has_killed, ends[1][:2]) == (75, False, [1, 143])
+
+
+def test_a_warning_reaches_all_and_waits_for_each(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, LISTENS, f"while ! [ -e go ]; do sleep 0.02; done; {LISTENS}")
+    kept.wait_until_ready(1)
+    kept.process.send_signal(signal.SIGUSR1)
+    time.sleep(0.4)
+    (tmp_path / "go").touch()
+    status, _, ends, _ = kept.end()
+    assert (status, sorted(end[:2] for end in ends)) == (75, [[0, 75], [1, 75]])
+
+
+def test_a_suspended_command_ends_with_the_others(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, "kill -STOP $$", "sleep 0.5; exit 3")
+    status, has_killed, ends, _ = kept.end()
+    assert (status, has_killed, ends[1][:2]) == (3, False, [0, 143])
+
+
+def test_what_ranks_have_noted_is_reported(tmp_path: Path) -> None:
+    note = """printf '{"words": "ValueError: x", "consequence": true}' >"$NOTES/failed-1"; touch $NOTES/stopped-0"""
+    _, _, ends, _ = Kept(tmp_path, "sleep 0.2", f"{note}; exit 3").end()
+    assert [3, "ValueError: x", True, False, False] in [end[1:] for end in ends]
+
+
+@pytest.mark.parametrize(
+    ("kills", "command", "is_oom"),
+    [
+        ((1, 1), "kill -KILL $$", False),
+        ((1, 2), "kill -KILL $$", True),
+        ((1, 2), "exit 1", True),
+        ((1, 2), "exit 75", False),
+    ],
+)
+def test_a_kill_for_memory_is_said_of_who_did_not_end_by_itself(
+    tmp_path: Path, kills: tuple[int, ...], command: str, is_oom: bool
+) -> None:
+    _, _, ends, err = Kept(tmp_path, command, kills=[*kills, kills[-1]]).end()
+    assert ends[0][4] is is_oom and ("has killed a process of rank 0" in err) is is_oom
+
+
+def test_a_command_killed_by_others_end_is_not_said_to_lack_memory(tmp_path: Path) -> None:
+    kills = [1, 2, 2]
+    _, _, ends, _ = Kept(tmp_path, "sleep 600", "sleep 0.2; kill -KILL $$", kills=kills).end()
+    assert [(end[0], end[4]) for end in ends] == [(1, True), (0, False)]
+
+
+def test_logs_are_appended_to_and_read_nothing(tmp_path: Path) -> None:
+    (logs := tmp_path / "it's here").mkdir()
+    (logs / "0.log").write_text("before\n")
+    status, *_ = Kept(tmp_path, "cat; echo out; echo err >&2", logs=str(logs)).end()
+    assert (status, (logs / "0.log").read_text()) == (0, "before\nout\nerr\n")
+
+
+def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").touch()
+    (tmp_path / "0.log").symlink_to(tmp_path / "elsewhere")
+    words = [sys.executable, "-c", CODE, json.dumps({"commands": ["echo x"], "logs": str(tmp_path)})]
+    done = subprocess.run(words, env={**PLACE, "NOTES": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 1 and "symbolic link" in done.stderr and not (tmp_path / "elsewhere").read_text()
+
+
+def test_many_commands_that_end_at_once_are_all_seen(tmp_path: Path) -> None:
+    status, _, ends, _ = Kept(tmp_path, *["true"] * 64).end()
+    assert (status, len(ends)) == (0, 64)

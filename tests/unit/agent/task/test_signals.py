@@ -1,0 +1,191 @@
+"""Signals around a task's command: passed on, held for it, or none of its business."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from slowness import scaled
+from tasks import PLACE, WARNINGS, started, wait_until
+
+from cluster_ddp.agent.task import signals
+
+IGNORING = ("--ignore-warnings",)
+
+
+def handler(number: int, ready: Path, *, wait_for: Path | None = None) -> str:
+    """A script that ends with 75 at a signal; it has no handler until a file is there."""
+    wait = "" if wait_for is None else f"\nwhile not pathlib.Path({str(wait_for)!r}).exists(): time.sleep(0.02)\n"
+    first = f"import pathlib, signal, sys, time; ready = pathlib.Path({str(ready)!r})\n"
+    take = f"signal.signal({number}, lambda *_: sys.exit(75))\n"
+    return first + ("ready.touch()" + wait + take if wait else take + "ready.touch()\n") + "time.sleep(600)\n"
+
+
+@pytest.mark.parametrize("whom", ["the agent alone", "all"])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        *((signal.SIGTERM, 143), (signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75)),
+        *((signal.SIGHUP, 75), (signal.SIGINT, 75), (signal.SIGALRM, 75), (signal.SIGQUIT, 75)),
+    ],
+)
+def test_a_command_gets_the_stop_signals(tmp_path: Path, number: signal.Signals, status: int, whom: str) -> None:
+    """Slurm sends them to all processes of a task, or to the first alone (proctrack/cgroup)."""
+    ready = tmp_path / "it's ready"
+    code = handler(number if status == 75 else signal.SIGUSR1, ready)
+    with started(sys.executable, "-c", code) as task:
+        wait_until(ready.exists)
+        (os.killpg if whom == "all" else os.kill)(task.pid, number)
+        assert task.wait(timeout=scaled(30)) == status
+
+
+@pytest.mark.parametrize("options", [(), IGNORING])
+@pytest.mark.parametrize("number", [*WARNINGS, signal.SIGHUP])
+def test_a_warning_waits_for_a_command_that_has_no_handler_yet(
+    tmp_path: Path, number: signal.Signals, options: tuple[str, ...]
+) -> None:
+    ready, go = tmp_path / "ready", tmp_path / "go"
+    with started(sys.executable, "-c", handler(number, ready, wait_for=go), options=options) as task:
+        wait_until(ready.exists)
+        task.send_signal(number)
+        if options and number in WARNINGS:
+            os.killpg(task.pid, number)  # as Slurm does without control groups
+        time.sleep(0.5)
+        assert task.poll() is None
+        go.touch()
+        assert task.wait(timeout=scaled(30)) == 75
+
+
+def test_a_command_that_never_listens_is_not_warned() -> None:
+    with started("bash", "-c", "echo ready; sleep 1.5; exit 3") as task:
+        assert task.stdout is not None and task.stdout.readline() == "ready\n"
+        task.send_signal(signal.SIGUSR1)
+        assert task.wait(timeout=scaled(30)) == 3
+
+
+@pytest.mark.parametrize("shell", ["bash -c", "sh -c"])
+def test_behind_a_shell_the_training_gets_the_warning(tmp_path: Path, shell: str) -> None:
+    ready = tmp_path / "ready"
+    command = shlex.join([sys.executable, "-c", handler(signal.SIGUSR1, ready)])
+    with started(*shell.split(), f"{command}; exit $?", options=IGNORING) as task:
+        wait_until(ready.exists)
+        os.killpg(task.pid, signal.SIGCONT)
+        task.send_signal(signal.SIGUSR1)
+        assert task.wait(timeout=scaled(30)) == 75
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT])
+def test_a_shell_that_cleans_up_at_its_end_is_passed_by(tmp_path: Path, number: signal.Signals) -> None:
+    """With a trap for EXIT, bash catches all signals, to end of them: its training would be lost."""
+    ready = tmp_path / "ready"
+    command = shlex.join([sys.executable, "-c", handler(number, ready)])
+    with started("bash", "-c", f"trap 'echo cleaned up' EXIT; {command}; exit $?") as task:
+        wait_until(ready.exists)
+        task.send_signal(number)
+        assert task.communicate(timeout=scaled(30))[0] == "cleaned up\n"
+        assert task.returncode == 75
+
+
+def test_a_shell_takes_the_warning_that_it_traps_before_what_it_has_started(tmp_path: Path) -> None:
+    command = shlex.join([sys.executable, "-c", handler(signal.SIGUSR1, tmp_path / "ready")])
+    text = f"trap 'kill -TERM $!; exit 5' USR1; {command} & while :; do wait; done"
+    with started("bash", "-c", text, options=IGNORING) as task:
+        wait_until((tmp_path / "ready").exists)
+        task.send_signal(signal.SIGUSR1)
+        assert task.wait(timeout=scaled(30)) == 5
+
+
+def test_a_shell_that_traps_both_is_told_if_nobody_else_can_be() -> None:
+    with started("bash", "-c", "trap 'exit 5' USR1; trap : EXIT; echo ready; while :; do sleep 0.05; done") as task:
+        assert task.stdout is not None and task.stdout.readline() == "ready\n"
+        task.send_signal(signal.SIGUSR1)
+        assert task.wait(timeout=scaled(30)) == 5
+
+
+def test_the_end_of_the_others_does_not_change_the_status() -> None:
+    """srun sends TERM to the tasks that are left when one has ended."""
+    with started("bash", "-c", "trap 'exit 75' USR1; echo ready; while :; do sleep 0.05; done") as task:
+        assert task.stdout is not None and task.stdout.readline() == "ready\n"
+        while task.poll() is None:
+            task.send_signal(signal.SIGUSR1)
+            time.sleep(0.02)
+        assert task.returncode == 75
+
+
+def test_a_suspended_command_ends_of_term() -> None:
+    with started("bash", "-c", "echo $$; kill -STOP $$; exit 1") as task:
+        assert task.stdout is not None
+        pid = int(task.stdout.readline())
+        wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        task.terminate()
+        assert task.wait(timeout=scaled(30)) == 143
+
+
+def test_what_nohup_has_started_survives_the_end_of_a_terminal(tmp_path: Path) -> None:
+    code = "import signal, time; print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN, flush=True); time.sleep(600)"
+    with started("sh", "-c", shlex.join([sys.executable, "-c", code]) + "; exit 4", program=("nohup",)) as task:
+        assert task.stdout is not None and task.stdout.readline() == "True\n"
+        os.killpg(task.pid, signal.SIGHUP)
+        time.sleep(0.3)
+        assert task.poll() is None
+
+
+@pytest.mark.parametrize("is_typed", [True, False])
+def test_what_is_typed_reaches_a_command_once_as_what_is_sent_does(tmp_path: Path, is_typed: bool) -> None:
+    """The terminal sends Ctrl-C to all; kill(1) to the agent alone."""
+    ready, counted = tmp_path / "ready", tmp_path / "counted"
+    code = f"import signal, time, pathlib; counted = pathlib.Path({str(counted)!r}).open('a', buffering=1)\n"
+    code += f"signal.signal(2, lambda *_: counted.write('x'))\npathlib.Path({str(ready)!r}).touch()\n"
+    code += "end = time.monotonic() + 1.5\nwhile time.monotonic() < end: time.sleep(0.05)\ncounted.close()\n"
+    mine, theirs = pty.openpty()
+    env = {name: value for name, value in PLACE.items() if name != "SLURM_PROCID"} | {
+        "CLUSTER_DDP_LOCAL_JOB_ID": "1",
+        "RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+    }
+    agent = [sys.executable, "-m", "cluster_ddp.agent", "task", "--", sys.executable, "-c", code]
+    # setsid makes it the terminal's owner
+    task = subprocess.Popen(["setsid", "--ctty", "--wait", *agent], env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    try:
+        wait_until(ready.exists)
+        if is_typed:
+            os.write(mine, b"\x03")
+        else:
+            (pid,) = children(task.pid) or [task.pid]
+            os.kill(pid, signal.SIGINT)
+        assert task.wait(timeout=scaled(30)) == 0
+        assert counted.read_text() == "x"
+    finally:
+        task.kill()
+        task.wait()
+        for one in (mine, theirs):
+            os.close(one)
+
+
+def children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
+def test_the_kernels_own_signals_are_left_to_it() -> None:
+    kernels = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGSEGV, signal.SIGPIPE, signal.SIGTSTP)
+    assert not set(kernels) & set(signals.PASSED_ON)
+    asked = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGALRM}
+    assert asked <= set(signals.PASSED_ON)
+
+
+def test_only_shells_are_started_without_what_they_could_not_trap(tmp_path: Path) -> None:
+    for text, is_shell in (("#!/bin/bash -e\n", True), ("#!/usr/bin/python3\n", False), ("\x7fELF", False)):
+        (tmp_path / "run it").write_text(text)
+        assert signals.is_shell([str(tmp_path / "run it")]) is is_shell
+    assert signals.is_shell(["bash", "run.sh"]) and signals.is_shell(["env", "A=1", "/bin/sh", "-c", "x"])
+    assert not signals.is_shell(["python", "train.py"])

@@ -1,0 +1,181 @@
+"""agent.task: what a task's agent does around a command, from its start to its status."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from listening import listening
+from slowness import scaled
+from tasks import PLACE, start, started, wait_until
+
+from cluster_ddp.agent.outcome import End
+
+HOST = socket.gethostname()
+
+
+def run(*command: str, **more) -> tuple[int, str, str]:
+    task = start(*command, **more)
+    out, err = task.communicate(timeout=scaled(60))
+    return task.returncode, out, err
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        *(("true", 0), ("exit 7", 7), ("exit 255", 255), ("exit 75", 75)),
+        *(("kill -KILL $$", 137), ("ulimit -c 0; kill -SEGV $$", 139), ("ulimit -c 0; kill -ABRT $$", 134)),
+    ],
+)
+def test_the_commands_status_is_the_tasks_and_the_job_is_told(command: str, status: int) -> None:
+    """Nothing else is printed: it would be the last line of the command's log."""
+    with listening() as job:
+        assert run("bash", "-c", f"echo mine >&2; {command}", **job.env) == (status, "", "mine\n")
+        assert job.ends() == [End(2, HOST, status, was_stopped=status == 75)]
+    assert job.said[0] == {"kind": "hello", "ranks": [2], "host": HOST, "task": "2"}
+
+
+@pytest.mark.parametrize("note", ["failed", "stopped"])
+def test_the_rank_says_itself_why_it_failed_and_that_it_was_stopped(note: str) -> None:
+    write = f"from cluster_ddp.agent import notes; import os; notes.{note}(os.environ, 2"
+    write += ", 'ValueError: x', consequence=True)" if note == "failed" else ")"
+    with listening() as job:
+        assert run(sys.executable, "-c", f"{write}; raise SystemExit(1)", **job.env)[0] == 1
+        (end,) = job.ends()
+    assert end == (End(2, HOST, 1, "ValueError: x", True) if note == "failed" else End(2, HOST, 1, was_stopped=True))
+
+
+def test_a_command_has_its_place_and_its_words(tmp_path: Path) -> None:
+    words = ["it's", "two words", "$HOME", "", "--", "a\nb"]
+    names = ["RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE"]
+    code = f"import os, sys; print(sys.argv[1:], [os.environ[name] for name in {names}])"
+    out = run(sys.executable, "-c", code, *words, SLURM_STEP_TASKS_PER_NODE="2,1")[1]
+    assert out == f"{words} {['2', '0', '1', '1']}\n"
+
+
+def test_a_command_inherits_no_connection_and_finds_its_folder_for_notes() -> None:
+    """What is inherited stays open as long as anything that the command has started."""
+    show = "for fd in /proc/self/fd/*; do readlink $fd; done; echo $CLUSTER_DDP_NOTES; stat -c %a $CLUSTER_DDP_NOTES"
+    with listening() as job:
+        _, out, _ = run("bash", "-c", show, **job.env)
+    assert "socket:" not in out
+    *_, folder, mode = out.split()
+    assert mode == "700" and not Path(folder).exists()
+    assert not [line for line in out.split()[:-2] if line.startswith(folder)]
+
+
+def test_a_pipe_without_a_reader_ends_its_writer() -> None:
+    """Python ignores SIGPIPE, and what is ignored stays ignored."""
+    assert run("bash", "-c", "yes | head -1; echo ${PIPESTATUS[0]}")[1] == "y\n141\n"
+
+
+def test_a_command_is_found_on_its_own_path(tmp_path: Path) -> None:
+    """That of a staged environment, which is not the agent's."""
+    from cluster_ddp.agent.task.spawn import spawn
+
+    for number, name in enumerate(("one", "two's")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tool").write_text(f"#!/bin/sh\nexit {number + 3}\n")
+    (tmp_path / "two's" / "tool").chmod(0o755)
+    pid = spawn(["tool"], {"PATH": f"{tmp_path}/none:{tmp_path}/one:{tmp_path}/two's"})
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+    with pytest.raises(PermissionError):
+        spawn(["tool"], {"PATH": f"{tmp_path}/one:{tmp_path}/none"})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "mode", "status", "said"),
+    [
+        ("missing", None, 0, 127, "No such file or directory"),
+        ("plain.sh", "#!/bin/sh\n", 0o644, 126, "Permission denied"),
+        ("bare.sh", "exit 0\n", 0o755, 126, "Exec format error"),
+    ],
+)
+def test_what_cannot_be_started_is_said(
+    tmp_path: Path, name: str, text: str | None, mode: int, status: int, said: str
+) -> None:
+    path = tmp_path / f"it's {name}"
+    if text is not None:
+        path.write_text(text)
+        path.chmod(mode)
+    with listening() as job:
+        found, _, err = run(str(path), **job.env)
+        assert found == status and f"{said}: {path}." in err and "Hint: " in err and "Traceback" not in err
+        (end,) = job.ends()
+    assert end[:3] == (2, HOST, status) and end.words == f"Starting {shlex.quote(str(path))}: {said}: {path}."
+
+
+def test_without_srun_it_says_what_is_missing() -> None:
+    env = {name: value for name, value in PLACE.items() if not name.startswith("SLURM")}
+    agent = [sys.executable, "-m", "cluster_ddp.agent", "task", "--", "true"]
+    done = subprocess.run(agent, env=env, capture_output=True, text=True)
+    assert done.returncode == 2 and "SLURM_PROCID unset" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_job_is_told_of_an_agent_that_is_killed() -> None:
+    with listening() as job:
+        with started("sleep", "600", **job.env) as task:
+            wait_until(lambda: job.said)
+            task.kill()
+            assert job.ends() == []
+        assert job.gone == job.said
+
+
+def test_a_task_runs_though_the_job_cannot_be_reached() -> None:
+    env = {"CLUSTER_DDP_CHANNEL": "127.0.0.1:1", "CLUSTER_DDP_SECRET": "no hexadecimal digits"}
+    assert run("bash", "-c", "exit 3", **env)[0] == 3
+
+
+@pytest.mark.parametrize(("shell", "ignored"), [(False, True), (True, False)])
+def test_a_command_starts_with_warnings_ignored_where_all_processes_get_them(
+    tmp_path: Path, shell: bool, ignored: bool
+) -> None:
+    """But no shell, which could not trap them, nor a script that is run by one."""
+    code = "import signal; print(signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN)"
+    script = tmp_path / "it's run.sh"
+    script.write_text(f"#!/usr/bin/env bash\n{shlex.join([sys.executable, '-c', code])}\n")
+    script.chmod(0o755)
+    command = [str(script)] if shell else [sys.executable, "-c", code]
+    assert run(*command, options=("--ignore-warnings",))[1] == f"{ignored}\n"
+    assert run(*command)[1] == "False\n"
+
+
+@pytest.mark.parametrize("file", ["memory.events", "memory.oom_control"])
+def test_the_kernels_kills_for_memory_are_counted(tmp_path: Path, file: str) -> None:
+    """From made files of this process's control groups; those before it began do not count."""
+    from cluster_ddp.agent.task import memory
+
+    below = tmp_path / ("memory" if file == "memory.oom_control" else "")
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        (folder := Path(f"{below}{line.split(':', 2)[2]}")).mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text("low 0\noom_kill 2\n")
+    assert memory.oom_kills(tmp_path) % 2 == 0 and memory.oom_kills(tmp_path) > 0
+    assert memory.oom_kills(tmp_path / "nowhere") == 0
+
+
+CGROUPS = Path("/sys/fs/cgroup/memory")
+
+
+@pytest.mark.skipif(not os.access(CGROUPS, os.W_OK), reason="no control groups of version 1 to make")
+def test_the_kernel_kills_for_memory() -> None:
+    """The real one, in a control group with less memory than the command needs."""
+    group = CGROUPS / f"test-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(60 << 20))
+        enter = ("bash", "-c", f'echo $$ >{group}/cgroup.procs; exec "$@"', "bash")
+        with listening() as job:
+            code = "x = b'x' * (200 << 20)"
+            status, _, err = run(sys.executable, "-S", "-c", code, program=enter, **job.env)
+            assert job.ends() == [End(2, HOST, 137, is_oom=True)]
+        assert status == 128 + signal.SIGKILL
+        assert f"The kernel has killed a process of rank 2 on {HOST} for memory (oom_kill)." in err
+    finally:
+        wait_until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
