@@ -31,6 +31,8 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ([""], [*VERBS]),
         (["submit", "--launcher", ""], ["srun", "torchrun", "fork"]),
         (["submit", "--req"], ["--requeue", "--requeue-elsewhere", "--requeue-on-failure"]),
+        (["launch", "--launcher", ""], ["srun", "torchrun", "fork"]),
+        (["launch", "--ran"], ["--ranks", "--ranks-per-node"]),
         (["submit", "--template", ""], ["completion.bash", "runs"]),
         (["train", "--amp", ""], ["off", "bf16", "fp16"]),
         (["train", "--no-cuda"], ["--no-cuda-graph", "--no-cuda"]),
