@@ -160,9 +160,12 @@ def in_container(options: Options, command: list[str], env: dict[str, str], igno
 def _examined(options: Options, env: Mapping[str, str], rank: int | None, notes: Notes, client: Client) -> int:
     """Run the doctor before the ranks: it takes seconds. Returns its exit status."""
     env = dict(env)
-    if options.launcher != "srun":  # one examines the node
+    if rank is None:  # one examines the node, which stands for a rank
         env[Env.GPUS_PER_TASK] = str(int(env["LOCAL_WORLD_SIZE"]) * options.gpus_per_task)
         env = {name: value for name, value in env.items() if name not in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+        if Env.LOCAL_JOB_ID in env:
+            env |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        rank = int(env.get("RANK") or env["SLURM_PROCID"])
     held = [signal.SIGTERM]  # any other waits for the ranks
     keeper = Keeper(notes, lambda end: client.say("ended", **end._asdict()) if end.status else None, held=held)
     keeper.start(rank, [python_command.interpreter(options.command), "-m", "cluster_ddp.doctor", "--quick"], env)
