@@ -473,7 +473,10 @@ _HOLD_PORTS = (
   python -c 'import os, pathlib, socket, sys, time
 doctor, path = os.getppid(), pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")
 before = path.read_text(); path.write_text("40000 40015")
-held = [socket.create_server(("", port)) for port in range(40000, 40016)]
+held = []
+for port in range(40000, 40016):
+    try: held.append(socket.create_server(("", port)))
+    except OSError: pass  # Slurm has taken one meanwhile
 pathlib.Path("held").touch()
 while os.getppid() == doctor: time.sleep(0.1)
 path.write_text(before)' >held.out 2>&1 </dev/null &
