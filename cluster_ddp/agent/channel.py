@@ -32,6 +32,7 @@ Hear = Callable[[Message], None]
 
 _LONGEST_LINE = 1 << 20
 _CHUNK = 1 << 16
+_BACKLOG = 4096
 # How long a message may take to be sent, where the other side does not read.
 _SEND_S = 5.0
 # Whoever has said nothing by then is no task of the job.
@@ -48,20 +49,25 @@ def listen(ports: Sequence[int]) -> socket.socket:
     """
     for port in ports:
         with contextlib.suppress(OSError):
-            return _listener(port)
-    return _listener(0)
+            return listener(port)
+    return listener(0)
 
 
 def listen_here() -> socket.socket:
     """Return a socket that listens on this machine only, on any port."""
-    return socket.create_server(("127.0.0.1", 0), backlog=1024)
+    return socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
 
 
-def _listener(port: int) -> socket.socket:
+def listener(port: int) -> socket.socket:
+    """Return a socket that listens on all interfaces, on a port; 0 for any.
+
+    Raises:
+        OSError: it is not free.
+    """
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):  # a kernel may have it switched off
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
-    return socket.create_server(("", port), backlog=1024)
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+    return socket.create_server(("", port), backlog=_BACKLOG)
 
 
 class _Lines:

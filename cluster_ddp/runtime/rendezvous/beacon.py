@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+from cluster_ddp.agent import channel
 from cluster_ddp.errors import RendezvousError
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.slurm.topology import Topology
@@ -84,9 +85,7 @@ def listen(topology: Topology, port: int) -> socket.socket:
     """
     if topology.num_nodes == 1:
         return socket.create_server((LOOPBACK, port), backlog=_BACKLOG)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
-    return socket.create_server(("", port), backlog=_BACKLOG)
+    return channel.listener(port)
 
 
 @contextlib.contextmanager
