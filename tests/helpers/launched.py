@@ -112,7 +112,7 @@ def cancelled() -> None:
 
 
 JOBS = {"hears": hears, "stops": stops, "cancelled": cancelled, "meets": meets}
-JOBS |= dict.fromkeys(("parent", "keeper", "lost"), compute)
+JOBS |= dict.fromkeys(("parent", "keeper", "lost", "ended"), compute)
 
 if __name__ == "__main__":
     print(f"rank {RANK}, start {RESTARTS}", flush=True)

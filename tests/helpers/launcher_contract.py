@@ -85,6 +85,11 @@ def cancelled(job: Job) -> None:
     assert not job.end["failure"] and "Failed first" not in job.log, job.logs
 
 
+def ended(job: Job) -> None:
+    """TERM waits for no handler."""
+    assert (job.end["state"], job.end["exit_status"], job.end["restarts"]) == ("FAILED", 143, 0), job.logs
+
+
 def logs(job: Job) -> None:
     """Each rank has a file of its own; torchrun's ranks share one on each node."""
     said = {path.name: path.read_text() for path in job.run_dir.glob("task-*.log")}
@@ -153,6 +158,7 @@ CHECKS = {
     "a rank's parent is killed": Check("parent", lost_parent),
     "a node's keeper is killed": Check("keeper", lost_keeper),
     "a node is lost": Check("lost", lost_node),
+    "TERM before a handler": Check("ended", ended),
     "a warning before a handler": Check("stops", heard("before"), "before"),
     "a warning and TERM": Check("stops", heard("after", "finally"), "after"),
     "status 75": Check("stops", started_again),

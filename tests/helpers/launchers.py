@@ -19,6 +19,8 @@ from typing import Any
 from slowness import scaled
 
 HELPERS = Path(__file__).parent
+ALL = ("stops", "hears", "meets", "raises", "exits", "killed", "crashes", "aborts", "parent", "cancelled")
+"""The jobs of two ranks that any place can run."""
 PATIENCE_S = 300.0
 """For the start of a job, which may wait for others. For hangs only."""
 
@@ -27,10 +29,8 @@ _OF_A_TASK = {
     "stops": {"before": _WARNINGS, "after": _WARNINGS, "finally": ("TERM",)},
     "hears": {"before": _OTHERS, "after": (*_OTHERS, "INT"), "to the batch process": ("USR1",)},
 }
-_OF_AN_AGENT = {
-    "stops": {"before": ("USR1",)},
-    "hears": {"after": ("ALRM",)},
-}  # it ends its workers at its first signal
+# torchrun's agent ends its workers at the first signal that it gets.
+_OF_AN_AGENT = {"stops": {"before": ("USR1",)}, "hears": {"after": ("ALRM",)}}
 _OF_A_JOB = {"stops": {}, "hears": {"before": (*_WARNINGS, *_OTHERS), "after": (*_WARNINGS, *_OTHERS, "INT")}}
 SIGNALS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
     (launcher, job): sent
@@ -172,6 +172,7 @@ EVENTS: dict[str, Callable[[Job], object]] = {
     "hears": signals,
     "stops": signals,
     "cancelled": lambda job: job.wait_for("ready-0", "ready-1") and job.cancel(),
+    "ended": lambda job: send(job.first_processes(), "TERM"),
     "parent": loses_a_parent,
     "keeper": loses_a_keeper,
     "trains": trains,

@@ -14,8 +14,9 @@ import pytest
 from chaos import faults
 from cluster import Cluster, Place
 from launcher_contract import CHECKS, parameters, programs
-from launchers import Job, ancestry, play
+from launchers import ALL, Job, ancestry, name_of, play
 
+from cluster_ddp import processes
 from cluster_ddp.slurm import job_status
 from cluster_ddp.slurm.job_status import JobStatus
 
@@ -23,7 +24,7 @@ RANKS = ("python", "the ranks.py")
 TRAINING = ("python", "-m", "mypkg.train")
 ON_TWO_NODES, OF_TWO_RANKS = ("--nodes", "2", "--gpus-per-node", "1"), ("--gpus-per-node", "2")
 ON_ONE_NODE = {
-    "srun": ("stops", "hears", "meets", "raises", "exits", "killed", "crashes", "aborts", "parent", "cancelled"),
+    "srun": (*ALL, "ended"),
     "torchrun": ("stops", "hears", "raises", "killed", "parent"),
     "fork": ("stops", "hears", "raises", "aborts"),
 }
@@ -89,10 +90,9 @@ def on_slurm(place: Place, queue: Queue, launcher: str, name: str, run_dir: Path
             faults.bring_back_node(layout, node)
 
     def batch_process() -> list[int]:
-        host = job.rank(0)[1]
-        mark = ("CLUSTER_DDP_RUN_DIR", str(run_dir))
-        sruns = [one for one in faults.processes_on(layout, host) if faults._program(one) == "srun"]
-        return [ancestry(one)[-1] for one in sruns if mark in faults._environment(one).items()]
+        mark = {"CLUSTER_DDP_RUN_DIR": str(run_dir)}
+        here = [pid for pid in faults.processes_on(layout, job.rank(0)[1]) if processes.has_environment(pid, mark)]
+        return list({ancestry(pid)[-1] for pid in here if name_of(pid) == "srun"})
 
     job = Job(
         name=name,
@@ -115,7 +115,7 @@ def jobs(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple
     programs(folder)
     place, queue = Place(slurm, folder), Queue(slurm)
     jobs = [job for words in submissions() for job in jobs_of(place, queue, *words)]
-    play(jobs, 150)
+    play(jobs, 300)
     asked = [sys.executable, "-m", "cluster_ddp", "status", "--json"]
     said = subprocess.run(asked, cwd=folder, env=dict(slurm.env), capture_output=True, text=True, check=True).stdout
     ends = {Path(one["run_dir"]).name: one for one in json.loads(said)}

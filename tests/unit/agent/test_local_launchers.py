@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from launcher_contract import CHECKS, parameters, programs
-from launchers import Job, ancestry, play, send
+from launchers import ALL, Job, ancestry, play, send
 from slowness import scaled
 
 import cluster_ddp.submit
@@ -25,10 +25,7 @@ from cluster_ddp.submission.backends.local import ThisMachine
 
 MEMORY = Path("/sys/fs/cgroup/memory")
 JOBS = {
-    "local srun": (
-        *("hears", "stops", "meets", "raises", "exits", "killed", "crashes", "aborts"),
-        *("parent", "cancelled", "keeper", *(["memory"] if os.access(MEMORY, os.W_OK) else [])),
-    ),
+    "local srun": (*ALL, "keeper", *(["memory"] if os.access(MEMORY, os.W_OK) else [])),
     "local torchrun": ("stops", "raises", "parent"),
     "local fork": ("stops", "raises"),
 }
@@ -90,16 +87,18 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, s
         patched.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         names = [(launcher, name) for launcher, names in JOBS.items() for name in names]
         jobs = [started(*one, with_little) for one in names]
-        play(jobs, 100)
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
-            assert status.main(["--json"]) == 0
-        ends = {Path(one["run_dir"]).name: one for one in json.loads(said.getvalue())}
-        for job in jobs:
-            job.end = ends[job.run_dir.name] | {"exit_status": status_of(job).exit_code}
-        yield {(job.launcher, job.name): job for job in jobs}
-        for job in jobs:  # what a killed job has left behind
-            send(processes.find({"CLUSTER_DDP_RUN_DIR": str(job.run_dir)}), "KILL")
+        try:
+            play(jobs, 100)
+            said = io.StringIO()
+            with contextlib.redirect_stdout(said):
+                assert status.main(["--json"]) == 0
+            ends = {Path(one["run_dir"]).name: one for one in json.loads(said.getvalue())}
+            for job in jobs:
+                job.end = ends[job.run_dir.name] | {"exit_status": status_of(job).exit_code}
+            yield {(job.launcher, job.name): job for job in jobs}
+        finally:
+            for job in jobs:  # what a killed job has left behind
+                send(processes.find({"CLUSTER_DDP_RUN_DIR": str(job.run_dir)}), "KILL")
 
 
 @pytest.mark.parametrize(("launcher", "check"), list(parameters(JOBS)))
