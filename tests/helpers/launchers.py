@@ -81,8 +81,9 @@ class Job:
         (self.run_dir / name).touch()
 
     def rank(self, rank: int) -> tuple[int, str]:
-        """Its process id and host in the first start."""
-        pid, host = (self.run_dir / f"begun-{rank}").read_text().split()
+        """Its process id and host in its last start."""
+        begun = max(self.run_dir.glob(f"begun*-{rank}"), key=lambda path: path.stat().st_mtime)
+        pid, host = begun.read_text().split()
         return int(pid), host
 
     def first_processes(self) -> list[int]:

@@ -55,14 +55,15 @@ class Hearing:
             elif message["kind"] == "ended":
                 self._ends.append(End(**{name: message[name] for name in End._fields}))
             elif message["kind"] == "alone":
+                is_new = message["rank"] not in self._alone
                 self._alone.add(message["rank"])
-                if len(self._alone) == self._world_size:
+                if is_new and len(self._alone) == self._world_size:
                     report.say(_ALONE.format(self._world_size))
 
     def gone(self, hello: Message) -> None:
         """Note the ranks of a connection that has ended before it said how they ended."""
         with self._lock:
-            ended = {end.rank for end in self._ends}
-            for rank in hello["ranks"]:
-                if rank not in ended:
-                    self._gone.append(End(rank, hello["host"], outcome.KILL))
+            ended, host = {(end.rank, end.host) for end in self._ends}, hello["host"]
+            for rank in hello["ranks"] or [None]:  # around the parent of several ranks
+                if (rank, host) not in ended:
+                    self._gone.append(End(rank, host, outcome.KILL))

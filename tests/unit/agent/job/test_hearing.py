@@ -46,13 +46,24 @@ def test_a_connection_that_ends_without_a_word_was_killed() -> None:
     assert hearing.first_failure(words) == Failure(3, "node2", 137, AGENT_KILLED)
 
 
-def test_the_parent_of_a_nodes_ranks_names_none() -> None:
+def test_the_parent_of_a_nodes_ranks_is_named_by_its_node() -> None:
+    """Its agent was killed; its ranks, and those of other nodes, end by TERM after it."""
     hearing = Hearing(2)
-    hearing.hear(hello(task="1"))
-    hearing.hear(hello(2, 3, task="1"))
-    hearing.hear(hello(0, task="0"))
-    hearing.gone(hello())
-    assert hearing.tasks == {2: 1, 3: 1, 0: 0} and hearing.first_failure(words) is None
+    for message in (hello(task="1"), hello(2, 3, task="1"), hello(0, task="0"), ended(2, 143), ended(0, 143)):
+        hearing.hear(message)
+    hearing.gone(hello(host="node2"))
+    assert hearing.tasks == {2: 1, 3: 1, 0: 0}
+    assert hearing.first_failure(words) == Failure(None, "node2", 137, AGENT_KILLED)
+
+
+@pytest.mark.parametrize("rank", [0, None])
+def test_one_that_has_told_its_end_was_not_killed(rank: int | None) -> None:
+    hearing = Hearing(1)
+    said = hello() if rank is None else hello(rank)
+    for message in (said, ended(rank, 0)):
+        hearing.hear(message)
+    hearing.gone(said)
+    assert hearing.first_failure(words) is None
 
 
 def test_all_alone_is_said_once_and_one_alone_never(capfd: pytest.CaptureFixture[str]) -> None:
