@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from cluster_ddp import processes
 from cluster_ddp.agent import place, python_command
 from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.notes import Notes, folder, one_line
@@ -40,7 +41,8 @@ def agent() -> list[str]:
     archive = getattr(__spec__.loader, "archive", None)  # of zipimport
     if archive is not None:
         return [sys.executable, "-I", "-S", str(Path(archive).absolute())]
-    return [sys.executable, "-m", "cluster_ddp.agent"]
+    # Its folder: with -m, modules in the working folder would come before Python's own.
+    return [sys.executable, str(Path(__file__).absolute().parents[1])]
 
 
 def run(options: Options, *, ignore_warnings: bool) -> int:
@@ -50,7 +52,12 @@ def run(options: Options, *, ignore_warnings: bool) -> int:
         options: of the job.
         ignore_warnings: whether a command may be sent a warning before it has a handler.
     """
-    env = dict(os.environ) if Env.LOCAL_JOB_ID in os.environ else {**os.environ, **place.of_task(options, os.environ)}
+    env = dict(os.environ)
+    if Env.LOCAL_JOB_ID in env:
+        # Slurm ends what a killed job leaves behind; here nobody would.
+        processes.end_with_parent(signal.SIGTERM, int(env[Env.LOCAL_JOB_ID]))
+    else:
+        env |= place.of_task(options, env)
     rank = int(env["RANK"]) if options.launcher == "srun" else None
     if options.venv is None:
         return keep(options, env, rank=rank, ignore_warnings=ignore_warnings)

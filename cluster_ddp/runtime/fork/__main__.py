@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cluster_ddp import processes
 from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.outcome import End
@@ -33,7 +34,7 @@ from cluster_ddp.runtime.fork.target import Target
 from cluster_ddp.slurm.rank_env import NodeRanks
 
 PROGRAM = "python -m cluster_ddp.runtime.fork"
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # prctl(2)
+_PR_SET_NAME = 15  # prctl(2)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if node.num_nodes == 1:
             os.environ.setdefault(Env.SECRET, os.urandom(32).hex())
         signals.hold(signals.WARNINGS)
+        if Env.NOTES in os.environ:  # started by an agent, which may be killed
+            processes.end_with_parent(signal.SIGTERM, os.getppid())
         target.prepare()
         preload.load(os.environ.get(Env.PRELOAD, "").split())
     handlers = {number: signal.SIG_IGN if number in ignored else signal.SIG_DFL for number in signals.WARNINGS}
@@ -71,7 +74,7 @@ def _fork(node: NodeRanks, target: Target, log_dir: Path | None, handlers: Mappi
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
             client.close()
-            _die_with(parent)
+            processes.end_with_parent(signal.SIGKILL, parent)
             _become(node, local_rank, log_dir)
             signals.let_come()
             rank_exit.after(target.run, shared)
@@ -111,13 +114,6 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
-
-
-def _die_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _become(node: NodeRanks, local_rank: int, log_dir: Path | None) -> None:

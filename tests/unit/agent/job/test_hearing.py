@@ -38,7 +38,7 @@ def test_one_that_was_stopped_in_time_is_enough(message: dict[str, object]) -> N
 
 def test_a_connection_that_ends_without_a_word_was_killed() -> None:
     hearing = Hearing(4)
-    for message in (hello(0, 1), hello(2, 3, host="node2"), ended(0, 0), ended(1, 0), ended(2, 0)):
+    for message in (hello(0, 1), hello(2, 3, host="node2"), ended(0, 0), ended(1, 0), ended(2, 0, host="node2")):
         hearing.hear(message)
     hearing.gone(hello(0, 1))
     assert hearing.first_failure(words) is None
