@@ -99,12 +99,3 @@ def test_in_a_step_of_ones_own(place: Place) -> None:
     script = f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1 --gres=gpu:2\nsrun {fork} -- {hello}\n"
     said = place.slurm.submit(script, place.folder).succeed()
     assert re.findall(r"rank (\d) of 4 on node\d", said) == ["0", "1", "2", "3"]
-
-
-def test_a_failing_rank_ends_the_job_with_its_status(place: Place) -> None:
-    script = "import os, sys, time\nif os.environ['RANK'] == '3': sys.exit(7)\ntime.sleep(86400)\n"
-    (place.folder / "fails.py").write_text(script)
-    run_dir = place.start(*TWO_BY_TWO, "--launcher", "fork", "--", "python", "fails.py")
-    status = place.end_of(run_dir)
-    assert status.state == "FAILED"
-    assert "rank 3 ended with status 7." in output(run_dir)

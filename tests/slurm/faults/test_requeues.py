@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from chaos import faults
 from cluster import Cluster, Place, output, records
-from paced_run import ONE_BASH, ONE_TASK, PACED, TWO_TASKS, Run, start
+from paced_run import ONE_BASH, ONE_TASK, TWO_TASKS, Run, start
 from slowness import scaled
 
 from cluster_ddp.contract import Env
@@ -28,17 +28,6 @@ def test_the_last_requeue_and_another_number_of_ranks(place: Place) -> None:
     said = start(place, nodes=ONE_TASK, run_dir=run.path).completed()
     assert "1 ranks instead of 2: same weights and place in the data, new streams of random numbers" in said
     assert run.metrics()[-1]["kind"] == "done"
-
-
-def test_a_signal_before_the_ranks_have_met(place: Place) -> None:
-    """29. Nothing is to be saved yet: the job ends at once."""
-    wait = "if ((SLURM_PROCID == 1)); then sleep 86400; fi"
-    run = start(place, nodes=TWO_TASKS, command=place.slurm.wrapped(wait, *PACED))
-    run.wait_for(lambda: faults.ranks(place.slurm.layout, int(run.job)))
-    begun = time.monotonic()
-    run.slurm("scancel", "--signal=TERM", run.job)
-    run.failed()
-    assert time.monotonic() - begun < scaled(20)
 
 
 def test_a_warning_before_there_is_a_checkpointer(place: Place) -> None:
@@ -80,34 +69,11 @@ with cluster_ddp.distributed() as world:
 """
 
 
-def test_a_command_of_ones_own_is_requeued(place: Place) -> None:
-    """It gets the signal; its status 75 queues the job again, in appended logs, and its status 0 ends that."""
-    command = ("bash", "-c", BASH) if place.slurm.launcher == "srun" else ("python", "own.py")
-    (place.folder / "own.py").write_text(PYTHON)
-    run = Run(place, place.start(*TWO_TASKS, "--", *command))
-    run.wait_for(lambda: output(run.path).count("begun 0") == 2)
-    run.slurm("scancel", "--signal=USR1", run.job)
-    said = run.completed(restarts=1)
-    assert (said.count("begun 0"), said.count("begun 1")) == (2, 2)
-    assert said.count("saved") >= 2  # the signal may come twice: from Slurm, and passed on
-
-
 # As the README says: the ranks wait for each other, and are not ended by the end of the first.
 BASH = """trap 'trap "" TERM USR1; echo saved; touch "$CLUSTER_DDP_RUN_DIR/saved-$SLURM_PROCID"
   until [[ -e $CLUSTER_DDP_RUN_DIR/saved-0 && -e $CLUSTER_DDP_RUN_DIR/saved-1 ]]; do sleep 0.1; done
   exit 75' USR1; echo "begun ${SLURM_RESTART_COUNT:-0}"
 if ((${SLURM_RESTART_COUNT:-0})); then exit 0; fi; while :; do sleep 0.2; done"""
-PYTHON = """import os, signal, sys, time
-def save(number, frame):
-    signal.signal(number, signal.SIG_IGN)  # Slurm may send it to all processes, so that it comes twice
-    print("saved")
-    sys.exit(75)
-signal.signal(signal.SIGUSR1, save)
-restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-print("begun", restarts)
-while not restarts:
-    time.sleep(0.2)
-"""
 
 
 def test_a_time_limit_that_changes_while_the_job_runs(place: Place) -> None:
@@ -147,15 +113,6 @@ def test_a_command_that_hides_a_stop_is_not_done(place: Place) -> None:
     hidden, other = (Run(place, place.start(*ONE_BASH, "--", "bash", "-c", notes, "bash", code)) for code in "03")
     assert "but the command ended with status 0" in hidden.failed()
     other.completed(restarts=1)
-
-
-def test_torchrun_passes_the_signal_on(place: Place) -> None:
-    run = start(place, nodes=("--nodes", "2", "--gpus-per-node", "1", "--launcher", "torchrun"), pace_s=0.2)
-    run.wait_for_step(6)
-    run.slurm("scancel", "--signal=USR1", run.job)
-    said = run.completed(restarts=1)
-    assert "got USR1" in said
-    assert "Resuming from" in said
 
 
 def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path) -> None:

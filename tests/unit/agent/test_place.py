@@ -81,11 +81,11 @@ def test_the_run_directory_has_the_jobs_label(tmp_path: Path, monkeypatch: pytes
     [
         ({"SLURM_JOB_ID": "71", "SLURM_ARRAY_JOB_ID": "70"}, "/x-70/code"),
         ({"SLURM_JOB_ID": "71"}, "/x-71/code"),
-        ({}, f"/x-{os.getpid()}/code"),
+        ({}, "/x-PID/code"),
     ],
 )
 def test_the_code_is_that_of_the_whole_array(env: dict[str, str], named: str) -> None:
-    assert place.named("/x-%A/code", env) == named
+    assert place.named("/x-%A/code", env) == named.replace("PID", str(os.getpid()))
 
 
 def test_what_a_job_on_slurm_gives_its_tasks() -> None:

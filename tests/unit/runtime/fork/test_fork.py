@@ -18,7 +18,6 @@ from listening import listening
 from slowness import scaled
 
 from cluster_ddp.agent.outcome import End
-from cluster_ddp.agent.task.keeper import status_of
 from cluster_ddp.runtime.fork import affinity
 from cluster_ddp.runtime.fork.__main__ import PROGRAM
 
@@ -290,64 +289,6 @@ def test_a_traceback_begins_in_the_script(tmp_path: Path) -> None:
     assert err.startswith(alone.stderr)
 
 
-@pytest.mark.parametrize(
-    ("statuses", "status"),
-    [([], 0), ([1, 143], 1), ([143, 75], 75), ([75, 143, 1], 75), ([1, 75], 1), ([143, 137], 137), ([143, 143], 143)],
-)
-def test_which_status_counts(statuses: list[int], status: int) -> None:
-    assert status_of(statuses) == status
-
-
-def test_the_death_of_a_rank_ends_the_others_also_those_that_will_not(tmp_path: Path) -> None:
-    script = (
-        f"{READY}import signal, sys, time\n"
-        "if rank == '0':\n    while not all(map(os.path.exists, ('ready1', 'ready2'))): time.sleep(0.02)\n"
-        "    sys.exit(5)\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0) if rank == '1' else print('deaf'))\n"
-        "ready()\nwhile True: time.sleep(0.1)\n"
-    )
-    begun = time.monotonic()
-    status, out, err = run(tmp_path, script, ranks=3)
-    assert (status, out) == (5, "deaf\n")
-    assert "rank 2 did not end within 1 s of TERM: killing." in err
-    assert time.monotonic() - begun < scaled(20)
-
-
-def test_those_that_save_get_time_for_it(tmp_path: Path) -> None:
-    """Rank 0 has stopped in time, rank 1 does so a little later, and nobody tells it to end."""
-    script = f"{SAY}import sys, time\nif rank == '1': time.sleep(0.4); print('saved')\nsys.exit(75)\n"
-    assert run(tmp_path, script)[:2] == (75, "saved\n")
-
-
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM])
-def test_signals_reach_all_ranks(tmp_path: Path, number: signal.Signals) -> None:
-    script = (
-        f"{READY}import signal, sys, time\n"
-        f"signal.signal({int(number)}, lambda *_: sys.exit(75))\nready()\nwhile True: time.sleep(0.1)\n"
-    )
-    process = started(tmp_path, script)
-    wait_for(tmp_path, "ready0", "ready1")
-    process.send_signal(number)
-    assert process.wait(timeout=scaled(30)) == 75
-
-
-def test_a_warning_waits_until_a_rank_can_take_it(tmp_path: Path) -> None:
-    """Also one that Slurm sends to all processes of the step, which the batch script starts with warnings ignored."""
-    script = (
-        f"{READY}import signal, sys, time\nready()\n"
-        "while not os.path.exists('go'): time.sleep(0.02)\n"
-        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))\nwhile True: time.sleep(0.1)\n"
-    )
-    process = started(tmp_path, script, program=IGNORING)
-    wait_for(tmp_path, "ready0", "ready1")
-    for pid in (process.pid, *children(process.pid)):
-        os.kill(pid, signal.SIGUSR1)
-    time.sleep(0.3)
-    assert process.poll() is None
-    (tmp_path / "go").touch()
-    assert process.wait(timeout=scaled(30)) == 75
-
-
 @pytest.mark.parametrize(("program", "handler"), [(STAND_IN, "SIG_DFL"), (IGNORING, "SIG_IGN")])
 def test_ranks_begin_with_the_handlers_that_a_task_would_have(
     tmp_path: Path, program: tuple[str, ...], handler: str
@@ -376,26 +317,6 @@ def signal_is_caught(pid: int, number: int) -> bool:
 
 def children(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def test_the_ranks_die_with_their_parent(tmp_path: Path) -> None:
-    process = started(tmp_path, f"{READY}import time\nready()\ntime.sleep(600)\n")
-    wait_for(tmp_path, "ready0", "ready1")
-    ranks = children(process.pid)
-    assert len(ranks) == 2
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + scaled(10)
-    while any(is_alive(pid) for pid in ranks):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.parametrize(
