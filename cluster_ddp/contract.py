@@ -105,8 +105,6 @@ class File:
     LOCK: Final = ".lock"
     """Lock file: one training at a time writes to the run directory. While one that has ended waits for room on a full
     disk, the file's time of modification is when it gives up."""
-    JOB_TIMES: Final = ".job-times"
-    """The job's start and end (`CLUSTER_DDP_JOB_TIMES`): the batch script writes it, rank 0 reads it."""
 
 
 TRACKERS: Final = ("tensorboard", "wandb", "mlflow")

@@ -72,6 +72,7 @@ class Run:
         """The node that the job may not get any more."""
         self._restarts_of_job = self._told = 0
         self._env = {**cluster.environment(layout.name), "CLUSTER_DDP_RUN_DIR": str(self.run_dir)}
+        self._env["PATH"] = f"{Path(sys.executable).parent}:{self._env['PATH']}"  # with cluster-ddp
 
     @contextmanager
     def open(self) -> Iterator[None]:

@@ -76,7 +76,7 @@ class Job:
         for number in _HELD:
             signal.signal(number, lambda number, frame: self._early.append(number))
         hearing = Hearing(self.size.world_size)
-        with notes.folder() as folder, self._job_times(folder / File.JOB_TIMES):
+        with notes.folder() as folder, self._job_times(folder / "job-times"):
             _leave_nothing(folder, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
             self.env |= step.staged(self.options, self.size, self.env)
             status = self._start(hearing, Notes(folder))

@@ -55,7 +55,7 @@ def run(options: Options, *, ignore_warnings: bool) -> int:
     env = dict(os.environ)
     if Env.LOCAL_JOB_ID in env:
         # Slurm ends what a killed job leaves behind; here nobody would.
-        processes.end_with_parent(signal.SIGTERM, int(env[Env.LOCAL_JOB_ID]))
+        processes.end_with_parent(signal.SIGTERM, os.getppid())
     else:
         env |= place.of_task(options, env)
     rank = int(env["RANK"]) if options.launcher == "srun" else None

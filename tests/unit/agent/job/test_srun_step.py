@@ -18,7 +18,7 @@ from cluster_ddp.agent.place import Shape
 
 __all__ = ["fake_slurm"]
 
-AGENT = [sys.executable, "-m", "cluster_ddp.agent"]
+AGENT = [sys.executable, str(Path(options.__file__).parent)]
 SIZE = Shape(nodes=2, ranks_per_node=4, node_cpus=12, cpus_per_task=3)
 COMMAND = ("python", "train.py", "--", *HOSTILE)
 A_RUN = Path("/it's a run/x-71")

@@ -99,7 +99,7 @@ def test_a_command_runs_once_per_gpu() -> None:
     assert lines == [f"{rank} {rank} 2 2 127.0.0.1 {job.run_dir} 0,1\n" for rank in (0, 1)]
     assert "==> task-1.log <==\n1 1 2" in job.logs()
     left = {path.name for path in job.run_dir.iterdir() if not path.name.endswith(".pkl")}
-    assert left == {"job.log", "job.sh", "outcome.json", "spec.json", "task-0.log", "task-1.log"}
+    assert left == {"agent.pyz", "job.log", "job.sh", "outcome.json", "spec.json", "task-0.log", "task-1.log"}
 
 
 def test_every_argument_arrives_as_it_was() -> None:
