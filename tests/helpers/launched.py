@@ -87,6 +87,7 @@ def hears() -> None:
 def stops() -> None:
     """As `hears`; then it is told to stop. Rank 0 has saved before rank 1. The next start fails in another way."""
     if RESTARTS and RANK == 1:
+        wait_for(f"begun{RESTARTS}-0")  # its failure ends rank 0
         sys.exit(3)
     if RESTARTS:
         compute()
