@@ -65,7 +65,8 @@ def shape(options: Options, env: Mapping[str, str]) -> Shape:
 
 
 def _equal_tasks(v: Variables, options: Options) -> int:
-    counts = set(v.tasks_per_node() or (1,))
+    # Without --ntasks, Slurm counts a task for each CPU that the job has.
+    counts = set((v.integer(*variables.JOB_TASKS) and v.tasks_per_node()) or (1,))
     if len(counts) > 1 and options.ranks_per_node is None:
         asked = "Starting the ranks of the job:"
         found = f"its tasks are not equal on all nodes: {v.shown(*variables.TASKS_PER_NODE)}."

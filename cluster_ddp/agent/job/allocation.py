@@ -1,6 +1,8 @@
-"""What a shell of salloc lacks beside a batch script: it runs on a login node, and knows no node and no GPUs.
+"""What a job's shell does not know, or knows of another job.
 
-Where salloc starts its shell on the first node (LaunchParameters=use_interactive_step), nothing is missing.
+A shell of salloc runs on a login node, and knows no node and no GPUs. Where salloc starts it on the first node
+(LaunchParameters=use_interactive_step), nothing is missing. A job that another job has submitted inherits what that
+one is in its array, and how often it was restarted: Slurm replaces these variables only if the new job has them, too.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from cluster_ddp.errors import SpecError
 
 _NODE = "SLURMD_NODENAME"
 _GPUS = "SLURM_GPUS_ON_NODE"
+_ARRAY, _TASK, _RESTARTS = "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT"
 
 
 def completed(env: Mapping[str, str]) -> dict[str, str]:
@@ -34,6 +37,25 @@ def completed(env: Mapping[str, str]) -> dict[str, str]:
     shown = scontrol.ask(["scontrol", "show", "job", env["SLURM_JOB_ID"]], env)
     gpus = re.search(r"\bTresPerNode=\S*?gpu(?::[^:=,\s]+)?[:=](\d+)", shown.words)
     return {**env, **more, **({_GPUS: gpus[1]} if gpus and _GPUS not in env else {})}
+
+
+def own(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment whose array and restarts are this job's own, as Slurm says.
+
+    Args:
+        env: that of the job's shell. If Slurm does not answer, it counts.
+    """
+    if not env.keys() & {_ARRAY, _RESTARTS}:
+        return dict(env)
+    form = "JobID:20,ArrayJobID:20,ArrayTaskID:200,RestartCnt:20"
+    answer = scontrol.ask(["squeue", "--noheader", f"--jobs={env['SLURM_JOB_ID']}", f"--Format={form}"], env)
+    for line in answer.words.splitlines() if answer.is_ok else ():
+        job, array, task, restarts = (line.split() + [""] * 4)[:4]
+        if job == env["SLURM_JOB_ID"] and restarts.isdigit():
+            in_array = {_ARRAY: array, _TASK: task} if task.isdigit() else {}
+            kept = {name: value for name, value in env.items() if in_array or not name.startswith("SLURM_ARRAY_")}
+            return {**kept, **in_array, _RESTARTS: restarts}
+    return dict(env)
 
 
 def is_on_node(env: Mapping[str, str]) -> bool:

@@ -25,7 +25,9 @@ def job_of(asked: Options) -> Job | LocalJob:
     if asked.ranks is not None:
         return LocalJob(asked, os.environ)
     if "SLURM_JOB_ID" in os.environ:
-        return Job(asked, allocation.completed(os.environ), is_on_node=allocation.is_on_node(os.environ))
+        return Job(
+            asked, allocation.completed(allocation.own(os.environ)), is_on_node=allocation.is_on_node(os.environ)
+        )
     found = "this shell is not in a job of Slurm, and the number of ranks on this machine is not given."
     raise SpecError("Starting ranks:", found, "sbatch SCRIPT, or in salloc; on this machine: --ranks N")
 

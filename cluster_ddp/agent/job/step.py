@@ -18,18 +18,6 @@ from cluster_ddp.contract import Env, File
 # The job's own CPUs per task are fewer than those of a task for a whole node: srun would warn (24.11), or prefer them.
 _ABOUT_TASKS = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
 
-# In a Pyxis container the task's agent runs inside: with this Python if the image has it, or else its own. Without any
-# the command runs alone: it has its place, and gets the signals of Slurm itself, but nobody says why it failed.
-_IN_IMAGE = (
-    "sh",
-    "-c",
-    """python=$(command -v "$1" || command -v python3) && shift && exec "$python" "$@"
-while [ "$1" != -- ]; do shift; done; shift
-export RANK="$SLURM_PROCID" LOCAL_RANK="$SLURM_LOCALID" NODE_RANK="$SLURM_NODEID"
-exec "$@\"""",
-    "sh",
-)
-
 _OF_TASKS = (
     *("command", "launcher", "gpus_per_task", "cpus_per_task", "doctor", "function", "venv", "stage_env"),
     *("container", "container_bind", "container_overlay"),
@@ -54,7 +42,7 @@ def srun(options: Options, size: Shape, folder: Path | None, *, ignore_warnings:
         frozen = [str(Path(word).parent) for word in words[:4] if word.endswith(".pyz")]
         folders = dict.fromkeys([str(Path.cwd()), *([str(folder)] if folder is not None else []), *frozen])
         command += containers.pyxis_options(options.container_image, options.container_bind, folders=[*folders])
-        words = [*_IN_IMAGE, *words]
+        words = containers.in_image(words)
     return [*command, *words]
 
 

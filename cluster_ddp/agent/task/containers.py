@@ -32,6 +32,14 @@ _AMD_DRIVER = Path("/dev/kfd")
 # Apptainer is a Go program: what it starts has the signals' defaults.
 _IGNORE_WARNINGS = ("sh", "-c", 'trap "" USR1 USR2; exec "$@"', "sh")
 
+_FIND_PYTHON = """\
+for python in "$1" python3; do
+  if "$python" -c "import sys; sys.exit(sys.version_info < (3, 9))" 2>/dev/null; then shift; exec "$python" "$@"; fi
+done
+while [ "$1" != -- ]; do shift; done; shift
+export RANK="${RANK-$SLURM_PROCID}" LOCAL_RANK="${LOCAL_RANK-$SLURM_LOCALID}" NODE_RANK="${NODE_RANK-$SLURM_NODEID}"
+exec "$@\""""
+
 
 class Container(NamedTuple):
     """A container of Apptainer's or Singularity's."""
@@ -88,6 +96,18 @@ def apptainer(
 
 def _forwarded(env: Mapping[str, str]) -> list[str]:
     return [name for name in env if name in FORWARDED or name.startswith(FORWARDED_PREFIXES)]
+
+
+def in_image(agent: Sequence[str]) -> list[str]:
+    """Return an agent's command as it runs inside an image, which may have another Python, an old one, or none.
+
+    Without a Python of 3.9 or later the command runs alone: it has its place, and gets the signals of Slurm itself, but
+    nobody says why it failed.
+
+    Args:
+        agent: the interpreter and its arguments, then two dashes and the user's command.
+    """
+    return ["sh", "-c", _FIND_PYTHON, "sh", *agent]
 
 
 def pyxis_options(image: str, binds: Iterable[str], *, folders: Sequence[str]) -> list[str]:

@@ -126,7 +126,8 @@ def launched(
         cpus = env.get(Env.CPUS_PER_TASK) or str(options.cpus_per_task or 1)
         env["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS") or cpus
         rank = ["rank", *(["--ignore-warnings"] if ignore_warnings else []), "--"]
-        return [*_torchrun(command, env), *agent(), *rank, *command], env
+        around = [*agent(), *rank, *command]
+        return [*_torchrun(command, env), *(around if options.container is None else containers.in_image(around))], env
     return command, env
 
 
@@ -159,6 +160,10 @@ def in_container(options: Options, command: list[str], env: dict[str, str], igno
     folders = [str(Path.cwd()), env[Env.NOTES], *([env[Env.RUN_DIR]] if env.get(Env.RUN_DIR) else [])]
     times = Path(env.get(Env.JOB_TIMES, "")).parent
     folders += [str(times)] if Env.JOB_TIMES in env and times.is_dir() else []  # the batch host has it
+    frozen = Path(
+        agent()[-1]
+    ).parent  # torchrun's workers are started by it; of an array, it is beside the run directory
+    folders += [str(frozen)] if str(frozen) not in folders else []
     container = Container(options.container, options.container_bind, options.container_overlay)
     words, more = containers.apptainer(container, command, env, folders=folders, ignore_warnings=ignored)
     return Prepared(words, {**env, **more})

@@ -35,8 +35,11 @@ JOB = {"SLURM_JOB_ID": "71", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE"
         # Two tasks and four GPUs: the tasks are meant.
         ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "4"}, SRUN, (2, 2, None, None)),
         # sbatch's options have changed the job; the number of tasks per node was not given.
-        ({"SLURM_TASKS_PER_NODE": "3(x2)"}, SRUN, (2, 3, None, None)),
-        ({"SLURM_TASKS_PER_NODE": "2,1"}, Options(ranks_per_node=2), (2, 2, None, None)),
+        ({"SLURM_NTASKS": "6", "SLURM_TASKS_PER_NODE": "3(x2)"}, SRUN, (2, 3, None, None)),
+        ({"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"}, Options(ranks_per_node=2), (2, 2, None, None)),
+        # --exclusive without tasks: Slurm counts CPUs.
+        ({"SLURM_TASKS_PER_NODE": "8(x2)", "SLURM_GPUS_ON_NODE": "2"}, SRUN, (2, 2, None, None)),
+        ({"SLURM_TASKS_PER_NODE": "8,4"}, SRUN, (2, 1, None, None)),
         # CPUs: on the node that has the fewest, if none were asked for (DefCpuPerGPU, or whole nodes).
         ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_CPUS_PER_NODE": "2(x2)"}, TORCHRUN, (2, 2, 2, None)),
         ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_JOB_CPUS_PER_NODE": "128(x2),16(x3),32"}, TORCHRUN, (2, 2, 16, None)),
@@ -59,7 +62,7 @@ def test_the_shape_of_a_job(env: dict[str, str], options: Options, shape: tuple[
 @pytest.mark.parametrize("counts", ["2,1", "1,2(x3)"])
 def test_unequal_tasks_are_refused(counts: str) -> None:
     with pytest.raises(SpecError, match="not equal on all nodes") as error:
-        place.shape(SRUN, {"SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": counts})
+        place.shape(SRUN, {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": counts})
     assert f"SLURM_TASKS_PER_NODE={counts}" in error.value.found
     assert "--ranks-per-node" in error.value.hint
 

@@ -122,9 +122,11 @@ def test_an_image_without_this_python_has_its_own_or_runs_the_command_alone(
         (tmp_path / name).symlink_to(f"/usr/bin/{name}")
     shown = in_image(str(tmp_path), "sh", "-c", 'printf "%s|" "$RANK" "$LOCAL_RANK" "$NODE_RANK" "$@"', "sh", *HOSTILE)
     assert shown.stdout == "".join(f"{word}|" for word in ("3", "1", "1", *HOSTILE)), shown.stderr
-    (tmp_path / "python3").write_text('#!/bin/sh\nprintf "%s|" own "$@"\n')
-    (tmp_path / "python3").chmod(0o755)
-    assert in_image(str(tmp_path), "a", "b c").stdout == "own|-I|/r/agent.pyz|task|--|a|b c|"
+    for is_old in (1, 0):
+        (tmp_path / "python3").write_text(f'#!/bin/sh\n[ "$1" != -c ] || exit {is_old}\nprintf "%s|" own "$@"\n')
+        (tmp_path / "python3").chmod(0o755)
+        said = in_image(str(tmp_path), "printf", "%s|", "b c").stdout
+        assert said == ("b c|" if is_old else "own|-I|/r/agent.pyz|task|--|printf|%s||b c|")
 
 
 def test_a_step_of_fewer_and_larger_tasks_forgets_the_jobs() -> None:

@@ -53,6 +53,14 @@ def test_torchruns_agent_is_run_by_the_commands_python(program: str, python: str
     assert env["OMP_NUM_THREADS"] == "5", "of each rank, since torchrun would say 1"
 
 
+def test_in_a_container_torchruns_workers_look_for_its_python() -> None:
+    """The host's may be nowhere in the image."""
+    asked = Options(command=("python", "x.py"), launcher="torchrun", container="/i.sif")
+    command, _ = start.launched(asked, ENV)
+    inside = command[command.index("--no-python") + 1 :]
+    assert inside[:2] == ["sh", "-c"] and inside[4:] == [*start.agent(), "rank", "--", "python", "x.py"]
+
+
 def test_threads_that_the_user_has_chosen_stay() -> None:
     asked = Options(command=("python", "x.py"), launcher="torchrun")
     assert start.launched(asked, {**ENV, "OMP_NUM_THREADS": "2"})[1]["OMP_NUM_THREADS"] == "2"
