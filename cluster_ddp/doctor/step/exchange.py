@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from cluster_ddp.slurm.topology import Topology
 
@@ -45,23 +47,31 @@ _KINDS = {
 }
 
 
-def connected(host: str, port: int, timeout_s: float) -> socket.socket:
-    """Connect. If no answer comes, try several times at once: where packets get lost, one of them passes.
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+_Made = TypeVar("_Made", bound=_Closable)
+
+
+class SilentListenerError(TimeoutError):
+    """A connection was made, and nobody says anything on it."""
+
+
+def several_tries(attempt: Callable[[], _Made]) -> _Made:
+    """Try once; if no answer comes, try several times at once: where packets get lost, one of them passes.
 
     Args:
-        host: name or address.
-        port: of the listener.
-        timeout_s: seconds for all.
+        attempt: makes a connection.
 
     Raises:
-        OSError: there is no connection.
+        OSError: there is none.
     """
-    address, each_s = (host, port), timeout_s / 2
     try:
-        return socket.create_connection(address, timeout=each_s)
+        return attempt()
     except TimeoutError as error:
         with ThreadPoolExecutor(_TRIES) as pool:
-            tries = [pool.submit(socket.create_connection, address, each_s) for _ in range(_TRIES)]
+            tries = [pool.submit(attempt) for _ in range(_TRIES)]
         found = [one.result() for one in tries if one.exception() is None]
         for more in found[1:]:
             more.close()
@@ -75,6 +85,8 @@ def kind_of(error: OSError) -> str:
     """Return which way a connection failed: refused, filtered, no route, or no such host."""
     if isinstance(error, socket.gaierror):
         return _NO_NAME
+    if isinstance(error, SilentListenerError):
+        return NO_ANSWER
     if isinstance(error, TimeoutError):
         return _FILTERED
     return _KINDS.get(error.errno or 0, error.strerror or str(error))

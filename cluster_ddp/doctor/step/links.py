@@ -20,12 +20,12 @@ from typing import Any
 from cluster_ddp.agent import channel
 from cluster_ddp.doctor.checks import of_all
 from cluster_ddp.doctor.finding import Finding
-from cluster_ddp.doctor.step.exchange import NO_PORT, connected, kind_of
+from cluster_ddp.doctor.step.exchange import NO_PORT, kind_of, several_tries
 from cluster_ddp.slurm.topology import Topology
 
 _ECHO, _SINK = 0, 1
 _HEADER = struct.Struct("!BQ")
-_CONNECT_S, _SMALL_S, _LARGE_S, _BANDWIDTH_S = 4.0, 4.0, 4.0, 1.0
+_CONNECT_S, _SMALL_S, _LARGE_S, _BANDWIDTH_S = 2.0, 4.0, 4.0, 1.0
 _LARGE, _CHUNK = 256 * 1024, 1024 * 1024
 _ROUND_TRIPS = 21
 _LOSSY = 0.1
@@ -133,7 +133,7 @@ def measure(source: str, target: str, address: str, port: int) -> Link:
 
 def _measured(source: str, target: str, address: str, port: int) -> Link:
     try:
-        connection = connected(address, port, _CONNECT_S)
+        connection = several_tries(lambda: socket.create_connection((address, port), _CONNECT_S))
     except OSError as error:
         return Link(source=source, target=target, failure=kind_of(error))
     with connection:

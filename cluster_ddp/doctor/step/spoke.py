@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import json
+import socket
 import threading
 import time
 from pathlib import Path
@@ -16,7 +19,7 @@ from cluster_ddp.files import atomic_write
 from cluster_ddp.runtime.rendezvous import beacon
 from cluster_ddp.slurm.topology import Topology
 
-_CONNECT_S, _GREETING_S = 3.0, 4.0
+_CONNECT_S, _GREETING_S = 1.5, 4.0
 _LONGEST_PAUSE_S = 1.0
 # How much later than the others rank 0 may take its own start.
 _GRACE_S = 2.0
@@ -123,19 +126,21 @@ class Spoke:
         host = beacon.LOOPBACK if is_local else self._topology.master_addr
         for port in self._topology.port_candidates:
             try:
-                connection = exchange.connected(host, port, _CONNECT_S)
+                return exchange.several_tries(functools.partial(self._greeted, host, port))
             except OSError as error:
-                self.failures[str(port)] = exchange.kind_of(error)
-                if self.failures[str(port)] != exchange.REFUSED:
+                kind = self.failures[str(port)] = exchange.kind_of(error)
+                if kind not in (exchange.REFUSED, exchange.NO_ANSWER, exchange.HELD):
                     break  # the other ports would not answer either
-                continue
-            try:
-                return Client(connection, self._key, _GREETING_S)
-            except TimeoutError:
-                self.failures[str(port)] = exchange.NO_ANSWER
-            except OSError:
-                self.failures[str(port)] = exchange.HELD
         return None
+
+    def _greeted(self, host: str, port: int) -> Client:
+        connection = socket.create_connection((host, port), timeout=_CONNECT_S)
+        try:
+            return Client(connection, self._key, _GREETING_S)
+        except TimeoutError:
+            raise exchange.SilentListenerError from None
+        except OSError as error:
+            raise OSError(errno.EPROTO, exchange.HELD) from error
 
     def _send_last(self, client: Client) -> None:
         client.say(**self._last, sent_at=time.time())  # `told` notices that it is closed

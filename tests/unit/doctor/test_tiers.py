@@ -178,4 +178,25 @@ def test_a_refusal_after_a_lost_answer_is_a_refusal(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(socket, "create_connection", no_connection)
     with pytest.raises(ConnectionRefusedError):
-        exchange.connected("n1", 14000, 1.0)
+        exchange.several_tries(lambda: socket.create_connection(("n1", 14000), 1.0))
+
+
+def test_a_lost_greeting_is_no_silent_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verdict would be that rank 0's port does not answer, where the network loses packets."""
+    lost, real = iter([True]), Client
+
+    def client(*arguments: Any) -> Client:
+        if next(lost, False):
+            raise TimeoutError
+        return real(*arguments)
+
+    monkeypatch.setattr("cluster_ddp.doctor.step.spoke.Client", client)
+    job_id = next(_JOB_ID)
+    of_rank_0, of_rank_1 = (Topology.from_environ(slurm_step(rank, 2, job_id=job_id)) for rank in range(2))
+    hub = Hub(of_rank_0, Key(b""), tmp_path)
+    spoke = Spoke(of_rank_1, Key(b""), tmp_path, 10.0)
+    spoke.start({"kind": "nodes", "rank": 1, "id": "x"})
+    assert hub.gather("nodes", 1, scaled(10.0)) and hub.settle("nodes", 1.0)[1]["by"] == "tcp"
+    assert spoke.failures == {}
+    spoke.close()
+    hub.close()
