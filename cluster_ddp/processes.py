@@ -14,17 +14,12 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal (proc(5), SigCgt).
-
-    Args:
-        pid: process id. A child that has ended can be read until it is waited for.
-        number: the signal's number.
+    """Whether a process has a handler for a signal (proc(5), SigCgt). An ended child's can be read until waited for.
 
     Raises:
         OSError: there is no such process.
     """
-    status = Path(f"/proc/{pid}/status").read_text()
-    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+    return _has(pid, "SigCgt", number)
 
 
 def blocks(pid: int, number: int) -> bool:
@@ -33,8 +28,12 @@ def blocks(pid: int, number: int) -> bool:
     Raises:
         OSError: there is no such process.
     """
+    return _has(pid, "SigBlk", number)
+
+
+def _has(pid: int, signals: str, number: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
-    return bool(int(status.partition("SigBlk:")[2].split()[0], 16) >> (number - 1) & 1)
+    return bool(int(status.partition(f"{signals}:")[2].split()[0], 16) >> (number - 1) & 1)
 
 
 def started(pid: int) -> str:

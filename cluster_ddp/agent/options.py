@@ -128,13 +128,13 @@ def words(options: Options) -> list[str]:
 def _starting(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--launcher", choices=LAUNCHERS, default="srun", help="what starts the ranks of a node (srun)")
-    add("--ranks", type=_count, metavar="N", help="start so many ranks on this machine, without Slurm")
-    add("--ranks-per-node", type=_count, metavar="N", help="ranks on each node (the job's tasks, or one for each GPU)")
-    add("--gpus-per-task", type=_count, default=1, metavar="N", help="GPUs that each rank drives (1)")
-    add("--cpus-per-task", type=_count, metavar="N", help="with --ranks: CPUs of each rank")
+    add("--ranks", type=count, metavar="N", help="start so many ranks on this machine, without Slurm")
+    add("--ranks-per-node", type=count, metavar="N", help="ranks on each node (the job's tasks, or one for each GPU)")
+    add("--gpus-per-task", type=count, default=1, metavar="N", help="GPUs that each rank drives (1)")
+    add("--cpus-per-task", type=count, metavar="N", help="with --ranks: CPUs of each rank")
     add("--srun-options", action="append", default=[], metavar="OPTION", help="one more option for srun")
     add("--doctor", action="store_true", help="examine the nodes first; a problem ends the job with a verdict")
-    add("--trace", type=_count, metavar="STEPS", help="trace so many steps of each rank with torch.profiler")
+    add("--trace", type=count, metavar="STEPS", help="trace so many steps of each rank with torch.profiler")
     add("--track", **_SEVERAL, metavar="TRACKER", help="tensorboard, wandb, mlflow")
     add("--grid", type=json.loads, default={}, help=argparse.SUPPRESS)
     add("--function", action="store_true", help=argparse.SUPPRESS)
@@ -150,7 +150,7 @@ def _ending(group: argparse._ArgumentGroup) -> None:
     add("--requeue-elsewhere", type=_number, default=0, metavar="N", help=text)
     text = "for bash, once the ranks have ended, before a requeue; $status is theirs: 'rm -rf \"$SCRATCH\"'"
     add("--cleanup", metavar="LINES", help=text)
-    add("--time-limit-s", type=_count, metavar="S", help="with --ranks: time limit of each start, in seconds")
+    add("--time-limit-s", type=count, metavar="S", help="with --ranks: time limit of each start, in seconds")
 
 
 def _surroundings(group: argparse._ArgumentGroup) -> None:
@@ -167,7 +167,8 @@ def _surroundings(group: argparse._ArgumentGroup) -> None:
     add("--container-overlay", **_SEVERAL, metavar="FILE", help="overlays of an Apptainer container")
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """Return an option's whole number of 1 or more."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return int(text)

@@ -179,28 +179,12 @@ CHECKS = {
 }
 
 
-_RECORDS = ("outcome.json", "outcome.json of a failure", "outcome.json of a second start")
-_CLUSTER = ("srun", "torchrun", "fork")
-_ALL = (*_CLUSTER, "local srun", "local torchrun", "local fork")
-_KNOWN: dict[str, dict[tuple[str, ...], tuple[str, ...]]] = {}
-KNOWN = {
-    (launcher, check): why
-    for why, of_launchers in _KNOWN.items()
-    for launchers, checks in of_launchers.items()
-    for launcher in launchers
-    for check in checks
-}
-"""What today's launchers fail, in the words of the issue. An empty table is the aim."""
-
-
 def parameters(launchers: dict[str, tuple[str, ...]]) -> Iterator[object]:
-    """Launchers and checks, with a mark where `KNOWN` says that one fails."""
+    """Launchers and what is asked of each."""
     for launcher, jobs in launchers.items():
         for name, check in CHECKS.items():
             if check.job in jobs and check.is_asked(launcher) and (launcher, name) not in NOT_ASKED:
-                why = KNOWN.get((launcher, name))
-                marks = [pytest.mark.xfail(strict=True, reason=why)] if why else []
-                yield pytest.param(launcher, name, marks=marks, id=f"{launcher}: {name}")
+                yield pytest.param(launcher, name, id=f"{launcher}: {name}")
 
 
 def programs(folder: Path) -> None:

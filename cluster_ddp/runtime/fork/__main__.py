@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 from cluster_ddp import processes
 from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.notes import Notes
+from cluster_ddp.agent.options import count
 from cluster_ddp.agent.outcome import End
 from cluster_ddp.agent.task import alone, signals
 from cluster_ddp.agent.task.keeper import Keeper, say
@@ -105,15 +106,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--ranks", type=_count, required=True, metavar="N", help="number of ranks on each node")
+    parser.add_argument("--ranks", type=count, required=True, metavar="N", help="number of ranks on each node")
     parser.add_argument("--log-dir", type=Path, metavar="PATH", help="append each rank's output to PATH/task-RANK.log")
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return int(text)
 
 
 def _become(node: NodeRanks, local_rank: int, log_dir: Path | None) -> None:

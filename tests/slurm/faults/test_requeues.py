@@ -69,13 +69,6 @@ with cluster_ddp.distributed() as world:
 """
 
 
-# As the README says: the ranks wait for each other, and are not ended by the end of the first.
-BASH = """trap 'trap "" TERM USR1; echo saved; touch "$CLUSTER_DDP_RUN_DIR/saved-$SLURM_PROCID"
-  until [[ -e $CLUSTER_DDP_RUN_DIR/saved-0 && -e $CLUSTER_DDP_RUN_DIR/saved-1 ]]; do sleep 0.1; done
-  exit 75' USR1; echo "begun ${SLURM_RESTART_COUNT:-0}"
-if ((${SLURM_RESTART_COUNT:-0})); then exit 0; fi; while :; do sleep 0.2; done"""
-
-
 def test_a_time_limit_that_changes_while_the_job_runs(place: Place) -> None:
     """Extended, it trains on past the old end; shortened, it saves by the clock of the new end, before Slurm's TERM."""
     extended, shortened = (start(place, "--time", time_min, nodes=ONE_TASK, pace_s=1.5) for time_min in ("2", "20"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -198,38 +197,20 @@ def test_submitits_variables_on_this_machine() -> None:
     assert place.of_local_rank(asked, 1) == {"RANK": "1", "LOCAL_RANK": "1", **own}
 
 
-@pytest.fixture
-def listening() -> Iterator[list[socket.socket]]:
-    """Sockets that hold ports until the end of a test."""
-    held: list[socket.socket] = []
-    yield held
-    for one in held:
-        one.close()
-
-
-def hold(port: int) -> socket.socket:
-    one = socket.socket()
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    one.bind(("127.0.0.1", port))
-    one.listen()
-    return one
-
-
 @pytest.mark.parametrize("job_id", [0, 71, 22750, 22751, 4_294_967_295])
-def test_a_port_on_which_something_listens_is_not_chosen(job_id: int, listening: list[socket.socket]) -> None:
+def test_a_port_on_which_something_listens_is_not_chosen(job_id: int) -> None:
     """Not where the first candidate is in use."""
     env = {**JOB, "SLURM_JOB_ID": str(job_id)}
     first = int(place.on_slurm(SRUN, env, "71")["MASTER_PORT"])
     assert first in candidates(job_id)
-    listening.append(hold(first))
-    second = int(place.on_slurm(SRUN, env, "71")["MASTER_PORT"])
+    with socket.create_server(("127.0.0.1", first)):
+        second = int(place.on_slurm(SRUN, env, "71")["MASTER_PORT"])
     assert second in candidates(job_id) and second != first
 
 
-def test_if_all_ports_are_in_use_it_says_so(listening: list[socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
-    listening.append(hold(0))
-    port = listening[0].getsockname()[1]
-    monkeypatch.setattr(place.port, "candidates", lambda job_id: [port])
-    with pytest.raises(RendezvousError, match="all 1 candidate ports are in use") as error:
-        place.on_slurm(SRUN, JOB, "71")
+def test_if_all_ports_are_in_use_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        monkeypatch.setattr(place.port, "candidates", lambda job_id: [held.getsockname()[1]])
+        with pytest.raises(RendezvousError, match="all 1 candidate ports are in use") as error:
+            place.on_slurm(SRUN, JOB, "71")
     assert "ssh localhost ss -ltn" in error.value.hint
