@@ -13,7 +13,7 @@ from slowness import scaled
 
 # As Slurm: it ends the batch script soon after it has accepted a requeue; srun would be refused from then on.
 SCONTROL = '#!/bin/bash\n[[ $1 != requeue ]] || { echo "$*" >>"$TOLD"; kill -s TERM "$PPID"; }\n'
-CLEANUP = 'echo "$MINE of job $SLURM_JOB_ID, status $status" >>"$TOLD"; false'
+CLEANUP = 'false\necho "$MINE of job $SLURM_JOB_ID, status $status" >>"$TOLD"; false'
 
 
 @pytest.mark.parametrize(

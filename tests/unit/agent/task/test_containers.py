@@ -132,11 +132,3 @@ def test_ignored_warnings_are_ignored_in_the_container_too(tools: Path) -> None:
 def test_a_shell_in_the_container_can_trap_warnings(tools: Path) -> None:
     stand_in(tools, "apptainer", GO)
     assert run(tools, "bash", "-c", "trap 'exit 7' USR1; kill -USR1 $$; exit 1").returncode == 7
-
-
-def test_pyxis_options() -> None:
-    assert containers.pyxis_options("nvcr.io#a/b:1", ("/data", "/a:/b c"), folders=("/my work", "/runs/x-71")) == [
-        "--container-image=nvcr.io#a/b:1",
-        "--container-workdir=/my work",
-        "--container-mounts=/my work:/my work,/runs/x-71:/runs/x-71,/data:/data,/a:/b c",
-    ]

@@ -17,6 +17,7 @@ import pytest
 from listening import listening
 from slowness import scaled
 
+from cluster_ddp import processes
 from cluster_ddp.agent.outcome import End
 from cluster_ddp.runtime.fork import affinity
 from cluster_ddp.runtime.fork.__main__ import PROGRAM
@@ -225,40 +226,32 @@ def test_each_rank_has_its_log_and_the_parents_buffer_is_not_theirs(tmp_path: Pa
 @pytest.mark.parametrize(
     ("ending", "status", "said"),
     [
-        ("", 0, ""),
         ("sys.exit(3)", 3, "rank 1 ended with status 3."),
         ("sys.exit('no reason')", 1, "no reason\n"),
-        ("os._exit(9)", 9, "status 9"),
-        ("1 / 0", 1, "ZeroDivisionError"),
         ("os.kill(os.getpid(), 9)", 137, "rank 1 was killed by SIGKILL."),
-        ("os.kill(os.getpid(), 11)", 139, "rank 1 was killed by SIGSEGV."),
-        ("sys.exit(75)", 75, ""),
     ],
 )
 def test_the_status_is_that_of_the_rank_that_failed(tmp_path: Path, ending: str, status: int, said: str) -> None:
     """The job is told how each rank ended."""
-    script = f"{SAY}import sys\nif rank == '1':\n    {ending or 'pass'}\n"
+    script = f"{SAY}import sys\nif rank == '1':\n    {ending}\n"
     with listening() as job:
         found, _, err = run(tmp_path, script, **job.env)
         ended = {end.rank: end for end in job.ends()}
     assert found == status
-    assert ended[1] == End(1, socket.gethostname(), status, was_stopped=status == 75)
+    assert ended[1] == End(1, socket.gethostname(), status)
     assert said in err
     assert sorted(ended) == [0, 1]
 
 
 def test_a_rank_leaves_its_words_for_the_job(tmp_path: Path) -> None:
     note = """open(os.environ["CLUSTER_DDP_NOTES"] + "/failed-1", "w").write('{"words": "x", "consequence": true}')"""
+    (tmp_path / "notes").mkdir()
     with listening() as job:
-        status, *_ = run(tmp_path, f"{SAY}\nif rank == '1':\n    {note}; os._exit(3)", **job.env, **notes_in(tmp_path))
+        env = {**job.env, "CLUSTER_DDP_NOTES": str(tmp_path / "notes")}
+        status, *_ = run(tmp_path, f"{SAY}\nif rank == '1':\n    {note}; os._exit(3)", **env)
         assert End(1, socket.gethostname(), 3, "x", is_consequence=True) in job.ends()
     assert (status, job.gone) == (3, job.said[:1])
     assert {**job.said[0]} == {"kind": "hello", "ranks": [0, 1], "host": socket.gethostname(), "task": None}
-
-
-def notes_in(folder: Path) -> dict[str, str]:
-    (folder / "notes").mkdir()
-    return {"CLUSTER_DDP_NOTES": str(folder / "notes")}
 
 
 def test_the_job_is_told_that_its_parent_is_gone(tmp_path: Path) -> None:
@@ -266,8 +259,8 @@ def test_the_job_is_told_that_its_parent_is_gone(tmp_path: Path) -> None:
     with listening() as job:
         process = started(tmp_path, f"{READY}import time\nready()\ntime.sleep(600)\n", **job.env)
         wait_for(tmp_path, "ready0", "ready1")
-        sockets = [[str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()] for pid in children(process.pid)]
-        assert not [name for names in sockets for name in names if name.startswith("socket:")]
+        inherited = [fd for pid in processes.children(process.pid) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+        assert inherited and not [fd for fd in inherited if str(fd.readlink()).startswith("socket:")]
         process.kill()
         assert job.ends() == []
     assert job.gone == job.said[:1]
@@ -304,19 +297,10 @@ def test_a_warning_before_the_ranks_are_there(tmp_path: Path) -> None:
     slow = slow.replace("lambda: None", "lambda more: __import__('time').sleep(1)", 1)
     script = f"{SAY}import signal, sys, time\nsignal.signal(10, lambda *_: sys.exit(75))\nwhile True: time.sleep(0.1)\n"
     process = started(tmp_path, script, program=(sys.executable, "-c", slow))
-    while not signal_is_caught(process.pid, signal.SIGUSR1):
+    while not processes.catches(process.pid, signal.SIGUSR1):
         time.sleep(0.01)
     process.send_signal(signal.SIGUSR1)
     assert process.wait(timeout=scaled(30)) == 75
-
-
-def signal_is_caught(pid: int, number: int) -> bool:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
-
-
-def children(pid: int) -> list[int]:
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @pytest.mark.parametrize(
