@@ -54,15 +54,19 @@ def lost_parent(job: Job) -> None:
     if job.end["state"] == "CANCELLED":
         pytest.skip("rank 1 has no parent of its own")
     names_rank_1(job)
+    nothing_is_left(job)
 
 
 def lost_keeper(job: Job) -> None:
     if not job.launcher.startswith("local"):
         names_rank_1(job)
     assert job.end["state"] == "FAILED", job.logs
-    if (
-        job.launcher != "srun"
-    ):  # there Slurm ends it; the sandbox's, without control groups, may lose sight of an orphan
+    nothing_is_left(job)
+
+
+def nothing_is_left(job: Job) -> None:
+    """Of srun's, Slurm ends the ranks; the sandbox's, without control groups, may lose sight of an orphan."""
+    if job.launcher != "srun":
         assert not [pid for pid, _ in map(job.rank, (0, 1)) if Path(f"/proc/{pid}").exists()], "ranks are left behind"
 
 

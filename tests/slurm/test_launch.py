@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from cluster import ROOT, Cluster
 
-from cluster_ddp.slurm import commands
-
 # One line differs from a help page's: srun python train.py --seed $SLURM_ARRAY_TASK_ID
 SCRIPT = """#!/bin/bash
 #SBATCH --job-name=my_train
@@ -67,9 +65,3 @@ def test_a_shell_of_salloc_on_the_login_node(slurm: Cluster, folder: Path) -> No
 def test_the_shortest_job(slurm: Cluster, tmp_path: Path) -> None:
     said = slurm.submit(ROOT / "jobs" / "minimal.sbatch", tmp_path).succeed()
     assert said.count("epoch 3: accuracy") == 1
-
-
-def test_ranks_of_this_machine_are_refused_in_a_job(slurm: Cluster, folder: Path) -> None:
-    done = slurm.run("salloc", "--quiet", "cluster-ddp", "launch", "--ranks", "2", "--", "true", cwd=folder)
-    assert (done.returncode, "--ranks-per-node 2" in done.stderr) == (2, True)
-    assert commands.run(["squeue", "--noheader", "--me"], env=slurm.env) == ""

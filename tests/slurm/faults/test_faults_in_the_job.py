@@ -29,7 +29,6 @@ def started(uninterrupted: list[dict], place: Place, mnist: Path, tmp_path_facto
         "limit": start(place, "--time", "1", pace_s=1.2),
         "warned": start(place, "--time", "2", "--signal", "USR1@60", pace_s=1.8),
         "killed": start(place, "--requeue-on-failure", "6", FAULTS=[{"do": "kill", "rank": 1, "step": 16}]),
-        "raises": start(place, nodes=TWO_TASKS, FAULTS=[{"do": "raise", "rank": 1, "step": 3}]),
         "first hangs": start(place, nodes=TWO_TASKS, training=patient, FAULTS=[{"do": "stop", "rank": 0, "step": 3}]),
         "other hangs": start(place, training=patient, FAULTS=[{"do": "stop", "rank": 1, "step": 3}]),
         "full disk": start(
@@ -105,18 +104,6 @@ def test_a_killed_rank_and_requeue_on_failure(started: Started, uninterrupted: l
     assert f"Failed first: {words[1]}" in causes
     assert "step-00000012.pt: step 12, epoch 1" in said
     assert run.metrics() == uninterrupted
-
-
-def test_an_exception_ends_the_job_and_is_not_tried_again(started: Started) -> None:
-    """2. One rank raises."""
-    said = started["raises"].failed()
-    assert said.count("Traceback (most recent call last)") == 1
-    assert re.search(r"^\[rank 1 node\d\] Traceback", said, re.MULTILINE)
-    assert "ValueError: the one that matters" in said
-    last = (
-        r"^Failed first, with status 1: rank 1 on node\d: ValueError: the one that matters\n  Its log: .*/task-1.log$"
-    )
-    assert re.search(last, said, re.MULTILINE)
 
 
 @pytest.mark.parametrize(("name", "rank"), [("first hangs", 0), ("other hangs", 1)])

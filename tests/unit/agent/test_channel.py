@@ -128,8 +128,8 @@ def test_nonsense_closes_its_own_connection_only(job: Job) -> None:
     odd.say("odd")
     with pytest.raises(ConnectionError):
         odd.hear(scaled(5))
-    with job.connect() as endless, contextlib.suppress(ConnectionError):
-        for _ in range(40):
+    with job.connect() as endless, pytest.raises(OSError):  # its line is not kept
+        for _ in range(200):
             endless.sendall(bytes(1 << 16))
     client.say("hello", rank=1)
     assert job.next()["rank"] == 1
@@ -203,13 +203,6 @@ def test_who_says_nothing_is_dropped(job: Job, monkeypatch: pytest.MonkeyPatch) 
             pass
     client.say("ended")
     assert [job.next()["kind"] for _ in range(2)] == ["hello", "ended"]
-
-
-def test_a_huge_line_of_a_stranger_is_not_kept(job: Job) -> None:
-    stranger = job.connect()
-    with pytest.raises(OSError):
-        for _ in range(100):
-            stranger.sendall(b"x" * 100_000)
 
 
 def test_strangers_do_not_take_all_open_files(job: Job) -> None:

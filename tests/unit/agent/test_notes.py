@@ -68,11 +68,6 @@ def test_a_damaged_note_says_nothing(tmp_path: Path, content: str) -> None:
     assert Notes(tmp_path).failure(0) is None
 
 
-def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "failed-0")
-    assert Notes(tmp_path).failure(0) is None
-
-
 @pytest.mark.parametrize("has_memory", [True, False])
 def test_the_folder_is_its_owners_and_in_memory_if_that_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_memory: bool

@@ -45,6 +45,10 @@ EARLY = "ended with status 0 while other ranks still computed"
         (ends(143, 137, 143), "rank 0 on n0: killed by SIGTERM (143)"),
         (ends((1, f"!{LOST}"), 137), "rank 1 on n1: killed by SIGKILL (137)"),
         (ends((1, f"!{LOST}"), 143, 137), f"rank 0 on n0: {LOST} (1)"),
+        (
+            [*ends(143, (1, f"!{LOST}")), End(2, "n2", 137, is_oom=True)],
+            "rank 2 on n2: killed by the kernel for memory (137)",
+        ),
         # A rank that left the others is the cause, unless one is known.
         (ends(0, (1, f"!{LOST}"), 143), f"rank 0 on n0: {EARLY} (1)"),
         (ends(0, (1, f"!{LOST}"), (3, "ValueError: x")), "rank 2 on n2: ValueError: x (3)"),
@@ -86,11 +90,6 @@ def test_an_agent_that_vanished_is_a_cause(told: list[End], first: str) -> None:
 )
 def test_out_of_memory_is_not_said_of_a_rank_that_term_ended(end: End, words: str) -> None:
     assert first_failure([end]) == Failure(0, "n1", end.status, words)
-
-
-def test_memory_is_a_cause_whoever_is_told_of_first() -> None:
-    told = [*ends(143, (1, f"!{LOST}")), End(2, "n2", 137, is_oom=True)]
-    assert first_failure(told) == Failure(2, "n2", 137, "killed by the kernel for memory")
 
 
 def test_the_log_is_asked_of_ranks_that_have_not_said_why_until_a_cause_is_found() -> None:
