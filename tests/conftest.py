@@ -39,6 +39,7 @@ _UNIT = Path(__file__).parent / "unit"
 _LONGEST = (
     *("test_hang_watch.py", "test_examples.py", "test_options.py", "test_loop.py", "test_detection_example.py"),
     *("test_workers_end.py", "test_parts.py", "test_local.py", "test_local_launchers.py", "test_gpu_rehearsal.py"),
+    "test_gpu_nodes_rehearsal.py",
 )
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|_URL$", re.IGNORECASE)

@@ -6,41 +6,14 @@ The tests of two ranks on one GPU are those of several nodes, which are rehearse
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
-from slowness import scaled
-from venvs import make_venv
+from gpu_rehearsal import GPU_TESTS, each_test_can_run, run
 
 pytestmark = pytest.mark.long
-ROOT = Path(__file__).parents[2]
-GPU_TESTS = ROOT / "tests" / "gpu"
-
-
-# What the project needs besides, as a machine with GPUs may not have it.
-_MISSING = ["tyro", "typeguard", "rich", "shtab", "submitit", "torchvision", "pooch", "requests", "pynvml"]
-
-
-def run(
-    *arguments: str, python: Path | str = sys.executable, timeout_s: float = 240
-) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [str(python), str(GPU_TESTS / "run.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, timeout=scaled(timeout_s))
-
-
-@pytest.fixture
-def bare_python(tmp_path: Path) -> Path:
-    """A Python that has torch and NumPy, and what those need."""
-    packages = make_venv(tmp_path / "venv")
-    code = f"import site, sys; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
-    (packages / "sitecustomize.py").write_text(f"{code}sys.modules.update(dict.fromkeys({_MISSING}))\n")
-    return tmp_path / "venv" / "bin" / "python"
 
 
 @pytest.mark.parametrize("group", ["gpu", "gpu_pair"])
@@ -63,12 +36,8 @@ def test_what_only_a_gpu_shows_is_said_and_figures_are_marked(tmp_path: Path) ->
     assert json.loads(figures.read_text())["gpu"]["is_rehearsal"]
 
 
-@pytest.mark.parametrize("group", ["gpu", "gpu_nodes"])
-def test_each_test_can_run(group: str, bare_python: Path) -> None:
-    """One variant of each: a change in the package that breaks one shows here, not on somebody's GPUs."""
-    done = run(group, "--rehearse", "--one-of-each", "--limit-s", "1500", python=bare_python, timeout_s=1500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.fullmatch(r"1\d passed, 0 failed, 0 skipped", done.stdout.splitlines()[-1])
+def test_each_test_can_run(tmp_path: Path) -> None:
+    each_test_can_run("gpu", tmp_path)
 
 
 def test_two_ranks_are_rehearsed() -> None:
