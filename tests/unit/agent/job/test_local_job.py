@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -16,17 +15,20 @@ from tasks import PLACE, wait_until
 from cluster_ddp.agent import outcome
 
 ENV = {name: value for name, value in PLACE.items() if not name.startswith("SLURM")}
-HOST = socket.gethostname()
+IMPATIENT = """from cluster_ddp.agent import __main__ as agent
+from cluster_ddp.agent.job import local_job
+local_job._KILL_AFTER_S = 1.0
+agent.run()"""
 
 
-def start(folder: Path, command: str, *options: str, **env: str) -> subprocess.Popen[str]:
+def start(folder: Path, command: str, *options: str) -> subprocess.Popen[str]:
     (folder / "it's run").mkdir(exist_ok=True)
-    agent = [sys.executable, "-m", "cluster_ddp.agent", "job", "--ranks=2", f"--run-dir={folder}/it's run"]
+    agent = [sys.executable, "-c", IMPATIENT, "job", "--ranks=2", f"--run-dir={folder}/it's run"]
     with (folder / "job.log").open("w") as log:
         return subprocess.Popen(
             [*agent, *options, "--", "bash", "-c", command],
             cwd=folder,
-            env={**ENV, **env},
+            env=ENV,
             stdout=log,
             stderr=log,
             start_new_session=True,
@@ -34,8 +36,8 @@ def start(folder: Path, command: str, *options: str, **env: str) -> subprocess.P
         )
 
 
-def run(folder: Path, command: str, *options: str, **env: str) -> tuple[int, str, outcome.Outcome]:
-    status = start(folder, command, *options, **env).wait(timeout=scaled(60))
+def run(folder: Path, command: str, *options: str) -> tuple[int, str, outcome.Outcome]:
+    status = start(folder, command, *options).wait(timeout=scaled(60))
     ended = outcome.read(folder / "it's run")
     assert ended is not None
     return status, (folder / "job.log").read_text(), ended
@@ -65,6 +67,11 @@ def test_what_was_stopped_in_time_starts_again_as_often_as_it_may(tmp_path: Path
     assert (status, ended.state, ended.restart) == (75, "FAILED", 2)
     assert "error: stopped in time, but started again 2 times already (--max-requeues 2)." in said
     assert (tmp_path / "it's run" / "task-0.log").read_text() == "0\n1\n2\n"
+
+
+def test_the_cleanup_knows_the_ranks_status(tmp_path: Path) -> None:
+    status, said, _ = run(tmp_path, "exit 3", '--cleanup=echo "was $status"')
+    assert (status, "was 3\n" in said) == (3, True)
 
 
 def test_a_command_that_hides_that_it_was_stopped_has_failed(tmp_path: Path) -> None:

@@ -114,19 +114,21 @@ ARRAY = {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "3"}
 
 
 @pytest.mark.parametrize(
-    ("env", "told"),
+    ("status", "stopped", "env", "told"),
     [
-        ({}, "71"),
-        (ARRAY, "70_3"),
-        ({**ARRAY, "SLURM_ARRAY_JOB_ID": "71"}, "71_3"),  # the array's last task
-        ({"SLURM_RESTART_COUNT": "0"}, "71"),  # the first start from Slurm 26.11 on
-        ({"SLURM_RESTART_COUNT": "1"}, "71"),
-        ({"SLURM_RESTART_COUNT": "2"}, ""),
+        (75, True, {}, "71"),
+        (75, False, {}, "71"),
+        (143, True, {}, "71"),
+        (75, True, ARRAY, "70_3"),
+        (75, True, {**ARRAY, "SLURM_ARRAY_JOB_ID": "71"}, "71_3"),  # the array's last task
+        (75, True, {"SLURM_RESTART_COUNT": "0"}, "71"),  # the first start from Slurm 26.11 on
+        (75, True, {"SLURM_RESTART_COUNT": "1"}, "71"),
+        (75, True, {"SLURM_RESTART_COUNT": "2"}, ""),
+        (143, True, {"SLURM_RESTART_COUNT": "2"}, ""),
     ],
 )
-@pytest.mark.parametrize(("status", "stopped"), [(75, True), (75, False), (143, True)])
 def test_what_was_stopped_in_time_is_requeued(
-    job: Job, env: dict[str, str], told: str, status: int, stopped: bool
+    job: Job, status: int, stopped: bool, env: dict[str, str], told: str
 ) -> None:
     """Also where the status is lost, as under torchrun, or where srun tells that of a sibling that it has ended."""
     done = job.end(status, stopped=stopped, policy={"max_requeues": 2}, env=env)
@@ -288,22 +290,23 @@ def test_a_node_is_excluded_when_the_controller_is_back(job: Job) -> None:
     assert "error" not in done.log
 
 
-def test_slurm_may_refuse_to_requeue(job: Job) -> None:
-    job.stands_in("scontrol", f"echo {DISABLED} >&2; exit 1")
-    done = job.end(75)
-    assert (done.is_requeued, job.told()) == (False, ["requeue 71"])
-    assert (
-        f"error: Requeueing job 71:\n  Slurm said: {DISABLED}\n"
-        "  Hint: submit it with --requeue, so that it may be requeued.\n"
-    ) in done.log
-
-
-@pytest.mark.parametrize("words", ["Access/permission denied", "Invalid job id specified"])
-def test_some_refusals_are_final(job: Job, words: str) -> None:
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (DISABLED, "submit it with --requeue, so that it may be requeued.\n"),
+        (
+            "Only batch jobs are accepted or processed",
+            "salloc's jobs are not requeued: start the command again; or use",
+        ),
+        ("Access/permission denied", "see whether the controller answers: scontrol ping."),
+        ("Invalid job id specified", "see whether the controller answers: scontrol ping."),
+    ],
+)
+def test_some_refusals_are_final(job: Job, words: str, hint: str) -> None:
     job.stands_in("scontrol", f"echo {words} >&2; exit 1")
     done = job.end(75)
     assert (done.is_requeued, job.told()) == (False, ["requeue 71"])
-    assert f"  Slurm said: {words}\n  Hint: see whether the controller answers: scontrol ping." in done.log
+    assert f"error: Requeueing job 71:\n  Slurm said: {words}\n  Hint: {hint}" in done.log
 
 
 def test_without_scontrol_nothing_is_tried_again(job: Job) -> None:

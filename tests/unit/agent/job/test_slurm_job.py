@@ -33,12 +33,14 @@ def start(
     name: str = "CONT",
     *,
     srun: str = SRUN,
+    scontrol: str = "#!/bin/sh\nexit 1\n",
+    options: tuple[str, ...] = ("--max-requeues=0",),
     before: str = "",
     around: tuple[str, ...] = (),
     **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a job's agent, which gets a signal while it asks Slurm for the job's times."""
-    for program, text in {"squeue": SQUEUE, "srun": srun, "scontrol": "#!/bin/sh\nexit 1\n"}.items():
+    for program, text in {"squeue": SQUEUE, "srun": srun, "scontrol": scontrol}.items():
         (folder / program).write_text(text)
         (folder / program).chmod(0o755)
     job = {
@@ -54,7 +56,7 @@ def start(
         "SIGNAL": name,
         "TMPDIR": str(folder),
     } | variables
-    agent = [sys.executable, "-m", "cluster_ddp.agent", "job", "--max-requeues", "0", "--", "bash", "-c", RANK]
+    agent = [sys.executable, "-m", "cluster_ddp.agent", "job", *options, "--", "bash", "-c", RANK]
     command = [*around, "bash", "-c", f"{before}ulimit -Sn {FILES}; exec {shlex.join(agent)}"]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=scaled(60))
 
@@ -109,3 +111,26 @@ def test_a_log_on_a_full_disk_costs_nothing(tmp_path: Path) -> None:
     full = "export SLURM_RESTART_COUNT=1; exec >/dev/full 2>&1\n"
     assert start(tmp_path, srun="#!/bin/sh\nexit 75\n", before=full).returncode == 75
     assert start(tmp_path, srun="#!/bin/sh\nexit 0\n", before=full).returncode == 0
+
+
+# As Slurm: it ends the batch script soon after it has accepted a requeue; srun would be refused from then on.
+REQUEUES = '#!/bin/bash\n[[ $1 != requeue ]] || { echo "$*" >>"$TOLD"; kill -s TERM "$PPID"; }\n'
+CLEANUP = 'false\necho "$MINE of job $SLURM_JOB_ID, status $status" >>"$TOLD"; false'
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "returned"),
+    [
+        (75, ["it's mine of job 7, status 75", "requeue 7"], -signal.SIGTERM),
+        (3, ["it's mine of job 7, status 3"], 3),
+        (0, ["it's mine of job 7, status 0"], 0),
+    ],
+)
+def test_the_cleanup_runs_once_the_ranks_have_ended_and_before_a_requeue(
+    tmp_path: Path, status: int, told: list[str], returned: int
+) -> None:
+    env = {"TOLD": str(tmp_path / "told"), "MINE": "it's mine"}
+    options, srun = (f"--cleanup={CLEANUP}",), f"#!/bin/sh\nexit {status}\n"
+    done = start(tmp_path, srun=srun, scontrol=REQUEUES, options=options, **env)
+    assert (tmp_path / "told").read_text().splitlines() == told, done.stderr
+    assert done.returncode == returned, done.stderr
