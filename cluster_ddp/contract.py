@@ -59,6 +59,15 @@ class Env:
     """1: the GPUs that Slurm lists do not exist, so ranks compute on the CPU. The sandbox sets it."""
 
 
+OF_A_JOB: Final = frozenset(
+    [
+        *(Env.RUN_DIR, Env.RESUME, Env.NOTES, Env.CHANNEL, Env.JOB_TIMES, Env.SECRET, Env.SHARE, Env.LOCAL_JOB_ID),
+        *(Env.CPUS_PER_TASK, Env.GPUS_PER_TASK, Env.TRACE, Env.TRACK, Env.COPY),
+    ]
+)
+"""Variables that a job sets for its ranks. A job that is submitted or started in one of them takes none of these."""
+
+
 class File:
     """Files of a run directory."""
 

@@ -28,9 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with exit_on_error(PROGRAM):
         if verb == "job":
             from cluster_ddp.agent import options
-            from cluster_ddp.agent.job import launch
+            from cluster_ddp.agent.job import allocation, launch
 
-            return launch.run(launch.job_of(options.parse(PROGRAM, words)))
+            return launch.run(launch.job_of(options.parse(PROGRAM, words), allocation.own(os.environ)))
         if verb == "unpack":
             from cluster_ddp.agent.task import staging
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import socket
 from collections.abc import Mapping
@@ -31,6 +32,10 @@ class Shape(NamedTuple):
     """Tasks that the job asked for on each node."""
     gpus_per_node: int | None = None
     """GPUs that the job has on each node; None if unknown, or if it has none."""
+    gpus_per_task: int = 0
+    """GPUs that the job asked for each of its tasks; 0 if it did not."""
+    is_overcommitted: bool = False
+    """Whether the job asked for more tasks than CPUs."""
 
     @property
     def world_size(self) -> int:
@@ -55,13 +60,22 @@ def shape(options: Options, env: Mapping[str, str]) -> Shape:
     v = Variables(env)
     nodes = v.integer(*variables.JOB_NODES) or 1
     tasks = v.integer(*variables.NTASKS_PER_NODE) or _equal_tasks(v, options)
-    gpus = v.integer(*variables.GPUS_ON_NODE) or None
+    of_task = _gpus_per_task(v)
+    gpus = v.integer(*variables.GPUS_ON_NODE) or of_task * tasks or None
     driven = (gpus or 0) // options.gpus_per_task
     ranks = options.ranks_per_node or (driven if tasks == 1 and driven else tasks)
     asked = v.integer(*variables.CPUS_PER_TASK)
     cpus = [int(part.partition("(")[0]) for part in env.get("SLURM_JOB_CPUS_PER_NODE", "").split(",") if part]
     node_cpus = asked * tasks if asked else min(cpus) if cpus else None
-    return Shape(nodes, ranks, node_cpus, max(1, asked * tasks // ranks) if asked else None, tasks, gpus)
+    each_cpus, overcommits = max(1, asked * tasks // ranks) if asked else None, bool(v.text("SLURM_OVERCOMMIT"))
+    return Shape(nodes, ranks, node_cpus, each_cpus, tasks, gpus, of_task, overcommits)
+
+
+def _gpus_per_task(v: Variables) -> int:
+    """What --gpus-per-task was: "2" or "a100:2"; from 23.11 on "cpu=4,gres/gpu=2"."""
+    asked = v.text("SLURM_GPUS_PER_TASK") or "".join(re.findall("gpu[^,]*", v.text(*variables.TRES_PER_TASK) or ""))
+    count = re.search(r"(?:^|[:=])(\d+)$", asked)
+    return int(count[1]) if count else bool(asked)
 
 
 def _equal_tasks(v: Variables, options: Options) -> int:

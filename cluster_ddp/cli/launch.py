@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from cluster_ddp.agent import options
 from cluster_ddp.agent.__main__ import PROGRAM
-from cluster_ddp.agent.job import launch
+from cluster_ddp.agent.job import allocation, launch
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import Job
 from cluster_ddp.agent.options import Options
@@ -51,8 +51,9 @@ def main(argv: Sequence[str]) -> int:
         own, command = options.split(argv)
         found = _parsed(own, command)
         asked = options.made(found, command)
-        _check_place(asked, os.environ)
-        job = launch.job_of(asked)
+        env = allocation.own(os.environ)
+        _check_place(asked, env)
+        job = launch.job_of(asked, env)
         _check_command(job, own)
         if not found.dry_run:
             return launch.run(job)
@@ -119,7 +120,8 @@ def preview(job: Job | LocalJob) -> str:
     lines = [f"{counted(nodes * each, 'rank')}{where}, {'each ' if is_alone else ''}started by", ""]
     lines += _wrapped(job.command())
     if job.options.launcher != "srun":
-        in_task, _ = start.launched(job.options, place)
+        of_job = job.env if isinstance(job, Job) else os.environ
+        in_task, _ = start.launched(job.options, {**of_job, **place})
         lines += ["", "which runs on each node", "", *_wrapped(in_task)]
     lines += ["", "Beside the variables of this shell, rank 0 gets", ""]
     return "\n".join([*lines, *(f"  {name}={shlex.quote(place[name])}" for name in shown)])

@@ -62,6 +62,26 @@ def test_a_shell_of_salloc_on_the_login_node(slurm: Cluster, folder: Path) -> No
     assert "Failed first, with status 1: rank 3 on node" in done.stderr, done.stderr
 
 
+GPUS_PER_TASK = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --gpus-per-task=2
+#SBATCH --output=gpus.out
+
+exec cluster-ddp launch -- sh -c 'echo "$RANK of $WORLD_SIZE: $CUDA_VISIBLE_DEVICES"'
+"""
+
+
+@pytest.mark.every_slurm
+def test_gpus_of_a_task_become_the_ranks_also_in_a_job_from_a_shell_of_srun(slurm: Cluster, folder: Path) -> None:
+    """Its step's variables are inherited."""
+    (folder / "gpus.sh").write_text(GPUS_PER_TASK)
+    slurm.run("srun", "--ntasks=1", "sbatch", "--wait", "gpus.sh", cwd=folder)
+    said = sorted((folder / "gpus.out").read_text().splitlines())
+    assert said[:-1] == [f"{rank} of 4: 0,1" for rank in range(4)]
+
+
 def test_the_shortest_job(slurm: Cluster, tmp_path: Path) -> None:
     said = slurm.submit(ROOT / "jobs" / "minimal.sbatch", tmp_path).succeed()
     assert said.count("epoch 3: accuracy") == 1

@@ -102,9 +102,10 @@ def test_the_preview_has_the_srun_line_and_a_ranks_variables_but_no_secret(place
 
 
 def test_the_preview_of_torchrun_has_its_line(place: Place) -> None:
-    done = place.launch("--ranks", "2", "--launcher", "torchrun", "--dry-run", *RUN)
-    assert "2 ranks, started by\n" in done.stdout
-    assert "which runs on each node\n\n  python -m torch.distributed.run --nnodes=1 --nproc-per-node=2" in done.stdout
+    done = place.launch("--launcher", "torchrun", "--dry-run", *RUN, env=IN_A_JOB)
+    assert "4 ranks on 2 nodes, 2 on each, started by\n" in done.stdout
+    assert "which runs on each node\n\n  python -m torch.distributed.run --nnodes=2 --nproc-per-node=2" in done.stdout
+    assert "--rdzv-id=12.0 " in done.stdout
 
 
 def test_ranks_in_a_step_that_srun_has_made(place: Place) -> None:

@@ -2,7 +2,8 @@
 
 A shell of salloc runs on a login node, and knows no node and no GPUs. Where salloc starts it on the first node
 (LaunchParameters=use_interactive_step), nothing is missing. A job that another job has submitted inherits what that
-one is in its array, and how often it was restarted: Slurm replaces these variables only if the new job has them, too.
+one is in its array, how often it was restarted, its step, and what we have set for its ranks: Slurm replaces a variable
+only if the new job has it, too.
 """
 
 from __future__ import annotations
@@ -11,11 +12,24 @@ import re
 from collections.abc import Mapping
 
 from cluster_ddp.agent.job import scontrol
+from cluster_ddp.contract import OF_A_JOB, Env
 from cluster_ddp.errors import SpecError
+from cluster_ddp.slurm import variables
+from cluster_ddp.slurm.variables import Variables
 
 _NODE = "SLURMD_NODENAME"
 _GPUS = "SLURM_GPUS_ON_NODE"
 _ARRAY, _TASK, _RESTARTS = "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT"
+# Of ranks: a new rank would take them for its own.
+_PREFIXES = ("PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_", "SUBMITIT_")
+_NAMES = frozenset(
+    [
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", *OF_A_JOB),
+    ]
+)
+# Of a step; by the second, a step of srun binds its tasks to CPUs that another job may not have.
+_OF_A_STEP = ("SLURM_STEP", "SLURM_CPU_BIND")
 
 
 def completed(env: Mapping[str, str]) -> dict[str, str]:
@@ -40,11 +54,38 @@ def completed(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def own(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment whose array and restarts are this job's own, as Slurm says.
+    """Return an environment without what is another job's.
 
     Args:
-        env: that of the job's shell. If Slurm does not answer, it counts.
+        env: that of the shell. Where Slurm does not answer, it counts.
     """
+    if Env.SECRET in env:  # a rank of a job of ours has submitted this one, or starts ranks itself
+        env = {name: value for name, value in env.items() if not is_of_ranks(name)}
+    if "SLURM_JOB_ID" not in env:
+        return dict(env)
+    if "SLURM_STEP_NODELIST" in env and not _is_in_step(env):
+        env = {name: value for name, value in env.items() if not name.startswith(_OF_A_STEP)}
+    return _in_own_array(env)
+
+
+def is_of_ranks(name: str) -> bool:
+    """Whether a variable is that of a rank, or is set for one by a job of ours."""
+    return name in _NAMES or name.startswith(_PREFIXES)
+
+
+def _is_in_step(env: Mapping[str, str]) -> bool:
+    """Whether srun has started this process. A batch script inherits a step's variables (up to 24.11 its id, too)."""
+    v = Variables(env)
+    if v.step_id() is None:
+        return False
+    answer = scontrol.ask(["scontrol", "listpids", env["SLURM_JOB_ID"]], env)
+    rows = (line.split() for line in answer.words.splitlines())
+    steps = [row[2] for row in rows if len(row) > 2 and row[0] == v.text(*variables.TASK_PID)]
+    return steps != ["batch"]
+
+
+def _in_own_array(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment whose array and restarts are this job's own."""
     if not env.keys() & {_ARRAY, _RESTARTS}:
         return dict(env)
     form = "JobID:20,ArrayJobID:20,ArrayTaskID:200,RestartCnt:20"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp.agent import place, python_command
@@ -15,19 +16,21 @@ from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.files import make_dir
 
 
-def job_of(asked: Options) -> Job | LocalJob:
+def job_of(asked: Options, env: Mapping[str, str]) -> Job | LocalJob:
     """Return the job whose ranks are to be started.
+
+    Args:
+        asked: its options.
+        env: the `allocation.own` of this process.
 
     Raises:
         SpecError: this is no job of Slurm, and no number of ranks was given.
         ClusterDDPError: the environment contradicts itself, or all ports for the rendezvous are in use.
     """
     if asked.ranks is not None:
-        return LocalJob(asked, os.environ)
-    if "SLURM_JOB_ID" in os.environ:
-        return Job(
-            asked, allocation.completed(allocation.own(os.environ)), is_on_node=allocation.is_on_node(os.environ)
-        )
+        return LocalJob(asked, env)
+    if "SLURM_JOB_ID" in env:
+        return Job(asked, allocation.completed(env), is_on_node=allocation.is_on_node(env))
     found = "this shell is not in a job of Slurm, and the number of ranks on this machine is not given."
     raise SpecError("Starting ranks:", found, "sbatch SCRIPT, or in salloc; on this machine: --ranks N")
 

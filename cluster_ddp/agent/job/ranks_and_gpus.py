@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.place import Shape
 from cluster_ddp.errors import SpecError, counted
@@ -34,8 +36,8 @@ def remark(size: Shape, options: Options) -> str:
 
 def _check_cpus(size: Shape, options: Options) -> None:
     ranks, cpus = size.ranks_per_node, size.node_cpus
-    is_overcommitted = any(one in ("--overcommit", "-O") for one in options.srun_options)
-    if options.launcher == "srun" and cpus is not None and ranks > cpus and not is_overcommitted:
+    may_be_more = size.is_overcommitted or any(re.match(r"--overc|-\w*O", one) for one in options.srun_options)
+    if options.launcher == "srun" and cpus is not None and ranks > cpus and not may_be_more:
         asked = f"Starting {counted(ranks, 'rank')} on each node:"
         found = f"the job has {counted(cpus, 'CPU')} there, and srun gives each rank one of its own."
         raise SpecError(asked, found, f"ask for them: --ntasks-per-node={ranks}, or --cpus-per-task={ranks}")

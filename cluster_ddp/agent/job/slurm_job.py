@@ -109,7 +109,7 @@ class Job:
             # Nodes may not know a login node by its name; Slurm tells each task where srun was started.
             self.env[Env.CHANNEL] = f"{self.env['MASTER_ADDR'] if self._is_on_node else ''}:{server.port}"
             command = self.command(ignore_warnings=ignore_warnings)
-            keeper.start(None, command, step.step_env(self.options, self.env))
+            keeper.start(None, command, step.step_env(self.options, self.size, self.env))
             _allow_many_files()
             for number in self._early:
                 keeper.received(signal.Signals(number))

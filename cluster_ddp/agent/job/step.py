@@ -15,8 +15,9 @@ from cluster_ddp.agent.task import containers, staging
 from cluster_ddp.agent.task.start import agent
 from cluster_ddp.contract import Env, File
 
-# The job's own CPUs per task are fewer than those of a task for a whole node: srun would warn (24.11), or prefer them.
-_ABOUT_TASKS = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK")
+# What the job has asked for each of its tasks. Of other tasks, srun would warn (24.11), or prefer it.
+_ABOUT_TASKS = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK")
+_BINDINGS = ("SLURM_TRES_BIND", "SLURM_GPU_BIND")  # of GPUs
 
 _OF_TASKS = (
     *("command", "launcher", "gpus_per_task", "cpus_per_task", "doctor", "function", "venv", "stage_env"),
@@ -58,20 +59,28 @@ def tasks(options: Options, size: Shape) -> list[str]:
     --cpus-per-task is repeated because srun of Slurm 22.05 to 23.02 does not take it from the job.
     """
     if options.launcher == "srun":
-        cpus = [] if size.cpus_per_task is None else [f"--cpus-per-task={size.cpus_per_task}"]
-        return [f"--ntasks={size.world_size}", f"--ntasks-per-node={size.ranks_per_node}", *cpus]
+        return _tasks(size, size.ranks_per_node, size.cpus_per_task)
     return on_each_node(size)
 
 
 def on_each_node(size: Shape) -> list[str]:
-    """Return srun's options for one task on each node, with all CPUs."""
-    cpus = [] if size.node_cpus is None else [f"--cpus-per-task={size.node_cpus}"]
-    return [f"--ntasks={size.nodes}", "--ntasks-per-node=1", *cpus]
+    """Return srun's options for one task on each node, with all CPUs and GPUs."""
+    return _tasks(size, 1, size.node_cpus)
 
 
-def step_env(options: Options, env: Mapping[str, str]) -> dict[str, str]:
-    """Return srun's environment. Its tasks may be fewer and larger than the job's."""
-    return dict(env) if options.launcher == "srun" else _without_tasks(env)
+def _tasks(size: Shape, each: int, cpus: int | None) -> list[str]:
+    options = [f"--ntasks={size.nodes * each}", f"--ntasks-per-node={each}"]
+    options += [] if cpus is None else [f"--cpus-per-task={cpus}"]
+    if size.gpus_per_task and each != size.tasks_per_node and size.gpus_per_node:
+        # Else each task would ask for the GPUs of one of the job's.
+        options.append(f"--gres=gpu:{size.gpus_per_node}")
+    return options
+
+
+def step_env(options: Options, size: Shape, env: Mapping[str, str]) -> dict[str, str]:
+    """Return srun's environment. Its tasks may be others than the job's."""
+    each = size.ranks_per_node if options.launcher == "srun" else 1
+    return dict(env) if each == size.tasks_per_node else _without_tasks(env)
 
 
 def staged(options: Options, size: Shape, env: Mapping[str, str]) -> dict[str, str]:
@@ -96,7 +105,11 @@ def clean_up(options: Options, env: Mapping[str, str], status: int) -> None:
 
 
 def _without_tasks(env: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name not in _ABOUT_TASKS}
+    return {
+        name: value
+        for name, value in env.items()
+        if name not in _ABOUT_TASKS and not (name in _BINDINGS and "per_task" in value)
+    }
 
 
 def configuration(env: Mapping[str, str]) -> tuple[bool, tuple[int, ...]]:

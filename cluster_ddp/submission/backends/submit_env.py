@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from cluster_ddp.agent.job import allocation
 from cluster_ddp.contract import Env
 
-# Variables of a job, a step or a rank. sbatch and srun read many of them as options (sbatch(1), INPUT ENVIRONMENT
-# VARIABLES), and a rank would take the others for its own.
-_PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_", "PMI_", "PMIX_", "OMPI_", "TORCHELASTIC_", "SUBMITIT_")
-_NAMES = frozenset(
-    [
-        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
-        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", Env.RUN_DIR, Env.SECRET),
-        *(Env.RESUME, Env.LOCAL_JOB_ID, Env.JOB_TIMES, Env.TRACE, Env.TRACK, Env.NOTES, Env.CHANNEL, Env.COPY),
-    ]
-)
+# Variables of a job or a step. sbatch and srun read many of them as options (sbatch(1), INPUT ENVIRONMENT VARIABLES).
+_PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_")
 _KEPT = frozenset(["SLURM_CONF", "SLURM_JWT"])
 # Slurm sets these in a job. Outside a job they are the user's own.
 _OF_A_JOB = frozenset(["CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"])
@@ -36,4 +29,4 @@ def ignored_options(env: Mapping[str, str]) -> dict[str, str]:
 def _is_foreign(name: str, in_a_job: bool) -> bool:
     if name in _KEPT:
         return False
-    return name.startswith(_PREFIXES) or name in _NAMES or (in_a_job and name in _OF_A_JOB)
+    return name.startswith(_PREFIXES) or allocation.is_of_ranks(name) or (in_a_job and name in _OF_A_JOB)

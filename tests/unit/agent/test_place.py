@@ -58,6 +58,21 @@ def test_the_shape_of_a_job(env: dict[str, str], options: Options, shape: tuple[
     assert found.gpus_per_node == (None if gpus is None else int(gpus))
 
 
+@pytest.mark.parametrize(
+    ("env", "on_node", "of_task"),
+    [
+        ({"SLURM_GPUS_PER_TASK": "2"}, 4, 2),  # in salloc, where nothing else says it
+        ({"SLURM_GPUS_PER_TASK": "a100:2"}, 4, 2),
+        ({"SLURM_GPUS_PER_TASK": "a100", "SLURM_GPUS_ON_NODE": "2"}, 2, 1),
+        ({"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu=3,license/x=9"}, 6, 3),
+        ({"SLURM_TRES_PER_TASK": "cpu=4"}, None, 0),
+    ],
+)
+def test_gpus_that_were_asked_for_each_task(env: dict[str, str], on_node: int | None, of_task: int) -> None:
+    found = place.shape(SRUN, {**JOB, **env})
+    assert (found.gpus_per_node, found.gpus_per_task) == (on_node, of_task)
+
+
 @pytest.mark.parametrize("counts", ["2,1", "1,2(x3)"])
 def test_unequal_tasks_are_refused(counts: str) -> None:
     with pytest.raises(SpecError, match="not equal on all nodes") as error:

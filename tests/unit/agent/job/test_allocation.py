@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.agent.job import allocation
+from cluster_ddp.contract import OF_A_JOB
 
 OF_PARENT = {
     "SLURM_ARRAY_JOB_ID": "16",
@@ -36,6 +37,43 @@ def test_the_array_of_the_job_that_has_submitted_this_one_is_not_its(
     assert allocation.own({**env, **OF_PARENT}) == {**env, **own}
 
 
-def test_a_job_that_inherits_nothing_asks_nobody() -> None:
-    env = {"PATH": "/nowhere", "SLURM_JOB_ID": "17"}
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"SLURM_JOB_ID": "17"},
+        {"SLURM_JOB_ID": "17", "SLURM_CPU_BIND": "cores", "CLUSTER_DDP_RUN_DIR": "/r", "CLUSTER_DDP_TRACK": "wandb"},
+        {"CLUSTER_DDP_SHARE": "1", "SLURM_RESTART_COUNT": "2"},
+    ],
+)
+def test_a_shell_that_inherits_nothing_keeps_all_and_asks_nobody(env: dict[str, str]) -> None:
+    env = {"PATH": "/nowhere", **env}
     assert allocation.own(env) == env
+
+
+def test_what_a_job_of_ours_has_set_for_its_ranks_is_not_the_next_ones() -> None:
+    of_rank = dict.fromkeys([*OF_A_JOB, "RANK", "TORCHELASTIC_RUN_ID"], "1")
+    own = {"SLURM_JOB_ID": "17", "CLUSTER_DDP_PRELOAD": "torchvision"}
+    assert allocation.own({**own, **of_rank}) == own
+
+
+OF_STEP = {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1"}
+
+
+@pytest.mark.parametrize(
+    ("step_id", "said", "is_kept"),
+    [
+        ("0", "PID JOBID STEPID LOCALID GLOBALID\n71 17 batch 0 0\n72 17 batch - -", False),
+        ("0", "PID JOBID STEPID LOCALID GLOBALID\n70 17 batch 0 0\n71 17 0 0 0", True),
+        ("0", "", True),  # Slurm does not answer
+        ("-5", "", False),  # a batch script of 26.05
+        ("4294967290", "", False),  # the shell that salloc has started on the first node
+    ],
+)
+def test_a_batch_script_takes_no_step_from_the_shell_that_submitted_it(
+    tmp_path: Path, step_id: str, said: str, is_kept: bool
+) -> None:
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\nprintf '%s\\n' '{said}'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17", "SLURM_TASK_PID": "71"}
+    env = {**own, **OF_STEP, "SLURM_STEP_ID": step_id, "SLURM_STEPID": step_id}
+    assert allocation.own(env) == (env if is_kept else own)

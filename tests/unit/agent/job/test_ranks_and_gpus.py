@@ -39,4 +39,6 @@ def test_more_ranks_than_cpus_are_refused_where_srun_would() -> None:
     with pytest.raises(SpecError, match="the job has 8 CPUs there"):
         said(FOUR_GPUS, ranks_per_node=9)
     assert "GPUs" in said(FOUR_GPUS, ranks_per_node=9, launcher="torchrun")
-    assert "GPUs" in said(FOUR_GPUS, ranks_per_node=9, srun_options=("--overcommit",))
+    for overcommit in ("--overcommit", "-sO"):
+        assert "GPUs" in said(FOUR_GPUS, ranks_per_node=9, srun_options=(overcommit,))
+    assert "GPUs" in said({**FOUR_GPUS, "SLURM_OVERCOMMIT": "1"}, ranks_per_node=9)

@@ -121,12 +121,19 @@ def test_an_image_without_this_python_has_its_own_or_runs_the_command_alone(
         assert said == ("b c|" if is_old else "own|-I|/r/agent.pyz|task|--|printf|%s||b c|")
 
 
-def test_a_step_of_fewer_and_larger_tasks_forgets_the_jobs() -> None:
-    """srun would warn about the job's CPUs per task (24.11), or prefer them."""
-    env = {"SLURM_CPUS_PER_TASK": "3", "SLURM_TRES_PER_TASK": "cpu=3", "SLURM_JOB_ID": "71", "MINE": "1"}
-    assert step.step_env(Options(), env) == env
-    for launcher in ("torchrun", "fork"):
-        assert step.step_env(Options(launcher=launcher), env) == {"SLURM_JOB_ID": "71", "MINE": "1"}
+@pytest.mark.parametrize(
+    ("launcher", "tasks", "is_another"),
+    [("srun", 4, False), ("srun", 1, True), ("torchrun", 4, True), ("fork", 4, True), ("torchrun", 1, False)],
+)
+def test_a_step_of_other_tasks_than_the_jobs_forgets_those(launcher: str, tasks: int, is_another: bool) -> None:
+    """srun would warn about the job's CPUs per task (24.11), or prefer them, and refuse its GPUs per task."""
+    kept = {"SLURM_JOB_ID": "71", "SLURM_GPU_BIND": "closest"}
+    env = {**kept, "SLURM_CPUS_PER_TASK": "3", "SLURM_TRES_PER_TASK": "cpu=3,gres/gpu=2", "SLURM_GPUS_PER_TASK": "2"}
+    env["SLURM_TRES_BIND"] = "gres/gpu:per_task:2"
+    asked, size = Options(launcher=launcher), SIZE._replace(tasks_per_node=tasks, gpus_per_node=8, gpus_per_task=2)
+    assert step.step_env(asked, size, env) == (kept if is_another else env)
+    assert ("--gres=gpu:8" in step.tasks(asked, size)) is is_another
+    assert "--gres" not in " ".join(step.tasks(asked, size._replace(gpus_per_task=0)))
 
 
 @pytest.mark.parametrize(("status", "is_said"), [(0, True), (1, False)])
