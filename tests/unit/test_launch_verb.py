@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,7 @@ NESTED = "cluster-ddp launch --ranks 2 --launcher torchrun -- python 'train it.p
         (["--", "srun", "python", "t.py"], IN_A_JOB, "srun asks Slurm for tasks", "cluster-ddp launch -- python t.py"),
         (["--", "sbatch", "t.sh"], IN_A_JOB, "a job of its own", "Hint: sbatch t.sh"),
         (["--ranks", "2", "--run-dir", "train it.py/x", *RUN], NO_JOB, "Not a directory: /", "--run-dir PATH"),
+        (["--run-dir", "a\\b", *RUN], IN_A_JOB, "has a backslash", "--run-dir PATH, without one"),
         (["--ranks", "2", "--", "python", "-u", "no.py"], NO_JOB, "there is no such file in /", "in its folder"),
         (["--", "env", "A=1", "python", "no.py"], IN_A_JOB, "there is no such file in /", "or sbatch --chdir="),
         (["--ranks-per-node", "5", *RUN], IN_A_JOB, "the job has 4 CPUs there", "--ntasks-per-node=5, or --cpus-per"),
@@ -83,6 +85,19 @@ def test_an_error_says_what_to_type(place: Place, words: list[str], env: dict[st
     assert found in second
     assert third.startswith("  Hint: ")
     assert hint in third
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "is_warned"),
+    [("runs/an exp", True), ("runs/exp-13", True), ("runs/exp-%j", False), ("runs/lr-3", False), ("runs/12", False)],
+)
+def test_tasks_of_an_array_are_told_that_they_may_share_a_run_directory(
+    place: Place, run_dir: str, is_warned: bool
+) -> None:
+    in_array = {**IN_A_JOB, "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "4"}
+    said = place.launch("--run-dir", run_dir, "--", "python", "no.py", env=in_array).stderr
+    assert ("does not name task 3 of the array" in said) is is_warned
+    assert (f"Hint: --run-dir {shlex.quote(run_dir + '-%j')}\n" in said) is is_warned
 
 
 def test_a_command_that_may_lack_its_script_here_is_not_refused(place: Place) -> None:

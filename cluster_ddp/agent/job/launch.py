@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp.agent import place, python_command
-from cluster_ddp.agent.job import allocation
+from cluster_ddp.agent.job import allocation, report
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import Job
 from cluster_ddp.agent.options import Options
@@ -44,12 +46,33 @@ def run(job: Job | LocalJob) -> int:
     """
     asked = job.options
     if job.folder is not None:
+        if isinstance(job, Job):
+            _check_for_srun(job.folder)
+            _warn_of_array(asked.run_dir or "", job.env)
         _make(job.folder, shared=asked.share)
     if asked.code is not None:
         os.chdir(place.named(asked.code, os.environ))
     if asked.container is None and asked.container_image is None:
         python_command.check_script(asked.command, Path.cwd())
     return job.run()
+
+
+def _check_for_srun(run_dir: Path) -> None:
+    if "\\" in str(run_dir):
+        found = "its path has a backslash, which srun interprets in the paths of logs."
+        raise RunDirError(f"Using the run directory {run_dir}:", found, "--run-dir PATH, without one")
+
+
+def _warn_of_array(run_dir: str, env: Mapping[str, str]) -> None:
+    """Say that an array's tasks may share a run directory. Those that run one after the other (%1) may be meant to."""
+    task, of_task = env.get("SLURM_ARRAY_TASK_ID"), ("%j", env["SLURM_JOB_ID"])
+    is_alone = task is None or env.get("SLURM_ARRAY_TASK_COUNT") == "1"
+    if is_alone or any(word in run_dir for word in of_task) or re.search(rf"(?<!\d){task}(?!\d)", run_dir):
+        return
+    report.say(
+        f"warning: The run directory {run_dir} does not name task {task} of the array: tasks that use it at the same\n"
+        f"  time write the same logs and checkpoints.\n  Hint: --run-dir {shlex.quote(run_dir + '-%j')}"
+    )
 
 
 def _make(run_dir: Path, *, shared: bool) -> None:

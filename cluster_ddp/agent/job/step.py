@@ -36,7 +36,8 @@ def srun(options: Options, size: Shape, folder: Path | None, *, ignore_warnings:
     """
     command = ["srun", *tasks(options, size), "--kill-on-bad-exit=1"]
     if folder is not None and options.launcher != "fork":  # each forked rank has a log of its own
-        command += [f"--output={folder / File.TASK_LOG.format('%t')}", "--open-mode=append"]
+        log = str(folder).replace("%", "%%") + "/" + File.TASK_LOG.format("%t")
+        command += [f"--output={log}", "--open-mode=append"]
     command += options.srun_options
     words = task(options, ignore_warnings=ignore_warnings)
     if options.container_image is not None:

@@ -21,8 +21,8 @@ __all__ = ["fake_slurm"]
 AGENT = [sys.executable, str(Path(options.__file__).parent)]
 SIZE = Shape(nodes=2, ranks_per_node=4, node_cpus=12, cpus_per_task=3)
 COMMAND = ("python", "train.py", "--", *HOSTILE)
-A_RUN = Path("/it's a run/x-71")
-LOGS = ["--output=/it's a run/x-71/task-%t.log", "--open-mode=append"]
+A_RUN = Path("/it's a run of 50%/x-71")
+LOGS = ["--output=/it's a run of 50%%/x-71/task-%t.log", "--open-mode=append"]
 EACH_NODE = ["--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=12"]
 
 
