@@ -6,7 +6,6 @@ import functools
 import logging
 import os
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from cluster_ddp.runtime.run_dir import final_flush
 from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.topology import Topology
+from cluster_ddp.slurm.variables import node_name
 
 log = logging.getLogger("cluster_ddp")
 
@@ -194,7 +194,7 @@ def _set_up_logging(topology: Topology) -> None:
     if log.handlers:
         return
     handler = logging.StreamHandler()
-    prefix = f"[rank {topology.rank} {socket.gethostname()}]"
+    prefix = f"[rank {topology.rank} {node_name(os.environ)}]"
     handler.setFormatter(logging.Formatter(f"{prefix} %(levelname)s: %(message)s"))
     log.addHandler(handler)
     log.propagate = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import socket
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 
 from cluster_ddp.errors import NonFiniteError
 from cluster_ddp.runtime.world import World
+from cluster_ddp.slurm.variables import node_name
 
 log = logging.getLogger("cluster_ddp")
 
@@ -89,7 +90,7 @@ class FiniteCheck:
 
     def _is_bad(self, first: _Verdict) -> bool:
         """Report a step with non-finite gradients, unless a scaler has made them so. A collective."""
-        losses = self._world.gather((float(first.loss), socket.gethostname()))
+        losses = self._world.gather((float(first.loss), node_name(os.environ)))
         wrong = [
             f"rank {rank} on {host}: loss {loss}" for rank, (loss, host) in enumerate(losses) if not math.isfinite(loss)
         ]

@@ -8,8 +8,8 @@ training starts.
 from __future__ import annotations
 
 import logging
+import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +19,7 @@ from typing import TypeGuard
 
 from cluster_ddp.contract import EXIT_STOPPED
 from cluster_ddp.errors import SpecError, nearest
+from cluster_ddp.slurm.variables import node_name
 
 log = logging.getLogger("cluster_ddp")
 
@@ -114,7 +115,7 @@ class StopFlag:
         """Return why to stop, None to continue. Once there is a reason, there always is."""
         self._come_first()
         if self._signal is not None:
-            return f"{socket.gethostname()} got {signal.Signals(self._signal).name.removeprefix('SIG')}"
+            return f"{node_name(os.environ)} got {signal.Signals(self._signal).name.removeprefix('SIG')}"
         self._is_late = self._is_late or time.monotonic() >= self._deadline
         if self._is_late:
             return "the job's time is nearly up"

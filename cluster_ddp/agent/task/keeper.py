@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from cluster_ddp.agent.outcome import End
 from cluster_ddp.agent.task import memory, signals
 from cluster_ddp.agent.task.spawn import spawn
 from cluster_ddp.contract import EXIT_STOPPED
+from cluster_ddp.slurm.variables import node_name
 
 PATIENCE_S = 30.0
 """Seconds from the first rank that stopped in time to TERM for the others, and from TERM to KILL (Slurm's KillWait)."""
@@ -184,7 +184,7 @@ class Keeper:
             words, is_consequence = self._notes.failure(child.rank) or ("", False)
         is_oom = status not in (0, EXIT_STOPPED, 128 + signal.SIGTERM) and memory.oom_kills() != self._oom_kills
         was_stopped = status == EXIT_STOPPED or self._notes.is_stopped(child.rank)
-        host = socket.gethostname()
+        host = node_name(os.environ)
         self._tell(End(child.rank, host, status, words, is_consequence, is_oom, was_stopped))
         if is_oom:
             say(f"The kernel has killed a process of {child.name} on {host} for memory (oom_kill).")
@@ -229,4 +229,4 @@ def status_of(statuses: Sequence[int]) -> int:
 def say(text: str) -> None:
     """Print a line to stderr, with this host. A full disk is no reason to fail."""
     with contextlib.suppress(OSError):
-        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"[{socket.gethostname()}] {text}\n".encode())
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"[{node_name(os.environ)}] {text}\n".encode())

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from cluster_ddp.contract import Env
+from cluster_ddp.slurm.variables import node_name
 
 PREFIX = "cluster_ddp-env-"
 """So begin the names of all copies."""
@@ -84,7 +85,7 @@ def unpack(archive: Path, copy_name: str, venv: str, env: Mapping[str, str]) -> 
         with open(_open_archive(archive), "rb") as tar:
             _extract(tar, disk / f"{copy_name}-{env['SLURM_NODEID']}", env)
     except (OSError, _GaveUpError) as error:
-        node = env.get("SLURMD_NODENAME") or os.uname().nodename
+        node = node_name(env)
         print(
             f"warning: Node {node} could not unpack the environment ({_reason(error)}). Its ranks import from {venv}.",
             file=sys.stderr,

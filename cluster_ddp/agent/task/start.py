@@ -10,7 +10,6 @@ import errno
 import os
 import shlex
 import signal
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from cluster_ddp.agent.task.containers import Container
 from cluster_ddp.agent.task.keeper import Keeper, say
 from cluster_ddp.contract import Env
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, JobError
+from cluster_ddp.slurm.variables import node_name
 
 
 class Prepared(NamedTuple):
@@ -87,7 +87,7 @@ def keep(options: Options, env: Mapping[str, str], *, rank: int | None, ignore_w
 def _kept(options: Options, env: Mapping[str, str], rank: int | None, ignore_warnings: bool) -> int:
     notes = Notes(Path(env[Env.NOTES]))
     client = Client.of_job(env)
-    client.say("hello", ranks=[] if rank is None else [rank], host=socket.gethostname(), task=env.get("SLURM_PROCID"))
+    client.say("hello", ranks=[] if rank is None else [rank], host=node_name(os.environ), task=env.get("SLURM_PROCID"))
     try:
         if options.doctor and (status := _examined(options, env, rank, notes, client)):
             return status
@@ -98,7 +98,7 @@ def _kept(options: Options, env: Mapping[str, str], rank: int | None, ignore_war
         return keeper.keep(alone.Watch(pid, rank, int(env.get("WORLD_SIZE", "1")), notes, client).look)
     except (OSError, ClusterDDPError) as error:
         status, words = _not_started(options.command, error)
-        client.say("ended", **End(rank, socket.gethostname(), status, words)._asdict())
+        client.say("ended", **End(rank, node_name(os.environ), status, words)._asdict())
         return status
     finally:
         client.close()

@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import shlex
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from cluster_ddp.runtime.checkpoint.state import TrainingState
 from cluster_ddp.runtime.run_dir.metrics import set_aside
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.world import World
+from cluster_ddp.slurm.variables import node_name
 
 log = logging.getLogger("cluster_ddp")
 
@@ -172,7 +172,7 @@ def see(world: World, path: Path, digest: str) -> None:
     """
     is_reader = world.topology.local_rank == 0 and not world.is_main
     complaint = file.not_as_chosen(path, digest) if is_reader else None
-    ranks = world.gather(complaint and f"on {socket.gethostname()}: {complaint}")
+    ranks = world.gather(complaint and f"on {node_name(os.environ)}: {complaint}")
     if found := next(filter(None, ranks), None):
         hint = "is the run directory on a file system that all nodes share?"
         raise CheckpointError(f"Resuming from {path}, as rank 0 does:", f"{found}.", hint)

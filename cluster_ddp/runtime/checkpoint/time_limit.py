@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
-import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from cluster_ddp.contract import Env
 from cluster_ddp.run_files import read_text
 from cluster_ddp.runtime.stop_signals import StopFlag
 from cluster_ddp.runtime.world import World
+from cluster_ddp.slurm.variables import node_name
 
 log = logging.getLogger("cluster_ddp")
 
@@ -48,7 +49,7 @@ def watch(stop_flag: StopFlag, world: World, env: Mapping[str, str]) -> None:
 
 def _clocks_are_right(world: World, end: int | None) -> bool:
     world.barrier()  # a rank may have waited for its file system: now all read their clocks at the same time
-    clocks = world.gather((socket.gethostname(), time.time()))
+    clocks = world.gather((node_name(os.environ), time.time()))
     (slow_host, slow), *_, (fast_host, fast) = sorted(clocks * 2, key=lambda clock: clock[1])
     are_right = fast - slow <= _CLOCKS_AGREE_S and (end is None or end > time.time())
     if world.is_main and end is not None and not are_right:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ from cluster_ddp.files import spare_descriptor
 from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
 from cluster_ddp.runtime.rendezvous import arrivals, first_rank
 from cluster_ddp.runtime.safe_print import complain
+from cluster_ddp.slurm.variables import node_name
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -74,7 +74,7 @@ class FailureReporter:
             error: the exception.
         """
         self._reported = error
-        name = f"rank {self._rank()} on {socket.gethostname()}"
+        name = f"rank {self._rank()} on {node_name(os.environ)}"
         first = self.ask_store(self._first_failure, name)
         has_lost_another = _is_lost(error) or isinstance(error, PeerFailedError)
         if aborted := self._aborted(error, is_first=first == name):
@@ -107,7 +107,7 @@ class FailureReporter:
 
     def answer(self) -> str:
         """Return which other rank failed, in words. The other ranks then know that this one does not hang."""
-        name = f"rank {self._rank()} on {socket.gethostname()}"
+        name = f"rank {self._rank()} on {node_name(os.environ)}"
         first = self.ask_store(self._first_failure, name)
         if first in (name, None):
             return _STORE_IS_GONE
@@ -120,7 +120,7 @@ class FailureReporter:
 
     def say(self, words: str) -> None:
         """Print words to stderr, with this rank and its host."""
-        complain(f"[rank {self._rank()} {socket.gethostname()}] {words}")
+        complain(f"[rank {self._rank()} {node_name(os.environ)}] {words}")
 
     def linger(self) -> None:
         """On rank 0, which serves the store: wait until all others have read who failed, at most some seconds."""

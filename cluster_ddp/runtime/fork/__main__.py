@@ -14,7 +14,6 @@ import argparse
 import ctypes
 import os
 import signal
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,6 +32,7 @@ from cluster_ddp.files import open_own
 from cluster_ddp.runtime.fork import affinity, preload, rank_exit
 from cluster_ddp.runtime.fork.target import Target
 from cluster_ddp.slurm.rank_env import NodeRanks
+from cluster_ddp.slurm.variables import node_name
 
 PROGRAM = "python -m cluster_ddp.runtime.fork"
 _PR_SET_NAME = 15  # prctl(2)
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _fork(node: NodeRanks, target: Target, log_dir: Path | None, handlers: Mapping[signal.Signals, Any]) -> NoReturn:
     client = Client.of_job(os.environ)
     ranks = [node.rank(local_rank) for local_rank in range(node.ranks)]
-    client.say("hello", ranks=ranks, host=socket.gethostname(), task=None)
+    client.say("hello", ranks=ranks, host=node_name(os.environ), task=None)
     signals.hold()
     early = signals.taken(signals.WARNINGS)
     for number, handler in handlers.items():  # now: a rank seems to catch what this process does when it is forked

@@ -29,6 +29,7 @@ from cluster_ddp.agent import channel
 from cluster_ddp.errors import RendezvousError
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.slurm.topology import Topology
+from cluster_ddp.slurm.variables import node_name
 
 LOOPBACK = "127.0.0.1"
 
@@ -63,7 +64,7 @@ def bind_first_free(topology: Topology) -> socket.socket:
         with contextlib.suppress(OSError):
             return listen(topology, port)
     ports = ", ".join(map(str, topology.port_candidates))
-    host = socket.gethostname()
+    host = node_name(os.environ)
     if len(topology.port_candidates) == 1:
         found = f"port {ports} on {host} is in use by another program (MASTER_PORT was preset, so no other is tried)."
         hint = f"unset MASTER_PORT, and a free port is chosen; find the program: ss -ltnp 'sport = :{ports}' on {host}"

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import socket
 import threading
 import time
 from collections.abc import Iterator
 
 from cluster_ddp.errors import RendezvousError
+from cluster_ddp.slurm.variables import node_name
 
 _UNKNOWN_NAME_PATIENCE_S = 10.0
 
@@ -41,7 +43,7 @@ def resolve(host: str, deadline: float) -> str:
             if time.monotonic() + 1.0 > give_up:
                 raise RendezvousError(
                     f"Looking up {host}, the host of rank 0:",
-                    f"{error.strerror or error} (asked on {socket.gethostname()}).",
+                    f"{error.strerror or error} (asked on {node_name(os.environ)}).",
                     f"check MASTER_ADDR; try: getent hosts {host}",
                 ) from error
             time.sleep(1.0)

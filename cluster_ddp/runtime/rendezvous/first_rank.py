@@ -7,12 +7,12 @@ the error. srun by itself, without --kill-on-bad-exit, ends no task because anot
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Mapping
 
 from cluster_ddp import processes
 from cluster_ddp.runtime.safe_print import complain
+from cluster_ddp.slurm.variables import node_name
 
 # What all ranks of this start on this node have in common.
 _COMMON = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID", "TORCHELASTIC_RUN_ID", "GROUP_RANK", "MASTER_PORT")
@@ -42,7 +42,7 @@ def has_said_it(env: Mapping[str, str]) -> bool:
     while time.monotonic() < deadline:
         if can_see and not processes.find({**common, name: "0"}):
             rank = env.get("SLURM_PROCID") or env.get("RANK") or "?"
-            complain(f"[rank {rank} {socket.gethostname()}] stopped: this node's first rank failed (see its error).")
+            complain(f"[rank {rank} {node_name(os.environ)}] stopped: this node's first rank failed (see its error).")
             return True
         time.sleep(_POLL_S)
     return False

@@ -68,7 +68,7 @@ def meet(
         log.warning(
             "These ranks share no secret: anybody who reaches %s over the network can join them. Hint: in the batch "
             "script, before srun: export %s=$(openssl rand -hex 32)",
-            *(socket.gethostname(), Env.SECRET),
+            *(node_name(os.environ), Env.SECRET),
         )
     is_local = topology.num_nodes == 1 and not topology.launcher_store
     address = beacon.LOOPBACK if is_local else resolve(topology.master_addr, deadline)
@@ -87,7 +87,7 @@ def _check_open_files(topology: Topology) -> None:
     if limit != resource.RLIM_INFINITY and limit < topology.world_size + _OTHER_FILES:
         raise RendezvousError(
             f"Serving the rendezvous of {topology.world_size} ranks:",
-            f"each takes one open file, and this process on {socket.gethostname()} may have {limit} (ulimit -Hn).",
+            f"each takes one open file, and this process on {node_name(os.environ)} may have {limit} (ulimit -Hn).",
             "raise the limit before sbatch, which hands it on (ulimit -n), or in the service of slurmd (LimitNOFILE)",
         )
 

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import shlex
-import socket
 import stat
 import time
 from pathlib import Path
@@ -18,7 +17,7 @@ from cluster_ddp import run_files
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.files import is_at, open_own
 from cluster_ddp.slurm.topology import Topology
-from cluster_ddp.slurm.variables import CLUSTER_NAME, Variables
+from cluster_ddp.slurm.variables import CLUSTER_NAME, Variables, node_name
 
 log = logging.getLogger("cluster_ddp")
 
@@ -86,7 +85,7 @@ class RunLock:
     def _sign(self) -> None:
         owner: dict[str, object] = {
             "job": self._topology.job_label,
-            "host": socket.gethostname(),
+            "host": node_name(os.environ),
             "process": os.getpid(),
             "since": time.strftime("%Y-%m-%d %H:%M:%S"),
         }

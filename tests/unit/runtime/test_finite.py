@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ import cluster_ddp
 from cluster_ddp.errors import NonFiniteError
 from cluster_ddp.runtime import finite
 from cluster_ddp.runtime.finite import FiniteCheck, OnNan
+from cluster_ddp.slurm.variables import node_name
 
 JOB_ID = 32_000 + os.getpid() % 2000
 
@@ -66,7 +66,7 @@ def test_a_loss_that_is_no_number_stops_and_is_named(factor: float, tmp_path: Pa
     with pytest.raises(NonFiniteError) as error:
         check(model, last_good=tmp_path / "step-00000007.pt").may_update(loss, step=8, epoch=2)
     assert error.value.asked == "Training, step 8 of epoch 2:"
-    assert f"rank 0 on {socket.gethostname()}: loss {float(loss.detach())}" in error.value.found
+    assert f"rank 0 on {node_name(os.environ)}: loss {float(loss.detach())}" in error.value.found
     assert f"last good checkpoint: {tmp_path}/step-00000007.pt" in error.value.found
     assert "--on-nan continue" in error.value.hint
 
@@ -133,11 +133,11 @@ def test_nan_on_one_of_two_ranks_is_named_on_both(tmp_path: Path) -> None:
     assert weights[2] == weights[3] != weights[4] != weights[5]
     assert all(number == number for step in weights for number in step[0])
     assert stopped[:2] == [True, True] and len(stopped) == 3
-    named = f"rank 1 on {socket.gethostname()}: loss nan. This state is not saved; last good checkpoint: good.pt."
+    named = f"rank 1 on {node_name(os.environ)}: loss nan. This state is not saved; last good checkpoint: good.pt."
     assert named in stopped[2] and "rank 0 on" not in stopped[2]
     assert len(last_weights) == 3
     warning = (
-        f"Training, step 2 of epoch 1: rank 1 on {socket.gethostname()}: loss nan. The update of this step is skipped."
+        f"Training, step 2 of epoch 1: rank 1 on {node_name(os.environ)}: loss nan. The update of this step is skipped."
     )
     assert [end.output.count(warning) for end in ends] == [1, 0]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.checkpoint import time_limit
 from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag, Stopped
+from cluster_ddp.slurm.variables import node_name
 
 log = logging.getLogger("cluster_ddp")
 
@@ -67,9 +67,9 @@ def test_a_signal_is_a_reason(name: str) -> None:
     told = flag(signals=(name, "TERM"))
     assert told.reason() is None
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert told.reason() == f"{socket.gethostname()} got USR1"
+    assert told.reason() == f"{node_name(os.environ)} got USR1"
     os.kill(os.getpid(), signal.SIGTERM)  # one more, as scancel sends them, changes nothing but the name
-    assert told.reason() == f"{socket.gethostname()} got TERM"
+    assert told.reason() == f"{node_name(os.environ)} got TERM"
 
 
 def test_handlers_are_given_back() -> None:
@@ -160,7 +160,7 @@ def test_a_later_handler_is_called_and_the_training_stops_too(said: pytest.LogCa
     assert "own. The training still stops" in record.getMessage() and "stop_signals=" in record.getMessage()
     os.kill(os.getpid(), signal.SIGUSR1)
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert told.reason() == f"{socket.gethostname()} got USR1"
+    assert told.reason() == f"{node_name(os.environ)} got USR1"
     assert called == [signal.SIGUSR1] * 2
     told.give_back()
     assert signal.getsignal(signal.SIGUSR1) is own
@@ -179,7 +179,7 @@ def test_a_later_handler_may_call_the_one_before(said: pytest.LogCaptureFixture)
     signal.signal(signal.SIGUSR1, polite)
     assert told.reason() is None
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert told.reason() == f"{socket.gethostname()} got USR1"
+    assert told.reason() == f"{node_name(os.environ)} got USR1"
     assert called == [signal.SIGUSR1]
 
 
@@ -191,7 +191,7 @@ def test_a_signal_that_is_ignored_or_deadly_later_stops_the_training(
     signal.signal(signal.SIGUSR1, later)
     assert told.reason() is None and not said.records  # another rank says it
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert told.reason() == f"{socket.gethostname()} got USR1"
+    assert told.reason() == f"{node_name(os.environ)} got USR1"
     told.give_back()
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
 
@@ -208,7 +208,7 @@ def test_a_later_handler_that_is_taken_back_is_forgotten(
     signal.signal(signal.SIGUSR1, before)
     assert told.reason() is None
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert told.reason() == f"{socket.gethostname()} got USR1"
+    assert told.reason() == f"{node_name(os.environ)} got USR1"
     assert not called
     told.give_back()
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
@@ -302,7 +302,7 @@ def test_an_end_that_is_over_is_not_believed(said: pytest.LogCaptureFixture) -> 
 def test_clocks_an_hour_apart_are_not_believed(said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     told = flag(int(time.time()) + 60, ("node2", 3600.0), ("node3", 5.0))
     (record,) = said.records
-    host = socket.gethostname()
+    host = node_name(os.environ)
     assert f"on {host} it is 2" in record.getMessage() and "on node2 2" in record.getMessage()
     assert "node3" not in record.getMessage()
     with monkeypatch.context() as patch:
@@ -498,7 +498,7 @@ def test_a_training_notes_warnings_from_distributed_on() -> None:
         "    from cluster_ddp.runtime.stop_signals import StopFlag; print(StopFlag(['USR1', 'USR2']).reason())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout == f"{socket.gethostname()} got USR1\n", done.stderr
+    assert done.stdout == f"{node_name(os.environ)} got USR1\n", done.stderr
 
 
 @pytest.mark.parametrize(("name", "status"), [("USR1", 75), ("TERM", -signal.SIGTERM)])
@@ -515,5 +515,5 @@ def test_a_signal_while_torch_is_imported(tmp_path: Path, name: str, status: int
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=scaled(120))
     assert done.returncode == status, done.stderr
     if status == 75:
-        assert f"Stopped after step 1 (epoch 1): rank 0: {socket.gethostname()} got USR1. Saved." in done.stdout
+        assert f"Stopped after step 1 (epoch 1): rank 0: {node_name(os.environ)} got USR1. Saved." in done.stdout
         assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001.pt"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from slowness import scaled
 from tasks import PLACE, wait_until
 
 from cluster_ddp.agent.task.keeper import status_of
+from cluster_ddp.slurm.variables import node_name
 
 CODE = """import json, os, sys
 from pathlib import Path
@@ -38,7 +38,7 @@ print("started", *keeper.running, flush=True)
 status = keeper.keep()
 print(json.dumps([status, keeper.has_killed, [end[:1] + end[2:] for end in ends]]))
 """
-HOST = socket.gethostname()
+HOST = node_name(os.environ)
 LISTENS = "trap 'exit 75' USR1; touch ready$$; while :; do sleep 0.05; done"
 DEAF = "trap '' TERM; touch ready$$; while :; do sleep 0.05; done"
 

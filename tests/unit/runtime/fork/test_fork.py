@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from cluster_ddp import processes
 from cluster_ddp.agent.outcome import End
 from cluster_ddp.runtime.fork import affinity
 from cluster_ddp.runtime.fork.__main__ import PROGRAM
+from cluster_ddp.slurm.variables import node_name
 
 WITHOUT_TORCH = (
     "import os, sys; from cluster_ddp.runtime.fork import __main__ as fork, preload; preload.MODULES = ();"
@@ -238,7 +238,7 @@ def test_the_status_is_that_of_the_rank_that_failed(tmp_path: Path, ending: str,
         found, _, err = run(tmp_path, script, **job.env)
         ended = {end.rank: end for end in job.ends()}
     assert found == status
-    assert ended[1] == End(1, socket.gethostname(), status)
+    assert ended[1] == End(1, node_name(os.environ), status)
     assert said in err
     assert sorted(ended) == [0, 1]
 
@@ -249,9 +249,9 @@ def test_a_rank_leaves_its_words_for_the_job(tmp_path: Path) -> None:
     with listening() as job:
         env = {**job.env, "CLUSTER_DDP_NOTES": str(tmp_path / "notes")}
         status, *_ = run(tmp_path, f"{SAY}\nif rank == '1':\n    {note}; os._exit(3)", **env)
-        assert End(1, socket.gethostname(), 3, "x", is_consequence=True) in job.ends()
+        assert End(1, node_name(os.environ), 3, "x", is_consequence=True) in job.ends()
     assert (status, job.gone) == (3, job.said[:1])
-    assert {**job.said[0]} == {"kind": "hello", "ranks": [0, 1], "host": socket.gethostname(), "task": None}
+    assert {**job.said[0]} == {"kind": "hello", "ranks": [0, 1], "host": node_name(os.environ), "task": None}
 
 
 def test_the_job_is_told_that_its_parent_is_gone(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from cluster_ddp.runtime.rendezvous import arrivals, beacon, store
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.slurm.port import candidates
 from cluster_ddp.slurm.topology import Topology
+from cluster_ddp.slurm.variables import node_name
 
 TIMEOUT_S = scaled(4.0)
 _JOB_IDS = itertools.count(os.getpid() % 10_000)
@@ -71,7 +72,7 @@ def test_a_rank_without_a_gpu_is_refused_by_all_with_its_node(tmp_path: Path, jo
     assert [end.exit_code for end in ends] == [2, 2, 2, 2], ends
     assert time.monotonic() - start < scaled(30)
     for end in ends:
-        assert f"rank 2 on {socket.gethostname()}: cpu. The other 3: cuda." in end.output
+        assert f"rank 2 on {node_name(os.environ)}: cpu. The other 3: cuda." in end.output
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_a_preset_port_that_is_taken_is_named(tmp_path: Path, job_id: int) -> No
         port = str(thief.getsockname()[1])
         (end,) = run_ranks(fail_to_meet, [slurm_step(0, 2, job_id=job_id, MASTER_PORT=port)], tmp_path)
     assert end.exit_code == 2
-    assert f"port {port} on {socket.gethostname()} is in use" in end.output
+    assert f"port {port} on {node_name(os.environ)} is in use" in end.output
     assert "unset MASTER_PORT" in end.output
 
 

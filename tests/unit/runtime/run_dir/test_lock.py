@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from cluster_ddp.errors import RunDirError
 from cluster_ddp.runtime.run_dir import lock
 from cluster_ddp.runtime.run_dir.lock import RunLock
 from cluster_ddp.slurm.topology import Topology
+from cluster_ddp.slurm.variables import node_name
 
 log = logging.getLogger("cluster_ddp")
 
@@ -84,7 +84,7 @@ def test_a_second_run_is_refused_with_the_owner_named(tmp_path: Path, holder: St
     process = holder(12)
     with pytest.raises(RunDirError) as error:
         RunLock(tmp_path / ".lock", job(13))
-    assert f"job 12 (process {process.pid} on {socket.gethostname()}, since 2" in error.value.found
+    assert f"job 12 (process {process.pid} on {node_name(os.environ)}, since 2" in error.value.found
     assert str(tmp_path) in error.value.asked
     assert "--run-dir" in error.value.hint and "scancel 12" in error.value.hint
     owner = json.loads((tmp_path / ".lock").read_text())  # the one refused has left it as it was
@@ -107,7 +107,7 @@ def test_killed_it_holds_nothing(tmp_path: Path, holder: Start) -> None:
     process.wait()
     RunLock(tmp_path / ".lock", job(13))
     owner = json.loads((tmp_path / ".lock").read_text())
-    assert owner == {"job": "13", "host": socket.gethostname(), "process": os.getpid(), "since": owner["since"]}
+    assert owner == {"job": "13", "host": node_name(os.environ), "process": os.getpid(), "since": owner["since"]}
 
 
 def test_its_former_self_is_waited_for(
@@ -177,7 +177,7 @@ def test_a_lock_that_others_have_taken_ends_this_run(tmp_path: Path, holder: Sta
     process = holder(13)
     with pytest.raises(RunDirError) as error:
         held.keep()
-    assert f"job 13 (process {process.pid} on {socket.gethostname()}, since 2" in error.value.found
+    assert f"job 13 (process {process.pid} on {node_name(os.environ)}, since 2" in error.value.found
     assert "This run ends" in error.value.found and "--run-dir" in error.value.hint
 
 
