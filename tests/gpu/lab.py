@@ -15,13 +15,8 @@ from processes import ROOT, Ended, local, python, through_srun
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from record import Figure  # standard library only
 
-ONLY_ON_A_GPU = "only on a GPU"
 KILL_WAIT_S = 30.0
 """Slurm's KillWait by default: what is not gone by then is killed, whatever it was saving."""
-
-
-class SkippedError(Exception):
-    """The test can't be made here; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,13 +100,8 @@ class Lab:
     def on_gpu(self, what: str) -> bool:
         """Whether something can be shown that only a GPU shows; in a rehearsal a note says what was left out."""
         if self.rehearse:
-            self.notes.append(f"SKIPPED: {ONLY_ON_A_GPU}: {what}")
+            self.notes.append(f"SKIPPED: only on a GPU: {what}")
         return not self.rehearse
-
-    def needs_gpu(self, what: str) -> None:
-        """Skip this test where there is none."""
-        if self.rehearse:
-            raise SkippedError(f"{ONLY_ON_A_GPU}: {what}")
 
     def new_folder(self) -> Path:
         """One that is not there yet."""

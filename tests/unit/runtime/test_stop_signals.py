@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
@@ -24,16 +23,6 @@ from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.checkpoint import time_limit
 from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag, Stopped
 from cluster_ddp.slurm.variables import node_name
-
-log = logging.getLogger("cluster_ddp")
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
-    monkeypatch.setattr(log, "propagate", False)
-    log.addHandler(caplog.handler)
-    yield caplog
-    log.removeHandler(caplog.handler)
 
 
 def a_world(*others: tuple[str, float], is_main: bool = True) -> Any:
@@ -331,7 +320,6 @@ def test_clocks_do_not_matter_where_nobody_tells_the_end(said: pytest.LogCapture
 @pytest.fixture
 def times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture) -> Iterator[Times]:
     """The file that the batch script writes, and the flag of a rank that reads it."""
-    said.set_level(logging.INFO, log.name)
     monkeypatch.setattr(time_limit, "_READ_EVERY_S", 0.01)
     made = Times(tmp_path / "times")
     yield made

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from cluster_ddp.runtime.checkpoint import stop_agreement
 from cluster_ddp.runtime.run_dir import final_flush
-from cluster_ddp.runtime.world import World
-
-log = logging.getLogger("cluster_ddp")
 
 
 @pytest.fixture(autouse=True)
@@ -19,10 +13,3 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks agree after every step, not only about once a second."""
     monkeypatch.setattr(stop_agreement, "AGREE_EVERY_S", 0.0)
     monkeypatch.setattr(final_flush, "_files", [])  # which the world of all tests would wait for
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture, world: World) -> Iterator[pytest.LogCaptureFixture]:
-    log.addHandler(caplog.handler)
-    yield caplog
-    log.removeHandler(caplog.handler)

@@ -22,7 +22,6 @@ from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
 
 EPOCHS, STEPS, EVALUATION_STEPS = 2, 4, 3
-TICKS = EPOCHS * (STEPS + EVALUATION_STEPS)
 
 
 class Killed(BaseException):

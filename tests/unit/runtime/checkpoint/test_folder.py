@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -20,20 +20,6 @@ from cluster_ddp import files
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.checkpoint import file
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, named_by
-
-log = logging.getLogger("cluster_ddp")
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
-    """What was logged; other tests may have given the logger a handler of its own."""
-    monkeypatch.setattr(log, "propagate", False)
-    level = log.level
-    log.setLevel(logging.INFO)
-    log.addHandler(caplog.handler)
-    yield caplog
-    log.removeHandler(caplog.handler)
-    log.setLevel(level)
 
 
 def state(step: int) -> dict[str, Any]:

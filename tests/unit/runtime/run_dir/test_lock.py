@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import logging
 import os
 import signal
 import stat
@@ -26,8 +25,6 @@ from cluster_ddp.runtime.run_dir.lock import RunLock
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
 
-log = logging.getLogger("cluster_ddp")
-
 HOLD = """
     import os, signal, sys, time
     from pathlib import Path
@@ -42,14 +39,6 @@ HOLD = """
 def job(job_id: int | None = None, **more: int) -> Topology:
     place = {"launcher": "single", "rank": 0, "local_rank": 0, "world_size": 1}
     return Topology(**place, master_addr="localhost", port_candidates=(1,), job_id=job_id, **more)  # type: ignore[arg-type]
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
-    monkeypatch.setattr(log, "propagate", False)
-    log.addHandler(caplog.handler)
-    yield caplog
-    log.removeHandler(caplog.handler)
 
 
 @pytest.fixture

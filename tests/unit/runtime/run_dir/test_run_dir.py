@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +29,11 @@ from cluster_ddp.runtime.run_dir.run_dir import RunDir, default_run_dir
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.topology import Topology
 
-log = logging.getLogger("cluster_ddp")
-
 
 def a_world(rank: int = 0, **more: int) -> World:
     place: dict[str, Any] = {"launcher": "manual", "rank": rank, "local_rank": rank, "world_size": 2, **more}
     topology = Topology(**place, master_addr="localhost", port_candidates=(1,))
     return World(topology=topology, device=torch.device("cpu"))
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
-    monkeypatch.setattr(log, "propagate", False)
-    level = log.level
-    log.setLevel(logging.INFO)
-    log.addHandler(caplog.handler)
-    yield caplog
-    log.removeHandler(caplog.handler)
-    log.setLevel(level)
 
 
 def steps(folder: Path, name: str = "metrics.jsonl") -> list[int]:
