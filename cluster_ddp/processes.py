@@ -36,6 +36,14 @@ def _has(pid: int, signals: str, number: int) -> bool:
     return bool(int(status.partition(f"{signals}:")[2].split()[0], 16) >> (number - 1) & 1)
 
 
+def program(pid: int) -> str:
+    """Return the name of the program that a process runs (proc(5), exe); empty if it can't be read."""
+    try:
+        return Path(f"/proc/{pid}/exe").readlink().name.removesuffix(" (deleted)")
+    except OSError:
+        return ""
+
+
 def started(pid: int) -> str:
     """Return when a process was started: which boot of the machine, and how many clock ticks after it (proc(5)).
 

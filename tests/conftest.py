@@ -16,6 +16,7 @@ import pytest
 import signal_handlers
 import slowness
 
+from cluster_ddp.agent import notes
 from cluster_ddp.sandbox import cluster, slurm_releases
 
 # Threads that outnumber the cores wait actively: five times the CPU time. torch reads this where it is imported.
@@ -79,8 +80,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Take away what is left of the processes' sandboxes: where pytest-xdist is interrupted, it kills them."""
+    """Take away what is left of the processes' sandboxes: where pytest-xdist is interrupted, it kills them.
+
+    And the notes of agents that were killed: they would be left to the next agent.
+    """
     if os.environ["PYTEST_RUN"] == str(os.getpid()):
+        notes.remove_leftovers(Path("/dev/shm"), new_s=0.0)
         for state in cluster.STATE_ROOT.glob(f"*-{os.getpid()}-gw*"):
             cluster.down(state.name)
 

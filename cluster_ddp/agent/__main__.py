@@ -17,15 +17,19 @@ from typing import NoReturn
 
 from cluster_ddp.agent.task import signals
 from cluster_ddp.contract import Env
-from cluster_ddp.errors import exit_on_error
+from cluster_ddp.errors import SpecError, exit_on_error
 
 PROGRAM = "cluster-ddp launch"
+_VERBS = ("job", "task", "rank", "unpack")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the first word says. Returns the exit status. Only what that needs is imported: nodes have many tasks."""
-    verb, *words = sys.argv[1:] if argv is None else argv
+    verb, *words = (sys.argv[1:] if argv is None else argv) or [""]
     with exit_on_error(PROGRAM):
+        if verb not in _VERBS:
+            found = f"its first word is {verb!r}, not one of {', '.join(_VERBS)}."
+            raise SpecError("Starting the agent of a job:", found, f"{PROGRAM} --help")
         if verb == "job":
             from cluster_ddp.agent import options
             from cluster_ddp.agent.job import allocation, launch

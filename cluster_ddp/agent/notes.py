@@ -73,7 +73,7 @@ def folder() -> Iterator[Path]:
 def _locked_folder() -> tuple[Path, int | None]:
     for parent in (_IN_MEMORY, Path(os.environ.get("TMPDIR") or "/tmp")):
         with contextlib.suppress(OSError):
-            _remove_leftovers(parent)
+            remove_leftovers(parent)
             made = parent / f"{_PREFIX}{os.urandom(4).hex()}"
             made.mkdir(mode=0o700)  # fails if there is one
             return made, _lock(made)
@@ -93,11 +93,11 @@ def _lock(path: Path) -> int:
     return descriptor
 
 
-def _remove_leftovers(parent: Path) -> None:
-    """Remove our folders that nobody has locked. A new one is not locked yet."""
+def remove_leftovers(parent: Path, *, new_s: float = _NEW_S) -> None:
+    """Remove our folders that nobody has locked, but those of the last seconds: a new one is not locked yet."""
     for left in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
-            if time.time() - left.lstat().st_mtime > _NEW_S:
+            if time.time() - left.lstat().st_mtime > new_s:
                 lock = _lock(left)
                 _remove(left)
                 os.close(lock)

@@ -27,7 +27,12 @@ def program_words(command: Sequence[str]) -> list[str]:
 
 def is_python(command: Sequence[str]) -> bool:
     """Return whether a command's program is a Python interpreter."""
-    return any(_PYTHON.fullmatch(Path(word).name) for word in program_words(command)[:1])
+    return any(is_interpreter(Path(word).name) for word in program_words(command)[:1])
+
+
+def is_interpreter(name: str) -> bool:
+    """Return whether a program of this name is a Python interpreter."""
+    return _PYTHON.fullmatch(name) is not None
 
 
 class PythonTarget(NamedTuple):

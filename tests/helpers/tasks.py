@@ -19,6 +19,8 @@ PLACE = {
     **{name: value for name, value in os.environ.items() if not name.startswith(_OURS)},
     **{"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NODEID": "1", "PYTHONPATH": str(ROOT)},
 }
+AT_ONCE = {"CLUSTER_DDP_NOTES": os.devnull}
+"""An agent below another one passes signals on without waiting to see whether Slurm has told the command, too."""
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 

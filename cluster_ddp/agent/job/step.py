@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import time
@@ -11,7 +12,8 @@ from pathlib import Path
 from cluster_ddp.agent.job import report
 from cluster_ddp.agent.options import Options, words
 from cluster_ddp.agent.place import Shape
-from cluster_ddp.agent.task import containers, staging
+from cluster_ddp.agent.task import containers, signals, staging
+from cluster_ddp.agent.task.spawn import spawn
 from cluster_ddp.agent.task.start import agent
 from cluster_ddp.contract import Env, File
 
@@ -102,7 +104,8 @@ def staged(options: Options, size: Shape, env: Mapping[str, str]) -> dict[str, s
 def clean_up(options: Options, env: Mapping[str, str], status: int) -> None:
     """Run the lines for bash that follow the ranks, whose exit status is `status`; wait for their end."""
     if options.cleanup is not None:
-        subprocess.run(["bash", "-c", options.cleanup], env={**env, "status": str(status)})
+        command, env = ["bash", "-c", options.cleanup], {**env, "status": str(status)}
+        os.waitpid(spawn(command, env, default=signals.PASSED_ON), 0)
 
 
 def _without_tasks(env: Mapping[str, str]) -> dict[str, str]:

@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.outcome import End
-from cluster_ddp.agent.task import memory, signals
+from cluster_ddp.agent.task import memory, on_the_way, signals
+from cluster_ddp.agent.task.on_the_way import OnTheWay
 from cluster_ddp.agent.task.spawn import spawn
-from cluster_ddp.contract import EXIT_STOPPED
+from cluster_ddp.contract import EXIT_STOPPED, Env
 from cluster_ddp.slurm.variables import node_name
 
 PATIENCE_S = 30.0
@@ -27,7 +28,6 @@ PATIENCE_S = 30.0
 # Slurm may signal all processes of a step (proctrack/linuxproc, pgid), or only the first one of each task (cgroup). If
 # a command still runs so many seconds later, the signal is passed on.
 _PASS_ON_S = 1.0
-_POLL_S = 0.2  # while a deadline is set, or a warning waits for a handler
 _LONGEST_WAIT_S = 3600.0
 _NEVER = float("inf")
 
@@ -50,7 +50,7 @@ class Keeper:
         patience_s: seconds from TERM to KILL.
         held: the signals that it passes on.
         on_term: is called instead of passing TERM on.
-        takers: says which processes get a signal for a command; none: not yet. TERM is for the command itself.
+        takers: says which processes get a signal other than TERM for a command; none: not yet.
     """
 
     def __init__(
@@ -63,11 +63,10 @@ class Keeper:
         on_term: Callable[[], None] | None = None,
         takers: Callable[[int, int], Sequence[int]] = signals.takers,
     ) -> None:
-        self._takers = takers
         self._notes, self._tell, self._patience_s, self._on_term = notes, ended, patience_s, on_term
         self._running: dict[int, Child] = {}
         self._statuses: list[int] = []  # other than 0, in the order in which they came
-        self._waiting: dict[tuple[int, signal.Signals], float] = {}  # a process and a signal for it: when to look
+        self._on_the_way = OnTheWay(takers)
         self._term_at = self._kill_at = _NEVER  # on the clock of time.monotonic()
         self._is_ending = False
         self.has_killed = False
@@ -133,13 +132,13 @@ class Keeper:
         self._reap()
         while self._running:
             wait_s = _LONGEST_WAIT_S if tick is None else tick()
-            if self._waiting or min(self._term_at, self._kill_at) < _NEVER:
-                wait_s = min(wait_s, _POLL_S)
+            due = min(self._term_at, self._kill_at, self._on_the_way.due)
+            wait_s = min(wait_s, due - time.monotonic())
             received = signal.sigtimedwait(self._held, max(0.0, min(wait_s, _LONGEST_WAIT_S)))
             if received is not None and not signals.is_known_to_all(received):
                 self.received(signal.Signals(received.si_signo))
             self._reap()
-            self._pass_on()
+            self._on_the_way.deliver(self._running)
             self._end_overdue()
         return status_of(self._statuses)
 
@@ -148,27 +147,14 @@ class Keeper:
         if number == signal.SIGTERM and self._on_term is not None:
             self._on_term()
             return
-        due = time.monotonic() + (_PASS_ON_S if "SLURM_PROCID" in os.environ else 0.0)
-        self._waiting.update({(pid, number): due for pid in self._running if (pid, number) not in self._waiting})
+        # Of an agent around it, Slurm has told that one, which has waited.
+        is_first = "SLURM_PROCID" in os.environ and Env.NOTES not in os.environ
+        self._on_the_way.add(self._running, number, wait_s=_PASS_ON_S if is_first else 0.0)
 
     def end(self) -> None:
         """End all commands: TERM, later KILL."""
         if not self._is_ending:
             self._term_at = 0.0
-
-    def _pass_on(self) -> None:
-        for (pid, number), due in list(self._waiting.items()):
-            if pid not in self._running:
-                del self._waiting[pid, number]
-            elif time.monotonic() >= due:
-                takers = [pid] if number == signal.SIGTERM else self._takers(pid, number)
-                for one in takers:  # without any it waits: the command would die of it
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(one, number)
-                if takers:
-                    del self._waiting[pid, number]
-                if number == signal.SIGTERM:
-                    os.kill(pid, signal.SIGCONT)  # a suspended process could not end
 
     def _reap(self) -> None:
         for pid in list(self._running):  # not any child: a thread may wait for one of its own
@@ -199,18 +185,14 @@ class Keeper:
         """Send TERM, and later KILL, to the commands that still run, when that is due."""
         now = time.monotonic()
         if now >= self._term_at and self._running:
-            self._send(signal.SIGTERM)
-            self._send(signal.SIGCONT)
+            self._on_the_way.add(self._running, signal.SIGTERM)
             self._term_at, self._kill_at, self._is_ending = _NEVER, now + self._patience_s, True
         elif now >= self._kill_at and self._running:
             names = ", ".join(child.name for child in self._running.values())
             say(f"{names} did not end within {self._patience_s:g} s of TERM: killing.")
-            self._send(signal.SIGKILL)
+            for pid in self._running:  # not reaped yet: the ids are still theirs
+                on_the_way.send(pid, signal.SIGKILL)
             self._kill_at, self.has_killed = _NEVER, True
-
-    def _send(self, number: signal.Signals) -> None:
-        for pid in self._running:  # not reaped yet: the ids are still theirs
-            os.kill(pid, number)
 
 
 def status_of(statuses: Sequence[int]) -> int:

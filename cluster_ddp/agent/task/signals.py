@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent.python_command import SHELLS, program_words
+from cluster_ddp.agent.python_command import SHELLS, is_interpreter, program_words
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 """They come some time before the end, and by themselves should not end a process."""
@@ -49,39 +49,53 @@ def is_known_to_all(received: signal.struct_siginfo) -> bool:
 def takers(pid: int, number: int) -> list[int]:
     """Return who has a handler for a signal: a command itself, or else those nearest below it; empty if nobody.
 
-    A shell may have one for itself only, with which it cleans up and ends: processes below it come first.
+    A shell may have one for itself only, with which it cleans up and ends: processes below it come first. A Python
+    process without one is a training that is not ready yet, or starts one: below it, only shells and Python processes
+    count. Others, such as Go programs, are helpers of a training.
 
     Args:
         pid: the command's process. A child that has ended can be looked at until it is waited for.
         number: the signal.
     """
-    level, shells = [pid], []
+    level, cleaning, has_python = [(pid, False)], list[int](), False
     while level:
-        found = []
-        for one in level:
-            with contextlib.suppress(OSError, IndexError):
-                found += [one] if processes.catches(one, number) else []
-        if takers := [one for one in found if not _cleans_up(one, number)]:
-            return takers
-        shells += found
-        level = [child for one in level for child in processes.children(one)]
-    return shells[:1]
+        found, below = list[int](), []
+        for one, is_below_python in level:
+            program = processes.program(one)
+            is_shell, is_python = program in SHELLS, is_interpreter(program)
+            if _catches(one, number) and (is_shell or is_python or not is_below_python):
+                (cleaning if is_shell and _cleans_up(one, number) else found).append(one)
+            has_python |= is_python
+            below += [(child, is_below_python or is_python) for child in processes.children(one)]
+        if found:
+            return found
+        level = below
+    return [] if has_python else cleaning[:1]
 
 
-def _cleans_up(pid: int, number: int) -> bool:
+def saving_below(pid: int) -> list[int]:
+    """Return who is to get TERM before a command: below a shell that would end of it, those that catch it."""
+    is_shell = processes.program(pid) in SHELLS
+    return [one for one in takers(pid, signal.SIGTERM) if one != pid] if is_shell else []
+
+
+def _catches(pid: int, number: int) -> bool:
+    with contextlib.suppress(OSError, IndexError):  # it has just ended
+        return processes.catches(pid, number)
+    return False
+
+
+def _cleans_up(shell: int, number: int) -> bool:
     """Whether a handler may be a shell's own. With a trap for EXIT, bash catches all signals that would end it.
 
     While it waits for a command, it catches INT, too.
     """
-    with contextlib.suppress(OSError, IndexError):
-        is_shell = Path(f"/proc/{pid}/exe").readlink().name in SHELLS
-        return is_shell and (number == signal.SIGINT or processes.catches(pid, signal.SIGSEGV))
-    return False
+    return number == signal.SIGINT or _catches(shell, signal.SIGSEGV)
 
 
 def is_shell(command: Sequence[str]) -> bool:
     """Whether a shell runs a command: it can't trap a signal that was ignored when it started (POSIX, trap)."""
-    program = Path(program_words(command)[0])
+    program = Path([*program_words(command), "env"][0])  # `env A=1` prints the environment
     if program.name in SHELLS:
         return True
     with contextlib.suppress(OSError), program.open("rb") as file:  # a script; on the PATH, it is not looked for

@@ -95,11 +95,12 @@ def _kept(options: Options, env: Mapping[str, str], rank: int | None, ignore_war
         ignored = options.launcher == "torchrun" or (ignore_warnings and not signals.is_shell(options.command))
         started = in_container(options, *launched(options, env, ignore_warnings=ignore_warnings), ignored)
         pid = keeper.start(rank, started.command, started.env, ignore_warnings=ignored)
-        return keeper.keep(alone.Watch(pid, rank, int(env.get("WORLD_SIZE", "1")), notes, client).look)
     except (OSError, ClusterDDPError) as error:
         status, words = _not_started(options.command, error)
         client.say("ended", **End(rank, node_name(os.environ), status, words)._asdict())
         return status
+    else:
+        return keeper.keep(alone.Watch(pid, rank, int(env.get("WORLD_SIZE", "1")), notes, client).look)
     finally:
         client.close()
 

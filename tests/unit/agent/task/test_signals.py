@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from slowness import scaled
-from tasks import PLACE, WARNINGS, started, wait_until
+from tasks import AT_ONCE, PLACE, WARNINGS, started, wait_until
 
 from cluster_ddp.agent.task import signals
 
@@ -22,41 +22,46 @@ IGNORING = ("--ignore-warnings",)
 
 
 def handler(number: int, ready: Path, *, wait_for: Path | None = None) -> str:
-    """A script that ends with 75 at a signal; it has no handler until a file is there."""
+    """A script that ends with 75 at a signal; it has no handler until a file is there, but a helper that has one."""
     wait = "" if wait_for is None else f"\nwhile not pathlib.Path({str(wait_for)!r}).exists(): time.sleep(0.02)\n"
-    first = f"import pathlib, signal, sys, time; ready = pathlib.Path({str(ready)!r})\n"
+    first = f"import pathlib, signal, subprocess, sys, time; ready = pathlib.Path({str(ready)!r})\n"
+    first += "helper = subprocess.Popen(['dd'], stdin=-1, stderr=-3)\n" if wait else ""
     take = f"signal.signal({number}, lambda *_: sys.exit(75))\n"
     return first + ("ready.touch()" + wait + take if wait else take + "ready.touch()\n") + "time.sleep(600)\n"
 
 
-@pytest.mark.parametrize("whom", ["the agent alone", "all"])
 @pytest.mark.parametrize(
-    ("number", "status"),
+    ("number", "status", "whom"),
     [
-        *((signal.SIGTERM, 143), (signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75)),
-        *((signal.SIGHUP, 75), (signal.SIGINT, 75), (signal.SIGALRM, 75), (signal.SIGQUIT, 75)),
+        *((signal.SIGTERM, 75, "the agent, of Slurm"), (signal.SIGTERM, 143, "all"), (signal.SIGTERM, 75, "all")),
+        *((number, 75, "all") for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)),
+        *((number, 75, "the agent") for number in (signal.SIGHUP, signal.SIGINT, signal.SIGALRM, signal.SIGQUIT)),
     ],
 )
 def test_a_command_gets_the_stop_signals(tmp_path: Path, number: signal.Signals, status: int, whom: str) -> None:
     """Slurm sends them to all processes of a task, or to the first alone (proctrack/cgroup)."""
     ready = tmp_path / "it's ready"
     code = handler(number if status == 75 else signal.SIGUSR1, ready)
-    with started(sys.executable, "-c", code) as task:
+    with started(sys.executable, "-c", code, **(AT_ONCE if whom == "the agent" else {})) as task:
         wait_until(ready.exists)
         (os.killpg if whom == "all" else os.kill)(task.pid, number)
         assert task.wait(timeout=scaled(30)) == status
 
 
+@pytest.mark.parametrize("around", ["", "trap : EXIT; "])
 @pytest.mark.parametrize("options", [(), IGNORING])
 @pytest.mark.parametrize("number", [*WARNINGS, signal.SIGHUP])
 def test_a_warning_waits_for_a_command_that_has_no_handler_yet(
-    tmp_path: Path, number: signal.Signals, options: tuple[str, ...]
+    tmp_path: Path, number: signal.Signals, options: tuple[str, ...], around: str
 ) -> None:
     ready, go = tmp_path / "ready", tmp_path / "go"
-    with started(sys.executable, "-c", handler(number, ready, wait_for=go), options=options) as task:
+    command = [sys.executable, "-c", handler(number, ready, wait_for=go)]
+    if around:
+        command = ["bash", "-c", f"{around}{shlex.join(command)}; exit $?"]
+    with started(*command, options=options, **AT_ONCE) as task:
         wait_until(ready.exists)
         task.send_signal(number)
-        if options and number in WARNINGS:
+        if options and number in WARNINGS and not around:
             os.killpg(task.pid, number)  # as Slurm does without control groups
         time.sleep(0.5)
         assert task.poll() is None
@@ -65,29 +70,58 @@ def test_a_warning_waits_for_a_command_that_has_no_handler_yet(
 
 
 def test_a_command_that_never_listens_is_not_warned() -> None:
-    with started("bash", "-c", "echo ready; sleep 1.5; exit 3") as task:
+    with started("bash", "-c", "echo ready; sleep 0.7; exit 3", **AT_ONCE) as task:
         assert task.stdout is not None and task.stdout.readline() == "ready\n"
         task.send_signal(signal.SIGUSR1)
         assert task.wait(timeout=scaled(30)) == 3
 
 
-@pytest.mark.parametrize("shell", ["bash -c", "sh -c"])
-def test_behind_a_shell_the_training_gets_the_warning(tmp_path: Path, shell: str) -> None:
+@pytest.mark.parametrize(
+    ("around", "number"),
+    [
+        *(("bash -c", signal.SIGUSR1), ("bash -c", signal.SIGTERM), ("sh -c", signal.SIGTERM)),
+        (f"{sys.executable} -c", signal.SIGUSR1),
+    ],
+)
+def test_the_training_behind_another_program_can_save(tmp_path: Path, around: str, number: signal.Signals) -> None:
     ready = tmp_path / "ready"
-    command = shlex.join([sys.executable, "-c", handler(signal.SIGUSR1, ready)])
-    with started(*shell.split(), f"{command}; exit $?", options=IGNORING) as task:
+    command = [sys.executable, "-c", handler(number, ready)]
+    code = f"{shlex.join(command)}; exit $?"
+    if around.startswith(sys.executable):
+        code = f"import subprocess, sys; sys.exit(subprocess.call({command}))"
+    with started(*around.rsplit(maxsplit=1), code, options=IGNORING, **AT_ONCE) as task:
         wait_until(ready.exists)
         os.killpg(task.pid, signal.SIGCONT)
+        task.send_signal(number)
+        assert task.wait(timeout=scaled(30)) == 75
+
+
+def test_an_agent_below_another_one_does_not_wait_before_it_passes_a_signal_on(tmp_path: Path) -> None:
+    """Of the seconds between a warning and the end, torchrun would have lost one more, and fork, too."""
+    never = "from cluster_ddp.agent import __main__; from cluster_ddp.agent.task import keeper; keeper._PASS_ON_S = 600"
+    command = [sys.executable, "-c", handler(signal.SIGUSR1, tmp_path / "ready")]
+    agent = [sys.executable, "-c", f"{never}; __main__.run()", "task", "--", *command]
+    with started(*agent) as task:
+        wait_until((tmp_path / "ready").exists)
         task.send_signal(signal.SIGUSR1)
         assert task.wait(timeout=scaled(30)) == 75
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT])
+def test_a_script_that_goes_on_after_its_training_has_saved_is_ended(tmp_path: Path) -> None:
+    training = shlex.join([sys.executable, "-c", handler(signal.SIGTERM, tmp_path / "ready")])
+    with started("bash", "-c", f"{training}; echo $?; sleep 600 & wait", **AT_ONCE) as task:
+        wait_until((tmp_path / "ready").exists)
+        task.terminate()
+        assert task.wait(timeout=scaled(30)) == 143
+        assert task.stdout is not None and task.stdout.readline() == "75\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT, signal.SIGTERM])
 def test_a_shell_that_cleans_up_at_its_end_is_passed_by(tmp_path: Path, number: signal.Signals) -> None:
     """With a trap for EXIT, bash catches all signals, to end of them: its training would be lost."""
     ready = tmp_path / "ready"
     command = shlex.join([sys.executable, "-c", handler(number, ready)])
-    with started("bash", "-c", f"trap 'echo cleaned up' EXIT; {command}; exit $?") as task:
+    with started("bash", "-c", f"trap 'echo cleaned up' EXIT; {command}; exit $?", **AT_ONCE) as task:
         wait_until(ready.exists)
         task.send_signal(number)
         assert task.communicate(timeout=scaled(30))[0] == "cleaned up\n"
@@ -97,14 +131,15 @@ def test_a_shell_that_cleans_up_at_its_end_is_passed_by(tmp_path: Path, number: 
 def test_a_shell_takes_the_warning_that_it_traps_before_what_it_has_started(tmp_path: Path) -> None:
     command = shlex.join([sys.executable, "-c", handler(signal.SIGUSR1, tmp_path / "ready")])
     text = f"trap 'kill -TERM $!; exit 5' USR1; {command} & while :; do wait; done"
-    with started("bash", "-c", text, options=IGNORING) as task:
+    with started("bash", "-c", text, options=IGNORING, **AT_ONCE) as task:
         wait_until((tmp_path / "ready").exists)
         task.send_signal(signal.SIGUSR1)
         assert task.wait(timeout=scaled(30)) == 5
 
 
 def test_a_shell_that_traps_both_is_told_if_nobody_else_can_be() -> None:
-    with started("bash", "-c", "trap 'exit 5' USR1; trap : EXIT; echo ready; while :; do sleep 0.05; done") as task:
+    text = "trap 'exit 5' USR1; trap : EXIT; echo ready; while :; do sleep 0.05; done"
+    with started("bash", "-c", text, **AT_ONCE) as task:
         assert task.stdout is not None and task.stdout.readline() == "ready\n"
         task.send_signal(signal.SIGUSR1)
         assert task.wait(timeout=scaled(30)) == 5
@@ -112,7 +147,7 @@ def test_a_shell_that_traps_both_is_told_if_nobody_else_can_be() -> None:
 
 def test_the_end_of_the_others_does_not_change_the_status() -> None:
     """srun sends TERM to the tasks that are left when one has ended."""
-    with started("bash", "-c", "trap 'exit 75' USR1; echo ready; while :; do sleep 0.05; done") as task:
+    with started("bash", "-c", "trap 'exit 75' USR1; echo ready; while :; do sleep 0.05; done", **AT_ONCE) as task:
         assert task.stdout is not None and task.stdout.readline() == "ready\n"
         while task.poll() is None:
             task.send_signal(signal.SIGUSR1)
@@ -121,7 +156,7 @@ def test_the_end_of_the_others_does_not_change_the_status() -> None:
 
 
 def test_a_suspended_command_ends_of_term() -> None:
-    with started("bash", "-c", "echo $$; kill -STOP $$; exit 1") as task:
+    with started("bash", "-c", "echo $$; kill -STOP $$; exit 1", **AT_ONCE) as task:
         assert task.stdout is not None
         pid = int(task.stdout.readline())
         wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")

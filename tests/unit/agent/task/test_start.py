@@ -102,6 +102,17 @@ def test_without_srun_it_says_what_is_missing() -> None:
     assert done.returncode == 2 and "SLURM_PROCID unset" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("words", [(), ("jbo", "--", "true")])
+def test_what_it_is_to_do_must_be_known(words: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, "-m", "cluster_ddp.agent", *words], env=PLACE, capture_output=True, text=True)
+    assert done.returncode == 2 and "not one of job, task" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_env_without_a_program_prints_the_environment() -> None:
+    status, out, _ = run("env", "A=it's mine", options=("--ignore-warnings",))
+    assert status == 0 and "A=it's mine\n" in out
+
+
 @pytest.mark.parametrize(("shell", "ignored"), [(False, True), (True, False)])
 def test_a_command_starts_with_warnings_ignored_where_all_processes_get_them(
     tmp_path: Path, shell: bool, ignored: bool
