@@ -93,7 +93,6 @@ def _values(spec: JobSpec, asked: Options, source: str, agent: str) -> dict[str,
         "python": sys.executable,
         "options": [shlex.quote(word) for word in words[:at]],
         "command": shlex.join(words[at + 1 :]) + ("" if asked.function else ' "$@"'),
-        "needs_bash": any("trap " in line for line in spec.setup),
     }
 
 

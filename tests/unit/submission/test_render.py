@@ -255,10 +255,12 @@ def test_a_submitted_job_starts_the_agent_of_its_own_run_directory(
     assert (verb, asked.run_dir, asked.code) == ("job", f"{runs}/fit-%j", f"{runs}/fit-%A/code/a b")
 
 
-def test_the_agents_python_is_isolated_and_is_the_process_of_the_script(tmp_path: Path) -> None:
+@pytest.mark.parametrize("setup", [(), ("ulimit -c 0",)])
+def test_the_agents_python_is_isolated_and_is_the_process_of_the_script(tmp_path: Path, setup: tuple[str, ...]) -> None:
     """Slurm may signal that alone, and bash would die of the signal."""
     (tmp_path / "json.py").write_text("raise SystemExit('taken from the working folder')")
-    process = start(frozen(JobSpec(name="x", command=("true",)), tmp_path), tmp_path, PYTHONPATH=str(tmp_path))
+    spec = JobSpec(name="x", command=("true",), setup=setup)
+    process = start(frozen(spec, tmp_path), tmp_path, PYTHONPATH=str(tmp_path))
     assert process.wait(timeout=scaled(60)) == 7, process.communicate()
     assert (shown(tmp_path)["pid"], shown(tmp_path)["python"]) == (process.pid, sys.executable)
     assert shown(tmp_path)["env"]["PYTHONPATH"] == str(tmp_path), "the ranks get it"
@@ -296,9 +298,13 @@ def test_without_any_python_the_job_says_so(tmp_path: Path) -> None:
     assert (status, err) == (127, said)
 
 
-def test_an_agent_that_is_gone_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_link", [False, True])
+def test_an_agent_that_is_gone_is_named(tmp_path: Path, is_link: bool) -> None:
+    """Or is a link, to a file of the user's that somebody else has chosen."""
     text = frozen(JobSpec(name="x", command=("true",)), tmp_path)
-    (tmp_path / "it's the agent.pyz").unlink()
+    agent = (tmp_path / "it's the agent.pyz").rename(tmp_path / "other")
+    if is_link:
+        (tmp_path / "it's the agent.pyz").symlink_to(agent)
     said = f"error: {tmp_path}/it's the agent.pyz is not a file of yours. Hint: cluster-ddp submit\n"
     assert run(text, tmp_path) == (2, "", said)
 
@@ -315,8 +321,10 @@ def test_an_agent_of_somebody_else_is_not_run(tmp_path: Path) -> None:
 TRAP = "trap 'echo \"ended with $?\"' EXIT"
 
 
-def test_a_trap_of_the_setup_runs_at_the_end(tmp_path: Path) -> None:
-    status, out, err = run(frozen(JobSpec(name="x", command=("true",), setup=(TRAP,)), tmp_path), tmp_path)
+@pytest.mark.parametrize("line", [TRAP, "source 'job env.sh'"])
+def test_a_trap_of_the_setup_runs_at_the_end(tmp_path: Path, line: str) -> None:
+    (tmp_path / "job env.sh").write_text(TRAP)
+    status, out, err = run(frozen(JobSpec(name="x", command=("true",), setup=(line,)), tmp_path), tmp_path)
     assert (status, out) == (7, "ended with 7\n"), err
 
 

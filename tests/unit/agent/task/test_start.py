@@ -104,7 +104,8 @@ def test_without_srun_it_says_what_is_missing() -> None:
 
 @pytest.mark.parametrize("words", [(), ("jbo", "--", "true")])
 def test_what_it_is_to_do_must_be_known(words: tuple[str, ...]) -> None:
-    done = subprocess.run([sys.executable, "-m", "cluster_ddp.agent", *words], env=PLACE, capture_output=True, text=True)
+    agent = [sys.executable, "-m", "cluster_ddp.agent"]
+    done = subprocess.run([*agent, *words], env=PLACE, capture_output=True, text=True)
     assert done.returncode == 2 and "not one of job, task" in done.stderr and "Traceback" not in done.stderr
 
 
