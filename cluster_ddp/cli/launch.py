@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -28,6 +29,7 @@ from cluster_ddp.agent.task import start
 from cluster_ddp.contract import Env
 from cluster_ddp.errors import SpecError, counted, exit_on_error
 from cluster_ddp.slurm.variables import Variables
+from cluster_ddp.submission import frozen_agent
 from cluster_ddp.submission.checks import nested_launchers
 from cluster_ddp.submission.cli import sbatch_hints
 from cluster_ddp.submission.cli.parser import ASKED, Parser, value_at
@@ -56,6 +58,7 @@ def main(argv: Sequence[str]) -> int:
         job = launch.job_of(asked, env)
         _check_command(job, own)
         if not found.dry_run:
+            _start_frozen(job)
             return launch.run(job)
         print(preview(job))
         return 0
@@ -108,6 +111,23 @@ def _check_command(job: Job | LocalJob, own: list[str]) -> None:
     if (nested := nested_launchers.find(command, tasks=ranks, gpus=gpus)) is not None:
         hint = nested.instead if nested.is_a_job else " ".join([PROGRAM, *map(shlex.quote, own), nested.instead])
         raise SpecError(f"Starting {shlex.join(command)}:", nested.found, hint)
+
+
+def _start_frozen(job: Job | LocalJob) -> None:
+    """If the agent is to run in a container, go on as the frozen one: the installed package is not in there."""
+    asked = job.options
+    image = asked.container_image or (asked.container if asked.launcher == "torchrun" else None)
+    if image is None:
+        return
+    if isinstance(job, LocalJob) and asked.container_image:
+        found = "srun starts such containers, by Pyxis, its plugin; ranks on this machine have no srun."
+        raise SpecError(f"Running the ranks in {image}:", found, "--container IMAGE, for Apptainer")
+    if job.folder is None:
+        found = "what starts them there is written into the run directory, and none is given."
+        raise SpecError(f"Running the ranks in {image}:", found, "--run-dir PATH, on a file system of all nodes")
+    launch.make_run_dir(job.folder, shared=asked.share)
+    agent = frozen_agent.write(job.folder.absolute())
+    os.execv(sys.executable, [sys.executable, "-I", "-S", str(agent), "job", *options.words(asked)])
 
 
 def preview(job: Job | LocalJob) -> str:

@@ -7,12 +7,15 @@ each is what this Python has compiled of it, which halves the start of a task; a
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import io
 import marshal
 import zipfile
 from functools import cache
 from pathlib import Path
+
+from cluster_ddp.files import atomic_write
 
 _PACKAGE = Path(__file__).parents[1]
 OTHERS = ("contract", "errors", "files", "processes", "slurm/port", "slurm/variables")
@@ -42,6 +45,18 @@ def content() -> bytes:
             if not name.startswith("cluster_ddp/agent/job/"):  # that runs once
                 archive.writestr(zipfile.ZipInfo(f"{name}c", _AT), _compiled(name, text), zipfile.ZIP_DEFLATED)
     return made.getvalue()
+
+
+def write(folder: Path) -> Path:
+    """Write the file into a run directory, under a name of its content: a job may wait there with another one.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    path = folder / f"agent-{hashlib.sha256(content()).hexdigest()[:12]}.pyz"
+    with atomic_write(path) as file:
+        file.write(content())
+    return path
 
 
 def _compiled(name: str, text: str) -> bytes:

@@ -63,6 +63,8 @@ NESTED = "cluster-ddp launch --ranks 2 --launcher torchrun -- python 'train it.p
         (["--nodes=2", *RUN], IN_A_JOB, "an option of the job, which has started", "#SBATCH --nodes=2, at the top"),
         ([*RUN], NO_JOB, "this shell is not in a job of Slurm", "--ranks N"),
         (["--ranks", "2", *RUN], IN_A_JOB, "this shell is in job 12 of Slurm", "--ranks-per-node 2"),
+        (["--container-image=x", *RUN], IN_A_JOB, "is written into the run directory, and none is", "--run-dir PATH"),
+        (["--ranks=1", "--container-image=x", *RUN], NO_JOB, "on this machine have no srun.", "--container IMAGE"),
         ([*RUN], IN_A_STEP, "a step of job 12", "launch without srun before it"),
         (["--time-limit-s", "9", *RUN], IN_A_JOB, "it goes with --ranks", "#SBATCH --time=…"),
         (["--cpus-per-task", "9", *RUN], IN_A_JOB, "it goes with --ranks", "#SBATCH --cpus-per-task=…"),
@@ -121,6 +123,23 @@ def test_the_preview_of_torchrun_has_its_line(place: Place) -> None:
     assert "4 ranks on 2 nodes, 2 on each, started by\n" in done.stdout
     assert "which runs on each node\n\n  python -m torch.distributed.run --nnodes=2 --nproc-per-node=2" in done.stdout
     assert "--rdzv-id=12.0 " in done.stdout
+
+
+@pytest.mark.parametrize("image", [("--container-image=x",), ("--container=x", "--launcher=torchrun")])
+def test_an_agent_that_runs_in_a_container_is_one_file_there(place: Place, image: tuple[str, ...]) -> None:
+    """The installed package is not in the image."""
+    told = shlex.quote(str(place.folder / "words"))
+    for name, does in {"srun": f"printf '%s\\n' \"$@\" >{told}", "squeue": "exit 0", "scontrol": "exit 0"}.items():
+        (place.folder / name).write_text(f"#!/bin/sh\n{does}\n")
+        (place.folder / name).chmod(0o755)
+    env = {**IN_A_JOB, "PATH": f"{place.folder}:{os.environ['PATH']}"}
+    done = place.launch("--run-dir=a run", *image, *RUN, env=env)
+    (agent,) = (place.folder / "a run").glob("agent-*.pyz")
+    words = (place.folder / "words").read_text().splitlines()
+    assert [sys.executable, "-I", "-S", str(agent), "task"] == words[(at := words.index(str(agent)) - 3) : at + 5]
+    mounted = [word for word in words if word.startswith("--container-mounts=")]
+    assert all(f"{agent.parent}:{agent.parent}" in word for word in mounted) and len(mounted) == (len(image) == 1)
+    assert done.returncode == 0, done.stderr
 
 
 def test_ranks_in_a_step_that_srun_has_made(place: Place) -> None:

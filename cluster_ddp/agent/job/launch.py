@@ -49,7 +49,7 @@ def run(job: Job | LocalJob) -> int:
         if isinstance(job, Job):
             _check_for_srun(job.folder)
             _warn_of_array(asked.run_dir or "", job.env)
-        _make(job.folder, shared=asked.share)
+        make_run_dir(job.folder, shared=asked.share)
     if asked.code is not None:
         os.chdir(place.named(asked.code, os.environ))
     if asked.container is None and asked.container_image is None:
@@ -75,7 +75,12 @@ def _warn_of_array(run_dir: str, env: Mapping[str, str]) -> None:
     )
 
 
-def _make(run_dir: Path, *, shared: bool) -> None:
+def make_run_dir(run_dir: Path, *, shared: bool) -> None:
+    """Make a run directory, if it is not there.
+
+    Raises:
+        RunDirError: it can't be made, or not be written.
+    """
     try:
         if not run_dir.is_dir():
             make_dir(run_dir, shared=shared)
