@@ -22,6 +22,11 @@ from cluster_ddp.files import open_own
 RETRY_S = 5.0
 """Seconds between two questions for the job's times: a busy controller may not answer at once."""
 
+NOT_FINISHED = f"""\
+error: A training was stopped in time, but the command ended with status 0:
+  the job is not finished, and does not start again.
+  Hint: let the command end with the training's status ({EXIT_STOPPED}), as with set -e in a shell script."""
+
 _LARGEST_FILE = 1 << 20
 _WITHOUT_PROGRESS = 4  # so many failures with the same newest checkpoint: three restarts were of no use
 
@@ -78,9 +83,14 @@ def parse_times(text: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def job_times(label: str, env: Mapping[str, str]) -> tuple[int, int] | None:
-    """Ask once for the job's start and end: `parse_times` of `ask_times`."""
-    return parse_times(ask_times(label, env))
+def may_restart(restarts: int, most: int) -> bool:
+    """Whether a job that was stopped in time may start again, after so many restarts. If not, the log says why."""
+    if restarts >= most:
+        report.say(
+            f"error: stopped in time, but started again {restarts} times already (--max-requeues {most}).\n"
+            "  Hint: to resume, start it again with the same run directory; for more restarts: --max-requeues N"
+        )
+    return restarts < most
 
 
 class Requeue:
@@ -90,21 +100,13 @@ class Requeue:
         policy: when to requeue.
         env: the environment of the batch script, and of scontrol.
         run_dir: the run directory; None if there is none. Nodes at fault are not known then.
-        say: writes one message, of one or more lines, to the job's log.
 
     Raises:
         KeyError: the environment is not that of a job.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        env: Mapping[str, str],
-        run_dir: Path | None,
-        *,
-        say: Callable[[str], object] = report.say,
-    ) -> None:
-        self._policy, self._env, self._run_dir, self._write = policy, env, run_dir, say
+    def __init__(self, policy: Policy, env: Mapping[str, str], run_dir: Path | None) -> None:
+        self._policy, self._env, self._run_dir = policy, env, run_dir
         self._job = label(env)
         self._restarts = int(env.get("SLURM_RESTART_COUNT") or 0)  # unset on the first start; 0 from Slurm 26.11 on
         self._sick_before = 0
@@ -112,13 +114,14 @@ class Requeue:
     def begin(self) -> None:
         """Note which nodes at fault are known already: only those that this start finds are left behind after it.
 
-        Call it before ranks start. The first start forgets those of an earlier job in this run directory.
+        Call it before ranks start. The first start forgets those, and the failures, of an earlier job in this run
+        directory.
         """
-        if self._policy.elsewhere and self._run_dir is not None:
-            if self._restarts == 0:
+        if self._run_dir is not None and self._restarts == 0:
+            for name in (File.SICK_NODES, File.FAILURES):
                 with contextlib.suppress(OSError):
-                    (self._run_dir / File.SICK_NODES).unlink()
-            self._sick_before = len(self._lines(File.SICK_NODES))
+                    (self._run_dir / name).unlink()
+        self._sick_before = len(self._lines(File.SICK_NODES))
 
     def after(self, status: int, *, stopped: bool, asking: Callable[[], object] = lambda: None) -> bool:
         """Requeue the job, if it is to be started again. Call it in the main thread.
@@ -140,42 +143,23 @@ class Requeue:
         leave = self._nodes_at_fault() if status != 0 else []
         if not (why := self._why(status, stopped, bool(leave))):
             return False
-        self._say(f"{why}: requeueing job {self._job} (restart {self._restarts + 1}).")
+        report.say(f"{why}: requeueing job {self._job} (restart {self._restarts + 1}).")
         for node, fault in leave:
-            self._say(f"Requeueing job {self._job} without {node}: {fault}")
+            report.say(f"Requeueing job {self._job} without {node}: {fault}")
         asking()
-        return scontrol.Requeueing(self._job, [node for node, _ in leave], self._env, self._say).ask()
-
-    def _say(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stream
-            self._write(text)
+        return scontrol.Requeueing(self._job, [node for node, _ in leave], self._env).ask()
 
     def _why(self, status: int, stopped: bool, on_node_at_fault: bool) -> str:
         """Why to requeue; empty if not."""
         if status == EXIT_STOPPED or (stopped and status != 0):
-            return "Stopped in time" if self._may_restart() else ""
+            return "Stopped in time" if may_restart(self._restarts, self._policy.max_requeues) else ""
         if stopped:
-            self._say(
-                "error: A training was stopped in time, but the command ended with status 0:\n"
-                "  the job is not finished, and is not requeued.\n"
-                f"  Hint: let the command end with the training's status ({EXIT_STOPPED}), as with set -e in a shell"
-                " script."
-            )
+            report.say(NOT_FINISHED)
         elif status != 0 and on_node_at_fault:
             return f"Failed with status {status} on a node at fault"
         elif status != 0 and self._policy.on_failure and self._may_fail_again():
             return f"Failed with status {status}"
         return ""
-
-    def _may_restart(self) -> bool:
-        if self._restarts < self._policy.max_requeues:
-            return True
-        self._say(
-            f"error: stopped in time, but started again {self._restarts} times already"
-            f" (--max-requeues {self._policy.max_requeues}).\n"
-            "  Hint: to resume, submit it again with the same run directory; for more restarts: --max-requeues N"
-        )
-        return False
 
     def _may_fail_again(self) -> bool:
         """Note this failure with the newest checkpoint, and compare it with the earlier ones."""
@@ -188,7 +172,7 @@ class Requeue:
             why = f"failed four times without a new checkpoint (the newest: {newest})"
         else:
             return True
-        self._say(f"error: {why}; not started again.")
+        report.say(f"error: {why}; not started again.")
         return False
 
     def _note_failure(self, newest: str) -> list[str]:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import NamedTuple
 
+from cluster_ddp.agent.job import report
+
 ANSWER_S = 60.0
 """Seconds after which a command that does not answer is killed."""
 PATIENCE_S = 1800.0
@@ -116,11 +118,10 @@ class Requeueing:
         job: its label, such as "12_3".
         leave: nodes to exclude, in addition to those that are excluded already.
         env: the environment of scontrol.
-        say: writes a message to the job's log; raises nothing.
     """
 
-    def __init__(self, job: str, leave: Sequence[str], env: Mapping[str, str], say: Callable[[str], object]) -> None:
-        self._job, self._leave, self._env, self._say = job, leave, env, say
+    def __init__(self, job: str, leave: Sequence[str], env: Mapping[str, str]) -> None:
+        self._job, self._leave, self._env = job, leave, env
         self._term = _HeldTerm()
 
     def ask(self) -> bool:
@@ -146,7 +147,7 @@ class Requeueing:
             hint = "put Slurm's commands on the PATH of the batch script. Then resume the run by hand."
         else:
             hint = "see whether the controller answers: scontrol ping. Then resume the run by hand."
-        self._say(f"error: Requeueing job {self._job}:\n  {found}\n  Hint: {hint}")
+        report.say(f"error: Requeueing job {self._job}:\n  {found}\n  Hint: {hint}")
         return False
 
     def _ask_until_ended(self) -> str:
@@ -166,7 +167,7 @@ class Requeueing:
             if _FINAL.search(answer.words):
                 break
             if found != last:
-                self._say(f"{found}. Trying again for half an hour.")
+                report.say(f"{found}. Trying again for half an hour.")
             time.sleep(RETRY_S)
         return found
 
@@ -182,7 +183,7 @@ class Requeueing:
             refusal = self._exclude()
         if refusal:
             nodes = ",".join(self._leave)
-            self._say(
+            report.say(
                 f"error: Excluding {nodes}: Slurm said: {_in_a_line(refusal)}. Job {self._job} may start there again.\n"
                 f"  Hint: exclude it while the job is pending: scontrol update JobId={self._job} ExcNodeList={nodes}"
             )

@@ -158,16 +158,19 @@ def test_a_command_that_hides_that_it_was_stopped_is_not_done(job: Job) -> None:
 
 
 def test_failures_are_tried_again_as_often_as_asked_and_not_without_progress(job: Job) -> None:
-    policy = {"on_failure": 9}
-    for _ in range(3):
-        assert "Failed with status 1: requeueing job 71 (restart 1).\n" in job.end(1, policy=policy).log
+    def fail(restarts: int) -> Done:
+        return job.end(1, policy={"on_failure": 9}, env={"SLURM_RESTART_COUNT": str(restarts)})
+
+    (job.run_dir / File.FAILURES).write_text("none\n" * 9)  # of an earlier job in this run directory
+    for restarts in range(3):
+        assert f"Failed with status 1: requeueing job 71 (restart {restarts + 1}).\n" in fail(restarts).log
     assert len(job.told()) == 3
-    assert "four times without a new checkpoint (the newest: none)" in job.end(1, policy=policy).log
+    assert "four times without a new checkpoint (the newest: none)" in fail(3).log
     for step in (5, 10, 15, 20, 25):
         (job.run_dir / File.PROGRESS).write_text(f"step-{step:08}.pt\n")
-        job.end(1, policy=policy)
+        fail(step)
     assert len(job.told()) == 8
-    done = job.end(1, policy=policy)
+    done = fail(30)
     assert "error: failed 10 times (--requeue-on-failure 9); not started again.\n" in done.log
     assert (done.is_requeued, len(job.told())) == (False, 8)
 
@@ -175,7 +178,7 @@ def test_failures_are_tried_again_as_often_as_asked_and_not_without_progress(job
 def test_four_failures_in_a_row_count_and_not_four_in_all(job: Job) -> None:
     (job.run_dir / File.PROGRESS).write_text("b\n")
     (job.run_dir / File.FAILURES).write_text("b\nb\nb\nb\na\n")
-    job.end(1, policy={"on_failure": 9})
+    job.end(1, policy={"on_failure": 9}, env={"SLURM_RESTART_COUNT": "5"})
     assert len(job.told()) == 1
 
 
@@ -423,7 +426,7 @@ def test_the_times_of_the_job(
 ) -> None:
     """In seconds of UNIX time, of this task alone; an answer at the third time is soon enough for a job's start."""
     job.stands_in("squeue", f'echo "$SLURM_TIME_FORMAT" >>told; echo warning >&2; echo "{answer}"')
-    assert requeue.job_times("70_3", job.env()) == times
+    assert requeue.parse_times(requeue.ask_times("70_3", job.env())) == times
     assert job.told() == ["--noheader --format=%S %e --jobs=70_3", "%s"]
 
     monkeypatch.setattr(requeue, "RETRY_S", 0.01)
@@ -435,5 +438,5 @@ def test_the_times_of_the_job(
 def test_a_controller_that_is_away_does_not_say_the_times(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requeue, "RETRY_S", 0.01)
     job.stands_in("squeue", "echo 1 2; exit 1")
-    assert requeue.job_times("71", job.env()) is None
+    assert requeue.parse_times(requeue.ask_times("71", job.env())) is None
     assert (requeue.ask_times("71", job.env(), tries=3), len(job.told())) == ("", 4)
