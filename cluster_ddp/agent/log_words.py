@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Container
 
 from cluster_ddp.agent.notes import one_line
 from cluster_ddp.agent.outcome import FOR_MEMORY, KILL, TERM, Failure, for_memory
@@ -27,17 +28,20 @@ def lost_nodes(log_text: str) -> tuple[str, ...]:
     return tuple(filter(None, named)) or tuple(named)
 
 
-def srun_says(log_text: str) -> Failure | None:
-    """Return which task failed first, as srun says: for a job whose agents have told nothing.
+def srun_says(log_text: str, heard: Container[int] = ()) -> Failure | None:
+    """Return which task failed first, as srun says: for tasks whose agents have told nothing.
 
     Args:
         log_text: what the job's log has of this start.
+        heard: numbers of tasks that have told themselves what became of them.
 
     Returns:
-        Without a rank: a task may have several. A task that TERM ended counts only if no other failed.
+        Without a rank: a task may have several. A task that TERM ended counts only if no other failed. None if the
+        first one was heard.
     """
-    found = [_of_srun(match) for match in _SRUN.finditer(log_text)]
-    return next((one for one in found if one.status != TERM), found[0] if found else None)
+    found = [(int(match[2]), _of_srun(match)) for match in _SRUN.finditer(log_text)]
+    task, first = next((one for one in found if one[1].status != TERM), found[0] if found else (-1, None))
+    return None if task in heard else first
 
 
 def not_launched(log_text: str) -> Failure | None:
@@ -61,12 +65,12 @@ def _of_srun(match: re.Match[str]) -> Failure:
     return Failure(None, host, status, one_line(f"task {task}: {said}"))
 
 
-def last_error(log_text: str, rank: int) -> str:
+def last_error(log_text: str, rank: int | None) -> str:
     """Return the last line with an error: for scripts that do not use cluster_ddp. Empty without one.
 
     Args:
         log_text: what a log has of this start. Torch writes "[rank3]: " before the errors of a rank.
-        rank: the rank that failed.
+        rank: the rank that failed; None for the parent of several.
     """
     mine, errors = f"[rank{rank}]: ", [line for line in log_text.splitlines() if _ERROR.match(line)]
     found = [line for line in errors if mine in line] or [one for one in errors if not _OF_OTHERS.match(one)]

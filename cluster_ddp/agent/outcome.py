@@ -6,10 +6,8 @@ What failed is told by the ranks' keepers (`End`). Only where they are silent, l
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import re
 import signal
 import time
@@ -19,6 +17,7 @@ from typing import Any, NamedTuple
 
 from cluster_ddp.agent.notes import one_line, read_regular
 from cluster_ddp.contract import EXIT_STOPPED, File
+from cluster_ddp.files import atomic_write
 
 VERSION = 1
 STATES = ("COMPLETED", "STOPPED", "FAILED", "CANCELLED", "TIMEOUT")
@@ -126,20 +125,8 @@ def write(folder: Path, outcome: Outcome, *, shared: bool = False) -> None:
     first = None if outcome.first is None else outcome.first._asdict()
     now = {"time": round(outcome.time or time.time(), 3)}
     text = json.dumps({"version": VERSION, **outcome._asdict(), "first": first, **now}) + "\n"
-    temporary = folder / f".{File.OUTCOME}.{os.urandom(4).hex()}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        with open(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
-            if shared:
-                os.fchmod(file.fileno(), 0o640)
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(folder / File.OUTCOME)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    with atomic_write(folder / File.OUTCOME, shared=shared) as file:
+        file.write(text.encode())
 
 
 def read(folder: Path) -> Outcome | None:
@@ -173,14 +160,18 @@ def read(folder: Path) -> Outcome | None:
     return outcome
 
 
+WordsOf = Callable[[End], str]
+
+
 def first_failure(
-    ends: Sequence[End], gone: Sequence[End] = (), *, words_of: Callable[[End], str] = lambda end: ""
+    ends: Sequence[End], gone: Sequence[End] = (), silent: Failure | None = None, *, words_of: WordsOf = lambda end: ""
 ) -> Failure | None:
     """Return what failed first: the first cause that was told; else what looks most like one.
 
     Args:
         ends: in the order in which they were told.
         gone: ranks whose agent ended before it told how they ended.
+        silent: what failed first by srun's word, of tasks that have not even told that they begin.
         words_of: says why a rank failed that has not noted it, such as the last error in its log, or nothing. It is
             called only until a cause is found.
 
@@ -202,6 +193,8 @@ def first_failure(
             killed.append(end)
         else:
             return _named(end)
+    if silent is not None and silent.status != TERM:
+        return silent
     if gone:
         return _named(gone[0]._replace(status=KILL, words=AGENT_KILLED))
     if consequences and (early := _ended_early(ends, consequences[0])) is not None:
@@ -211,19 +204,23 @@ def first_failure(
 
 def _with_words(end: End, words_of: Callable[[End], str]) -> End:
     """Say why a rank failed, if that is not known, and no signal ended it without a word."""
-    if end.words or end.is_consequence or _by_signal(end.status):
+    if end.words or _by_signal(end.status):
         return end
     words = one_line(words_of(end))
-    return end._replace(words=words, is_consequence=has_lost_another(words))
+    return end._replace(words=words, is_consequence=end.is_consequence or has_lost_another(words))
 
 
 def _ended_early(ends: Sequence[End], consequence: End) -> End | None:
+    if consequence.rank is None:  # it failed after its ranks
+        return None
     before = ends[: next(index for index, one in enumerate(ends) if one.rank == consequence.rank)]
     return next((one for one in before if one.status == 0 and not one.was_stopped), None)
 
 
 def _named(end: End) -> Failure:
     words = end.words or _by_signal(end.status)
+    if end.rank is None and not words:
+        words = f"the parent of its ranks {end.how}"
     if end.is_oom:
         words = for_memory(words, end.status)
     return Failure(end.rank, end.host, end.status, words)

@@ -14,24 +14,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import channel, log_words, outcome, place
-from cluster_ddp.agent.job import report, step
+from cluster_ddp.agent import channel, outcome, place
+from cluster_ddp.agent.job import report, requeue, step
 from cluster_ddp.agent.job.hearing import Hearing
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.options import Options
-from cluster_ddp.agent.outcome import End, Outcome
+from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.agent.secret import Key
 from cluster_ddp.agent.task.keeper import Keeper
-from cluster_ddp.contract import EXIT_STOPPED, Env, File
+from cluster_ddp.contract import Env, File
+from cluster_ddp.errors import RunDirError
 
 WARNING_S = 90
 """How many seconds before the time limit the ranks get the warning, USR1."""
 
-_NOT_FINISHED = f"""\
-error: A training was stopped in time, but the command ended with status 0:
-  the job is not finished, and is not restarted.
-  Hint: let the command end with the training's status ({EXIT_STOPPED}), as with set -e in a shell script."""
-_TOO_OFTEN = "error: stopped in time, but started again {0} times already (--max-requeues {0})."
 _KILL_AFTER_S = 10.0
 
 
@@ -61,22 +57,21 @@ class LocalJob:
         """Run the ranks to their end; start them again if they were stopped in time. Returns the exit status.
 
         Raises:
-            OSError: a task can't be started, or its log can't be written.
+            RunDirError: the log of a task can't be written.
             RendezvousError: there is no free port.
         """
         processes.adopt_orphans()
         restarts = 0
         while True:
             ended, has_killed = self._start(restarts)
-            if ended.state != "STOPPED" or has_killed or restarts == self.options.max_requeues:
+            is_stopped = ended.state == "STOPPED"
+            if not is_stopped or has_killed or not requeue.may_restart(restarts, self.options.max_requeues):
                 break
             restarts += 1
-        if ended.state == "STOPPED":
-            if not has_killed and ended.restart == self.options.max_requeues:
-                report.say(_TOO_OFTEN.format(restarts))
-            ended = ended._replace(state="FAILED")
+        ended = ended._replace(state="FAILED") if is_stopped else ended
         if self.folder is not None:
-            outcome.write(self.folder, ended, shared=self.options.share)
+            with contextlib.suppress(OSError):  # a full disk must not cost its status, nor the cleanup
+                outcome.write(self.folder, ended, shared=self.options.share)
         step.clean_up(self.options, {**self._env, **self.added}, ended.status)
         report.show_how_to_resume(ended.status, self.added)
         if ended.state != "COMPLETED":
@@ -85,7 +80,7 @@ class LocalJob:
 
     def _start(self, restarts: int) -> tuple[Outcome, bool]:
         """One start. Returns how it ended, and whether a task had to be killed."""
-        logs, hearing = report.Logs(self.folder), Hearing(self.ranks)
+        hearing = Hearing(self.options.launcher, self.ranks, self.folder)
         shared = place.common(self.options, self.folder)
         shared |= place.on_this_machine(self.options, self.ranks, restarts)
         listener, key = channel.listen_here(), Key.of_job(shared)
@@ -100,12 +95,16 @@ class LocalJob:
             self._warn_at = self._deadline - WARNING_S if self._limit_s > WARNING_S else float("inf")
             status = keeper.keep(self._look_at_the_clock)
             server.drain(1.0)
-        return self._judged(status, restarts, hearing, logs), keeper.has_killed
+        return self._judged(status, restarts, hearing), keeper.has_killed
 
     def _start_task(self, rank: int, env: Mapping[str, str]) -> None:
         own = place.of_local_rank(self.options, rank) if self.options.launcher == "srun" else {}
         log = None if self.folder is None else self.folder / File.TASK_LOG.format(rank)
-        self._keeper.start(rank, self.command(), {**env, **own}, log=log)
+        try:
+            self._keeper.start(rank, self.command(), {**env, **own}, log=log)
+        except OSError as error:
+            found = f"{error.strerror}: {error.filename}."
+            raise RunDirError(f"Starting task {rank}:", found, "choose another folder: --run-dir PATH") from error
 
     def _cancel(self) -> None:
         self._end("CANCELLED")
@@ -124,28 +123,13 @@ class LocalJob:
             self._end("TIMEOUT")
         return min(self._warn_at, self._deadline) - now if not self._state else float("inf")
 
-    def _judged(self, status: int, restarts: int, hearing: Hearing, logs: report.Logs) -> Outcome:
-        ended = Outcome(job=str(os.getpid()), restart=restarts, state="COMPLETED", status=status)
+    def _judged(self, status: int, restarts: int, hearing: Hearing) -> Outcome:
+        ended = Outcome(str(os.getpid()), restarts, "COMPLETED", status)
         if self._state:
             return ended._replace(state=self._state, status=143 if self._state == "CANCELLED" else 1)
-        if hearing.was_stopped and status == 0:
-            report.say(_NOT_FINISHED)
-            return ended._replace(state="FAILED", status=EXIT_STOPPED)
-        if hearing.was_stopped or status == EXIT_STOPPED:
-            return ended._replace(state="STOPPED", status=EXIT_STOPPED)
-        if status == 0:
-            return ended
-        is_torchrun, folder = self.options.launcher == "torchrun", self.folder
-
-        def log_of(rank: int | None) -> Path | None:
-            name = File.TASK_LOG.format(0 if is_torchrun else rank)
-            return None if folder is None or rank is None else folder / name
-
-        def last_error(end: End) -> str:
-            path = log_of(end.rank)
-            return "" if path is None or end.rank is None else log_words.last_error(logs.of(path), end.rank)
-
-        first = hearing.first_failure(last_error)
-        ended = ended._replace(state="FAILED", status=first.status if first else status, first=first)
-        report.show(ended, log_of(first.rank) if first else None, self._env)
+        ended = hearing.judge(ended)
+        if ended.state == "STOPPED" and status == 0:
+            report.say(requeue.NOT_FINISHED)
+            return ended._replace(state="FAILED")
+        report.show(ended, hearing.log_of(ended.first) if ended.first else None, self._env)
         return ended

@@ -14,17 +14,18 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import channel, grid, log_words, notes, outcome, place, threads
+from cluster_ddp.agent import channel, grid, notes, outcome, place, threads
 from cluster_ddp.agent.job import ranks_and_gpus, report, requeue, step
 from cluster_ddp.agent.job.hearing import Hearing
 from cluster_ddp.agent.job.requeue import Policy, Requeue
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.options import Options
-from cluster_ddp.agent.outcome import End, Outcome
+from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.agent.secret import Key
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.keeper import Keeper
-from cluster_ddp.contract import EXIT_STOPPED, RESTART, Env, File
+from cluster_ddp.contract import RESTART, Env
+from cluster_ddp.errors import SpecError
 
 _ASK_S = 60.0
 # How long to wait, after srun has ended, for the last words of tasks.
@@ -62,26 +63,32 @@ class Job:
         self._restarts = int(env.get("SLURM_RESTART_COUNT") or 0)
         self._tasks = self.size.world_size if options.launcher == "srun" else self.size.nodes
         self._early: list[int] = []  # signals that came before the ranks were started
-        self._logs = report.Logs(self.folder)
 
     def run(self) -> int:
-        """Start the ranks, wait for their end, and do what follows from it. Returns the exit status."""
+        """Start the ranks, wait for their end, and do what follows from it. Returns the exit status.
+
+        Raises:
+            SpecError: srun would refuse to start so many ranks, or is not there.
+        """
         if self._restarts:
             report.say(f"{RESTART}{self._restarts} of job {self.env['SLURM_JOB_ID']}.")
         if remark := ranks_and_gpus.remark(self.size, self.options):
             report.say(remark)
+        if shutil.which("srun", path=self.env.get("PATH")) is None:
+            hint = "after module purge, load Slurm's module again; or extend the PATH"
+            raise SpecError("Starting the ranks of the job:", "srun is not on the PATH.", hint)
         policy = Policy(self.options.max_requeues, self.options.requeue_on_failure, self.options.requeue_elsewhere)
         requeuing = Requeue(policy, self.env, self._records)
         requeuing.begin()
         for number in _HELD:
             signal.signal(number, lambda number, frame: self._early.append(number))
-        hearing = Hearing(self.size.world_size)
         with notes.folder() as folder, self._job_times(folder / "job-times"):
             _leave_nothing(folder, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
             self.env |= step.staged(self.options, self.size, self.env)
+            hearing = Hearing(self.options.launcher, self.size.world_size, self.folder, tasks=self._tasks)
             status = self._start(hearing, Notes(folder))
-        ended = self._judged(status, hearing)
-        report.show(ended, self._log_of_first(ended, hearing), self.env)
+        ended = hearing.judge(Outcome(self.label, self._restarts, "COMPLETED", status))
+        report.show(ended, hearing.log_of(ended.first) if ended.first else None, self.env)
         step.clean_up(self.options, self.env, ended.status)
         status = status if status == 0 else ended.status
         asking = functools.partial(self._note, ended._replace(requeued=True))
@@ -122,7 +129,7 @@ class Job:
         at_the_latest = time.monotonic() + _FIRST_WORDS_S
 
         def takers(srun: int, number: int) -> list[int]:
-            are_ready = hearing.tasks_begun >= self._tasks or time.monotonic() > at_the_latest
+            are_ready = hearing.all_have_begun or time.monotonic() > at_the_latest
             waits = processes.blocks(srun, number) or processes.catches(srun, number)
             return [srun] if are_ready and waits else []
 
@@ -152,40 +159,6 @@ class Job:
             yield
         finally:
             over.set()
-
-    def _judged(self, status: int, hearing: Hearing) -> Outcome:
-        """How this start ended, by what the tasks have said; where they are silent, by what srun has."""
-        ended = Outcome(job=self.label, restart=self._restarts, state="COMPLETED", status=status)
-        if hearing.was_stopped or status == EXIT_STOPPED:
-            return ended._replace(state="STOPPED", status=EXIT_STOPPED)
-        if status == 0 and hearing.tasks_begun >= self._tasks:
-            return ended
-        said = self._logs.of_job()
-        if status == 0:
-            first = log_words.not_launched(said)
-            return ended if first is None else ended._replace(state="FAILED", status=first.status, first=first)
-        first = hearing.first_failure(lambda end: self._last_error(hearing, end)) or log_words.srun_says(said)
-        if first is not None:
-            first = log_words.with_memory(first, said)
-            status = first.status
-        return ended._replace(state="FAILED", status=status, first=first, lost_nodes=log_words.lost_nodes(said))
-
-    def _last_error(self, hearing: Hearing, end: End) -> str:
-        """For a script that does not use cluster_ddp: the last error in its log."""
-        if end.rank is None:
-            return ""
-        path = self._task_log(hearing, end.rank)
-        return log_words.last_error(self._logs.of_job() if path is None else self._logs.of(path), end.rank)
-
-    def _log_of_first(self, ended: Outcome, hearing: Hearing) -> Path | None:
-        return None if ended.first is None else self._task_log(hearing, ended.first.rank)
-
-    def _task_log(self, hearing: Hearing, rank: int | None) -> Path | None:
-        """The log of a rank: under torchrun that of its node, else its own. None without a run directory."""
-        if self.folder is None or rank is None:
-            return None
-        number = hearing.tasks.get(rank, rank) if self.options.launcher == "torchrun" else rank
-        return self.folder / File.TASK_LOG.format(number)
 
 
 def _leave_nothing(folder: Path, *, ranks_too: bool) -> None:

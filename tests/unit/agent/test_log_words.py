@@ -47,6 +47,12 @@ def test_which_task_failed_first_as_srun_says(log: str, first: Failure | None) -
     assert log_words.srun_says(log) == first
 
 
+@pytest.mark.parametrize(("heard", "is_named"), [((), True), ((0,), True), ((1,), False)])
+def test_srun_counts_if_its_first_task_was_not_heard(heard: tuple[int, ...], is_named: bool) -> None:
+    log = "srun: error: n1: task 0: Terminated\nsrun: error: n2: task 1: Exited with exit code 2\n"
+    assert (log_words.srun_says(log, heard) is not None) == is_named
+
+
 def test_which_task_srun_could_not_start() -> None:
     log = "[task 0 launch failed: x]\nsrun: error: task 1 launch failed: Slurmd could not connect IO\n"
     assert log_words.not_launched(log) == Failure(None, "srun", 1, "task 1 launch failed: Slurmd could not connect IO")

@@ -79,6 +79,39 @@ def test_an_agent_that_vanished_is_a_cause(told: list[End], first: str) -> None:
     assert found.status in (137, 1)
 
 
+SILENT = Failure(None, "n2", 2, "task 1: Exited with exit code 2")
+
+
+@pytest.mark.parametrize(
+    ("told", "silent", "text"),
+    [
+        (ends(143), SILENT, "n2: task 1: Exited with exit code 2"),
+        (ends((1, f"!{LOST}")), SILENT, "n2: task 1: Exited with exit code 2"),
+        (ends((3, "ValueError: x")), SILENT, "rank 0 on n0: ValueError: x"),
+        (ends((1, f"!{LOST}")), SILENT._replace(status=143), f"rank 0 on n0: {LOST}"),
+    ],
+)
+def test_a_task_that_never_began_counts_before_consequences(told: list[End], silent: Failure, text: str) -> None:
+    for gone in ([], [End(0, "n0", 137)]) if silent is SILENT else ([],):
+        found = first_failure(told, gone, silent)
+        assert found is not None and found.text == text
+
+
+@pytest.mark.parametrize(
+    ("told", "words", "text"),
+    [
+        ([End(None, "n1", 1, "", True)], "ImportError: x", "n1: ImportError: x"),
+        ([End(None, "n1", 1, "", True)], "", "n1: the parent of its ranks ended with status 1"),
+        ([*ends(0, 0), End(None, "n1", 1, "", True)], "", "n1: the parent of its ranks ended with status 1"),
+        ([End(None, "n1", 1, "", True), *ends((1, f"!{LOST}"), 3)], "KeyError: y", "rank 1 on n1: KeyError: y"),
+    ],
+)
+def test_a_parent_of_ranks_says_why_it_failed(told: list[End], words: str, text: str) -> None:
+    """Torch is missing, for example. The failure of a rank counts before it."""
+    found = first_failure(told, words_of=lambda end: words)
+    assert found is not None and found.text == text
+
+
 @pytest.mark.parametrize(
     ("end", "words"),
     [
@@ -102,7 +135,7 @@ def test_the_log_is_asked_of_ranks_that_have_not_said_why_until_a_cause_is_found
     told = ends(143, 1, 3, 1, (1, "KeyError: y"))
     told[0:0] = [End(9, "n9", 1, is_consequence=True)]
     assert first_failure(told, words_of=words_of) == Failure(2, "n2", 3, "ValueError: x")
-    assert asked == [1, 2]
+    assert asked == [9, 1, 2]
 
 
 @pytest.mark.parametrize(

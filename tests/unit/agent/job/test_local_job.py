@@ -79,6 +79,13 @@ def test_a_command_that_hides_that_it_was_stopped_has_failed(tmp_path: Path) -> 
     assert (status, ended.state) == (75, "FAILED") and "but the command ended with status 0" in said
 
 
+def test_an_outcome_that_cannot_be_written_costs_neither_status_nor_cleanup(tmp_path: Path) -> None:
+    """The disk is full, or the run directory is gone."""
+    command = 'mkdir -p "$CLUSTER_DDP_RUN_DIR/outcome.json"; exit 3'
+    assert start(tmp_path, command, "--cleanup=echo cleaned $status").wait(timeout=scaled(60)) == 3
+    assert (tmp_path / "job.log").read_text().splitlines()[-1] == "cleaned 3"
+
+
 def test_the_time_limit_ends_it(tmp_path: Path) -> None:
     status, _, ended = run(tmp_path, "sleep 600", "--time-limit-s=1")
     assert (status, ended.state) == (1, "TIMEOUT")

@@ -98,6 +98,17 @@ def test_tasks_that_srun_could_not_start_are_a_failure(tmp_path: Path) -> None:
     assert start(tmp_path, srun="#!/bin/bash\n").returncode == 0  # all silent: the tasks may not reach the job
 
 
+def test_a_task_that_never_says_hello_is_blamed_and_not_those_that_end_with_it(tmp_path: Path) -> None:
+    """A node without the Python of the agent: srun ends the tasks of the other nodes."""
+    missing = "srun: error: node2: task 1: Exited with exit code 2"
+    ending = SRUN.replace("while kill", f"sleep 1; echo '{missing}' >&2; kill $!\nwhile kill")
+    log = tmp_path / "job.log"
+    before = f"exec 2>{shlex.quote(str(log))}\n"
+    done = start(tmp_path, srun=ending, before=before, SLURM_JOB_NUM_NODES="2")
+    assert done.returncode == 2
+    assert log.read_text().splitlines()[-1] == f"Failed first, with status 2: {missing.removeprefix('srun: error: ')}"
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 def test_a_full_memory_disk_of_the_batch_host_is_no_failure(tmp_path: Path) -> None:
     """The job's times lie there, and the notes of its ranks."""
