@@ -114,7 +114,7 @@ def common(options: Options, folder: Path | None) -> dict[str, str]:
     if folder is not None:
         values |= {Env.RUN_DIR: str(folder)}
         values |= {"PYTHONUNBUFFERED": "1"} if "PYTHONUNBUFFERED" not in os.environ else {}
-        if (folder / File.SPEC).exists():
+        if os.access(folder / File.SPEC, os.R_OK):  # Path.exists raises in a folder of others, until Python 3.12
             values[Env.RESUME] = f"{RESUME} {shlex.quote(str(folder))}"
     values |= {Env.GPUS_PER_TASK: str(options.gpus_per_task)} if options.gpus_per_task > 1 else {}
     values |= {Env.TRACE: str(options.trace)} if options.trace is not None else {}

@@ -44,6 +44,11 @@ def place(tmp_path: Path) -> Place:
     folder = tmp_path / "it's a $(folder)"
     folder.mkdir()
     (folder / "train it.py").write_text("")
+    for name in ("open", "linked", "taken"):  # run directories that others have made, or have written to
+        (folder / name).mkdir()
+    (folder / "open").chmod(0o777)
+    (folder / "linked" / "task-0.log").symlink_to(folder / "train it.py")
+    (folder / "taken" / "task-1.log").mkdir()
     return Place(folder)
 
 
@@ -76,6 +81,11 @@ NESTED = "cluster-ddp launch --ranks 2 --launcher torchrun -- python 'train it.p
         (["--run-dir", "a\\b", *RUN], IN_A_JOB, "has a backslash", "--run-dir PATH, without one"),
         (["--ranks", "2", "--", "python", "-u", "no.py"], NO_JOB, "there is no such file in /", "in its folder"),
         (["--", "env", "A=1", "python", "no.py"], IN_A_JOB, "there is no such file in /", "or sbatch --chdir="),
+        ([*RUN], {**IN_A_JOB, "PATH": "/none"}, "srun is not on the PATH", "load Slurm's module again"),
+        (["--ranks", "2", "--code", "gone", *RUN], NO_JOB, "No such file or directory", "ls -ld gone"),
+        (["--ranks", "2", "--run-dir", "open", *RUN], NO_JOB, "it may be written by others: user", "chmod go-w "),
+        (["--ranks", "2", "--run-dir", "linked", *RUN], NO_JOB, "task-0.log is a symbolic link", "choose another"),
+        (["--ranks", "2", "--run-dir", "taken", *RUN], NO_JOB, "Is a directory: /", "--run-dir PATH"),
         (["--ranks-per-node", "5", *RUN], IN_A_JOB, "the job has 4 CPUs there", "--ntasks-per-node=5, or --cpus-per"),
     ],
 )
@@ -100,6 +110,21 @@ def test_tasks_of_an_array_are_told_that_they_may_share_a_run_directory(
     said = place.launch("--run-dir", run_dir, "--", "python", "no.py", env=in_array).stderr
     assert ("does not name task 3 of the array" in said) is is_warned
     assert (f"Hint: --run-dir {shlex.quote(run_dir + '-%j')}\n" in said) is is_warned
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="changes the owner of a folder")
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_run_directory_of_somebody_else_is_refused(place: Place, is_link: bool) -> None:
+    """What is printed would go where their links lead."""
+    planted = place.folder / "job-12"
+    if is_link:
+        planted.symlink_to(place.folder)
+    else:
+        planted.mkdir()
+    os.chown(planted, 4321, 4321, follow_symlinks=False)
+    done = place.launch("--ranks", "1", "--run-dir", "job-12", "--", "true")
+    assert done.returncode == 2
+    assert "  it belongs to user 4321, mode " in done.stderr
 
 
 def test_a_command_that_may_lack_its_script_here_is_not_refused(place: Place) -> None:

@@ -9,11 +9,13 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from cluster_ddp import ownership
 from cluster_ddp.agent import place, python_command
 from cluster_ddp.agent.job import allocation, report
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import Job
 from cluster_ddp.agent.options import Options
+from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.files import make_dir
 
@@ -41,8 +43,8 @@ def run(job: Job | LocalJob) -> int:
     """Start a job's ranks, and wait for their end. Returns the exit status.
 
     Raises:
-        SpecError: there is no such script, or there are too few CPUs for the ranks.
-        RunDirError: the run directory can't be made, or not be written.
+        SpecError: there is no such script, folder or srun, or there are too few CPUs for the ranks.
+        RunDirError: the run directory can't be made, or not be written; or somebody else can put files there.
     """
     asked = job.options
     if job.folder is not None:
@@ -51,7 +53,7 @@ def run(job: Job | LocalJob) -> int:
             _warn_of_array(asked.run_dir or "", job.env)
         make_run_dir(job.folder, shared=asked.share)
     if asked.code is not None:
-        os.chdir(place.named(asked.code, os.environ))
+        _enter(Path(place.named(asked.code, os.environ)))
     if asked.container is None and asked.container_image is None:
         python_command.check_script(asked.command, Path.cwd())
     return job.run()
@@ -75,18 +77,37 @@ def _warn_of_array(run_dir: str, env: Mapping[str, str]) -> None:
     )
 
 
+def _enter(code: Path) -> None:
+    try:
+        os.chdir(code)
+    except OSError as error:
+        hint = f"ls -ld {shlex.quote(str(code))}; all nodes must see it"
+        raise SpecError(f"Running in {code}:", f"{error.strerror}.", hint) from error
+
+
 def make_run_dir(run_dir: Path, *, shared: bool) -> None:
     """Make a run directory, if it is not there.
 
     Raises:
-        RunDirError: it can't be made, or not be written.
+        RunDirError: it can't be made, or not be written; or others can put links there.
     """
     try:
         if not run_dir.is_dir():
             make_dir(run_dir, shared=shared)
         if not os.access(run_dir, os.W_OK):
             raise PermissionError(errno.EACCES, "It can't be written", str(run_dir))
+        _refuse_planted(run_dir)
     except OSError as error:
         found = f"{error.strerror}: {error.filename}."
         hint = "choose one on a file system that you can write from all nodes: --run-dir PATH"
         raise RunDirError(f"Using the run directory {run_dir}:", found, hint) from error
+
+
+def _refuse_planted(run_dir: Path) -> None:
+    """Refuse a folder in which others can put links: srun follows them, and writes what the ranks print."""
+    found = ownership.others(run_dir.lstat()) or ownership.others(run_dir.stat())
+    links = [path.name for path in run_dir.glob(File.TASK_LOG.format("*")) if path.is_symlink()]
+    if found or links:
+        found = f"it {found}." if found else f"{links[0]} is a symbolic link: the output of a rank would go elsewhere."
+        hint = f"choose another one; if it is yours, and nobody has changed it: chmod go-w {shlex.quote(str(run_dir))}"
+        raise RunDirError(f"Using the run directory {run_dir}:", found, hint)
