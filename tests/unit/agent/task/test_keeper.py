@@ -101,12 +101,6 @@ def test_a_warning_reaches_all_and_waits_for_each(tmp_path: Path) -> None:
     assert (status, sorted(end[:2] for end in ends)) == (75, [[0, 75], [1, 75]])
 
 
-def test_a_suspended_command_ends_with_the_others(tmp_path: Path) -> None:
-    kept = Kept(tmp_path, "kill -STOP $$", "sleep 0.5; exit 3")
-    status, has_killed, ends, _ = kept.end()
-    assert (status, has_killed, ends[1][:2]) == (3, False, [0, 143])
-
-
 @pytest.mark.parametrize(
     ("kills", "command", "is_oom"),
     [

@@ -7,6 +7,7 @@ import os
 import pty
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -67,6 +68,18 @@ def test_a_warning_waits_for_a_command_that_has_no_handler_yet(
         assert task.poll() is None
         go.touch()
         assert task.wait(timeout=scaled(30)) == 75
+
+
+def test_a_warning_before_the_command_is_started_is_kept_for_it() -> None:
+    """It would end the agent, and with it the job: here the agent waits for an answer of the job's."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(scaled(60))
+        channel = {"CLUSTER_DDP_CHANNEL": f"127.0.0.1:{server.getsockname()[1]}"}
+        with started("bash", "-c", "trap 'exit 75' USR1; while :; do sleep 0.1; done", **channel) as task:
+            connection, _ = server.accept()
+            task.send_signal(signal.SIGUSR1)
+            connection.close()
+            assert task.wait(timeout=scaled(60)) == 75
 
 
 def test_a_command_that_never_listens_is_not_warned() -> None:
