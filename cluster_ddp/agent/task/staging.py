@@ -17,9 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import grp
 import os
-import pwd
 import shutil
 import stat
 import string
@@ -29,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from cluster_ddp import ownership
 from cluster_ddp.contract import Env
 from cluster_ddp.slurm.variables import node_name
 
@@ -153,23 +152,8 @@ def _refuse_weak(disk: Path) -> None:
     """Refuse a folder if others can replace it, what is in it, or a folder that leads to it."""
     for part in (disk, *disk.parents):
         seen = part.lstat()
-        is_shared = _others_may_write(seen) and not seen.st_mode & stat.S_ISVTX
-        if seen.st_uid not in (0, os.geteuid()) or is_shared or stat.S_ISLNK(seen.st_mode):
+        if ownership.others(seen) or stat.S_ISLNK(seen.st_mode):
             raise _GaveUpError(f"others may replace what is in {part}; set SLURM_TMPDIR to a folder of yours")
-
-
-def _others_may_write(seen: os.stat_result) -> bool:
-    """Whether a file's mode lets others write. Nobody else is in a user's private group (pam_umask(8))."""
-    return bool(seen.st_mode & stat.S_IWOTH or (seen.st_mode & stat.S_IWGRP and not _is_private(seen.st_gid)))
-
-
-def _is_private(gid: int) -> bool:
-    """Whether a group has our name, and no other member."""
-    try:
-        user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
-    except KeyError:
-        return False
-    return group.gr_name == user and not {*group.gr_mem} - {user}
 
 
 def _open_archive(path: Path) -> int:
@@ -184,7 +168,7 @@ def _open_archive(path: Path) -> int:
 
 
 def _is_ours(seen: os.stat_result) -> bool:
-    return seen.st_uid == os.geteuid() and not _others_may_write(seen)
+    return seen.st_uid == os.geteuid() and not ownership.others(seen)
 
 
 def _extract(archive: BinaryIO, copy: Path, env: Mapping[str, str]) -> None:
