@@ -14,8 +14,9 @@ from pathlib import Path
 from cluster_ddp.contract import ASIDE
 from cluster_ddp.errors import JobError, exit_on_error, printable
 from cluster_ddp.jobs import logs, lookup, run_records, terminal
-from cluster_ddp.jobs.job import Job, of_run
+from cluster_ddp.jobs.job import Job, of_run, printed_by
 from cluster_ddp.jobs.logs import LogReader
+from cluster_ddp.jobs.run_records import RunRecord
 from cluster_ddp.jobs.terminal import BottomLine
 from cluster_ddp.jobs.watch import follow
 from cluster_ddp.remote import verbs
@@ -46,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser().parse_args(words)
         if (elsewhere := verbs.run_there("logs", words)) is not None:
             return elsewhere
-        job = _job(arguments.job, arguments.runs_dir)
+        record = _record(arguments.job, arguments.runs_dir)
+        job = of_run(record) if arguments.follow else printed_by(record)
         names = _names(job, arguments)
         plain = names if arguments.rank is not None else logs.PLAIN
         if arguments.follow:
@@ -68,8 +70,8 @@ def _shown(arguments: argparse.Namespace) -> Callable[[str], str]:
     return str if arguments.raw else terminal.printable_line
 
 
-def _job(word: str, runs_dir: Path) -> Job:
-    """The job that a word means."""
+def _record(word: str, runs_dir: Path) -> RunRecord:
+    """The run that a word means."""
     found = lookup.find(word, runs_dir)
     if not found and (resumed := run_records.resumed(word, runs_dir)) is not None:
         own = resumed.run_dir / ASIDE.format(word)
@@ -81,7 +83,7 @@ def _job(word: str, runs_dir: Path) -> Job:
     if len(found) > 1:
         tasks = f"it is an array with {len(found)} tasks, {found[0].job} to {found[-1].job}."
         raise JobError(f"The logs of job {word}:", tasks, f"name one: {PROGRAM} {found[0].job}")
-    return of_run(found[0])
+    return found[0]
 
 
 def _names(job: Job, arguments: argparse.Namespace) -> tuple[str, ...]:

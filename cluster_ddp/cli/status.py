@@ -94,7 +94,7 @@ def _show(found: list[RunStatus], runs_dir: Path) -> None:
         if one.earlier:
             print(printable(f"Job {one.earlier} was resumed as job {one.job}."))
         if one.failure and one.state in _FAILED:
-            print(printable(f"Job {one.job}: failed first: {one.failure}"))
+            print(printable(f"Job {one.job or one.name}: failed first: {one.failure}"))
         if one.end:
             print(printable(f"Job {one.job}: {one.end}."))
         if one.full_disk:

@@ -184,6 +184,19 @@ def of_run(record: RunRecord) -> Job:
     )
 
 
+def printed_by(record: RunRecord) -> Job:
+    """Return the job of a run directory, to read its logs: those of the ranks of `cluster-ddp launch`, too.
+
+    Raises:
+        JobError: no submission made the run directory, and no rank has a log there.
+    """
+    logs = len(list(record.run_dir.glob(File.TASK_LOG.format("*"))))
+    if record.is_submitted or not logs:
+        return of_run(record)
+    name = record.job or record.name
+    return Job(id=name, run_dir=record.run_dir, tasks=logs, ranks=logs, scheduler=ThisMachine())
+
+
 def _output(record: RunRecord) -> str:
     """The file that a job of Slurm's prints into; empty if that is not known."""
     try:

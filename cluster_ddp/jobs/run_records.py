@@ -79,7 +79,7 @@ def read(path: Path) -> RunRecord:
     if os.path.lexists(path / File.SPEC):
         return _submitted(path, run_dirs.read(path))
     if not _is_training(path):
-        found = f"it has no {File.SPEC}, {File.RUN} or {File.LOCK} of a training."
+        found = f"it has no {File.SPEC}, {File.RUN} or {File.LOCK} of a training, and no log of a task."
         raise RunDirError(
             f"Reading the run directory {path}:", found, "give a folder that a job or a training has made"
         )
@@ -120,8 +120,9 @@ def resumed(label: str, runs_dir: Path) -> RunRecord | None:
 
 
 def _is_training(path: Path) -> bool:
-    """Whether a training wrote to it."""
-    return os.path.lexists(path / File.RUN) or "process" in _json(path / File.LOCK)
+    """Whether a training wrote to it, or the ranks of `cluster-ddp launch`."""
+    written = (File.RUN, File.OUTCOME, File.TASK_LOG.format(0))
+    return any(os.path.lexists(path / name) for name in written) or "process" in _json(path / File.LOCK)
 
 
 def _damaged(path: Path, problem: str) -> RunRecord:

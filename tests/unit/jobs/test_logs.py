@@ -84,6 +84,20 @@ def test_the_last_line_is_what_failed_first(capsys, fake_slurm: FakeSlurm, words
     assert job.of_run(run_records.read(run_dir)).logs().endswith(f"{verdict}\n")
 
 
+@pytest.mark.parametrize("as_well", [(), ("outcome.json",), ("run.json",)])
+def test_the_logs_of_a_launch_are_read_in_its_run_directory(capsys, folder: Path, as_well: tuple[str, ...]) -> None:
+    run_dir = folder / "my train-12"
+    run_dir.mkdir()
+    printed(run_dir, task_0="zero\n", task_1="one\n")
+    for name in as_well:
+        (run_dir / name).write_text("{}")
+    assert shown(capsys, "my train-12") == ["zero"]
+    assert shown(capsys, "my train-12", "--all") == ["zero", "[task-1] one"]
+    assert shown(capsys, "my train-12", "--rank", "1") == ["one"]
+    assert "no submission made" in refused(capsys, logs.main, "my train-12", "-f")
+    assert "no submission made" in refused(capsys, cancel.main, "my train-12")
+
+
 def test_a_silent_rank_is_said_to_be(capsys) -> None:
     (run_dir,) = submit(gpus_per_node=2)
     printed(run_dir, task_0="zero\n", task_1="")
