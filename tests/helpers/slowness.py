@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 NOMINAL_S = 2.0
 """What `import torch` takes on an idle core of a machine from 2022."""
@@ -17,6 +18,14 @@ VARIABLE = "TESTS_SLOWNESS"
 def scaled(seconds: float) -> float:
     """A time limit in seconds, longer on a machine that is slow or busy."""
     return seconds * slowness()
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 30.0, said: Callable[[], object] = str) -> None:
+    """Wait until something holds, at most so many seconds, scaled. `said`: what a failure shows."""
+    deadline = time.monotonic() + scaled(seconds)
+    while not condition():
+        assert time.monotonic() < deadline, said()
+        time.sleep(0.05)
 
 
 @functools.cache

@@ -6,12 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from slowness import scaled
 
 ROOT = Path(__file__).parents[2]
 _OURS = ("SLURM", "SUBMITIT", "CLUSTER_DDP", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
@@ -46,11 +43,3 @@ def started(*command: str, **more: object) -> Iterator[subprocess.Popen[str]]:
             except ProcessLookupError:
                 continue
         task.communicate()
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + scaled(30)
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

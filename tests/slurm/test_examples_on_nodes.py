@@ -7,11 +7,10 @@ import json
 import os
 import re
 import shlex
-import time
 from pathlib import Path
 
 from cluster import ROOT, Cluster, Place, output
-from slowness import scaled
+from slowness import wait_until
 
 from cluster_ddp.slurm import commands
 
@@ -28,10 +27,8 @@ def test_a_training_on_two_nodes_is_warned_requeued_and_resumes(slurm: Cluster, 
     command = ("--nodes", "2", "--", "python", str(script))
     run_dir = place.start("--requeue", *command)
     job = json.loads((run_dir / "spec.json").read_text())["job"]
-    deadline = time.monotonic() + scaled(120)
-    while pythons_of(script) < 2:  # before, the warning would find bash without its traps
-        assert time.monotonic() < deadline, output(run_dir)
-        time.sleep(0.1)
+    # Before, the warning would find bash without its traps
+    wait_until(lambda: pythons_of(script) >= 2, 120, said=lambda: output(run_dir))
     commands.run(["scancel", "--signal=USR1", job], env=slurm.env)
     said = place.completed(run_dir)
     assert "got USR1. Saved. To resume from " in said

@@ -6,12 +6,11 @@ import json
 import re
 import shlex
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from cluster import ROOT, Cluster, Place, differing, output, records
-from slowness import scaled
+from slowness import wait_until
 
 from cluster_ddp.runtime.usage.sampler import SAMPLE_S
 from cluster_ddp.slurm import commands
@@ -69,10 +68,7 @@ def test_the_same_training_stopped_and_queued_again(place: Place) -> None:
     alone = place.start(*elsewhere, "--launcher", "srun", "--", "python", PACED, *training)
     forked = (*TWO_BY_TWO, "--launcher", "fork", "--", "env", "PACE_S=0.15", "python", PACED, *training)
     run_dir = place.start(*forked)
-    deadline = time.monotonic() + scaled(300)
-    while not list(run_dir.glob("checkpoints/step-*.pt")):
-        assert time.monotonic() < deadline, output(run_dir)
-        time.sleep(0.1)
+    wait_until(lambda: list(run_dir.glob("checkpoints/step-*.pt")), 300, said=lambda: output(run_dir))
     job = run_dir.name.rpartition("-")[2]
     commands.run(["scancel", "--signal=USR1", job], env=place.slurm.env)
     said = place.completed(run_dir)

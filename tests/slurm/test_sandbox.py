@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from chaos import disk, faults
 from cluster import Cluster, sandbox_name, skip
-from slowness import scaled
+from slowness import scaled, wait_until
 
 from cluster_ddp.errors import ClusterDDPError, SandboxError
 from cluster_ddp.sandbox import cluster, network, prerequisites, slurm_releases
@@ -196,10 +196,7 @@ def test_down_after_a_crash_with_a_job_running() -> None:
     try:
         env = cluster.environment(NAME)
         commands.run(["sbatch", "--output=/dev/null", "--wrap", "trap '' TERM; sleep 86400"], env=env)
-        deadline = time.monotonic() + scaled(120)
-        while not any(command(pid).startswith("sleep 86400") for pid in network.processes(NAME)):
-            assert time.monotonic() < deadline, "the job did not start"
-            time.sleep(0.1)
+        wait_until(lambda: any(command(pid).startswith("sleep 86400") for pid in network.processes(NAME)), 120)
         for pid in network.processes(NAME):
             if command(pid).startswith(("slurmctld", "slurmd")):
                 os.kill(pid, signal.SIGKILL)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from cluster import SUBMIT, Cluster, Place, output
-from slowness import scaled
+from slowness import wait_until
 from strangers import as_stranger, folder_of_all
 from venvs import make_venv
 
@@ -79,15 +78,11 @@ def test_a_node_that_cannot_unpack_uses_the_environment_as_it_is(place: Place) -
 
 def test_a_cancelled_job_leaves_no_copy(place: Place) -> None:
     run_dir = start(place, *TWO_BY_TWO, "--name", "gone", "--", "env", "WAIT_S=600", "python", "show.py")
-    deadline = time.monotonic() + scaled(120)
-    while len(list(run_dir.glob("seen-*"))) < 4:
-        assert time.monotonic() < deadline, output(run_dir)
-        time.sleep(0.3)
+    wait_until(lambda: len(list(run_dir.glob("seen-*"))) == 4, 120, said=lambda: output(run_dir))
     assert len(list((place.folder / "disk").iterdir())) == 2
     place.slurm.run("scancel", run_dir.name.rpartition("-")[2], cwd=place.folder)
-    while list((place.folder / "disk").iterdir()):
-        assert time.monotonic() < deadline, list((place.folder / "disk").iterdir())
-        time.sleep(0.3)
+    disk = place.folder / "disk"
+    wait_until(lambda: not list(disk.iterdir()), 120, said=lambda: list(disk.iterdir()))
 
 
 def test_a_function_is_called_by_the_copys_python(place: Place) -> None:

@@ -23,7 +23,7 @@ import doctor_faults as faults
 import pytest
 from cluster import ROOT, Cluster, Place, output, sandbox_name, skip
 from doctor_faults import Fault, Variant
-from slowness import scaled
+from slowness import scaled, wait_until
 
 import cluster_ddp
 from cluster_ddp.contract import File
@@ -166,10 +166,7 @@ def allocation(machine: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
     submitted = commands.submit(
         text=script, options=options, env={**env, "FOLDER": str(folder), "PYTHONPATH": str(ROOT)}
     )
-    deadline = time.monotonic() + scaled(60)
-    while not (folder / "begun").exists():
-        assert time.monotonic() < deadline, (folder / "hold.out").read_text()
-        time.sleep(0.1)
+    wait_until(lambda: (folder / "begun").exists(), 60, said=lambda: (folder / "hold.out").read_text())
     yield Allocation(one, submitted.job_id, folder)
     sandbox.down(name)
 
@@ -337,10 +334,8 @@ echo "status $?"
 """
     env = {**place.slurm.env, "PYTHONPATH": str(ROOT)}
     commands.submit(text=script, options=(f"--chdir={place.folder}",), env=env)
-    logs, deadline = [place.folder / f"task-{task}.out" for task in range(2)], time.monotonic() + scaled(60)
-    while not all(log.exists() and "status" in log.read_text() for log in logs):
-        assert time.monotonic() < deadline, [log.read_text() for log in logs if log.exists()]
-        time.sleep(0.2)
+    logs = [place.folder / f"task-{task}.out" for task in range(2)]
+    wait_until(lambda: all(log.exists() and "status" in log.read_text() for log in logs), 60)
     for log in logs:
         assert log.read_text() == "status 0\n"
         verdict = json.loads(log.with_suffix(".json").read_text())
@@ -396,17 +391,13 @@ def test_a_node_that_dies_is_named_while_slurm_does_not_know_it(place: Place, he
     )
     script = str(ROOT / "tests/slurm/faults/paced_training.py")
     run = place.start(*nodes, "--", "env", "PACE_S=0.3", "python", script, *training)
-    hang, deadline = run / File.HANG, time.monotonic() + scaled(90)
-    seen = run / File.STACK.format(0)
-    while not (seen.exists() and '"doing": "paced_step"' in seen.read_text()):  # a step is done
-        assert time.monotonic() < deadline, output(run)
-        time.sleep(0.1)
+    hang, seen = run / File.HANG, run / File.STACK.format(0)
+    is_done = '"doing": "paced_step"'  # a step
+    wait_until(lambda: seen.exists() and is_done in seen.read_text(), 90, said=lambda: output(run))
     time.sleep(2)
     namespace = network.NAMESPACE_ROOT / place.slurm.layout.namespace("node2")
     subprocess.run(["nsenter", f"--net={namespace}", "ip", "link", "set", "eth0", "down"], check=True)
-    while not hang.exists():
-        assert time.monotonic() < deadline, output(run)
-        time.sleep(0.1)
+    wait_until(hang.exists, 90, said=lambda: output(run))
     told = re.fullmatch(
         r"rank 0 on node1 waits in (?:all_reduce|broadcast)( #\d+)? \((\w+\.py):\d+\); "
         r"rank 1 on node2 does not answer: it is stopped, or its node is gone; seen last: .* \(\w+\.py:\d+\)\n",

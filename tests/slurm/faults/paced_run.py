@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import Place, output, records
-from slowness import scaled
+from slowness import wait_until
 
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
@@ -51,10 +50,7 @@ class Run:
         return json.loads((self.path / "run.json").read_text())["topology"]["nodes"]
 
     def wait_for(self, condition: Callable[[], object], timeout_s: float = 300) -> None:
-        deadline = time.monotonic() + scaled(timeout_s)
-        while not condition():
-            assert time.monotonic() < deadline, f"{self.status()}\n{output(self.path)}"
-            time.sleep(0.1)
+        wait_until(condition, timeout_s, said=lambda: f"{self.status()}\n{output(self.path)}")
 
     def wait_for_step(self, step: int) -> None:
         """Until a checkpoint of this step or a later one is there."""

@@ -11,7 +11,7 @@ import pytest
 from chaos import faults
 from cluster import Cluster, Place, output, records
 from paced_run import ONE_BASH, ONE_TASK, TWO_TASKS, Run, start
-from slowness import scaled
+from slowness import wait_until
 
 from cluster_ddp.contract import Env
 from cluster_ddp.slurm import commands, job_status
@@ -112,10 +112,7 @@ def test_a_rendered_arrays_task_is_requeued_alone(slurm: Cluster, tmp_path: Path
     arguments = ("--dataset", "digits", "--model", "convnet", "--epochs", "4", "--run-dir", run_dir)
     options = ("--array=0-1", "--ntasks-per-node=1", "--gres=gpu:1")
     job = slurm.submit(slurm.job("mnist_array"), tmp_path, *arguments, options=options)
-    deadline = time.monotonic() + scaled(300)
-    while not list(tmp_path.glob("1/checkpoints/*.pt")):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: list(tmp_path.glob("1/checkpoints/*.pt")), 300)
     commands.run(["scancel", "--signal=USR1", f"{job.job_id}_1"], env=slurm.env)
     job.succeed()
     statuses = job_status.job_statuses(job.job_id, env=slurm.env)

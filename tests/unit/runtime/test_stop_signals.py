@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from slowness import scaled
+from slowness import scaled, wait_until
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime import stop_signals
@@ -325,7 +325,7 @@ def times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptu
     yield made
     for told in made.flags:
         told.give_back()
-    wait_for(lambda: not followers())
+    wait_until(lambda: not followers())
 
 
 def followers() -> list[threading.Thread]:
@@ -350,20 +350,13 @@ class Times:
         self.path.write_text(f"{self.start} {end}\n")
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + scaled(20)
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_job_that_is_shortened_stops_in_time(times: Times, said: pytest.LogCaptureFixture) -> None:
     told = times.flag(3600)
     assert told.reason() is None
     times.change(50)  # less than the margin
-    wait_for(told.reason)
+    wait_until(told.reason)
     assert told.reason() == "the job's time is nearly up"
-    wait_for(lambda: "The job's time limit was changed: it ends at 20" in said.text)
+    wait_until(lambda: "The job's time limit was changed: it ends at 20" in said.text)
 
 
 @pytest.mark.parametrize("left_s", [3600, None])
@@ -372,7 +365,7 @@ def test_a_job_that_is_extended_trains_on(
 ) -> None:
     told = times.flag(70)
     times.change(left_s)
-    wait_for(lambda: "The job's time limit was changed" in said.text)
+    wait_until(lambda: "The job's time limit was changed" in said.text)
     monkeypatch.setattr(stop_signals, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 600))
     assert told.reason() is None
 
@@ -387,7 +380,7 @@ def test_only_rank_0_knows_the_end(times: Times, monkeypatch: pytest.MonkeyPatch
 def test_an_end_that_slurm_tells_late(times: Times) -> None:
     told = times.flag(None)
     times.change(50)
-    wait_for(told.reason)
+    wait_until(told.reason)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "1 2", "0 ", "N/A N/A\n", "17 NONE 17\n", "\0" * 9, "²² ²²\n"])
@@ -399,7 +392,7 @@ def test_no_answer_leaves_the_end_as_it_was(times: Times, text: str) -> None:
         time.sleep(0.05)
         assert told.reason() is None
     times.change(50)
-    wait_for(told.reason)
+    wait_until(told.reason)
 
 
 def test_a_pipe_in_place_of_the_file_holds_nothing_up(times: Times) -> None:
@@ -409,7 +402,7 @@ def test_a_pipe_in_place_of_the_file_holds_nothing_up(times: Times) -> None:
     time.sleep(0.1)
     times.path.unlink()
     times.change(50)
-    wait_for(told.reason)
+    wait_until(told.reason)
 
 
 def test_clocks_that_are_wrong_follow_no_change(times: Times, said: pytest.LogCaptureFixture) -> None:
@@ -424,7 +417,7 @@ def test_the_thread_ends_with_the_training(times: Times) -> None:
     told = times.flag(3600)
     assert len(followers()) == 1
     told.give_back()
-    wait_for(lambda: not followers())
+    wait_until(lambda: not followers())
 
 
 def test_a_reason_stays_while_the_ranks_agree_on_it() -> None:

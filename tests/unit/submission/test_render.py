@@ -8,13 +8,12 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from slowness import scaled
+from slowness import scaled, wait_until
 from stand_ins import HOSTILE, FakeSlurm, fake_slurm
 from strangers import STRANGER, needs_a_stranger
 
@@ -333,10 +332,10 @@ def test_bash_that_waits_passes_on_what_it_gets(tmp_path: Path, name: str) -> No
     """Twice, too. The status is still that of the agent."""
     (tmp_path / "wait").touch()
     process = start(frozen(JobSpec(name="x", command=("true",), setup=(TRAP,)), tmp_path), tmp_path)
-    wait_for(tmp_path / "shown")
+    wait_until((tmp_path / "shown").exists, 60)
     for _ in range(2):
         process.send_signal(signal.Signals[name])
-        wait_for(tmp_path / f"came-{name}")
+        wait_until((tmp_path / f"came-{name}").exists, 60)
         (tmp_path / f"came-{name}").unlink()
     assert process.poll() is None
     (tmp_path / "wait").unlink()
@@ -347,17 +346,10 @@ def test_bash_that_waits_passes_on_what_it_gets(tmp_path: Path, name: str) -> No
 def test_term_is_final_with_a_trap_too(tmp_path: Path) -> None:
     (tmp_path / "wait").touch()
     process = start(frozen(JobSpec(name="x", command=("true",), setup=(TRAP,)), tmp_path), tmp_path)
-    wait_for(tmp_path / "shown")
+    wait_until((tmp_path / "shown").exists, 60)
     process.terminate()
     assert process.communicate(timeout=scaled(60))[0] == "ended with 143\n"
     assert process.returncode == 143
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + scaled(60)
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_hostile_environment_path_is_inert(tmp_path: Path) -> None:

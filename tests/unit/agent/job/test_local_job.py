@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from slowness import scaled
-from tasks import PLACE, wait_until
+from slowness import scaled, wait_until
+from tasks import PLACE
 
 from cluster_ddp.agent import outcome
 

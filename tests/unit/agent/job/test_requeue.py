@@ -9,12 +9,11 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from slowness import scaled
+from slowness import scaled, wait_until
 
 from cluster_ddp.agent.job import requeue
 from cluster_ddp.agent.job.requeue import Policy
@@ -397,10 +396,7 @@ def test_term_from_outside_does_not_cut_a_request_short(job: Job) -> None:
     """The agent alone gets it, as with cgroups, while scontrol waits for its answer."""
     job.stands_in("scontrol", f"{NODES}[[ $1 != show ]] || echo ' ExcNodeList=(null)'\n[[ $1 != requeue ]] || sleep 1")
     agent = job.start(1, policy={"elsewhere": 1}, ranks=BAD)
-    deadline = time.monotonic() + scaled(60)
-    while not job.told():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(job.told, 60)
     agent.terminate()
     log, _ = agent.communicate(timeout=scaled(60))
     assert (agent.returncode, log.splitlines()[-1]) == (0, "is requeued: True")

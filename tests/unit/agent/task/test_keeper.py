@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from slowness import scaled
-from tasks import PLACE, wait_until
+from slowness import scaled, wait_until
+from tasks import PLACE
 
 from cluster_ddp.agent.task.keeper import status_of
 from cluster_ddp.slurm.variables import node_name

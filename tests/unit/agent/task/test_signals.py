@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
-from slowness import scaled
-from tasks import AT_ONCE, PLACE, WARNINGS, started, wait_until
+from slowness import scaled, wait_until
+from tasks import AT_ONCE, PLACE, WARNINGS, started
 
 from cluster_ddp.agent.task import signals
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from listening import listening
-from slowness import scaled
+from slowness import scaled, wait_until
 
 from cluster_ddp import processes
 from cluster_ddp.agent.outcome import End
@@ -72,13 +72,6 @@ def run(folder: Path, script: str, *arguments: str, **options) -> tuple[int, str
     process = started(folder, script, *arguments, **options)
     out, err = process.communicate(timeout=scaled(60))
     return process.returncode, out, err
-
-
-def wait_for(folder: Path, *names: str) -> None:
-    deadline = time.monotonic() + scaled(30)
-    while not all((folder / name).exists() for name in names):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 SAY = "import os; rank = os.environ['RANK']\n"
@@ -258,7 +251,7 @@ def test_the_job_is_told_that_its_parent_is_gone(tmp_path: Path) -> None:
     """Whatever the ranks have inherited: they would keep a connection open."""
     with listening() as job:
         process = started(tmp_path, f"{READY}import time\nready()\ntime.sleep(600)\n", **job.env)
-        wait_for(tmp_path, "ready0", "ready1")
+        wait_until(lambda: len(list(tmp_path.glob("ready*"))) == 2)
         inherited = [fd for pid in processes.children(process.pid) for fd in Path(f"/proc/{pid}/fd").iterdir()]
         assert inherited and not [fd for fd in inherited if str(fd.readlink()).startswith("socket:")]
         process.kill()

@@ -6,12 +6,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slowness import scaled
+from slowness import scaled, wait_until
 from stand_ins import HOSTILE
 
 import cluster_ddp.submit as door
@@ -155,10 +154,7 @@ def test_the_job_goes_on_without_us(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=scaled(60))
     log = Path(done.stdout.strip()) / "task-0.log"
-    deadline = time.monotonic() + scaled(30)
-    while not log.exists() or "done" not in log.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: log.exists() and "done" in log.read_text())
 
 
 def test_each_start_has_a_secret_that_only_its_ranks_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
