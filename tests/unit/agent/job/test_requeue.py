@@ -296,10 +296,7 @@ def test_a_node_is_excluded_when_the_controller_is_back(job: Job) -> None:
     ("words", "hint"),
     [
         (DISABLED, "submit it with --requeue, so that it may be requeued.\n"),
-        (
-            "Only batch jobs are accepted or processed",
-            "salloc's jobs are not requeued: start the command again; or use",
-        ),
+        ("Only batch jobs are accepted or processed", "salloc's jobs are not requeued: start the command again"),
         ("Access/permission denied", "see whether the controller answers: scontrol ping."),
         ("Invalid job id specified", "see whether the controller answers: scontrol ping."),
     ],
