@@ -49,10 +49,6 @@ def shape(options: Options, env: Mapping[str, str]) -> Shape:
     Without --ranks-per-node: the job's tasks per node; if that is one, and the node has several GPUs, one for each
     GPU, as launchers of one task per node expect.
 
-    Args:
-        options: of the job.
-        env: the environment of the batch script.
-
     Raises:
         TopologyError: a variable is not a number.
         SpecError: the tasks are not equal on all nodes, and the options don't say how many ranks to start.
@@ -89,12 +85,7 @@ def _equal_tasks(v: Variables, options: Options) -> int:
 
 
 def run_dir(options: Options, label: str) -> Path | None:
-    """Return the run directory, absolute; None if the job has none.
-
-    Args:
-        options: of the job.
-        label: the job, 12 or 12_3.
-    """
+    """Return the run directory, absolute; None if the job has none."""
     return None if options.run_dir is None else Path(options.run_dir.replace("%j", label)).absolute()
 
 
@@ -104,12 +95,7 @@ def named(path: str, env: Mapping[str, str]) -> str:
 
 
 def common(options: Options, folder: Path | None) -> dict[str, str]:
-    """Return the variables that a job has everywhere.
-
-    Args:
-        options: of the job.
-        folder: the run directory.
-    """
+    """Return the variables that a job has everywhere."""
     values = {Env.SECRET: os.urandom(32).hex()}  # by which the ranks of this start recognise each other
     if folder is not None:
         values |= {Env.RUN_DIR: str(folder)}
@@ -124,11 +110,6 @@ def common(options: Options, folder: Path | None) -> dict[str, str]:
 
 def on_slurm(options: Options, env: Mapping[str, str], label: str) -> dict[str, str]:
     """Return the variables of a job of Slurm that its tasks inherit.
-
-    Args:
-        options: of the job.
-        env: the environment of the batch script.
-        label: the job, 12 or 12_3.
 
     Raises:
         RendezvousError: all ports for the rendezvous are in use.
@@ -150,11 +131,6 @@ def on_slurm(options: Options, env: Mapping[str, str], label: str) -> dict[str, 
 
 def on_this_machine(options: Options, ranks: int, restarts: int) -> dict[str, str]:
     """Return the variables of a job on this machine; `of_local_rank` has those of each rank.
-
-    Args:
-        options: of the job.
-        ranks: number of ranks.
-        restarts: how often it was started again.
 
     Raises:
         RendezvousError: all ports for the rendezvous are in use.
@@ -193,10 +169,6 @@ def of_local_rank(options: Options, rank: int) -> dict[str, str]:
 
 def of_task(options: Options, env: Mapping[str, str]) -> dict[str, str]:
     """Return what a task of Slurm adds: torchrun's variables, for scripts that know nothing of Slurm.
-
-    Args:
-        options: of the job.
-        env: the task's environment.
 
     Raises:
         TopologyError: a variable that srun sets is missing, or is not a number.

@@ -108,10 +108,6 @@ def interpreter_words(command: Sequence[str]) -> int:
 def check_script(command: Sequence[str], folder: Path) -> None:
     """Check that the script of a Python command is there: Python would say so on each rank, after srun has started.
 
-    Args:
-        command: what each rank runs.
-        folder: where it runs.
-
     Raises:
         SpecError: there is no such file.
     """

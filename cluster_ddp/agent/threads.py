@@ -12,10 +12,6 @@ def start(target: Callable[[], object], name: str) -> threading.Thread:
 
     The kernel gives a signal to any thread that does not block it. The main one, which waits for it, could miss the end
     of a child or a warning.
-
-    Args:
-        target: what it does.
-        name: of the thread.
     """
     thread = threading.Thread(target=target, name=name, daemon=True)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a thread inherits what is blocked

@@ -35,9 +35,6 @@ _OF_A_STEP = ("SLURM_STEP", "SLURM_CPU_BIND")
 def completed(env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a job's shell with what a batch script has: the first node's name, the GPUs of a node.
 
-    Args:
-        env: that of the shell.
-
     Raises:
         SpecError: Slurm does not name the nodes of the job.
     """

@@ -32,12 +32,7 @@ _KILL_AFTER_S = 10.0
 
 
 class LocalJob:
-    """A job on this machine.
-
-    Args:
-        options: of the job.
-        env: the environment.
-    """
+    """A job on this machine."""
 
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
         assert options.ranks is not None

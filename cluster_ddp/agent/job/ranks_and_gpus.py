@@ -12,10 +12,6 @@ from cluster_ddp.errors import SpecError, counted
 def remark(size: Shape, options: Options) -> str:
     """Return what to say in the job's log; empty if each task that the job asked for drives its GPUs.
 
-    Args:
-        size: the job's shape.
-        options: of the job.
-
     Raises:
         SpecError: srun would refuse to start so many ranks.
     """

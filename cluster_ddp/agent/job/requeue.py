@@ -45,9 +45,6 @@ class Policy(NamedTuple):
 def label(env: Mapping[str, str]) -> str:
     """Return the job's name for scontrol, squeue and messages: "12", or "12_3" for a task of an array.
 
-    Args:
-        env: the environment of the batch script.
-
     Raises:
         KeyError: it is not that of a job.
     """

@@ -28,14 +28,7 @@ _OF_TASKS = (
 
 
 def srun(options: Options, size: Shape, folder: Path | None, *, ignore_warnings: bool) -> list[str]:
-    """Return the command that starts the tasks of a job.
-
-    Args:
-        options: of the job.
-        size: the job's shape.
-        folder: the run directory.
-        ignore_warnings: see `task.run`.
-    """
+    """Return the command that starts the tasks of a job."""
     command = ["srun", *tasks(options, size), "--kill-on-bad-exit=1"]
     if folder is not None and options.launcher != "fork":  # each forked rank has a log of its own
         log = str(folder).replace("%", "%%") + "/" + File.TASK_LOG.format("%t")

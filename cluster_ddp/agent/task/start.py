@@ -108,13 +108,7 @@ def _kept(options: Options, env: Mapping[str, str], rank: int | None, ignore_war
 def launched(
     options: Options, env: Mapping[str, str], *, ignore_warnings: bool = False
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command that starts the ranks of a node, and its environment: the user's own with srun.
-
-    Args:
-        options: of the job.
-        env: the environment of the task.
-        ignore_warnings: see `run`.
-    """
+    """Return the command that starts the ranks of a node, and its environment: the user's own with srun."""
     command, env = list(options.command), dict(env)
     ranks = env["LOCAL_WORLD_SIZE"]
     if options.launcher == "fork":
