@@ -28,20 +28,22 @@ def lost_nodes(log_text: str) -> tuple[str, ...]:
     return tuple(filter(None, named)) or tuple(named)
 
 
-def srun_says(log_text: str, heard: Container[int] = ()) -> Failure | None:
+def srun_says(log_text: str, *, of_ranks: bool, heard: Container[int] = ()) -> Failure | None:
     """Return which task failed first, as srun says: for tasks whose agents have told nothing.
 
     Args:
         log_text: what the job's log has of this start.
+        of_ranks: whether each task has one rank, with its number. Else the failure has no rank.
         heard: numbers of tasks that have told themselves what became of them.
 
     Returns:
-        Without a rank: a task may have several. A task that TERM ended counts only if no other failed. None if the
-        first one was heard.
+        A task that TERM ended counts only if no other failed. None if the first one was heard.
     """
-    found = [(int(match[2]), _of_srun(match)) for match in _SRUN.finditer(log_text)]
-    task, first = next((one for one in found if one[1].status != TERM), found[0] if found else (-1, None))
-    return None if task in heard else first
+    found = [_of_srun(match) for match in _SRUN.finditer(log_text)]
+    first = next((one for one in found if one.status != TERM), found[0] if found else None)
+    if first is None or first.rank in heard:
+        return None
+    return first if of_ranks else first._replace(rank=None, words=f"task {first.rank}: {first.words}")
 
 
 def not_launched(log_text: str) -> Failure | None:
@@ -62,7 +64,7 @@ def _of_srun(match: re.Match[str]) -> Failure:
     else:
         names = {signal.strsignal(number): 128 + number for number in signal.Signals}
         status = names.get(said.partition(" (core")[0].strip(), 1)
-    return Failure(None, host, status, one_line(f"task {task}: {said}"))
+    return Failure(int(task), host, status, one_line(said))
 
 
 def last_error(log_text: str, rank: int | None) -> str:

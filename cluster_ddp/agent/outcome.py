@@ -68,7 +68,7 @@ class Failure(NamedTuple):
     """What failed first."""
 
     rank: int | None
-    """None if only srun names it, by the number of its task."""
+    """None for the parent of several ranks, or a task that has several."""
     host: str
     status: int
     words: str

@@ -74,12 +74,12 @@ class Hearing:
         return None if self._folder is None or number is None else self._folder / File.TASK_LOG.format(number)
 
     def _first_failure(self, said: str) -> Failure | None:
-        silent = None
+        silent, of_ranks = None, self._launcher == "srun"
         if not self.all_have_begun:  # a node that can't start the agent, or a task that can't reach the job
-            silent = log_words.srun_says(said, heard=self._begun) or log_words.not_launched(said)
+            silent = log_words.srun_says(said, of_ranks=of_ranks, heard=self._begun) or log_words.not_launched(said)
         with self._lock:
             first = outcome.first_failure(self._ends, self._gone, silent, words_of=self._last_error)
-        return first or log_words.srun_says(said)
+        return first or log_words.srun_says(said, of_ranks=of_ranks)
 
     def _last_error(self, end: End) -> str:
         """For a script that does not use cluster_ddp, and a parent of ranks: the last error in its log."""

@@ -44,13 +44,14 @@ def test_which_nodes_slurm_has_lost(log: str, nodes: tuple[str, ...]) -> None:
     ],
 )
 def test_which_task_failed_first_as_srun_says(log: str, first: Failure | None) -> None:
-    assert log_words.srun_says(log) == first
+    assert log_words.srun_says(log, of_ranks=False) == first
 
 
 @pytest.mark.parametrize(("heard", "is_named"), [((), True), ((0,), True), ((1,), False)])
 def test_srun_counts_if_its_first_task_was_not_heard(heard: tuple[int, ...], is_named: bool) -> None:
     log = "srun: error: n1: task 0: Terminated\nsrun: error: n2: task 1: Exited with exit code 2\n"
-    assert (log_words.srun_says(log, heard) is not None) == is_named
+    first = log_words.srun_says(log, of_ranks=True, heard=heard)
+    assert first == (Failure(1, "n2", 2, "Exited with exit code 2") if is_named else None)
 
 
 def test_which_task_srun_could_not_start() -> None:
