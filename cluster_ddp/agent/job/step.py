@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster_ddp.agent.job import report
+from cluster_ddp.agent.job import report, scontrol
 from cluster_ddp.agent.options import Options, words
 from cluster_ddp.agent.place import Shape
 from cluster_ddp.agent.task import containers, signals, staging
@@ -116,13 +116,10 @@ def configuration(env: Mapping[str, str]) -> tuple[bool, tuple[int, ...]]:
         Whether a signal may reach all processes of a step, not only the first of each task (ProctrackType other than
         cgroup); and the ports that srun may listen on (SrunPortRange), empty for any. So a site lets nodes connect.
     """
-    try:
-        said = subprocess.run(
-            ["scontrol", "show", "config"], env=dict(env), capture_output=True, text=True, timeout=30, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
+    answer = scontrol.ask(["scontrol", "show", "config"], env)
+    if not answer.is_ok:
         return True, ()
-    values = dict(re.findall(r"^(\w+)[ \t]*=[ \t]*(\S+)", said, flags=re.MULTILINE))
+    values = dict(re.findall(r"^(\w+)[ \t]*=[ \t]*(\S+)", answer.words, flags=re.MULTILINE))
     ports = re.fullmatch(r"(\d+)-(\d+)", values.get("SrunPortRange", ""))
     usable = range(int(ports[1]), int(ports[2]) + 1) if ports and int(ports[1]) else ()
     return values.get("ProctrackType") != "proctrack/cgroup", tuple(usable)

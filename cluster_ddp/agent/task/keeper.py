@@ -115,11 +115,6 @@ class Keeper:
         """Keep a child of this process that is running already."""
         self._running[pid] = Child(rank, "the ranks' parent" if rank is None else f"rank {rank}")
 
-    @property
-    def running(self) -> list[int]:
-        """The process ids of the commands that run."""
-        return list(self._running)
-
     def keep(self, tick: Callable[[], float] | None = None) -> int:
         """Wait for the end of all commands.
 

@@ -32,9 +32,11 @@ commands = options.pop("commands")
 logs = options.pop("logs", None)
 ends = []
 keeper = Keeper(Notes(Path(os.environ["NOTES"])), ends.append, patience_s=1.0)
+pids = []
 for rank, command in enumerate(commands):
-    keeper.start(rank, ["bash", "-c", command], dict(os.environ), log=Path(logs, f"{rank}.log") if logs else None)
-print("started", *keeper.running, flush=True)
+    log = Path(logs, f"{rank}.log") if logs else None
+    pids.append(keeper.start(rank, ["bash", "-c", command], dict(os.environ), log=log))
+print("started", *pids, flush=True)
 status = keeper.keep()
 print(json.dumps([status, keeper.has_killed, [end[:1] + end[2:] for end in ends]]))
 """
