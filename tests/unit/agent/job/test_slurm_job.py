@@ -126,16 +126,16 @@ def test_a_log_on_a_full_disk_costs_nothing(tmp_path: Path) -> None:
 
 # As Slurm: it ends the batch script soon after it has accepted a requeue; srun would be refused from then on.
 REQUEUES = '#!/bin/bash\n[[ $1 != requeue ]] || { echo "$*" >>"$TOLD"; kill -s TERM "$PPID"; }\n'
-CLEANUP = """false; blocked=$(awk '/SigBlk/ {print $2 + 0}' /proc/self/status)
-echo "$MINE of job $SLURM_JOB_ID, status $status, $blocked" >>"$TOLD"; false"""
+CLEANUP = """false; blocked=$(sed -n 's/SigBlk:[[:space:]]*0*//p' /proc/self/status)
+echo "$MINE of job $SLURM_JOB_ID, status $status, blocks '$blocked'" >>"$TOLD"; false"""
 
 
 @pytest.mark.parametrize(
     ("status", "told", "returned"),
     [
-        (75, ["it's mine of job 7, status 75, 0", "requeue 7"], -signal.SIGTERM),
-        (3, ["it's mine of job 7, status 3, 0"], 3),
-        (0, ["it's mine of job 7, status 0, 0"], 0),
+        (75, ["it's mine of job 7, status 75, blocks ''", "requeue 7"], -signal.SIGTERM),
+        (3, ["it's mine of job 7, status 3, blocks ''"], 3),
+        (0, ["it's mine of job 7, status 0, blocks ''"], 0),
     ],
 )
 def test_the_cleanup_runs_once_the_ranks_have_ended_and_before_a_requeue(
