@@ -156,10 +156,6 @@ def one_line(text: str) -> str:
 def read_regular(path: Path, limit: int) -> bytes:
     """Return the content of a small file. A named pipe would wait for its writer, and a link may lead anywhere.
 
-    Args:
-        path: of the file.
-        limit: in bytes.
-
     Raises:
         OSError: it is larger, can't be read, or is a link or something else but a file.
     """

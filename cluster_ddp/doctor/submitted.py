@@ -22,11 +22,6 @@ _TIME_MIN = "10"
 def examine(options: Sequence[str], own: Sequence[str], parser: Parser) -> int:
     """Submit the doctor, follow it, and return its exit status.
 
-    Args:
-        options: submit's options.
-        own: the doctor's options.
-        parser: the doctor's, for messages.
-
     Raises:
         ClusterDDPError: the options are wrong, or the cluster can't run such a job.
     """

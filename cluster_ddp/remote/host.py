@@ -97,9 +97,6 @@ def connect(name: str) -> Iterator[Host]:
 
     A connection that the user's own configuration shares (ControlPath) is used instead.
 
-    Args:
-        name: the machine.
-
     Raises:
         RemoteError: there is no ssh here.
     """

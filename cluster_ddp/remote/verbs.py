@@ -33,10 +33,6 @@ def split(words: Sequence[str]) -> tuple[str | None, list[str]]:
 def run_there(verb: str, words: Sequence[str]) -> int | None:
     """Run a verb on another machine if its command line says so.
 
-    Args:
-        verb: its name.
-        words: its command line.
-
     Returns:
         Its exit status; None if it is to run here.
 

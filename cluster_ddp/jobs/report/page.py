@@ -28,10 +28,6 @@ _HTML = Path(__file__).parent / "html"
 def write(path: Path, reports: Sequence[Report]) -> None:
     """Write the page of one or several runs.
 
-    Args:
-        path: of the HTML file.
-        reports: of the runs.
-
     Raises:
         RunDirError: the file can't be written.
     """

@@ -25,9 +25,6 @@ class StopAgreement:
     """One small all-reduce on the CPU every so many steps, which runs during the next steps.
 
     The number of steps follows from their duration. The ranks exchange that, too, so that it is the same on all.
-
-    Args:
-        world: all ranks.
     """
 
     def __init__(self, world: World) -> None:

@@ -38,11 +38,7 @@ class IgnoreStopSignals:
         self.then = then
 
     def __call__(self, worker: int) -> None:
-        """Ignore the signals. Called in the worker.
-
-        Args:
-            worker: its number.
-        """
+        """Ignore the signals. Called in the worker."""
         numbers = stop_signals.default_numbers()
         for number in numbers:
             signal.signal(number, signal.SIG_IGN)

@@ -69,9 +69,6 @@ class FailureReporter:
         """Print an exception; or, if another rank failed first, one line that names it.
 
         Call it before this rank's connections close: other ranks fail when they close, and must then find the name.
-
-        Args:
-            error: the exception.
         """
         self._reported = error
         name = f"rank {self._rank()} on {node_name(os.environ)}"

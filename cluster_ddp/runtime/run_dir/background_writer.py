@@ -17,11 +17,7 @@ _SLOW_S = 10.0
 
 
 class BackgroundWriter:
-    """A thread that makes one write after another, and knows when the current one began.
-
-    Args:
-        name: of the thread.
-    """
+    """A thread that makes one write after another, and knows when the current one began."""
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, name)  # Python waits for it at exit

@@ -24,9 +24,6 @@ class MetricsFile:
     """A file to which whole lines are appended, in order, in a thread.
 
     The file of an earlier run is renamed at the first write, or continued after `continue_at`.
-
-    Args:
-        path: of the file.
     """
 
     def __init__(self, path: Path) -> None:

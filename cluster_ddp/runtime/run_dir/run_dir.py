@@ -219,10 +219,6 @@ class RunDir:
     def save(self, name: str, state: Mapping[str, Any]) -> None:
         """Write a state dictionary into the run directory with torch.save, whole or not at all.
 
-        Args:
-            name: of the file.
-            state: the state dictionary.
-
         Raises:
             OSError: the file can't be written.
         """

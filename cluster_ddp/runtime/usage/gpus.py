@@ -18,10 +18,6 @@ nvmlClocksEventReason*)."""
 class Gpus:
     """The GPUs that this job may use on this node.
 
-    Args:
-        env: this process's environment.
-        nvml: the module pynvml.
-
     Raises:
         Exception: NVML has no driver (pynvml.NVMLError).
     """

@@ -27,9 +27,6 @@ class JobProcesses:
     """The processes of this process's job on this node: those with the same marks in their environment.
 
     Without marks, those of its session.
-
-    Args:
-        env: this process's environment.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
