@@ -2,6 +2,7 @@
 
 init        the first settings and job script of a project
 env         the place of this process in its job
+launch      starts ranks in a job that exists already, or on this machine
 status      the state and progress of jobs and trainings
 logs        what a job has printed
 cancel      ends jobs
