@@ -1,4 +1,4 @@
-"""Check that every relative link in the Markdown files leads to a file, and every #anchor to a heading."""
+"""Check the Markdown files: a relative link leads to a file, an #anchor to a heading, a `test_…` to a test."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+TEST = re.compile(r"`(?:tests/[\w/]*/)?(test_\w+(?:\.py)?)…?`")
 
 
 def main() -> int:
@@ -20,22 +21,26 @@ def main() -> int:
         text=True,
         check=True,
     )
-    broken = [complaint for name in listing.stdout.split() for complaint in _broken(ROOT / name)]
+    tests = [*(ROOT / "tests").rglob("test_*.py")]
+    known = "\n".join([*(f"def {path.name}" for path in tests), *(path.read_text() for path in tests)])
+    broken = [complaint for name in listing.stdout.split() for complaint in _broken(ROOT / name, known)]
     print("\n".join(broken) or f"{len(listing.stdout.split())} documents, no broken links.")
     return 1 if broken else 0
 
 
-def _broken(document: Path) -> list[str]:
-    complaints = []
+def _broken(document: Path, tests: str) -> list[str]:
+    where = document.relative_to(ROOT)
+    unknown = [name for name in TEST.findall(document.read_text()) if f"def {name}" not in tests]
+    complaints = [f"{where}: {name}: no such test" for name in unknown]
     for link in LINK.findall(document.read_text()):
         path, _, anchor = link.partition("#")
         if re.match(r"[a-z]+:", link):
             continue
         target = document.parent / path if path else document
         if not target.exists():
-            complaints.append(f"{document.relative_to(ROOT)}: {link}: no such file")
+            complaints.append(f"{where}: {link}: no such file")
         elif anchor and anchor not in _anchors(target):
-            complaints.append(f"{document.relative_to(ROOT)}: {link}: no such heading")
+            complaints.append(f"{where}: {link}: no such heading")
     return complaints
 
 
