@@ -23,8 +23,8 @@ from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.task import keeper as module
 from cluster_ddp.agent.task.keeper import Keeper
 from cluster_ddp.agent.task import memory
-module.PATIENCE_S = 1.0
 options = json.loads(sys.argv[1])
+module.PATIENCE_S = options.pop("patience_s", 1.0)
 if "kills" in options:
     counts = iter(options.pop("kills"))
     memory.oom_kills = lambda: next(counts)
@@ -87,14 +87,14 @@ def test_who_will_not_end_is_killed(tmp_path: Path) -> None:
 
 
 def test_who_has_stopped_in_time_gives_the_others_time_to_save(tmp_path: Path) -> None:
-    status, has_killed, ends, _ = Kept(tmp_path, "exit 75", "sleep 0.5; exit 75").end()
+    status, has_killed, ends, _ = Kept(tmp_path, "exit 75", "sleep 0.5; exit 75", patience_s=30).end()
     assert (status, has_killed, [end[:2] for end in ends]) == (75, False, [[0, 75], [1, 75]])
     status, has_killed, ends, _ = Kept(tmp_path, "exit 75", "sleep 600").end()
     assert (status, has_killed, ends[1][:2]) == (75, False, [1, 143])
 
 
 def test_a_warning_reaches_all_and_waits_for_each(tmp_path: Path) -> None:
-    kept = Kept(tmp_path, LISTENS, f"while ! [ -e go ]; do sleep 0.02; done; {LISTENS}")
+    kept = Kept(tmp_path, LISTENS, f"while ! [ -e go ]; do sleep 0.02; done; {LISTENS}", patience_s=30)
     kept.wait_until_ready(1)
     kept.process.send_signal(signal.SIGUSR1)
     time.sleep(0.4)
