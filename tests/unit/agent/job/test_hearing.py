@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
-from slowness import scaled
 
 from cluster_ddp.agent.job.hearing import Hearing
 from cluster_ddp.agent.outcome import AGENT_KILLED, End, Failure, Outcome
@@ -84,15 +82,6 @@ def test_which_log_is_whose(tmp_path: Path, launcher: str, tasks: int, end: End,
     hearing = Hearing(launcher, 8, tmp_path, tasks=tasks)
     hearing.hear(hello(host="node2", task="1"))
     assert hearing.log_of(end) == (None if log is None else tmp_path / f"task-{log}.log")
-
-
-def test_thousands_of_tasks_that_end_are_heard_at_once() -> None:
-    """Under a lock, while the job waits for its last words; it grew with the square of their number."""
-    hearing = heard(*(ended(rank, 0) for rank in range(4096)))
-    begun = time.process_time()
-    for rank in range(4096):
-        hearing.gone(hello(rank))
-    assert time.process_time() - begun < scaled(0.5)
 
 
 def test_all_alone_is_said_once_and_one_alone_never(capfd: pytest.CaptureFixture[str]) -> None:
