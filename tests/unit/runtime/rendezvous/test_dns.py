@@ -44,9 +44,9 @@ def test_a_look_up_is_timed_from_its_start(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(socket, "getnameinfo", lambda address, flags: asked.append(address[0]) or answer.wait(30))
     lookup = dns.ReverseLookup("10.0.0.1")
     start = time.monotonic()
-    assert not lookup.ends_within(0.1)
-    assert not lookup.ends_within(0.1)  # that time has passed: no more waiting
-    assert time.monotonic() - start < 0.2
+    assert not lookup.ends_within(1.0)
+    assert not lookup.ends_within(1.0)  # that time has passed: no more waiting
+    assert time.monotonic() - start < 2.0
     answer.set()
     assert lookup.ends_within(30)
     assert asked == ["::ffff:10.0.0.1"]
