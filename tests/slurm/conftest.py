@@ -49,7 +49,6 @@ def sandboxes(machine: None, pytestconfig: pytest.Config) -> Iterator[Callable[[
             layout = cluster.up(name, nodes=4, gpus_per_node=2, slurm=version and slurm_releases.fetch(version))
             # The environment of these tests first on the PATH, as in a shell where it is activated.
             env = cluster.environment(name)
-            env.pop("VIRTUAL_ENV", None)  # --stage-env would take it, and not the one of a test
             env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
             started[version] = Cluster(layout, env, pytestconfig.getoption("--launcher"))
         return started[version]

@@ -16,10 +16,9 @@ OWN = sys.prefix
 
 def submit(folder: Path, *words: str, dry: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
     """Submit with the tests' Python, with no environment activated but that of `env`."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "CONDA_PREFIX")}
     how = ["--gpus-per-node", "1", *(["--dry-run"] if dry else [])]
     command = [sys.executable, "-m", "cluster_ddp.submit", *how, *words]
-    return subprocess.run(command, cwd=folder, env={**kept, **env}, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, timeout=60)
 
 
 @pytest.fixture
