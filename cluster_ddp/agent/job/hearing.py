@@ -66,8 +66,10 @@ class Hearing:
             ended = ended._replace(status=first.status, first=first)
         return ended._replace(state="FAILED", lost_nodes=log_words.lost_nodes(said)) if ended.status else ended
 
-    def log_of(self, one: End | Failure) -> Path | None:
-        """The log of a rank, under torchrun that of its node; None if it is the job's."""
+    def log_of(self, one: End | Failure | None) -> Path | None:
+        """The log of a rank, under torchrun that of its node; None if it is the job's, or there is no rank."""
+        if one is None:
+            return None
         number = self._on.get(one.host) if self._launcher == "torchrun" else one.rank
         if number is None and not self._tasks:
             number = 0

@@ -49,7 +49,7 @@ def run(job: Job | LocalJob) -> int:
     asked = job.options
     if job.folder is not None:
         if isinstance(job, Job):
-            _check_for_srun(job.folder)
+            _refuse_backslash(job.folder)
             _warn_of_array(asked.run_dir or "", job.env)
         make_run_dir(job.folder, shared=asked.share)
     if asked.code is not None:
@@ -59,7 +59,7 @@ def run(job: Job | LocalJob) -> int:
     return job.run()
 
 
-def _check_for_srun(run_dir: Path) -> None:
+def _refuse_backslash(run_dir: Path) -> None:
     if "\\" in str(run_dir):
         found = "its path has a backslash, which srun interprets in the paths of logs."
         raise RunDirError(f"Using the run directory {run_dir}:", found, "--run-dir PATH, without one")

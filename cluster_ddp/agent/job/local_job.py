@@ -126,5 +126,5 @@ class LocalJob:
         if ended.state == "STOPPED" and status == 0:
             report.say(requeue.NOT_FINISHED)
             return ended._replace(state="FAILED")
-        report.show(ended, hearing.log_of(ended.first) if ended.first else None, self._env)
+        report.show(ended, hearing.log_of(ended.first), self._env)
         return ended

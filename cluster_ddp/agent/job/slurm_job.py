@@ -88,7 +88,7 @@ class Job:
             hearing = Hearing(self.options.launcher, self.size.world_size, self.folder, tasks=self._tasks)
             status = self._start(hearing, Notes(folder))
         ended = hearing.judge(Outcome(self.label, self._restarts, "COMPLETED", status))
-        report.show(ended, hearing.log_of(ended.first) if ended.first else None, self.env)
+        report.show(ended, hearing.log_of(ended.first), self.env)
         step.clean_up(self.options, self.env, ended.status)
         status = status if status == 0 else ended.status
         asking = functools.partial(self._note, ended._replace(requeued=True))

@@ -155,10 +155,8 @@ def in_container(options: Options, command: list[str], env: dict[str, str], igno
     folders = [str(Path.cwd()), env[Env.NOTES], *([env[Env.RUN_DIR]] if env.get(Env.RUN_DIR) else [])]
     times = Path(env.get(Env.JOB_TIMES, "")).parent
     folders += [str(times)] if Env.JOB_TIMES in env and times.is_dir() else []  # the batch host has it
-    frozen = Path(
-        agent()[-1]
-    ).parent  # torchrun's workers are started by it; of an array, it is beside the run directory
-    folders += [str(frozen)] if str(frozen) not in folders else []
+    # The agent's own, which starts torchrun's workers: of an array, it is beside the run directory.
+    folders = [*dict.fromkeys([*folders, str(Path(agent()[-1]).parent)])]
     container = Container(options.container, options.container_bind, options.container_overlay)
     words, more = containers.apptainer(container, command, env, folders=folders, ignore_warnings=ignored)
     return Prepared(words, {**env, **more})
