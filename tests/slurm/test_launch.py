@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,5 +84,9 @@ def test_gpus_of_a_task_become_the_ranks_also_in_a_job_from_a_shell_of_srun(slur
 
 
 def test_the_shortest_job(slurm: Cluster, tmp_path: Path) -> None:
-    said = slurm.submit(ROOT / "jobs" / "minimal.sbatch", tmp_path).succeed()
+    """Not in the checkout: a run directory there, of a job with the same number, would be resumed."""
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    in_folder = (f"--chdir={tmp_path}",)
+    said = slurm.submit(ROOT / "jobs" / "minimal.sbatch", tmp_path, options=in_folder).succeed()
     assert said.count("epoch 3: accuracy") == 1
