@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
+import selectors
 import signal
 import sys
 import time
@@ -99,8 +99,9 @@ def _close_all_but(descriptor: int) -> None:
 
 def _answer(pid: int, descriptor: int, deadline: float) -> Answer:
     text, is_late = b"", True
-    with open(descriptor, "rb") as pipe:
-        while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+    with open(descriptor, "rb") as pipe, selectors.DefaultSelector() as selector:  # of any number of open files
+        selector.register(pipe, selectors.EVENT_READ)
+        while selector.select(max(0.0, deadline - time.monotonic())):
             more = os.read(descriptor, 65536)
             text += more
             if not more:

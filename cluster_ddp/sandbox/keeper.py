@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-import select
+import selectors
 import sys
 
 from cluster_ddp.sandbox import cluster
@@ -18,7 +18,9 @@ def main() -> None:
     try:
         ended = os.pidfd_open(process)
         if os.getppid() == process:  # else it has ended already, and its id may be another's
-            select.select([ended], [], [])
+            with selectors.DefaultSelector() as selector:
+                selector.register(ended, selectors.EVENT_READ)
+                selector.select()
     except ProcessLookupError:
         pass
     cluster.down(name)

@@ -56,10 +56,13 @@ def run_ranks(
         if process.is_alive():
             process.kill()
             process.join()
-    return [
+    ends = [
         Outcome(None if was_killed else process.exitcode, _TORCHS.sub("", log.read_text()))
         for process, log, was_killed in zip(processes, logs, killed)
     ]
+    for process in processes:
+        process.close()  # its two open files would stay open until garbage is collected
+    return ends
 
 
 def _main(function: Callable[[], None], env: dict[str, str], log: Path) -> None:

@@ -274,6 +274,19 @@ def test_a_check_that_hangs_is_killed_and_those_that_break_off_are_named() -> No
     assert not all_checks.broken_off("works", found["works"], "node1", 0.5)
 
 
+def test_checks_run_in_a_process_with_more_than_1024_open_files() -> None:
+    """A training with many loader workers has them; select(2) refuses their numbers."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, before[0]), before[1]))
+    opened = [os.dup(0) for _ in range(1024)]
+    try:
+        assert isolated.run({"works": lambda: [["yes"]]}, 10.0) == {"works": isolated.Answer([["yes"]])}
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 @pytest.mark.parametrize(("address", "by", "is_found"), [
     ("127.0.0.1", "file", False),  # any of its own addresses
     ("198.51.100.9", "file", True),
