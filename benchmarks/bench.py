@@ -112,6 +112,14 @@ BENCHMARKS = (
         about="Wall time of the whole process, where Slurm's commands answer at once, and what it writes.",
     ),
     Benchmark(
+        script="recovery.py",
+        title="Seconds from a fault to the next completed step",
+        about="Four ranks on four nodes of the sandbox, and a spare, at ten steps a second. A rank is killed, or a "
+        "node's link is cut. The sandbox's Slurm gives lost nodes up after 20 s and starts requeued jobs after 15 s. "
+        "By default that takes five minutes and two, and then the job waits in the queue.",
+        arguments=("--rounds=3",),
+    ),
+    Benchmark(
         script="status_scale.py",
         title="The state of many jobs",
         about="`status` with many run directories whose jobs Slurm has forgotten, on a sandbox without accounting (as "

@@ -41,6 +41,8 @@ class Env:
     """Secret of the ranks of this start of the job, in hexadecimal digits. Never printed or written to a file."""
     SHARE: Final = "CLUSTER_DDP_SHARE"
     """1: the group may read the run directory (`--share`)."""
+    START: Final = "CLUSTER_DDP_START"
+    """Number of starts of the job's ranks before this one: restarts in the allocation and requeues. 0 at first."""
     LOCAL_JOB_ID: Final = "CLUSTER_DDP_LOCAL_JOB_ID"
     """Set by the supervisor of a job on this machine, without Slurm: the job's id, which is its process id."""
     CPUS_PER_TASK: Final = "CLUSTER_DDP_CPUS_PER_TASK"
@@ -62,6 +64,7 @@ class Env:
 OF_A_JOB: Final = frozenset(
     [
         *(Env.RUN_DIR, Env.RESUME, Env.NOTES, Env.CHANNEL, Env.JOB_TIMES, Env.SECRET, Env.SHARE, Env.LOCAL_JOB_ID),
+        Env.START,
         *(Env.CPUS_PER_TASK, Env.GPUS_PER_TASK, Env.TRACE, Env.TRACK, Env.COPY),
     ]
 )
@@ -85,10 +88,10 @@ class File:
     """Output of one task; {} is its number."""
     OUTCOME: Final = "outcome.json"
     """How a start of the job ended, and what failed first: the last start that has ended."""
-    FAILURES: Final = "failures.log"
-    """With `--requeue-on-failure`: the newest checkpoint at each failure, one per line."""
+    FAILURES: Final = "failures.jsonl"
+    """Each failure of a start of the job, and what followed: one record per line, see `agent.job.restart.history`."""
     SICK_NODES: Final = "sick-nodes.txt"
-    """Nodes that were found at fault in this job: one per line, then why. `--requeue-elsewhere` leaves them behind."""
+    """Nodes that were found at fault in this job: one per line, then why. With `--restarts`, they are left out."""
     CODE: Final = "code"
     """With `--snapshot`: the copy of the code that the job runs."""
     METRICS: Final = "metrics.jsonl"
@@ -111,6 +114,8 @@ class File:
     """The newest checkpoints."""
     PROGRESS: Final = ".progress"
     """The name of the newest checkpoint."""
+    START: Final = ".start"
+    """Which start of which job the run directory belongs to: ranks of an older one write nothing more."""
     LOCK: Final = ".lock"
     """Lock file: one training at a time writes to the run directory. While one that has ended waits for room on a full
     disk, the file's time of modification is when it gives up."""
@@ -125,7 +130,7 @@ GLOBAL_STEP: Final = "global_step"
 
 OF_FIRST_RECORD: Final = ("version", "restart")
 """Fields of the first record of each start in metrics.jsonl, in a training without a `Checkpointer`: `RECORDS_VERSION`,
-and Slurm's number of restarts. With one, starts.jsonl has them."""
+and the number of starts before (`Env.START`). With one, starts.jsonl has them."""
 
 
 class Record:
@@ -138,11 +143,11 @@ class Record:
     """After an evaluation: `epoch`, `loss`, `accuracy` (0 to 1), `correct`, `samples`.
     With `--eval-only`: `weights`, the checkpoint's path, instead of `epoch`."""
     STEPS: Final = "steps"
-    """Where the time of the steps went, about every ten seconds: `restart`, Slurm's number of restarts; `progress`, the
-    part of the training that is done, 0 to 1; `steps`, the number of steps measured; `step_s`, the mean seconds of a
-    step on rank 0, and its parts `data_s`, `compute_s`, `communication_s` (that backward does not hide), `optimizer_s`
-    (not on GPUs) and `checkpoint_s`; `rank_s_min` and `rank_s_max`: over the
-    ranks, the seconds of a step without communication; `slowest_rank`; `samples_per_s` and `samples_per_s_per_rank`."""
+    """Where the time of the steps went, about every ten seconds: `restart`, the number of starts before; `progress`,
+    the part of the training that is done, 0 to 1; `steps`, the number of steps measured; `step_s`, the mean seconds of
+    a step on rank 0, and its parts `data_s`, `compute_s`, `communication_s` (that backward does not hide),
+    `optimizer_s` (not on GPUs) and `checkpoint_s`; `rank_s_min` and `rank_s_max`: over the ranks, the seconds of
+    a step without communication; `slowest_rank`; `samples_per_s` and `samples_per_s_per_rank`."""
     TUNE: Final = "tune"
     """The fastest memory layout here: `layout`, and `seconds` of each layout."""
     BENCHMARK: Final = "benchmark"

@@ -57,13 +57,18 @@ def started(pid: int) -> str:
     return "" if state in "ZX" else f"{_BOOT.read_text().strip() if _BOOT.exists() else ''} {ticks}".strip()
 
 
-def has_environment(pid: int, values: Mapping[str, str]) -> bool:
-    """Whether a process was started with these environment variables (proc(5), environ). Not if it can't be read."""
+def environment(pid: int) -> dict[str, str]:
+    """Return the variables that a process was started with (proc(5), environ); empty if they can't be read."""
     try:
-        content = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        content = os.fsdecode(Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:
-        return False
-    return {os.fsencode(f"{name}={value}") for name, value in values.items()} <= set(content)
+        return {}
+    return {name: value for name, is_set, value in (one.partition("=") for one in content.split("\0")) if is_set}
+
+
+def has_environment(pid: int, values: Mapping[str, str]) -> bool:
+    """Whether a process was started with these environment variables. Not if they can't be read."""
+    return values.items() <= environment(pid).items()
 
 
 def find(values: Mapping[str, str]) -> list[int]:

@@ -89,6 +89,7 @@ def _next_steps(jobs: list[Job], here: Path) -> str:
 def _announcement(plan: Plan, jobs: list[Job], here: Path) -> str:
     spec, label, folder = plan.spec, jobs[0].id.partition("_")[0], os.path.relpath(jobs[0].run_dir, here)
     size = f"{counted(spec.nodes, 'node')} x {counted(spec.gpus_per_node, 'GPU')}"
+    size += f", and {spec.spares}" if spec.spares else ""
     if spec.array is not None:
         folders = f"{folder} … {jobs[-1].run_dir.name}"
         return f"Submitted array {label} ({spec.name}): {len(jobs)} tasks, each {size}. Run directories: {folders}"

@@ -10,8 +10,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from cluster_ddp.submission.grids import ARRAY_TASK_PLACEHOLDER
 from cluster_ddp.submission.render import agent_options, render
-from cluster_ddp.submission.spec import ARRAY_TASK_PLACEHOLDER, JobSpec
+from cluster_ddp.submission.spec import JobSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 JOBS_FOLDER = ROOT / "jobs"

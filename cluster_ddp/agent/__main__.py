@@ -1,8 +1,10 @@
 """`python -m cluster_ddp.agent`, and the program that a submission freezes into one file.
 
 job OPTIONS -- COMMAND                       on the batch host, or on this machine: starts the ranks, and what follows
-task [--ignore-warnings] OPTIONS -- COMMAND  in each task of a step
-rank [--ignore-warnings] -- COMMAND           around each worker of torchrun
+task [--ignore-warnings] [--stays] OPTIONS -- COMMAND
+                                             in each task of a step
+rank [--ignore-warnings] -- COMMAND          around each worker of torchrun
+spare OPTIONS -- COMMAND                     on each spare node
 unpack ARCHIVE VENV                          on each node, before the ranks: the environment of --stage-env
 """
 
@@ -20,7 +22,7 @@ from cluster_ddp.contract import Env
 from cluster_ddp.errors import SpecError, exit_on_error
 
 PROGRAM = "cluster-ddp launch"
-_VERBS = ("job", "task", "rank", "unpack")
+_VERBS = ("job", "task", "rank", "spare", "unpack")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,13 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _around(verb: str, words: Sequence[str]) -> int:
     """Around a task, or a rank below torchrun."""
     from cluster_ddp.agent import options
-    from cluster_ddp.agent.task import start
+    from cluster_ddp.agent.task import spare, start
 
-    ignore_warnings = words[:1] == ["--ignore-warnings"]
-    asked = options.parse(f"{PROGRAM} ({verb})", words[ignore_warnings:])
+    flags = {word for word in words[:2] if word in ("--ignore-warnings", "--stays")}
+    asked, ignores = options.parse(f"{PROGRAM} ({verb})", words[len(flags) :]), "--ignore-warnings" in flags
     if verb == "rank":
-        return start.keep(asked, os.environ, rank=int(os.environ["RANK"]), ignore_warnings=ignore_warnings)
-    return start.run(asked, ignore_warnings=ignore_warnings)
+        return start.Task(asked, int(os.environ["RANK"]), ignores).keep(os.environ)
+    if verb == "spare":
+        return spare.run(asked)
+    return start.run(asked, ignore_warnings=ignores, stays="--stays" in flags)
 
 
 def run() -> NoReturn:

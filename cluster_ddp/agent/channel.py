@@ -39,6 +39,8 @@ _SEND_S = 5.0
 _HELLO_S = 10.0
 # Firewalls forget a connection on which nothing is said: in clouds, after some minutes.
 _KEEP_ALIVE_S = 60
+# A machine that is gone does not end its connections: the kernels then ask each second, and it has missed three.
+_SILENT_S, _MISSES = 1, 3
 
 
 def listen(ports: Sequence[int]) -> socket.socket:
@@ -68,6 +70,15 @@ def listener(port: int) -> socket.socket:
         with contextlib.suppress(OSError):  # a kernel may have it switched off
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
     return socket.create_server(("", port), backlog=_BACKLOG)
+
+
+def notice(connection: socket.socket) -> None:
+    """Let a connection end soon after the other machine was cut off: then who reads it gets an error (tcp(7))."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _MISSES)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, (_SILENT_S + _MISSES) * 1000)
 
 
 class _Lines:
@@ -105,10 +116,11 @@ class Server:
         hear: called in that thread with each message. The first of a connection is its "hello". If it raises
             ValueError or KeyError, the connection is closed.
         gone: called in that thread with the "hello" of a connection that has ended.
+        notices: whether a connection ends some seconds after its machine was cut off.
     """
 
-    def __init__(self, listener: socket.socket, key: Key, hear: Hear, gone: Hear) -> None:
-        self._listener, self._key, self._hear, self._gone = listener, key, hear, gone
+    def __init__(self, listener: socket.socket, key: Key, hear: Hear, gone: Hear, *, notices: bool = False) -> None:
+        self._listener, self._key, self._hear, self._gone, self._notices = listener, key, hear, gone, notices
         self._selector = selectors.DefaultSelector()
         self._callers: set[_Caller] = set()
         self._strangers: list[_Caller] = []  # some of them: who has said nothing yet
@@ -163,6 +175,8 @@ class Server:
                 time.sleep(0.1)
             return
         connection.settimeout(_SEND_S)
+        if self._notices:
+            notice(connection)
         caller = _Caller(connection)
         self._selector.register(connection, selectors.EVENT_READ, caller)
         with self._quiet:
@@ -240,6 +254,8 @@ class Client:
 
     def __init__(self, connection: socket.socket | None, key: Key, timeout_s: float = 5.0) -> None:
         self._connection, self._rest = connection, b""
+        self.always: dict[str, object] = {}
+        """What each message has."""
         if connection is None:
             return
         nonce = _nonce()
@@ -269,15 +285,27 @@ class Client:
                 connection = socket.create_connection((host, int(port)), timeout=5.0)
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_S)
-                return Client(connection, key)
+                client = Client(connection, key)
+                client.always = {"start": int(env.get(Env.START, "0"))}
+                return client
         return Client(None, key)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the server was reached."""
+        return self._connection is not None
+
+    def notice(self) -> None:
+        """See `notice`."""
+        if self._connection is not None:
+            notice(self._connection)
 
     def say(self, kind: str, **fields: object) -> None:
         """Send a message. Nothing happens if it can't be sent."""
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.settimeout(_SEND_S)
-                self._connection.sendall(self._lines.seal({"kind": kind, **fields}))
+                self._connection.sendall(self._lines.seal({"kind": kind, **self.always, **fields}))
 
     def hear(self, timeout_s: float) -> Message:
         """Wait for the next message of the server.

@@ -15,9 +15,15 @@ from cluster_ddp.agent.outcome import FOR_MEMORY, KILL, TERM, Failure, for_memor
 # What srun says (22.05 to 26.11); and what the step daemons say, which do not name the node.
 _NODE_FAILURE = re.compile(r"node failure on ([^\s.,]+)|DUE TO NODE FAILURE", re.IGNORECASE)
 _SRUN = re.compile(r"srun: error: ([^:\s]+): tasks? (\d+)[^:\n]*: ([^\n]+)")
-_NOT_LAUNCHED = re.compile(r"^srun: error: (task \d+ launch failed: [^\n]+)", re.MULTILINE)
+_NOT_LAUNCHED = re.compile(
+    r"^srun: error: (task \d+ launch failed: [^\n]+|Unable to create step for job [^\n]+)", re.MULTILINE
+)
 _EXITED = re.compile(r"Exited with exit code (\d+)")
 _OUT_OF_MEMORY = re.compile(r"\d oom[_-]kill event|OOM Killed|Out Of Memory")
+SRUN = "srun"
+"""In place of a host: srun itself has failed."""
+
+
 _ERROR = re.compile(r"(\[rank\d+\]: )?[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b", re.ASCII)
 _OF_OTHERS = re.compile(r"\[rank|torch\.distributed\.elastic\.")
 
@@ -52,7 +58,7 @@ def not_launched(log_text: str) -> Failure | None:
     A node that can't write a task's log starts no task, for example.
     """
     said = _NOT_LAUNCHED.search(log_text)
-    return said and Failure(None, "srun", 1, one_line(said[1]))
+    return said and Failure(None, SRUN, 1, one_line(said[1]))
 
 
 def _of_srun(match: re.Match[str]) -> Failure:

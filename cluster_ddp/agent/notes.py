@@ -1,6 +1,6 @@
 """What a rank leaves for the process that started it, its keeper: files in a folder on their node.
 
-failed-RANK   {"words": "ValueError: x", "consequence": false}
+failed-RANK   {"words": "ValueError: x", "consequence": false, "step": 120}
 stopped-RANK  {}: it was stopped in time; launchers may hide its exit status
 joined-RANK   {}: its process group is up
 
@@ -19,7 +19,7 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cluster_ddp.contract import Env
 
@@ -32,7 +32,28 @@ _IN_MEMORY = Path("/dev/shm")
 _BYTES = 64 * 1024
 
 
-def failed(env: Mapping[str, str], rank: int | str, words: str, *, consequence: bool = False) -> None:
+class FailureNote(NamedTuple):
+    """Why a rank failed."""
+
+    words: str
+    """In one line."""
+    consequence: bool
+    """Whether it failed because another rank did, or was gone."""
+    step: int | None = None
+    """Number of steps of the training that were done; None if unknown."""
+    waits: bool = False
+    """Whether it has waited for others in vain: then it says so for them, and its node is not to blame."""
+
+
+def failed(
+    env: Mapping[str, str],
+    rank: int | str,
+    words: str,
+    *,
+    consequence: bool = False,
+    step: int | None = None,
+    waits: bool = False,
+) -> None:
     """Note why a rank failed. If that can't be written, nothing is said: the error itself is printed.
 
     Args:
@@ -40,8 +61,11 @@ def failed(env: Mapping[str, str], rank: int | str, words: str, *, consequence: 
         rank: the rank.
         words: why.
         consequence: whether it failed because another rank did, or was gone.
+        step: number of steps of the training that were done; None if unknown.
+        waits: whether it has waited for others in vain.
     """
-    _write(env, f"failed-{rank}", {"words": one_line(words), "consequence": consequence})
+    note = FailureNote(one_line(words), consequence, step, waits)
+    _write(env, f"failed-{rank}", note._asdict())
 
 
 def stopped(env: Mapping[str, str], rank: int | str) -> None:
@@ -122,11 +146,12 @@ class Notes:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def failure(self, rank: int) -> tuple[str, bool] | None:
-        """Return why a rank failed, and whether another one's failure was the cause; None if it left no such note."""
+    def failure(self, rank: int) -> FailureNote | None:
+        """Return why a rank failed; None if it left no such note."""
         try:
             note = json.loads(read_regular(self._folder / f"failed-{rank}", _BYTES))
-            return one_line(str(note["words"])), note["consequence"] is True
+            words, consequence, step = one_line(str(note["words"])), note["consequence"] is True, note.get("step")
+            return FailureNote(words, consequence, step if type(step) is int else None, note.get("waits") is True)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 
 LAUNCHERS = ("srun", "torchrun", "fork")
 
+RESTARTS_BEFORE = ("--requeue-on-failure", "--requeue-elsewhere")
+"""Earlier names of --restarts."""
+
 _SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
 
 
@@ -36,10 +39,12 @@ class Options(NamedTuple):
     """Whether the group may read the run directory."""
     max_requeues: int = 20
     """How often the job is started again after it was stopped in time."""
-    requeue_on_failure: int = 0
-    """How often the job is started again after a failure."""
-    requeue_elsewhere: int = 0
-    """How many nodes at fault the job may leave behind."""
+    restarts: int = 0
+    """How often the ranks are started again after a failure: in the allocation, or after a requeue."""
+    spare_nodes: int = 0
+    """How many nodes of the job take no ranks, until they replace one that is lost or at fault."""
+    restart_args: str = ""
+    """Words that are added to the command from the second start on, as a shell would split them."""
     doctor: bool = False
     """Whether the nodes are examined first."""
     trace: int | None = None
@@ -144,10 +149,12 @@ def _ending(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     text = "start it again at most so often after it was stopped in time, status 75 (20)"
     add("--max-requeues", type=_number, default=20, metavar="N", help=text)
-    text = "in a job of Slurm: start it again at most so often after a failure (0)"
-    add("--requeue-on-failure", type=_number, default=0, metavar="N", help=text)
-    text = "in a job of Slurm: leave at most so many nodes behind that are at fault (0)"
-    add("--requeue-elsewhere", type=_number, default=0, metavar="N", help=text)
+    text = "start it again at most so often after a failure: in its allocation, else by a requeue (0)"
+    add("--restarts", *RESTARTS_BEFORE, type=_number, action=Most, default=0, metavar="N", help=text)
+    text = "keep so many nodes of the job as spares, which replace nodes that are lost or at fault (0)"
+    add("--spare-nodes", type=_number, default=0, metavar="K", help=text)
+    text = "words that are added to the command from the second start on: '--resume last.pth'"
+    add("--restart-args", default="", metavar="WORDS", help=text)
     text = "for bash, once the ranks have ended, before a requeue; $status is theirs: 'rm -rf \"$SCRATCH\"'"
     add("--cleanup", metavar="LINES", help=text)
     add("--time-limit-s", type=count, metavar="S", help="with --ranks: time limit of each start, in seconds")
@@ -165,6 +172,14 @@ def _surroundings(group: argparse._ArgumentGroup) -> None:
     add("--container-image", metavar="IMAGE", help="run the ranks in a Pyxis container")
     add("--container-bind", **_SEVERAL, metavar="PATH", help="more folders for the container")
     add("--container-overlay", **_SEVERAL, metavar="FILE", help="overlays of an Apptainer container")
+
+
+class Most(argparse.Action):
+    """Keeps the largest value of an option that has several names."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        """Take a value."""
+        setattr(namespace, self.dest, max(values, getattr(namespace, self.dest)))
 
 
 def count(text: str) -> int:

@@ -55,6 +55,10 @@ class End(NamedTuple):
     """Whether the kernel has killed a process beside it for memory."""
     was_stopped: bool = False
     """Whether it has noted that it was stopped in time."""
+    step: int | None = None
+    """Number of steps of the training that were done, as it has noted itself; None if unknown."""
+    waits: bool = False
+    """Whether it has waited for others in vain."""
 
     @property
     def how(self) -> str:

@@ -51,10 +51,16 @@ def shape(options: Options, env: Mapping[str, str]) -> Shape:
 
     Raises:
         TopologyError: a variable is not a number.
-        SpecError: the tasks are not equal on all nodes, and the options don't say how many ranks to start.
+        SpecError: the tasks are not equal on all nodes, and the options don't say how many ranks to start; or all
+            nodes are to be spares.
     """
     v = Variables(env)
-    nodes = v.integer(*variables.JOB_NODES) or 1
+    nodes = (v.integer(*variables.JOB_NODES) or 1) - options.spare_nodes
+    if nodes < 1:
+        found = (
+            f"the job has {nodes + options.spare_nodes} node(s), and {options.spare_nodes} of them are to be spares."
+        )
+        raise SpecError("Choosing the nodes that train:", found, "fewer with --spare-nodes, or more with --nodes")
     tasks = v.integer(*variables.NTASKS_PER_NODE) or _equal_tasks(v, options)
     of_task = _gpus_per_task(v)
     gpus = v.integer(*variables.GPUS_ON_NODE) or of_task * tasks or None
@@ -108,18 +114,25 @@ def common(options: Options, folder: Path | None) -> dict[str, str]:
     return {**values, Env.SHARE: "1"} if options.share else values
 
 
-def on_slurm(options: Options, env: Mapping[str, str], label: str) -> dict[str, str]:
-    """Return the variables of a job of Slurm that its tasks inherit.
+def meeting(env: Mapping[str, str], host: str, start: int) -> dict[str, str]:
+    """Return the variables of one start of a job of Slurm: its number, and where the ranks meet.
+
+    Args:
+        env: of the job.
+        host: the node of rank 0.
+        start: number of starts before.
 
     Raises:
         RendezvousError: all ports for the rendezvous are in use.
     """
-    size = shape(options, env)
-    host = variables.node_name(env)
+    rendezvous = {"MASTER_ADDR": host, "MASTER_PORT": str(_free_port(int(env["SLURM_JOB_ID"]), host, start))}
+    return {Env.START: str(start), **rendezvous}
+
+
+def on_slurm(options: Options, size: Shape, label: str) -> dict[str, str]:
+    """Return the variables of a job of Slurm that its tasks inherit in each start."""
     values = {
         **common(options, run_dir(options, label)),
-        "MASTER_ADDR": host,
-        "MASTER_PORT": str(_free_port(int(env["SLURM_JOB_ID"]), host)),
         "WORLD_SIZE": str(size.world_size),
         "LOCAL_WORLD_SIZE": str(size.ranks_per_node),
         "SLURM_EXPORT_ENV": "ALL",  # after `sbatch --export=NONE`, srun would not pass this environment on
@@ -139,17 +152,18 @@ def on_this_machine(options: Options, ranks: int, restarts: int) -> dict[str, st
     cpus = options.cpus_per_task or max(1, len(os.sched_getaffinity(0)) // ranks)
     values = {
         Env.LOCAL_JOB_ID: str(os.getpid()),
+        Env.START: str(restarts),
         "MASTER_ADDR": _LOOPBACK,
-        "MASTER_PORT": str(_free_port(os.getpid(), _LOOPBACK)),
+        "MASTER_PORT": str(_free_port(os.getpid(), _LOOPBACK, restarts)),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "NODE_RANK": "0",
         "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", gpus),
     }
+    if restarts:  # as Slurm counts them, for scripts that look there
+        values["SLURM_RESTART_COUNT"] = str(restarts)
     if options.launcher != "torchrun":
         values["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(cpus)
-    if restarts:
-        values["SLURM_RESTART_COUNT"] = str(restarts)
     if options.function:
         executor = {"SUBMITIT_EXECUTOR": "local", "SUBMITIT_LOCAL_JOB_ID": str(os.getpid())}
         values |= {**executor, "SUBMITIT_LOCAL_NTASKS": str(ranks), **_SUBMITIT}
@@ -190,12 +204,14 @@ def of_task(options: Options, env: Mapping[str, str]) -> dict[str, str]:
     return values
 
 
-def _free_port(job_id: int, host: str) -> int:
-    """The first candidate port of a job on which nothing listens here.
+def _free_port(job_id: int, host: str, start: int = 0) -> int:
+    """The first candidate port of a job on which nothing listens here; each start begins with another one.
 
     Each task of an array has a job id of its own, so they never share one.
     """
     candidates = port.candidates(job_id)
+    at = start % len(candidates)
+    candidates = candidates[at:] + candidates[:at]
     for candidate in candidates:
         if not any(_listens(address, candidate) for address in {_LOOPBACK, host}):
             return candidate

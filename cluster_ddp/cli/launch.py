@@ -7,7 +7,8 @@ cluster-ddp launch --dry-run -- python train.py       what would be started, and
 
 Each rank gets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. In a job, the number of ranks is that of its
 tasks, or one for each GPU if a node has one task. Signals reach the ranks once they can take them. If a rank was
-stopped in time (status 75), the job is requeued. If one fails, the last lines name the rank that failed first.
+stopped in time (status 75), the job is requeued. If one fails, the last lines name the rank that failed first; with
+--restarts N all ranks then start again, and with --spare-nodes K without the node that is lost or at fault.
 """
 
 from __future__ import annotations
@@ -51,10 +52,12 @@ def main(argv: Sequence[str]) -> int:
     """Start the ranks, and wait for their end. Returns the exit status."""
     with exit_on_error(PROGRAM):
         own, command = options.split(argv)
+        own = sbatch_hints.joined(own, "--restart-args")
         found = _parsed(own, command)
         asked = options.made(found, command)
         env = allocation.own(os.environ)
         _check_place(asked, env)
+        _check_restarts(asked)
         job = launch.job_of(asked, env)
         _check_command(job, own)
         if not found.dry_run:
@@ -101,6 +104,23 @@ def _check_place(asked: Options, env: Mapping[str, str]) -> None:
         found = f"this shell is in job {job} of Slurm, whose nodes and GPUs the ranks are to use."
         hint = f"leave out --ranks, for as many as the job's tasks; for another number: --ranks-per-node {asked.ranks}"
         raise SpecError(f"Starting {counted(asked.ranks, 'rank')} on this machine:", found, hint)
+
+
+def _check_restarts(asked: Options) -> None:
+    """Refuse spare nodes that nothing would use, and words for later starts that no shell could split."""
+    if spares := asked.spare_nodes:
+        doing = f"Starting ranks with --spare-nodes {spares}:"
+        if asked.ranks is not None:
+            raise SpecError(doing, "ranks on this machine have no other node.", "leave out --spare-nodes")
+        if not asked.restarts:
+            raise SpecError(doing, "only restarts use them.", f"--restarts 3 --spare-nodes {spares}")
+    try:
+        shlex.split(asked.restart_args)
+    except ValueError as error:
+        words, found = shlex.quote(asked.restart_args), f"a shell could not split the words: {str(error).lower()}."
+        raise SpecError(
+            f"Starting ranks with --restart-args {words}:", found, "--restart-args '--resume last.pth'"
+        ) from error
 
 
 def _check_command(job: Job | LocalJob, own: list[str]) -> None:

@@ -27,7 +27,10 @@ from cluster_ddp.submission.cli.parser import Parser
 PROGRAM = "cluster-ddp status"
 # Longer cells, such as a long job name, are cut; so is the note at the end.
 _WIDEST, _LONGEST_NOTE = 120, 300
-_HEADINGS = ("JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "EPOCH", "LOSS", "ACCURACY", "SAMPLES/S", "VALUES", "")
+_HEADINGS = (
+    *("JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "REQUEUES"),
+    *("EPOCH", "LOSS", "ACCURACY", "SAMPLES/S", "VALUES", ""),
+)
 _STATE = _HEADINGS.index("STATE")
 _ENDED = {*FINAL_STATES, *ENDS, "unknown"}
 _FAILED = ("FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
@@ -116,6 +119,7 @@ def _row(one: RunStatus) -> tuple[str, ...]:
         one.state,
         one.elapsed or "-",
         "-" if one.restarts is None else str(one.restarts),
+        "-" if one.requeues is None else str(one.requeues),
         "-" if one.epoch is None else str(one.epoch),
         "-" if one.loss is None else f"{one.loss:.4g}",
         "-" if one.accuracy is None else f"{100 * one.accuracy:.2f} %",

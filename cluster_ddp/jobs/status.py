@@ -11,7 +11,7 @@ from typing import Any
 from cluster_ddp.agent import log_words, outcome
 from cluster_ddp.contract import RESTART, File
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
-from cluster_ddp.jobs import full_disk, last_metrics, lookup, run_records
+from cluster_ddp.jobs import failures, full_disk, last_metrics, lookup, run_records
 from cluster_ddp.jobs.run_records import RunRecord
 from cluster_ddp.run_files import problem, tail
 from cluster_ddp.slurm import reasons
@@ -42,7 +42,9 @@ class RunStatus:
     elapsed: str | None = None
     """Time since its last start, as D-HH:MM:SS or HH:MM:SS."""
     restarts: int | None = None
-    """How often it was restarted."""
+    """How often it was started again in its allocation, after failures."""
+    requeues: int | None = None
+    """How often it was started again by a requeue, as Slurm counts."""
     epoch: int | None = None
     """Epoch of the last record."""
     progress: float | None = None
@@ -110,12 +112,14 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
     else:
         ended = last_metrics.how_ended(record.run_dir)
         of_job = {"state": ended or ("RUNNING" if record.is_locked() else "unknown")}
-    failure = _failure(record, of_job["state"], of_job.get("restarts") or 0)
+    restarts = failures.restarts(failures.read(record.run_dir))
+    failure = _failure(record, of_job["state"], restarts + (of_job.get("requeues") or 0))
     is_alive = of_job["state"] == "RUNNING" or record.is_locked()  # by its records, one that still writes has ended
     return RunStatus(
         job=record.job,
         name=record.name,
         values=record.values,
+        restarts=restarts,
         saved_step=last_metrics.saved_step(record.run_dir),
         non_finite_step=last_metrics.non_finite_step(record.run_dir),
         run_dir=record.run_dir,
@@ -129,9 +133,9 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
     )
 
 
-def _failure(record: RunRecord, state: str, restarts: int) -> str:
+def _failure(record: RunRecord, state: str, starts: int) -> str:
     """What failed first, as its rank or else Slurm says."""
-    first = _noted(record, state, restarts)
+    first = _noted(record, state, starts)
     if state == "NODE_FAIL" and "(node failure)" not in first:
         said = tail(record.run_dir / File.JOB_LOG).rpartition(f"\n{RESTART}")[2]
         lost = outcome.in_words(log_words.lost_nodes(said)) or reasons.of_end(state, "", 0)
@@ -141,12 +145,16 @@ def _failure(record: RunRecord, state: str, restarts: int) -> str:
     return first
 
 
-def _noted(record: RunRecord, state: str, restarts: int) -> str:
-    """What the record of its last start says; while it waits to be started again, of the start before."""
+def _noted(record: RunRecord, state: str, starts: int) -> str:
+    """What the record of its last start says; while it waits to be started again, of the start before.
+
+    Args:
+        starts: number of starts before the last one.
+    """
     ended = last_metrics.outcome_of(record.run_dir)
     if ended is None or state == "RUNNING" or record.job not in ("", ended.job):
         return ""
-    is_older = ended.requeued or ended.restart < restarts
+    is_older = ended.requeued or ended.restart < starts
     return "" if is_older and state != "PENDING" else ended.failure
 
 
@@ -162,7 +170,7 @@ def _of(status: JobStatus) -> dict[str, Any]:
         "state": status.state,
         "reason": status.reason if status.state == "PENDING" and status.reason != "None" else None,
         "elapsed": status.elapsed or None,
-        "restarts": status.restarts,
+        "requeues": status.restarts,
     }
 
 

@@ -41,7 +41,10 @@ from cluster_ddp.submit import ReferenceJob
 
 PROGRAM = "cluster-ddp scaling"
 # What the study chooses for each of its jobs.
-_CHOSEN = ("--nodes", "--name", "--runs-dir", "--run-dir", "--resume", "--array", "--watch", "--on", "--test-only")
+_CHOSEN = (
+    *("--nodes", "--spare-nodes", "--name", "--runs-dir", "--run-dir", "--resume", "--array", "--watch", "--on"),
+    "--test-only",
+)
 
 
 def parser() -> Parser:
@@ -161,7 +164,7 @@ class _Scaling:
             use(plan)
             return 0
 
-        size = ("--nodes", str(point.nodes), "--gpus-per-node", str(point.gpus_per_node))
+        size = ("--nodes", str(point.nodes), "--gpus-per-node", str(point.gpus_per_node), "--spare-nodes", "0")
         where = ("--name", point.name, "--runs-dir", str(self.arguments.folder / "runs"))
         words = [
             *size,

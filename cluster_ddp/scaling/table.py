@@ -12,6 +12,8 @@ from cluster_ddp.errors import counted
 from cluster_ddp.scaling.measure import Measured
 from cluster_ddp.scaling.points import Point
 
+_FEW_NODES = 4  # with so few, a spare node rarely pays
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
@@ -78,8 +80,19 @@ def recommended(found: Sequence[Row], *, min_efficiency: float) -> str:
     size = f"--nodes {best.nodes} --gpus-per-node {best.gpus // best.nodes}"
     ask, least = f"Recommendation: {counted(best.gpus, 'GPU')} ({size})", f"{100 * min_efficiency:.0f} %"
     if best is known[0]:
-        return f"{ask}: no larger number that was measured has an efficiency of {least}."
-    return f"{ask}: the most with an efficiency of {least} or more; it is {100 * (best.efficiency or 0):.0f} %."
+        why = f"no larger number that was measured has an efficiency of {least}"
+    else:
+        why = f"the most with an efficiency of {least} or more; it is {100 * (best.efficiency or 0):.0f} %"
+    return f"{ask}: {why}.{_spare(best)}"
+
+
+def _spare(row: Row) -> str:
+    """What a spare node would cost; empty on one node."""
+    if row.nodes == 1:
+        return ""
+    cost = f"{counted(row.gpus // row.nodes, 'GPU')} that wait idle, {100 / row.nodes:.0f} % more"
+    rarely = f" With {row.nodes} nodes it rarely pays, but --restarts 3 does." if row.nodes <= _FEW_NODES else ""
+    return f" A spare node (--restarts 3 --spare-nodes 1) costs {cost}.{rarely}"
 
 
 def as_text(found: Sequence[Row]) -> str:

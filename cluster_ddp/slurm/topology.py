@@ -57,7 +57,8 @@ class Topology:
     step_id: int | None = None
     """Id of the step that srun made; None outside a step."""
     restart_count: int = 0
-    """How often the job was requeued; under torchrun, plus the number of restarts by its agent."""
+    """Number of starts of the job's ranks before this one: restarts in the allocation and requeues; under torchrun,
+    plus the number of restarts by its agent."""
     cpus_per_task: int | None = None
     """CPUs requested for each rank; None if unknown."""
     gpus_on_node: int | None = None

@@ -29,7 +29,7 @@ JOB_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 STEP_ID = ("SLURM_STEP_ID", "SLURM_STEPID")
 ARRAY_JOB_ID = ("SLURM_ARRAY_JOB_ID",)
 ARRAY_TASK_ID = ("SLURM_ARRAY_TASK_ID",)
-RESTART_COUNT = ("SLURM_RESTART_COUNT",)  # unset before the first restart, up to 26.05
+RESTART_COUNT = (Env.START, "SLURM_RESTART_COUNT")  # Slurm's is unset before the first requeue, up to 26.05
 CPUS_PER_TASK = ("SLURM_CPUS_PER_TASK",)
 TRES_PER_TASK = ("SLURM_TRES_PER_TASK",)  # from 23.11 on; repeats the CPUs per task: "cpu=2", in 23.11 "cpu:2"
 GPUS_ON_NODE = ("SLURM_GPUS_ON_NODE",)  # of the step, even if each task sees only one

@@ -39,6 +39,7 @@ PATTERNS: dict[str, tuple[str, str]] = {
     "template": _PATH,
     "container_image": (r"[^\x00-\x20\x7f]+", "an image as Enroot names it, such as nvcr.io#nvidia/pytorch:25.10-py3"),
     "description": (r"[^\x00-\x1f\x7f]*", "one line"),
+    "restart_args": (r"[^\x00-\x1f\x7f]*", "words in one line"),
 }  # fmt: skip
 
 # The same for each word of a field that holds several words.

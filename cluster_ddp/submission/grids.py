@@ -9,10 +9,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from cluster_ddp.agent.grid import PLACEHOLDER
-from cluster_ddp.errors import SpecError
+from cluster_ddp.agent.grid import ARRAY_TASK, PLACEHOLDER
+from cluster_ddp.errors import SpecError, nearest, nearest_name
+from cluster_ddp.submission.notation import field_error
 
 Grid = Mapping[str, tuple[str, ...]]
+
+ARRAY_TASK_PLACEHOLDER = f"{{{ARRAY_TASK}}}"
 
 MAX_TASKS = 4_000_000
 """Limit of every cluster, for tasks and for their numbers: MaxArraySize is at most 4,000,001 (slurm.conf(5), 26.05)."""
@@ -100,3 +103,33 @@ def _error(word: str, found: str) -> SpecError:
     return SpecError(
         f"An array over {word!r}:", f"{found}.", "--array seed=0..7 lr=0.1,1.0, or Slurm's own: --array 0-7%4"
     )
+
+
+def check_placeholders(words: Sequence[str], grid: Grid, *, array: str | None) -> None:
+    """Check the placeholders of a command against a grid and an array.
+
+    Args:
+        words: the command.
+        grid: each of its keys must be used. If it is empty, unknown names in braces are left alone.
+        array: sbatch's --array; if None, "{array_task_id}" is not allowed.
+
+    Raises:
+        SpecError: a key is not used, or a placeholder has no value.
+    """
+    names = placeholders(words)
+    if array is None and ARRAY_TASK in names:
+        legal = f"without {ARRAY_TASK_PLACEHOLDER} unless array is set"
+        raise field_error("command", tuple(words), legal, hint="add an array of tasks: --array 0-7")
+    unknown = sorted(names - {*grid, ARRAY_TASK}) if grid else []
+    for name in unknown:
+        found = f"--array gives values for {', '.join(grid)} only.{nearest(name, grid)}"
+        used, unused = [key for key in grid if key in names], [key for key in grid if key not in names]
+        hint = f"give values for {name}{' instead' if unused else ', too'}: "
+        hint += f"--array {' '.join(f'{key}=…' for key in (*used, name))}"
+        if unused:
+            hint = f"write {{{nearest_name(name, unused) or unused[0]}}} in the command; or {hint}"
+        raise SpecError(f"A command with {{{name}}}:", found, hint)
+    for key in grid:
+        if key not in names:
+            found = f"the command has no {{{key}}}, so no task would get its value."
+            raise SpecError(f"An array with {key}:", found, f"add it to the command, for example: --{key} {{{key}}}")

@@ -29,6 +29,8 @@ _EXAMPLES = {
     "after": "after job 12 has succeeded: --after 12; whatever became of it: --after afterany:12",
     "signal": "two minutes before the end: --signal USR1@120",
     "launcher": "leave it out, or --launcher srun",
+    "restarts": "for three: --restarts 3",
+    "restart_args": "for example --restart-args '--resume last.pth'",
     "trace": "for ten steps: --trace 10",
     "modules": "see the names: module avail",
     "sbatch_options": "for example --sbatch-options=--reservation=course",

@@ -109,6 +109,8 @@ def plan(request: Request, *, must_run: bool = True) -> Plan:
     command, runs = _command(request)
     archive = venv_archive.path(venv_archive.require(spec), request.runs_dir) if spec.stage_env else None
     asked = agent_options(spec, command, is_function=request.function is not None)
+    if request.earlier is not None:
+        asked = asked._replace(restart_args="")  # the command has them from its first start on
     source = f"{request.source}\nEach task runs: {runs}"
     if local:
         script = render_local(spec, asked, source=source, code=request.code)
@@ -123,7 +125,9 @@ def _command(request: Request) -> tuple[Sequence[str], str]:
     if request.function is None:
         if request.spec.launcher == "fork":
             python_command.interpreter_words(request.spec.command)  # refuses what can't be forked
-        return request.spec.command, shlex.join(request.spec.command)
+        more = shlex.split(request.spec.restart_args) if request.earlier is not None else []
+        command = (*request.spec.command, *more)
+        return command, shlex.join(command)
     return submitit_task.runner(str(request.run_dir or f"{_prefix(request)}%j")), repr(request.function)
 
 
@@ -169,6 +173,7 @@ def _check_function(spec: JobSpec) -> None:
         "venv": (loaded, f"submit from inside that environment, or {command}"),
         "conda_env": (loaded, f"submit from inside that environment, or {command}"),
         "launcher": ("a function is called in one task per GPU.", f'launcher="srun", or {command}'),
+        "restart_args": ("a function has no command line.", f"leave out restart_args, or {command}"),
     }
     for name, value in unfit_for_function(spec).items():
         raise SpecError(f"Submitting a function with {name}={value!r}:", *reasons.get(name, (loaded, command)))
@@ -184,6 +189,7 @@ def unfit_for_function(spec: JobSpec) -> dict[str, Any]:
         "venv": not spec.venv or Path(spec.venv).expanduser().resolve() == here,
         "conda_env": not spec.conda_env or spec.conda_env == os.environ.get("CONDA_DEFAULT_ENV"),
         "launcher": spec.launcher == "srun",
+        "restart_args": not spec.restart_args,
     }
     return {name: getattr(spec, name) for name, it_fits in fits.items() if not it_fits}
 
@@ -240,6 +246,7 @@ def _not_on_this_machine(spec: JobSpec) -> str:
         ("container_image", "Pyxis images"),
         ("stage_env", "environments that nodes unpack"),
         ("doctor", "the doctor before the ranks start"),
+        ("spare_nodes", "spare nodes"),
     ):
         if getattr(spec, name) not in (None, False):
             return f"it sets {name}={getattr(spec, name)!r}, and only Slurm supports {what}."

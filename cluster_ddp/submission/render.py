@@ -33,7 +33,7 @@ def agent_options(spec: JobSpec, command: Sequence[str], *, is_function: bool = 
         more: further fields of `Options`.
     """
     same = [
-        *("launcher", "gpus_per_task", "share", "max_requeues", "requeue_on_failure", "requeue_elsewhere"),
+        *("launcher", "gpus_per_task", "share", "max_requeues", "restarts", "spare_nodes", "restart_args"),
         *("doctor", "trace", "track", "container", "container_image", "srun_options"),
     ]
     return Options(

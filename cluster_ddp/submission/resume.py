@@ -21,7 +21,7 @@ from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.backends import Scheduler, submitit_task
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
-from cluster_ddp.submission.spec import JobSpec
+from cluster_ddp.submission.spec import RESTARTS_BEFORE, JobSpec
 
 _TRAININGS_OWN = ("auto", "never")
 
@@ -221,7 +221,7 @@ def _spec(path: Path, record: dict[str, Any]) -> JobSpec:
     """The specification in a spec.json, without what the earlier job waited for."""
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
     values |= {"grid": {}, "after": None, "begin": None}
-    known = {field.name for field in dataclasses.fields(JobSpec)}
+    known = {*(field.name for field in dataclasses.fields(JobSpec)), *RESTARTS_BEFORE}
     try:
         if unknown := sorted(set(values) - known):
             raise ValueError(f"this version does not know {', '.join(unknown)}")

@@ -6,21 +6,22 @@ One rank drives one GPU, or `gpus_per_task`. So no field sets the number of task
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import InitVar, dataclass, field, fields
 from typing import Literal, get_args
 
-from cluster_ddp.agent.grid import ARRAY_TASK
 from cluster_ddp.contract import TRACKERS
-from cluster_ddp.errors import HostlistError, SpecError, nearest, nearest_name
+from cluster_ddp.errors import HostlistError, SpecError, counted, nearest, nearest_name
 from cluster_ddp.slurm import hostlist
 from cluster_ddp.submission import grids
 from cluster_ddp.submission.field_patterns import PATTERNS, SET_ELSEWHERE, WORD_PATTERNS
 from cluster_ddp.submission.notation import field_error, normalized_time
 
-ARRAY_TASK_PLACEHOLDER = f"{{{ARRAY_TASK}}}"
-
 Launcher = Literal["srun", "torchrun", "fork"]
+
+RESTARTS_BEFORE = ("requeue_on_failure", "requeue_elsewhere")
+"""Earlier names of `JobSpec.restarts`. Of several that are given, the largest counts."""
 
 ALTERNATIVES = (("venv", "conda_env"), ("container", "container_image"))
 """Pairs of fields that exclude each other."""
@@ -84,11 +85,14 @@ class JobSpec:
     """Let Slurm requeue the job after preemption or the loss of a node."""
     max_requeues: int = 20
     """Requeue a job that was stopped in time (exit status 75), unless it has restarted this often already."""
-    requeue_on_failure: int = 0
-    """On Slurm: how often to requeue the job after a failure. It stops after three times without a new checkpoint."""
-    requeue_elsewhere: int = 0
-    """On Slurm: at most so many nodes to leave behind. If the doctor finds a node at fault, the job is requeued without
-    it, once per node."""
+    restarts: int = 0
+    """How often to start the ranks again after a failure, from the newest checkpoint: in the job's allocation, without
+    a node that is lost or at fault, else by a requeue. Four failures without a new checkpoint end the job."""
+    spare_nodes: int = 0
+    """On Slurm: how many nodes to ask for beside `nodes`. They wait idle, until another node is lost or at fault. It
+    needs `restarts`."""
+    restart_args: str = ""
+    """Words to add to the command from its second start on, quoted as for a shell, such as "--resume last.pth"."""
     launcher: Launcher = "srun"
     """srun: one task per rank. torchrun: one task per node; its agent starts the ranks. fork: one task per node; it
     imports torch once and forks the ranks; for Python scripts and modules."""
@@ -125,15 +129,22 @@ class JobSpec:
     """More options for sbatch, such as --reservation=course."""
     srun_options: tuple[str, ...] = ()
     """More options for srun, which starts the ranks, such as --cpu-bind=verbose."""
+    requeue_on_failure: InitVar[int] = 0
+    """An earlier name of `restarts`."""
+    requeue_elsewhere: InitVar[int] = 0
+    """An earlier name of `restarts`."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, requeue_on_failure: int, requeue_elsewhere: int) -> None:
         for name in ("nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task", "trace"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise field_error(name, value, "a whole number of 1 or more")
-        for name in ("max_requeues", "requeue_on_failure", "requeue_elsewhere"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
-                raise field_error(name, getattr(self, name), "a whole number of 0 or more")
+        before = dict(zip(RESTARTS_BEFORE, (requeue_on_failure, requeue_elsewhere)))
+        counts = {name: getattr(self, name) for name in ("max_requeues", "restarts", "spare_nodes")}
+        for name, value in (counts | before).items():
+            if type(value) is not int or value < 0:
+                raise field_error(name, value, "a whole number of 0 or more")
+        object.__setattr__(self, "restarts", max(self.restarts, *before.values()))
         for name in ("command", *WORD_PATTERNS):
             words = getattr(self, name)
             if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
@@ -154,6 +165,7 @@ class JobSpec:
             legal = "a program and its arguments, without NUL bytes"
             raise field_error("command", self.command, legal, hint="name a program first")
         self._check_choices()
+        self._check_restarts()
         self._check_array()
 
     @property
@@ -165,6 +177,18 @@ class JobSpec:
     def world_size(self) -> int:
         """Number of ranks."""
         return self.nodes * self.ranks_per_node
+
+    @property
+    def all_nodes(self) -> int:
+        """Number of nodes that the job asks for: those that it trains on, and the spare ones."""
+        return self.nodes + self.spare_nodes
+
+    @property
+    def spares(self) -> str:
+        """What its spare nodes cost, in words; empty without any."""
+        spares, gpus = counted(self.spare_nodes, "spare node"), self.spare_nodes * self.gpus_per_node
+        whose, wait = "its" if self.spare_nodes == 1 else "their", "waits" if gpus == 1 else "wait"
+        return f"{spares} of {self.all_nodes}: {whose} {counted(gpus, 'GPU')} {wait} idle" if self.spare_nodes else ""
 
     def _check_text(self, name: str) -> None:
         value = getattr(self, name)
@@ -195,10 +219,6 @@ class JobSpec:
                     f"left out when {one} is given",
                     hint=f"leave out --{one.replace('_', '-')} or --{other.replace('_', '-')}",
                 )
-        if self.requeue_elsewhere and self.requeue is False:
-            raise field_error(
-                "requeue_elsewhere", self.requeue_elsewhere, "0 with --no-requeue", hint="leave out one of them"
-            )
         if self.exclude is not None:
             _check_hostlist("exclude", self.exclude)
         if self.doctor and (self.container or self.container_image):
@@ -224,6 +244,16 @@ class JobSpec:
                 hint = f"--{option[2:].replace('=', ' ')}, without --sbatch-options" if own else "leave it out"
                 raise field_error("sbatch_options", option, "an option that cluster-ddp does not set itself", hint=hint)
 
+    def _check_restarts(self) -> None:
+        if self.spare_nodes and not self.restarts:
+            hint = f"--restarts 3 --spare-nodes {self.spare_nodes}; or leave out --spare-nodes"
+            raise field_error("spare_nodes", self.spare_nodes, "0 without restarts, which use them", hint=hint)
+        try:
+            shlex.split(self.restart_args)
+        except ValueError as error:
+            legal = f"words that a shell could split: {str(error).lower()}"
+            raise field_error("restart_args", self.restart_args, legal) from error
+
     def _check_array(self) -> None:
         if self.array is not None and grids.count(self.array) == 0:
             raise field_error("array", self.array, "task numbers such as 0-7, not an empty range")
@@ -236,7 +266,7 @@ class JobSpec:
         if self.array is not None and max(grids.count(self.array), grids.last(self.array)) > grids.MAX_TASKS:
             raise field_error("array", self.array, f"of at most {grids.MAX_TASKS:,} tasks, none with a higher number")
         if self.command:
-            check_placeholders(self.command, self.grid, array=self.array)
+            grids.check_placeholders(self.command, self.grid, array=self.array)
 
 
 def _all_match(pattern: str, words: Sequence[str]) -> bool:
@@ -250,33 +280,3 @@ def _check_hostlist(name: str, value: str) -> None:
         raise field_error(name, value, f"a hostlist such as node[3-4]: {error.found.rstrip('.')}") from error
     if not hosts:
         raise field_error(name, value, "at least one node")
-
-
-def check_placeholders(words: Sequence[str], grid: grids.Grid, *, array: str | None) -> None:
-    """Check the placeholders of a command against a grid and an array.
-
-    Args:
-        words: the command.
-        grid: each of its keys must be used. If it is empty, unknown names in braces are left alone.
-        array: sbatch's --array; if None, "{array_task_id}" is not allowed.
-
-    Raises:
-        SpecError: a key is not used, or a placeholder has no value.
-    """
-    names = grids.placeholders(words)
-    if array is None and ARRAY_TASK in names:
-        legal = f"without {ARRAY_TASK_PLACEHOLDER} unless array is set"
-        raise field_error("command", tuple(words), legal, hint="add an array of tasks: --array 0-7")
-    unknown = sorted(names - {*grid, ARRAY_TASK}) if grid else []
-    for name in unknown:
-        found = f"--array gives values for {', '.join(grid)} only.{nearest(name, grid)}"
-        used, unused = [key for key in grid if key in names], [key for key in grid if key not in names]
-        hint = f"give values for {name}{' instead' if unused else ', too'}: "
-        hint += f"--array {' '.join(f'{key}=…' for key in (*used, name))}"
-        if unused:
-            hint = f"write {{{nearest_name(name, unused) or unused[0]}}} in the command; or {hint}"
-        raise SpecError(f"A command with {{{name}}}:", found, hint)
-    for key in grid:
-        if key not in names:
-            found = f"the command has no {{{key}}}, so no task would get its value."
-            raise SpecError(f"An array with {key}:", found, f"add it to the command, for example: --{key} {{{key}}}")

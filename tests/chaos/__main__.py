@@ -28,6 +28,8 @@ from cluster_ddp.sandbox import cluster, prerequisites
 from cluster_ddp.sandbox.layout import Layout
 
 NODES, GPUS_PER_NODE = 4, 2
+RESTARTS = ((0, 0), (1000, 1), (1000, 0))
+"""--restarts and --spare-nodes of the trainings, in turn."""
 EARLY = 0.25
 """Share of the faults that meet a training which is just starting."""
 EARLY_WITHIN_S, WITHIN_S = 4.0, 4.0
@@ -46,7 +48,7 @@ class Chaos:
         self.layout, self.folder, self.wanted, self.training = layout, folder, faults, training
         self.random = random.Random(seed)
         self.made: Counter[str] = Counter()
-        self.restarts = self.trainings = 0
+        self.restarts = self.in_job = self.trainings = 0
         self.not_requeued: list[Path] = []
         self.slowest_end_s: dict[str, float] = {}
         """By kind: the longest time from a fault to the end of all ranks."""
@@ -75,7 +77,9 @@ class Chaos:
         self._say(f"the undisturbed training: weights {self._reference[-1]['weights_sha256'][:12]}…")
         while self.made.total() < self.wanted:
             self.trainings += 1
-            self._disturb(Run(self.layout, self.folder / f"training-{self.trainings}", *self.training))
+            restarts, spares = RESTARTS[self.trainings % len(RESTARTS)]
+            folder = self.folder / f"training-{self.trainings}"
+            self._disturb(Run(self.layout, folder, *self.training, restarts=restarts, spare_nodes=spares))
 
     def complaint(self) -> str | None:
         """What was wrong without costing anything that was trained."""
@@ -103,6 +107,7 @@ class Chaos:
                 if time.monotonic() > deadline:
                     run.fail(f"the training did not end within {TRAINING_TIMEOUT_S:g} s")
         self.restarts += run.restarts
+        self.in_job += run.in_job
         self.not_requeued += run.not_requeued
         self._check_end(run)
 
@@ -233,6 +238,7 @@ def _chaos(options: argparse.Namespace, folder: Path) -> int:
             "slowest_end_s": dict(sorted(chaos.slowest_end_s.items())),
             "trainings": chaos.trainings,
             "restarts": chaos.restarts,
+            "in_their_allocation": chaos.in_job,
             "seconds": round(chaos.seconds, 1),
             "violation": violation,
         }

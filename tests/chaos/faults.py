@@ -126,13 +126,13 @@ def bring_back_controller(layout: Layout) -> None:
     cluster.wait_until_usable(layout, layout.node_names, [cluster.start_controller(layout)])
 
 
-def ranks(layout: Layout, job_id: int, *, step_id: int = 0) -> list[Rank]:
-    """The processes of a job step's ranks that run Python by now, in the order of ranks.
+def ranks(layout: Layout, job_id: int) -> list[Rank]:
+    """The processes of a job's ranks that run Python by now, in the order of ranks.
 
     Known by the environment that they were started with: the agents of tasks, which are Python, too, have no folder for
     notes. Ranks that were forked (`cluster_ddp.runtime.fork`) are known by their process's name.
     """
-    wanted = {"SLURM_JOB_ID": str(job_id), "SLURM_STEP_ID": str(step_id)}
+    wanted = {"SLURM_JOB_ID": str(job_id)}
     found = []
     for node in layout.node_names:
         for pid in processes_on(layout, node):

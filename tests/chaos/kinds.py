@@ -190,6 +190,15 @@ def restart_controller(run: Run, rng: random.Random) -> str | None:
     return f"down for {after_s:.1f} s"
 
 
+def cancel_step(run: Run, rng: random.Random) -> str | None:
+    """The step of the ranks is cancelled, and the job is not."""
+    if not (ranks := run.ranks()):
+        return None
+    step = f"{run.job_id}.{faults.environment_of(ranks[0].pid).get('SLURM_STEP_ID', '0')}"
+    run.slurm("scancel", step)
+    return f"scancel {step}"
+
+
 def _slurm(*argv: str) -> Callable[[Run, random.Random], str | None]:
     """A fault that is one of Slurm's commands, with the job's id for JOB."""
 
@@ -218,7 +227,7 @@ FAULTS = (
     Fault("requeued", _slurm("scontrol", "requeue", "JOB")),
     Fault("warned", _slurm("scancel", "--signal=USR1", "JOB"), is_warning=True, often=True),
     Fault("warned early", early_warning, is_warning=True),
-    Fault("step cancelled", _slurm("scancel", "JOB.0")),
+    Fault("step cancelled", cancel_step),
     Fault("job cancelled", _slurm("scancel", "JOB")),
     Fault("controller restarted", restart_controller, is_fatal=False),
     Fault("node cut for a moment", cut_node_for_a_moment, is_fatal=False),

@@ -44,10 +44,21 @@ class Run:
         folder: for the run directory and the jobs' output.
         epochs: to train.
         ranks_per_node: on each of two nodes.
+        restarts, spare_nodes: of the job.
     """
 
-    def __init__(self, layout: Layout, folder: Path, epochs: int, ranks_per_node: int) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        folder: Path,
+        epochs: int,
+        ranks_per_node: int,
+        *,
+        restarts: int = 0,
+        spare_nodes: int = 0,
+    ) -> None:
         self.layout, self.folder, self.disk = layout, folder, folder.parent / DISK
+        self._restarts_asked, self._spare_nodes = restarts, spare_nodes
         self.run_dir = self.disk / folder.name
         folder.mkdir()
         self.epochs, self.ranks_per_node = epochs, ranks_per_node
@@ -70,6 +81,8 @@ class Run:
         """Noted since the last start."""
         self.left_behind = ""
         """The node that the job may not get any more."""
+        self.in_job = self._in_this_job = 0
+        """How often its ranks were started again in their allocation, as far as was seen."""
         self._restarts_of_job = self._told = 0
         self._env = {**cluster.environment(layout.name), "CLUSTER_DDP_RUN_DIR": str(self.run_dir)}
         self._env["PATH"] = f"{Path(sys.executable).parent}:{self._env['PATH']}"  # with cluster-ddp
@@ -91,13 +104,16 @@ class Run:
             gpus_per_node=self.ranks_per_node,
             requeue=True,
             max_requeues=1000,
-            requeue_elsewhere=1,
+            restarts=self._restarts_asked,
+            spare_nodes=self._spare_nodes,
         )
         options = [f"--output={self.folder}/job-%j.log", f"--chdir={SCRIPT.parents[2]}"]
         text = render(spec, agent_options(spec, spec.command), source="make chaos")
         self.job_id = commands.submit(text=text, options=options, env=self._env).job_id
         self._restarts_of_job, self._told, self.since_s = 0, 0, time.time()
         self.bad_node = self.left_behind = ""
+        self._in_this_job = 0
+        (self.run_dir / File.FAILURES).unlink(missing_ok=True)
 
     def note_bad_node(self, node: str) -> bool:
         """Note a node as the doctor does; False on a full disk."""
@@ -140,7 +156,8 @@ class Run:
         Slurm counts a restart before the ranks have heard of it: they may go on for some seconds.
         """
         status = self.status()
-        return (status.ended or status.restarts > self._restarts_of_job) and not (
+        was_restarted = status.restarts > self._restarts_of_job or self._restarts_in_job() > self._in_this_job
+        return (status.ended or was_restarted) and not (
             status.state == "COMPLETING" or {rank.pid for rank in self.ranks()} & pids
         )
 
@@ -151,19 +168,30 @@ class Run:
             should_requeue: a job that has said that it stops in time should have been queued again by its script.
         """
         status = self.status()
+        before, self._in_this_job = self._in_this_job, self._restarts_in_job()
+        self.in_job += self._in_this_job - before
         if status.state == "COMPLETED":
             return
         self.restarts += 1
         if status.ended:
             if should_requeue and "Stopped after step" in self.output.read_text(errors="replace")[self._told :]:
                 self.not_requeued.append(self.output)
-            if self.bad_node and not self.left_behind:
+            is_over = "not started again" in self.output.read_text(errors="replace")
+            if self.bad_node and not self.left_behind and self._restarts_asked and not is_over:
                 self.fail(f"job {self.job_id} was not requeued without {self.bad_node}")
             self.submit()
+        elif self._in_this_job > before and status.restarts == self._restarts_of_job:
+            self.since_s = time.time()
         else:
-            self.left_behind, self.bad_node = self.left_behind or self.bad_node, ""
+            if self._restarts_asked and not self._spare_nodes:  # a spare may be what is left
+                self.left_behind = self.left_behind or self.bad_node
+            self.bad_node = ""
             self._restarts_of_job, self.since_s = status.restarts, time.time()
             self._told = len(self.output.read_text(errors="replace")) if self.output.exists() else 0
+
+    def _restarts_in_job(self) -> int:
+        path = self.run_dir / File.FAILURES
+        return path.read_text().count('"then": "restart"') if path.exists() else 0
 
     def ranks(self) -> list[faults.Rank]:
         """The ranks that run Python now."""

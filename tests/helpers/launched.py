@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 
 RANK, RUN_DIR = int(os.environ["RANK"]), Path(os.environ["CLUSTER_DDP_RUN_DIR"])
-RESTARTS = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+RESTARTS = int(os.environ.get("CLUSTER_DDP_START", "0"))
 told = []
 
 

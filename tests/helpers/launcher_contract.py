@@ -80,7 +80,7 @@ def lost_node(job: Job) -> None:
 
 def started_again(job: Job) -> None:
     """All ranks have saved, the slower one, too; the logs go on."""
-    assert job.launcher.startswith("local") or job.end["restarts"] == 1, job.end  # `--local` counts none
+    assert job.launcher.startswith("local") or job.end["requeues"] == 1, job.end  # `--local` counts none
     assert {path.name for path in job.run_dir.glob("saved-*")} == {"saved-0", "saved-1"}
     assert {path.name for path in job.run_dir.glob("begun1-*")} == {"begun1-0", "begun1-1"}
     for start in (0, 1):
@@ -89,13 +89,13 @@ def started_again(job: Job) -> None:
 
 def cancelled(job: Job) -> None:
     assert job.end["state"] == "CANCELLED", job.logs
-    assert not job.end["restarts"], job.end
+    assert not job.end["requeues"], job.end
     assert not job.end["failure"] and "Failed first" not in job.log, job.logs
 
 
 def ended(job: Job) -> None:
     """TERM waits for no handler."""
-    assert (job.end["state"], job.end["exit_status"], job.end["restarts"]) == ("FAILED", 143, 0), job.logs
+    assert (job.end["state"], job.end["exit_status"], job.end["requeues"]) == ("FAILED", 143, 0), job.logs
 
 
 def logs(job: Job) -> None:

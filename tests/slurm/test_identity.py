@@ -109,7 +109,7 @@ def test_a_requeued_job_with_a_comment_of_its_own_is_still_that_of_its_run(tmp_p
         env = {**os.environ, **place.slurm.env, "SLURM_TIME_FORMAT": "relative"}
         command = [sys.executable, "-m", "cluster_ddp", "status", "--json"]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-        rows = {row["job"]: row["restarts"] for row in json.loads(done.stdout)}
+        rows = {row["job"]: row["requeues"] for row in json.loads(done.stdout)}
         assert rows == dict.fromkeys(jobs, 1), done.stderr
         for job in jobs:
             assert verb(place, "cancel", job).returncode == 0

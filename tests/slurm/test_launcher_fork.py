@@ -81,7 +81,7 @@ def test_the_same_training_stopped_and_queued_again(place: Place) -> None:
     assert all(0 <= one["cpu"] <= 1 for one in used)
     assert all(one["memory"] > 1 << 20 for one in used if one["seconds"] >= SAMPLE_S)
     reported = place.slurm.run(sys.executable, "-m", "cluster_ddp", "report", str(run_dir), cwd=place.folder).stdout
-    shown = r"COMPLETED\n.*1 restart\n.*By node\n  node1 .* of 2 CPUs.*\n  node2 .* of 2 CPUs"
+    shown = r"COMPLETED\n.*1 requeue\n.*By node\n  node1 .* of 2 CPUs.*\n  node2 .* of 2 CPUs"
     assert re.search(shown, reported, re.DOTALL), reported
 
 

@@ -315,7 +315,7 @@ def test_the_reference_job_trained(slurm: Cluster, long_ones: dict[str, Path]) -
     assert (config["topology"]["world_size"], config["config"]["lr"], config["config"]["epochs"]) == (4, 0.5, 2)
     done = slurm.run(sys.executable, "-m", "cluster_ddp", "status", cwd=place.folder)
     row = next(line for line in done.stdout.splitlines() if line.startswith(run_dir.name.removeprefix("mnist-")))
-    assert re.fullmatch(r"\d+\s+mnist\s+COMPLETED\s+[\d:]+\s+0\s+2\s+0\.\d+\s+9\d\.\d\d %\s+\d+", row)
+    assert re.fullmatch(r"\d+\s+mnist\s+COMPLETED\s+[\d:]+\s+0\s+0\s+2\s+0\.\d+\s+9\d\.\d\d %\s+\d+", row)
 
 
 def test_the_same_training_as_a_command(slurm: Cluster, long_ones: dict[str, Path]) -> None:
@@ -325,6 +325,7 @@ def test_the_same_training_as_a_command(slurm: Cluster, long_ones: dict[str, Pat
     names = {path.name for path in run_dir.iterdir()}
     assert {
         ".lock",
+        ".start",
         "agent.pyz",
         "outcome.json",
         "spec.json",

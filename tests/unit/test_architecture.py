@@ -58,6 +58,17 @@ def test_packages_import_only_what_they_may(package: str) -> None:
         assert others <= MAY_IMPORT[package], module
 
 
+def test_ranks_write_to_the_run_directory_only_while_it_is_theirs() -> None:
+    """A rank whose node was cut off may live on after a newer start of the job."""
+    for module in (name for name in MODULES if ".runtime." in name and not name.endswith(".fenced")):
+        for node in ast.walk(ast.parse(MODULES[module].read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "cluster_ddp.files":
+                assert not {"open_own", "atomic_write"} & {alias.name for alias in node.names}, module
+            assert not isinstance(node, ast.ImportFrom) or "files" not in {
+                alias.name for alias in node.names if node.module == "cluster_ddp"
+            }, module
+
+
 def test_the_reference_workload_is_made_as_a_user_would_make_it() -> None:
     """Of the package's modules it imports the public face only; but its options are checked before torch is there."""
     for module in (name for name in MODULES if name.startswith("cluster_ddp.mnist.")):

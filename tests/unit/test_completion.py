@@ -30,7 +30,8 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ([""], [*VERBS]),
         (["submit", "--launcher", ""], ["srun", "torchrun", "fork"]),
-        (["submit", "--req"], ["--requeue", "--requeue-elsewhere", "--requeue-on-failure"]),
+        (["submit", "--req"], ["--requeue"]),
+        (["submit", "--rest"], ["--restarts", "--restart-args"]),
         (["launch", "--launcher", ""], ["srun", "torchrun", "fork"]),
         (["launch", "--ran"], ["--ranks", "--ranks-per-node"]),
         (["submit", "--template", ""], ["completion.bash", "runs"]),

@@ -243,7 +243,7 @@ def check_ours(verb: str, words: list[str]) -> None:
     elif verb == "train":
         Train(tuple(words)).config({})
     else:
-        options = [word for word in own if word.startswith("-")]
+        options = [word.partition("=")[0] for word in own if word.startswith("-")]
         names = [verb, *(own[:1] if verb == "sandbox" else [])]
         assert {*options} <= {*re.findall(r"--?[a-z][\w-]*", help_of(*names))}, help_of(*names)
     if "--" in words and verb == "sandbox":

@@ -4,7 +4,9 @@ launch      which of the two
 slurm_job   one start of a job of Slurm
 local_job   a job on this machine
 step        srun's command, and Slurm's configuration
+tasks       the tasks of a job of Slurm: their steps and their channel
 hearing     what the tasks have said
+restart     what follows a failure
 report      the last lines of the job's log
 requeue     whether the job is started again
 scontrol    Slurm's commands, with patience

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 from cluster_ddp.agent import log_words, outcome
 from cluster_ddp.agent.channel import Message
 from cluster_ddp.agent.job import report
 from cluster_ddp.agent.outcome import End, Failure, Outcome
+from cluster_ddp.agent.task.keeper import PATIENCE_S
 from cluster_ddp.contract import EXIT_STOPPED, File
+
+# Seconds that other ranks have to say how they fail, after the first one: after an exception, after a signal.
+_WORDS_S, _KILLED_S = 2.0, 0.5
+_NEVER = float("inf")
 
 _ALONE = """\
 warning: None of the {} ranks of this job has joined a process group so far, and none is connected to another one.
@@ -37,6 +43,10 @@ class Hearing:
         self._ended: set[tuple[int | None, str]] = set()
         self._gone: list[End] = []
         self._alone: set[int] = set()
+        self._idle: dict[int, int] = {}  # number of a task -> its exit status
+        self._lost: dict[int, str] = {}  # number of a task whose agent is gone -> its host
+        self._over_at = _NEVER
+        self._is_closed = False
 
     @property
     def all_have_begun(self) -> bool:
@@ -48,6 +58,59 @@ class Hearing:
         """Whether a rank was stopped in time."""
         with self._lock:
             return any(end.was_stopped or end.status == EXIT_STOPPED for end in self._ends)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any task has said that it begins."""
+        return bool(self._begun)
+
+    @property
+    def are_idle(self) -> bool:
+        """Whether all commands have ended, and their agents wait; those that are gone count."""
+        with self._lock:
+            return len(self._idle.keys() | self._lost.keys()) >= self._tasks
+
+    @property
+    def gone_from(self) -> list[str]:
+        """Hosts where an agent is gone."""
+        with self._lock:
+            return [*dict.fromkeys(self._lost.values())]
+
+    @property
+    def statuses(self) -> list[int]:
+        """The exit statuses other than 0 of tasks, in the order in which they came; of those without an agent: KILL."""
+        with self._lock:
+            lost = [outcome.KILL for task in self._lost if task not in self._idle]
+            return [*filter(None, self._idle.values()), *lost]
+
+    def due_s(self, now: float) -> float:
+        """Return in how many seconds the start may be over: others may still say why a first rank failed."""
+        return self._over_at - now
+
+    def is_over(self, now: float) -> bool:
+        """Whether the start is over: all commands have ended, or one has failed some time ago."""
+        return self.are_idle or now >= self._over_at
+
+    def close(self) -> None:
+        """Hear no more: what comes now are ranks that were killed because of a failure."""
+        with self._lock:
+            self._is_closed = True
+
+    def failed_everywhere(self, words: str) -> bool:
+        """Whether all ranks have failed with these words."""
+        with self._lock:
+            ranks = {end.rank for end in self._ends if (end.words or self._last_error(end)) == words}
+            return bool(words) and len(ranks) == self._world_size
+
+    def end_of(self, one: Failure | None) -> End | None:
+        """What the rank that failed has said; None if it has said nothing."""
+        with self._lock:
+            return next((end for end in self._ends if one is not None and end.rank == one.rank and end.status), None)
+
+    def logs_of_gone(self) -> list[Path]:
+        """Logs of tasks whose agents are gone: their nodes may be cut off, and still write."""
+        with self._lock:
+            return [] if self._folder is None else [self._folder / File.TASK_LOG.format(task) for task in self._lost]
 
     def judge(self, ended: Outcome) -> Outcome:
         """Say how the start ended, by what the tasks have said; where they are silent, by what srun has.
@@ -91,18 +154,33 @@ class Hearing:
     def hear(self, message: Message) -> None:
         """Take a message of a task."""
         with self._lock:
-            if message["kind"] == "hello":
+            if message["kind"] == "idle":
+                self._idle[int(message["task"])] = message["status"]
+            elif self._is_closed:
+                pass
+            elif message["kind"] == "hello":
                 if self._tasks and message["task"] is not None:
                     self._begun.add(int(message["task"]))
                     self._on[message["host"]] = int(message["task"])
             elif message["kind"] == "ended":
-                self._ends.append(end := End(**{name: message[name] for name in End._fields}))
+                # A launcher of an older version, in a container, says less.
+                known = {**End._field_defaults, **{name: message[name] for name in message if name in End._fields}}
+                self._ends.append(end := End(message["rank"], message["host"], message["status"])._replace(**known))
                 self._ended.add((end.rank, end.host))
+                self._note_over(end)
             elif message["kind"] == "alone":
                 is_new = message["rank"] not in self._alone
                 self._alone.add(message["rank"])
                 if is_new and len(self._alone) == self._world_size:
                     report.say(_ALONE.format(self._world_size))
+
+    def _note_over(self, end: End) -> None:
+        """Note when the start is over because of an end."""
+        wait_s = PATIENCE_S if end.was_stopped or end.status == EXIT_STOPPED else _WORDS_S
+        if end.status > 128:  # by a signal: it has said all
+            wait_s = _KILLED_S
+        if end.status:
+            self._over_at = min(self._over_at, time.monotonic() + wait_s)
 
     def gone(self, hello: Message) -> None:
         """Note the ranks of a connection that has ended before it said how they ended."""
@@ -110,3 +188,6 @@ class Hearing:
             ranks = hello["ranks"] or [None]  # around the parent of several ranks
             lost = [rank for rank in ranks if (rank, hello["host"]) not in self._ended]
             self._gone += [End(rank, hello["host"], outcome.KILL) for rank in lost]
+            if hello.get("stays"):
+                self._lost[int(hello["task"])] = hello["host"]
+                self._over_at = min(self._over_at, time.monotonic() + _KILLED_S)

@@ -17,12 +17,14 @@ from cluster_ddp import processes
 from cluster_ddp.agent import channel, outcome, place
 from cluster_ddp.agent.job import report, requeue, step
 from cluster_ddp.agent.job.hearing import Hearing
+from cluster_ddp.agent.job.restart.history import History
+from cluster_ddp.agent.job.restart.recovery import Recovery
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.agent.secret import Key
 from cluster_ddp.agent.task.keeper import Keeper
-from cluster_ddp.contract import Env, File
+from cluster_ddp.contract import EXIT_STOPPED, Env, File
 from cluster_ddp.errors import RunDirError
 
 WARNING_S = 90
@@ -56,28 +58,40 @@ class LocalJob:
             RendezvousError: there is no free port.
         """
         processes.adopt_orphans()
-        restarts = 0
-        while True:
-            ended, has_killed = self._start(restarts)
-            is_stopped = ended.state == "STOPPED"
-            if not is_stopped or has_killed or not requeue.may_restart(restarts, self.options.max_requeues):
-                break
-            restarts += 1
-        ended = ended._replace(state="FAILED") if is_stopped else ended
-        if self.folder is not None:
-            with contextlib.suppress(OSError):  # a full disk must not cost its status, nor the cleanup
-                outcome.write(self.folder, ended, shared=self.options.share)
+        history = History(self.folder, is_first=True, shared=self.options.share)
+        self._recovery = Recovery(self.options, self._env, history)
+        start = stops = 0
+        while self._is_to_start_again(ended := self._start(start), start, stops):
+            self._note(ended._replace(requeued=True))
+            stops += ended.state == "STOPPED"
+            start += 1
+        ended = ended._replace(state="FAILED") if ended.state == "STOPPED" else ended
+        self._note(ended)
         step.clean_up(self.options, {**self._env, **self.added}, ended.status)
         report.show_how_to_resume(ended.status, self.added)
         if ended.state != "COMPLETED":
             processes.kill_all_below()  # those that a killed task has left behind
         return ended.status
 
-    def _start(self, restarts: int) -> tuple[Outcome, bool]:
-        """One start. Returns how it ended, and whether a task had to be killed."""
-        hearing = Hearing(self.options.launcher, self.ranks, self.folder)
+    def _note(self, ended: Outcome) -> None:
+        if self.folder is not None:
+            with contextlib.suppress(OSError):  # a full disk must not cost its status, nor the cleanup
+                outcome.write(self.folder, ended, shared=self.options.share)
+
+    def _is_to_start_again(self, ended: Outcome, start: int, stops: int) -> bool:
+        if ended.state == "STOPPED" and not self._keeper.has_killed:
+            return requeue.may_restart(stops, self.options.max_requeues)
+        if ended.state != "FAILED" or not self.options.restarts or ended.status == EXIT_STOPPED:  # it hides a stop
+            return False
+        processes.kill_all_below()
+        return self._recovery.after(ended, start, self._hearing).then == "restart"
+
+    def _start(self, start: int) -> Outcome:
+        """One start. Returns how it ended."""
+        self._recovery.begin()
+        hearing = self._hearing = Hearing(self.options.launcher, self.ranks, self.folder)
         shared = place.common(self.options, self.folder)
-        shared |= place.on_this_machine(self.options, self.ranks, restarts)
+        shared |= place.on_this_machine(self.options, self.ranks, start)
         listener, key = channel.listen_here(), Key.of_job(shared)
         with contextlib.closing(channel.Server(listener, key, hearing.hear, hearing.gone)) as server:
             env = {**self._env, **shared, Env.CHANNEL: f"127.0.0.1:{server.port}"}
@@ -90,7 +104,7 @@ class LocalJob:
             self._warn_at = self._deadline - WARNING_S if self._limit_s > WARNING_S else float("inf")
             status = keeper.keep(self._look_at_the_clock)
             server.drain(1.0)
-        return self._judged(status, restarts, hearing), keeper.has_killed
+        return self._judged(status, start, hearing)
 
     def _start_task(self, rank: int, env: Mapping[str, str]) -> None:
         own = place.of_local_rank(self.options, rank) if self.options.launcher == "srun" else {}
@@ -118,8 +132,8 @@ class LocalJob:
             self._end("TIMEOUT")
         return min(self._warn_at, self._deadline) - now if not self._state else float("inf")
 
-    def _judged(self, status: int, restarts: int, hearing: Hearing) -> Outcome:
-        ended = Outcome(str(os.getpid()), restarts, "COMPLETED", status)
+    def _judged(self, status: int, start: int, hearing: Hearing) -> Outcome:
+        ended = Outcome(str(os.getpid()), start, "COMPLETED", status)
         if self._state:
             return ended._replace(state=self._state, status=143 if self._state == "CANCELLED" else 1)
         ended = hearing.judge(ended)

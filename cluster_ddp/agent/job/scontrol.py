@@ -41,7 +41,12 @@ class Answer(NamedTuple):
 
 
 def ask(
-    argv: Sequence[str], env: Mapping[str, str], *, with_stderr: bool = False, outlives_term: bool = False
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    with_stderr: bool = False,
+    outlives_term: bool = False,
+    folder: str | None = None,
 ) -> Answer:
     """Run one of Slurm's commands, for `ANSWER_S` at most. Nothing is raised: a failure is an answer, too.
 
@@ -50,12 +55,13 @@ def ask(
         env: its environment, with the PATH on which it is found.
         with_stderr: whether the answer has its stderr, too.
         outlives_term: block TERM in it, which Slurm may send to all processes of the job. Otherwise TERM ends it.
+        folder: its working directory; None for this process's.
     """
     stderr = subprocess.STDOUT if with_stderr else subprocess.DEVNULL
     try:
         with _term(signal.SIG_BLOCK if outlives_term else signal.SIG_UNBLOCK):  # a child inherits what is blocked
             child = subprocess.Popen(
-                argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr
+                argv, env=dict(env), cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr
             )
     except FileNotFoundError:
         return Answer(False, f"{argv[0]}: command not found")
@@ -118,10 +124,11 @@ class Requeueing:
         job: its label, such as "12_3".
         leave: nodes to exclude, in addition to those that are excluded already.
         env: the environment of scontrol.
+        nodes: how many nodes to ask for, if the job has given some back.
     """
 
-    def __init__(self, job: str, leave: Sequence[str], env: Mapping[str, str]) -> None:
-        self._job, self._leave, self._env = job, leave, env
+    def __init__(self, job: str, leave: Sequence[str], env: Mapping[str, str], nodes: int | None = None) -> None:
+        self._job, self._leave, self._env, self._nodes = job, leave, env, nodes
         self._term = _HeldTerm()
 
     def ask(self) -> bool:
@@ -154,7 +161,7 @@ class Requeueing:
         """Return what was found last."""
         give_up_at, found = time.monotonic() + PATIENCE_S, ""
         while not self._term.came() and time.monotonic() < give_up_at:
-            if self._leave:
+            if self._leave or self._nodes:
                 self._term.hold()
             answer = self._scontrol("requeue", self._job)
             if answer.is_ok:
@@ -175,28 +182,34 @@ class Requeueing:
         """Exclude the nodes, if TERM is held for that. The job is pending, and can't start while this process lives."""
         if not self._term.is_held:
             return
-        refusal = self._exclude()
-        for _ in range(EXCLUDE_TRIES - 1):
-            if not refusal:
+        for _ in range(EXCLUDE_TRIES):
+            wishes, refusal = self._wishes()
+            if not refusal and not (refusal := self._update(wishes)):
                 break
             time.sleep(1)
-            refusal = self._exclude()
-        if refusal:
-            nodes = ",".join(self._leave)
+        else:
+            wishes = wishes or [f"ExcNodeList={','.join(self._leave)}"]
             report.say(
-                f"error: Excluding {nodes}: Slurm said: {_in_a_line(refusal)}. Job {self._job} may start there again.\n"
-                f"  Hint: exclude it while the job is pending: scontrol update JobId={self._job} ExcNodeList={nodes}"
+                f"error: Job {self._job} may start on the same nodes again. Slurm said: {_in_a_line(refusal)}\n"
+                f"  Hint: while the job is pending: scontrol update JobId={self._job} {' '.join(wishes)}"
             )
         self._term.release()
 
-    def _exclude(self) -> str:
-        """Return what Slurm said if it did not exclude the nodes."""
+    def _wishes(self) -> tuple[list[str], str]:
+        """What the job is to ask for, and what Slurm said if that is not known."""
+        wishes = [] if self._nodes is None else [f"NumNodes={self._nodes}"]
+        if not self._leave:
+            return wishes, ""
         shown = self._scontrol("show", "job", self._job)
         known = re.search(r"(?<!\S)ExcNodeList=(\S+)", shown.words)
         if known is None:
-            return shown.words or "nothing about the job"
+            return wishes, shown.words or "nothing about the job"
         nodes = [*(() if known[1] == "(null)" else (known[1],)), *self._leave]  # an update replaces the list
-        answer = self._scontrol("update", f"JobId={self._job}", f"ExcNodeList={','.join(nodes)}")
+        return [*wishes, f"ExcNodeList={','.join(nodes)}"], ""
+
+    def _update(self, wishes: Sequence[str]) -> str:
+        """Return what Slurm said if it did not change the job."""
+        answer = self._scontrol("update", f"JobId={self._job}", *wishes)
         return "" if answer.is_ok else answer.words
 
     def _scontrol(self, *arguments: str) -> Answer:

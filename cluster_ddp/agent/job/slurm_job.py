@@ -3,42 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import resource
 import shutil
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import channel, grid, notes, outcome, place, threads
-from cluster_ddp.agent.job import ranks_and_gpus, report, requeue, step
+from cluster_ddp.agent import grid, notes, outcome, place, threads
+from cluster_ddp.agent.job import ranks_and_gpus, report, requeue, step, tasks
 from cluster_ddp.agent.job.hearing import Hearing
-from cluster_ddp.agent.job.requeue import Policy, Requeue
+from cluster_ddp.agent.job.restart import fence
+from cluster_ddp.agent.job.restart import nodes as allocated
+from cluster_ddp.agent.job.restart.history import History
+from cluster_ddp.agent.job.restart.recovery import Recovery
+from cluster_ddp.agent.job.restart.verdict import Verdict
+from cluster_ddp.agent.job.tasks import Tasks
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import Outcome
-from cluster_ddp.agent.secret import Key
-from cluster_ddp.agent.task import signals
-from cluster_ddp.agent.task.keeper import Keeper
 from cluster_ddp.contract import RESTART, Env
 from cluster_ddp.errors import SpecError
+from cluster_ddp.slurm.variables import node_name
 
 _ASK_S = 60.0
-# How long to wait, after srun has ended, for the last words of tasks.
-_LAST_WORDS_S = 3.0
-# What srun passes on to its tasks; HUP and QUIT make it kill them. TERM is final: it ends this process. Ctrl-C reaches
-# srun, too, which asks what it means.
-_HELD = signals.WARNINGS
-# How long to wait for the first words of tasks before a warning is passed on: those that have not begun miss it.
-_FIRST_WORDS_S = 30.0
 
 
 class Job:
-    """One start of a job of Slurm.
+    """A job of Slurm, from one requeue to the next.
 
     Args:
         options: of the job.
@@ -53,16 +46,20 @@ class Job:
         self.label = requeue.label(env)
         self.folder = place.run_dir(options, self.label)
         self.options = options._replace(command=tuple(grid.filled(options.command, options.grid, env)))
-        self.added = place.on_slurm(options, env, self.label)
+        self._host, self._is_on_node = node_name(env), is_on_node
+        self._requeues = int(env.get("SLURM_RESTART_COUNT") or 0)  # unset at first; 0 from Slurm 26.11 on
+        self.size = place.shape(options, env)
+        self.added = {
+            **place.on_slurm(options, self.size, self.label),
+            **place.meeting(env, self._host, self._requeues),
+        }
         """Variables that the tasks get beside those of the batch script."""
         self.env = {**env, **self.added}
-        self.size = place.shape(options, env)
         # Without --run-dir, a script may have set the variable itself: the ranks' records are there, but no logs.
         self._records = self.folder or (Path(env[Env.RUN_DIR]) if env.get(Env.RUN_DIR) else None)
-        self._is_on_node = is_on_node
-        self._restarts = int(env.get("SLURM_RESTART_COUNT") or 0)
-        self._tasks = self.size.world_size if options.launcher == "srun" else self.size.nodes
+        self._tasks_number = self.size.world_size if options.launcher == "srun" else self.size.nodes
         self._early: list[int] = []  # signals that came before the ranks were started
+        self._left_logs: list[Path] = []  # of tasks that nobody can end
 
     def run(self) -> int:
         """Start the ranks, wait for their end, and do what follows from it. Returns the exit status.
@@ -70,32 +67,109 @@ class Job:
         Raises:
             SpecError: srun would refuse to start so many ranks, or is not there.
         """
-        if self._restarts:
-            report.say(f"{RESTART}{self._restarts} of job {self.env['SLURM_JOB_ID']}.")
         if remark := ranks_and_gpus.remark(self.size, self.options):
             report.say(remark)
         if shutil.which("srun", path=self.env.get("PATH")) is None:
             hint = "after module purge, load Slurm's module again; or extend the PATH"
             raise SpecError("Starting the ranks of the job:", "srun is not on the PATH.", hint)
-        policy = Policy(self.options.max_requeues, self.options.requeue_on_failure, self.options.requeue_elsewhere)
-        requeuing = Requeue(policy, self.env, self._records)
-        requeuing.begin()
-        for number in _HELD:
+        history = History(self._records, is_first=not self._requeues, shared=self.options.share)
+        self._start = self._requeues + history.restarts
+        if self._requeues:
+            report.say(f"{RESTART}{self._start} of job {self.env['SLURM_JOB_ID']}.")
+        for number in tasks.HELD:
             signal.signal(number, lambda number, frame: self._early.append(number))
         with notes.folder() as folder, self._job_times(folder / "job-times"):
             _leave_nothing(folder, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
             self.env |= step.staged(self.options, self.size, self.env)
-            hearing = Hearing(self.options.launcher, self.size.world_size, self.folder, tasks=self._tasks)
-            status = self._start(hearing, Notes(folder))
-        ended = hearing.judge(Outcome(self.label, self._restarts, "COMPLETED", status))
-        report.show(ended, hearing.log_of(ended.first), self.env)
+            ended, follows, recovery = self._run(Notes(folder), history)
         step.clean_up(self.options, self.env, ended.status)
-        status = status if status == 0 else ended.status
-        asking = functools.partial(self._note, ended._replace(requeued=True))
-        if not requeuing.after(status, stopped=ended.state == "STOPPED", asking=asking):
-            self._note(ended)
+        self._finish(ended, follows, recovery)
         report.show_how_to_resume(ended.status, self.env)
         return ended.status
+
+    def _run(self, noted: Notes, history: History) -> tuple[Outcome, Verdict, Recovery]:
+        """Start the ranks, again as often as they may be. Returns how the last start ended, and what follows."""
+        ignore_warnings, ports = step.configuration(self.env)
+        stays = self.options.restarts > 0
+        nodes = allocated.of_job(self.env, self.options.spare_nodes) if stays else None
+        recovery = Recovery(self.options, self.env, history, nodes)
+        with contextlib.closing(Tasks(noted, self.env, ports, stays=stays, note_gone=recovery.note_gone)) as running:
+            # Nodes may not know a login node by its name; Slurm tells each task where srun was started.
+            self.env[Env.CHANNEL] = f"{self._host if self._is_on_node else ''}:{running.port}"
+            recovery.examine = running.examine
+            self._watch_spares(running, recovery)
+            on, starts_again = self._on(recovery), False
+            while True:
+                recovery.begin()
+                hearing = Hearing(self.options.launcher, self.size.world_size, self.folder, tasks=self._tasks_number)
+                self._begin(running, hearing, on, recovery, ignore_warnings, starts_again=starts_again)
+                self._status = running.wait()
+                ended = hearing.judge(Outcome(self.label, self._start, "COMPLETED", self._status))
+                ended = ended._replace(lost_nodes=recovery.lost(hearing) or ended.lost_nodes)
+                report.show(ended, hearing.log_of(ended.first), self.env)
+                follows = Verdict("end")
+                if ended.state == "FAILED":
+                    follows = recovery.after(ended, self._start, hearing)
+                self._left_logs = hearing.logs_of_gone()
+                starts_again = (
+                    follows.then == "restart" and running.can_start_again and self._on(recovery).nodes == on.nodes
+                )
+                if not starts_again:
+                    running.end()
+                if follows.then != "restart":
+                    return ended, follows, recovery
+                self._note(ended._replace(requeued=True))
+                on, self._start = self._on(recovery)._replace(is_beside=True), self._start + 1
+
+    def _on(self, recovery: Recovery) -> step.On:
+        return step.On(() if recovery.nodes is None else recovery.nodes.training)
+
+    def _begin(
+        self,
+        running: Tasks,
+        hearing: Hearing,
+        on: step.On,
+        recovery: Recovery,
+        ignore_warnings: bool,
+        *,
+        starts_again: bool,
+    ) -> None:
+        """Begin a start: in the step that runs, or in a new one."""
+        host = on.nodes[0] if on.nodes else self._host
+        self.env |= place.meeting(self.env, host, self._start)
+        if starts_again:
+            running.again(hearing, self.env)
+            return
+        if self._records is not None:
+            with contextlib.suppress(OSError):  # such as on a full disk
+                fence.take_over(self._records, self.env, logs=self._left_logs)
+        options = self.options._replace(doctor=self.options.doctor and not on.is_beside)
+        command = step.srun(
+            options, self.size, self.folder, ignore_warnings=ignore_warnings, on=on, stays=running.stays
+        )
+        env = step.step_env(self.options, self.size, self.env, on)
+        running.start(command, env, hearing, self._early)
+        self._early = []
+
+    def _watch_spares(self, running: Tasks, recovery: Recovery) -> None:
+        if recovery.nodes is not None and (spares := recovery.nodes.spares):
+            on = step.On(spares)
+            env = step.step_env(self.options, self.size, self.env, on)
+            running.watch(step.spares(self.options, self.size, spares), env, spares)
+
+    def _finish(self, ended: Outcome, follows: Verdict, recovery: Recovery) -> None:
+        """Have the job requeued, if it may be."""
+        why = f"Failed with status {ended.status}" if follows.then == "requeue" else ""
+        if ended.state == "STOPPED" and self._status == 0:
+            report.say(requeue.NOT_FINISHED)
+        elif ended.state == "STOPPED" and requeue.may_restart(self._requeues, self.options.max_requeues):
+            why = "Stopped in time"
+        if why:
+            self._note(ended._replace(requeued=True))
+            leave, nodes = recovery.left_behind(follows), recovery.nodes_given_back
+            if requeue.ask_for(self.label, why, self._start + 1, self.env, leave=leave, nodes=nodes):
+                return
+        self._note(ended)
 
     def _note(self, ended: Outcome) -> None:
         if self._records is not None:
@@ -105,35 +179,6 @@ class Job:
     def command(self, *, ignore_warnings: bool = False) -> list[str]:
         """Return the command that starts the tasks; see `task.run`."""
         return step.srun(self.options, self.size, self.folder, ignore_warnings=ignore_warnings)
-
-    def _start(self, hearing: Hearing, noted: Notes) -> int:
-        """Start the tasks and wait for their end. Returns srun's exit status."""
-        ignore_warnings, ports = step.configuration(self.env)
-        key = Key.of_job(self.env)
-        with contextlib.closing(channel.Server(channel.listen(ports), key, hearing.hear, hearing.gone)) as server:
-            keeper = Keeper(noted, lambda end: None, held=_HELD, takers=self._srun_if_ready(hearing))
-            signal.signal(signal.SIGINT, lambda number, frame: None)
-            # Nodes may not know a login node by its name; Slurm tells each task where srun was started.
-            self.env[Env.CHANNEL] = f"{self.env['MASTER_ADDR'] if self._is_on_node else ''}:{server.port}"
-            command = self.command(ignore_warnings=ignore_warnings)
-            keeper.start(None, command, step.step_env(self.options, self.size, self.env))
-            _allow_many_files()
-            for number in self._early:
-                keeper.received(signal.Signals(number))
-            status = keeper.keep()
-            server.drain(_LAST_WORDS_S)
-        return status
-
-    def _srun_if_ready(self, hearing: Hearing) -> Callable[[int, int], list[int]]:
-        """Return who takes a warning: srun, when it waits for signals, and its tasks have begun."""
-        at_the_latest = time.monotonic() + _FIRST_WORDS_S
-
-        def takers(srun: int, number: int) -> list[int]:
-            are_ready = hearing.all_have_begun or time.monotonic() > at_the_latest
-            waits = processes.blocks(srun, number) or processes.catches(srun, number)
-            return [srun] if are_ready and waits else []
-
-        return takers
 
     @contextlib.contextmanager
     def _job_times(self, path: Path) -> Iterator[None]:
@@ -179,10 +224,3 @@ def _leave_nothing(folder: Path, *, ranks_too: bool) -> None:
         os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGTERM, end)
-
-
-def _allow_many_files() -> None:
-    """Each task's connection is an open file. srun has started already: the ranks keep the limit that they had."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

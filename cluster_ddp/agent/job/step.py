@@ -6,8 +6,9 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from cluster_ddp.agent.job import report, scontrol
 from cluster_ddp.agent.options import Options, words
@@ -19,22 +20,45 @@ from cluster_ddp.contract import Env, File
 
 # What the job has asked for each of its tasks. Of other tasks, srun would warn (24.11), or prefer it.
 _ABOUT_TASKS = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK")
+# What the job has asked for as a whole: a step on some of its nodes would ask for it, too.
+_ABOUT_NODES = ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_NODELIST", "SLURM_TASKS_PER_NODE")
 _BINDINGS = ("SLURM_TRES_BIND", "SLURM_GPU_BIND")  # of GPUs
 
 _OF_TASKS = (
     *("command", "launcher", "gpus_per_task", "cpus_per_task", "doctor", "function", "venv", "stage_env"),
+    "restart_args",
     *("container", "container_bind", "container_overlay"),
 )
 
 
-def srun(options: Options, size: Shape, folder: Path | None, *, ignore_warnings: bool) -> list[str]:
+class On(NamedTuple):
+    """Where a step runs, if the job may restart its ranks."""
+
+    nodes: tuple[str, ...] = ()
+    """Its nodes; empty for all of the job."""
+    is_beside: bool = False
+    """Whether another step may still hold the job's CPUs, GPUs and memory."""
+
+    def options(self) -> list[str]:
+        """Return srun's options."""
+        where = [f"--nodes={len(self.nodes)}", f"--nodelist={','.join(self.nodes)}"] if self.nodes else []
+        return [*where, *(["--overlap", "--mem=0"] if self.is_beside else [])]
+
+
+ALL = On()
+"""On all nodes, with nothing beside it."""
+
+
+def srun(
+    options: Options, size: Shape, folder: Path | None, *, ignore_warnings: bool, on: On = ALL, stays: bool = False
+) -> list[str]:
     """Return the command that starts the tasks of a job."""
-    command = ["srun", *tasks(options, size), "--kill-on-bad-exit=1"]
+    command = ["srun", *tasks(options, size), *on.options(), "--kill-on-bad-exit=1"]
     if folder is not None and options.launcher != "fork":  # each forked rank has a log of its own
         log = str(folder).replace("%", "%%") + "/" + File.TASK_LOG.format("%t")
         command += [f"--output={log}", "--open-mode=append"]
     command += options.srun_options
-    words = task(options, ignore_warnings=ignore_warnings)
+    words = task(options, ignore_warnings=ignore_warnings, stays=stays)
     if options.container_image is not None:
         frozen = [str(Path(word).parent) for word in words[:4] if word.endswith(".pyz")]
         folders = dict.fromkeys([str(Path.cwd()), *([str(folder)] if folder is not None else []), *frozen])
@@ -43,10 +67,20 @@ def srun(options: Options, size: Shape, folder: Path | None, *, ignore_warnings:
     return [*command, *words]
 
 
-def task(options: Options, *, ignore_warnings: bool) -> list[str]:
+def task(options: Options, *, ignore_warnings: bool, stays: bool = False) -> list[str]:
     """Return the command of a task's agent: what it needs of the job's options. See `task.run`."""
-    needed = Options()._replace(**{name: getattr(options, name) for name in _OF_TASKS})
-    return [*agent(), "task", *(["--ignore-warnings"] if ignore_warnings else []), *words(needed)]
+    flags = [*(["--ignore-warnings"] if ignore_warnings else []), *(["--stays"] if stays else [])]
+    return [*agent(), "task", *flags, *_needed(options)]
+
+
+def spares(options: Options, size: Shape, nodes: Sequence[str]) -> list[str]:
+    """Return the command that starts an agent on each spare node."""
+    shape = size._replace(nodes=len(nodes))
+    return ["srun", *on_each_node(shape), *On(tuple(nodes), True).options(), *agent(), "spare", *_needed(options)]
+
+
+def _needed(options: Options) -> list[str]:
+    return words(Options()._replace(**{name: getattr(options, name) for name in _OF_TASKS}))
 
 
 def tasks(options: Options, size: Shape) -> list[str]:
@@ -73,9 +107,11 @@ def _tasks(size: Shape, each: int, cpus: int | None) -> list[str]:
     return options
 
 
-def step_env(options: Options, size: Shape, env: Mapping[str, str]) -> dict[str, str]:
-    """Return srun's environment. Its tasks may be others than the job's."""
+def step_env(options: Options, size: Shape, env: Mapping[str, str], on: On = ALL) -> dict[str, str]:
+    """Return srun's environment. Its tasks, and nodes, may be others than the job's."""
     each = size.ranks_per_node if options.launcher == "srun" else 1
+    if on.nodes:
+        env = {name: value for name, value in env.items() if name not in _ABOUT_NODES}
     return dict(env) if each == size.tasks_per_node else _without_tasks(env)
 
 
@@ -87,6 +123,7 @@ def staged(options: Options, size: Shape, env: Mapping[str, str]) -> dict[str, s
     if options.stage_env is None or options.venv is None:
         return {}
     copy, start = staging.new_name(env["SLURM_JOB_ID"]), time.monotonic()
+    size = size._replace(nodes=size.nodes + options.spare_nodes)
     command = ["srun", *on_each_node(size), *agent(), "unpack", options.stage_env, options.venv]
     done = subprocess.run(command, env={**_without_tasks(env), Env.COPY: copy})
     if done.returncode == 0:

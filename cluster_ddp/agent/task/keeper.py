@@ -9,12 +9,13 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster_ddp.agent.notes import Notes
+from cluster_ddp.agent.notes import FailureNote, Notes
 from cluster_ddp.agent.outcome import End
 from cluster_ddp.agent.task import memory, on_the_way, signals
 from cluster_ddp.agent.task.on_the_way import OnTheWay
@@ -115,17 +116,23 @@ class Keeper:
         """Keep a child of this process that is running already."""
         self._running[pid] = Child(rank, "the ranks' parent" if rank is None else f"rank {rank}")
 
-    def keep(self, tick: Callable[[], float] | None = None) -> int:
+    @property
+    def is_running(self) -> bool:
+        """Whether a command runs."""
+        return bool(self._running)
+
+    def keep(self, tick: Callable[[], float] | None = None, *, until: Callable[[], bool] | None = None) -> int:
         """Wait for the end of all commands.
 
         Args:
             tick: is called after each event. It returns after how many seconds it is to be called at the latest.
+            until: is asked after each event whether to wait no longer.
 
         Returns:
-            The `status_of` all.
+            The `status_of` those that have ended.
         """
         self._reap()
-        while self._running:
+        while self._running and not (until is not None and until()):
             wait_s = _LONGEST_WAIT_S if tick is None else tick()
             due = min(self._term_at, self._kill_at, self._on_the_way.due)
             wait_s = min(wait_s, due - time.monotonic())
@@ -151,6 +158,13 @@ class Keeper:
         if not self._is_ending:
             self._term_at = 0.0
 
+    def kill(self) -> None:
+        """Kill all commands, and wait for their ends. A wait in the kernel takes its time."""
+        self._is_ending = True
+        for pid in self._running:
+            on_the_way.send(pid, signal.SIGKILL)
+        self.keep()
+
     def _reap(self) -> None:
         for pid in list(self._running):  # not any child: a thread may wait for one of its own
             ended, wait_status = os.waitpid(pid, os.WNOHANG)
@@ -160,13 +174,14 @@ class Keeper:
     def _ended(self, child: Child, code: int) -> None:
         status = code if code >= 0 else 128 - code
         if child.rank is None:  # it ends with a status of its own because of a rank
-            words, is_consequence = "", code >= 0
+            noted = FailureNote("", code >= 0)
         else:
-            words, is_consequence = self._notes.failure(child.rank) or ("", False)
+            noted = self._notes.failure(child.rank) or FailureNote("", False)
         is_oom = status not in (0, EXIT_STOPPED, 128 + signal.SIGTERM) and memory.oom_kills() != self._oom_kills
         was_stopped = status == EXIT_STOPPED or self._notes.is_stopped(child.rank)
         host = node_name(os.environ)
-        self._tell(End(child.rank, host, status, words, is_consequence, is_oom, was_stopped))
+        words, is_consequence, step, waits = noted
+        self._tell(End(child.rank, host, status, words, is_consequence, is_oom, was_stopped, step, waits))
         if is_oom:
             say(f"The kernel has killed a process of {child.name} on {host} for memory (oom_kill).")
         if status == 0:
@@ -201,6 +216,11 @@ def status_of(statuses: Sequence[int]) -> int:
     """
     ended = 128 + signal.SIGTERM
     return next((status for status in statuses if status != ended), statuses[0] if statuses else 0)
+
+
+def wake() -> None:
+    """Let a `keep` in the main thread look now at its `until` and `tick`. Call it in another thread."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGCHLD)
 
 
 def say(text: str) -> None:

@@ -6,6 +6,7 @@ of its own (`rank`), since torchrun does not say how its workers end.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shlex
@@ -16,14 +17,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cluster_ddp import processes
-from cluster_ddp.agent import place, python_command
+from cluster_ddp.agent import outcome, place, python_command
 from cluster_ddp.agent.channel import Client
 from cluster_ddp.agent.notes import Notes, folder, one_line
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import End
-from cluster_ddp.agent.task import alone, containers, signals
+from cluster_ddp.agent.task import alone, containers, predecessors, signals
 from cluster_ddp.agent.task.containers import Container
-from cluster_ddp.agent.task.keeper import Keeper, say
+from cluster_ddp.agent.task.keeper import Keeper, say, wake
+from cluster_ddp.agent.task.orders import Orders
 from cluster_ddp.contract import Env
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, JobError
 from cluster_ddp.slurm.variables import node_name
@@ -45,12 +47,13 @@ def agent() -> list[str]:
     return [sys.executable, str(Path(__file__).absolute().parents[1])]
 
 
-def run(options: Options, *, ignore_warnings: bool) -> int:
+def run(options: Options, *, ignore_warnings: bool, stays: bool = False) -> int:
     """Keep the command of a task of Slurm. Returns its exit status.
 
     Args:
         options: of the job.
         ignore_warnings: whether a command may be sent a warning before it has a handler.
+        stays: whether the job may have the command started again.
     """
     env = dict(os.environ)
     if Env.LOCAL_JOB_ID in env:
@@ -59,50 +62,89 @@ def run(options: Options, *, ignore_warnings: bool) -> int:
     else:
         env |= place.of_task(options, env)
     rank = int(env["RANK"]) if options.launcher == "srun" else None
+    around = Task(options, rank, ignore_warnings, stays)
     if options.venv is None:
-        return keep(options, env, rank=rank, ignore_warnings=ignore_warnings)
+        return around.keep(env)
     from cluster_ddp.agent.task import staging  # few tasks need it
 
     staged = staging.use(options.venv, options.command, env)
     try:
-        options = options._replace(command=tuple(staged.command))
-        return keep(options, staged.env, rank=rank, ignore_warnings=ignore_warnings)
+        around.options = options._replace(command=tuple(staged.command))
+        return around.keep(staged.env)
     finally:
         staging.remove(staged)
 
 
-def keep(options: Options, env: Mapping[str, str], *, rank: int | None, ignore_warnings: bool) -> int:
-    """Keep a task's command, and report its end to the job. Returns its exit status.
+class Task:
+    """A task's command.
 
     Args:
         options: of the job.
-        env: the environment of the command.
         rank: its rank; None for the parent of several.
-        ignore_warnings: see `run`.
+        ignore_warnings, stays: see `run`.
     """
-    with folder() as place_of_notes:
-        return _kept(options, {**env, Env.NOTES: str(place_of_notes)}, rank, ignore_warnings)
 
+    def __init__(self, options: Options, rank: int | None, ignore_warnings: bool, stays: bool = False) -> None:
+        self.options, self._rank, self._ignore_warnings, self._stays = options, rank, ignore_warnings, stays
+        self._orders: Orders | None = None
 
-def _kept(options: Options, env: Mapping[str, str], rank: int | None, ignore_warnings: bool) -> int:
-    notes = Notes(Path(env[Env.NOTES]))
-    client = Client.of_job(env)
-    client.say("hello", ranks=[] if rank is None else [rank], host=node_name(os.environ), task=env.get("SLURM_PROCID"))
-    try:
-        if options.doctor and (status := _examined(options, env, rank, notes, client)):
+    def keep(self, env: Mapping[str, str]) -> int:
+        """Keep the command, again as often as the job says, and report each end. Returns its last exit status.
+
+        Args:
+            env: its environment.
+        """
+        client = Client.of_job(env)
+        with contextlib.closing(client):
+            if not self._stays or not client.is_connected:
+                return self._start(env, client)
+            processes.adopt_orphans()
+            self._orders = Orders(client, int(env[Env.START]), wake)
+            while True:
+                status = self._start(env, client)
+                processes.kill_all_below()
+                client.say("idle", task=env["SLURM_PROCID"], status=status)
+                while (order := self._orders.wait())["kind"] == "stop":
+                    pass  # it has ended already
+                if order["kind"] != "again":
+                    return status
+                env = {**env, **order["env"]}
+                client.always["start"] = int(env[Env.START])
+                self.options = self.options._replace(doctor=False)  # the nodes are the same
+
+    def _start(self, env: Mapping[str, str], client: Client) -> int:
+        with folder() as place_of_notes:
+            return self._kept({**env, Env.NOTES: str(place_of_notes)}, client, Notes(place_of_notes))
+
+    def _kept(self, env: Mapping[str, str], client: Client, notes: Notes) -> int:
+        options, rank = self.options, self._rank
+        ranks, task = [] if rank is None else [rank], env.get("SLURM_PROCID")
+        client.say("hello", ranks=ranks, host=node_name(os.environ), task=task, stays=self._stays)
+        try:
+            if self._orders is not None:
+                predecessors.kill(env)
+            if options.doctor and (status := _examined(options, env, rank, notes, client)):
+                return status
+            keeper = Keeper(notes, lambda end: client.say("ended", **end._asdict()))
+            ignored = options.launcher == "torchrun" or (
+                self._ignore_warnings and not signals.is_shell(options.command)
+            )
+            words = launched(options, env, ignore_warnings=self._ignore_warnings)
+            started = in_container(options, *words, ignored)
+            pid = keeper.start(rank, started.command, started.env, ignore_warnings=ignored)
+        except (OSError, ClusterDDPError) as error:
+            status, why = _not_started(options.command, error)
+            client.say("ended", **End(rank, node_name(os.environ), status, why)._asdict())
             return status
-        keeper = Keeper(notes, lambda end: client.say("ended", **end._asdict()))
-        ignored = options.launcher == "torchrun" or (ignore_warnings and not signals.is_shell(options.command))
-        started = in_container(options, *launched(options, env, ignore_warnings=ignore_warnings), ignored)
-        pid = keeper.start(rank, started.command, started.env, ignore_warnings=ignored)
-    except (OSError, ClusterDDPError) as error:
-        status, words = _not_started(options.command, error)
-        client.say("ended", **End(rank, node_name(os.environ), status, words)._asdict())
+        watch = alone.Watch(pid, rank, int(env.get("WORLD_SIZE", "1")), notes, client)
+        status = keeper.keep(watch.look, until=self._is_told)
+        if keeper.is_running:  # the job ends this start
+            keeper.kill()
+            status = outcome.KILL
         return status
-    else:
-        return keeper.keep(alone.Watch(pid, rank, int(env.get("WORLD_SIZE", "1")), notes, client).look)
-    finally:
-        client.close()
+
+    def _is_told(self) -> bool:
+        return self._orders is not None and self._orders.must_end
 
 
 def launched(
@@ -110,6 +152,7 @@ def launched(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command that starts the ranks of a node, and its environment: the user's own with srun."""
     command, env = list(options.command), dict(env)
+    command += shlex.split(options.restart_args) if env.get(Env.START, "0") != "0" else []
     ranks = env["LOCAL_WORLD_SIZE"]
     if options.launcher == "fork":
         at = python_command.interpreter_words(command)
@@ -130,12 +173,12 @@ def _torchrun(command: Sequence[str], env: Mapping[str, str]) -> list[str]:
     """torchrun's agent of one node. Warnings pass it by: it would end its workers after them, saved or not."""
     return [
         *(python_command.interpreter(command), "-m", "torch.distributed.run"),
-        f"--nnodes={env.get('SLURM_JOB_NUM_NODES', '1')}",
+        f"--nnodes={env.get('SLURM_STEP_NUM_NODES') or env.get('SLURM_JOB_NUM_NODES', '1')}",
         f"--nproc-per-node={env['LOCAL_WORLD_SIZE']}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={env['MASTER_ADDR']}:{env['MASTER_PORT']}",
         f"--rdzv-conf=is_host={int(env['NODE_RANK'] == '0')}",
-        f"--rdzv-id={env.get('SLURM_JOB_ID') or env[Env.LOCAL_JOB_ID]}.{env.get('SLURM_RESTART_COUNT', '0')}",
+        f"--rdzv-id={env.get('SLURM_JOB_ID') or env[Env.LOCAL_JOB_ID]}.{env.get(Env.START, '0')}",
         f"--local-addr={env.get('SLURMD_NODENAME') or env['MASTER_ADDR']}",
         *("--max-restarts=0", "--no-python"),
     ]

@@ -26,7 +26,7 @@ class Place:
     host: str
     """Name of this host."""
     step: str
-    """Job and step, such as "12.0", and the job's restarts; equal on all ranks of a step, different for two steps."""
+    """Job and step, such as "12.0", and the starts before; equal on all ranks of a step, different for two steps."""
     topology: Topology | None = None
     """The whole place; None if the environment contradicts itself."""
     error: ClusterDDPError | None = None
@@ -47,7 +47,7 @@ class Place:
         v = Variables(env)
         host = variables.node_name(env)
         step = f"{_text(v, variables.JOB_ID)}.{_text(v, variables.STEP_ID)}"
-        if restarts := v.text(*variables.RESTART_COUNT):  # a requeued job has the same numbers
+        if restarts := v.text(*variables.RESTART_COUNT):  # a job that starts again has the same numbers
             step += f".{restarts}"
         try:
             topology = Topology.from_environ(env)

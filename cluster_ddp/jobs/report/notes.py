@@ -129,7 +129,7 @@ def _time(found: Report) -> str:
     used = found.elapsed_s
     if limit is None or not used or found.status.state != "COMPLETED" or used > limit / 4:
         return ""
-    if found.status.restarts or len(found.training.starts) > 1:  # the time is that of the last start
+    if found.status.requeues or len(found.training.starts) > 1:  # the time is that of the last start
         return ""
     less_min = max(5, math.ceil(1.5 * used / 60))
     less = f"{less_min // 60}:{less_min % 60:02}:00"

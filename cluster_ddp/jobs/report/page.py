@@ -14,6 +14,7 @@ from cluster_ddp._version import __version__
 from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError, counted
 from cluster_ddp.files import atomic_write
+from cluster_ddp.jobs import failures
 from cluster_ddp.jobs.report import array_ranking, series
 from cluster_ddp.jobs.report.charts import Run, charts
 from cluster_ddp.jobs.report.notes import notes
@@ -23,6 +24,7 @@ from cluster_ddp.run_files import read_json
 from cluster_ddp.submission.notation import hours
 
 _HTML = Path(__file__).parent / "html"
+_FAILURE_WIDTH = 0.4  # per cent of the time line
 
 
 def write(path: Path, reports: Sequence[Report]) -> None:
@@ -102,6 +104,10 @@ def _summary(run: Run) -> dict[str, Any]:
         "starts": found.training.starts,
         "lost": hours(sum(one.lost_s or 0.0 for one in found.training.starts)),
         "timeline": _timeline(run),
+        "failures": found.failures,
+        "lost_by_failures": hours(failures.lost_s(found.failures)),
+        "started_again": found.started_again,
+        "spares": found.spares,
         "printed": {name: (values[0], values[-1]) for name, values in found.printed.items()},
         "details": {
             name.replace("_", " "): _flat(run.description[name])
@@ -140,6 +146,9 @@ def _timeline(run: Run) -> list[dict[str, Any]]:
             if until > since:
                 share = {"x": 100 * (since - begin) / (end - begin), "width": 100 * (until - since) / (end - begin)}
                 found.append({"kind": kind, "title": f"{kind}: {hours(until - since)}", **share})
+    for one in run.found.failures:
+        x = 100 * (min(max(one.time, begin), end) - begin) / (end - begin)
+        found.append({"kind": "failed", "title": one.text, "x": x - _FAILURE_WIDTH / 2, "width": _FAILURE_WIDTH})
     return found
 
 
@@ -150,10 +159,13 @@ def _woke_s(run: Run, start: Start, after: Start) -> float:
 
 
 def _start_lines(runs: Sequence[Run]) -> list[float]:
-    """When a single run was started again, in seconds since its first record."""
+    """When a single run was started again, in seconds since its first record; if it notes no starts, when it failed."""
     if len(runs) > 1:
         return []
-    return [round(start.time - runs[0].curves.began_s, 1) for start in runs[0].found.training.starts[1:]]
+    found, began_s = runs[0].found, runs[0].curves.began_s
+    failed = [one.time for one in found.failures if one.then == failures.RESTART]
+    times = [start.time for start in found.training.starts[1:]] if found.training.starts else failed
+    return [round(one - began_s, 1) for one in times]
 
 
 def _embedded(data: object) -> str:

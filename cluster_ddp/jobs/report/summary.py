@@ -6,6 +6,7 @@ In the manner of Princeton's jobstats (https://github.com/PrincetonUniversity/jo
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.contract import File
-from cluster_ddp.errors import SpecError
+from cluster_ddp.errors import SpecError, counted
+from cluster_ddp.jobs import failures, last_metrics
+from cluster_ddp.jobs.failures import Failure
 from cluster_ddp.jobs.report import metrics_from_log, step_breakdown, usage
 from cluster_ddp.jobs.report.step_breakdown import Training
 from cluster_ddp.jobs.report.usage import NodeUse
@@ -50,6 +53,10 @@ class Report:
     """Where the time of its steps went, and its starts."""
     nodes: list[NodeUse] = field(default_factory=list)
     """How the nodes were used."""
+    failures: Sequence[Failure] = ()
+    """What has failed, in the last job of the run."""
+    spare_gpu_hours: float | None = None
+    """How long the GPUs of its spare nodes have waited since the job's last start, all together."""
     printed: Mapping[str, list[float]] = field(default_factory=dict)
     """Figures that rank 0 has printed, by name, if they were asked for."""
 
@@ -84,6 +91,20 @@ class Report:
         """Number of ranks on a node, as the job asked for."""
         return int(self.asked.get("gpus_per_node", 1)) // int(self.asked.get("gpus_per_task", 1))
 
+    @property
+    def started_again(self) -> str:
+        """How often the job was started again, in words; empty if never."""
+        counts = {"restart": self.status.restarts, "requeue": self.status.requeues}
+        return ", ".join(counted(count, noun) for noun, count in counts.items() if count)
+
+    @property
+    def spares(self) -> str:
+        """Its spare nodes and how long they have waited, in words; empty without any."""
+        if not (spares := self.asked.get("spare_nodes")):
+            return ""
+        waited = "" if self.spare_gpu_hours is None else f", waited {self.spare_gpu_hours:.3g} GPU hours"
+        return f"{spares} of {self.asked['nodes'] + spares} nodes{waited}"
+
 
 def report(status: RunStatus, *, metric: re.Pattern[str] | None = None) -> Report:
     """Read the report of a run.
@@ -93,9 +114,12 @@ def report(status: RunStatus, *, metric: re.Pattern[str] | None = None) -> Repor
         metric: finds figures in what rank 0 has printed; see `metrics_from_log.compiled`.
     """
     run_dir = status.run_dir or Path()
+    asked, failed = _asked(run_dir), failures.read(run_dir)
     return Report(
         status=status,
-        asked=_asked(run_dir),
+        asked=asked,
+        failures=failed,
+        spare_gpu_hours=_spare_gpu_hours(status, asked, failed),
         training=step_breakdown.read(run_dir),
         nodes=usage.read(run_dir),
         printed=metrics_from_log.read(run_dir, metric) if metric is not None else {},
@@ -111,6 +135,8 @@ def _asked(run_dir: Path) -> dict[str, Any]:
     counts = {name: spec.get(name, 1) for name in ("nodes", "gpus_per_node", "gpus_per_task")}
     if not all(isinstance(count, int) and 0 < count < _MOST for count in counts.values()):
         return {}
+    if isinstance(spares := spec.get("spare_nodes"), int) and 0 < spares < _MOST:
+        counts |= {"spare_nodes": spares}
     cpus, limit, mem = spec.get("cpus_per_task"), spec.get("time"), spec.get("mem")
     found: dict[str, Any] = {**counts, "cpus_per_task": cpus if isinstance(cpus, int) and 0 < cpus < _MOST else None}
     with suppress(SpecError):
@@ -118,6 +144,22 @@ def _asked(run_dir: Path) -> dict[str, Any]:
     with suppress(ValueError, KeyError, AttributeError):
         found |= {"mem": mem} if mem and mebibytes(mem) >= 0 else {}
     return found
+
+
+def _spare_gpu_hours(status: RunStatus, asked: Mapping[str, Any], failed: Sequence[Failure]) -> float | None:
+    """How long the GPUs of spare nodes have waited since the last start. A node that is left out takes a spare."""
+    spares = asked.get("spare_nodes", 0)
+    if not spares or not status.elapsed:
+        return None
+    all_s = elapsed_s(status.elapsed)
+    ended = last_metrics.outcome_of(status.run_dir or Path()) if status.state != "RUNNING" else None
+    began_s = (ended.time if ended is not None and ended.time else time.time()) - all_s
+    taken: dict[str, float] = {}
+    for one in failed:
+        if one.then == failures.RESTART and one.time >= began_s:
+            taken |= {node: one.time - began_s for node in one.without if node not in taken}
+    waited_s = [*sorted(taken.values()), *[all_s] * spares][:spares]
+    return float(sum(min(one, all_s) for one in waited_s) * asked["gpus_per_node"] / 3600)
 
 
 def bars(found: Report) -> list[Bar]:

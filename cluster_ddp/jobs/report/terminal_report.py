@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from cluster_ddp.errors import counted, printable
+from cluster_ddp.jobs import failures
 from cluster_ddp.jobs.report.notes import notes
 from cluster_ddp.jobs.report.step_breakdown import Start, Training
 from cluster_ddp.jobs.report.summary import Report, bars
@@ -27,8 +28,8 @@ def as_text(found: Report) -> str:
         lines += [f"  Size: {nodes} x {gpus}, {counted(asked['nodes'] * found.ranks_per_node, 'rank')}"]
     if status.elapsed:
         limit = f" of {asked['time']}" if asked.get("time") else ""
-        again = f", {counted(status.restarts, 'restart')}" if status.restarts else ""
-        lines += [f"  Time: {status.elapsed}{limit}{again}"]
+        lines += [f"  Time: {', '.join(filter(None, (f'{status.elapsed}{limit}', found.started_again)))}"]
+    lines += [f"  Spare: {found.spares}"] if found.spares else []
     if trained := _trained(found):
         lines += [f"  Training: {', '.join(trained)}"]
     if found.printed:
@@ -38,6 +39,9 @@ def as_text(found: Report) -> str:
         lines += [f"  Step: {_step(found.training)}"]
     if len(found.training.starts) > 1:
         lines += ["  Starts:", *(f"    {_start(one)}" for one in found.training.starts)]
+    if found.failures:
+        lost = f"{hours(failures.lost_s(found.failures))} of training lost"
+        lines += [f"  Failures, {lost}:", *(f"    {one.when} {one.text}" for one in found.failures)]
     if status.failure:
         lines += [f"  Failed first: {status.failure}"]
     if status.end:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from cluster_ddp.files import atomic_write
+from cluster_ddp.runtime.run_dir.fenced import atomic_write
 
 _MARK = b"\ncluster_ddp sha256 "
 _TRAILER_BYTES = len(_MARK) + 64 + 1
@@ -57,6 +57,7 @@ def write(path: Path, state: Mapping[str, Any]) -> str:
 
     Raises:
         OSError: the disk is full, or the folder is gone or not writable.
+        RunDirError: a newer start of the job has taken the run directory.
     """
     with atomic_write(path) as file:
         hashing = _Hashing(file)

@@ -15,10 +15,12 @@ from typing import Any
 
 from cluster_ddp.contract import Env, File
 from cluster_ddp.errors import CheckpointError, NonFiniteError, RunDirError
-from cluster_ddp.files import atomic_write, make_dir, remove_leftovers, reserve_descriptors, sync_folder, with_reserve
+from cluster_ddp.files import make_dir, remove_leftovers, reserve_descriptors, sync_folder, with_reserve
 from cluster_ddp.runtime.checkpoint import file
 from cluster_ddp.runtime.checkpoint.file import DamagedError, UnusableError
+from cluster_ddp.runtime.run_dir import fenced
 from cluster_ddp.runtime.run_dir.background_writer import BackgroundWriter
+from cluster_ddp.runtime.run_dir.fenced import atomic_write
 
 log = logging.getLogger("cluster_ddp")
 
@@ -210,7 +212,7 @@ class CheckpointFolder:
 
     def _note_newest(self, path: Path) -> None:
         self.last_good = path
-        if run_dir := os.environ.get(Env.RUN_DIR):  # for the batch script: --requeue-on-failure
+        if run_dir := os.environ.get(Env.RUN_DIR):  # for the job's agent: --restarts
             with contextlib.suppress(OSError), atomic_write(Path(run_dir, File.PROGRESS)) as progress:
                 progress.write(f"{path.name}\n".encode())
         with contextlib.suppress(OSError):
@@ -221,6 +223,7 @@ class CheckpointFolder:
 def _put_aside(path: Path, why: DamagedError, instead: tuple[Path, str] | None) -> None:
     """Rename a checkpoint that can't be used to *.damaged, and log it."""
     aside = path.with_name(f"{path.name}.damaged")
+    fenced.check()
     path.replace(aside)
     words = f"{_REFUSED} It is renamed to %s%s."
     log.warning(words, path, why.verdict, why, aside.name, "; the one before is used" if instead else "")

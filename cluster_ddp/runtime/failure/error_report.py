@@ -24,6 +24,7 @@ from cluster_ddp.contract import Env
 from cluster_ddp.errors import ClusterDDPError, CommunicatorError
 from cluster_ddp.files import spare_descriptor
 from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
+from cluster_ddp.runtime.failure import step_clock
 from cluster_ddp.runtime.rendezvous import arrivals, first_rank
 from cluster_ddp.runtime.safe_print import complain
 from cluster_ddp.slurm.variables import node_name
@@ -85,7 +86,7 @@ class FailureReporter:
                 time.sleep(_ROLL_CALL_S + 1.0)
         elif _is_timeout(error):
             hang = self._who_hangs(first is not None, self.hangs.verdict(error) if self.hangs else "")
-            self._note(hang)
+            self._note(hang, waits=True)
             self.say(f"error: {hang}")
         elif first is None and _is_lost(error):
             self.say_consequence(_STORE_IS_GONE)
@@ -200,9 +201,10 @@ class FailureReporter:
         absent = [int(key.rpartition("/")[2]) for key in arrivals.unset(store, failed)]
         return ", ".join(f"rank {rank} on {host}" for rank, host in zip(absent, arrivals.hosts(store, absent)))
 
-    def _note(self, error: BaseException | str, *, consequence: bool = False) -> None:
+    def _note(self, error: BaseException | str, *, consequence: bool = False, waits: bool = False) -> None:
         spare_descriptor()
-        notes.failed(os.environ, self._rank(), _in_short(error), consequence=consequence)
+        words = _in_short(error)
+        notes.failed(os.environ, self._rank(), words, consequence=consequence, step=step_clock.steps, waits=waits)
 
     def _rank(self) -> str:
         if self.topology is not None:

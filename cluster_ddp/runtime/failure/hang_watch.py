@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.contract import Env, File
-from cluster_ddp.files import atomic_write
 from cluster_ddp.run_files import read_text
 from cluster_ddp.runtime.failure import hang_verdict, sick_nodes, stack_file, stacks, step_clock
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.rendezvous import arrivals
+from cluster_ddp.runtime.run_dir.fenced import atomic_write
 from cluster_ddp.runtime.safe_print import complain
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name

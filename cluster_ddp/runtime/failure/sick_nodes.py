@@ -1,4 +1,4 @@
-"""sick-nodes.txt: nodes that were found at fault. The batch script leaves them behind (`--requeue-elsewhere`).
+"""sick-nodes.txt: nodes that were found at fault. The job's agent leaves them out (`--restarts`).
 
 Errors of the user's code never belong there. Nor do nodes that are accused by a rank that may be cut off itself.
 """
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp.contract import Env, File
-from cluster_ddp.errors import ClusterDDPError, printable
-from cluster_ddp.files import open_own
+from cluster_ddp.errors import ClusterDDPError, RunDirError, printable
+from cluster_ddp.runtime.run_dir.fenced import open_own
 from cluster_ddp.slurm import master_addr, variables
 from cluster_ddp.slurm.variables import Variables
 
@@ -54,7 +54,7 @@ def note(env: Mapping[str, str], node: str, why: str) -> None:
     if not (run_dir := env.get(Env.RUN_DIR)) or not node or len(node.split()) != 1:
         return
     line = f"{node} {printable(' '.join(why.split()))[:_LONGEST]}\n"
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RunDirError):
         descriptor = open_own(Path(run_dir) / File.SICK_NODES, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         with open(descriptor, "ab", buffering=0) as file:
             file.write(line.encode())

@@ -16,9 +16,10 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from cluster_ddp.files import open_own
+from cluster_ddp.files import is_at
 from cluster_ddp.processes import catches
 from cluster_ddp.runtime.failure import stacks
+from cluster_ddp.runtime.run_dir.fenced import open_own
 
 _HEAD_BYTES = 2048
 # How long workers may take to write their stacks.
@@ -77,11 +78,11 @@ class StackFile:
             faulthandler.cancel_dump_traceback_later()
         if self._handles_faults:
             faulthandler.disable()
+        with contextlib.suppress(OSError):
+            if not self.is_wanted and is_at(self._head, self.path):  # else it is a newer start's
+                self.path.unlink()
         os.close(self._head)
         os.close(self._end)
-        if not self.is_wanted:
-            with contextlib.suppress(OSError):
-                self.path.unlink()
 
 
 class WorkerStacks:

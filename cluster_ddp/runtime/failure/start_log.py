@@ -17,8 +17,8 @@ from typing import Any
 from cluster_ddp.agent import log_words, outcome
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.contract import ASIDE, RECORDS_VERSION, RESTART, File
-from cluster_ddp.files import open_own
 from cluster_ddp.run_files import json_lines, tail
+from cluster_ddp.runtime.run_dir.fenced import open_own
 from cluster_ddp.slurm.topology import Topology
 
 _UNKNOWN = "It ended without a word: it was killed, or its node was lost."

@@ -12,6 +12,8 @@ last_s = 0.0
 """Time of the last progress, on the clock of time.monotonic(); 0 before the first step."""
 run_dir: Path | None = None
 """The run directory, once the training has one."""
+steps: int | None = None
+"""Number of steps since the beginning of the training, which a `Checkpointer` counts; None without one."""
 
 
 def note_step() -> None:
@@ -29,5 +31,5 @@ def note_progress() -> None:
 
 def reset() -> None:
     """Forget the steps of a world before."""
-    global last_s, run_dir
-    last_s, run_dir = 0.0, None
+    global last_s, run_dir, steps
+    last_s, run_dir, steps = 0.0, None, None

@@ -10,9 +10,11 @@ import threading
 from pathlib import Path
 
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.files import atomic_write, is_at, open_own, sync_folder
+from cluster_ddp.files import is_at, sync_folder
 from cluster_ddp.runtime.failure import hard_exit
+from cluster_ddp.runtime.run_dir import fenced
 from cluster_ddp.runtime.run_dir.background_writer import BackgroundWriter
+from cluster_ddp.runtime.run_dir.fenced import atomic_write, open_own
 
 log = logging.getLogger("cluster_ddp")
 
@@ -58,8 +60,9 @@ class MetricsFile:
             line: with its line break.
 
         Raises:
-            RunDirError: more than 256 MiB are waiting already.
+            RunDirError: more than 256 MiB are waiting already, or a newer start of the job has taken the run directory.
         """
+        self._writer.check()
         with self._count:
             if len(self._waiting) > _MAX_WAITING_BYTES:
                 found = f"{len(self._waiting)} bytes wait to be written: {self._failure or 'its file system hangs'}."
@@ -95,6 +98,7 @@ class MetricsFile:
         """Write all that is waiting and fsync it. Make the file again if it was removed.
 
         Raises:
+            RunDirError: a newer start of the job has taken the run directory.
             OSError: the file can't be written, such as on a full disk.
         """
         with self._io:
@@ -137,6 +141,7 @@ class MetricsFile:
             self._failure = error.strerror or str(error)
 
     def _write_waiting(self) -> None:
+        fenced.check()
         self._open_anew()
         assert self._file is not None
         while self._waiting:
@@ -181,6 +186,7 @@ def set_aside(path: Path) -> None:
     """Rename another run's file or folder, if it exists and is no empty file: metrics.jsonl to metrics.1.jsonl.
 
     Raises:
+        RunDirError: a newer start of the job has taken the run directory.
         OSError: it can't be renamed.
     """
     if not path.exists() or (path.is_file() and path.stat().st_size == 0):
@@ -188,5 +194,6 @@ def set_aside(path: Path) -> None:
     numbers = itertools.count(1)
     others = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in numbers)
     other = next(other for other in others if not other.exists())
+    fenced.check()
     log.info("%s of an earlier run is now %s.", path, other.name)
     path.rename(other)

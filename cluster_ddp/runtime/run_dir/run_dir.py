@@ -21,10 +21,11 @@ import torch
 from cluster_ddp._version import __version__
 from cluster_ddp.contract import GLOBAL_STEP, OF_FIRST_RECORD, RECORDS_VERSION, Env, File
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.files import atomic_write, make_dir, remove_leftovers, reserve_descriptors, to_json
+from cluster_ddp.files import make_dir, remove_leftovers, reserve_descriptors, to_json
 from cluster_ddp.run_files import json_lines
 from cluster_ddp.runtime.failure import start_log, step_clock
 from cluster_ddp.runtime.run_dir import final_flush
+from cluster_ddp.runtime.run_dir.fenced import atomic_write
 from cluster_ddp.runtime.run_dir.lock import RunLock
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
 from cluster_ddp.runtime.trackers.tracking import Tracking
@@ -63,7 +64,7 @@ class RunDir:
         """Number of steps since the beginning of the training, which a `Checkpointer` counts."""
         self._of_first_record = dict(zip(OF_FIRST_RECORD, (RECORDS_VERSION, world.topology.restart_count)))
         world.run_log[:] = [self.log]
-        step_clock.run_dir = self.path
+        step_clock.run_dir, step_clock.steps = self.path, None
         if world.is_main:
             self._claim()
         if world.is_main and (names := os.environ.get(Env.TRACK, "").split()):
@@ -143,7 +144,8 @@ class RunDir:
         Raises:
             SpecError: a value of another type, or with a name that records have: "kind", "time", with a `Checkpointer`
                 "global_step", without one "version" and "restart".
-            RunDirError: more than 256 MiB of records are waiting to be written.
+            RunDirError: more than 256 MiB of records are waiting to be written, or a newer start of the job has taken
+                the run directory.
         """
         own = OF_FIRST_RECORD if self.steps is None else (GLOBAL_STEP,)
         if taken := {"kind", "time", *own} & values.keys():
@@ -209,7 +211,7 @@ class RunDir:
 
         Raises:
             OSError: files can't be written, such as on a full disk.
-            RunDirError: the lock file was removed, and another job has taken the run directory.
+            RunDirError: another job, or a newer start of this one, has taken the run directory.
         """
         if self.world.is_main:
             self._make()

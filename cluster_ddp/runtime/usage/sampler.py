@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cluster_ddp.contract import File
-from cluster_ddp.files import open_own
+from cluster_ddp.errors import RunDirError
+from cluster_ddp.runtime.run_dir.fenced import open_own
 from cluster_ddp.runtime.usage.cgroups import StepCgroup
 from cluster_ddp.runtime.usage.gpus import Gpus
 from cluster_ddp.runtime.usage.processes import JobProcesses
@@ -88,6 +89,8 @@ class Sampler:
                 self._write_next()
         except FileNotFoundError:  # this node does not share the run directory
             return
+        except RunDirError as error:
+            log.error("%s", error)
         except OSError as error:
             words = "Writing to %s failed: %s. How this node is used is no longer recorded."
             log.warning(words, self._path, error.strerror)

@@ -137,11 +137,9 @@ def _lack(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> _Lack | None
         mem = f"{most // 1024}G" if most >= 1024 else f"{most}M"
         return _Lack(f"{such} have {most}M of memory, not {spec.mem}", {"mem": mem})
     count = sum(group.nodes for group in fitting)
-    if count < spec.nodes:
-        return _Lack(
-            f"partition {name} has {counted(count, 'node')} with these GPUs, CPUs and memory, not {spec.nodes}",
-            {"nodes": count},
-        )
+    if count < spec.all_nodes:
+        found = f"partition {name} has {counted(count, 'node')} with these GPUs, CPUs and memory, not {spec.all_nodes}"
+        return _Lack(found, {"nodes": min(count, spec.nodes), "spare_nodes": max(0, count - spec.nodes)})
     if spec.qos is None and _is_over_time(spec, groups):  # a QOS may exceed it (sacctmgr(1), PartitionTimeLimit)
         limit = _limit(groups)
         return _Lack(f"the time limit of partition {name} is {limit}; the job asks for {spec.time}", {"time": limit})
@@ -150,7 +148,8 @@ def _lack(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> _Lack | None
 
 def _error(spec: JobSpec, everywhere: Partitions, lacks: Mapping[str, _Lack]) -> SpecError:
     where = f"the partition {', '.join(lacks)}" if spec.partition else f"the default partition, {', '.join(lacks)}"
-    size = f"{counted(spec.nodes, 'node')} with {spec.gpus_per_node} {_gpus(spec, spec.gpus_per_node)}"
+    spare = f" and {counted(spec.spare_nodes, 'spare node')}" if spec.spare_nodes else ""
+    size = f"{counted(spec.nodes, 'node')}{spare} with {spec.gpus_per_node} {_gpus(spec, spec.gpus_per_node)}"
     asked = f"A job of {size} in {where}:"
     found = "; ".join(lack.found for lack in lacks.values()) + "."
     if any("gpus_per_node" in lack.change for lack in lacks.values()):
@@ -166,14 +165,14 @@ def _error(spec: JobSpec, everywhere: Partitions, lacks: Mapping[str, _Lack]) ->
 def _mended(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> JobSpec | None:
     """The job, changed so that the partition can hold it; None if no change helps."""
     while (lack := _lack(spec, name, groups)) is not None:  # each lack is mended at most once, in the order of _lack
-        if not all(lack.change.values()):
+        if not all(value for name, value in lack.change.items() if name != "spare_nodes"):
             return None
         spec = replace(spec, **lack.change)
     return spec
 
 
 def _difference(spec: JobSpec, other: JobSpec) -> str:
-    names = ("nodes", "gpus_per_node", "cpus_per_task", "mem", "time")
+    names = ("nodes", "spare_nodes", "gpus_per_node", "cpus_per_task", "mem", "time")
     values = {name: getattr(other, name) for name in names if getattr(other, name) != getattr(spec, name)}
     return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items())
 
@@ -197,10 +196,10 @@ def _warnings(spec: JobSpec, asked: Partitions) -> list[str]:
 def _short_now(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> str:
     fitting = holding(spec, groups)
     count, usable = sum(group.nodes for group in fitting), sum(group.nodes for group in fitting if group.usable)
-    if usable >= spec.nodes:
+    if usable >= spec.all_nodes:
         return ""
     gone = f"{count - usable} of {count} such nodes of partition {name} are down, drained, failed or in maintenance"
-    return f"{gone}. The job waits until {spec.nodes} are usable."
+    return f"{gone}. The job waits until {spec.all_nodes} are usable."
 
 
 def _gpus(spec: JobSpec, count: int) -> str:

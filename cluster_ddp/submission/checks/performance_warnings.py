@@ -109,7 +109,7 @@ def _regrouped(spec: JobSpec, nodes: int) -> JobSpec:
 
 
 def _fits(spec: JobSpec, groups: Sequence[NodeGroup]) -> bool:
-    return sum(group.nodes for group in holding(spec, groups) if group.up and group.usable) >= spec.nodes
+    return sum(group.nodes for group in holding(spec, groups) if group.up and group.usable) >= spec.all_nodes
 
 
 def _options(spec: JobSpec, other: JobSpec) -> str:

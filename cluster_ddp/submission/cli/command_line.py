@@ -19,7 +19,7 @@ from cluster_ddp.submission.checks import preflight
 from cluster_ddp.submission.checks.performance_warnings import CODES, OTHER_CODES, Advice
 from cluster_ddp.submission.cli import environments, likely_mistakes, options, settings_file, site_config
 from cluster_ddp.submission.planning import Plan
-from cluster_ddp.submission.spec import JobSpec, check_placeholders
+from cluster_ddp.submission.spec import JobSpec
 
 
 class Reference(Protocol):
@@ -105,7 +105,7 @@ class _Asked(NamedTuple):
         parsed, rest = parser.parse_known_args(own)
         if command is not None:
             options.refuse(rest, [*others, *parser.option_names()], program, () if others else command)
-        given = {key: value for key, value in vars(parsed).items() if value is not None}
+        given = site_config.renamed({key: value for key, value in vars(parsed).items() if value is not None})
         accept = settings_file.CODE in (parsed.accept or ())
         settings = site_config.load(parsed.profile, folder=Path.cwd(), env=os.environ, accept=accept)
         earlier = None
@@ -200,7 +200,7 @@ def _plan(asked: _Asked, reference: Reference, *, source: str) -> Plan:
         job[active.setting] = active.path
     spec = JobSpec(**{"name": work.name, **job, "command": work.command})
     if work.reference_options is not None:
-        check_placeholders(work.reference_options, spec.grid, array=spec.array)
+        grids.check_placeholders(work.reference_options, spec.grid, array=spec.array)
         _refuse_unfit(spec, reference, work.reference_options)
     request = planning.Request(
         spec=spec,

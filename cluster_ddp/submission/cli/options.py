@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from cluster_ddp.agent.options import RESTARTS_BEFORE
 from cluster_ddp.agent.python_command import is_python, program_words, python_target, shell_script
 from cluster_ddp.errors import SpecError, counted
 from cluster_ddp.submission.checks.performance_warnings import Advice
@@ -27,7 +28,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     ours = [f"--sbatch-options={EXPEDITE}" if word == EXPEDITE else word for word in words[:at]]
-    for option in ("--sbatch-options", "--srun-options"):
+    for option in ("--sbatch-options", "--srun-options", "--restart-args"):
         ours = sbatch_hints.joined(ours, option)
     return ours, words[at + 1 :] if at < len(words) else None
 
@@ -78,7 +79,7 @@ def _add_submission(how: Any) -> None:
         ("show-template", "print our template of the batch script, to extend it with --template"),
     ):
         how.add_argument(f"--{flag}", action="store_true", help=text)
-    for habit in ("--ntasks", "--ntasks-per-node"):
+    for habit in ("--ntasks", "--ntasks-per-node", *RESTARTS_BEFORE):
         how.add_argument(habit, type=int, help=argparse.SUPPRESS)
 
 
@@ -192,7 +193,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
     """The default of an option, for its help."""
     if field.default is None:
         return " (default: the cluster's)" if field.name in _CLUSTERS else ""
-    return "" if field.default in ((), False, dataclasses.MISSING) else f" (default: {field.default})"
+    return "" if field.default in ((), "", False, dataclasses.MISSING) else f" (default: {field.default})"
 
 
 def field_texts(fields: type) -> dict[str, str]:

@@ -9,20 +9,20 @@ others could have written is refused until it is accepted (`settings_file`).
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
 import re
 import sys
-import types
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
 
 from cluster_ddp.errors import ProfileError, SpecError, nearest
 from cluster_ddp.submission.cli import settings_file
 from cluster_ddp.submission.cli.settings_file import error as _error
-from cluster_ddp.submission.spec import ALTERNATIVES, JobSpec
+from cluster_ddp.submission.spec import ALTERNATIVES, RESTARTS_BEFORE, JobSpec
 
 FILE_NAME = "cluster.toml"
 # Keys beside JobSpec's fields: how a job is submitted.
@@ -33,6 +33,7 @@ _NO_SETTINGS = ("command", "description", "grid")  # fields that belong to one j
 _COMPANIONS: Mapping[str, Mapping[str, Any]] = {
     "container_overlays": {"container": "image.sif"},
     "container_binds": {"container": "image.sif"},
+    "spare_nodes": {"restarts": 1},
 }
 # Type of a value -> what it is in TOML, and how it looks.
 _LEGAL: Mapping[type, tuple[str, str]] = {
@@ -115,23 +116,25 @@ def overlay(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
 
 
 def legal_keys() -> tuple[str, ...]:
-    """Return all legal keys."""
-    return tuple(_kinds())
+    """Return all legal keys, without earlier names."""
+    return tuple(key for key in _kinds() if key not in RESTARTS_BEFORE)
+
+
+def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with their present names."""
+    restarts = [values[name] for name in ("restarts", *RESTARTS_BEFORE) if name in values]
+    kept = {key: value for key, value in values.items() if key not in RESTARTS_BEFORE}
+    return {**kept, "restarts": max(restarts)} if restarts else kept
 
 
 @functools.cache
 def _kinds() -> dict[str, type]:
     """The type of each legal key's value: bool, int, str or tuple."""
-    hints = {name: hint for name, hint in get_type_hints(JobSpec).items() if name not in _NO_SETTINGS}
-    return {**{name: _kind(hint) for name, hint in hints.items()}, **SUBMISSION_KEYS}
-
-
-def _kind(hint: Any) -> type:
-    if get_origin(hint) in (Union, types.UnionType):
-        (hint,) = (part for part in get_args(hint) if part is not types.NoneType)
-    kind: type = str if get_origin(hint) is Literal else get_origin(hint) or hint
-    assert kind in _LEGAL, hint
-    return kind
+    types = {field.name: str(field.type) for field in dataclasses.fields(JobSpec) if field.name not in _NO_SETTINGS}
+    kinds = {
+        name: next((kind for kind in _LEGAL if hint.startswith(kind.__name__)), str) for name, hint in types.items()
+    }
+    return {**kinds, **SUBMISSION_KEYS, **dict.fromkeys(RESTARTS_BEFORE, int)}
 
 
 def _user_path(env: Mapping[str, str]) -> Path | None:
@@ -155,8 +158,8 @@ def _read(path: Path, content: bytes) -> tuple[dict[str, Any], dict[str, dict[st
             found = f"the table [{name}] has the name of a key, and a profile needs another name."
             raise _error(str(path), found, f"rename [{name}]")
     top = {key: _value(str(path), key, raw) for key, raw in table.items() if key not in profiles}
-    return top, {
-        name: {key: _value(f"{path} [{name}]", key, raw) for key, raw in profile.items()}
+    return renamed(top), {
+        name: renamed({key: _value(f"{path} [{name}]", key, raw) for key, raw in profile.items()})
         for name, profile in profiles.items()
     }
 

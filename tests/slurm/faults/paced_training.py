@@ -1,8 +1,8 @@
 """The reference training at a walking pace, so that a fault finds it busy, and with faults of its own.
 
 PACE_S     seconds that each step takes longer
-FAULTS     JSON: [{"do": "kill", "rank": 1, "step": 30}, …], each done at that step of the job's first run only;
-           "do" is kill, stop or nan
+FAULTS     JSON: [{"do": "kill", "rank": 1, "step": 30}, …], each done at that step of the job's first start, or of
+           the one in "start"; "do" is kill, stop, nan, raise, or wait: until there is a file go in the run directory
 CLOCK_S    JSON: {"node2": 3600}: how far that node's clock is ahead
 PATIENCE_S seconds that the last writes are tried for in the end, instead of ten minutes
 FSYNC_S    seconds that fsync takes longer, as on a file system that is slow
@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 import few_digits
 import torch
@@ -27,7 +28,8 @@ from cluster_ddp.runtime.run_dir import background_writer
 from cluster_ddp.train import main
 
 PACE_S = float(os.environ.get("PACE_S", "0"))
-FAULTS = json.loads(os.environ.get("FAULTS", "[]")) if os.environ.get("SLURM_RESTART_COUNT", "0") == "0" else []
+START = int(os.environ.get("CLUSTER_DDP_START", "0"))
+FAULTS = [fault for fault in json.loads(os.environ.get("FAULTS", "[]")) if fault.get("start", 0) == START]
 FSYNC_S = float(os.environ.get("FSYNC_S", "0"))
 CLOCK_S = json.loads(os.environ.get("CLOCK_S", "{}")).get(socket.gethostname(), 0)
 
@@ -43,6 +45,10 @@ def due(*what: str) -> str | None:
 def paced_step(self: Checkpointer) -> None:
     global steps
     steps = self.steps + 1
+    if due("raise"):
+        raise KeyError(f"no sample {steps}")
+    while due("wait") and not (Path(os.environ["CLUSTER_DDP_RUN_DIR"]) / "go").exists():
+        time.sleep(0.1)
     fault = due("kill", "stop")
     if fault is not None:
         os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)

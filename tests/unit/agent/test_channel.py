@@ -27,10 +27,10 @@ KEY = Key(b"secret")
 class Job:
     """A server, with what it hears."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, notices: bool = False) -> None:
         self.heard: queue.Queue[Message] = queue.Queue()
         self.gone: queue.Queue[Message] = queue.Queue()
-        self.server = Server(channel.listen_here(), KEY, self._hear, self.gone.put)
+        self.server = Server(channel.listen_here(), KEY, self._hear, self.gone.put, notices=notices)
 
     def _hear(self, message: Message) -> None:
         if message["kind"] == "odd":
@@ -71,8 +71,36 @@ def test_the_job_is_found_by_the_environment(job: Job) -> None:
     env = {Env.CHANNEL: f"127.0.0.1:{job.server.port}", Env.SECRET: "secret"}
     client = Client.of_job(env)
     client.say("hello")
-    assert job.next() == {"kind": "hello"}
+    assert job.next() == {"kind": "hello", "start": 0}
     client.close()
+
+
+def test_each_message_says_of_which_start_it_is(job: Job) -> None:
+    client = Client.of_job({Env.CHANNEL: f"127.0.0.1:{job.server.port}", Env.SECRET: "secret", Env.START: "3"})
+    client.always["spare"] = True
+    client.say("hello", rank=1)
+    assert job.next() == {"kind": "hello", "start": 3, "spare": True, "rank": 1}
+    client.close()
+
+
+@pytest.mark.parametrize("notices", [True, False])
+def test_a_machine_that_is_cut_off_is_noticed_within_seconds(notices: bool) -> None:
+    """On both sides: tcp(7) has the options. Nothing in a test can lose packets."""
+    job = Job(notices=notices)
+    client = Client(job.connect(), KEY)
+    client.say("hello")
+    job.next()
+    if notices:
+        client.notice()
+    (theirs,) = (caller.connection for caller in job.server._callers)
+    assert client._connection is not None
+    for connection in (client._connection, theirs):
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        found = [connection.getsockopt(socket.IPPROTO_TCP, option) for option in options]
+        assert (found == [1, 1, 3, 4000]) is notices
+        assert bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) is notices
+    client.close()
+    job.server.close()
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1:1", "127.0.0.1:none", "nohost.invalid:1"])

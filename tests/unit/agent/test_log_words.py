@@ -57,6 +57,9 @@ def test_srun_counts_if_its_first_task_was_not_heard(heard: tuple[int, ...], is_
 def test_which_task_srun_could_not_start() -> None:
     log = "[task 0 launch failed: x]\nsrun: error: task 1 launch failed: Slurmd could not connect IO\n"
     assert log_words.not_launched(log) == Failure(None, "srun", 1, "task 1 launch failed: Slurmd could not connect IO")
+    refused = "srun: error: Unable to create step for job 9: Invalid generic resource (gres) specification\n"
+    found = log_words.not_launched(refused)
+    assert found is not None and found.words.startswith("Unable to create step for job 9: Invalid generic resource")
     assert log_words.not_launched("[srun: error: task 1 launch failed]") is None
 
 

@@ -23,10 +23,10 @@ def test_a_rank_leaves_why_it_failed_and_its_first_word_counts(tmp_path: Path) -
     folder.mkdir()
     notes.failed(env_of(folder), 2, "ValueError: two\nlines \x1b[31m")
     notes.failed(env_of(folder), 2, "RuntimeError: later")
-    notes.failed(env_of(folder), 0, "stopped: rank 2 failed", consequence=True)
+    notes.failed(env_of(folder), 0, "stopped: rank 2 failed", consequence=True, step=120)
     read = Notes(folder)
-    assert read.failure(2) == ("ValueError: two lines ?[31m", False)
-    assert read.failure(0) == ("stopped: rank 2 failed", True)
+    assert read.failure(2) == ("ValueError: two lines ?[31m", False, None, False)
+    assert read.failure(0) == ("stopped: rank 2 failed", True, 120, False)
     assert read.failure(1) is None
     assert (folder / "failed-2").stat().st_mode & 0o777 == 0o600
 
@@ -66,6 +66,12 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
 def test_a_damaged_note_says_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / "failed-0").write_text(content)
     assert Notes(tmp_path).failure(0) is None
+
+
+def test_a_step_that_is_no_number_is_unknown(tmp_path: Path) -> None:
+    """Others may read the number, and compare it."""
+    (tmp_path / "failed-0").write_text('{"words": "x", "consequence": false, "step": "3"}')
+    assert Notes(tmp_path).failure(0) == ("x", False, None, False)
 
 
 @pytest.mark.parametrize("has_memory", [True, False])

@@ -14,6 +14,7 @@ from cluster_ddp.errors import RendezvousError, SpecError, TopologyError
 from cluster_ddp.slurm.port import candidates
 
 SRUN, TORCHRUN = Options(), Options(launcher="torchrun")
+SIZE = place.Shape(nodes=2, ranks_per_node=2, node_cpus=None, cpus_per_task=None)
 JOB = {"SLURM_JOB_ID": "71", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURMD_NODENAME": "localhost"}
 
 
@@ -73,6 +74,13 @@ def test_gpus_that_were_asked_for_each_task(env: dict[str, str], on_node: int | 
     assert (found.gpus_per_node, found.gpus_per_task) == (on_node, of_task)
 
 
+def test_spare_nodes_take_no_ranks() -> None:
+    assert place.shape(Options(spare_nodes=1), {**JOB, "SLURM_JOB_NUM_NODES": "3"}).world_size == 4
+    with pytest.raises(SpecError, match=r"the job has 2 node\(s\), and 2 of them are to be spares") as error:
+        place.shape(Options(spare_nodes=2), JOB)
+    assert "--spare-nodes" in error.value.hint
+
+
 @pytest.mark.parametrize("counts", ["2,1", "1,2(x3)"])
 def test_unequal_tasks_are_refused(counts: str) -> None:
     with pytest.raises(SpecError, match="not equal on all nodes") as error:
@@ -106,29 +114,37 @@ def test_the_code_is_that_of_the_whole_array(env: dict[str, str], named: str) ->
 
 
 def test_what_a_job_on_slurm_gives_its_tasks() -> None:
-    found = place.on_slurm(Options(run_dir="/r/x-%j", launcher="srun"), JOB, "71")
+    found = place.on_slurm(Options(run_dir="/r/x-%j", launcher="srun"), SIZE, "71")
     assert len(bytes.fromhex(found.pop("CLUSTER_DDP_SECRET"))) == 32
-    assert int(found.pop("MASTER_PORT")) in candidates(71)
     found.pop("PYTHONUNBUFFERED", None)
     assert found == {
-        "MASTER_ADDR": "localhost",
         "WORLD_SIZE": "4",
         "LOCAL_WORLD_SIZE": "2",
         "SLURM_EXPORT_ENV": "ALL",
         "CLUSTER_DDP_RUN_DIR": "/r/x-71",
     }
-    again = place.on_slurm(SRUN, JOB, "71")
-    assert again["CLUSTER_DDP_SECRET"] != place.on_slurm(SRUN, JOB, "71")["CLUSTER_DDP_SECRET"]
+    again = place.on_slurm(SRUN, SIZE, "71")
+    assert again["CLUSTER_DDP_SECRET"] != place.on_slurm(SRUN, SIZE, "71")["CLUSTER_DDP_SECRET"]
     assert "CLUSTER_DDP_RUN_DIR" not in again
 
 
+def test_each_start_meets_on_another_port_where_rank_0_is() -> None:
+    hosts = enumerate(("localhost", "127.0.0.2"))
+    found = [place.meeting({"SLURM_JOB_ID": "71"}, host, start) for start, host in hosts]
+    assert [(one["CLUSTER_DDP_START"], one["MASTER_ADDR"]) for one in found] == [("0", "localhost"), ("1", "127.0.0.2")]
+    ports = {int(one["MASTER_PORT"]) for one in found}
+    assert len(ports) == 2 and ports <= {*candidates(71)}
+    last = place.meeting({"SLURM_JOB_ID": "71"}, "localhost", len(candidates(71)))
+    assert last["MASTER_PORT"] == found[0]["MASTER_PORT"], "the candidates begin anew"
+
+
 @pytest.mark.parametrize("launcher", ["torchrun", "fork"])
-@pytest.mark.parametrize("cpus", ["3", ""])
-def test_the_ranks_of_a_nodes_task_learn_their_own_cpus(launcher: str, cpus: str) -> None:
+@pytest.mark.parametrize(("cpus", "said"), [(3, "3"), (None, "")])
+def test_the_ranks_of_a_nodes_task_learn_their_own_cpus(launcher: str, cpus: int | None, said: str) -> None:
     """The step's are those of all ranks of the node."""
-    found = place.on_slurm(Options(launcher=launcher), {**JOB, "SLURM_CPUS_PER_TASK": cpus}, "71")
-    assert found["CLUSTER_DDP_CPUS_PER_TASK"] == cpus
-    assert "CLUSTER_DDP_CPUS_PER_TASK" not in place.on_slurm(SRUN, {**JOB, "SLURM_CPUS_PER_TASK": "3"}, "71")
+    size = SIZE._replace(cpus_per_task=cpus)
+    assert place.on_slurm(Options(launcher=launcher), size, "71")["CLUSTER_DDP_CPUS_PER_TASK"] == said
+    assert "CLUSTER_DDP_CPUS_PER_TASK" not in place.on_slurm(SRUN, size, "71")
 
 
 def test_options_that_ranks_learn_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +195,7 @@ def test_what_a_job_on_this_machine_gives_its_ranks(monkeypatch: pytest.MonkeyPa
     assert int(found.pop("MASTER_PORT")) in candidates(os.getpid())
     assert found == {
         "CLUSTER_DDP_LOCAL_JOB_ID": str(os.getpid()),
+        "CLUSTER_DDP_START": "0",
         "MASTER_ADDR": "127.0.0.1",
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
@@ -188,7 +205,7 @@ def test_what_a_job_on_this_machine_gives_its_ranks(monkeypatch: pytest.MonkeyPa
     }
     assert place.of_local_rank(SRUN, 1) == {"RANK": "1", "LOCAL_RANK": "1"}
     restarted = place.on_this_machine(TORCHRUN, 2, 1)
-    assert restarted["SLURM_RESTART_COUNT"] == "1"
+    assert restarted["CLUSTER_DDP_START"] == "1"
     assert "OMP_NUM_THREADS" not in restarted, "torchrun's workers get theirs from it"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
@@ -215,11 +232,11 @@ def test_submitits_variables_on_this_machine() -> None:
 @pytest.mark.parametrize("job_id", [0, 71, 22750, 22751, 4_294_967_295])
 def test_a_port_on_which_something_listens_is_not_chosen(job_id: int) -> None:
     """Not where the first candidate is in use."""
-    env = {**JOB, "SLURM_JOB_ID": str(job_id)}
-    first = int(place.on_slurm(SRUN, env, "71")["MASTER_PORT"])
+    env = {"SLURM_JOB_ID": str(job_id)}
+    first = int(place.meeting(env, "localhost", 0)["MASTER_PORT"])
     assert first in candidates(job_id)
     with socket.create_server(("127.0.0.1", first)):
-        second = int(place.on_slurm(SRUN, env, "71")["MASTER_PORT"])
+        second = int(place.meeting(env, "localhost", 0)["MASTER_PORT"])
     assert second in candidates(job_id) and second != first
 
 
@@ -227,5 +244,5 @@ def test_if_all_ports_are_in_use_it_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     with socket.create_server(("127.0.0.1", 0)) as held:
         monkeypatch.setattr(place.port, "candidates", lambda job_id: [held.getsockname()[1]])
         with pytest.raises(RendezvousError, match="all 1 candidate ports are in use") as error:
-            place.on_slurm(SRUN, JOB, "71")
+            place.meeting(JOB, "localhost", 0)
     assert "ssh localhost ss -ltn" in error.value.hint

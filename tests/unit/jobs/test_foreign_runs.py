@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import make_run
+from made_runs import BEGAN_S, make_run, write_lines
 from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.cli import logs, report, status
@@ -26,11 +26,13 @@ from cluster_ddp.jobs.job import of_run
 __all__ = ["fake_slurm"]
 
 FILES = ("spec.json", "run.json", "metrics.jsonl", "starts.jsonl", "usage-0.jsonl", "job.log", "task-0.log")
-FILES += ("hang.txt", "stack-rank0.txt", ".progress", ".lock", "outcome.json")
+FILES += ("hang.txt", "stack-rank0.txt", ".progress", ".lock", "outcome.json", "failures.jsonl")
 ANSWER = {"rank": 0, "host": "n1", "pid": 7, "where": "t.py:3", "doing": "loop", "operation": "all_reduce", "number": 1}
 FIRST = {"rank": 0, "host": "n1", "status": 1, "words": "E"}
 ENDED = {"version": 1, "job": "13", "restart": 0, "state": "FAILED", "status": 1, "first": FIRST, "lost_nodes": ["n2"]}
 ENDED |= {"requeued": False, "time": 2.0}
+FAILED = {"time": BEGAN_S + 9.0, "start": 0, "node": "n1", "rank": 0, "words": "E", "lost_s": 3.0, "then": "restart"}
+FAILED |= {"without": ["n1"]}
 
 
 def _sparse(path: Path) -> None:
@@ -78,6 +80,7 @@ def full_run(folder: Path) -> Path:
     (run_dir / "task-0.log").write_text("loss 3\n")
     (run_dir / "stack-rank0.txt").write_text(json.dumps(ANSWER) + "\n")
     (run_dir / "outcome.json").write_text(json.dumps(ENDED))
+    write_lines(run_dir / "failures.jsonl", [FAILED, FAILED])
     return run_dir
 
 
@@ -163,11 +166,11 @@ def test_no_verb_fails_of_objects_that_are_others(runs: Path, capsys: pytest.Cap
     assert "\x1b" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "starts.jsonl", "usage-0.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "starts.jsonl", "usage-0.jsonl", "failures.jsonl"])
 def test_no_verb_fails_of_records_that_are_others(runs: Path, name: str) -> None:
     """Each kind of record, with each of its fields replaced by each of VALUES, between two good ones."""
     for whole in (False, True):
-        run_dir = make_run(runs / f"run-{whole}", epochs=1, restarts=True)
+        run_dir = full_run(runs / f"run-{whole}")
         lines = (run_dir / name).read_text().splitlines()
         kinds = {one.get("kind"): one for one in map(json.loads, lines)}
         changed = [json.dumps(value) for kind in kinds.values() for value in mutations(kind)]

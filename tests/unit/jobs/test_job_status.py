@@ -56,7 +56,8 @@ def table(capsys: pytest.CaptureFixture[str]) -> str:
 def rows(capsys: pytest.CaptureFixture[str], *argv: str) -> list[list[str]]:
     assert status.main(argv) == 0
     heading, *lines = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["JOB", "NAME", "STATE", "ELAPSED", "RESTARTS", "EPOCH", "LOSS", "ACCURACY", "SAMPLES/S"]
+    counts = ["RESTARTS", "REQUEUES"]
+    assert heading.split() == ["JOB", "NAME", "STATE", "ELAPSED", *counts, "EPOCH", "LOSS", "ACCURACY", "SAMPLES/S"]
     return [line.split() for line in lines if not line.startswith("To resume job ")]
 
 
@@ -76,13 +77,24 @@ def test_the_last_figures_are_shown(capsys, fake_slurm: FakeSlurm) -> None:
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "tra'
     (submit() / "metrics.jsonl").write_text(text)
     slurm_says(fake_slurm, record(12, restarts=2))
-    assert rows(capsys) == [["12", "fit", "RUNNING", "00:01:30", "2", "3", "0.04321", "98.77", "%", "1300"]]
+    assert rows(capsys) == [["12", "fit", "RUNNING", "00:01:30", "0", "2", "3", "0.04321", "98.77", "%", "1300"]]
+
+
+def test_restarts_in_the_allocation_and_requeues_are_counted_apart(capsys, fake_slurm: FakeSlurm) -> None:
+    then = ["restart", "requeue", "restart", "restart", "end", None, ["restart"]]
+    lines = [json.dumps({"time": at, "then": one}) for at, one in enumerate(then)]
+    (submit() / "failures.jsonl").write_text("\n".join([*lines, '{"then": "restart"}', '{"time": 9, "th']))
+    slurm_says(fake_slurm, record(12, restarts=1))
+    assert rows(capsys)[0][4:6] == ["3", "1"]
+    assert status.main(["--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)
+    assert (one["restarts"], one["requeues"]) == (3, 1)
 
 
 def test_what_is_not_known_is_left_out(capsys, fake_slurm: FakeSlurm) -> None:
     submit()
     slurm_says(fake_slurm, record(12, "PENDING", reason="Resources"))
-    assert rows(capsys)[0][5:10] == ["-", "-", "-", "-", "(Resources:"]
+    assert rows(capsys)[0][6:11] == ["-", "-", "-", "-", "(Resources:"]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +213,7 @@ def test_forgotten_jobs_are_looked_up_in_the_accounting_all_at_once(capsys, fake
     fake_slurm.command("sacct", "cat <<'X'\n" + "\n".join(remembered) + "\nX")
     states = {"12": ["CANCELLED", "01:00:00"], "15_0": ["COMPLETED", "00:00:05"], "15_1": ["FAILED", "00:00:06"]}
     assert {row[0]: row[2:4] for row in rows(capsys)} == states
-    assert {row[0]: row[4] for row in rows(capsys)} == {"12": "0", "15_0": "2", "15_1": "0"}
+    assert {row[0]: row[4:6] for row in rows(capsys)} == {"12": ["0", "0"], "15_0": ["0", "2"], "15_1": ["0", "0"]}
     assert len(fake_slurm.calls("squeue")) == 2
     assert [call[-1] for call in fake_slurm.calls("sacct")] == ["--jobs=12,15"] * 2
 
@@ -472,7 +484,7 @@ def test_unreadable_metrics_are_said(capsys, fake_slurm: FakeSlurm) -> None:
 def test_metrics_that_are_none_are_left_out(capsys, fake_slurm: FakeSlurm, line: str) -> None:
     (submit() / "metrics.jsonl").write_text(line + "\n", encoding="latin-1")
     slurm_says(fake_slurm, record(12))
-    assert rows(capsys)[0][5:] == ["-", "-", "-", "-"]
+    assert rows(capsys)[0][6:] == ["-", "-", "-", "-"]
 
 
 def test_what_others_wrote_moves_no_cursor_and_no_column(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:

@@ -85,3 +85,14 @@ def test_predictions_and_how_far_off_the_models_are_are_in_the_files(folder: Pat
         {"gpus": gpus, "samples_per_s": pytest.approx(100.0 * gpus), "efficiency": pytest.approx(1)} for gpus in (8, 16)
     ]
     assert (model["held_out_gpus"], model["held_out_error"]) == (4, None)
+
+
+def test_its_jobs_have_no_spare_nodes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "cluster.toml").write_text("restarts = 2\nspare_nodes = 1\n")
+    words = ["--gpus", "8", "--dry-run", "--", "python", "t.py"]
+    assert verb.main(words) == 0
+    out = capsys.readouterr().out
+    assert "\n#SBATCH --nodes=2\n" in out and "--restarts=2" in out and "--spare-nodes=" not in out
+    with pytest.raises(SystemExit):
+        verb.main(["--spare-nodes", "1", *words])
+    assert "A scaling study with --spare-nodes:\n  the study chooses it" in capsys.readouterr().err

@@ -85,7 +85,14 @@ def test_gpu_hours_of_an_epoch() -> None:
     [
         (
             {1: 100, 2: 190, 8: 700, 16: 900},
-            "8 GPUs (--nodes 2 --gpus-per-node 4): the most with an efficiency of 80 % or more; it is 88 %.",
+            "8 GPUs (--nodes 2 --gpus-per-node 4): the most with an efficiency of 80 % or more; it is 88 %. "
+            "A spare node (--restarts 3 --spare-nodes 1) costs 4 GPUs that wait idle, 50 % more. "
+            "With 2 nodes it rarely pays, but --restarts 3 does.",
+        ),
+        (
+            {4: 100, 32: 800},
+            "32 GPUs (--nodes 8 --gpus-per-node 4): the most with an efficiency of 80 % or more; it is 100 %. "
+            "A spare node (--restarts 3 --spare-nodes 1) costs 4 GPUs that wait idle, 12 % more.",
         ),
         (
             {1: 100, 2: 120},

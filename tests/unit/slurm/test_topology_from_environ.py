@@ -86,6 +86,10 @@ GOOD = {
             job_label="70_3",
         ),
     ),
+    "a start in the allocation after a requeue": (
+        STEP | {"CLUSTER_DDP_START": "3", "SLURM_RESTART_COUNT": "1"},
+        place(restart_count=3),
+    ),
     "several GPUs for each task": (
         without(STEP, "SLURM_LOCALID", "SLURM_NODEID")
         | {"SLURM_GPUS_ON_NODE": "4", "CLUSTER_DDP_GPUS_PER_TASK": "2"},
@@ -174,8 +178,9 @@ GOOD = {
     "torchrun under Slurm": (
         BATCH
         | {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
-        | {"MASTER_ADDR": "h", "MASTER_PORT": "29400", "TORCHELASTIC_RUN_ID": "x", "SLURM_STEP_ID": "0"},
-        place(launcher="torchrun", rank=1, world_size=4, job_id=71),
+        | {"MASTER_ADDR": "h", "MASTER_PORT": "29400", "TORCHELASTIC_RUN_ID": "x", "SLURM_STEP_ID": "0"}
+        | {"CLUSTER_DDP_START": "2", "TORCHELASTIC_RESTART_COUNT": "1"},
+        place(launcher="torchrun", rank=1, world_size=4, job_id=71, restart_count=3),
     ),
     "torchrun's agent with the CPUs of its two workers": (
         BATCH
@@ -349,6 +354,7 @@ def test_the_key_tells_runs_apart() -> None:
         {"SLURM_JOB_ID": "72"},
         {"SLURM_STEP_ID": "2"},
         {"SLURM_RESTART_COUNT": "1"},
+        {"SLURM_RESTART_COUNT": "1", "CLUSTER_DDP_START": "2"},
         {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "1"},
         {"SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "2"},
     ]

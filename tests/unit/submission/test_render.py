@@ -140,6 +140,13 @@ def test_everything_that_can_be_asked_for() -> None:
     assert {"--no-requeue", "--dependency=afterany:12:13"} <= set(other)
 
 
+def test_a_spare_node_is_asked_for_with_its_price() -> None:
+    text = render(JobSpec(name="x", command=("true",), nodes=2, gpus_per_node=4, restarts=3, spare_nodes=1))
+    price = "# 1 spare node of 3: its 4 GPUs wait idle, until another node is lost or at fault.\n"
+    assert f"{price}#SBATCH --nodes=3\n#SBATCH --ntasks-per-node=4\n" in text
+    assert "\n  --restarts=3 \\\n  --spare-nodes=1 \\\n" in text
+
+
 # As a user of a large site would have it: with everything that is not a list.
 LARGE = JobSpec(
     name="x",
@@ -182,8 +189,8 @@ def test_the_committed_jobs_are_short_and_as_the_templates_would_have_them() -> 
 def test_the_agent_gets_what_was_asked_for(tmp_path: Path) -> None:
     """Through bash, word for word; what sbatch is given after the script follows the command."""
     same: dict[str, Any] = {
-        **{"launcher": "fork", "gpus_per_task": 2, "share": True, "max_requeues": 3, "requeue_on_failure": 4},
-        **{"requeue_elsewhere": 5, "trace": 6, "track": ("wandb", "mlflow")},
+        **{"launcher": "fork", "gpus_per_task": 2, "share": True, "max_requeues": 3, "restarts": 4},
+        **{"spare_nodes": 5, "restart_args": '--from "it\'s $(touch pwned)"', "trace": 6, "track": ("wandb", "mlflow")},
         "container": "/images/it's $(touch pwned).sif",
         "srun_options": ("--cpu-bind=none", "--mpi=pmix"),
     }

@@ -40,7 +40,8 @@ GOOD: dict[str, Any] = {"name": "job", "command": ("python", "x.py")}
         {"command": ()},
         {"venv": "/a b/'c'/venv"},
         {"modules": ("cuda/12.8", "gcc/13")},
-        {"exclude": "node3,node[07-08]-ib", "requeue_elsewhere": 2},
+        {"exclude": "node3,node[07-08]-ib", "requeue": False, "restarts": 2},
+        {"restarts": 1, "spare_nodes": 3, "restart_args": "--resume 'o o/last.pth' --x=$(y)"},
         {"sbatch_options": ("--requeue=expedite",), "requeue": True},
     ],
 )
@@ -99,7 +100,15 @@ def test_what_has_a_field_is_no_option(value: str) -> None:
         ("exclude", "node[3-"),
         ("exclude", "node[4-3]"),
         ("exclude", ","),
+        ("restarts", -1),
+        ("restarts", True),
         ("requeue_elsewhere", -1),
+        ("requeue_on_failure", "2"),
+        ("spare_nodes", -1),
+        ("spare_nodes", 1),
+        ("restart_args", "--resume 'o"),
+        ("restart_args", "a\nb"),
+        ("restart_args", ("--resume",)),
         ("sbatch_options", ("--requeue=never",)),
         ("sbatch_options", ("--exclude=node3",)),
         ("sbatch_options", 5),
@@ -130,10 +139,40 @@ def test_bad_values_are_named(field: str, value: Any) -> None:
         JobSpec(**(GOOD | {field: value}))
 
 
-@pytest.mark.parametrize("fields", [{"requeue_elsewhere": 1}, {"sbatch_options": ("--requeue=expedite",)}])
-def test_what_needs_a_requeue(fields: dict[str, Any]) -> None:
-    with pytest.raises(SpecError, match=f"{next(iter(fields))} must be"):
-        JobSpec(**GOOD, requeue=False, **fields)
+def test_what_needs_a_requeue() -> None:
+    with pytest.raises(SpecError, match="sbatch_options must be"):
+        JobSpec(**GOOD, requeue=False, sbatch_options=("--requeue=expedite",))
+
+
+@pytest.mark.parametrize(
+    ("fields", "restarts"),
+    [
+        ({"requeue_on_failure": 2}, 2),
+        ({"requeue_elsewhere": 3, "requeue_on_failure": 2}, 3),
+        ({"restarts": 4, "requeue_elsewhere": 3}, 4),
+    ],
+)
+def test_earlier_names_of_restarts(fields: dict[str, int], restarts: int) -> None:
+    spec = JobSpec(**GOOD, **fields)
+    assert (spec.restarts, replace(spec, nodes=2).restarts, replace(spec, restarts=1).restarts) == (
+        restarts,
+        restarts,
+        1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("spares", "gpus", "words"),
+    [
+        (0, 4, ""),
+        (1, 4, "1 spare node of 3: its 4 GPUs wait idle"),
+        (1, 1, "1 spare node of 3: its 1 GPU waits idle"),
+        (2, 4, "2 spare nodes of 4: their 8 GPUs wait idle"),
+    ],
+)
+def test_spare_nodes_are_no_ranks_and_have_a_price(spares: int, gpus: int, words: str) -> None:
+    spec = JobSpec(**GOOD, nodes=2, gpus_per_node=gpus, restarts=1, spare_nodes=spares)
+    assert (spec.spares, spec.all_nodes, spec.world_size) == (words, 2 + spares, 2 * gpus)
 
 
 def test_one_environment_only() -> None:

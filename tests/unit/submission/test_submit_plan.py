@@ -358,6 +358,12 @@ def test_a_plan_changes_nothing(fake_slurm: FakeSlurm, in_a_folder: Path) -> Non
         (JobSpec(name="x", command=("t",), array="0-3"), {"local": True}, "only Slurm supports arrays"),
         (JobSpec(name="x", command=("t",), after="3"), {"local": True}, "only Slurm supports job dependencies"),
         (JobSpec(name="x", command=("t",), container_image="a"), {"local": True}, "only Slurm supports Pyxis images"),
+        (
+            JobSpec(name="x", command=("t",), restarts=1, spare_nodes=1),
+            {"local": True},
+            "it sets spare_nodes=1, and only Slurm supports spare nodes",
+        ),
+        (JobSpec(name="x", restart_args="--resume"), {"function": print}, "a function has no command line"),
         (JobSpec(name="x"), {}, "there is nothing to run"),
         (JobSpec(name="x", command=("t",)), {"function": print}, "a job runs either a function or a command"),
         (JobSpec(name="x", container="x.sif"), {"function": print}, "loaded by the Python that submits it"),

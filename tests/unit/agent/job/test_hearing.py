@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cluster_ddp.agent.channel import Message
 from cluster_ddp.agent.job.hearing import Hearing
 from cluster_ddp.agent.outcome import AGENT_KILLED, End, Failure, Outcome
 
 
-def hello(*ranks: int, host: str = "node1", task: str | None = None) -> dict[str, object]:
-    return {"kind": "hello", "ranks": list(ranks), "host": host, "task": task}
+def hello(*ranks: int, host: str = "node1", task: str | None = None, stays: bool = False) -> Message:
+    return {"kind": "hello", "ranks": list(ranks), "host": host, "task": task, "stays": stays}
 
 
-def ended(rank: int | None, status: int, **more: object) -> dict[str, object]:
+def ended(rank: int | None, status: int, **more: Any) -> Message:
     return {"kind": "ended", **End(rank, "node1", status)._replace(**more)._asdict()}
 
 
-def heard(*messages: dict[str, object], launcher: str = "srun", tasks: int = 0) -> Hearing:
+def idle(task: int, status: int = 0) -> Message:
+    return {"kind": "idle", "task": str(task), "status": status}
+
+
+def heard(*messages: Message, launcher: str = "srun", tasks: int = 0) -> Hearing:
     hearing = Hearing(launcher, 2, tasks=tasks)
     for message in messages:
         hearing.hear(message)
@@ -30,7 +37,7 @@ def judged(hearing: Hearing, status: int = 1) -> Outcome:
 
 
 @pytest.mark.parametrize("message", [ended(1, 75), ended(1, 0, was_stopped=True), ended(1, 1, was_stopped=True)])
-def test_one_that_was_stopped_in_time_is_enough(message: dict[str, object]) -> None:
+def test_one_that_was_stopped_in_time_is_enough(message: Message) -> None:
     assert judged(heard(ended(0, 0), message)) == Outcome("12", 0, "STOPPED", 75)
 
 
@@ -98,3 +105,68 @@ def test_what_is_no_message_is_refused() -> None:
     for message in ({"kind": "ended"}, {"kind": "alone"}, {}):
         with pytest.raises(KeyError):
             heard(message)
+
+
+LOST = hello(1, host="node2", task="1", stays=True)
+
+
+@pytest.mark.parametrize(
+    ("messages", "gone", "are_idle", "gone_from", "statuses"),
+    [
+        ([idle(0)], [], False, [], []),
+        ([idle(0), idle(1)], [], True, [], []),
+        ([idle(1, 75), idle(0, 1)], [], True, [], [75, 1]),
+        ([idle(0)], [LOST], True, ["node2"], [137]),  # else a job whose other ranks are done would be complete
+        ([idle(0), idle(1)], [LOST], True, ["node2"], []),
+        ([idle(0)], [hello(1, host="node2", task="1")], False, [], []),  # a rank's, below torchrun
+    ],
+)
+def test_commands_that_have_ended_and_agents_that_are_gone(
+    messages: list[Message], gone: list[Message], are_idle: bool, gone_from: list[str], statuses: list[int]
+) -> None:
+    hearing = heard(*messages, tasks=2)
+    for one in gone:
+        hearing.gone(one)
+    assert (hearing.are_idle, hearing.gone_from, hearing.statuses) == (are_idle, gone_from, statuses)
+    assert hearing.is_over(time.monotonic()) is are_idle
+
+
+@pytest.mark.parametrize(
+    ("message", "most_s"),
+    [
+        (ended(0, 0), float("inf")),
+        (ended(0, 1), 2),  # the others may still say why they fail
+        (ended(0, 137), 0.5),
+        (ended(0, 75), 30),  # the others save
+        (ended(0, 1, was_stopped=True), 30),
+    ],
+)
+def test_a_start_is_over_soon_after_a_rank_has_failed(message: Message, most_s: float) -> None:
+    hearing, now = heard(message, tasks=2), time.monotonic()
+    assert hearing.due_s(now) == pytest.approx(most_s, abs=0.4) and not hearing.is_over(now)
+    assert hearing.is_over(now + min(most_s, 1000)) is (most_s <= 1000)
+    hearing.hear(ended(1, 75))
+    assert hearing.due_s(now) < min(most_s, 30) + 0.4, "a second end does not put it off"
+
+
+def test_ranks_that_are_killed_because_of_a_failure_are_no_news() -> None:
+    hearing = heard(ended(0, 3), tasks=2)
+    hearing.close()
+    for message in (ended(1, 137), idle(0, 3), idle(1, 137)):
+        hearing.hear(message)
+    assert judged(hearing).first == Failure(0, "node1", 3, "")
+    assert hearing.are_idle
+
+
+@pytest.mark.parametrize(
+    ("ends", "everywhere"),
+    [
+        ([(0, "x"), (1, "x")], True),
+        ([(0, "x"), (0, "x")], False),
+        ([(0, "x"), (1, "y")], False),
+        ([(0, ""), (1, "")], False),
+    ],
+)
+def test_an_error_of_all_ranks(ends: list[tuple[int, str]], everywhere: bool) -> None:
+    hearing = heard(*(ended(rank, 1, words=words) for rank, words in ends), tasks=2)
+    assert hearing.failed_everywhere(ends[0][1]) is everywhere

@@ -63,10 +63,25 @@ def test_what_a_failed_rank_leaves_behind_is_killed(tmp_path: Path, setsid: str)
 
 
 def test_what_was_stopped_in_time_starts_again_as_often_as_it_may(tmp_path: Path) -> None:
-    status, said, ended = run(tmp_path, "echo ${SLURM_RESTART_COUNT:-0}; exit 75", "--max-requeues=2")
+    status, said, ended = run(tmp_path, "echo $CLUSTER_DDP_START; exit 75", "--max-requeues=2")
     assert (status, ended.state, ended.restart) == (75, "FAILED", 2)
     assert "error: stopped in time, but started again 2 times already (--max-requeues 2)." in said
     assert (tmp_path / "it's run" / "task-0.log").read_text() == "0\n1\n2\n"
+
+
+def test_what_has_failed_starts_again_as_often_as_it_may(tmp_path: Path) -> None:
+    """What the failed start has left behind ends before. From then on, words are added to the command."""
+    fails = "((RANK)) || exec sleep 600; setsid sleep 600 & echo $! >pid; exit 3"
+    command = f'echo "$CLUSTER_DDP_START $0 $1"; ((CLUSTER_DDP_START)) || {{ {fails}; }}'
+    status, said, ended = run(tmp_path, command, "--restarts=1", "--restart-args=--resume 'my last.pth'")
+    assert (status, ended.state, ended.restart) == (0, "COMPLETED", 1)
+    assert (tmp_path / "it's run" / "task-1.log").read_text() == "0 bash \n1 --resume my last.pth\n"
+    assert "Failed first, with status 3: rank 1 on " in said and "Starting again in the allocation, " in said
+    assert not pid_in(tmp_path / "pid").exists()
+
+    status, said, ended = run(tmp_path, "exit $((3 + CLUSTER_DDP_START))", "--restarts=1")
+    assert (status, ended.state, ended.restart) == (4, "FAILED", 1)
+    assert "error: failed twice (--restarts 1); not started again.\n" in said
 
 
 def test_the_cleanup_knows_the_ranks_status(tmp_path: Path) -> None:
@@ -75,8 +90,8 @@ def test_the_cleanup_knows_the_ranks_status(tmp_path: Path) -> None:
 
 
 def test_a_command_that_hides_that_it_was_stopped_has_failed(tmp_path: Path) -> None:
-    status, said, ended = run(tmp_path, ': >"$CLUSTER_DDP_NOTES/stopped-$RANK"')
-    assert (status, ended.state) == (75, "FAILED") and "but the command ended with status 0" in said
+    status, said, ended = run(tmp_path, ': >"$CLUSTER_DDP_NOTES/stopped-$RANK"', "--restarts=3")
+    assert (status, ended.state, ended.restart) == (75, "FAILED", 0) and "but the command ended with status 0" in said
 
 
 def test_an_outcome_that_cannot_be_written_costs_neither_status_nor_cleanup(tmp_path: Path) -> None:

@@ -76,12 +76,36 @@ def test_a_task_learns_what_it_needs_and_no_more(ignore_warnings: bool) -> None:
         srun_options=("--x",),
         cleanup="true",
         grid={"a": ("1",)},
+        restarts=4,
+        spare_nodes=1,
+        restart_args="--resume",
     )
     verb, *words = step.task(asked, ignore_warnings=ignore_warnings)[len(AGENT) :]
     assert (verb, words[:1] == ["--ignore-warnings"]) == ("task", ignore_warnings)
-    jobs = ("run_dir", "max_requeues", "track", "srun_options", "cleanup", "grid")
+    jobs = ("run_dir", "max_requeues", "track", "srun_options", "cleanup", "grid", "restarts", "spare_nodes")
     of_task = asked._replace(**{name: getattr(Options(), name) for name in jobs})
     assert options.parse("x", words[ignore_warnings:]) == of_task
+
+
+BESIDE = ["--nodes=2", "--nodelist=node1,node3", "--overlap", "--mem=0"]
+
+
+def test_a_later_step_starts_beside_the_old_one_and_names_its_nodes() -> None:
+    """Which still holds the CPUs, GPUs and memory of the job."""
+    asked, on = Options(command=COMMAND, srun_options=("--overlap",)), step.On(("node1", "node3"), True)
+    said = step.srun(asked, SIZE, None, ignore_warnings=True, on=on, stays=True)
+    assert said[said.index("--cpus-per-task=3") + 1 :][:5] == [*BESIDE, "--kill-on-bad-exit=1"]
+    assert said[said.index("task") :][:3] == ["task", "--ignore-warnings", "--stays"]
+    of_all = {"SLURM_NTASKS": "12", "SLURM_NNODES": "3", "SLURM_NODELIST": "node[1-3]", "SLURM_JOB_ID": "71"}
+    size = SIZE._replace(tasks_per_node=4)
+    assert step.step_env(asked, size, of_all, on) == {"SLURM_JOB_ID": "71"}
+    assert step.step_env(asked, size, of_all) == of_all
+
+
+def test_one_agent_waits_on_each_spare_node() -> None:
+    asked = Options(command=COMMAND, launcher="fork", restarts=4, spare_nodes=1)
+    said = step.spares(asked, SIZE, ["node1", "node3"])
+    assert said == ["srun", *EACH_NODE, *BESIDE, *AGENT, "spare", "--launcher=fork", "--", *COMMAND]
 
 
 def test_apptainer_is_the_tasks_to_start_and_pyxis_sruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,6 +175,8 @@ def test_each_node_unpacks_the_environment(
     assert "SLURM_CPUS_PER_TASK" not in fake_slurm.env("srun")
     assert ("Unpacked the environment on 2 node(s) in 0 s." in capfd.readouterr().err) is is_said
     assert step.staged(Options(command=COMMAND, venv="/a venv"), SIZE, env) == {}
+    step.staged(asked._replace(spare_nodes=1), SIZE, env)
+    assert fake_slurm.calls("srun")[1][0] == "--ntasks=3", "the spares, too"
 
 
 @pytest.mark.parametrize(

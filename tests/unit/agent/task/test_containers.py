@@ -54,6 +54,7 @@ def test_a_rank_gets_its_place_and_its_settings(tools: Path) -> None:
         **{"CUDA_VISIBLE_DEVICES": "0,1", "CLUSTER_DDP_CPUS_PER_TASK": "", "SLURM_JOB_ID": "71"},
         **{"NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "=ib0 x", "GLOO_SOCKET_IFNAME": "$(touch pwned)"},
         **{"RCCL_X": "1", "TORCH_NCCL_X": "2", "TORCH_DIST_USE_NCCL2": "0", "CLUSTER_DDP_SECRET": "0a"},
+        **{"CLUSTER_DDP_START": "2"},
         **{"CLUSTER_DDP_NOTES": "/notes", "CLUSTER_DDP_CHANNEL": "node 1:7", "CLUSTER_DDP_RUN_DIR": "/a run's dir"},
     }
     strange = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "MY_NCCL_X": "5", "RANK_X": "6"}

@@ -37,7 +37,10 @@ for rank, command in enumerate(commands):
     log = Path(logs, f"{rank}.log") if logs else None
     pids.append(keeper.start(rank, ["bash", "-c", command], dict(os.environ), log=log))
 print("started", *pids, flush=True)
-status = keeper.keep()
+until = options.pop("until", None)
+status = keeper.keep(lambda: 0.05, until=lambda: until is not None and Path(until).exists())
+if keeper.is_running:
+    keeper.kill()
 print(json.dumps([status, keeper.has_killed, [end[:1] + end[2:] for end in ends]]))
 """
 HOST = node_name(os.environ)
@@ -84,6 +87,16 @@ def test_who_will_not_end_is_killed(tmp_path: Path) -> None:
     status, has_killed, ends, err = kept.end()
     assert (status, has_killed, ends[1][:2]) == (5, True, [0, 137])
     assert "rank 0 did not end within 1 s of TERM: killing." in err
+
+
+def test_all_are_killed_at_once_when_nobody_waits_any_longer(tmp_path: Path) -> None:
+    """Also what is deaf, or suspended; each end is told."""
+    told = tmp_path / "it's told"
+    kept = Kept(tmp_path, DEAF, "touch ready$$; kill -STOP $$", until=str(told))
+    kept.wait_until_ready(2)
+    told.touch()
+    _, _, ends, err = kept.end()
+    assert (sorted(end[:2] for end in ends), err) == ([[0, 137], [1, 137]], "")
 
 
 def test_who_has_stopped_in_time_gives_the_others_time_to_save(tmp_path: Path) -> None:

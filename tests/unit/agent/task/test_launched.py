@@ -15,8 +15,8 @@ ENV = {
     "MASTER_ADDR": "node1",
     "MASTER_PORT": "10071",
     "SLURM_JOB_ID": "71",
-    "SLURM_JOB_NUM_NODES": "2",
-    "SLURM_RESTART_COUNT": "3",
+    "SLURM_STEP_NUM_NODES": "2",
+    "CLUSTER_DDP_START": "3",
     "SLURMD_NODENAME": "node2",
     "CLUSTER_DDP_CPUS_PER_TASK": "5",
 }
@@ -59,6 +59,15 @@ def test_in_a_container_torchruns_workers_look_for_its_python() -> None:
     command, _ = start.launched(asked, ENV)
     inside = command[command.index("--no-python") + 1 :]
     assert inside[:2] == ["sh", "-c"] and inside[4:] == [*start.agent(), "rank", "--", "python", "x.py"]
+
+
+def test_words_for_a_restart_are_added_from_the_second_start_on() -> None:
+    asked = Options(command=("python", "train.py"), restart_args="--resume 'my last.pth'")
+    first = {**ENV, "CLUSTER_DDP_START": "0"}
+    assert start.launched(asked, first)[0] == ["python", "train.py"]
+    assert start.launched(asked, ENV)[0] == ["python", "train.py", "--resume", "my last.pth"]
+    below = start.launched(asked._replace(launcher="torchrun"), ENV)[0]
+    assert below[-4:] == ["python", "train.py", "--resume", "my last.pth"]
 
 
 def test_threads_that_the_user_has_chosen_stay() -> None:

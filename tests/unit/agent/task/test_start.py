@@ -30,17 +30,19 @@ def test_the_commands_status_is_the_tasks_and_the_job_is_told(command: str, stat
     with listening() as job:
         assert run("bash", "-c", f"echo mine >&2; {command}", **job.env) == (status, "", "mine\n")
         assert job.ends() == [End(2, HOST, status, was_stopped=status == 75)]
-    assert job.said[0] == {"kind": "hello", "ranks": [2], "host": HOST, "task": "2"}
+    assert job.said[0] == {"kind": "hello", "ranks": [2], "host": HOST, "task": "2", "stays": False, "start": 0}
 
 
 @pytest.mark.parametrize("note", ["failed", "stopped"])
 def test_the_rank_says_itself_why_it_failed_and_that_it_was_stopped(note: str) -> None:
     write = f"from cluster_ddp.agent import notes; import os; notes.{note}(os.environ, 2"
-    write += ", 'ValueError: x', consequence=True); notes.stopped(os.environ, 3)" if note == "failed" else ")"
+    write += ", 'ValueError: x', consequence=True, step=7); notes.stopped(os.environ, 3)" if note == "failed" else ")"
     with listening() as job:
         assert run(sys.executable, "-c", f"{write}; raise SystemExit(1)", **job.env)[0] == 1
         (end,) = job.ends()
-    assert end == (End(2, HOST, 1, "ValueError: x", True) if note == "failed" else End(2, HOST, 1, was_stopped=True))
+    assert end == (
+        End(2, HOST, 1, "ValueError: x", True, step=7) if note == "failed" else End(2, HOST, 1, was_stopped=True)
+    )
 
 
 def test_a_command_inherits_no_connection_and_finds_its_folder_for_notes() -> None:

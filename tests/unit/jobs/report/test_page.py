@@ -75,6 +75,28 @@ def test_two_restarts_are_shown_with_cause_and_what_is_done_again(tmp_path: Path
     assert [x for x, y in charts(text)["Step"]["Step"] if y is None] == [989.999, 1989.999]  # gaps
 
 
+def test_failures_are_drawn_with_what_they_cost(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "resnet-12", epochs=3, restarts=True)
+    spec = json.loads((run_dir / "spec.json").read_text())
+    spec["spec"] |= {"spare_nodes": 1, "restarts": 3}
+    (run_dir / "spec.json").write_text(json.dumps(spec))
+    failed = {"node": "gpu-1", "rank": 0, "words": "killed by SIGKILL", "lost_s": 70, "then": "restart"}
+    write_lines(run_dir / "failures.jsonl", [{**failed, "time": BEGAN_S + at} for at in (600, 99_999)])
+    text = made(run_dir)
+    words = "Rank 0 on gpu-1: killed by SIGKILL. Restarted in the allocation. Lost: 70 s."
+    assert "<h3>Failures: 0:02:20 of training lost</h3>" in text and text.count(f"{words}</li>") == 2
+    marks = re.findall(rf'<rect class="failed" x="([\d.]+)" width="0.4" y="0" height="6"><title>{words}</title>', text)
+    assert list(map(float, marks)) == [pytest.approx(100 * 600 / 2600 - 0.2), pytest.approx(99.8)]
+    assert "<dt>Started again</dt><dd>2 restarts</dd>" in text and "<dt>Spare</dt><dd>1 of 3 nodes</dd>" in text
+
+
+def test_a_run_that_notes_no_starts_has_a_line_where_it_was_restarted(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "resnet-12", epochs=1)
+    (run_dir / "starts.jsonl").unlink()
+    write_lines(run_dir / "failures.jsonl", [{"time": BEGAN_S + 100, "then": then} for then in ("restart", "end")])
+    assert data(made(run_dir))["starts"] == [90.0]  # after the first record
+
+
 @pytest.mark.parametrize("runs", [1, 2])
 def test_no_line_crosses_a_pause(tmp_path: Path, runs: int) -> None:
     """A node is sampled from the job's start on, a minute before its training starts: once it has imported, say."""

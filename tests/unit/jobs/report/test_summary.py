@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from cluster_ddp.agent import outcome
+from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.cli import report as verb
 from cluster_ddp.jobs.report import usage
 from cluster_ddp.jobs.report.notes import notes
@@ -28,7 +30,7 @@ def sample(**changes: Any) -> dict[str, Any]:
 
 
 def run(
-    folder: Path, *nodes: dict[str, Any], waiting: float = 0.01, asked: dict[str, Any] | None = None, restarts: int = 0
+    folder: Path, *nodes: dict[str, Any], waiting: float = 0.01, asked: dict[str, Any] | None = None, requeues: int = 0
 ) -> RunStatus:
     (folder / "spec.json").write_text(json.dumps({"spec": ASKED | (asked or {})}))
     lines = [{"kind": "train", "waiting_for_data": waiting}, {"kind": "train"}, {"kind": "test", "waiting_for_data": 1}]
@@ -41,7 +43,7 @@ def run(
         name="fit",
         state="COMPLETED",
         elapsed="00:30:00",
-        restarts=restarts,
+        requeues=requeues,
         epoch=3,
         loss=0.5,
         run_dir=folder,
@@ -51,10 +53,10 @@ def run(
 def test_a_run_on_one_screen(tmp_path: Path) -> None:
     cool = GPU | {"utilization": 0.5, "power_w": 250.0, "temperature_c": 61.0}
     second = sample(cpu=0.2, memory=48 * GIB, received_per_s=3 << 20, sent_per_s=1 << 19, gpus=[cool, {}])
-    status = run(tmp_path, sample(), second, restarts=1)
+    status = run(tmp_path, sample(), second, requeues=1)
     assert as_text(report(status)) == (
         f"fit, job 12: COMPLETED\n  Run directory: {tmp_path}\n  Size: 2 nodes x 2 GPUs, 4 ranks\n"
-        "  Time: 00:30:00 of 0-01:00:00, 1 restart\n"
+        "  Time: 00:30:00 of 0-01:00:00, 1 requeue\n"
         "  Training: epoch 3, loss 0.5, waited for data 1 % of the time\n\n"
         "Use, over 0:03:20\n"
         "  CPUs        [########------------]  40 % of 16\n"
@@ -85,7 +87,7 @@ def test_a_run_that_went_on_elsewhere_weighs_its_nodes_by_time(tmp_path: Path) -
     good, idle = ([gpu | {"utilization": part}] * 2 for part in (0.9, 0.0))
     long = sample(seconds=18000.0, cpus=4, cpu=0.9, gpus=good)  # each line is there twice
     short = sample(seconds=30.0, cpus=4, cpu=0.1, gpus=idle)
-    status = run(tmp_path, long, short, asked={"nodes": 1, "time": "4-00:00:00", "mem": None}, restarts=1)
+    status = run(tmp_path, long, short, asked={"nodes": 1, "time": "4-00:00:00", "mem": None}, requeues=1)
     text = as_text(report(status))
     assert "Use, over 10:01:00\n" in text
     assert re.findall(r"(C|G)PUs +\[.*\] +(\d+ % of \d)", text) == [("C", "90 % of 4"), ("G", "90 % of 2")]
@@ -178,3 +180,48 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     first, _ = json.loads(capsys.readouterr().out)
     assert first["notes"] == ["Memory: 2.0 of 64.0 GiB used on a node: --mem 3G"]
     assert first["nodes"][0]["gpus"][0]["utilization"] == 0.9
+
+
+FAILURES = (
+    {"node": "node2", "rank": 1, "words": "killed by SIGKILL", "lost_s": 12.4, "then": "restart"},
+    {"node": "node1", "rank": None, "words": "lost", "lost_s": 60, "then": "restart", "without": ["node1"]},
+    {"node": "node3", "rank": 0, "words": "ValueError: x.", "then": "requeue", "without": ["node1", "node3"]},
+    {"then": "end"},
+)
+
+
+@pytest.mark.parametrize(
+    ("spares", "elapsed", "words"),
+    [
+        # The first node that is left out takes the only spare node, half an hour after the start.
+        (1, "01:00:00", "1 of 3 nodes, waited 1 GPU hours"),
+        (2, "01:00:00", "2 of 4 nodes, waited 3 GPU hours"),
+        # It was left out before this start.
+        (1, "00:20:00", "1 of 3 nodes, waited 0.667 GPU hours"),
+        (1, None, "1 of 3 nodes"),
+        (0, "01:00:00", ""),
+    ],
+)
+def test_spare_nodes_are_counted_in_gpu_hours(tmp_path: Path, spares: int, elapsed: str | None, words: str) -> None:
+    status = run(tmp_path, asked={"spare_nodes": spares, "restarts": 1})
+    outcome.write(tmp_path, Outcome("12", 0, "COMPLETED", 0, time=10_000.0))
+    lines = [{**one, "time": 8200.0} for one in FAILURES]
+    (tmp_path / "failures.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    found = report(dataclasses.replace(status, elapsed=elapsed))
+    assert found.spares == words
+    assert (f"\n  Spare: {words}\n" in as_text(found)) == (spares > 0)
+
+
+def test_what_failed_and_what_it_cost(tmp_path: Path) -> None:
+    status = dataclasses.replace(run(tmp_path, requeues=1), restarts=2)
+    lines = [json.dumps({"time": 1000.0 * at, **one}) for at, one in enumerate(FAILURES)]
+    (tmp_path / "failures.jsonl").write_text("\n".join(lines))
+    text = as_text(report(status))
+    assert "\n  Time: 00:30:00 of 0-01:00:00, 2 restarts, 1 requeue\n" in text
+    failures = text.partition("  Failures, 0:01:12 of training lost:\n")[2].splitlines()[:4]
+    assert [re.sub(r"^    [\d-]{10} [\d:]{8} ", "", line) for line in failures] == [
+        "Rank 1 on node2: killed by SIGKILL. Restarted in the allocation. Lost: 12 s.",
+        "node1: lost. Restarted in the allocation, without node1. Lost: 60 s.",
+        "Rank 0 on node3: ValueError: x. Requeued, without node1, node3.",
+        "Unknown rank: no reason is known. The job ended.",
+    ]

@@ -603,7 +603,7 @@ def test_where_all_are_damaged_the_user_decides(world: World, tmp_path: Path) ->
             train(world, tmp_path, seed=1, resume=resume)
         assert f"mv {tmp_path}/checkpoints {tmp_path}/checkpoints.damaged" in error.value.hint
         assert saved(tmp_path) == [3, 6, 9] and metrics(tmp_path) == list(range(1, 11))
-    with pytest.raises(CheckpointError, match="all checkpoints are damaged"):  # --requeue-on-failure, after that error
+    with pytest.raises(CheckpointError, match="all checkpoints are damaged"):  # --restarts, after that error
         train(restarted(world, job_id=13), tmp_path, seed=1)
     assert train(world, tmp_path, seed=1, resume="never").records[0][:2] == (0, 0)
     assert len([*(tmp_path / "checkpoints.1").iterdir()]) == 3

@@ -20,7 +20,7 @@ from cluster_ddp import files
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.errors import CommunicatorError, DataError
 from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
-from cluster_ddp.runtime.failure import error_report
+from cluster_ddp.runtime.failure import error_report, step_clock
 from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.rendezvous import arrivals
 from cluster_ddp.slurm.topology import Topology
@@ -56,6 +56,12 @@ def test_rank_0_stays_until_the_others_know_who_failed(capfd: pytest.CaptureFixt
     assert "ValueError: the one that matters" in capfd.readouterr().err
 
 
+@pytest.fixture(autouse=True)
+def no_training_before() -> None:
+    """Whose steps would be noted."""
+    step_clock.reset()
+
+
 @pytest.fixture
 def reporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FailureReporter:
     """Of rank 0 of two, with a folder for notes."""
@@ -80,7 +86,7 @@ def test_a_rank_notes_why_it_failed_and_whether_another_is_the_cause(
 ) -> None:
     """A rank that was killed can't report: what those say that have lost it is no cause."""
     reporter.report(error)
-    words, consequence = Notes(tmp_path).failure(0) or ("", None)
+    words, consequence, *_ = Notes(tmp_path).failure(0) or ("", None)
     assert (words.endswith(noted[0]), consequence) == (True, noted[1]), words
 
 
@@ -88,7 +94,7 @@ def test_what_follows_from_another_ranks_failure_is_noted_as_that(tmp_path: Path
     reporter.store = dist.HashStore()
     reporter.store.set("first_failure", "rank 1 on n2")
     reporter.report(ValueError("x"))
-    assert Notes(tmp_path).failure(0) == ("stopped: rank 1 on n2 failed (see its error).", True)
+    assert Notes(tmp_path).failure(0) == ("stopped: rank 1 on n2 failed (see its error).", True, None, False)
 
 
 def test_it_is_noted_when_no_descriptor_is_left(tmp_path: Path, reporter: FailureReporter) -> None:
@@ -102,7 +108,7 @@ def test_it_is_noted_when_no_descriptor_is_left(tmp_path: Path, reporter: Failur
     finally:
         for descriptor in taken:
             os.close(descriptor)
-    assert Notes(tmp_path).failure(0) == ("OSError: Too many open files", False)
+    assert Notes(tmp_path).failure(0) == ("OSError: Too many open files", False, None, False)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +128,7 @@ def test_an_early_error_is_noted_for_its_rank(
         monkeypatch.setenv(name, value)
     reporter.topology = None
     reporter._note(ValueError("x"))
-    assert Notes(tmp_path).failure(rank) == ("ValueError: x", False)
+    assert Notes(tmp_path).failure(rank) == ("ValueError: x", False, None, False)
 
 
 def rank_0_is_killed() -> None:
@@ -169,5 +175,20 @@ def test_a_signal_at_its_end_does_not_change_the_status_of_the_first_failure(tmp
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert Notes(tmp_path).has_joined(0)
-    assert Notes(tmp_path).failure(0) == ("ValueError: the one that matters", False)
+    assert Notes(tmp_path).failure(0) == ("ValueError: the one that matters", False, None, False)
     assert done.stderr.endswith("ValueError: the one that matters\n")
+
+
+def test_the_note_of_a_failure_has_the_step(tmp_path: Path) -> None:
+    """Of the whole training: those before a resume count."""
+    code = "import sys, torch, cluster_ddp\n"
+    code += "with cluster_ddp.distributed(cuda=False) as world:\n"
+    code += "    checkpoint = cluster_ddp.Checkpointer(world, model=torch.nn.Linear(1, 1), every='1steps')\n"
+    code += "    for done in checkpoint.until(9):\n"
+    code += "        if done == int(sys.argv[1]): raise ValueError('x')\n"
+    code += "        checkpoint.step()\n"
+    for step in (2, 3):
+        (folder := tmp_path / f"notes of {step}").mkdir()
+        env = os.environ | {"CLUSTER_DDP_NOTES": str(folder), "CLUSTER_DDP_RUN_DIR": str(tmp_path / "it's a run")}
+        done = subprocess.run([sys.executable, "-c", code, str(step)], env=env, capture_output=True, text=True)
+        assert Notes(folder).failure(0) == ("ValueError: x", False, step, False), done.stderr

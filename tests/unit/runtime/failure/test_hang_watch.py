@@ -89,7 +89,7 @@ def said(ends: list[Outcome], folder: Path, *, warned: bool = True) -> str:
     assert record["verdict"] == verdict
     assert all(Path(one["stacks"]).parent == folder and one["host"] for one in record["ranks"])
     notes = [Notes(folder).failure(rank) for rank in range(len(ends))]
-    (cause,) = [words for words, is_consequence in filter(None, notes) if not is_consequence]
+    (cause,) = [note.words for note in notes if note is not None and not note.consequence]
     assert verdict[:100] in cause
     print(verdict)
     return verdict

@@ -244,7 +244,13 @@ def test_a_rank_leaves_its_words_for_the_job(tmp_path: Path) -> None:
         status, *_ = run(tmp_path, f"{SAY}\nif rank == '1':\n    {note}; os._exit(3)", **env)
         assert End(1, node_name(os.environ), 3, "x", is_consequence=True) in job.ends()
     assert (status, job.gone) == (3, job.said[:1])
-    assert {**job.said[0]} == {"kind": "hello", "ranks": [0, 1], "host": node_name(os.environ), "task": None}
+    assert {**job.said[0]} == {
+        "kind": "hello",
+        "ranks": [0, 1],
+        "host": node_name(os.environ),
+        "task": None,
+        "start": 0,
+    }
 
 
 def test_the_job_is_told_that_its_parent_is_gone(tmp_path: Path) -> None:

@@ -47,9 +47,13 @@ TRAINING = """
 """
 
 
-def test_all_is_saved_without_a_free_descriptor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_restarted", [False, True])
+def test_all_is_saved_without_a_free_descriptor(tmp_path: Path, has_restarted: bool) -> None:
+    (tmp_path / "run").mkdir()
+    if has_restarted:
+        (tmp_path / "run" / ".start").write_text('{"job": "", "start": 1}\n')
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CLUSTER_DDP_"))}
-    env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "CLUSTER_DDP_START": "1"}
     command = [sys.executable, "-c", textwrap.dedent(TRAINING), str(tmp_path / "run"), "100"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

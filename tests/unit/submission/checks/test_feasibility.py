@@ -44,6 +44,7 @@ SITE = [
         {"gpus_per_node": 8, "partition": "cpu,main,big"},
         {"time": "1-12", "partition": "main,big"},
         {"mem": "0"},
+        {"nodes": 6, "restarts": 1, "spare_nodes": 1, "gpus_per_node": 2},
     ],
 )
 def test_what_fits(fields: dict[str, Any]) -> None:
@@ -69,6 +70,9 @@ def test_what_fits(fields: dict[str, Any]) -> None:
         ({"nodes": 9}, "partition main has 8 nodes with these GPUs, CPUs and memory, not 9", "--nodes 8"),
         ({"nodes": 5, "gpus_per_node": 4}, "has 4 nodes with these GPUs, CPUs and memory, not 5", "--nodes 4"),
         ({"nodes": 6, "gpus_per_node": 8}, "at most 4 GPUs", "--nodes 4 --gpus-per-node 4"),
+        ({"nodes": 8, "restarts": 1, "spare_nodes": 1}, "has 8 nodes with these", "--spare-nodes 0"),
+        ({"nodes": 7, "restarts": 1, "spare_nodes": 3}, "CPUs and memory, not 10", "--spare-nodes 1"),
+        ({"nodes": 9, "restarts": 1, "spare_nodes": 1}, "CPUs and memory, not 10", "--nodes 8 --spare-nodes 0"),
         (
             {"gpus_per_node": 4, "cpus_per_task": 10},
             "the nodes of partition main with 4 GPUs have 32 CPUs, not 40 (10 for each rank)",
@@ -111,6 +115,8 @@ def test_the_error_says_what_was_asked_for() -> None:
         check(spec(gpus_per_node=8), SITE)
     with pytest.raises(SpecError, match=r"^A job of 2 nodes with 1 GPU of type a100 in the partition big, cpu:\n"):
         check(spec(nodes=2, gpu_type="a100", partition="big,cpu"), SITE)
+    with pytest.raises(SpecError, match=r"^A job of 4 nodes and 1 spare node with 4 GPUs in the default partition"):
+        check(spec(nodes=4, gpus_per_node=4, restarts=1, spare_nodes=1), SITE)
 
 
 @pytest.mark.parametrize(

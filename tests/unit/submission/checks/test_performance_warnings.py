@@ -48,6 +48,7 @@ HOLD = "Inside a node, they exchange gradients faster than over the network: "
         ({"nodes": 2, "gpus_per_node": 2, "gpu_type": "v100"}, None, ""),
         ({"nodes": 2, "gpus_per_node": 4}, None, ""),
         ({"nodes": 2, "gpus_per_node": 4, "partition": "main,big"}, "several-nodes", "--nodes 1 --gpus-per-node 8."),
+        ({"nodes": 2, "gpus_per_node": 4, "partition": "big", "restarts": 1, "spare_nodes": 1}, None, ""),
         ({"nodes": 2, "gpus_per_node": 2, "cpus_per_task": 16}, None, ""),
         ({"nodes": 2, "gpus_per_node": 2, "mem": "100G"}, None, ""),
         ({"nodes": 2, "gpus_per_node": 4, "partition": "asleep"}, None, ""),

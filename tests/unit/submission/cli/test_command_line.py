@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,9 @@ def test_a_run_of_an_earlier_version_resumes_with_options_of_the_training(
     path = folder / "runs/cluster_ddp.train-12/spec.json"
     record = json.loads(path.read_text())
     del record["local"], record["reference_options"]
+    for name in ("restarts", "spare_nodes", "restart_args"):
+        del record["spec"][name]
+    record["spec"] |= {"requeue_on_failure": 2, "requeue_elsewhere": 4}
     path.write_text(json.dumps({**record, "backend": "local"}))
     assert resume.find("12", folder / "runs").local
     fake_slurm.command("sbatch", "echo 13")
@@ -120,6 +124,50 @@ def test_a_run_of_an_earlier_version_resumes_with_options_of_the_training(
         "cluster_ddp.train",
         *("--epochs", "3", "--epochs", "5"),
     ]
+    assert json.loads(path.read_text())["spec"]["restarts"] == 4
+
+
+def test_what_resumes_has_the_words_for_later_starts_from_its_first_start_on(
+    capsys, fake_slurm: FakeSlurm, folder: Path
+) -> None:
+    more = ("--restart-args", "--resume 'o o/last'")
+    assert run(capsys, "--no-check", "--name", "x", *more, "--", "python", "my_train.py")[0] == 0
+    script, path = folder / "runs/x-12/job.sbatch", folder / "runs/x-12/spec.json"
+    assert (
+        "  '--restart-args=--resume '\"'\"'o o/last'\"'\"'' \\\n  -- python my_train.py \"$@\"\n" in script.read_text()
+    )
+    for job in (12, 13):
+        fake_slurm.command("scontrol", f"echo 'JobId={job} JobName=x JobState=FAILED Reason=None ExitCode=1:0'")
+        fake_slurm.command("sbatch", f"echo {job + 1}")
+        assert run(capsys, "--no-check", "--resume", "runs/x-12")[0] == 0
+        assert script.read_text().endswith(" -- python my_train.py --resume 'o o/last' \"$@\"\n")
+        assert "--restart-args" not in script.read_text()
+        assert json.loads(path.read_text())["spec"]["restart_args"] == "--resume 'o o/last'"
+
+
+@pytest.mark.parametrize(
+    ("toml", "argv", "restarts"),
+    [
+        ("", ("--requeue-on-failure", "2", "--requeue-elsewhere", "4", "--restarts", "3"), 4),
+        ("requeue_elsewhere = 4", (), 4),
+        ("requeue_elsewhere = 4", ("--restarts", "2"), 2),
+        ("restarts = 4", ("--requeue-on-failure", "2"), 2),
+        ("restarts = 4", ("--restarts", "0"), 0),
+    ],
+)
+def test_earlier_names_of_restarts(capsys, folder: Path, toml: str, argv: tuple[str, ...], restarts: int) -> None:
+    (folder / "cluster.toml").write_text(toml)
+    status, out, err = run(capsys, *argv, "--no-check", "--dry-run", "--", "true")
+    assert status == 0, err
+    assert re.findall(r"^  --restarts=(\d+)", out, re.MULTILINE) == ([str(restarts)] if restarts else [])
+
+
+def test_what_is_submitted_has_the_price_of_its_spare_nodes(capsys, folder: Path) -> None:
+    words = ("--nodes", "2", "--gpus-per-node", "4", "--restarts", "3", "--spare-nodes", "1")
+    _, out, _ = run(capsys, "--no-check", *words, "--", "true")
+    assert out.startswith(
+        "Submitted job 12 (true): 2 nodes x 4 GPUs, and 1 spare node of 3: its 4 GPUs wait idle. Run "
+    )
 
 
 def test_of_several_runs_with_one_id_the_newest_is_resumed(capsys, fake_slurm: FakeSlurm, folder: Path) -> None:
@@ -222,6 +270,10 @@ BAD: list[tuple[tuple[str, ...], str]] = [
         ("--gpus-per-node", "4", "--gpus-per-task", "2", "--ntasks-per-node", "4", "--", "true"),
         "one task drives 2 GPUs: 1 node x 4 GPUs are 2 tasks on each node, not 4.",
     ),
+    (("--spare-nodes", "1", "--", "true"), "spare_nodes must be 0 without restarts, which use them"),
+    (("--local", "--restarts", "1", "--spare-nodes", "1", "--", "true"), "only Slurm supports spare nodes"),
+    (("--restart-args", "--resume 'o", "--", "true"), "words that a shell could split: no closing quotation"),
+    (("--restart-args", "--resume", "--epochs", "1"), "Submitting the mnist job with restart_args='--resume':"),
     (("--runs-dir", "a%j", "--", "true"), "which Slurm interprets"),
     (("--snapshot",), "not a git repository"),
     (("--local", "--nodes", "2"), "it asks for 2 nodes, but this machine is one node"),

@@ -83,6 +83,15 @@ def test_values_are_as_a_job_takes_them(site: Site, text: str, value: Any) -> No
         JobSpec(**{"name": "x", "command": ("true",), **settings.values})
 
 
+def test_earlier_names_become_the_present_one(site: Site) -> None:
+    site.project.write_text("requeue_elsewhere = 4\nspare_nodes = 1\n[p]\nrequeue_on_failure = 2\n")
+    assert site.load().values == {"restarts": 4, "spare_nodes": 1}
+    assert site.load("p") == Settings(
+        values={"restarts": 2, "spare_nodes": 1},
+        origins={"restarts": f"{site.project} [p]", "spare_nodes": str(site.project)},
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -178,6 +187,8 @@ def test_a_byte_order_mark_and_other_line_ends_are_read(site: Site) -> None:
         ('grid = "seed=0..3"', "grid belongs to one job", "command line"),
         ('nodes = "2"', "nodes must be an integer. It is '2'.", "write nodes = 2"),
         ("nodes = true", "nodes must be an integer. It is True.", "write nodes = 2"),
+        ('requeue_elsewhere = "2"', "requeue_elsewhere must be an integer.", "write requeue_elsewhere = 2"),
+        ("requeue_on_failure = -1", "requeue_on_failure must be a whole number", "change requeue_on_failure"),
         ("nodes = 2.0", "nodes must be an integer. It is 2.0.", "write nodes = 2"),
         ('requeue = "yes"', "requeue must be true or false. It is 'yes'.", "write requeue = true"),
         ("requeue = 1", "requeue must be true or false. It is 1.", "write requeue = true"),

@@ -1,0 +1,1 @@
+"""What follows a failure: whether, where and with which nodes the ranks are started again."""

@@ -1,0 +1,122 @@
+"""failures.jsonl: how each failed start of a job ended, and what followed. The job's agent writes it.
+
+{"time": 1764000000.0, "start": 2, "node": "node2", "rank": 1, "words": "killed by SIGKILL", "step": null,
+ "checkpoint": "step-00000100.pt", "on_all_ranks": false, "lost_s": 12.0, "then": "restart", "without": []}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cluster_ddp.contract import File
+from cluster_ddp.files import open_own
+
+NO_CHECKPOINT = "none"
+
+_LARGEST_FILE = 1 << 20
+
+
+class Failed(NamedTuple):
+    """How one start of the ranks failed, and what followed."""
+
+    time: float
+    """When, in seconds of UNIX time."""
+    start: int
+    """Number of starts before it, in this job: restarts and requeues."""
+    node: str
+    """Where it failed first; empty if unknown."""
+    rank: int | None
+    """Which rank failed first; None if it was the parent of several, or a whole node."""
+    words: str
+    """Why, in one line; empty if only the status is known."""
+    step: int | None = None
+    """Step of the training at which an exception was raised; None if unknown."""
+    checkpoint: str = NO_CHECKPOINT
+    """Name of the newest checkpoint; "none" without one."""
+    on_all_ranks: bool = False
+    """Whether all ranks failed with these words."""
+    lost_s: float | None = None
+    """Seconds of the training that have to be done again: since the newest checkpoint, or the start."""
+    then: str = "end"
+    """What followed: "restart" in the allocation, "requeue", or "end"."""
+    without: tuple[str, ...] = ()
+    """Nodes that were left out from then on."""
+
+
+class History:
+    """The failures of a job so far, and what its ranks have noted in the run directory. Nothing is raised.
+
+    Args:
+        run_dir: the run directory; None if there is none: then only this process knows the failures.
+        is_first: whether Slurm starts the job for the first time: then those of an earlier job are forgotten.
+        shared: whether the group may read the file.
+    """
+
+    def __init__(self, run_dir: Path | None, *, is_first: bool, shared: bool = False) -> None:
+        self._run_dir, self._shared = run_dir, shared
+        if run_dir is not None and is_first:
+            for name in (File.SICK_NODES, File.FAILURES):
+                with contextlib.suppress(OSError):
+                    (run_dir / name).unlink()
+        self.failures = [one for one in map(_parsed, self._lines(File.FAILURES)) if one is not None]
+        self._sick_before = len(self._lines(File.SICK_NODES))
+
+    @property
+    def restarts(self) -> int:
+        """How often the ranks were started again in an allocation."""
+        return sum(one.then == "restart" for one in self.failures)
+
+    def add(self, failed: Failed) -> bool:
+        """Add a failure. Returns whether the job will know it after a requeue."""
+        self.failures.append(failed)
+        if self._run_dir is None:
+            return False
+        path, flags = self._run_dir / File.FAILURES, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
+        line = json.dumps(failed._asdict()).encode() + b"\n"
+        # It may be on a full disk.
+        with contextlib.suppress(OSError), open(open_own(path, flags, shared=self._shared), "ab", buffering=0) as file:
+            return file.write(line) == len(line)
+        return False
+
+    def newest_checkpoint(self, since: float) -> tuple[str, float]:
+        """Return the name of the newest checkpoint, and for how many seconds nothing was saved.
+
+        Args:
+            since: when the ranks were started, in seconds of UNIX time.
+        """
+        name, saved = NO_CHECKPOINT, since
+        if self._run_dir is not None and (lines := self._lines(File.PROGRESS)):
+            name = lines[0] or NO_CHECKPOINT
+            with contextlib.suppress(OSError):
+                saved = max(since, (self._run_dir / File.PROGRESS).stat().st_mtime)
+        return name, max(0.0, time.time() - saved)
+
+    def new_sick_nodes(self) -> dict[str, str]:
+        """Return nodes that the ranks have found at fault since the last call: name -> why."""
+        lines = self._lines(File.SICK_NODES)
+        new, self._sick_before = lines[self._sick_before :], len(lines)
+        return {node: fault for node, _, fault in (line.partition(" ") for line in new) if node}
+
+    def _lines(self, name: str) -> list[str]:
+        """The lines of a file of the run directory; none if it can't be read, or is a symbolic link."""
+        if self._run_dir is None:
+            return []
+        try:
+            with open(open_own(self._run_dir / name, os.O_RDONLY | os.O_NONBLOCK, shared=False), "rb") as file:
+                text = file.read(_LARGEST_FILE).decode(errors="replace")
+        except OSError:
+            return []
+        return text.removesuffix("\n").split("\n") if text else []
+
+
+def _parsed(line: str) -> Failed | None:
+    with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):  # cut off, or by another version
+        found: dict[str, Any] = json.loads(line)
+        known = {name: found[name] for name in Failed._fields if name in found}
+        return Failed(**{**known, "without": tuple(found.get("without", ()))})
+    return None

@@ -1,0 +1,233 @@
+"""The tasks of a job: steps of srun, the channel on which their agents speak, and their orders."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from cluster_ddp import processes
+from cluster_ddp.agent import channel
+from cluster_ddp.agent.channel import Message
+from cluster_ddp.agent.job.hearing import Hearing
+from cluster_ddp.agent.notes import Notes
+from cluster_ddp.agent.secret import Key
+from cluster_ddp.agent.task import signals
+from cluster_ddp.agent.task.keeper import Keeper, status_of, wake
+from cluster_ddp.agent.task.spare import SPARE
+from cluster_ddp.agent.task.spawn import spawn
+from cluster_ddp.contract import Env
+
+HELD = signals.WARNINGS
+"""What srun passes on to its tasks; HUP and QUIT make it kill them. TERM is final: it ends this process. Ctrl-C reaches
+srun, too, which asks what it means."""
+
+# How long to wait, after srun has ended, for the last words of tasks.
+_LAST_WORDS_S = 3.0
+# How long to wait for the first words of tasks before a warning is passed on: those that have not begun miss it.
+_FIRST_WORDS_S = 30.0
+# How long srun may take to end: after its tasks; and by TERM. Then others start beside it.
+_IN_PEACE_S, _END_S = 30.0, 0.3
+# How long killed ranks may take to be gone.
+_KILLED_S = 5.0
+# How long a spare may take to examine its node.
+_EXAMINED_S = 30.0
+_LOST = "Its connection is lost."
+_SILENT = f"It did not examine itself within {_EXAMINED_S:g} s."
+
+
+class Tasks:
+    """The tasks of a job.
+
+    Args:
+        noted: an empty folder.
+        env: of the job.
+        ports: on which srun may listen; empty for any.
+        stays: whether the tasks' agents stay when their commands have ended, for another start.
+        note_gone: is called with the spares whose agents are gone, after each event.
+    """
+
+    def __init__(
+        self,
+        noted: Notes,
+        env: Mapping[str, str],
+        ports: Sequence[int],
+        *,
+        stays: bool = False,
+        note_gone: Callable[[Sequence[str]], None] = lambda spares: None,
+    ) -> None:
+        self._noted, self.stays, self._note_gone = noted, stays, note_gone
+        self._spares = Spares()
+        self._step = self._start = -1
+        self._server = channel.Server(channel.listen(ports), Key.of_job(env), self._hear, self._gone, notices=stays)
+
+    @property
+    def port(self) -> int:
+        """The port of the channel."""
+        return self._server.port
+
+    def close(self) -> None:
+        """End the channel."""
+        self._server.close()
+
+    def start(self, command: Sequence[str], env: Mapping[str, str], hearing: Hearing, early: Sequence[int]) -> None:
+        """Start a step.
+
+        Args:
+            command: srun's.
+            env: srun's environment, with `Env.START`.
+            hearing: hears its tasks.
+            early: signals that came before.
+        """
+        self._hearing, self._step, self._start = hearing, int(env[Env.START]), int(env[Env.START])
+        self._keeper = Keeper(self._noted, lambda end: None, held=HELD, takers=self._srun_if_ready())
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+        self._srun = self._keeper.start(None, command, env)
+        _allow_many_files()
+        for number in early:
+            self._keeper.received(signal.Signals(number))
+
+    def again(self, hearing: Hearing, env: Mapping[str, str]) -> None:
+        """Let the step's agents start their commands again. See `start`."""
+        self._hearing, self._start = hearing, int(env[Env.START])
+        self._tell("again", env={name: env[name] for name in (Env.START, "MASTER_ADDR", "MASTER_PORT")})
+
+    def wait(self) -> int:
+        """Wait for the end of a start. Returns the exit status of its tasks, or srun's."""
+        status = self._keeper.keep(self._due, until=self._is_over)
+        if not self._keeper.is_running:
+            self._server.drain(_LAST_WORDS_S if not self.stays else 0.0)
+            return status
+        self._hearing.close()
+        if not self._hearing.are_idle:
+            self._tell("stop")
+            self._wait(_KILLED_S, idle=True)
+        return status_of(self._hearing.statuses)
+
+    @property
+    def can_start_again(self) -> bool:
+        """Whether all agents of the step wait for another start."""
+        return self._keeper.is_running and self._hearing.are_idle and not self._hearing.gone_from
+
+    def end(self) -> None:
+        """End the step, if it still runs: the job is over, or its next start is on other nodes."""
+        self._tell("over")
+        if not self._hearing.gone_from:
+            self._wait(_IN_PEACE_S)
+        if self._keeper.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._srun, signal.SIGTERM)
+            self._wait(_END_S)
+
+    def watch(self, command: Sequence[str], env: Mapping[str, str], nodes: Sequence[str]) -> None:
+        """Start the step of the spares.
+
+        Args:
+            command: srun's.
+            env: srun's environment.
+            nodes: the spares.
+        """
+        self._spares = Spares(nodes)
+        spawn(command, env, default=signals.PASSED_ON)
+
+    def examine(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Let spares examine themselves. Returns node -> what is wrong, for those that can't be used."""
+        self._spares.ask(nodes)
+        self._server.tell("examine", step=SPARE, nodes=[*nodes])
+        return self._spares.answers(nodes)
+
+    def _tell(self, kind: str, **fields: object) -> None:
+        self._server.tell(kind, step=self._step, **fields)
+
+    def _hear(self, message: Message) -> None:
+        if message.get("spare"):
+            self._spares.hear(message)
+        elif message.get("start") == self._start:  # else it is of a rank that was left behind
+            self._hearing.hear(message)
+        wake()
+
+    def _gone(self, hello: Message) -> None:
+        if hello.get("spare"):
+            self._spares.gone(hello["host"])
+        elif hello.get("start") == self._step or hello.get("start") == self._start:
+            self._hearing.gone(hello)
+        wake()
+
+    def _is_over(self) -> bool:
+        return self.stays and self._hearing.is_over(time.monotonic())
+
+    def _due(self) -> float:
+        """Look after the spares. Returns the seconds until the start may be over."""
+        self._note_gone(self._spares.lost)
+        return self._hearing.due_s(time.monotonic()) if self.stays else float("inf")
+
+    def _wait(self, limit_s: float, *, idle: bool = False) -> None:
+        """Wait for the end of srun, or until all agents are idle, at most so many seconds."""
+        deadline = time.monotonic() + limit_s
+        self._keeper.keep(
+            lambda: deadline - time.monotonic(),
+            until=lambda: time.monotonic() >= deadline or (idle and self._hearing.are_idle),
+        )
+
+    def _srun_if_ready(self) -> Callable[[int, int], list[int]]:
+        """Return who takes a warning: srun, when it waits for signals, and its tasks have begun."""
+        at_the_latest = time.monotonic() + _FIRST_WORDS_S
+
+        def takers(srun: int, number: int) -> list[int]:
+            are_ready = self._hearing.all_have_begun or time.monotonic() > at_the_latest
+            waits = processes.blocks(srun, number) or processes.catches(srun, number)
+            return [srun] if are_ready and waits else []
+
+        return takers
+
+
+class Spares:
+    """What is known of the spares. All methods may be called in any thread."""
+
+    def __init__(self, nodes: Sequence[str] = ()) -> None:
+        self._changed = threading.Condition()
+        self._faults: dict[str, str | None] = dict.fromkeys(nodes, "")
+        self._lost: list[str] = []
+
+    @property
+    def lost(self) -> list[str]:
+        """Those whose connection has ended."""
+        with self._changed:
+            return list(self._lost)
+
+    def hear(self, message: Message) -> None:
+        """Take a message of a spare."""
+        if message["kind"] == "examined":
+            with self._changed:
+                self._faults[message["host"]] = message["fault"]
+                self._changed.notify_all()
+
+    def gone(self, host: str) -> None:
+        """Note that a spare's connection has ended."""
+        with self._changed:
+            self._lost.append(host)
+            self._faults[host] = _LOST
+            self._changed.notify_all()
+
+    def ask(self, nodes: Sequence[str]) -> None:
+        """Forget earlier answers of spares."""
+        with self._changed:
+            self._faults.update({node: None for node in nodes if node not in self._lost})
+
+    def answers(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Wait for the answers of spares. Returns node -> what is wrong, for those that can't be used."""
+        with self._changed:
+            self._changed.wait_for(lambda: all(self._faults[node] is not None for node in nodes), _EXAMINED_S)
+            found = {node: _SILENT if (fault := self._faults[node]) is None else fault for node in nodes}
+        return {node: fault for node, fault in found.items() if fault}
+
+
+def _allow_many_files() -> None:
+    """Each task's connection is an open file. srun has started already: the ranks keep the limit that they had."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,0 +1,50 @@
+"""On a spare node: waits, so that the job learns when the node is lost; examines the node before ranks start on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from cluster_ddp.agent import python_command
+from cluster_ddp.agent.channel import Client
+from cluster_ddp.agent.notes import one_line
+from cluster_ddp.agent.options import Options
+from cluster_ddp.agent.task import signals
+from cluster_ddp.agent.task.orders import Orders
+from cluster_ddp.slurm.variables import node_name
+
+SPARE = "spare"
+"""In place of the number of a start, for orders to spares."""
+
+_LIMIT_S = 30.0
+# One process examines a node alone.
+_ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+
+
+def run(options: Options) -> int:
+    """Wait for orders until the job is over. Returns the exit status."""
+    host = node_name(os.environ)
+    client = Client.of_job(os.environ)
+    client.always["spare"] = True
+    client.say("hello", ranks=[], host=host, task=None)
+    signals.let_come()
+    orders = Orders(client, SPARE, lambda: None)
+    while client.is_connected and (order := orders.wait())["kind"] == "examine":
+        if host in order["nodes"]:
+            client.say("examined", host=host, fault=_examined(options))
+    return 0
+
+
+def _examined(options: Options) -> str:
+    """What is wrong with this node, in words; empty if nothing is."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_STEP")}
+    command = [python_command.interpreter(options.command), "-m", "cluster_ddp.doctor", "--quick"]
+    try:
+        done = subprocess.run(command, env={**env, **_ALONE}, capture_output=True, text=True, timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return f"the doctor did not end within {_LIMIT_S:g} s"
+    except OSError as error:
+        return f"the doctor can't be started: {error}"
+    said = done.stdout or done.stderr
+    fault = one_line(said.partition("error: ")[2] or said) or f"the doctor ended with status {done.returncode}"
+    return fault if done.returncode else ""

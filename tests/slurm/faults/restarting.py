@@ -1,0 +1,88 @@
+"""Jobs of a user's own batch script, `cluster-ddp launch --restarts`, that are to meet faults."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+
+from chaos import faults
+from chaos.faults import Rank
+from cluster import Place, output
+from paced_run import PACED, TRAINING, Run
+from slowness import wait_until
+
+from cluster_ddp.agent.job.restart.history import Failed
+from cluster_ddp.contract import Env, File
+from cluster_ddp.slurm import commands
+from cluster_ddp.slurm.job_status import JobStatus
+
+SCRIPT = """#!/bin/bash
+#SBATCH --job-name=restarts --ntasks-per-node=1 --cpus-per-task=1 --time=20 --output=/dev/null
+run_dir="$PWD/{name}-$SLURM_JOB_ID"
+mkdir -p "$run_dir" && exec >>"$run_dir/job.log" 2>&1
+exec cluster-ddp launch --run-dir "$run_dir" {launch}
+"""
+
+
+class Job(Run):
+    """A job of a user's own script, with a run directory."""
+
+    def end(self, timeout_s: float = 600) -> JobStatus:
+        """Wait for its end."""
+        wait_until(lambda: self.status().ended, timeout_s, said=lambda: f"{self.status()}\n{output(self.path)}")
+        return self.status()
+
+    def failures(self) -> list[Failed]:
+        """Those in failures.jsonl."""
+        path = self.path / File.FAILURES
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [Failed(**json.loads(line)) for line in lines]
+
+    def wait_for_failures(self, count: int, timeout_s: float = 120) -> Failed:
+        """Wait until a start has failed so often; returns the last failure."""
+        self.wait_for(lambda: len(self.failures()) >= count, timeout_s)
+        return self.failures()[-1]
+
+    def ranks(self, start: int) -> list[Rank]:
+        """Wait until the ranks of a start train; returns their processes. Those of earlier starts may still live."""
+        self.wait_for(lambda: len(self._ranks(start)) == 2, 120)
+        return self._ranks(start)
+
+    def _ranks(self, start: int) -> list[Rank]:
+        here = (Env.START, str(start))
+        found = faults.ranks(self.place.slurm.layout, int(self.job))
+        return [rank for rank in found if here in faults.environment_of(rank.pid).items()]
+
+    def batch_host(self) -> str:
+        """The node of the batch script."""
+        return self._asked(r"BatchHost=(\S+)")
+
+    def nodes_asked_for(self) -> int:
+        """How many nodes the job has, or asks for while it is pending."""
+        return int(self._asked(r"NumNodes=(\d+)"))
+
+    def _asked(self, pattern: str) -> str:
+        found = re.search(pattern, commands.run(["scontrol", "show", "job", self.job], env=self.place.slurm.env))
+        assert found, self.status()
+        return found[1]
+
+
+def launch(
+    place: Place,
+    *options: str,
+    command: tuple[str, ...] = (*PACED, *TRAINING),
+    nodes: int = 2,
+    sbatch: tuple[str, ...] = ("--gres=gpu:1",),
+    launcher: str = "",
+    name: str = "restarts",
+    env: Mapping[str, object] = {},
+) -> Job:
+    """Submit a command with options of `launch`; `env` becomes environment variables, in JSON unless they are texts."""
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in env.items()}
+    launched = ("--launcher", launcher or place.slurm.launcher, *options, "--", *command)
+    script = SCRIPT.format(name=name, launch=shlex.join(launched))
+    where = (f"--chdir={place.folder}", f"--nodes={nodes}", *sbatch)
+    submitted = commands.submit(text=script, options=where, env={**place.slurm.env, **texts})
+    return Job(place, place.folder / f"{name}-{submitted.job_id}")

@@ -1,0 +1,120 @@
+"""agent.job.restart.history: what is known of earlier failures, and what is not, never raises."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster_ddp.agent.job.restart.history import Failed, History
+from cluster_ddp.contract import File
+
+ONE = Failed(1764000000.0, 0, "node2", 1, "ValueError: it's x", 7, "step-7.pt", True, 12.0, "restart", ("node9",))
+TWO = Failed(1764000100.0, 1, "", None, "", then="requeue")
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    (folder := tmp_path / "it's a run").mkdir()
+    return folder
+
+
+def again(run_dir: Path) -> list[Failed]:
+    """The failures as the next start of the job finds them."""
+    return History(run_dir, is_first=False).failures
+
+
+@pytest.mark.parametrize(("shared", "mode"), [(False, 0o600), (True, 0o640)])
+def test_failures_are_found_again_by_those_who_may_read_them(run_dir: Path, shared: bool, mode: int) -> None:
+    history = History(run_dir, is_first=True, shared=shared)
+    assert history.add(ONE) and history.add(TWO)
+    assert history.failures == again(run_dir) == [ONE, TWO]
+    assert History(run_dir, is_first=False).restarts == 1
+    assert stat.S_IMODE((run_dir / File.FAILURES).stat().st_mode) == mode
+
+
+def test_a_new_job_forgets_those_of_an_earlier_one(run_dir: Path) -> None:
+    History(run_dir, is_first=True).add(ONE)
+    (run_dir / File.SICK_NODES).write_text("node3 its disk\n")
+    assert History(run_dir, is_first=True).failures == [] == again(run_dir)
+    assert not (run_dir / File.SICK_NODES).exists()
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *(b'{"time": 1.0, "sta', b"\xff\xfe", b"", b"null", b"5", b"[]", b'["time"]', b'"time"', b"{}", b"[" * 100_000),
+        json.dumps({**ONE._asdict(), "without": None}).encode(),
+    ],
+    ids=lambda damaged: str(damaged[:20]),
+)
+def test_a_damaged_line_costs_itself_only(run_dir: Path, damaged: bytes) -> None:
+    newer = json.dumps({**ONE._asdict(), "of_a_later_version": 1}).encode()
+    lines = [json.dumps(TWO._asdict()).encode(), damaged, newer]
+    (run_dir / File.FAILURES).write_bytes(b"\n".join(lines) + b"\n")
+    assert again(run_dir) == [TWO, ONE]
+
+
+@pytest.mark.parametrize("name", [File.FAILURES, File.PROGRESS, File.SICK_NODES])
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe", "closed"])
+def test_no_file_is_followed_or_waited_for(run_dir: Path, tmp_path: Path, name: str, kind: str) -> None:
+    line = json.dumps(ONE._asdict())
+    (others := tmp_path / "another's file").write_text(f"{line}\n")
+    path = run_dir / name
+    {
+        "link": lambda: path.symlink_to(others),
+        "folder": path.mkdir,
+        "pipe": lambda: os.mkfifo(path),
+        "closed": lambda: path.touch(0),
+    }[kind]()
+    history = History(run_dir, is_first=False)
+    assert (history.failures, history.new_sick_nodes()) == ([], {})
+    assert history.newest_checkpoint(time.time())[0] == "none"
+    is_noted = history.add(TWO)
+    assert history.failures == [TWO] and others.read_text() == f"{line}\n"
+    if kind != "closed":  # root may write that one
+        assert is_noted is (name != File.FAILURES)
+
+
+def test_a_full_disk_costs_nothing_but_the_note(run_dir: Path) -> None:
+    """Python ignores SIGXFSZ, so the kernel's limit is an error of the write, as ENOSPC is."""
+    history, limits = History(run_dir, is_first=True), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        is_noted = history.add(ONE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (is_noted, history.failures, again(run_dir)) == (False, [ONE], [])
+
+
+def test_without_a_run_directory_only_this_process_knows() -> None:
+    history = History(None, is_first=True)
+    assert (history.add(ONE), history.failures, history.restarts) == (False, [ONE], 1)
+    assert history.newest_checkpoint(time.time() - 9)[0] == "none" and history.new_sick_nodes() == {}
+
+
+@pytest.mark.parametrize(("saved_s", "lost_s"), [(None, 100), (300, 100), (40, 40)])
+def test_what_is_lost_is_the_time_since_the_newest_checkpoint(run_dir: Path, saved_s: int | None, lost_s: int) -> None:
+    """Or since the start, if none was saved in it."""
+    path, now = run_dir / File.PROGRESS, time.time()
+    if saved_s is not None:
+        path.write_text("step-00000100.pt\n")
+        os.utime(path, (now - saved_s, now - saved_s))
+    name, seconds = History(run_dir, is_first=True).newest_checkpoint(now - 100)
+    assert name == ("none" if saved_s is None else "step-00000100.pt")
+    assert lost_s <= seconds < lost_s + 60
+
+
+def test_a_node_at_fault_is_new_once(run_dir: Path) -> None:
+    """Those of earlier starts are not."""
+    (path := run_dir / File.SICK_NODES).write_text("node1 its link\n")
+    history = History(run_dir, is_first=False)
+    with path.open("a") as file:
+        file.write("node3 its disk\n\nnode4\nnode3 it's its GPU\n")
+    assert history.new_sick_nodes() == {"node3": "it's its GPU", "node4": ""}
+    assert history.new_sick_nodes() == {}

@@ -1,0 +1,54 @@
+"""agent.job.restart.nodes: which nodes of the allocation train; and Slurm's part, with a scontrol that stands in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from stand_ins import FakeSlurm, fake_slurm
+
+from cluster_ddp.agent.job.restart import nodes
+from cluster_ddp.agent.job.restart.nodes import Nodes
+
+__all__ = ["fake_slurm"]
+
+ENV = {"SLURM_JOB_ID": "71", "SLURM_JOB_NODELIST": "node[1-3]"}
+
+
+@pytest.mark.parametrize(
+    ("says", "spares", "found"),
+    [
+        ("printf 'node1\\nnode2\\nnode3\\n'", 1, Nodes(("node1", "node2", "node3"), ("node1", "node2"))),
+        ("printf 'node1\\nnode2\\n'", 0, Nodes(("node1", "node2"), ("node1", "node2"))),
+        ("printf 'node1\\n'", 1, None),
+        ("echo node1; exit 1", 0, None),
+        ("", 0, None),
+    ],
+)
+def test_the_last_nodes_are_the_spares(fake_slurm: FakeSlurm, says: str, spares: int, found: Nodes | None) -> None:
+    fake_slurm.command("scontrol", says)
+    assert nodes.of_job({**os.environ, **ENV}, spares) == found
+    assert fake_slurm.calls("scontrol") == [["show", "hostnames", "node[1-3]"]]
+
+
+def test_a_lost_node_is_no_spare_and_replaces_none() -> None:
+    found = Nodes(("a", "b", "c", "d"), ("a", "b")).losing(["b", "c"])
+    assert (found.allocated, found.training, found.spares) == (("a", "d"), ("a", "b"), ("d",))
+    left = found.without({"b": "lost", "c": "lost"})
+    assert left == Nodes(("a", "d"), ("a", "d"), {"b": "lost", "c": "lost"}) and left.spares == ()
+    assert left.without({"a": "sick"}) is None
+
+
+@pytest.mark.parametrize(("does", "refusal"), [("", ""), ("echo 'may not shrink' >&2; exit 1", "may not shrink")])
+def test_a_node_is_given_back_and_nothing_is_left_in_the_folder(
+    fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, refusal: str
+) -> None:
+    """scontrol writes a script for the new size where it runs."""
+    (here := tmp_path / "it's here").mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    fake_slurm.command("scontrol", f"touch slurm_job_71_resize.sh\n{does}")
+    assert nodes.resize(Nodes(("node1", "node3"), ("node1", "node2")), {**os.environ, **ENV}) == refusal
+    assert fake_slurm.calls("scontrol") == [["update", "JobId=71", "NodeList=node1,node3"]]
+    assert not [*here.iterdir()]

@@ -1,0 +1,222 @@
+"""agent.job.restart.recovery: what a job does after a failed start. Its commands stand in for Slurm's."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stand_ins import FakeSlurm, fake_slurm
+
+from cluster_ddp.agent.job.hearing import Hearing
+from cluster_ddp.agent.job.restart.history import Failed, History
+from cluster_ddp.agent.job.restart.nodes import Nodes
+from cluster_ddp.agent.job.restart.recovery import LOST, Recovery
+from cluster_ddp.agent.job.restart.verdict import Verdict
+from cluster_ddp.agent.options import Options
+from cluster_ddp.agent.outcome import Failure, Outcome
+from cluster_ddp.contract import File
+
+__all__ = ["fake_slurm"]
+
+NODES = Nodes(("n1", "n2", "n3", "n4"), ("n1", "n2"))
+FIRST = Failure(1, "n2", 137, "killed by SIGKILL")
+SHRINK = ["update", "JobId=71", "NodeList=n1,n3,n4"]
+
+
+class Job:
+    """A job with two spares, in a run directory."""
+
+    def __init__(self, slurm: FakeSlurm, run_dir: Path) -> None:
+        self.slurm, self.run_dir = slurm, run_dir
+        self.others = "seq -f n%g 9"
+        self.asked: list[list[str]] = []
+        self.faults: Mapping[str, str] = {}
+
+    def recovery(
+        self, *, restarts: int = 9, nodes: Nodes | None = NODES, requeues: int = 0, run_dir: bool = True
+    ) -> Recovery:
+        self.slurm.command("sinfo", self.others)
+        history = History(self.run_dir if run_dir else None, is_first=not requeues)
+        job = {"SLURM_JOB_ID": "71", "SLURM_JOB_PARTITION": "gpu", "SLURM_RESTART_COUNT": str(requeues)}
+        recovery = Recovery(Options(restarts=restarts), {**os.environ, **job}, history, nodes)
+        recovery.examine = self._examine
+        return recovery
+
+    def _examine(self, nodes: Sequence[str]) -> Mapping[str, str]:
+        self.asked.append([*nodes])
+        return {node: fault for node, fault in self.faults.items() if node in nodes}
+
+    def noted(self) -> Failed:
+        """The last failure, as the next start of the job finds it."""
+        return History(self.run_dir, is_first=False).failures[-1]
+
+
+@pytest.fixture
+def job(fake_slurm: FakeSlurm, tmp_path: Path) -> Job:
+    (run_dir := tmp_path / "it's a run").mkdir()
+    return Job(fake_slurm, run_dir)
+
+
+def ended(first: Failure | None = FIRST, **more: Any) -> Outcome:
+    return Outcome("71", 0, "FAILED", 137, first, **more)
+
+
+SILENT = Hearing("srun", 2, tasks=2)
+
+
+def test_a_failed_rank_starts_again_where_it_was(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    (job.run_dir / File.PROGRESS).write_text("step-7.pt\n")
+    recovery = job.recovery()
+    found = recovery.after(ended(), 3, SILENT)
+    assert (found.then, recovery.nodes, recovery.nodes_given_back) == ("restart", NODES, None)
+    assert (job.asked, job.slurm.calls("scontrol")) == ([], [])
+    noted = job.noted()
+    assert noted[1:5] == (3, "n2", 1, "killed by SIGKILL") and noted.then == "restart"
+    assert capfd.readouterr().err == (
+        "Starting again in the allocation, from step-7.pt, after rank 1 on n2: killed by SIGKILL;"
+        f" {noted.lost_s:.0f} s of the training are lost.\n"
+    )
+
+
+def test_without_restarts_nothing_is_said_or_noted(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    assert job.recovery(restarts=0).after(ended(), 0, SILENT).then == "end"
+    assert capfd.readouterr().err == "" and not (job.run_dir / File.FAILURES).exists()
+
+
+def test_the_end_is_said(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    recovery = job.recovery(restarts=1)
+    assert [recovery.after(ended(), start, SILENT).then for start in (0, 1)] == ["restart", "end"]
+    assert capfd.readouterr().err.splitlines()[-1] == "error: failed twice (--restarts 1); not started again."
+
+
+def test_a_lost_node_is_given_back_at_once_and_a_spare_takes_over(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    """Those that waited for it may have failed first. Slurm would end the job once it learns of the loss."""
+    recovery = job.recovery()
+    found = recovery.after(ended(FIRST._replace(host="n1", rank=0), lost_nodes=("n2",)), 0, SILENT)
+    assert (found.then, found.left_out, job.asked) == ("restart", {"n2": LOST}, [["n3"]])
+    assert job.slurm.calls("scontrol") == [SHRINK]
+    assert recovery.nodes == Nodes(("n1", "n3", "n4"), ("n1", "n3"), {"n2": LOST})
+    assert (recovery.nodes_given_back, recovery.left_behind(Verdict("end"))) == (4, {})
+    assert (job.noted().node, job.noted().rank, job.noted().without) == ("n2", None, ("n2",))
+    assert f"Left out from now on: n2: {LOST}\n" in capfd.readouterr().err
+
+
+def test_a_refusal_to_give_a_node_back_is_said(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    """The restart goes on, without the node."""
+    job.slurm.command("scontrol", "echo 'it is disabled' >&2; exit 1")
+    recovery = job.recovery()
+    assert recovery.after(ended(lost_nodes=("n2",)), 0, SILENT).then == "restart"
+    assert recovery.nodes is not None and recovery.nodes.training == ("n1", "n3")
+    assert recovery.nodes_given_back is None
+    said = "warning: Slurm did not let job 71 give n2 back: it is disabled\n  It ends the job once it finds"
+    assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_spare_whose_agent_is_gone_is_left_out_and_given_back_if_it_is_lost(job: Job, is_lost: bool) -> None:
+    """Once, before it is needed."""
+    here, spare = "127.0.0.1", "127.0.0.2" if is_lost else "127.0.0.1"
+    with socket.create_server((here, 0)) as slurmd:
+        job.slurm.command("scontrol", f"[[ $1 != show ]] || echo 'SlurmdPort = {slurmd.getsockname()[1]}'")
+        recovery = job.recovery(nodes=Nodes(("n1", "n2", spare, "n4"), ("n1", "n2")))
+        for _ in range(2):
+            recovery.note_gone([spare, "n1", "another's"])
+    shrink = [["update", "JobId=71", "NodeList=n1,n2,n4"]] if is_lost else []
+    assert job.slurm.calls("scontrol") == [["show", "config"], *shrink]
+    assert recovery.nodes is not None and recovery.nodes.spares == ("n4",)
+    assert [*recovery.left_behind(Verdict("end"))] == ([] if is_lost else [spare])
+    recovery.after(ended(lost_nodes=("n2",)), 0, SILENT)
+    assert recovery.nodes.training == ("n1", "n4")
+
+
+@pytest.mark.parametrize(("others", "left_behind"), [(3, {"n2": LOST}), (2, {})])
+def test_a_requeue_excludes_nodes_only_if_the_cluster_has_others(
+    job: Job, others: int, left_behind: dict[str, str]
+) -> None:
+    """A job that asks for more nodes than are left would wait for ever."""
+    job.others = f"seq -f n%g {others}"
+    recovery = job.recovery(nodes=Nodes(("n1", "n2"), ("n1", "n2")))
+    found = recovery.after(ended(lost_nodes=("n2",)), 0, SILENT)
+    assert (found.then, recovery.left_behind(found)) == ("requeue", left_behind)
+
+
+@pytest.mark.parametrize(
+    ("faults", "then", "training"),
+    [({"n3": "its GPU"}, "restart", ("n1", "n4")), ({"n3": "its GPU", "n4": "its disk"}, "requeue", None)],
+)
+def test_a_spare_that_is_found_sick_is_skipped(
+    job: Job, faults: dict[str, str], then: str, training: tuple[str, ...] | None
+) -> None:
+    job.faults, recovery = faults, job.recovery()
+    found = recovery.after(ended(lost_nodes=("n2",)), 0, SILENT)
+    assert (found.then, found.nodes and found.nodes.training) == (then, training)
+    assert found.left_out == {"n2": LOST, **faults}
+    assert (job.asked, job.noted().without) == ([["n3"], ["n4"]], ("n2", *faults))
+
+
+def test_a_node_that_ranks_find_at_fault_is_left_out(job: Job) -> None:
+    """Not those of other jobs. Whoever waited for it fails in its place."""
+    recovery = job.recovery()
+    (job.run_dir / File.SICK_NODES).write_text("n9 not ours\nn1 its disk\n")
+    found = recovery.after(ended(), 0, SILENT)
+    assert (found.then, found.left_out) == ("restart", {"n1": "its disk"})
+    assert recovery.nodes == Nodes(NODES.allocated, ("n2", "n3"), {"n1": "its disk"})
+    assert (recovery.left_behind(Verdict("end")), recovery.nodes_given_back) == ({"n1": "its disk"}, None)
+    assert (job.noted().node, job.noted().words) == ("n1", "its disk")
+
+
+def test_where_slurm_makes_no_step_the_job_is_requeued(job: Job) -> None:
+    """22.05 forgets the GPUs of a job that was made smaller and requeued; once more, and it has them."""
+    first = Failure(None, "srun", 1, "Unable to create step for job 9")
+    assert job.recovery().after(ended(first=first), 0, SILENT).then == "requeue"
+
+
+def test_what_was_left_out_stays_so_after_a_requeue(job: Job) -> None:
+    """If the job has got the node once more, and has enough others."""
+    History(job.run_dir, is_first=True).add(Failed(0.0, 0, "n1", 0, "x", then="requeue", without=("n1",)))
+    again = job.recovery(requeues=1)
+    assert again.nodes is not None and again.nodes.training == ("n2", "n3")
+    few = Nodes(("n1", "n2"), ("n1", "n2"))
+    assert job.recovery(requeues=1, nodes=few).nodes == few
+
+
+@pytest.mark.parametrize(("requeues", "then"), [(0, "requeue"), (1, "requeue"), (2, "end")])
+@pytest.mark.parametrize("run_dir", [True, False])
+def test_failures_that_cannot_be_counted_are_at_most_the_restarts(
+    job: Job, requeues: int, then: str, run_dir: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Else a job that fails each time would be requeued for ever."""
+    (job.run_dir / File.FAILURES).mkdir()
+    recovery = job.recovery(restarts=2, nodes=Nodes(("n1", "n2"), ("n1", "n2")), requeues=requeues, run_dir=run_dir)
+    assert recovery.after(ended(lost_nodes=("n2",)), requeues, SILENT).then == then
+    assert ("error: " in capfd.readouterr().err) is (then == "end")
+
+
+@pytest.mark.parametrize(
+    ("others", "then"),
+    [("seq -f n%g 3", "requeue"), ("seq -f n%g 2", "restart"), ("exit 1", "requeue"), ("", "restart")],
+)
+def test_a_node_that_failed_twice_stays_if_the_cluster_has_no_other(job: Job, others: str, then: str) -> None:
+    """Slurm would never start the job. If it does not answer, it may have others."""
+    job.others = others
+    recovery = job.recovery(nodes=Nodes(("n1", "n2"), ("n1", "n2")))
+    assert [recovery.after(ended(), start, SILENT).then for start in (0, 1)] == ["restart", then]
+    assert "--partition=gpu" in job.slurm.calls("sinfo")[0]
+
+
+def test_a_node_is_lost_if_its_agent_is_gone_and_slurms_daemon_too(job: Job) -> None:
+    """An agent that was killed is no lost node; nor is a host that the job does not train on."""
+    here, there = "127.0.0.1", "127.0.0.2"
+    with socket.create_server((here, 0)) as slurmd:
+        port = slurmd.getsockname()[1]
+        job.slurm.command("scontrol", f"echo 'SlurmdParameters = x'; echo 'SlurmdPort              = {port}'")
+        recovery = job.recovery(nodes=Nodes((here, there, "127.0.0.3"), (here, there)))
+        hearing = Hearing("srun", 2, tasks=2)
+        for task, host in enumerate((here, there, "127.0.0.3")):
+            hearing.gone({"kind": "hello", "ranks": [task], "host": host, "task": str(task), "stays": True})
+        assert recovery.lost(hearing) == (there,)
+    assert job.slurm.calls("scontrol") == [["show", "config"]]

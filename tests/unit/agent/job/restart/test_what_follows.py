@@ -1,0 +1,124 @@
+"""agent.job.restart.verdict: what follows a failure, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+
+from cluster_ddp.agent.job.restart import verdict
+from cluster_ddp.agent.job.restart.history import Failed
+from cluster_ddp.agent.job.restart.nodes import Nodes
+
+TWO = Nodes(("n1", "n2"), ("n1", "n2"))
+SPARE = Nodes(("n1", "n2", "n3"), ("n1", "n2"))
+ERROR = "ValueError: x"
+END, RESTART, REQUEUE = ("end",), ("restart", ("n1", "n2")), ("requeue",)
+LOST, SICK = {"n2": "lost"}, {"n1": "sick"}
+
+
+def failed(node: str, words: str = "", **more: Any) -> Failed:
+    return Failed(0.0, 0, node, 0, words, **more)
+
+
+def at(step: int, node: str, **more: Any) -> Failed:
+    return failed(node, ERROR, step=step, **more)
+
+
+def without_checkpoint(*names: str) -> list[Failed]:
+    """Failures on one node after the other."""
+    return [failed(f"m{number}", checkpoint=name) for number, name in enumerate(names)]
+
+
+ALL = failed("n1", ERROR, on_all_ranks=True)
+
+
+class Case(NamedTuple):
+    """A failure, those before it, and what follows: with which nodes, or why not."""
+
+    follows: tuple[Any, ...]
+    now: Failed
+    before: Sequence[Failed] = ()
+    out: Mapping[str, str] = {}
+    nodes: Nodes | None = SPARE
+    has_others: bool = False
+    """How many nodes the cluster has for the job."""
+    restarts: int = 9
+    left_out: tuple[str, ...] = ()
+    why: str = ""
+
+
+CASES = {
+    "not asked for": Case(END, failed("n1"), restarts=0),
+    "the first failure": Case(RESTART, failed("n1", ERROR)),
+    "nodes that are not known": Case(("restart",), failed("n1"), [failed("n1")], nodes=None),
+    # How often.
+    "the last restart": Case(RESTART, failed("n1"), [failed("n2")], restarts=2),
+    "one more": Case(END, failed("n1"), [failed("n2")], restarts=1, why="failed twice (--restarts 1)"),
+    "and a requeue is one, too": Case(
+        END, failed("n1"), [failed("n3", then="requeue"), failed("n2")], restarts=2, why="failed 3 times (--restarts 2)"
+    ),
+    # Without progress.
+    "three failures without a new checkpoint": Case(RESTART, failed("n1"), without_checkpoint("none", "none")),
+    "four without": Case(
+        END,
+        failed("n1"),
+        without_checkpoint("none", "none", "none"),
+        why="failed four times without a new checkpoint (the newest: none)",
+    ),
+    "four, with progress": Case(RESTART, failed("n1", checkpoint="d"), without_checkpoint("a", "b", "c")),
+    "not in a row": Case(RESTART, failed("n1", checkpoint="b"), without_checkpoint("b", "b", "b", "a")),
+    # The user's error.
+    "the same error at the same step elsewhere": Case(
+        END, at(7, "n1"), [at(7, "n2")], why=f"the same error at step 7 on n2 and on n1: {ERROR}"
+    ),
+    "at another step": Case(RESTART, at(7, "n1"), [at(8, "n2")]),
+    "from another checkpoint": Case(RESTART, at(7, "n1", checkpoint="b"), [at(7, "n2", checkpoint="a")]),
+    "another error": Case(RESTART, at(7, "n1"), [at(7, "n2")._replace(words="another")]),
+    "at a step that is not known": Case(RESTART, failed("n1", ERROR), [failed("n2", ERROR)]),
+    "on all ranks": Case(END, ALL, [ALL], why=f"all ranks failed twice with the same error: {ERROR}"),
+    "on all ranks once": Case(RESTART, ALL, [failed("n2", ERROR)]),
+    "on all ranks without a word": Case(
+        RESTART, failed("n1", on_all_ranks=True), [failed("n2", on_all_ranks=True)], nodes=TWO
+    ),
+    # First twice on a node.
+    "twice": Case(("restart", ("n2", "n3")), at(7, "n1"), [at(7, "n1")], left_out=("n1",)),
+    "twice, without a spare": Case(REQUEUE, failed("n1"), [failed("n1")], nodes=TWO, has_others=True, left_out=("n1",)),
+    "twice, without another node": Case(RESTART, failed("n1"), [failed("n1")], nodes=TWO),
+    "on two nodes": Case(RESTART, failed("n1"), [failed("n2")]),
+    "on the only node": Case(
+        ("restart", ("n1",)), failed("n1"), [failed("n1")], nodes=Nodes(("n1", "n2"), ("n1",)), has_others=True
+    ),
+    "where it is not known": Case(RESTART, failed(""), [failed("")]),
+    "since it was left out": Case(RESTART, failed("n1"), [failed("n1", without=("n1",))], has_others=True),
+    # Lost, or found sick.
+    "a spare takes over": Case(("restart", ("n1", "n3")), failed("n2"), out=LOST, left_out=("n2",)),
+    "in the allocation's order": Case(("restart", ("n2", "n3")), failed("n2"), out=SICK, left_out=("n1",)),
+    "no spare": Case(REQUEUE, failed("n2"), out=LOST, nodes=TWO, has_others=True, left_out=("n2",)),
+    "no spare and no other": Case(REQUEUE, failed("n2"), out=LOST, nodes=TWO, left_out=("n2",)),
+    "too few spares": Case(REQUEUE, failed("n2"), out={**LOST, **SICK}, has_others=True, left_out=("n1", "n2")),
+    "the spare itself": Case(RESTART, failed("n2"), out={"n3": "sick"}, left_out=("n3",)),
+    "one lost, twice on another": Case(
+        REQUEUE, failed("n1"), [failed("n1")], out=LOST, has_others=True, left_out=("n1", "n2")
+    ),
+    "one lost, twice on another, no other": Case(
+        ("restart", ("n1", "n3")), failed("n1"), [failed("n1")], out=LOST, left_out=("n2",)
+    ),
+    "left out before": Case(
+        REQUEUE, failed("n2"), out=LOST, nodes=SPARE._replace(left_out={"n3": "sick"}), left_out=("n2",)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_follows(name: str) -> None:
+    one = CASES[name]
+    found = verdict.after(one.now, one.before, one.out, one.restarts, one.nodes, lambda out: one.has_others)
+    training = () if found.nodes is None else (found.nodes.training,)
+    assert ((found.then, *training), found.why) == (one.follows, one.why)
+    assert sorted(found.left_out) == sorted(one.left_out)
+    if found.nodes is not None:
+        assert found.left_out.keys() <= found.nodes.left_out.keys()
+    if set(one.left_out) <= set(one.out):  # else it is the second failure that is at fault
+        assert found.left_out == {node: one.out[node] for node in one.left_out}

@@ -1,0 +1,56 @@
+"""agent.task.predecessors: ranks of an earlier start on this node are killed, and nobody else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+from slowness import scaled
+
+from cluster_ddp.agent.task import predecessors
+from cluster_ddp.errors import JobError
+
+TASK = {
+    "CLUSTER_DDP_SECRET": f"it's {os.getpid()}",
+    "SLURM_LOCALID": "1",
+    "SLURMD_NODENAME": "node 7",
+    "CLUSTER_DDP_START": "2",
+}
+RANK = {**TASK, "CLUSTER_DDP_NOTES": "/notes"}
+EARLIER = {**RANK, "CLUSTER_DDP_START": "1"}
+
+
+def test_ranks_of_earlier_starts_are_killed_and_nobody_else() -> None:
+    others = {
+        "of this start": RANK,
+        "in another place": {**EARLIER, "SLURM_LOCALID": "0"},
+        "on another node": {**EARLIER, "SLURMD_NODENAME": "node 8"},  # the sandbox' nodes are one machine
+        "of another job": {**EARLIER, "CLUSTER_DDP_SECRET": "another"},
+        "an agent": {**TASK, "CLUSTER_DDP_START": "1"},
+    }
+    started = {name: subprocess.Popen(["sleep", "600"], env=env) for name, env in others.items()}
+    victims = [subprocess.Popen(["sleep", "600"], env={**EARLIER, "CLUSTER_DDP_START": start}) for start in "01"]
+    try:
+        predecessors.kill(TASK)
+        assert [one.wait(timeout=scaled(10)) for one in victims] == [-signal.SIGKILL] * 2
+        assert [name for name, one in started.items() if one.poll() is not None] == []
+    finally:
+        for one in (*started.values(), *victims):
+            one.kill()
+            one.wait()
+
+
+def test_one_that_does_not_end_is_the_nodes_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that waits for a driver: here the signal does not arrive."""
+    monkeypatch.setattr(predecessors, "PATIENCE_S", 0.2)
+    one = subprocess.Popen(["sleep", "600"], env=EARLIER)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "kill", lambda pid, number: None)
+            with pytest.raises(JobError, match=f"process {one.pid} of an earlier start does not end within 0.2 s"):
+                predecessors.kill(TASK)
+    finally:
+        one.kill()
+        one.wait()
