@@ -117,7 +117,7 @@ BENCHMARKS = (
         about="Four ranks on four nodes of the sandbox, and a spare, at ten steps a second. A rank is killed, or a "
         "node's link is cut. The sandbox's Slurm gives lost nodes up after 20 s and starts requeued jobs after 15 s. "
         "By default that takes five minutes and two, and then the job waits in the queue.",
-        arguments=("--rounds=3",),
+        arguments=("--rounds=2",),
     ),
     Benchmark(
         script="status_scale.py",

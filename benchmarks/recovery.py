@@ -1,8 +1,7 @@
 """Seconds from a fault to the next completed step: `python benchmarks/recovery.py` (as root, on Linux, with Slurm).
 
 Four ranks on four nodes of a sandbox, and a spare, train at ten steps a second. A rank is killed, or a node's link is
-cut. It measures `--restarts` in the allocation; beside it a requeue of the job, and torchrun's --max-restarts.
-Contenders take turns. Prints JSON.
+cut. It measures `--restarts` in the allocation; beside it a requeue of the job. Both take turns. Prints JSON.
 """
 
 from __future__ import annotations
@@ -43,22 +42,15 @@ class Contender(NamedTuple):
     launch: str
     """The last line of the batch script, up to the training."""
     nodes: int
-    faults: tuple[str, ...]
     is_requeued: bool = False
     """Whether the job is requeued by hand, as soon as a rank is killed."""
 
 
 LAUNCH = f"exec {shlex.quote(sys.executable)} -m cluster_ddp launch"
-TORCHRUN = (
-    f"exec srun --ntasks-per-node=1 {shlex.quote(sys.executable)} -m torch.distributed.run --nnodes={NODES} "
-    '--nproc-per-node=1 --max-restarts=9 --rdzv-backend=c10d --rdzv-id="$SLURM_JOB_ID" '
-    '--rdzv-endpoint="$SLURMD_NODENAME:29400"'
-)
 OURS = "--restarts"
 CONTENDERS = (
-    Contender(OURS, f"{LAUNCH} --restarts 9 --spare-nodes 1 --", NODES + 1, (RANK_KILLED, NODE_CUT)),
-    Contender("a requeue", f"{LAUNCH} --", NODES, (RANK_KILLED, NODE_CUT), is_requeued=True),
-    Contender("torchrun --max-restarts", TORCHRUN, NODES, (RANK_KILLED,)),
+    Contender(OURS, f"{LAUNCH} --restarts 9 --spare-nodes 1 --", NODES + 1),
+    Contender("a requeue", f"{LAUNCH} --", NODES, is_requeued=True),
 )
 
 
@@ -76,8 +68,8 @@ def main() -> None:
         try:
             for number in range(arguments.rounds):
                 for one in CONTENDERS:
-                    for fault in one.faults:
-                        run = Run(layout, one, Path(folder) / f"{number}-{len(seconds)}-{fault}")
+                    for fault in TARGETS_S:
+                        run = Run(layout, one, Path(folder) / f"{number}-{one.name}-{fault}")
                         seconds.setdefault((one.name, fault), []).append(run.recovered_in(fault))
                         print(f"{one.name}, {fault}: {seconds[one.name, fault][-1]:.1f} s", file=sys.stderr)
         finally:
@@ -100,8 +92,7 @@ class Run:
         self._layout, self._contender, self._steps = layout, contender, folder / "steps"
         folder.mkdir()
         self._env = {**cluster.environment(layout.name), "OMP_NUM_THREADS": "1", "CLUSTER_DDP_RUN_DIR": str(folder)}
-        python = [] if "torch.distributed" in contender.launch else [sys.executable]
-        words = shlex.join([*python, str(TRAINING), str(self._steps)])
+        words = shlex.join([sys.executable, str(TRAINING), str(self._steps)])
         text = f"#!/bin/bash\n{contender.launch} {words}\n"
         options = [f"--nodes={contender.nodes}", "--ntasks-per-node=1", "--gres=gpu:1", "--requeue"]
         options += [f"--output={folder}/job.log", "--open-mode=append"]
@@ -138,11 +129,7 @@ class Run:
     def _rank_on(self, node: str) -> int:
         namespace = network.NAMESPACE_ROOT / self._layout.namespace(node)
         words = os.fsencode(TRAINING)
-        found = [
-            pid
-            for pid in network.processes_in([namespace])
-            if words in _words(pid)[1:3] and b"torch.distributed.run" not in _words(pid)
-        ]
+        found = [pid for pid in network.processes_in([namespace]) if words in _words(pid)[1:3]]
         return found[0]
 
     def _done(self) -> list[dict[str, Any]]:
