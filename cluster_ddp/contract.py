@@ -115,7 +115,7 @@ class File:
     PROGRESS: Final = ".progress"
     """The name of the newest checkpoint."""
     START: Final = ".start"
-    """Which start of which job the run directory belongs to: ranks of an older one write nothing more."""
+    """Which start of which job the run directory belongs to: ranks of an older start can no longer write."""
     LOCK: Final = ".lock"
     """Lock file: one training at a time writes to the run directory. While one that has ended waits for room on a full
     disk, the file's time of modification is when it gives up."""
@@ -155,6 +155,17 @@ class Record:
     medians of `steps` steps."""
     DONE: Final = "done"
     """The last record of a training that reached its end: `weights_sha256`."""
+
+
+class Then:
+    """Values of `then` of the records in failures.jsonl: what followed a failed start."""
+
+    RESTART: Final = "restart"
+    """The ranks started again in the allocation."""
+    REQUEUE: Final = "requeue"
+    """The job was requeued."""
+    END: Final = "end"
+    """The job ended."""
 
 
 ASIDE: Final = "job-{}"

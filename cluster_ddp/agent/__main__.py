@@ -48,13 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _around(verb: str, words: Sequence[str]) -> int:
     """Around a task, or a rank below torchrun."""
     from cluster_ddp.agent import options
-    from cluster_ddp.agent.task import spare, start
+    from cluster_ddp.agent.task import start
 
     flags = {word for word in words[:2] if word in ("--ignore-warnings", "--stays")}
     asked, ignores = options.parse(f"{PROGRAM} ({verb})", words[len(flags) :]), "--ignore-warnings" in flags
     if verb == "rank":
         return start.Task(asked, int(os.environ["RANK"]), ignores).keep(os.environ)
     if verb == "spare":
+        from cluster_ddp.agent.task import spare
+
         return spare.run(asked)
     return start.run(asked, ignore_warnings=ignores, stays="--stays" in flags)
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import File
+from cluster_ddp.contract import File, Then
 from cluster_ddp.run_files import json_lines
 
-RESTART, REQUEUE = "restart", "requeue"
-_THEN = {RESTART: "Restarted in the allocation", REQUEUE: "Requeued"}
+_THEN = {Then.RESTART: "Restarted in the allocation", Then.REQUEUE: "Requeued"}
 _MOST = 1e12
 
 
@@ -31,7 +30,7 @@ class Failure:
     lost_s: float | None
     """Seconds of training that were lost; None if unknown."""
     then: str
-    """What followed: `RESTART` in the allocation, `REQUEUE`, or the end of the job."""
+    """What followed: one of `contract.Then`."""
     without: tuple[str, ...]
     """Nodes that were left out from then on."""
 
@@ -58,7 +57,7 @@ def read(run_dir: Path) -> list[Failure]:
 
 def restarts(failures: Sequence[Failure]) -> int:
     """Return how many of them were followed by a restart in the allocation."""
-    return sum(one.then == RESTART for one in failures)
+    return sum(one.then == Then.RESTART for one in failures)
 
 
 def lost_s(failures: Sequence[Failure]) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from typing import Literal, get_args
 
+from cluster_ddp.agent import options
 from cluster_ddp.contract import TRACKERS
 from cluster_ddp.errors import HostlistError, SpecError, counted, nearest, nearest_name
 from cluster_ddp.slurm import hostlist
@@ -20,7 +21,7 @@ from cluster_ddp.submission.notation import field_error, normalized_time
 
 Launcher = Literal["srun", "torchrun", "fork"]
 
-RESTARTS_BEFORE = ("requeue_on_failure", "requeue_elsewhere")
+RESTARTS_BEFORE = tuple(name.removeprefix("--").replace("-", "_") for name in options.RESTARTS_BEFORE)
 """Earlier names of `JobSpec.restarts`. Of several that are given, the largest counts."""
 
 ALTERNATIVES = (("venv", "conda_env"), ("container", "container_image"))

@@ -29,7 +29,7 @@ from cluster_ddp.sandbox.layout import Layout
 
 NODES, GPUS_PER_NODE = 4, 2
 RESTARTS = ((0, 0), (1000, 1), (1000, 0))
-"""--restarts and --spare-nodes of the trainings, in turn."""
+"""--restarts and --spare-nodes. The trainings take turns."""
 EARLY = 0.25
 """Share of the faults that meet a training which is just starting."""
 EARLY_WITHIN_S, WITHIN_S = 4.0, 4.0

@@ -1,13 +1,13 @@
 """On the batch host, or on this machine without Slurm: from the start of a job's ranks to what follows from their end.
 
 launch      which of the two
-slurm_job   one start of a job of Slurm
+slurm_job   a job of Slurm
 local_job   a job on this machine
 step        srun's command, and Slurm's configuration
 tasks       the tasks of a job of Slurm: their steps and their channel
 hearing     what the tasks have said
 restart     what follows a failure
 report      the last lines of the job's log
-requeue     whether the job is started again
+requeue     the requeue of a job
 scontrol    Slurm's commands, with patience
 """

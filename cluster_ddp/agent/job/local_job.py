@@ -24,7 +24,7 @@ from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.agent.secret import Key
 from cluster_ddp.agent.task.keeper import Keeper
-from cluster_ddp.contract import EXIT_STOPPED, Env, File
+from cluster_ddp.contract import EXIT_STOPPED, Env, File, Then
 from cluster_ddp.errors import RunDirError
 
 WARNING_S = 90
@@ -84,7 +84,7 @@ class LocalJob:
         if ended.state != "FAILED" or not self.options.restarts or ended.status == EXIT_STOPPED:  # it hides a stop
             return False
         processes.kill_all_below()
-        return self._recovery.after(ended, start, self._hearing).then == "restart"
+        return self._recovery.after(ended, start, self._hearing).then == Then.RESTART
 
     def _start(self, start: int) -> Outcome:
         """One start. Returns how it ended."""

@@ -23,7 +23,7 @@ from cluster_ddp.agent.job.tasks import Tasks
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import Outcome
-from cluster_ddp.contract import RESTART, Env
+from cluster_ddp.contract import RESTART, Env, Then
 from cluster_ddp.errors import SpecError
 from cluster_ddp.slurm.variables import node_name
 
@@ -107,16 +107,16 @@ class Job:
                 ended = hearing.judge(Outcome(self.label, self._start, "COMPLETED", self._status))
                 ended = ended._replace(lost_nodes=recovery.lost(hearing) or ended.lost_nodes)
                 report.show(ended, hearing.log_of(ended.first), self.env)
-                follows = Verdict("end")
+                follows = Verdict(Then.END)
                 if ended.state == "FAILED":
                     follows = recovery.after(ended, self._start, hearing)
                 self._left_logs = hearing.logs_of_gone()
                 starts_again = (
-                    follows.then == "restart" and running.can_start_again and self._on(recovery).nodes == on.nodes
+                    follows.then == Then.RESTART and running.can_start_again and self._on(recovery).nodes == on.nodes
                 )
                 if not starts_again:
                     running.end()
-                if follows.then != "restart":
+                if follows.then != Then.RESTART:
                     return ended, follows, recovery
                 self._note(ended._replace(requeued=True))
                 on, self._start = self._on(recovery)._replace(is_beside=True), self._start + 1
@@ -159,7 +159,7 @@ class Job:
 
     def _finish(self, ended: Outcome, follows: Verdict, recovery: Recovery) -> None:
         """Have the job requeued, if it may be."""
-        why = f"Failed with status {ended.status}" if follows.then == "requeue" else ""
+        why = f"Failed with status {ended.status}" if follows.then == Then.REQUEUE else ""
         if ended.state == "STOPPED" and self._status == 0:
             report.say(requeue.NOT_FINISHED)
         elif ended.state == "STOPPED" and requeue.may_restart(self._requeues, self.options.max_requeues):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp._version import __version__
-from cluster_ddp.contract import File
+from cluster_ddp.contract import File, Then
 from cluster_ddp.errors import RunDirError, counted
 from cluster_ddp.files import atomic_write
 from cluster_ddp.jobs import failures
@@ -163,7 +163,7 @@ def _start_lines(runs: Sequence[Run]) -> list[float]:
     if len(runs) > 1:
         return []
     found, began_s = runs[0].found, runs[0].curves.began_s
-    failed = [one.time for one in found.failures if one.then == failures.RESTART]
+    failed = [one.time for one in found.failures if one.then == Then.RESTART]
     times = [start.time for start in found.training.starts[1:]] if found.training.starts else failed
     return [round(one - began_s, 1) for one in times]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import File
+from cluster_ddp.contract import File, Then
 from cluster_ddp.errors import SpecError, counted
 from cluster_ddp.jobs import failures, last_metrics
 from cluster_ddp.jobs.failures import Failure
@@ -156,7 +156,7 @@ def _spare_gpu_hours(status: RunStatus, asked: Mapping[str, Any], failed: Sequen
     began_s = (ended.time if ended is not None and ended.time else time.time()) - all_s
     taken: dict[str, float] = {}
     for one in failed:
-        if one.then == failures.RESTART and one.time >= began_s:
+        if one.then == Then.RESTART and one.time >= began_s:
             taken |= {node: one.time - began_s for node in one.without if node not in taken}
     waited_s = [*sorted(taken.values()), *[all_s] * spares][:spares]
     return float(sum(min(one, all_s) for one in waited_s) * asked["gpus_per_node"] / 3600)

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster_ddp.contract import File
+from cluster_ddp.contract import File, Then
 from cluster_ddp.files import open_own
 
 NO_CHECKPOINT = "none"
@@ -42,8 +42,8 @@ class Failed(NamedTuple):
     """Whether all ranks failed with these words."""
     lost_s: float | None = None
     """Seconds of the training that have to be done again: since the newest checkpoint, or the start."""
-    then: str = "end"
-    """What followed: "restart" in the allocation, "requeue", or "end"."""
+    then: str = Then.END
+    """What followed: one of `Then`."""
     without: tuple[str, ...] = ()
     """Nodes that were left out from then on."""
 
@@ -69,7 +69,7 @@ class History:
     @property
     def restarts(self) -> int:
         """How often the ranks were started again in an allocation."""
-        return sum(one.then == "restart" for one in self.failures)
+        return sum(one.then == Then.RESTART for one in self.failures)
 
     def add(self, failed: Failed) -> bool:
         """Add a failure. Returns whether the job will know it after a requeue."""

@@ -18,6 +18,7 @@ from cluster_ddp.agent.job.restart.nodes import Nodes
 from cluster_ddp.agent.job.restart.verdict import Verdict
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import Outcome
+from cluster_ddp.contract import Then
 
 _BEFORE = "left out before"
 LOST = "the node does not answer"
@@ -77,14 +78,14 @@ class Recovery:
             out = {**out, **faults}
             found = self._judged(now, out)
         is_sruns = ended.first is not None and ended.first.host == log_words.SRUN and not hearing.has_begun
-        if found.then == "restart" and self.nodes is not None and is_sruns:
+        if found.then == Then.RESTART and self.nodes is not None and is_sruns:
             # Slurm makes no step. After a job was made smaller and requeued, 22.05 has forgotten its GPUs.
-            found = Verdict("requeue", left_out=found.left_out)
+            found = Verdict(Then.REQUEUE, left_out=found.left_out)
         if self._options.restarts:
             is_noted = self._history.add(now._replace(then=found.then, without=tuple(found.left_out)))
-            if found.then == "requeue" and not is_noted and self._requeues >= self._options.restarts:
+            if found.then == Then.REQUEUE and not is_noted and self._requeues >= self._options.restarts:
                 why = f"requeued {self._requeues} times, and failures are not counted where they can't be noted"
-                found = Verdict("end", f"{why} (--restarts {self._options.restarts})")
+                found = Verdict(Then.END, f"{why} (--restarts {self._options.restarts})")
             self._say(found, now)
         if found.nodes is not None:
             self.nodes = found.nodes
@@ -184,7 +185,7 @@ class Recovery:
     def _say(self, found: Verdict, now: Failed) -> None:
         for node, why in found.left_out.items():
             report.say(f"Left out from now on: {node}: {why}")
-        if found.then == "restart":
+        if found.then == Then.RESTART:
             who = now.node if now.rank is None else f"rank {now.rank} on {now.node}"
             what = f"{who}: {now.words}" if now.words else who
             where = f"from {now.checkpoint}" if now.checkpoint != NO_CHECKPOINT else "from the beginning"

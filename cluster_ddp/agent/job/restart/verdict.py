@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from cluster_ddp.agent.job.restart.history import Failed
 from cluster_ddp.agent.job.restart.nodes import Nodes
+from cluster_ddp.contract import Then
 
 _WITHOUT_PROGRESS = 4  # so many failures with the same newest checkpoint: three restarts were of no use
 
@@ -15,7 +16,7 @@ class Verdict(NamedTuple):
     """What follows."""
 
     then: str
-    """What follows: "restart", "requeue" or "end"."""
+    """What follows: one of `Then`."""
     why: str = ""
     """Why it ends, if --restarts asks for more; empty if it does not."""
     left_out: Mapping[str, str] = {}
@@ -43,18 +44,18 @@ def after(
         has_others: whether the cluster has nodes enough for the job if these are left out.
     """
     if not restarts:
-        return Verdict("end")
+        return Verdict(Then.END)
     if why := _no_more(now, before, restarts):
-        return Verdict("end", why)
+        return Verdict(Then.END, why)
     if nodes is None:
-        return Verdict("restart")
+        return Verdict(Then.RESTART)
     twice = _twice(now, before) if len(nodes.training) > 1 else {}
     for left_out in ({**twice, **out}, out):
         if (others := nodes.without(left_out)) is not None:
-            return Verdict("restart", left_out=left_out, nodes=others)
+            return Verdict(Then.RESTART, left_out=left_out, nodes=others)
         if has_others(left_out):
             break
-    return Verdict("requeue", left_out=left_out)
+    return Verdict(Then.REQUEUE, left_out=left_out)
 
 
 def _no_more(now: Failed, before: Sequence[Failed], restarts: int) -> str:

@@ -90,7 +90,7 @@ def test_who_will_not_end_is_killed(tmp_path: Path) -> None:
 
 
 def test_all_are_killed_at_once_when_nobody_waits_any_longer(tmp_path: Path) -> None:
-    """Also what is deaf, or suspended; each end is told."""
+    """Also one that ignores TERM, and one that is suspended. The keeper reports each end."""
     told = tmp_path / "it's told"
     kept = Kept(tmp_path, DEAF, "touch ready$$; kill -STOP $$", until=str(told))
     kept.wait_until_ready(2)

@@ -106,7 +106,7 @@ def test_a_lost_node_is_given_back_at_once_and_a_spare_takes_over(job: Job, capf
 
 
 def test_a_refusal_to_give_a_node_back_is_said(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
-    """The restart goes on, without the node."""
+    """The ranks restart all the same, without the node."""
     job.slurm.command("scontrol", "echo 'it is disabled' >&2; exit 1")
     recovery = job.recovery()
     assert recovery.after(ended(lost_nodes=("n2",)), 0, SILENT).then == "restart"
