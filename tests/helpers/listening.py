@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cluster_ddp.agent import channel
-from cluster_ddp.agent.channel import Message
+from cluster_ddp.agent.channel import sockets
+from cluster_ddp.agent.channel.lines import Message
+from cluster_ddp.agent.channel.server import Server
 from cluster_ddp.agent.outcome import End
 from cluster_ddp.agent.secret import Key
 
@@ -17,7 +18,7 @@ SECRET = "5e" * 32
 class Listening(NamedTuple):
     """What is heard."""
 
-    server: channel.Server
+    server: Server
     env: dict[str, str]
     """By which a task finds it."""
     said: list[Message]
@@ -34,7 +35,7 @@ def listening() -> Iterator[Listening]:
     """Listen on this machine."""
     said: list[Message] = []
     gone: list[Message] = []
-    server = channel.Server(channel.listen_here(), Key.of_job({"CLUSTER_DDP_SECRET": SECRET}), said.append, gone.append)
+    server = Server(sockets.listen_here(), Key.of_job({"CLUSTER_DDP_SECRET": SECRET}), said.append, gone.append)
     with contextlib.closing(server):
         env = {"CLUSTER_DDP_CHANNEL": f"127.0.0.1:{server.port}", "CLUSTER_DDP_SECRET": SECRET}
         yield Listening(server, env, said, gone)

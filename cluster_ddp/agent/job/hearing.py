@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from cluster_ddp.agent import log_words, outcome
-from cluster_ddp.agent.channel import Message
+from cluster_ddp.agent.channel.lines import Message
 from cluster_ddp.agent.job import report
 from cluster_ddp.agent.outcome import End, Failure, Outcome
 from cluster_ddp.agent.task.keeper import PATIENCE_S

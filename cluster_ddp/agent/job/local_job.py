@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import channel, outcome, place
+from cluster_ddp.agent import outcome, place
+from cluster_ddp.agent.channel import sockets
+from cluster_ddp.agent.channel.server import Server
 from cluster_ddp.agent.job import report, requeue, step
 from cluster_ddp.agent.job.hearing import Hearing
 from cluster_ddp.agent.job.restart.history import History
@@ -92,8 +94,8 @@ class LocalJob:
         hearing = self._hearing = Hearing(self.options.launcher, self.ranks, self.folder)
         shared = place.common(self.options, self.folder)
         shared |= place.on_this_machine(self.options, self.ranks, start)
-        listener, key = channel.listen_here(), Key.of_job(shared)
-        with contextlib.closing(channel.Server(listener, key, hearing.hear, hearing.gone)) as server:
+        listener, key = sockets.listen_here(), Key.of_job(shared)
+        with contextlib.closing(Server(listener, key, hearing.hear, hearing.gone)) as server:
             env = {**self._env, **shared, Env.CHANNEL: f"127.0.0.1:{server.port}"}
             no_notes = Notes(Path(os.devnull))  # the ranks have keepers of their own
             keeper = Keeper(no_notes, lambda end: None, patience_s=_KILL_AFTER_S, on_term=self._cancel)

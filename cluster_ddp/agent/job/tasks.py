@@ -11,8 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from cluster_ddp import processes
-from cluster_ddp.agent import channel
-from cluster_ddp.agent.channel import Message
+from cluster_ddp.agent.channel import sockets
+from cluster_ddp.agent.channel.lines import Message
+from cluster_ddp.agent.channel.server import Server
 from cluster_ddp.agent.job.hearing import Hearing
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.secret import Key
@@ -63,7 +64,7 @@ class Tasks:
         self._noted, self.stays, self._note_gone = noted, stays, note_gone
         self._spares = Spares()
         self._step = self._start = -1
-        self._server = channel.Server(channel.listen(ports), Key.of_job(env), self._hear, self._gone, notices=stays)
+        self._server = Server(sockets.listen(ports), Key.of_job(env), self._hear, self._gone, notices=stays)
 
     @property
     def port(self) -> int:

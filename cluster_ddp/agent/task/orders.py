@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable
 
 from cluster_ddp.agent import threads
-from cluster_ddp.agent.channel import Client, Message
+from cluster_ddp.agent.channel.client import Client
+from cluster_ddp.agent.channel.lines import Message
 
 _LONGEST_WAIT_S = 3600.0
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 
 from cluster_ddp.agent import python_command
-from cluster_ddp.agent.channel import Client
+from cluster_ddp.agent.channel.client import Client
 from cluster_ddp.agent.notes import one_line
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.task import signals

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from cluster_ddp import processes
 from cluster_ddp.agent import outcome, place, python_command
-from cluster_ddp.agent.channel import Client
+from cluster_ddp.agent.channel.client import Client
 from cluster_ddp.agent.notes import Notes, folder, one_line
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import End

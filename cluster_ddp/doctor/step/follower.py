@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cluster_ddp.agent import notes
-from cluster_ddp.agent.channel import Message
+from cluster_ddp.agent.channel.lines import Message
 from cluster_ddp.doctor.finding import Finding
 from cluster_ddp.doctor.step import compare, exchange
 from cluster_ddp.doctor.step.hub import Hub

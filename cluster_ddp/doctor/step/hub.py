@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster_ddp.agent.channel import Message, Server
+from cluster_ddp.agent.channel.lines import Message
+from cluster_ddp.agent.channel.server import Server
 from cluster_ddp.agent.secret import Key
 from cluster_ddp.doctor.step import exchange
 from cluster_ddp.errors import RendezvousError

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.agent.channel import Message
+from cluster_ddp.agent.channel.lines import Message
 from cluster_ddp.doctor.checks import all_checks
 from cluster_ddp.doctor.finding import Finding, shown_ranks
 from cluster_ddp.doctor.step import compare, links, training

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cluster_ddp.agent import channel
+from cluster_ddp.agent.channel import sockets
 from cluster_ddp.doctor.checks import of_all
 from cluster_ddp.doctor.finding import Finding
 from cluster_ddp.doctor.step.exchange import NO_PORT, kind_of, several_tries
@@ -61,7 +61,7 @@ class Listener:
     """Answers the tries of another node, on a port that the system chooses."""
 
     def __init__(self) -> None:
-        self._socket = channel.listener(0)
+        self._socket = sockets.listener(0)
         self.port: int = self._socket.getsockname()[1]
         """The port."""
         threading.Thread(target=self._accept, daemon=True).start()

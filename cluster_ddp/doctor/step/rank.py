@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.agent import notes
-from cluster_ddp.agent.channel import Message
+from cluster_ddp.agent.channel.lines import Message
 from cluster_ddp.doctor import isolated
 from cluster_ddp.doctor.checks import Site, all_checks, limits
 from cluster_ddp.doctor.finding import Finding

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 from cluster_ddp.agent import threads
-from cluster_ddp.agent.channel import Client, Message
+from cluster_ddp.agent.channel.client import Client
+from cluster_ddp.agent.channel.lines import Message
 from cluster_ddp.agent.secret import Key
 from cluster_ddp.doctor.step import exchange
 from cluster_ddp.files import atomic_write

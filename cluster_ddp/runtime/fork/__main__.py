@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cluster_ddp import processes
-from cluster_ddp.agent.channel import Client
+from cluster_ddp.agent.channel.client import Client
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.options import count
 from cluster_ddp.agent.outcome import End

@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from cluster_ddp.agent import channel
+from cluster_ddp.agent.channel import sockets
 from cluster_ddp.errors import RendezvousError
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.slurm.topology import Topology
@@ -86,7 +86,7 @@ def listen(topology: Topology, port: int) -> socket.socket:
     """
     if topology.num_nodes == 1:
         return socket.create_server((LOOPBACK, port), backlog=_BACKLOG)
-    return channel.listener(port)
+    return sockets.listener(port)
 
 
 @contextlib.contextmanager

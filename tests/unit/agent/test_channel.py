@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 from slowness import scaled
 
-from cluster_ddp.agent import channel
-from cluster_ddp.agent.channel import Client, Message, Server
+from cluster_ddp.agent.channel import server, sockets
+from cluster_ddp.agent.channel.client import Client
+from cluster_ddp.agent.channel.lines import Message
+from cluster_ddp.agent.channel.server import Server
 from cluster_ddp.agent.secret import Key
 from cluster_ddp.contract import Env
 
@@ -30,7 +32,7 @@ class Job:
     def __init__(self, *, notices: bool = False) -> None:
         self.heard: queue.Queue[Message] = queue.Queue()
         self.gone: queue.Queue[Message] = queue.Queue()
-        self.server = Server(channel.listen_here(), KEY, self._hear, self.gone.put, notices=notices)
+        self.server = Server(sockets.listen_here(), KEY, self._hear, self.gone.put, notices=notices)
 
     def _hear(self, message: Message) -> None:
         if message["kind"] == "odd":
@@ -166,7 +168,7 @@ def test_nonsense_closes_its_own_connection_only(job: Job) -> None:
 
 def answering(words: bytes) -> int:
     """The port of a stranger that says some words, or nothing."""
-    listener = channel.listen_here()
+    listener = sockets.listen_here()
 
     def serve() -> None:
         connection, _ = listener.accept()
@@ -221,7 +223,7 @@ def test_what_another_has_changed_on_its_way_is_not_believed() -> None:
 
 def test_who_says_nothing_is_dropped(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if it has begun as a task does; not a task that has said who it is."""
-    monkeypatch.setattr(channel, "_HELLO_S", 0.3)
+    monkeypatch.setattr(server, "_HELLO_S", 0.3)
     client = Client(job.connect(), KEY)
     client.say("hello")
     silent, half = job.connect(), job.connect()
@@ -287,10 +289,10 @@ def test_a_job_that_is_gone_costs_a_task_nothing() -> None:
 
 
 def test_the_first_free_port_of_the_range_is_taken() -> None:
-    with channel.listen([]) as held:
+    with sockets.listen([]) as held:
         taken = held.getsockname()[1]
-        with channel.listen([taken]) as other, channel.listen([0]) as free:
+        with sockets.listen([taken]) as other, sockets.listen([0]) as free:
             assert other.getsockname()[1] != taken
             number = free.getsockname()[1]
-        with channel.listen([taken, number]) as second:
+        with sockets.listen([taken, number]) as second:
             assert second.getsockname()[1] == number

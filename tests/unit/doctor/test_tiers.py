@@ -18,7 +18,7 @@ import pytest
 from ranks import slurm_step
 from slowness import scaled
 
-from cluster_ddp.agent.channel import Client
+from cluster_ddp.agent.channel.client import Client
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.secret import Key
 from cluster_ddp.doctor.step import exchange

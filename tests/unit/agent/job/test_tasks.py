@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from slowness import scaled, wait_until
 
-from cluster_ddp.agent.channel import Client
+from cluster_ddp.agent.channel.client import Client
 from cluster_ddp.agent.job import tasks
 from cluster_ddp.agent.job.hearing import Hearing
 from cluster_ddp.agent.job.tasks import Spares, Tasks

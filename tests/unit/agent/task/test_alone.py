@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.agent import notes
-from cluster_ddp.agent.channel import Client
+from cluster_ddp.agent.channel.client import Client
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.secret import Key
 from cluster_ddp.agent.task import alone
