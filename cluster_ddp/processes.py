@@ -107,10 +107,15 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def kill_all_below(timeout_s: float = 10.0) -> None:
-    """Kill all processes below this one, the adopted ones too, and wait for their ends, at most so many seconds."""
+def kill_all_below(*, but: int | None = None, timeout_s: float = 10.0) -> None:
+    """Kill all processes below this one, the adopted ones too, and wait for their ends.
+
+    Args:
+        but: a child that is left alone.
+        timeout_s: seconds that this takes at most.
+    """
     deadline = time.monotonic() + timeout_s
-    while (left := children(os.getpid())) and time.monotonic() < deadline:
+    while (left := [pid for pid in children(os.getpid()) if pid != but]) and time.monotonic() < deadline:
         for pid in left:  # what these leave behind comes next
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

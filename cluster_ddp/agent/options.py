@@ -45,6 +45,8 @@ class Options(NamedTuple):
     """How many nodes of the job take no ranks, until they replace one that is lost or at fault."""
     restart_args: str = ""
     """Words that are added to the command from the second start on, as a shell would split them."""
+    cold: bool = False
+    """Whether no process is kept ready that has imported torch, for a restart."""
     doctor: bool = False
     """Whether the nodes are examined first."""
     trace: int | None = None
@@ -155,6 +157,8 @@ def _ending(group: argparse._ArgumentGroup) -> None:
     add("--spare-nodes", type=_number, default=0, metavar="K", help=text)
     text = "words that are added to the command from the second start on: '--resume last.pth'"
     add("--restart-args", default="", metavar="WORDS", help=text)
+    text = "keep no process ready for a restart: each rank's has torch imported, and takes its memory"
+    add("--cold", action="store_true", help=text)
     text = "for bash, once the ranks have ended, before a requeue; $status is theirs: 'rm -rf \"$SCRATCH\"'"
     add("--cleanup", metavar="LINES", help=text)
     add("--time-limit-s", type=count, metavar="S", help="with --ranks: time limit of each start, in seconds")

@@ -34,7 +34,7 @@ def agent_options(spec: JobSpec, command: Sequence[str], *, is_function: bool = 
     """
     same = [
         *("launcher", "gpus_per_task", "share", "max_requeues", "restarts", "spare_nodes", "restart_args"),
-        *("doctor", "trace", "track", "container", "container_image", "srun_options"),
+        *("cold", "doctor", "trace", "track", "container", "container_image", "srun_options"),
     ]
     return Options(
         command=tuple(command),

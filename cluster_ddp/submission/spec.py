@@ -94,6 +94,8 @@ class JobSpec:
     needs `restarts`."""
     restart_args: str = ""
     """Words to add to the command from its second start on, quoted as for a shell, such as "--resume last.pth"."""
+    cold: bool = False
+    """Whether to keep no process ready for a restart. Each rank's has torch imported, and takes its memory."""
     launcher: Launcher = "srun"
     """srun: one task per rank. torchrun: one task per node; its agent starts the ranks. fork: one task per node; it
     imports torch once and forks the ranks; for Python scripts and modules."""
@@ -156,7 +158,7 @@ class JobSpec:
             names = get_args(Launcher)
             meant = nearest_name(str(self.launcher), names)
             raise field_error("launcher", self.launcher, f"one of {', '.join(names)}", meant=meant)
-        for name in ("requeue", "share", "stage_env", "doctor"):
+        for name in ("requeue", "share", "stage_env", "doctor", "cold"):
             value = getattr(self, name)
             if type(value) is not bool and (name != "requeue" or value is not None):
                 raise field_error(name, value, "true or false")

@@ -22,10 +22,14 @@ WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def start(
-    *command: str, options: tuple[str, ...] = (), program: tuple[str, ...] = (), **env: str
+    *command: str,
+    options: tuple[str, ...] = (),
+    program: tuple[str, ...] = (),
+    agent: tuple[str, ...] = ("-m", "cluster_ddp.agent"),
+    **env: str,
 ) -> subprocess.Popen[str]:
     """Start the agent of a task. It leads a process group of its own, as a task of Slurm does."""
-    agent = [sys.executable, "-m", "cluster_ddp.agent", "task", *options, "--", *command]
+    agent = (sys.executable, *agent, "task", *options, "--", *command)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen([*program, *agent], env={**PLACE, **env}, start_new_session=True, **pipes)
 

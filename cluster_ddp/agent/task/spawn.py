@@ -19,6 +19,7 @@ def spawn(
     env: Mapping[str, str],
     *,
     log: Path | None = None,
+    silent: bool = False,
     default: Sequence[int] = (),
     ignored: Sequence[int] = (),
 ) -> int:
@@ -28,6 +29,7 @@ def spawn(
         command: program and arguments.
         env: its environment.
         log: where its output is appended; None for this process's own.
+        silent: whether it has neither input nor output.
         default: signals that have their default effect in it.
         ignored: signals that it ignores, until it has a handler. They must be blocked here, and have a handler that
             may be replaced by one that does nothing. What is pending of them is lost.
@@ -38,7 +40,8 @@ def spawn(
     Raises:
         OSError: the log can't be written, or there is no such program.
     """
-    actions: list[Any] = [] if log is None else [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+    nowhere = range(3) if silent else range(0 if log is None else 1)
+    actions: list[Any] = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in nowhere]
     target = None if log is None else open_own(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     actions += [] if target is None else [(os.POSIX_SPAWN_DUP2, target, stream) for stream in (1, 2)]
     more = {"file_actions": actions, "setsigmask": (), "setsigdef": {*default, *_IGNORED_BY_PYTHON} - {*ignored}}

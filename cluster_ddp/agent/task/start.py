@@ -26,6 +26,7 @@ from cluster_ddp.agent.task import alone, containers, predecessors, signals
 from cluster_ddp.agent.task.containers import Container
 from cluster_ddp.agent.task.keeper import Keeper, say, wake
 from cluster_ddp.agent.task.orders import Orders
+from cluster_ddp.agent.task.warm import Warm
 from cluster_ddp.contract import Env
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, JobError
 from cluster_ddp.slurm.variables import node_name
@@ -87,6 +88,8 @@ class Task:
     def __init__(self, options: Options, rank: int | None, ignore_warnings: bool, stays: bool = False) -> None:
         self.options, self._rank, self._ignore_warnings, self._stays = options, rank, ignore_warnings, stays
         self._orders: Orders | None = None
+        self._has_begun = False
+        self._warm = Warm(options if stays else options._replace(cold=True))
 
     def keep(self, env: Mapping[str, str]) -> int:
         """Keep the command, again as often as the job says, and report each end. Returns its last exit status.
@@ -102,11 +105,12 @@ class Task:
             self._orders = Orders(client, int(env[Env.START]), wake)
             while True:
                 status = self._start(env, client)
-                processes.kill_all_below()
+                processes.kill_all_below(but=self._warm.pid)
                 client.say("idle", task=env["SLURM_PROCID"], status=status)
                 while (order := self._orders.wait())["kind"] == "stop":
                     pass  # it has ended already
                 if order["kind"] != "again":
+                    self._warm.end()
                     return status
                 env = {**env, **order["env"]}
                 client.always["start"] = int(env[Env.START])
@@ -121,7 +125,7 @@ class Task:
         ranks, task = [] if rank is None else [rank], env.get("SLURM_PROCID")
         client.say("hello", ranks=ranks, host=node_name(os.environ), task=task, stays=self._stays)
         try:
-            if self._orders is not None:
+            if self._orders is not None and not self._has_begun:  # later, none is left: see `keep`
                 predecessors.kill(env)
             if options.doctor and (status := _examined(options, env, rank, notes, client)):
                 return status
@@ -130,18 +134,28 @@ class Task:
                 self._ignore_warnings and not signals.is_shell(options.command)
             )
             words = launched(options, env, ignore_warnings=self._ignore_warnings)
-            started = in_container(options, *words, ignored)
-            pid = keeper.start(rank, started.command, started.env, ignore_warnings=ignored)
+            pid = self._begun(keeper, in_container(options, *words, ignored), ignored)
         except (OSError, ClusterDDPError) as error:
             status, why = _not_started(options.command, error)
             client.say("ended", **End(rank, node_name(os.environ), status, why)._asdict())
             return status
         watch = alone.Watch(pid, rank, int(env.get("WORLD_SIZE", "1")), notes, client)
-        status = keeper.keep(watch.look, until=self._is_told)
+        status = keeper.keep(lambda: min(watch.look(), self._warm.look()), until=self._is_told)
         if keeper.is_running:  # the job ends this start
             keeper.kill()
             status = outcome.KILL
         return status
+
+    def _begun(self, keeper: Keeper, rank: Prepared, ignored: bool) -> int:
+        """Start the rank, in the process that waits for that if there is one. Returns its process id."""
+        self._has_begun = True
+        pid = self._warm.become(*rank, ignore_warnings=ignored)
+        if pid is None:
+            pid = keeper.start(self._rank, *rank, ignore_warnings=ignored)
+        else:
+            keeper.adopt(self._rank, pid)
+        self._warm.begin(*rank)
+        return pid
 
     def _is_told(self) -> bool:
         return self._orders is not None and self._orders.must_end

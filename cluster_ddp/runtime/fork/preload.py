@@ -74,8 +74,26 @@ def reinit_after_fork(cpus: int) -> None:
         sys.modules["numpy"].random.seed()
     if not os.environ.get("OMP_NUM_THREADS") and torch.get_num_threads() != cpus:
         torch.set_num_threads(cpus)
+    set_blas_threads(cpus)
+
+
+def set_blas_threads(cpus: int) -> None:
+    """In a rank, set the number of OpenBLAS's threads as in a process that was started on its own.
+
+    Args:
+        cpus: number of CPUs of the rank.
+    """
     said = next((value for name in _BLAS_THREADS if (value := os.environ.get(name, "")).isdigit()), None)
-    _set_blas_threads(int(said or cpus))
+    count = int(said or cpus)
+    if count == 1:  # unchanged
+        return
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    for path in {line.split(maxsplit=5)[5] for line in maps if "openblas" in line}:
+        library = ctypes.CDLL(path)
+        for name in _BLAS_SET_THREADS:
+            if hasattr(library, name):
+                getattr(library, name)(count)
+                break
 
 
 def _import(name: str) -> None:
@@ -96,18 +114,6 @@ def _kept_environ() -> Iterator[None]:
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
-
-
-def _set_blas_threads(count: int) -> None:
-    if count == 1:  # unchanged
-        return
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    for path in {line.split(maxsplit=5)[5] for line in maps if "openblas" in line}:
-        library = ctypes.CDLL(path)
-        for name in _BLAS_SET_THREADS:
-            if hasattr(library, name):
-                getattr(library, name)(count)
-                break
 
 
 def _check() -> None:

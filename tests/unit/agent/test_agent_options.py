@@ -25,6 +25,7 @@ ALL_SET = Options(
     restarts=7,
     spare_nodes=8,
     restart_args='--resume "it\'s last.pth"',
+    cold=True,
     doctor=True,
     trace=9,
     track=("wandb", "mlflow"),

@@ -79,6 +79,7 @@ def test_a_task_learns_what_it_needs_and_no_more(ignore_warnings: bool) -> None:
         restarts=4,
         spare_nodes=1,
         restart_args="--resume",
+        cold=True,
     )
     verb, *words = step.task(asked, ignore_warnings=ignore_warnings)[len(AGENT) :]
     assert (verb, words[:1] == ["--ignore-warnings"]) == ("task", ignore_warnings)

@@ -1,0 +1,157 @@
+"""The process that has imported torch and becomes the next rank: the script must not notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from listening import Listening, listening
+from slowness import scaled, wait_until
+from tasks import started
+
+from cluster_ddp import processes
+
+JOB = {"SLURM_PROCID": "0", "SLURM_JOB_ID": "71", "SLURMD_NODENAME": f"node{os.getpid()}", "CLUSTER_DDP_START": "0"}
+AGAIN = {"CLUSTER_DDP_START": "1", "MASTER_ADDR": "node 8", "MASTER_PORT": "7"}
+AT_ONCE = (
+    "import sys; from cluster_ddp.agent.task import warm; warm.AFTER_S = 0.0;"
+    "from cluster_ddp.agent import __main__ as agent; agent.run()"
+)
+# What a script can see of its process. It ends when it is told.
+SCRIPT = """\
+import json, os, pickle, signal, sys, time
+class Own: pass
+pickle.loads(pickle.dumps(Own()))  # found by the name of its module
+descriptors = sorted(one for one in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{one}"))
+streams = [os.readlink(f"/proc/self/fd/{one}")[:5] for one in range(3)]
+mask = sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+handlers = [str(signal.getsignal(one)) for one in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)]
+env = {name: value for name, value in os.environ.items() if name not in ("CLUSTER_DDP_NOTES", "CLUSTER_DDP_CHANNEL")}
+import torch
+seen = [sys.argv, sys.path, __name__, __file__, __spec__ and __spec__.name, descriptors, streams, mask, handlers, env]
+seen += [torch.get_num_threads(), sys.flags.utf8_mode]
+command = open("/proc/self/cmdline").read()
+name = f"{os.environ['SAID']}.{os.environ['CLUSTER_DDP_START']}"
+with open(f"{name}.part", "w") as file:
+    json.dump({"pid": os.getpid(), "seen": seen, "warm": "fork.warm" in command}, file)
+os.rename(f"{name}.part", name)
+print("begun", os.environ["CLUSTER_DDP_START"], flush=True)
+time.sleep(600)
+"""
+
+
+class Running:
+    """An agent whose command runs, and waits."""
+
+    def __init__(self, job: Listening, task: Any, said: Path) -> None:
+        self.job, self.task, self._said = job, task, said
+
+    def start(self, number: int) -> dict[str, Any]:
+        """What the script has seen in a start."""
+        wait_until(lambda: Path(f"{self._said}.{number}").exists(), said=lambda: self.job.said)
+        return json.loads(Path(f"{self._said}.{number}").read_text())
+
+    def waiting(self) -> list[int]:
+        """The processes that wait to become a rank."""
+        return [pid for pid in processes.children(self.task.pid) if b"fork.warm" in _command(pid)]
+
+    def again(self) -> None:
+        self.job.server.tell("stop", step=0)
+        wait_until(lambda: any(one["kind"] == "idle" for one in self.job.said), said=lambda: self.job.said)
+        self.job.server.tell("again", step=0, env=AGAIN)
+
+    def end(self) -> tuple[str, str]:
+        self.job.server.tell("over", step=0)
+        self.job.server.tell("stop", step=0)
+        return self.task.communicate(timeout=scaled(30))
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _is_ready(pid: int) -> bool:
+    """Whether it sleeps in a system call, with torch in memory."""
+    return "libtorch_python" in Path(f"/proc/{pid}/maps").read_text() and "recvmsg" in _syscall(pid)
+
+
+def _syscall(pid: int) -> str:
+    number = Path(f"/proc/{pid}/syscall").read_text().split()[0]
+    return "recvmsg" if number in ("47", "212") else number  # x86-64, arm64
+
+
+@contextmanager
+def running(folder: Path, *command: str, options: tuple[str, ...] = (), script: str = SCRIPT) -> Iterator[Running]:
+    said = folder / "it's said"
+    (folder / "it's a script.py").write_text(script)
+    with listening() as job:
+        more = {"SAID": str(said), **JOB, **job.env}
+        agent = {"agent": ("-c", AT_ONCE), "options": ("--stays", "--restart-args=--resume", *options)}
+        with started(*command, **agent, **more) as task:
+            yield Running(job, task, said)
+
+
+@pytest.mark.parametrize("form", ["script", "module behind env"])
+def test_a_script_sees_no_difference(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments, path, environment, descriptors, streams, signals and threads are those of a new Python."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_module.py").write_text(SCRIPT)
+    words = {
+        "script": (sys.executable, "-u", "it's a script.py", "--lr", "it's 1"),
+        "module behind env": ("env", "OMP_NUM_THREADS=1", "A=it's mine", sys.executable, "-Xutf8", "-m", "own_module"),
+    }[form]
+    seen = {}
+    for options in ((), ("--cold",)):
+        with running(tmp_path, *words, options=options) as run:
+            assert not run.start(0)["warm"]
+            if not options:
+                wait_until(lambda: any(map(_is_ready, run.waiting())))
+            waiting = run.waiting()
+            run.again()
+            then = run.start(1)
+            assert then["warm"] == (not options) and [then["pid"]] == (waiting or [then["pid"]])
+            seen[options] = then["seen"]
+            out, err = run.end()
+            assert "begun 0\nbegun 1\n" in out and not err, "nor does the waiting process print anything"
+        for path in tmp_path.glob("it's said.*"):
+            path.unlink()
+    assert seen[()] == seen[("--cold",)]
+
+
+WITHOUT_TORCH = SCRIPT.replace("import torch\n", "").replace("torch.get_num_threads()", "0")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ((sys.executable, "it's a script.py"), ""),
+        ((sys.executable, "-S", "it's a script.py"), "its Python can't run cluster_ddp.runtime.fork.warm"),
+        (("bash", "-c", f'"{sys.executable}" "it\'s a script.py"'), "the command is no Python script or module"),
+    ],
+    ids=["killed", "no torch", "no Python"],
+)
+def test_without_the_process_a_new_one_is_started(
+    tmp_path: Path, command: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with running(tmp_path, *command, script=WITHOUT_TORCH) as run:
+        run.start(0)
+        if command[0] == sys.executable:
+            wait_until(lambda: run.waiting() or said)
+        for pid in run.waiting() if not said else ():
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not run.waiting())
+        run.again()
+        assert not run.start(1)["warm"]
+        _, err = run.end()
+        assert err.count("Each restart begins with a new Python") == (said != "") and said in err
