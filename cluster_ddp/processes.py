@@ -11,6 +11,7 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def catches(pid: int, number: int) -> bool:
@@ -123,3 +124,20 @@ def kill_all_below(*, but: int | None = None, timeout_s: float = 10.0) -> None:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.01)
+
+
+def oom_kills(mount: Path = _CGROUPS) -> int:
+    """Return how many processes of this process's control groups the kernel has killed for memory; 0 if unknown.
+
+    See cgroups(7).
+    """
+    kills = 0
+    with contextlib.suppress(OSError, IndexError):
+        paths = {line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines()}
+        version_2 = [Path(f"{mount}{path}/memory.events") for path in paths]
+        version_1 = [Path(f"{mount}/memory{path}/memory.oom_control") for path in paths]
+        for file in version_2 + version_1:
+            with contextlib.suppress(OSError, ValueError):
+                fields = dict(line.split() for line in file.read_text().splitlines())
+                kills += int(fields.get("oom_kill", 0))
+    return kills

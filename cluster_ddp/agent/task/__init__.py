@@ -7,7 +7,7 @@ predecessors  ranks of earlier starts, which must end first
 keeper        the one supervisor of processes
 signals       which signals are passed on, and who can take one
 alone         whether a rank trains alone
-memory        whether the kernel has killed a process for memory
+warm          a process that has imported torch, and becomes the next rank
 containers    Apptainer's and Pyxis' options
 staging       the environment that a node has unpacked
 """

@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from cluster_ddp import processes
 from cluster_ddp.agent.notes import FailureNote, Notes
 from cluster_ddp.agent.outcome import End
-from cluster_ddp.agent.task import memory, on_the_way, signals
+from cluster_ddp.agent.task import on_the_way, signals
 from cluster_ddp.agent.task.on_the_way import OnTheWay
 from cluster_ddp.agent.task.spawn import spawn
 from cluster_ddp.contract import EXIT_STOPPED, Env
@@ -72,7 +73,7 @@ class Keeper:
         self._is_ending = False
         self.has_killed = False
         """Whether a command had to be killed: what it has started may still run."""
-        self._oom_kills = memory.oom_kills()
+        self._oom_kills = processes.oom_kills()
         # Whom nohup has started, a terminal that closes does not end, and none of its commands.
         deaf = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else []
         self._held = [*(one for one in held if one not in deaf), signal.SIGCHLD]
@@ -177,7 +178,7 @@ class Keeper:
             noted = FailureNote("", code >= 0)
         else:
             noted = self._notes.failure(child.rank) or FailureNote("", False)
-        is_oom = status not in (0, EXIT_STOPPED, 128 + signal.SIGTERM) and memory.oom_kills() != self._oom_kills
+        is_oom = status not in (0, EXIT_STOPPED, 128 + signal.SIGTERM) and processes.oom_kills() != self._oom_kills
         was_stopped = status == EXIT_STOPPED or self._notes.is_stopped(child.rank)
         host = node_name(os.environ)
         words, is_consequence, step, waits = noted

@@ -22,12 +22,12 @@ from pathlib import Path
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.task import keeper as module
 from cluster_ddp.agent.task.keeper import Keeper
-from cluster_ddp.agent.task import memory
+from cluster_ddp import processes
 options = json.loads(sys.argv[1])
 module.PATIENCE_S = options.pop("patience_s", 1.0)
 if "kills" in options:
     counts = iter(options.pop("kills"))
-    memory.oom_kills = lambda: next(counts)
+    processes.oom_kills = lambda: next(counts)
 commands = options.pop("commands")
 logs = options.pop("logs", None)
 ends = []

@@ -133,11 +133,11 @@ def test_a_command_starts_with_warnings_ignored_where_all_processes_get_them(
 @pytest.mark.parametrize("file", ["memory.events", "memory.oom_control"])
 def test_the_kernels_kills_for_memory_are_counted(tmp_path: Path, file: str) -> None:
     """From made files of this process's control groups; those before it began do not count."""
-    from cluster_ddp.agent.task import memory
+    from cluster_ddp import processes
 
     below = tmp_path / ("memory" if file == "memory.oom_control" else "")
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         (folder := Path(f"{below}{line.split(':', 2)[2]}")).mkdir(parents=True, exist_ok=True)
         (folder / file).write_text("low 0\noom_kill 2\n")
-    assert memory.oom_kills(tmp_path) % 2 == 0 and memory.oom_kills(tmp_path) > 0
-    assert memory.oom_kills(tmp_path / "nowhere") == 0
+    assert processes.oom_kills(tmp_path) % 2 == 0 and processes.oom_kills(tmp_path) > 0
+    assert processes.oom_kills(tmp_path / "nowhere") == 0
