@@ -23,7 +23,7 @@ from cluster_ddp.runtime.failure import hard_exit, torch_log
 from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.failure.hang_watch import DEFAULT_WARNING_S, HangWatch
 from cluster_ddp.runtime.failure.peer_watch import PeerWatch
-from cluster_ddp.runtime.rendezvous import open_files, store
+from cluster_ddp.runtime.rendezvous import arrivals, open_files, store
 from cluster_ddp.runtime.rendezvous.network_interface import choose_interface
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.runtime.run_dir import final_flush
@@ -98,6 +98,7 @@ def _meet(
     device = all_devices[0]
     key = RunKey.of(topology, os.environ)
     reporter.store = store.meet(topology, device.type, key, timeout_s=timeout_s)
+    topology = arrivals.with_common_restarts(topology, reporter.store)
     choose_interface(topology, os.environ)
     peers = _join(topology, all_devices, reporter)
     world = World(

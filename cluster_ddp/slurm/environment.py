@@ -32,7 +32,7 @@ def _place(v: Variables, env: Mapping[str, str]) -> Fields:
     if env.get("SUBMITIT_EXECUTOR") == "local" and "SUBMITIT_LOCAL_GLOBALID" in env:
         return _submitit_local(v)
     if "TORCHELASTIC_RUN_ID" in env:
-        return _hand_set(v, launcher_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
+        return _torchrun(v)
     if _in_step(v):
         return _hand_set(v) if _has_launcher_of_its_own(v) else _slurm_step(v)
     if env.get("RANK") and env.get("WORLD_SIZE"):
@@ -133,8 +133,19 @@ def _slurm_without_step(v: Variables) -> Fields:
     }
 
 
-def _hand_set(v: Variables, *, launcher_store: bool | None = None) -> Fields:
-    """RANK, WORLD_SIZE, LOCAL_RANK in the environment: torchrun (which sets `launcher_store`) or the user's own."""
+def _torchrun(v: Variables) -> Fields:
+    """A worker of torchrun's agent. Its agent may serve a store of its own on MASTER_PORT, for all its restarts."""
+    fields, agent_restarts = _hand_set(v), v.integer("TORCHELASTIC_RESTART_COUNT") or 0
+    fields |= {"launcher": "torchrun", "agent_restarts": agent_restarts}
+    fields["restart_count"] += agent_restarts
+    fields["cpus_per_task"] = _cpus_of_worker(v, fields["local_world_size"])
+    if v.text("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        fields["port_candidates"] = port.candidates(fields["port_candidates"][0])
+    return fields
+
+
+def _hand_set(v: Variables) -> Fields:
+    """RANK, WORLD_SIZE, LOCAL_RANK in the environment: the user's own, or torchrun's."""
     rank, world_size = v.integer("RANK"), v.integer("WORLD_SIZE")
     if rank is None or world_size is None:
         raise _partial(v)
@@ -147,15 +158,12 @@ def _hand_set(v: Variables, *, launcher_store: bool | None = None) -> Fields:
     even = local_world_size is not None and world_size % local_world_size == 0
     num_nodes = world_size // local_world_size if local_world_size and even else None
     node_rank = v.integer("GROUP_RANK", "NODE_RANK")
-    restart_count = v.integer("TORCHELASTIC_RESTART_COUNT")
-    launcher, job = "manual" if launcher_store is None else "torchrun", _job(v)
+    job = _job(v)
     ports: tuple[int, ...] = (TORCH_DEFAULT_PORT,)
     if job["job_id"] is None and (local_job_id := v.integer(*variables.LOCAL_JOB_ID)) is not None:
         job["job_id"], ports = local_job_id, port.candidates(local_job_id)
-    if restart_count is not None:
-        job["restart_count"] += restart_count
     return {
-        "launcher": launcher,
+        "launcher": "manual",
         "rank": rank,
         "local_rank": local_rank,
         "world_size": world_size,
@@ -164,16 +172,15 @@ def _hand_set(v: Variables, *, launcher_store: bool | None = None) -> Fields:
         "num_nodes": num_nodes,
         "master_addr": master_addr.hand_set_address(v, several_nodes=num_nodes != 1),
         "port_candidates": master_addr.port_candidates(v, ports),
-        "launcher_store": bool(launcher_store),
-        "cpus_per_task": _cpus_of_rank(v, local_world_size if launcher == "torchrun" else 1),
+        "cpus_per_task": v.integer(*variables.CPUS_PER_TASK),
         **job,
     }
 
 
-def _cpus_of_rank(v: Variables, ranks_of_task: int | None) -> int | None:
-    """A rank's part of the CPUs of its task. torchrun's agent is a task with several ranks."""
+def _cpus_of_worker(v: Variables, workers: int | None) -> int | None:
+    """A worker's part of the CPUs of its task, which is torchrun's agent."""
     cpus = v.integer(*variables.CPUS_PER_TASK)
-    return None if cpus is None else max(1, cpus // (ranks_of_task or 1))
+    return None if cpus is None else max(1, cpus // (workers or 1))
 
 
 def _submitit_local(v: Variables) -> Fields:

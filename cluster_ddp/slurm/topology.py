@@ -46,8 +46,6 @@ class Topology:
     """Name or address of the host on which rank 0 runs."""
     port_candidates: tuple[int, ...]
     """Ports that rank 0 tries, in this order: those of the job, or a single port."""
-    launcher_store: bool = False
-    """Whether the launcher itself serves the store at master_addr (torchrun's agent can)."""
     job_id: int | None = None
     """SLURM_JOB_ID (each array task has its own), or the id of a job on this machine; None outside a job."""
     array_job_id: int | None = None
@@ -58,7 +56,10 @@ class Topology:
     """Id of the step that srun made; None outside a step."""
     restart_count: int = 0
     """Number of starts of the job's ranks before this one: restarts in the allocation and requeues; under torchrun,
-    plus the number of restarts by its agent."""
+    plus `agent_restarts`."""
+    agent_restarts: int = 0
+    """Number of failures that torchrun's agent of this node has counted: those of its own workers only, though all
+    agents start theirs again. So it differs between nodes."""
     cpus_per_task: int | None = None
     """CPUs requested for each rank; None if unknown."""
     gpus_on_node: int | None = None
@@ -98,7 +99,9 @@ class Topology:
     @property
     def key(self) -> str:
         """A text that differs between runs, also between the restarts of a job, and is equal on all ranks of a run."""
-        parts = (self.job_id, self.array_task_id, self.step_id, self.restart_count, self.world_size)
+        restart = self.restart_count - self.agent_restarts
+        parts = [self.job_id, self.array_task_id, self.step_id, restart, self.world_size]
+        parts += [self.master_port] if self.launcher == "torchrun" else []  # a job's step may run it more than once
         return "/".join(["cluster_ddp", self.launcher, *map(str, parts)])
 
     def exports(self) -> dict[str, str]:

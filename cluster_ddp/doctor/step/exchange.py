@@ -14,11 +14,8 @@ import errno
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar
-
-from cluster_ddp.slurm.topology import Topology
 
 POLL_S = 0.1
 """Seconds between two looks for files."""
@@ -103,11 +100,3 @@ def is_first(folder: Path, name: str) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def with_free_ports(topology: Topology) -> Topology:
-    """Return the topology with the next ports, if the launcher (torchrun's agent) serves its store on the master's."""
-    if not topology.launcher_store:
-        return topology
-    first = min(topology.master_port, 65000)
-    return replace(topology, port_candidates=tuple(range(first + 1, first + 9)))

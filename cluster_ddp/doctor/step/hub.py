@@ -44,7 +44,7 @@ class Hub:
         self._server: Server | None = None
         if topology is not None and topology.world_size > 1:
             try:
-                listener = beacon.bind_first_free(exchange.with_free_ports(topology))
+                listener = beacon.bind_first_free(topology)
                 self._server = Server(listener, key, self._hear, self._gone)
             except RendezvousError as error:
                 self.port_error = error

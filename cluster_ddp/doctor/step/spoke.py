@@ -37,7 +37,7 @@ class Spoke:
     """
 
     def __init__(self, topology: Topology | None, key: Key, folder: Path | None, wait_s: float) -> None:
-        self._topology = None if topology is None else exchange.with_free_ports(topology)
+        self._topology = topology
         self._key, self._folder, self._start_by = key, folder, time.monotonic() + wait_s + _GRACE_S
         self._client: Client | None = None
         self._file: Path | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,6 +50,19 @@ def arrivals(store: dist.Store, ranks: Sequence[int]) -> list[tuple[str, str]]:
     values = [value for batch in batches([*map(arrival, ranks)]) for value in store.multi_get(list(batch))]
     parts = [value.decode().partition(" ") for value in values]
     return [(host, device_type) for host, _, device_type in parts]
+
+
+def with_common_restarts(topology: Topology, store: dist.Store) -> Topology:
+    """Return the topology with the highest `agent_restarts` of all ranks. A collective of ranks that have met."""
+    if topology.launcher != "torchrun":
+        return topology
+    store.set(f"restarts/{topology.rank}", str(topology.agent_restarts))
+    if topology.rank == 0:
+        keys = [f"restarts/{rank}" for rank in range(topology.world_size)]
+        counts = [int(value) for batch in batches(keys) for value in store.multi_get(list(batch))]
+        store.set("restarts", str(max(counts)))
+    more = int(store.get("restarts")) - topology.agent_restarts
+    return replace(topology, restart_count=topology.restart_count + more, agent_restarts=topology.agent_restarts + more)
 
 
 def odd_devices(arrived: Sequence[tuple[str, str]]) -> str | None:

@@ -70,12 +70,11 @@ def meet(
             "script, before srun: export %s=$(openssl rand -hex 32)",
             *(node_name(os.environ), Env.SECRET),
         )
-    is_local = topology.num_nodes == 1 and not topology.launcher_store
-    address = beacon.LOOPBACK if is_local else resolve(topology.master_addr, deadline)
-    if topology.rank == 0 and not topology.launcher_store:
+    address = beacon.LOOPBACK if topology.num_nodes == 1 else resolve(topology.master_addr, deadline)
+    if topology.rank == 0:
         return _serve(topology, key, device_type, timeout_s, deadline)
     lookup = ReverseLookup(address)
-    port = topology.master_port if topology.launcher_store else _find(topology, key, address, timeout_s, deadline)
+    port = _find(topology, key, address, timeout_s, deadline)
     with _names_in_time(lookup, _LOOKUP_PATIENCE_S):
         store = _tcp_store(address, port, timeout_s)
     return _gather(topology, key, store, device_type, timeout_s, deadline)

@@ -170,9 +170,9 @@ GOOD = {
             world_size=8,
             node_rank=1,
             num_nodes=2,
-            port_candidates=(29400,),
-            launcher_store=True,
+            port_candidates=candidates(29400),
             restart_count=1,
+            agent_restarts=1,
         ),
     ),
     "torchrun under Slurm": (
@@ -180,7 +180,15 @@ GOOD = {
         | {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
         | {"MASTER_ADDR": "h", "MASTER_PORT": "29400", "TORCHELASTIC_RUN_ID": "x", "SLURM_STEP_ID": "0"}
         | {"CLUSTER_DDP_START": "2", "TORCHELASTIC_RESTART_COUNT": "1"},
-        place(launcher="torchrun", rank=1, world_size=4, job_id=71, restart_count=3),
+        place(
+            launcher="torchrun",
+            rank=1,
+            world_size=4,
+            job_id=71,
+            restart_count=3,
+            agent_restarts=1,
+            port_candidates=(29400,),
+        ),
     ),
     "torchrun's agent with the CPUs of its two workers": (
         BATCH

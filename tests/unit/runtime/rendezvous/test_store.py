@@ -44,6 +44,14 @@ def meet_and_greet() -> None:
         time.sleep(0.2)
 
 
+def meet_under_torchrun() -> None:
+    topology = Topology.from_environ(os.environ)
+    joined = store.meet(topology, "cpu", timeout_s=TIMEOUT_S)
+    print(f"restart {arrivals.with_common_restarts(topology, joined).restart_count}")
+    joined.set(f"bye/{topology.rank}", "")
+    joined.wait([f"bye/{rank}" for rank in range(topology.world_size)])
+
+
 def fail_to_meet() -> None:
     from cluster_ddp.errors import RendezvousError
 
@@ -153,6 +161,20 @@ def test_two_jobs_with_the_same_first_port_never_join_each_other(tmp_path: Path,
     for end in ends:
         assert end.exit_code == 0, end.output
         assert end.output.startswith(greeting(job_id, 2))
+
+
+def test_torchruns_workers_meet_again_though_their_agents_have_counted_different_failures(tmp_path: Path) -> None:
+    """Each agent counts those of its own workers. The store of the first one, on MASTER_PORT, outlives all starts."""
+    with socket.create_server(("127.0.0.1", 0)) as agents_store:
+        run = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agents_store.getsockname()[1]), "WORLD_SIZE": "3"}
+        run |= {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        run |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        environments = [
+            run | {"RANK": str(rank), "GROUP_RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": str(restarts)}
+            for rank, restarts in enumerate((0, 2, 1))
+        ]
+        ends = run_ranks(meet_under_torchrun, environments, tmp_path)
+    assert [(end.exit_code, end.output.splitlines()[-1]) for end in ends] == [(0, "restart 2")] * 3, ends
 
 
 def test_a_preset_port_that_is_taken_is_named(tmp_path: Path, job_id: int) -> None:
