@@ -13,6 +13,7 @@ from typing import Any, Literal
 from cluster_ddp.contract import ASIDE, File
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.run_files import read_json, why
+from cluster_ddp.slurm.variables import job_label
 from cluster_ddp.submission import run_dirs
 
 
@@ -84,7 +85,8 @@ def read(path: Path) -> RunRecord:
             f"Reading the run directory {path}:", found, "give a folder that a job or a training has made"
         )
     owner, topology = _json(path / File.LOCK), _run_json(path).get("topology")
-    label = _label(topology if isinstance(topology, dict) else {}) or owner.get("job")
+    ids = topology if isinstance(topology, dict) else {}
+    label = job_label(ids.get("job_id"), ids.get("array_job_id"), ids.get("array_task_id")) or owner.get("job")
     job = label if isinstance(label, str) and run_dirs.is_label(label) else ""
     name = path.resolve().name.removesuffix(f"-{job}")
     began_s = _changed_s(path / (File.RUN if (path / File.RUN).exists() else File.LOCK))
@@ -157,13 +159,6 @@ def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
 
 def _count(value: object) -> int:
     return value if isinstance(value, int) and value > 0 else 1
-
-
-def _label(topology: Mapping[str, Any]) -> str | None:
-    """The job of a run.json, as squeue shows it."""
-    if topology.get("array_task_id") is not None:
-        return f"{topology.get('array_job_id')}_{topology['array_task_id']}"
-    return None if topology.get("job_id") is None else str(topology["job_id"])
 
 
 def _texts(values: object) -> dict[str, str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from cluster_ddp.errors import TopologyError
 from cluster_ddp.slurm import environment
 from cluster_ddp.slurm.environment import Launcher
+from cluster_ddp.slurm.variables import job_label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,9 +93,7 @@ class Topology:
     @property
     def job_label(self) -> str | None:
         """The job as squeue shows it, "12", or "12_3" for an array task; None outside a job."""
-        if self.array_task_id is not None:
-            return f"{self.array_job_id}_{self.array_task_id}"
-        return None if self.job_id is None else str(self.job_id)
+        return job_label(self.job_id, self.array_job_id, self.array_task_id) or None
 
     @property
     def key(self) -> str:

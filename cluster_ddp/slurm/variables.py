@@ -84,6 +84,10 @@ class Variables:
             return None
         return int(text)
 
+    def job_label(self) -> str:
+        """Return the job's label; see `job_label`."""
+        return job_label(self.text(*JOB_ID, *LOCAL_JOB_ID), self.text(*ARRAY_JOB_ID), self.text(*ARRAY_TASK_ID))
+
     def tasks_per_node(self) -> tuple[int, ...] | None:
         """Return the number of tasks on each node, None if unset: "2(x3),1" gives (2, 2, 2, 1).
 
@@ -104,6 +108,17 @@ class Variables:
                 )
             counts += [int(match[1])] * int(match[2] or 1)
         return tuple(counts)
+
+
+def job_label(job: int | str | None, array: int | str | None, task: int | str | None) -> str:
+    """Return a job as squeue shows it: "12", or "12_3" for a task of an array; empty outside a job.
+
+    Args:
+        job, array, task: the ids of the job, of its array, and of its task in that; None for none.
+    """
+    if array is not None and task is not None:
+        return f"{array}_{task}"
+    return "" if job is None else str(job)
 
 
 def node_name(env: Mapping[str, str]) -> str:

@@ -23,21 +23,11 @@ error: A training was stopped in time, but the command ended with status 0:
   Hint: let the command end with the training's status ({EXIT_STOPPED}), as with set -e in a shell script."""
 
 
-def label(env: Mapping[str, str]) -> str:
-    """Return the job's name for scontrol, squeue and messages: "12", or "12_3" for a task of an array.
-
-    Raises:
-        KeyError: it is not that of a job.
-    """
-    array, task = env.get("SLURM_ARRAY_JOB_ID"), env.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else env["SLURM_JOB_ID"]
-
-
 def ask_times(label: str, env: Mapping[str, str], *, tries: int = 1) -> str:
     """Ask Slurm when the job started and when it will end.
 
     Args:
-        label: of the job; see `label`.
+        label: of the job.
         env: the environment of squeue.
         tries: how often to ask, `RETRY_S` apart, until there is an answer.
 

@@ -25,7 +25,7 @@ from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.contract import RESTART, Env, Then
 from cluster_ddp.errors import SpecError
-from cluster_ddp.slurm.variables import node_name
+from cluster_ddp.slurm.variables import Variables, node_name
 
 _ASK_S = 60.0
 
@@ -43,7 +43,7 @@ class Job:
     """
 
     def __init__(self, options: Options, env: Mapping[str, str], *, is_on_node: bool = True) -> None:
-        self.label = requeue.label(env)
+        self.label = Variables(env).job_label()
         self.folder = place.run_dir(options, self.label)
         self.options = options._replace(command=tuple(grid.filled(options.command, options.grid, env)))
         self._host, self._is_on_node = node_name(env), is_on_node

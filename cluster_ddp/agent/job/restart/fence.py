@@ -31,7 +31,6 @@ from cluster_ddp.agent.notes import read_regular
 from cluster_ddp.contract import Env, File
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.files import atomic_write, remove_leftovers, with_reserve
-from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.variables import Variables
 
 _IN_PLACE = (File.METRICS, File.STARTS, File.SICK_NODES, File.USAGE.format("*"), File.STACK.format("*"))
@@ -53,10 +52,11 @@ def take_over(run_dir: Path, env: Mapping[str, str], *, logs: Iterable[Path] = (
     Raises:
         OSError: a file can't be written, such as on a full disk. What an older start writes may count then.
     """
-    start = {"job": _job(env), "start": int(env[Env.START])}
+    job = Variables(env).job_label()
+    start = {"job": job, "start": int(env[Env.START])}
     with atomic_write(run_dir / File.START, shared=False) as file:
         file.write(json.dumps(start).encode() + b"\n")
-    if _is_of(run_dir / File.LOCK, _job(env)):
+    if _is_of(run_dir / File.LOCK, job):
         (run_dir / File.LOCK).unlink(missing_ok=True)
         for folder in _WITH_TEMPORARY_FILES:
             remove_leftovers(run_dir / folder)
@@ -79,7 +79,7 @@ def refuse_older(env: Mapping[str, str]) -> None:
     run_dir, own = env.get(Env.RUN_DIR), env.get(Env.START)
     if not run_dir or not own:
         return
-    newest = _newest(Path(run_dir), _job(env))
+    newest = _newest(Path(run_dir), Variables(env).job_label())
     if newest > int(own):
         found = f"a newer start of this job has taken the run directory: start {newest}. This rank is of start {own}: "
         hint = "nothing is to be done for this rank; the newer start resumes from the newest checkpoint"
@@ -117,13 +117,6 @@ def _read(path: Path, job: str, version: tuple[int, int]) -> int:
         return int(found["start"]) if found["job"] == job else 0
     except (ValueError, KeyError, TypeError, RecursionError):
         return 0
-
-
-def _job(env: Mapping[str, str]) -> str:
-    """The job's label, as `Topology.job_label` has it."""
-    v = Variables(env)
-    array, task = v.text(*variables.ARRAY_JOB_ID), v.text(*variables.ARRAY_TASK_ID)
-    return f"{array}_{task}" if array and task else v.text(*variables.JOB_ID, *variables.LOCAL_JOB_ID) or ""
 
 
 def _is_of(lock: Path, job: str) -> bool:

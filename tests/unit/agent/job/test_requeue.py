@@ -25,11 +25,12 @@ AGENT = """import json, os, signal, sys, time
 sys.path[:0] = json.loads(sys.argv[1])
 import threading
 from cluster_ddp.agent.job import requeue, scontrol
+from cluster_ddp.slurm.variables import Variables
 sleep = time.sleep
 time.sleep = lambda s: os.kill(os.getpid(), signal.SIGKILL) if s == 60 else sleep(s / 1000)
 given = json.loads(sys.argv[2])
 exec(given["setup"])
-label = requeue.label(os.environ)
+label = Variables(os.environ).job_label()
 is_requeued = requeue.ask_for(label, "Stopped in time", 3, os.environ, leave=given["leave"], nodes=given["nodes"])
 assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 print("is requeued:", is_requeued, flush=True)
@@ -286,11 +287,6 @@ def test_term_from_outside_does_not_cut_a_request_short(job: Job) -> None:
     log, _ = agent.communicate(timeout=scaled(60))
     assert (agent.returncode, log.splitlines()[-1]) == (0, "is requeued: True")
     assert job.told() == ["requeue 71", WISH]
-
-
-def test_a_job_needs_an_id() -> None:
-    with pytest.raises(KeyError, match="SLURM_JOB_ID"):
-        requeue.label({})
 
 
 @pytest.mark.parametrize(
