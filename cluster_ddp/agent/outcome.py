@@ -81,8 +81,13 @@ class Failure(NamedTuple):
     @property
     def text(self) -> str:
         """In words: "rank 1 on node2: ValueError: x"."""
-        who = self.host if self.rank is None else f"rank {self.rank} on {self.host}"
-        return f"{who}: {self.words}" if self.words else who
+        return failure_text(self.rank, self.host, self.words)
+
+
+def failure_text(rank: int | None, host: str, words: str) -> str:
+    """Say what failed; see `Failure.text`."""
+    who = host if rank is None else f"rank {rank} on {host}"
+    return f"{who}: {words}" if words else who
 
 
 class Outcome(NamedTuple):

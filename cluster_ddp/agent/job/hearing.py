@@ -34,6 +34,8 @@ class Hearing:
     """
 
     def __init__(self, launcher: str, world_size: int, folder: Path | None = None, *, tasks: int = 0) -> None:
+        self.began = time.time()
+        """When the start began, in seconds of UNIX time."""
         self._launcher, self._world_size, self._folder, self._tasks = launcher, world_size, folder, tasks
         self._logs = report.Logs(folder)
         self._lock = threading.Lock()

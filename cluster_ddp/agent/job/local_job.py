@@ -90,7 +90,6 @@ class LocalJob:
 
     def _start(self, start: int) -> Outcome:
         """One start. Returns how it ended."""
-        self._recovery.begin()
         hearing = self._hearing = Hearing(self.options.launcher, self.ranks, self.folder)
         shared = place.common(self.options, self.folder)
         shared |= place.on_this_machine(self.options, self.ranks, start)

@@ -78,6 +78,30 @@ def ask(
     return Answer(child.returncode == 0, words)
 
 
+class Configuration(NamedTuple):
+    """What Slurm's configuration says of a job's tasks."""
+
+    all_get_signals: bool = True
+    """Whether a signal may reach all processes of a step, not only the first of each task (no cgroups)."""
+    srun_ports: Sequence[int] = ()
+    """Ports that srun may listen on, since a site lets nodes connect to them; empty for any."""
+    slurmd_port: int = 6818
+    """Where Slurm's daemons listen."""
+
+
+def configuration(env: Mapping[str, str]) -> Configuration:
+    """Ask for Slurm's configuration."""
+    answer = ask(["scontrol", "show", "config"], env)
+    if not answer.is_ok:
+        return Configuration()
+    values = dict(re.findall(r"^(\w+)[ \t]*=[ \t]*(\S+)", answer.words, flags=re.MULTILINE))
+    ports = re.fullmatch(r"(\d+)-(\d+)", values.get("SrunPortRange", ""))
+    usable = range(int(ports[1]), int(ports[2]) + 1) if ports and int(ports[1]) else ()
+    slurmd = re.match(r"\d+", values.get("SlurmdPort", ""))
+    of_slurmd = int(slurmd[0]) if slurmd else Configuration().slurmd_port
+    return Configuration(values.get("ProctrackType") != "proctrack/cgroup", usable, of_slurmd)
+
+
 @contextlib.contextmanager
 def _term(how: int) -> Iterator[None]:
     before = signal.pthread_sigmask(how, {signal.SIGTERM})

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cluster_ddp import processes
 from cluster_ddp.agent import grid, notes, outcome, place, threads
-from cluster_ddp.agent.job import ranks_and_gpus, report, requeue, step, tasks
+from cluster_ddp.agent.job import ranks_and_gpus, report, requeue, scontrol, step, tasks
 from cluster_ddp.agent.job.hearing import Hearing
 from cluster_ddp.agent.job.restart import fence
 from cluster_ddp.agent.job.restart import nodes as allocated
@@ -46,20 +46,20 @@ class Job:
         self.label = Variables(env).job_label()
         self.folder = place.run_dir(options, self.label)
         self.options = options._replace(command=tuple(grid.filled(options.command, options.grid, env)))
-        self._host, self._is_on_node = node_name(env), is_on_node
-        self._requeues = int(env.get("SLURM_RESTART_COUNT") or 0)  # unset at first; 0 from Slurm 26.11 on
+        self.host, self.is_on_node = node_name(env), is_on_node
+        self.requeues = int(env.get("SLURM_RESTART_COUNT") or 0)  # unset at first; 0 from Slurm 26.11 on
         self.size = place.shape(options, env)
         self.added = {
             **place.on_slurm(options, self.size, self.label),
-            **place.meeting(env, self._host, self._requeues),
+            **place.meeting(env, self.host, self.requeues),
         }
         """Variables that the tasks get beside those of the batch script."""
         self.env = {**env, **self.added}
         # Without --run-dir, a script may have set the variable itself: the ranks' records are there, but no logs.
-        self._records = self.folder or (Path(env[Env.RUN_DIR]) if env.get(Env.RUN_DIR) else None)
-        self._tasks_number = self.size.world_size if options.launcher == "srun" else self.size.nodes
-        self._early: list[int] = []  # signals that came before the ranks were started
-        self._left_logs: list[Path] = []  # of tasks that nobody can end
+        self.records = self.folder or (Path(env[Env.RUN_DIR]) if env.get(Env.RUN_DIR) else None)
+        self.tasks = self.size.world_size if options.launcher == "srun" else self.size.nodes
+        self.early: list[int] = []
+        """Signals that came before the ranks were started."""
 
     def run(self) -> int:
         """Start the ranks, wait for their end, and do what follows from it. Returns the exit status.
@@ -72,109 +72,40 @@ class Job:
         if shutil.which("srun", path=self.env.get("PATH")) is None:
             hint = "after module purge, load Slurm's module again; or extend the PATH"
             raise SpecError("Starting the ranks of the job:", "srun is not on the PATH.", hint)
-        history = History(self._records, is_first=not self._requeues, shared=self.options.share)
-        self._start = self._requeues + history.restarts
-        if self._requeues:
-            report.say(f"{RESTART}{self._start} of job {self.env['SLURM_JOB_ID']}.")
+        history = History(self.records, is_first=not self.requeues, shared=self.options.share)
+        if self.requeues:
+            report.say(f"{RESTART}{self.requeues + history.restarts} of job {self.env['SLURM_JOB_ID']}.")
         for number in tasks.HELD:
-            signal.signal(number, lambda number, frame: self._early.append(number))
+            signal.signal(number, lambda number, frame: self.early.append(number))
         with notes.folder() as folder, self._job_times(folder / "job-times"):
             _leave_nothing(folder, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
             self.env |= step.staged(self.options, self.size, self.env)
-            ended, follows, recovery = self._run(Notes(folder), history)
+            starts = Starts(self, Notes(folder), history)
+            ended = starts.run()
         step.clean_up(self.options, self.env, ended.status)
-        self._finish(ended, follows, recovery)
+        self._finish(ended, starts)
         report.show_how_to_resume(ended.status, self.env)
         return ended.status
 
-    def _run(self, noted: Notes, history: History) -> tuple[Outcome, Verdict, Recovery]:
-        """Start the ranks, again as often as they may be. Returns how the last start ended, and what follows."""
-        ignore_warnings, ports = step.configuration(self.env)
-        stays = self.options.restarts > 0
-        nodes = allocated.of_job(self.env, self.options.spare_nodes) if stays else None
-        recovery = Recovery(self.options, self.env, history, nodes)
-        with contextlib.closing(Tasks(noted, self.env, ports, stays=stays, note_gone=recovery.note_gone)) as running:
-            # Nodes may not know a login node by its name; Slurm tells each task where srun was started.
-            self.env[Env.CHANNEL] = f"{self._host if self._is_on_node else ''}:{running.port}"
-            recovery.examine = running.examine
-            self._watch_spares(running, recovery)
-            on, starts_again = self._on(recovery), False
-            while True:
-                recovery.begin()
-                hearing = Hearing(self.options.launcher, self.size.world_size, self.folder, tasks=self._tasks_number)
-                self._begin(running, hearing, on, recovery, ignore_warnings, starts_again=starts_again)
-                self._status = running.wait()
-                ended = hearing.judge(Outcome(self.label, self._start, "COMPLETED", self._status))
-                ended = ended._replace(lost_nodes=recovery.lost(hearing) or ended.lost_nodes)
-                report.show(ended, hearing.log_of(ended.first), self.env)
-                follows = Verdict(Then.END)
-                if ended.state == "FAILED":
-                    follows = recovery.after(ended, self._start, hearing)
-                self._left_logs = hearing.logs_of_gone()
-                starts_again = (
-                    follows.then == Then.RESTART and running.can_start_again and self._on(recovery).nodes == on.nodes
-                )
-                if not starts_again:
-                    running.end()
-                if follows.then != Then.RESTART:
-                    return ended, follows, recovery
-                self._note(ended._replace(requeued=True))
-                on, self._start = self._on(recovery)._replace(is_beside=True), self._start + 1
-
-    def _on(self, recovery: Recovery) -> step.On:
-        return step.On(() if recovery.nodes is None else recovery.nodes.training)
-
-    def _begin(
-        self,
-        running: Tasks,
-        hearing: Hearing,
-        on: step.On,
-        recovery: Recovery,
-        ignore_warnings: bool,
-        *,
-        starts_again: bool,
-    ) -> None:
-        """Begin a start: in the step that runs, or in a new one."""
-        host = on.nodes[0] if on.nodes else self._host
-        self.env |= place.meeting(self.env, host, self._start)
-        if starts_again:
-            running.again(hearing, self.env)
-            return
-        if self._records is not None:
-            with contextlib.suppress(OSError):  # such as on a full disk
-                fence.take_over(self._records, self.env, logs=self._left_logs)
-        options = self.options._replace(doctor=self.options.doctor and not on.is_beside)
-        command = step.srun(
-            options, self.size, self.folder, ignore_warnings=ignore_warnings, on=on, stays=running.stays
-        )
-        env = step.step_env(self.options, self.size, self.env, on)
-        running.start(command, env, hearing, self._early)
-        self._early = []
-
-    def _watch_spares(self, running: Tasks, recovery: Recovery) -> None:
-        if recovery.nodes is not None and (spares := recovery.nodes.spares):
-            on = step.On(spares)
-            env = step.step_env(self.options, self.size, self.env, on)
-            running.watch(step.spares(self.options, self.size, spares), env, spares)
-
-    def _finish(self, ended: Outcome, follows: Verdict, recovery: Recovery) -> None:
+    def _finish(self, ended: Outcome, starts: Starts) -> None:
         """Have the job requeued, if it may be."""
-        why = f"Failed with status {ended.status}" if follows.then == Then.REQUEUE else ""
-        if ended.state == "STOPPED" and self._status == 0:
+        why = f"Failed with status {ended.status}" if starts.follows.then == Then.REQUEUE else ""
+        if ended.state == "STOPPED" and starts.status == 0:
             report.say(requeue.NOT_FINISHED)
-        elif ended.state == "STOPPED" and requeue.may_restart(self._requeues, self.options.max_requeues):
+        elif ended.state == "STOPPED" and requeue.may_restart(self.requeues, self.options.max_requeues):
             why = "Stopped in time"
         if why:
-            self._note(ended._replace(requeued=True))
-            leave, nodes = recovery.left_behind(follows), recovery.nodes_given_back
-            if requeue.ask_for(self.label, why, self._start + 1, self.env, leave=leave, nodes=nodes):
+            self.note(ended._replace(requeued=True))
+            leave, nodes = starts.recovery.left_behind(starts.follows), starts.recovery.nodes_given_back
+            if requeue.ask_for(self.label, why, starts.number + 1, self.env, leave=leave, nodes=nodes):
                 return
-        self._note(ended)
+        self.note(ended)
 
-    def _note(self, ended: Outcome) -> None:
-        if self._records is not None:
+    def note(self, ended: Outcome) -> None:
+        """Write how a start has ended."""
+        if self.records is not None:
             with contextlib.suppress(OSError):  # a full disk must not cost the requeue
-                outcome.write(self._records, ended, shared=self.options.share)
+                outcome.write(self.records, ended, shared=self.options.share)
 
     def command(self, *, ignore_warnings: bool = False) -> list[str]:
         """Return the command that starts the tasks; see `task.run`."""
@@ -204,6 +135,91 @@ class Job:
             yield
         finally:
             over.set()
+
+
+class Starts:
+    """The starts of a job's ranks in its allocation: each begins, ends, is judged, and it is decided what follows.
+
+    Args:
+        job: whose ranks.
+        noted: an empty folder.
+        history: the job's failures so far.
+    """
+
+    def __init__(self, job: Job, noted: Notes, history: History) -> None:
+        slurm, stays = scontrol.configuration(job.env), job.options.restarts > 0
+        nodes = allocated.of_job(job.env, job.options.spare_nodes) if stays else None
+        self._job, self._slurm = job, slurm
+        self.number = job.requeues + history.restarts
+        """Number of starts before this one."""
+        self.recovery = Recovery(job.options, job.env, history, nodes, slurm.slurmd_port)
+        self._tasks = Tasks(noted, job.env, slurm.srun_ports, stays=stays, note_gone=self.recovery.note_gone)
+        self.recovery.examine = self._tasks.examine
+        self._on, self._is_in_step = step.On(self._training), False  # where the next one begins
+        self._left_logs: list[Path] = []  # of tasks that nobody can end
+
+    @property
+    def _training(self) -> tuple[str, ...]:
+        return () if self.recovery.nodes is None else self.recovery.nodes.training
+
+    def run(self) -> Outcome:
+        """Start the ranks, again as often as they may be. Returns how the last start ended."""
+        with contextlib.closing(self._tasks):
+            # Nodes may not know a login node by its name; Slurm tells each task where srun was started.
+            self._job.env[Env.CHANNEL] = f"{self._job.host if self._job.is_on_node else ''}:{self._tasks.port}"
+            self._watch_spares()
+            while True:
+                self._begin()
+                self.status = self._tasks.wait()
+                ended = self._judge()
+                self.follows = self._decide(ended)
+                if self.follows.then != Then.RESTART:
+                    return ended
+                self._job.note(ended._replace(requeued=True))
+                self.number += 1
+
+    def _watch_spares(self) -> None:
+        if self.recovery.nodes is not None and (spares := self.recovery.nodes.spares):
+            env = step.step_env(self._job.options, self._job.size, self._job.env, step.On(spares))
+            self._tasks.watch(step.spares(self._job.options, self._job.size, spares), env, spares)
+
+    def _begin(self) -> None:
+        """Begin a start: in the step that runs, or in a new one."""
+        job, on = self._job, self._on
+        self._hearing = Hearing(job.options.launcher, job.size.world_size, job.folder, tasks=job.tasks)
+        job.env |= place.meeting(job.env, on.nodes[0] if on.nodes else job.host, self.number)
+        if self._is_in_step:
+            self._tasks.again(self._hearing, job.env)
+            return
+        if job.records is not None:
+            with contextlib.suppress(OSError):  # such as on a full disk
+                fence.take_over(job.records, job.env, logs=self._left_logs)
+        options = job.options._replace(doctor=job.options.doctor and not on.is_beside)
+        ignored, stays = self._slurm.all_get_signals, self._tasks.stays
+        command = step.srun(options, job.size, job.folder, ignore_warnings=ignored, on=on, stays=stays)
+        env = step.step_env(options, job.size, job.env, on)
+        self._tasks.start(command, env, self._hearing, job.early)
+        job.early.clear()
+
+    def _judge(self) -> Outcome:
+        """Say how a start has ended."""
+        ended = self._hearing.judge(Outcome(self._job.label, self.number, "COMPLETED", self.status))
+        ended = ended._replace(lost_nodes=self.recovery.lost(self._hearing) or ended.lost_nodes)
+        report.show(ended, self._hearing.log_of(ended.first), self._job.env)
+        return ended
+
+    def _decide(self, ended: Outcome) -> Verdict:
+        """Return what follows; end the step, unless the next start begins in it."""
+        follows = Verdict(Then.END)
+        if ended.state == "FAILED":
+            follows = self.recovery.after(ended, self.number, self._hearing)
+        self._left_logs = self._hearing.logs_of_gone()
+        are_same = self._training == self._on.nodes
+        self._is_in_step = follows.then == Then.RESTART and self._tasks.can_start_again and are_same
+        if not self._is_in_step:
+            self._tasks.end()
+        self._on = step.On(self._training, is_beside=True)
+        return follows
 
 
 def _leave_nothing(folder: Path, *, ranks_too: bool) -> None:

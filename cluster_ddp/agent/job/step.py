@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster_ddp.agent.job import report, scontrol
+from cluster_ddp.agent.job import report
 from cluster_ddp.agent.options import Options, words
 from cluster_ddp.agent.place import Shape
 from cluster_ddp.agent.task import containers, signals, staging
@@ -144,19 +143,3 @@ def _without_tasks(env: Mapping[str, str]) -> dict[str, str]:
         for name, value in env.items()
         if name not in _ABOUT_TASKS and not (name in _BINDINGS and "per_task" in value)
     }
-
-
-def configuration(env: Mapping[str, str]) -> tuple[bool, tuple[int, ...]]:
-    """Return what Slurm's configuration says of a job's tasks.
-
-    Returns:
-        Whether a signal may reach all processes of a step, not only the first of each task (ProctrackType other than
-        cgroup); and the ports that srun may listen on (SrunPortRange), empty for any. So a site lets nodes connect.
-    """
-    answer = scontrol.ask(["scontrol", "show", "config"], env)
-    if not answer.is_ok:
-        return True, ()
-    values = dict(re.findall(r"^(\w+)[ \t]*=[ \t]*(\S+)", answer.words, flags=re.MULTILINE))
-    ports = re.fullmatch(r"(\d+)-(\d+)", values.get("SrunPortRange", ""))
-    usable = range(int(ports[1]), int(ports[2]) + 1) if ports and int(ports[1]) else ()
-    return values.get("ProctrackType") != "proctrack/cgroup", tuple(usable)

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_ddp.agent.job import scontrol
+
+_ANSWER_S = 1.0
+
+
+class Reason(NamedTuple):
+    """Why a node is left out."""
+
+    words: str
+    is_at_fault: bool = True
+    """Whether each requeue has to exclude it, as long as the job knows of it."""
+
+
+LOST = Reason("the node does not answer", is_at_fault=False)  # Slurm finds it down
+BEFORE = Reason("left out before", is_at_fault=False)  # the requeue that came then has excluded it
 
 
 class Nodes(NamedTuple):
@@ -14,8 +30,7 @@ class Nodes(NamedTuple):
 
     allocated: tuple[str, ...]
     training: tuple[str, ...]
-    left_out: Mapping[str, str] = {}
-    """Node -> why."""
+    left_out: Mapping[str, Reason] = {}
 
     @property
     def spares(self) -> tuple[str, ...]:
@@ -26,12 +41,8 @@ class Nodes(NamedTuple):
         """Return these nodes without those that are lost. Who trained there is still in `training`."""
         return self._replace(allocated=tuple(node for node in self.allocated if node not in lost))
 
-    def without(self, out: Mapping[str, str]) -> Nodes | None:
-        """Return the nodes that train if some are left out, too; None if there are too few.
-
-        Args:
-            out: node -> why.
-        """
+    def without(self, out: Mapping[str, Reason]) -> Nodes | None:
+        """Return the nodes that train if some are left out, too; None if there are too few."""
         left_out = {**self.left_out, **out}
         kept = [node for node in self.training if node not in left_out]
         spares = [node for node in self.spares if node not in left_out]
@@ -51,6 +62,14 @@ def of_job(env: Mapping[str, str], spares: int) -> Nodes | None:
     answer = scontrol.ask(["scontrol", "show", "hostnames", env.get("SLURM_JOB_NODELIST", "")], env)
     names = tuple(answer.words.split()) if answer.is_ok else ()
     return Nodes(names, names[: len(names) - spares]) if len(names) > spares else None
+
+
+def is_lost(node: str, slurmd_port: int) -> bool:
+    """Whether Slurm's daemon on a node can't be reached."""
+    with contextlib.suppress(OSError):
+        socket.create_connection((node, slurmd_port), timeout=_ANSWER_S).close()
+        return False
+    return True
 
 
 def resize(nodes: Nodes, env: Mapping[str, str]) -> str:

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from cluster_ddp.agent import log_words
+from cluster_ddp.agent import log_words, outcome
 from cluster_ddp.agent.job import report, scontrol
 from cluster_ddp.agent.job.hearing import Hearing
 from cluster_ddp.agent.job.restart import nodes as allocation
 from cluster_ddp.agent.job.restart import verdict
 from cluster_ddp.agent.job.restart.history import NO_CHECKPOINT, Failed, History
-from cluster_ddp.agent.job.restart.nodes import Nodes
+from cluster_ddp.agent.job.restart.nodes import BEFORE, LOST, Nodes, Reason
 from cluster_ddp.agent.job.restart.verdict import Verdict
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.contract import Then
-
-_BEFORE = "left out before"
-LOST = "the node does not answer"
-
-_ANSWER_S = 1.0
-_SLURMD_PORT = 6818
 
 
 class Recovery:
@@ -35,6 +26,7 @@ class Recovery:
         env: of the job.
         history: its failures so far.
         nodes: of the job; None if they are not known, or need not be.
+        slurmd_port: where Slurm's daemons listen on them.
     """
 
     def __init__(
@@ -43,21 +35,17 @@ class Recovery:
         env: Mapping[str, str],
         history: History,
         nodes: Nodes | None = None,
+        slurmd_port: int = 0,
     ) -> None:
         self._options, self._env, self._history = options, env, history
+        self._slurmd_port = slurmd_port
         self.examine: Callable[[Sequence[str]], Mapping[str, str]] = lambda nodes: {}
         """Lets spares examine themselves; returns node -> what is wrong, for those that can't be used."""
-        before = {node: _BEFORE for one in history.failures for node in one.without}
+        before = {node: BEFORE for one in history.failures for node in one.without}
         self.nodes = nodes and (nodes.without(before) or nodes)
         """See above; those of the next start."""
         self._allocated = 0 if nodes is None else len(nodes.allocated)
         self._requeues = int(env.get("SLURM_RESTART_COUNT") or 0)
-        self._slurmd_port = 0
-        self._began = time.time()
-
-    def begin(self) -> None:
-        """Note that a start begins."""
-        self._began = time.time()
 
     def after(self, ended: Outcome, start: int, hearing: Hearing) -> Verdict:
         """Return what follows a start that failed, and note it.
@@ -75,7 +63,7 @@ class Recovery:
             new = [node for node in found.nodes.training if node not in self.nodes.training]
             if not (faults := self.examine(new) if new else {}):
                 break
-            out = {**out, **faults}
+            out = {**out, **_at_fault(faults)}
             found = self._judged(now, out)
         is_sruns = ended.first is not None and ended.first.host == log_words.SRUN and not hearing.has_begun
         if found.then == Then.RESTART and self.nodes is not None and is_sruns:
@@ -94,17 +82,19 @@ class Recovery:
     def lost(self, hearing: Hearing) -> tuple[str, ...]:
         """Return which nodes are lost: an agent is gone, and Slurm's daemon can't be reached."""
         known = () if self.nodes is None else self.nodes.training
-        return tuple(node for node in hearing.gone_from if node in known and self._is_lost(node))
+        gone = (node for node in hearing.gone_from if node in known)
+        return tuple(node for node in gone if allocation.is_lost(node, self._slurmd_port))
 
     def note_gone(self, spares: Sequence[str]) -> None:
         """Leave out spares whose agents are gone; give back those that are lost."""
         if self.nodes is None or not (new := [node for node in spares if node in self.nodes.spares]):
             return
-        out = {node: LOST if self._is_lost(node) else "its agent was killed" for node in new}
+        lost = [node for node in new if allocation.is_lost(node, self._slurmd_port)]
+        out = {node: LOST if node in lost else Reason(outcome.AGENT_KILLED) for node in new}
         self.nodes = self.nodes._replace(left_out={**self.nodes.left_out, **out})
         for node, why in out.items():
-            report.say(f"Left out from now on: {node}, a spare: {why}")
-        self.give_back([node for node, why in out.items() if why == LOST])
+            report.say(f"Left out from now on: {node}, a spare: {why.words}")
+        self.give_back(lost)
 
     def give_back(self, lost: Sequence[str]) -> None:
         """Take lost nodes out of the job: else Slurm would end it once it learns that they are lost."""
@@ -126,17 +116,17 @@ class Recovery:
             found: what follows the last start.
         """
         left_out = {} if self.nodes is None else self.nodes.left_out
-        sick = {node: why for node, why in left_out.items() if why not in (LOST, _BEFORE)}
+        sick = {node: why for node, why in left_out.items() if why.is_at_fault}
         out = {**sick, **self._new_sick(), **found.left_out}
         if not out or self._has_others(out):
-            return out
+            return {node: why.words for node, why in out.items()}
         report.say(f"Slurm has too few other nodes for the job: it may start on {', '.join(out)} again.")
         return {}
 
-    def _new_sick(self) -> dict[str, str]:
-        """Nodes of the job that its ranks have found at fault since the last call -> why."""
+    def _new_sick(self) -> dict[str, Reason]:
+        """Nodes of the job that its ranks have found at fault since the last call."""
         known = () if self.nodes is None else self.nodes.allocated
-        return {node: why for node, why in self._history.new_sick_nodes().items() if node in known}
+        return {node: why for node, why in _at_fault(self._history.new_sick_nodes()).items() if node in known}
 
     @property
     def nodes_given_back(self) -> int | None:
@@ -144,38 +134,28 @@ class Recovery:
         is_smaller = self.nodes is not None and len(self.nodes.allocated) < self._allocated
         return self._allocated if is_smaller else None
 
-    def _judged(self, now: Failed, out: Mapping[str, str]) -> Verdict:
+    def _judged(self, now: Failed, out: Mapping[str, Reason]) -> Verdict:
         return verdict.after(now, self._history.failures, out, self._options.restarts, self.nodes, self._has_others)
 
-    def _failed(self, ended: Outcome, start: int, hearing: Hearing, out: Mapping[str, str]) -> Failed:
+    def _failed(self, ended: Outcome, start: int, hearing: Hearing, out: Mapping[str, Reason]) -> Failed:
         first, end = ended.first, hearing.end_of(ended.first)
-        checkpoint, lost_s = self._history.newest_checkpoint(self._began)
+        checkpoint, lost_s = self._history.newest_checkpoint(hearing.began)
         words = ended.failure if first is None else first.words
         node, rank = ("", None) if first is None else (first.host, first.rank)
         if end is not None and end.waits:
             node = ""
         if out and node not in out:  # those that wait for a node fail in its place
-            (node, words), rank = next(iter(out.items())), None
+            node, why = next(iter(out.items()))
+            words, rank = why.words, None
         everywhere = hearing.failed_everywhere(words)
         step = None if end is None else end.step
         return Failed(round(time.time(), 3), start, node, rank, words, step, checkpoint, everywhere, round(lost_s, 1))
 
-    def _out(self, ended: Outcome) -> dict[str, str]:
-        """Nodes that are lost or at fault -> why."""
+    def _out(self, ended: Outcome) -> dict[str, Reason]:
+        """Nodes that are lost or at fault."""
         return {**self._new_sick(), **dict.fromkeys(filter(None, ended.lost_nodes), LOST)}
 
-    def _is_lost(self, node: str) -> bool:
-        """Whether Slurm's daemon on a node can't be reached."""
-        if not self._slurmd_port:
-            answer = scontrol.ask(["scontrol", "show", "config"], self._env)
-            found = re.search(r"^SlurmdPort\s*=\s*(\d+)", answer.words, re.MULTILINE)
-            self._slurmd_port = int(found[1]) if found else _SLURMD_PORT
-        with contextlib.suppress(OSError):
-            socket.create_connection((node, self._slurmd_port), timeout=_ANSWER_S).close()
-            return False
-        return True
-
-    def _has_others(self, out: Mapping[str, str]) -> bool:
+    def _has_others(self, out: Mapping[str, Reason]) -> bool:
         """Whether the job's partition has nodes enough for it if these are left out, too."""
         argv = ["sinfo", "--Node", "--noheader", "--format=%N", "--states=idle,allocated,mixed,completing"]
         answer = scontrol.ask([*argv, f"--partition={self._env.get('SLURM_JOB_PARTITION', '')}"], self._env)
@@ -184,12 +164,15 @@ class Recovery:
 
     def _say(self, found: Verdict, now: Failed) -> None:
         for node, why in found.left_out.items():
-            report.say(f"Left out from now on: {node}: {why}")
+            report.say(f"Left out from now on: {node}: {why.words}")
         if found.then == Then.RESTART:
-            who = now.node if now.rank is None else f"rank {now.rank} on {now.node}"
-            what = f"{who}: {now.words}" if now.words else who
+            what = outcome.failure_text(now.rank, now.node, now.words)
             where = f"from {now.checkpoint}" if now.checkpoint != NO_CHECKPOINT else "from the beginning"
             lost = "" if now.lost_s is None else f"; {now.lost_s:.0f} s of the training are lost"
             report.say(f"Starting again in the allocation, {where}, after {what}{lost}.")
         elif found.why:
             report.say(f"error: {found.why}; not started again.")
+
+
+def _at_fault(found: Mapping[str, str]) -> dict[str, Reason]:
+    return {node: Reason(why) for node, why in found.items()}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_ddp.agent.job.restart.history import Failed
-from cluster_ddp.agent.job.restart.nodes import Nodes
+from cluster_ddp.agent.job.restart.nodes import Nodes, Reason
 from cluster_ddp.contract import Then
 
 _WITHOUT_PROGRESS = 4  # so many failures with the same newest checkpoint: three restarts were of no use
@@ -19,8 +19,8 @@ class Verdict(NamedTuple):
     """What follows: one of `Then`."""
     why: str = ""
     """Why it ends, if --restarts asks for more; empty if it does not."""
-    left_out: Mapping[str, str] = {}
-    """Nodes that are left out from now on -> why."""
+    left_out: Mapping[str, Reason] = {}
+    """Nodes that are left out from now on."""
     nodes: Nodes | None = None
     """Those of a restart; None if the nodes are not known, and stay."""
 
@@ -28,17 +28,17 @@ class Verdict(NamedTuple):
 def after(
     now: Failed,
     before: Sequence[Failed],
-    out: Mapping[str, str],
+    out: Mapping[str, Reason],
     restarts: int,
     nodes: Nodes | None,
-    has_others: Callable[[Mapping[str, str]], bool],
+    has_others: Callable[[Mapping[str, Reason]], bool],
 ) -> Verdict:
     """Return what follows a failure.
 
     Args:
         now: the failure.
         before: earlier ones of this job.
-        out: nodes that are lost or at fault -> why.
+        out: nodes that are lost or at fault.
         restarts: --restarts.
         nodes: of the allocation; None if they are not known: then all start again as they are.
         has_others: whether the cluster has nodes enough for the job if these are left out.
@@ -75,9 +75,10 @@ def _no_more(now: Failed, before: Sequence[Failed], restarts: int) -> str:
     return ""
 
 
-def _twice(now: Failed, before: Sequence[Failed]) -> dict[str, str]:
+def _twice(now: Failed, before: Sequence[Failed]) -> dict[str, Reason]:
     is_second = bool(now.node) and any(one.node == now.node and now.node not in one.without for one in before)
-    return {now.node: f"A start failed first there twice; now: {now.words or 'without a word'}"} if is_second else {}
+    why = Reason(f"A start failed first there twice; now: {now.words or 'without a word'}")
+    return {now.node: why} if is_second else {}
 
 
 def _times(count: int) -> str:

@@ -12,7 +12,8 @@ import pytest
 from stand_ins import HOSTILE, FakeSlurm, fake_slurm
 
 from cluster_ddp.agent import options
-from cluster_ddp.agent.job import step
+from cluster_ddp.agent.job import scontrol, step
+from cluster_ddp.agent.job.scontrol import Configuration
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.place import Shape
 
@@ -181,28 +182,26 @@ def test_each_node_unpacks_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("said", "all_get_signals", "ports"),
+    ("said", "found"),
     [
         (
             "ProctrackType           = proctrack/cgroup\nSrunPortRange           = 60001-60004",
-            False,
-            range(60001, 60005),
+            Configuration(False, range(60001, 60005)),
         ),
-        ("ProctrackType           = proctrack/linuxproc\nSrunPortRange           = 0-0", True, ()),
-        ("PriorityFlags           = \nProctrackType           = proctrack/cgroup", False, ()),
-        ("ProctrackType = proctrack/pgid\nSrunPortRange =", True, ()),
-        ("Slurmctld(primary) at x is UP", True, ()),
+        ("ProctrackType           = proctrack/linuxproc\nSrunPortRange           = 0-0", Configuration(True)),
+        ("PriorityFlags           = \nProctrackType           = proctrack/cgroup", Configuration(False)),
+        ("ProctrackType = proctrack/pgid\nSrunPortRange =", Configuration(True)),
+        ("SlurmdParameters        = x\nSlurmdPort              = 17002", Configuration(True, (), 17002)),
+        ("Slurmctld(primary) at x is UP", Configuration(True, (), 6818)),
     ],
 )
-def test_what_slurms_configuration_says(
-    fake_slurm: FakeSlurm, said: str, all_get_signals: bool, ports: range | tuple[int, ...]
-) -> None:
+def test_what_slurms_configuration_says(fake_slurm: FakeSlurm, said: str, found: Configuration) -> None:
     fake_slurm.command("scontrol", f"printf '%s\\n' {shlex.quote(said)}")
-    assert step.configuration(os.environ) == (all_get_signals, tuple(ports))
+    assert scontrol.configuration(os.environ) == found
     assert fake_slurm.calls("scontrol") == [["show", "config"]]
 
 
 def test_a_controller_that_does_not_answer_is_taken_for_the_worse(fake_slurm: FakeSlurm) -> None:
     fake_slurm.command("scontrol", "echo 'ProctrackType = proctrack/cgroup'; exit 1")
-    assert step.configuration(os.environ) == (True, ())
-    assert step.configuration({"PATH": "/nowhere"}) == (True, ())
+    assert scontrol.configuration(os.environ) == Configuration()
+    assert scontrol.configuration({"PATH": "/nowhere"}) == Configuration()

@@ -9,7 +9,7 @@ import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.agent.job.restart import nodes
-from cluster_ddp.agent.job.restart.nodes import Nodes
+from cluster_ddp.agent.job.restart.nodes import LOST, Nodes, Reason
 
 __all__ = ["fake_slurm"]
 
@@ -35,9 +35,9 @@ def test_the_last_nodes_are_the_spares(fake_slurm: FakeSlurm, says: str, spares:
 def test_a_lost_node_is_no_spare_and_replaces_none() -> None:
     found = Nodes(("a", "b", "c", "d"), ("a", "b")).losing(["b", "c"])
     assert (found.allocated, found.training, found.spares) == (("a", "d"), ("a", "b"), ("d",))
-    left = found.without({"b": "lost", "c": "lost"})
-    assert left == Nodes(("a", "d"), ("a", "d"), {"b": "lost", "c": "lost"}) and left.spares == ()
-    assert left.without({"a": "sick"}) is None
+    left = found.without({"b": LOST, "c": LOST})
+    assert left == Nodes(("a", "d"), ("a", "d"), {"b": LOST, "c": LOST}) and left.spares == ()
+    assert left.without({"a": Reason("sick")}) is None
 
 
 @pytest.mark.parametrize(("does", "refusal"), [("", ""), ("echo 'may not shrink' >&2; exit 1", "may not shrink")])

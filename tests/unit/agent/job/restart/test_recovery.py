@@ -13,8 +13,8 @@ from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.agent.job.hearing import Hearing
 from cluster_ddp.agent.job.restart.history import Failed, History
-from cluster_ddp.agent.job.restart.nodes import Nodes
-from cluster_ddp.agent.job.restart.recovery import LOST, Recovery
+from cluster_ddp.agent.job.restart.nodes import LOST, Nodes, Reason
+from cluster_ddp.agent.job.restart.recovery import Recovery
 from cluster_ddp.agent.job.restart.verdict import Verdict
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import Failure, Outcome
@@ -37,12 +37,18 @@ class Job:
         self.faults: Mapping[str, str] = {}
 
     def recovery(
-        self, *, restarts: int = 9, nodes: Nodes | None = NODES, requeues: int = 0, run_dir: bool = True
+        self,
+        *,
+        restarts: int = 9,
+        nodes: Nodes | None = NODES,
+        requeues: int = 0,
+        run_dir: bool = True,
+        slurmd_port: int = 0,
     ) -> Recovery:
         self.slurm.command("sinfo", self.others)
         history = History(self.run_dir if run_dir else None, is_first=not requeues)
         job = {"SLURM_JOB_ID": "71", "SLURM_JOB_PARTITION": "gpu", "SLURM_RESTART_COUNT": str(requeues)}
-        recovery = Recovery(Options(restarts=restarts), {**os.environ, **job}, history, nodes)
+        recovery = Recovery(Options(restarts=restarts), {**os.environ, **job}, history, nodes, slurmd_port)
         recovery.examine = self._examine
         return recovery
 
@@ -102,7 +108,7 @@ def test_a_lost_node_is_given_back_at_once_and_a_spare_takes_over(job: Job, capf
     assert recovery.nodes == Nodes(("n1", "n3", "n4"), ("n1", "n3"), {"n2": LOST})
     assert (recovery.nodes_given_back, recovery.left_behind(Verdict("end"))) == (4, {})
     assert (job.noted().node, job.noted().rank, job.noted().without) == ("n2", None, ("n2",))
-    assert f"Left out from now on: n2: {LOST}\n" in capfd.readouterr().err
+    assert f"Left out from now on: n2: {LOST.words}\n" in capfd.readouterr().err
 
 
 def test_a_refusal_to_give_a_node_back_is_said(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
@@ -121,19 +127,19 @@ def test_a_spare_whose_agent_is_gone_is_left_out_and_given_back_if_it_is_lost(jo
     """Once, before it is needed."""
     here, spare = "127.0.0.1", "127.0.0.2" if is_lost else "127.0.0.1"
     with socket.create_server((here, 0)) as slurmd:
-        job.slurm.command("scontrol", f"[[ $1 != show ]] || echo 'SlurmdPort = {slurmd.getsockname()[1]}'")
-        recovery = job.recovery(nodes=Nodes(("n1", "n2", spare, "n4"), ("n1", "n2")))
+        slurmd_port = slurmd.getsockname()[1]
+        recovery = job.recovery(nodes=Nodes(("n1", "n2", spare, "n4"), ("n1", "n2")), slurmd_port=slurmd_port)
         for _ in range(2):
             recovery.note_gone([spare, "n1", "another's"])
     shrink = [["update", "JobId=71", "NodeList=n1,n2,n4"]] if is_lost else []
-    assert job.slurm.calls("scontrol") == [["show", "config"], *shrink]
+    assert job.slurm.calls("scontrol") == shrink
     assert recovery.nodes is not None and recovery.nodes.spares == ("n4",)
     assert [*recovery.left_behind(Verdict("end"))] == ([] if is_lost else [spare])
     recovery.after(ended(lost_nodes=("n2",)), 0, SILENT)
     assert recovery.nodes.training == ("n1", "n4")
 
 
-@pytest.mark.parametrize(("others", "left_behind"), [(3, {"n2": LOST}), (2, {})])
+@pytest.mark.parametrize(("others", "left_behind"), [(3, {"n2": LOST.words}), (2, {})])
 def test_a_requeue_excludes_nodes_only_if_the_cluster_has_others(
     job: Job, others: int, left_behind: dict[str, str]
 ) -> None:
@@ -154,7 +160,7 @@ def test_a_spare_that_is_found_sick_is_skipped(
     job.faults, recovery = faults, job.recovery()
     found = recovery.after(ended(lost_nodes=("n2",)), 0, SILENT)
     assert (found.then, found.nodes and found.nodes.training) == (then, training)
-    assert found.left_out == {"n2": LOST, **faults}
+    assert found.left_out == {"n2": LOST, **{node: Reason(fault) for node, fault in faults.items()}}
     assert (job.asked, job.noted().without) == ([["n3"], ["n4"]], ("n2", *faults))
 
 
@@ -163,8 +169,8 @@ def test_a_node_that_ranks_find_at_fault_is_left_out(job: Job) -> None:
     recovery = job.recovery()
     (job.run_dir / File.SICK_NODES).write_text("n9 not ours\nn1 its disk\n")
     found = recovery.after(ended(), 0, SILENT)
-    assert (found.then, found.left_out) == ("restart", {"n1": "its disk"})
-    assert recovery.nodes == Nodes(NODES.allocated, ("n2", "n3"), {"n1": "its disk"})
+    assert (found.then, found.left_out) == ("restart", {"n1": Reason("its disk")})
+    assert recovery.nodes == Nodes(NODES.allocated, ("n2", "n3"), {"n1": Reason("its disk")})
     assert (recovery.left_behind(Verdict("end")), recovery.nodes_given_back) == ({"n1": "its disk"}, None)
     assert (job.noted().node, job.noted().words) == ("n1", "its disk")
 
@@ -212,11 +218,9 @@ def test_a_node_is_lost_if_its_agent_is_gone_and_slurms_daemon_too(job: Job) -> 
     """An agent that was killed is no lost node; nor is a host that the job does not train on."""
     here, there = "127.0.0.1", "127.0.0.2"
     with socket.create_server((here, 0)) as slurmd:
-        port = slurmd.getsockname()[1]
-        job.slurm.command("scontrol", f"echo 'SlurmdParameters = x'; echo 'SlurmdPort              = {port}'")
-        recovery = job.recovery(nodes=Nodes((here, there, "127.0.0.3"), (here, there)))
+        nodes, slurmd_port = Nodes((here, there, "127.0.0.3"), (here, there)), slurmd.getsockname()[1]
+        recovery = job.recovery(nodes=nodes, slurmd_port=slurmd_port)
         hearing = Hearing("srun", 2, tasks=2)
         for task, host in enumerate((here, there, "127.0.0.3")):
             hearing.gone({"kind": "hello", "ranks": [task], "host": host, "task": str(task), "stays": True})
         assert recovery.lost(hearing) == (there,)
-    assert job.slurm.calls("scontrol") == [["show", "config"]]

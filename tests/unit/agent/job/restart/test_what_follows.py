@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cluster_ddp.agent.job.restart import verdict
+from cluster_ddp.agent.job.restart import nodes, verdict
 from cluster_ddp.agent.job.restart.history import Failed
-from cluster_ddp.agent.job.restart.nodes import Nodes
+from cluster_ddp.agent.job.restart.nodes import Nodes, Reason
 
 TWO = Nodes(("n1", "n2"), ("n1", "n2"))
 SPARE = Nodes(("n1", "n2", "n3"), ("n1", "n2"))
 ERROR = "ValueError: x"
 END, RESTART, REQUEUE = ("end",), ("restart", ("n1", "n2")), ("requeue",)
-LOST, SICK = {"n2": "lost"}, {"n1": "sick"}
+LOST, SICK = {"n2": nodes.LOST}, {"n1": Reason("sick")}
 
 
 def failed(node: str, words: str = "", **more: Any) -> Failed:
@@ -40,7 +40,7 @@ class Case(NamedTuple):
     follows: tuple[Any, ...]
     now: Failed
     before: Sequence[Failed] = ()
-    out: Mapping[str, str] = {}
+    out: Mapping[str, Reason] = {}
     nodes: Nodes | None = SPARE
     has_others: bool = False
     """How many nodes the cluster has for the job."""
@@ -98,7 +98,7 @@ CASES = {
     "no spare": Case(REQUEUE, failed("n2"), out=LOST, nodes=TWO, has_others=True, left_out=("n2",)),
     "no spare and no other": Case(REQUEUE, failed("n2"), out=LOST, nodes=TWO, left_out=("n2",)),
     "too few spares": Case(REQUEUE, failed("n2"), out={**LOST, **SICK}, has_others=True, left_out=("n1", "n2")),
-    "the spare itself": Case(RESTART, failed("n2"), out={"n3": "sick"}, left_out=("n3",)),
+    "the spare itself": Case(RESTART, failed("n2"), out={"n3": Reason("sick")}, left_out=("n3",)),
     "one lost, twice on another": Case(
         REQUEUE, failed("n1"), [failed("n1")], out=LOST, has_others=True, left_out=("n1", "n2")
     ),
@@ -106,7 +106,7 @@ CASES = {
         ("restart", ("n1", "n3")), failed("n1"), [failed("n1")], out=LOST, left_out=("n2",)
     ),
     "left out before": Case(
-        REQUEUE, failed("n2"), out=LOST, nodes=SPARE._replace(left_out={"n3": "sick"}), left_out=("n2",)
+        REQUEUE, failed("n2"), out=LOST, nodes=SPARE._replace(left_out={"n3": Reason("sick")}), left_out=("n2",)
     ),
 }
 

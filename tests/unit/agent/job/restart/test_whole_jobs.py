@@ -16,7 +16,7 @@ from slowness import scaled
 
 from cluster_ddp import processes
 from cluster_ddp.agent import outcome
-from cluster_ddp.agent.job.restart.recovery import LOST
+from cluster_ddp.agent.job.restart.nodes import LOST
 from cluster_ddp.contract import File
 
 ROOT = Path(__file__).parents[5]
@@ -165,7 +165,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(job: Job, slurmds: dict[str, soc
         "scontrol update JobId=7 NodeList=127.0.0.1,127.0.0.3",
         "srun 127.0.0.1 127.0.0.3 --overlap --mem=0 --kill-on-bad-exit=1",
     ]
-    assert f"Left out from now on: 127.0.0.2: {LOST}" in said
+    assert f"Left out from now on: 127.0.0.2: {LOST.words}" in said
 
 
 def test_with_a_sick_spare_the_job_is_requeued_with_all_its_nodes(job: Job, slurmds: dict[str, socket.socket]) -> None:
