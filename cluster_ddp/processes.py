@@ -108,12 +108,15 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def kill_all_below(*, but: int | None = None, timeout_s: float = 10.0) -> None:
+def kill_all_below(*, but: int | None = None, timeout_s: float = 10.0) -> bool:
     """Kill all processes below this one, the adopted ones too, and wait for their ends.
 
     Args:
         but: a child that is left alone.
         timeout_s: seconds that this takes at most.
+
+    Returns:
+        Whether all have ended.
     """
     deadline = time.monotonic() + timeout_s
     while (left := [pid for pid in children(os.getpid()) if pid != but]) and time.monotonic() < deadline:
@@ -124,6 +127,7 @@ def kill_all_below(*, but: int | None = None, timeout_s: float = 10.0) -> None:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.01)
+    return not left
 
 
 def oom_kills(mount: Path = _CGROUPS) -> int:

@@ -88,7 +88,7 @@ class Task:
     def __init__(self, options: Options, rank: int | None, ignore_warnings: bool, stays: bool = False) -> None:
         self.options, self._rank, self._ignore_warnings, self._stays = options, rank, ignore_warnings, stays
         self._orders: Orders | None = None
-        self._has_begun = False
+        self._may_be_left = True  # ranks of an earlier start, here
         self._warm = Warm(options if stays else options._replace(cold=True))
 
     def keep(self, env: Mapping[str, str]) -> int:
@@ -105,7 +105,7 @@ class Task:
             self._orders = Orders(client, int(env[Env.START]), wake)
             while True:
                 status = self._start(env, client)
-                processes.kill_all_below(but=self._warm.pid)
+                self._may_be_left = not processes.kill_all_below(but=self._warm.pid)
                 client.say("idle", task=env["SLURM_PROCID"], status=status)
                 while (order := self._orders.wait())["kind"] == "stop":
                     pass  # it has ended already
@@ -125,7 +125,7 @@ class Task:
         ranks, task = [] if rank is None else [rank], env.get("SLURM_PROCID")
         client.say("hello", ranks=ranks, host=node_name(os.environ), task=task, stays=self._stays)
         try:
-            if self._orders is not None and not self._has_begun:  # later, none is left: see `keep`
+            if self._orders is not None and self._may_be_left:
                 predecessors.kill(env)
             if options.doctor and (status := _examined(options, env, rank, notes, client)):
                 return status
@@ -148,7 +148,6 @@ class Task:
 
     def _begun(self, keeper: Keeper, rank: Prepared, ignored: bool) -> int:
         """Start the rank, in the process that waits for that if there is one. Returns its process id."""
-        self._has_begun = True
         pid = self._warm.become(*rank, ignore_warnings=ignored)
         if pid is None:
             pid = keeper.start(self._rank, *rank, ignore_warnings=ignored)
