@@ -43,6 +43,8 @@ class Env:
     """1: the group may read the run directory (`--share`)."""
     START: Final = "CLUSTER_DDP_START"
     """Number of starts of the job's ranks before this one: restarts in the allocation and requeues. 0 at first."""
+    HANG_RESTART_S: Final = "CLUSTER_DDP_HANG_RESTART_S"
+    """Seconds after the warning of a hang until ranks that do not answer end the start (`--hang-restart-s`)."""
     LOCAL_JOB_ID: Final = "CLUSTER_DDP_LOCAL_JOB_ID"
     """Set by the supervisor of a job on this machine, without Slurm: the job's id, which is its process id."""
     CPUS_PER_TASK: Final = "CLUSTER_DDP_CPUS_PER_TASK"
@@ -64,7 +66,7 @@ class Env:
 OF_A_JOB: Final = frozenset(
     [
         *(Env.RUN_DIR, Env.RESUME, Env.NOTES, Env.CHANNEL, Env.JOB_TIMES, Env.SECRET, Env.SHARE, Env.LOCAL_JOB_ID),
-        Env.START,
+        *(Env.START, Env.HANG_RESTART_S),
         *(Env.CPUS_PER_TASK, Env.GPUS_PER_TASK, Env.TRACE, Env.TRACK, Env.COPY),
     ]
 )

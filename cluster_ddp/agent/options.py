@@ -43,6 +43,8 @@ class Options(NamedTuple):
     """How often the ranks are started again after a failure: in the allocation, or after a requeue."""
     spare_nodes: int = 0
     """How many nodes of the job take no ranks, until they replace one that is lost or at fault."""
+    hang_restart_s: int = 0
+    """How many seconds after a hang's warning ranks that do not answer end a start; 0 for never."""
     restart_args: str = ""
     """Words that are added to the command from the second start on, as a shell would split them."""
     cold: bool = False
@@ -155,6 +157,8 @@ def _ending(group: argparse._ArgumentGroup) -> None:
     add("--restarts", *RESTARTS_BEFORE, type=_number, action=Most, default=0, metavar="N", help=text)
     text = "keep so many nodes of the job as spares, which replace nodes that are lost or at fault (0)"
     add("--spare-nodes", type=_number, default=0, metavar="K", help=text)
+    text = "restart if ranks do not answer for so many seconds after a hang's warning (never)"
+    add("--hang-restart-s", type=_number, default=0, metavar="S", help=text)
     text = "words that are added to the command from the second start on: '--resume last.pth'"
     add("--restart-args", default="", metavar="WORDS", help=text)
     text = "keep no process ready for a restart: each rank's has torch imported, and takes its memory"

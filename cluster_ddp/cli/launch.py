@@ -107,7 +107,10 @@ def _check_place(asked: Options, env: Mapping[str, str]) -> None:
 
 
 def _check_restarts(asked: Options) -> None:
-    """Refuse spare nodes that nothing would use, and words for later starts that no shell could split."""
+    """Refuse what only restarts use, and words for later starts that no shell could split."""
+    if (limit_s := asked.hang_restart_s) and not asked.restarts:
+        doing, found = f"Starting ranks with --hang-restart-s {limit_s}:", "only restarts start them again."
+        raise SpecError(doing, found, f"--restarts 3 --hang-restart-s {limit_s}")
     if spares := asked.spare_nodes:
         doing = f"Starting ranks with --spare-nodes {spares}:"
         if asked.ranks is not None:

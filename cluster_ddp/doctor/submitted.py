@@ -35,7 +35,7 @@ def examine(options: Sequence[str], own: Sequence[str], parser: Parser) -> int:
     chosen = [
         *([] if "--name" in names else ["--name", "doctor"]),
         *([] if "--time" in names else ["--time", _TIME_MIN]),
-        *("--restarts", "0", "--spare-nodes", "0"),  # what it finds is its result
+        *("--restarts", "0", "--spare-nodes", "0", "--hang-restart-s", "0"),  # what it finds is its result
     ]
     words = [*options, *chosen, "--", python, "-m", "cluster_ddp.doctor", *own]
 

@@ -93,7 +93,8 @@ class TrainConfig:
     collective_timeout_s: float = 600.0
     """Seconds that ranks wait for another rank while they train. Then they name it and end."""
     hang_warning_s: float = 120.0
-    """Seconds without a step until all ranks say where they are; 0 for never. It ends nothing."""
+    """Seconds without a step until all ranks say where they are; 0 for never. It ends nothing, unless the job has
+    --hang-restart-s."""
     checkpoint_every: str = "1epoch"
     """How often to save: 1epoch, 500steps, 10min, or never (then only when the job is stopped)."""
     keep_checkpoints: int = 3

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from cluster_ddp.agent import notes
+from cluster_ddp.contract import Env
 from cluster_ddp.runtime import process_group, stop_signals
 from cluster_ddp.runtime.collectives import DEFAULT_COLLECTIVE_TIMEOUT_S
 from cluster_ddp.runtime.data.worker_signals import keep_through_stops
@@ -53,7 +54,8 @@ def distributed(
         deterministic: the same bits in every run on the same machines (NCCL chooses its algorithms by them, too).
         rendezvous_timeout_s: seconds to wait for all ranks.
         collective_timeout_s: seconds to wait for others in a collective; then ranks name the missing ones and end.
-        hang_warning_s: seconds without a step until the ranks say where they are; 0 for never. It ends nothing.
+        hang_warning_s: seconds without a step until the ranks say where they are; 0 for never. It ends nothing, unless
+            the job has `--hang-restart-s`.
 
     Raises:
         TopologyError, HostlistError: the environment contradicts itself, or its node list can't be read.
@@ -143,12 +145,14 @@ def _watch_for_hangs(reporter: FailureReporter, warning_s: float) -> None:
     assert reporter.topology is not None
     if reporter.topology.world_size == 1 or not warning_s:
         return
-    timeout_s = reporter.collective_timeout_s
+    restart_s = float(os.environ.get(Env.HANG_RESTART_S) or "inf")
     hangs = HangWatch(
         reporter.topology,
         functools.partial(reporter.ask_store, patience_s=2.0),
         warning_s=warning_s,
-        timeout_s=timeout_s,
+        timeout_s=reporter.collective_timeout_s,
+        restart_s=restart_s,
+        end=functools.partial(reporter.end_hang, restart_s),
     )
     reporter.hangs = hangs
     torch_log.leave_out_warnings()

@@ -33,8 +33,8 @@ def agent_options(spec: JobSpec, command: Sequence[str], *, is_function: bool = 
         more: further fields of `Options`.
     """
     same = [
-        *("launcher", "gpus_per_task", "share", "max_requeues", "restarts", "spare_nodes", "restart_args"),
-        *("cold", "doctor", "trace", "track", "container", "container_image", "srun_options"),
+        *("launcher", "gpus_per_task", "share", "max_requeues", "restarts", "spare_nodes", "hang_restart_s"),
+        *("restart_args", "cold", "doctor", "trace", "track", "container", "container_image", "srun_options"),
     ]
     return Options(
         command=tuple(command),

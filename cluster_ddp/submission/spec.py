@@ -30,6 +30,9 @@ ALTERNATIVES = (("venv", "conda_env"), ("container", "container_image"))
 EXPEDITE = "--requeue=expedite"
 """The one form of --requeue with a value, from Slurm 25.11 on; a word of `JobSpec.sbatch_options`."""
 
+_OF_RESTARTS = {"spare_nodes": "use them", "hang_restart_s": "follow"}
+"""Numbers that have a meaning with `JobSpec.restarts` only."""
+
 _ADD_CONTAINER = "add --container IMAGE.sif"
 
 
@@ -92,6 +95,9 @@ class JobSpec:
     spare_nodes: int = 0
     """On Slurm: how many nodes to ask for beside `nodes`. They wait idle, until another node is lost or at fault. It
     needs `restarts`."""
+    hang_restart_s: int = 0
+    """Seconds after the warning of a hang (--hang-warning-s) until all ranks start again without a node that does not
+    answer. It needs `restarts`. 0: not before the collective timeout."""
     restart_args: str = ""
     """Words to add to the command from its second start on, quoted as for a shell, such as "--resume last.pth"."""
     cold: bool = False
@@ -143,7 +149,7 @@ class JobSpec:
             if value is not None and (type(value) is not int or value < 1):
                 raise field_error(name, value, "a whole number of 1 or more")
         before = dict(zip(RESTARTS_BEFORE, (requeue_on_failure, requeue_elsewhere)))
-        counts = {name: getattr(self, name) for name in ("max_requeues", "restarts", "spare_nodes")}
+        counts = {name: getattr(self, name) for name in ("max_requeues", "restarts", *_OF_RESTARTS)}
         for name, value in (counts | before).items():
             if type(value) is not int or value < 0:
                 raise field_error(name, value, "a whole number of 0 or more")
@@ -248,9 +254,11 @@ class JobSpec:
                 raise field_error("sbatch_options", option, "an option that cluster-ddp does not set itself", hint=hint)
 
     def _check_restarts(self) -> None:
-        if self.spare_nodes and not self.restarts:
-            hint = f"--restarts 3 --spare-nodes {self.spare_nodes}; or leave out --spare-nodes"
-            raise field_error("spare_nodes", self.spare_nodes, "0 without restarts, which use them", hint=hint)
+        for name, use in _OF_RESTARTS.items():
+            if (value := getattr(self, name)) and not self.restarts:
+                option = f"--{name.replace('_', '-')}"
+                hint = f"--restarts 3 {option} {value}; or leave out {option}"
+                raise field_error(name, value, f"0 without restarts, which {use}", hint=hint)
         try:
             shlex.split(self.restart_args)
         except ValueError as error:

@@ -81,6 +81,12 @@ NESTED = "cluster-ddp launch --ranks 2 --launcher torchrun -- python 'train it.p
             "leave out --spare-nodes",
         ),
         (["--spare-nodes", "1", *RUN], IN_A_JOB, "only restarts use them.", "--restarts 3 --spare-nodes 1"),
+        (
+            ["--hang-restart-s", "9", *RUN],
+            IN_A_JOB,
+            "only restarts start them again.",
+            "--restarts 3 --hang-restart-s 9",
+        ),
         (["--restart-args", "--from 'x", *RUN], IN_A_JOB, "could not split the words: no closing", "'--resume last"),
         (["--restart-args", "--from", "x", *RUN], IN_A_JOB, "'x' is one word too many", "--help"),
         (["--ranks", "2", "--", "torchrun", "train it.py"], NO_JOB, "Each of the 2 ranks of this job would", NESTED),

@@ -24,7 +24,7 @@ from cluster_ddp.contract import Env
 from cluster_ddp.errors import ClusterDDPError, CommunicatorError
 from cluster_ddp.files import spare_descriptor
 from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
-from cluster_ddp.runtime.failure import step_clock
+from cluster_ddp.runtime.failure import hard_exit, step_clock
 from cluster_ddp.runtime.rendezvous import arrivals, first_rank
 from cluster_ddp.runtime.safe_print import complain
 from cluster_ddp.slurm.variables import node_name
@@ -126,6 +126,26 @@ class FailureReporter:
             deadline = time.monotonic() + _LAST_WORDS_S
             while time.monotonic() < deadline and self.ask_store(self._absent, ""):
                 time.sleep(0.1)
+
+    def end_hang(self, restart_s: float) -> None:
+        """End this process because ranks don't answer, so that all start again, unless another one has failed first.
+
+        Args:
+            restart_s: seconds after the warning that they had to answer.
+        """
+        assert self.hangs is not None
+        name = f"rank {self._rank()} on {node_name(os.environ)}"
+        if self.hangs.lost_store or self.ask_store(self._first_failure, name) in (name, None):
+            self.hangs.accuse()
+            hint = (
+                f"check that node and that rank's output; if ranks may take longer: --hang-restart-s {2 * restart_s:g}"
+            )
+            hang = ClusterDDPError(
+                f"Waiting {restart_s:g} s for ranks that do not answer:", f"{self.hangs.words}.", hint
+            )
+            self._note(hang, waits=True)
+            self.say(f"error: {hang}")
+            hard_exit.now(1)
 
     def stop_hang_watch(self) -> None:
         """Stop to watch for hangs, and restore faulthandler."""

@@ -84,6 +84,11 @@ def silent_nodes(answers: Sequence[Answer]) -> list[str]:
     return sorted({one.host for one in answers} - heard) if heard else []
 
 
+def silent_ranks(answers: Sequence[Answer]) -> list[int]:
+    """Return the ranks that do not answer, and are not known to be busy in C code, or to have ended."""
+    return [one.rank for one in answers if one.state in ("gone", "stopped")]
+
+
 def reached(answers: Sequence[Answer], host: str) -> dict[int, str]:
     """Return the ranks that answer, and all of this host, each with its node."""
     return {one.rank: one.host for one in answers if not one.state or one.host == host}

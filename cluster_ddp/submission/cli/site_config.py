@@ -34,6 +34,7 @@ _COMPANIONS: Mapping[str, Mapping[str, Any]] = {
     "container_overlays": {"container": "image.sif"},
     "container_binds": {"container": "image.sif"},
     "spare_nodes": {"restarts": 1},
+    "hang_restart_s": {"restarts": 1},
 }
 # Type of a value -> what it is in TOML, and how it looks.
 _LEGAL: Mapping[type, tuple[str, str]] = {

@@ -27,7 +27,7 @@ KILLED = "killed by SIGKILL"
 @pytest.fixture(scope="module")
 def started(place: Place, uninterrupted: list[dict]) -> dict[str, Job]:
     """The jobs whose faults are their own, all at once: they wait for each other's nodes, and the tests for them."""
-    patient = (*PACED, *TRAINING, "--collective-timeout-s", f"{scaled(10):g}")
+    limits = ("--collective-timeout-s", "600", "--hang-warning-s", f"{scaled(3):g}")
     sick = place.folder / "sick" / "python"
     sick.parent.mkdir()
     sick.write_text(SICK_PYTHON.format(python=shutil.which("python", path=place.slurm.env["PATH"])))
@@ -48,8 +48,9 @@ def started(place: Place, uninterrupted: list[dict]) -> dict[str, Job]:
         "stopped": launch(
             place,
             *SPARES,
+            *("--hang-restart-s", f"{scaled(3):.0f}"),
             nodes=4,
-            command=(str(sick), *patient[1:]),
+            command=(str(sick), *PACED[1:], *TRAINING, *limits),
             env={"FAULTS": [{"do": "stop", "rank": 1, "step": 8}]},
         ),
         "snapshot": launch(place, "--restarts", "1", command=snapshot, launcher="torchrun"),
@@ -87,8 +88,13 @@ def test_a_warning_and_a_cancellation_while_a_restart_is_under_way(started: dict
 def test_a_stopped_rank_is_left_behind_for_a_spare_that_is_not_sick(
     started: dict[str, Job], uninterrupted: list[dict]
 ) -> None:
+    """Long before the collective timeout."""
     job = started["stopped"]
     said = job.completed(restarts=0)
+    verdict = (
+        r"rank 0 on node1: Waiting \d+ s for ranks that do not answer: rank 0 .* waits in .*; rank 1 on node2 does not"
+    )
+    assert re.search(verdict, said), said
     (failed,) = job.failures()
     assert (failed.node, failed.then, {*failed.without}) == ("node2", "restart", {"node2", "node3"}), said
     assert re.search("Left out from now on: node3: .*/dev/shm can't be written", said), said

@@ -24,6 +24,7 @@ ALL_SET = Options(
     max_requeues=0,
     restarts=7,
     spare_nodes=8,
+    hang_restart_s=30,
     restart_args='--resume "it\'s last.pth"',
     cold=True,
     doctor=True,

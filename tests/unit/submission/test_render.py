@@ -190,7 +190,8 @@ def test_the_agent_gets_what_was_asked_for(tmp_path: Path) -> None:
     """Through bash, word for word; what sbatch is given after the script follows the command."""
     same: dict[str, Any] = {
         **{"launcher": "fork", "gpus_per_task": 2, "share": True, "max_requeues": 3, "restarts": 4, "cold": True},
-        **{"spare_nodes": 5, "restart_args": '--from "it\'s $(touch pwned)"', "trace": 6, "track": ("wandb", "mlflow")},
+        **{"spare_nodes": 5, "hang_restart_s": 30, "restart_args": '--from "it\'s $(touch pwned)"'},
+        **{"trace": 6, "track": ("wandb", "mlflow")},
         "container": "/images/it's $(touch pwned).sif",
         "srun_options": ("--cpu-bind=none", "--mpi=pmix"),
     }

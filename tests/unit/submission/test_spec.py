@@ -41,7 +41,7 @@ GOOD: dict[str, Any] = {"name": "job", "command": ("python", "x.py")}
         {"venv": "/a b/'c'/venv"},
         {"modules": ("cuda/12.8", "gcc/13")},
         {"exclude": "node3,node[07-08]-ib", "requeue": False, "restarts": 2},
-        {"restarts": 1, "spare_nodes": 3, "restart_args": "--resume 'o o/last.pth' --x=$(y)"},
+        {"restarts": 1, "spare_nodes": 3, "hang_restart_s": 30, "restart_args": "--resume 'o o/last.pth' --x=$(y)"},
         {"sbatch_options": ("--requeue=expedite",), "requeue": True},
     ],
 )
@@ -106,6 +106,8 @@ def test_what_has_a_field_is_no_option(value: str) -> None:
         ("requeue_on_failure", "2"),
         ("spare_nodes", -1),
         ("spare_nodes", 1),
+        ("hang_restart_s", -1),
+        ("hang_restart_s", 30),
         ("restart_args", "--resume 'o"),
         ("restart_args", "a\nb"),
         ("restart_args", ("--resume",)),

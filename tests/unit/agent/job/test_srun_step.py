@@ -79,13 +79,15 @@ def test_a_task_learns_what_it_needs_and_no_more(ignore_warnings: bool) -> None:
         grid={"a": ("1",)},
         restarts=4,
         spare_nodes=1,
+        hang_restart_s=30,
         restart_args="--resume",
         cold=True,
     )
     verb, *words = step.task(asked, ignore_warnings=ignore_warnings)[len(AGENT) :]
     assert (verb, words[:1] == ["--ignore-warnings"]) == ("task", ignore_warnings)
-    jobs = ("run_dir", "max_requeues", "track", "srun_options", "cleanup", "grid", "restarts", "spare_nodes")
-    of_task = asked._replace(**{name: getattr(Options(), name) for name in jobs})
+    jobs = ("run_dir", "max_requeues", "track", "srun_options", "cleanup", "grid")
+    of_restarts = ("restarts", "spare_nodes", "hang_restart_s")
+    of_task = asked._replace(**{name: getattr(Options(), name) for name in (*jobs, *of_restarts)})
     assert options.parse("x", words[ignore_warnings:]) == of_task
 
 

@@ -6,13 +6,14 @@ import faulthandler
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from ranks import slurm_step
 
-from cluster_ddp.runtime.failure import hang_verdict
+from cluster_ddp.runtime.failure import hang_verdict, hang_watch, step_clock
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.failure.hang_watch import HangWatch
 from cluster_ddp.runtime.failure.stack_file import StackFile
@@ -101,6 +102,61 @@ def test_a_rank_that_is_cut_off_keeps_to_the_verdict_of_those_that_are_not(
     hang.unlink()
     os.mkfifo(hang)  # others may write to a shared run directory: nobody waits for a pipe
     assert verdict() == own
+
+
+@pytest.mark.parametrize(
+    ("silent", "then", "others_s", "accused"),
+    [
+        ({2}, None, 10, ["node3"]),
+        ({2}, lambda watch: watch._answer(), 10, None),
+        ({2}, lambda watch: step_clock.note_step(), 10, None),
+        (set(), None, 0, None),  # the script's own deadlock
+        ({1, 2}, None, 10, None),  # rank 0 may be cut off: for some time, it leaves the start to those that reach more
+        ({1, 2}, None, 0, []),
+    ],
+    ids=["a silent rank", "it answers in time", "a step comes", "all answer", "cut off", "cut off for long"],
+)
+def test_who_ends_a_start_in_which_ranks_are_silent(
+    silent: set[int],
+    then: Callable[[HangWatch], object] | None,
+    others_s: float,
+    accused: list[str] | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None accused: nobody ends it."""
+    monkeypatch.setattr(hang_watch, "_ANSWER_S", 0.0)
+    monkeypatch.setattr(hang_watch, "_OTHERS_S", others_s)
+    monkeypatch.setenv("CLUSTER_DDP_RUN_DIR", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "node[1-3]")
+    store, ended = dist.HashStore(), list[str]()
+    watches: dict[int, HangWatch] = {}
+
+    def end() -> None:
+        ended.append(watches[0].words)
+        watches[0].accuse()
+
+    def on_node_of(rank: int) -> HangWatch:
+        monkeypatch.setenv("SLURMD_NODENAME", f"node{rank + 1}")
+        here = Topology.from_environ(slurm_step(rank, 3, job_id=JOB_ID, nodelist="node[1-3]"))
+        limits = {"warning_s": 0.5, "timeout_s": 60.0, "restart_s": 0.0}
+        return watches.setdefault(rank, HangWatch(here, lambda ask, name: ask(store, name), **limits, end=end))
+
+    for rank in range(3):
+        on_node_of(rank)._look()  # it notes where it is
+    for rank in {1, 2} - silent:
+        on_node_of(rank)._answer()
+    monkeypatch.setattr(step_clock, "last_s", time.monotonic() - 9)
+    on_node_of(0)._look()
+    if then is not None:
+        then(on_node_of(2))
+    on_node_of(0)._look()
+    for watch in watches.values():
+        watch._file.close()  # type: ignore[union-attr]
+    assert len(ended) == (accused is not None)
+    assert all("does not answer" in words for words in ended), ended
+    noted = [line.split()[0] for path in tmp_path.glob("sick-nodes.txt") for line in path.read_text().splitlines()]
+    assert noted == (accused or [])
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 import cluster_ddp
 from cluster_ddp import processes
 from cluster_ddp.agent.notes import Notes
+from cluster_ddp.contract import Env
 from cluster_ddp.doctor.hang_autopsy import autopsy
 from cluster_ddp.runtime.failure import step_clock
 
@@ -59,9 +60,10 @@ def ranks(
     *,
     count: int = 2,
     timeout_s: float = 5,
+    restart_s: str = "",
     hanging: int | None = 1,
 ) -> list[Outcome]:
-    env = {"CLUSTER_DDP_RUN_DIR": str(folder), "CLUSTER_DDP_NOTES": str(folder)}
+    env = {"CLUSTER_DDP_RUN_DIR": str(folder), "CLUSTER_DDP_NOTES": str(folder), Env.HANG_RESTART_S: restart_s}
     steps = [slurm_step(rank, count, job_id=job_id, TIMEOUT_S=f"{scaled(timeout_s):g}", **env) for rank in range(count)]
     return run_ranks(function, steps, folder, timeout_s=40, hanging=hanging)
 
@@ -104,7 +106,9 @@ def skip() -> None:
 
 
 def test_a_rank_that_skips_a_collective(ends_of: EndsOf) -> None:
+    """All ranks answer: `--hang-restart-s` does not end such a hang."""
     verdict = said(*ends_of(skipping))
+    assert f"Waiting {scaled(5):g} s for the other ranks:" in ends_of(skipping)[0][0].output
     waits = rf"ranks 0,2 wait in all_reduce #\d+ \({FILE}:{line('the collective')}\)"
     assert re.fullmatch(rf"{waits}; rank 1 on {HOST} is in skip \({FILE}:{line('the skip')}\)", verdict), verdict
 
@@ -240,7 +244,12 @@ def stop() -> None:
 
 @pytest.mark.parametrize(("function", "rank"), [(stopped_0, 0), (stopped_1, 1)])
 def test_a_stopped_rank(ends_of: EndsOf, function: Callable[[], None], rank: int) -> None:
+    """With `--hang-restart-s`: long before the collective's timeout, its job may start again."""
     verdict = said(*ends_of(function))
+    ends, folder = ends_of(function)
+    assert "If that lasts, this start ends in " in ends[1 - rank].output
+    assert "error: Waiting 1 s for ranks that do not answer:" in ends[1 - rank].output
+    assert (ends[1 - rank].exit_code, Notes(folder).failure(1 - rank).waits) == (1, True)  # type: ignore[union-attr]
     waits = rf"rank {1 - rank} on {HOST} waits in all_reduce #\d+ \({FILE}:{line('the collective')}\)"
     assert re.match(rf"{waits}; rank {rank} on {HOST} is stopped", verdict), verdict
     if rank:
@@ -271,7 +280,7 @@ def skipping_late() -> None:
 
 
 HANGS: dict[Callable[[], None], dict[str, Any]] = {
-    skipping: {"count": 3},
+    skipping: {"count": 3, "restart_s": "1"},
     skipping_before_batch_norm: {},
     spinning: {},
     locked: {},
@@ -279,8 +288,8 @@ HANGS: dict[Callable[[], None], dict[str, Any]] = {
     crashing: {"hanging": None},
     loading: {},
     loading_by_a_worker: {},
-    stopped_0: {"hanging": 0},
-    stopped_1: {},
+    stopped_0: {"hanging": 0, "restart_s": "1", "timeout_s": 600},
+    stopped_1: {"restart_s": "1", "timeout_s": 600},
     mismatched: {"hanging": None},
     skipping_late: {"timeout_s": 2},
 }

@@ -271,6 +271,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
         "one task drives 2 GPUs: 1 node x 4 GPUs are 2 tasks on each node, not 4.",
     ),
     (("--spare-nodes", "1", "--", "true"), "spare_nodes must be 0 without restarts, which use them"),
+    (("--hang-restart-s", "9", "--", "true"), "hang_restart_s must be 0 without restarts, which follow"),
     (("--local", "--restarts", "1", "--spare-nodes", "1", "--", "true"), "only Slurm supports spare nodes"),
     (("--restart-args", "--resume 'o", "--", "true"), "words that a shell could split: no closing quotation"),
     (("--restart-args", "--resume", "--epochs", "1"), "Submitting the mnist job with restart_args='--resume':"),

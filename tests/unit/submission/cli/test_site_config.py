@@ -70,6 +70,7 @@ def test_no_file_sets_nothing(site: Site) -> None:
         ("setup = [\"export A='b c'\"]", ("export A='b c'",)),
         ('container_overlays = ["/a b.img"]', ("/a b.img",)),
         ('runs_dir = "/scratch/größe"', "/scratch/größe"),
+        ("hang_restart_s = 30", 30),
         ('accept = ["cluster", "modules"]', ("cluster", "modules")),
     ],
 )
@@ -79,7 +80,7 @@ def test_values_are_as_a_job_takes_them(site: Site, text: str, value: Any) -> No
     settings = site.load()
     assert settings == Settings(values={key: value}, origins={key: str(site.project)})
     assert type(settings.values[key]) is type(value)
-    if key not in SUBMISSION_KEYS and key != "container_overlays":
+    if key not in SUBMISSION_KEYS and key not in ("container_overlays", "hang_restart_s"):
         JobSpec(**{"name": "x", "command": ("true",), **settings.values})
 
 
