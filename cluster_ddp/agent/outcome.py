@@ -85,9 +85,9 @@ class Failure(NamedTuple):
 
 
 def failure_text(rank: int | None, host: str, words: str) -> str:
-    """Say what failed; see `Failure.text`."""
-    who = host if rank is None else f"rank {rank} on {host}"
-    return f"{who}: {words}" if words else who
+    """Say what failed; see `Failure.text`. An empty host is unknown."""
+    who = " on ".join(filter(None, ["" if rank is None else f"rank {rank}", host]))
+    return ": ".join(filter(None, [who, words]))
 
 
 class Outcome(NamedTuple):

@@ -141,7 +141,7 @@ class FailureReporter:
                 f"check that node and that rank's output; if ranks may take longer: --hang-restart-s {2 * restart_s:g}"
             )
             hang = ClusterDDPError(
-                f"Waiting {restart_s:g} s for ranks that do not answer:", f"{self.hangs.words}.", hint
+                f"Waiting {restart_s:g} s for {self.hangs.silent} to answer:", f"{self.hangs.words}.", hint
             )
             self._note(hang, waits=True)
             self.say(f"error: {hang}")

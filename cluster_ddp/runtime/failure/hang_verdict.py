@@ -84,9 +84,10 @@ def silent_nodes(answers: Sequence[Answer]) -> list[str]:
     return sorted({one.host for one in answers} - heard) if heard else []
 
 
-def silent_ranks(answers: Sequence[Answer]) -> list[int]:
-    """Return the ranks that do not answer, and are not known to be busy in C code, or to have ended."""
-    return [one.rank for one in answers if one.state in ("gone", "stopped")]
+def silent_ranks(answers: Sequence[Answer]) -> str:
+    """Return the ranks that do not answer, and are not known to be busy in C code or to have ended; "" for none."""
+    silent = [one for one in answers if one.state in ("gone", "stopped")]
+    return _names(silent) if silent else ""
 
 
 def reached(answers: Sequence[Answer], host: str) -> dict[int, str]:

@@ -73,14 +73,13 @@ class HangWatch:
         self._stopped, self._told = threading.Event(), threading.Lock()
         self._answered_at, self._due_s = -1.0, _NEVER
         self._error: BaseException | None = None
-        self._silent: list[int] = []  # ranks
         self._silent_nodes: list[str] = []
         self._is_first = False  # to end the start
         self._file: stack_file.StackFile | None = None
         self._workers = stack_file.WorkerStacks()
         self._thread = threading.Thread(target=self._watch, name="hangs", daemon=True)
-        self.words = ""
-        """The verdict of the present hang; "" if there is none."""
+        self.words = self.silent = ""
+        """The verdict of the present hang, and which ranks are silent by it; "" if there is none."""
 
     def start(self) -> None:
         """Start the thread. Call it once."""
@@ -169,7 +168,7 @@ class HangWatch:
         with self._told:
             self._judge(self._collect(patience_s=0.0))
         is_over = self._stopped.is_set() or self._error is not None or self._answered_at != step_clock.last_s
-        if self._silent and not is_over:
+        if self.silent and not is_over:
             self._end()
 
     def _open_file(self) -> None:
@@ -217,7 +216,7 @@ class HangWatch:
             if self.words:
                 return
             speaks = self._judge(self._collect(patience_s=2 * self._every_s + _ANSWER_S))
-            self._due_s = due_s + (0.0 if self._is_first else _OTHERS_S) if self._silent else _NEVER
+            self._due_s = due_s + (0.0 if self._is_first else _OTHERS_S) if self.silent else _NEVER
             if speaks and print_it and self._error is None:  # else its error is said, and is the last word
                 complain(f"No step was completed for {self._warning_s:g} s: {self.words}.{self._threat()}")
 
@@ -230,9 +229,9 @@ class HangWatch:
         reached, size = hang_verdict.reached(answers, node_name(os.environ)), self._topology.world_size
         knows = sick_nodes.may_accuse(reached, size, os.environ)
         if not knows and (kept := self._kept()) not in ("", self.words):
-            self.words, self._silent, self._silent_nodes = kept, [], []  # by a rank that reaches more
+            self.words, self.silent, self._silent_nodes = kept, "", []  # by a rank that reaches more
             return False
-        self.words, self._silent = hang_verdict.verdict(answers), hang_verdict.silent_ranks(answers)
+        self.words, self.silent = hang_verdict.verdict(answers), hang_verdict.silent_ranks(answers)
         nodes = hang_verdict.silent_nodes(answers)
         if nodes and not knows:
             self.words += f"; rank {self._topology.rank} reaches {len(reached)} of {size} ranks: it may be cut off"

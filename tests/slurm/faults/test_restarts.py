@@ -91,9 +91,7 @@ def test_a_stopped_rank_is_left_behind_for_a_spare_that_is_not_sick(
     """Long before the collective timeout."""
     job = started["stopped"]
     said = job.completed(restarts=0)
-    verdict = (
-        r"rank 0 on node1: Waiting \d+ s for ranks that do not answer: rank 0 .* waits in .*; rank 1 on node2 does not"
-    )
+    verdict = r"rank 0 on node1: Waiting \d+ s for rank 1 on node2 to answer: rank 0 .* waits in .*; rank 1 on"
     assert re.search(verdict, said), said
     (failed,) = job.failures()
     assert (failed.node, failed.then, {*failed.without}) == ("node2", "restart", {"node2", "node3"}), said

@@ -166,7 +166,7 @@ class Recovery:
         for node, why in found.left_out.items():
             report.say(f"Left out from now on: {node}: {why.words}")
         if found.then == Then.RESTART:
-            what = outcome.failure_text(now.rank, now.node, now.words)
+            what = outcome.failure_text(now.rank, now.node, now.words).rstrip(".")
             where = f"from {now.checkpoint}" if now.checkpoint != NO_CHECKPOINT else "from the beginning"
             lost = "" if now.lost_s is None else f"; {now.lost_s:.0f} s of the training are lost"
             report.say(f"Starting again in the allocation, {where}, after {what}{lost}.")

@@ -137,6 +137,7 @@ def test_commands_that_have_ended_and_agents_that_are_gone(
         (ended(0, 0), float("inf")),
         (ended(0, 1), 2),  # the others may still say why they fail
         (ended(0, 137), 0.5),
+        (ended(0, 1, waits=True), 0.5),  # it speaks for them
         (ended(0, 75), 30),  # the others save
         (ended(0, 1, was_stopped=True), 30),
     ],

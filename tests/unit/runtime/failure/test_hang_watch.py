@@ -248,7 +248,7 @@ def test_a_stopped_rank(ends_of: EndsOf, function: Callable[[], None], rank: int
     verdict = said(*ends_of(function))
     ends, folder = ends_of(function)
     assert "If that lasts, this start ends in " in ends[1 - rank].output
-    assert "error: Waiting 1 s for ranks that do not answer:" in ends[1 - rank].output
+    assert f"error: Waiting 1 s for rank {rank} on {HOST} to answer:" in ends[1 - rank].output
     assert (ends[1 - rank].exit_code, Notes(folder).failure(1 - rank).waits) == (1, True)  # type: ignore[union-attr]
     waits = rf"rank {1 - rank} on {HOST} waits in all_reduce #\d+ \({FILE}:{line('the collective')}\)"
     assert re.match(rf"{waits}; rank {rank} on {HOST} is stopped", verdict), verdict

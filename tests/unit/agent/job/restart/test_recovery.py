@@ -17,7 +17,7 @@ from cluster_ddp.agent.job.restart.nodes import LOST, Nodes, Reason
 from cluster_ddp.agent.job.restart.recovery import Recovery
 from cluster_ddp.agent.job.restart.verdict import Verdict
 from cluster_ddp.agent.options import Options
-from cluster_ddp.agent.outcome import Failure, Outcome
+from cluster_ddp.agent.outcome import End, Failure, Outcome
 from cluster_ddp.contract import File
 
 __all__ = ["fake_slurm"]
@@ -86,6 +86,14 @@ def test_a_failed_rank_starts_again_where_it_was(job: Job, capfd: pytest.Capture
         "Starting again in the allocation, from step-7.pt, after rank 1 on n2: killed by SIGKILL;"
         f" {noted.lost_s:.0f} s of the training are lost.\n"
     )
+
+
+def test_a_rank_that_has_waited_for_others_is_not_where_it_failed(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    hearing, words = Hearing("srun", 2, tasks=2), "Waiting 9 s for rank 0 on n1 to answer: rank 0 does not answer."
+    hearing.hear({"kind": "ended", **End(1, "n2", 1, words, waits=True)._asdict()})
+    assert job.recovery().after(ended(Failure(1, "n2", 1, words)), 0, hearing).then == "restart"
+    assert job.noted()[2:5] == ("", 1, words)
+    assert " after rank 1: Waiting 9 s for rank 0 on n1 to answer: rank 0 does not answer; " in capfd.readouterr().err
 
 
 def test_without_restarts_nothing_is_said_or_noted(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
