@@ -155,7 +155,9 @@ def lock() -> None:
 
 
 def test_a_call_in_c_that_holds_pythons_lock(ends_of: EndsOf) -> None:
+    """It is busy: `--hang-restart-s` does not end that."""
     verdict = said(*ends_of(locked))
+    assert f"Waiting {scaled(5):g} s for the other ranks:" in ends_of(locked)[0][0].output
     where = rf"is in lock \({FILE}:{line('the call')}\)"
     assert re.search(rf"rank 1 on {HOST} is in C code that holds Python's lock: {where}", verdict), verdict
 
@@ -283,7 +285,7 @@ HANGS: dict[Callable[[], None], dict[str, Any]] = {
     skipping: {"count": 3, "restart_s": "1"},
     skipping_before_batch_norm: {},
     spinning: {},
-    locked: {},
+    locked: {"restart_s": "1"},
     before_a_step: {"timeout_s": 3},
     crashing: {"hanging": None},
     loading: {},
