@@ -6,6 +6,7 @@ What failed is told by the ranks' keepers (`End`). Only where they are silent, l
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -120,21 +121,20 @@ class Outcome(NamedTuple):
         return "; ".join(filter(None, (first.text if first is not None else "", lost)))
 
 
-def write(folder: Path, outcome: Outcome, *, shared: bool = False) -> None:
-    """Write outcome.json, whole or not at all. Its time is now, if it has none.
+def write(folder: Path | None, outcome: Outcome, *, shared: bool = False) -> None:
+    """Write outcome.json, whole or not at all: a full disk must not cost the job's status, nor its requeue.
 
     Args:
-        folder: the run directory.
-        outcome: what to write.
+        folder: the run directory, if there is one.
+        outcome: what to write. Its time is now, if it has none.
         shared: whether the group may read it, else its owner only.
-
-    Raises:
-        OSError: the folder is missing, full or not writable.
     """
+    if folder is None:
+        return
     first = None if outcome.first is None else outcome.first._asdict()
     now = {"time": round(outcome.time or time.time(), 3)}
     text = json.dumps({"version": VERSION, **outcome._asdict(), "first": first, **now}) + "\n"
-    with atomic_write(folder / File.OUTCOME, shared=shared) as file:
+    with contextlib.suppress(OSError), atomic_write(folder / File.OUTCOME, shared=shared) as file:
         file.write(text.encode())
 
 
@@ -211,7 +211,7 @@ def first_failure(
     return next((_named(one) for one in (*killed, *consequences, *ended)), None)
 
 
-def _with_words(end: End, words_of: Callable[[End], str]) -> End:
+def _with_words(end: End, words_of: WordsOf) -> End:
     """Say why a rank failed, if that is not known, and no signal ended it without a word."""
     if end.words or _by_signal(end.status):
         return end

@@ -3,11 +3,12 @@
 launch      which of the two
 slurm_job   a job of Slurm
 local_job   a job on this machine
-step        srun's command, and Slurm's configuration
+step        srun's command
 tasks       the tasks of a job of Slurm: their steps and their channel
 hearing     what the tasks have said
 restart     what follows a failure
 report      the last lines of the job's log
 requeue     the requeue of a job
-scontrol    Slurm's commands, with patience
+scontrol    Slurm's commands, and its configuration
+allocation  what Slurm says of the job itself: its nodes, its array, its times
 """

@@ -8,15 +8,24 @@ only if the new job has it, too.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+from cluster_ddp.agent import threads
 from cluster_ddp.agent.job import scontrol
 from cluster_ddp.contract import OF_A_JOB, Env
 from cluster_ddp.errors import SpecError
 from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.variables import Variables
 
+RETRY_S = 5.0
+"""Seconds between two questions for the job's times: a busy controller may not answer at once."""
+
+_ASK_S = 60.0
 _NODE = "SLURMD_NODENAME"
 _GPUS = "SLURM_GPUS_ON_NODE"
 _ARRAY, _TASK, _RESTARTS = "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT"
@@ -40,11 +49,10 @@ def completed(env: Mapping[str, str]) -> dict[str, str]:
     """
     if _NODE in env:
         return dict(env)
-    nodes = scontrol.ask(["scontrol", "show", "hostnames", env.get("SLURM_JOB_NODELIST", "")], env)
-    if not nodes.is_ok or not nodes.words.split():
+    if not (nodes := scontrol.hostnames(env)):
         found = f"scontrol show hostnames {env.get('SLURM_JOB_NODELIST', '')} names no node."
         raise SpecError(f"Finding the first node of job {env['SLURM_JOB_ID']}:", found, "in salloc, or sbatch SCRIPT")
-    more = {_NODE: nodes.words.split()[0]}
+    more = {_NODE: nodes[0]}
     shown = scontrol.ask(["scontrol", "show", "job", env["SLURM_JOB_ID"]], env)
     gpus = re.search(r"\bTresPerNode=\S*?gpu(?::[^:=,\s]+)?[:=](\d+)", shown.words)
     return {**env, **more, **({_GPUS: gpus[1]} if gpus and _GPUS not in env else {})}
@@ -99,3 +107,63 @@ def _in_own_array(env: Mapping[str, str]) -> dict[str, str]:
 def is_on_node(env: Mapping[str, str]) -> bool:
     """Whether a job's shell runs on a node of the job."""
     return _NODE in env
+
+
+@contextlib.contextmanager
+def times_noted(label: str, env: dict[str, str], path: Path) -> Iterator[None]:
+    """During the body, ask Slurm for a job's start and end, which may change; rank 0 reads the answer.
+
+    Args:
+        label: of the job.
+        env: the environment of its ranks; it gets the times as they are now, and the path.
+        path: where the answer is written.
+    """
+    over = threading.Event()
+    said = ask_times(label, env, tries=3)
+    if times := parse_times(said):
+        env |= {"SLURM_JOB_START_TIME": str(times[0]), "SLURM_JOB_END_TIME": str(times[1])}
+    env[Env.JOB_TIMES] = str(path)
+
+    def write(answer: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk: the ranks know the times of the start
+            path.write_text(f"{answer}\n")
+
+    def ask() -> None:
+        while not over.wait(_ASK_S):
+            if answer := ask_times(label, env):
+                write(answer)
+
+    write(said)
+    threads.start(ask, "times")
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def ask_times(label: str, env: Mapping[str, str], *, tries: int = 1) -> str:
+    """Ask Slurm when the job started and when it will end.
+
+    Args:
+        label: of the job.
+        env: the environment of squeue.
+        tries: how often to ask, `RETRY_S` apart, until there is an answer.
+
+    Returns:
+        The answer in seconds of UNIX time: "1896087600 1896091200", or "1896087600 NONE" without a time limit. Empty if
+        squeue failed each time.
+    """
+    argv = ["squeue", "--noheader", "--format=%S %e", f"--jobs={label}"]
+    for left in reversed(range(tries)):
+        answer = scontrol.ask(argv, {**env, "SLURM_TIME_FORMAT": "%s"})
+        if answer.is_ok:
+            return answer.words
+        if left:
+            time.sleep(RETRY_S)
+    return ""
+
+
+def parse_times(text: str) -> tuple[int, int] | None:
+    """Return start and end, in seconds of UNIX time, of an answer of `ask_times`; None if it does not name both."""
+    found = re.fullmatch(r"([0-9]+) ([0-9]+)", text)
+    return (int(found[1]), int(found[2])) if found else None

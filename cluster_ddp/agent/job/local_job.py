@@ -76,9 +76,7 @@ class LocalJob:
         return ended.status
 
     def _note(self, ended: Outcome) -> None:
-        if self.folder is not None:
-            with contextlib.suppress(OSError):  # a full disk must not cost its status, nor the cleanup
-                outcome.write(self.folder, ended, shared=self.options.share)
+        outcome.write(self.folder, ended, shared=self.options.share)
 
     def _is_to_start_again(self, ended: Outcome, start: int, stops: int) -> bool:
         if ended.state == "STOPPED" and not self._keeper.has_killed:

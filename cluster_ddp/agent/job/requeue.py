@@ -3,52 +3,37 @@
 It runs on the batch host, in the job's agent, when all ranks have ended. The job is requeued under its own id; of an
 array, only this task. `scontrol` asks for it. No failure here ends the process: a log on a full disk, a file that can't
 be read or a controller that is away for minutes must not cost the requeue.
+
+TERM ends this process soon after Slurm accepted a requeue. While nodes are to be excluded, it has to wait for that.
 """
 
 from __future__ import annotations
 
 import re
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 
 from cluster_ddp.agent.job import report, scontrol
 from cluster_ddp.contract import EXIT_STOPPED
 
+PATIENCE_S = 1800.0
+"""Seconds during which a requeue is asked for: a controller that restarts or fails over takes minutes."""
 RETRY_S = 5.0
-"""Seconds between two questions for the job's times: a busy controller may not answer at once."""
+"""Seconds between two such requests."""
+END_S = 60.0
+"""Seconds that Slurm has to end this process after it accepted a requeue."""
+EXCLUDE_TRIES = 10
+"""How often Slurm is asked to exclude nodes, once a second: it sends KILL some seconds after TERM."""
+
+_FINAL = re.compile("disabled|denied|Invalid job|Only batch jobs|command not found")
+_LONGEST_WORDS = 300
 
 NOT_FINISHED = f"""\
 error: A training was stopped in time, but the command ended with status 0:
   the job is not finished, and does not start again.
   Hint: let the command end with the training's status ({EXIT_STOPPED}), as with set -e in a shell script."""
-
-
-def ask_times(label: str, env: Mapping[str, str], *, tries: int = 1) -> str:
-    """Ask Slurm when the job started and when it will end.
-
-    Args:
-        label: of the job.
-        env: the environment of squeue.
-        tries: how often to ask, `RETRY_S` apart, until there is an answer.
-
-    Returns:
-        The answer in seconds of UNIX time: "1896087600 1896091200", or "1896087600 NONE" without a time limit. Empty if
-        squeue failed each time.
-    """
-    argv = ["squeue", "--noheader", "--format=%S %e", f"--jobs={label}"]
-    for left in reversed(range(tries)):
-        answer = scontrol.ask(argv, {**env, "SLURM_TIME_FORMAT": "%s"})
-        if answer.is_ok:
-            return answer.words
-        if left:
-            time.sleep(RETRY_S)
-    return ""
-
-
-def parse_times(text: str) -> tuple[int, int] | None:
-    """Return start and end, in seconds of UNIX time, of an answer of `ask_times`; None if it does not name both."""
-    found = re.fullmatch(r"([0-9]+) ([0-9]+)", text)
-    return (int(found[1]), int(found[2])) if found else None
 
 
 def may_restart(restarts: int, most: int) -> bool:
@@ -76,7 +61,7 @@ def ask_for(
         start: number of the next start.
         env: the environment of scontrol.
         leave: nodes to exclude -> why.
-        nodes: see `scontrol.Requeueing`.
+        nodes: see `Requeueing`.
 
     Returns:
         True: Slurm is ending this start. End this process soon. False: the job is not requeued, and the log says why.
@@ -84,4 +69,137 @@ def ask_for(
     report.say(f"{why}: requeueing job {job} (restart {start}).")
     for node, fault in leave.items():
         report.say(f"Requeueing job {job} without {node}: {fault}")
-    return scontrol.Requeueing(job, [*leave], env, nodes).ask()
+    return Requeueing(job, [*leave], env, nodes).ask()
+
+
+class _HeldTerm:
+    """TERM while nodes are to be excluded: it is noted, and ends nothing.
+
+    By a handler: if this thread blocked TERM, it would end the process in another of its threads.
+    """
+
+    def __init__(self) -> None:
+        self.is_held = False
+        self._came = False
+        self._before: Callable[[int, FrameType | None], object] | int | None = None
+
+    def came(self) -> bool:
+        return self._came
+
+    def hold(self) -> None:
+        if not self.is_held:
+            self._before = signal.signal(signal.SIGTERM, self._note)
+            self.is_held = True
+
+    def release(self) -> None:
+        """Give TERM the effect that it had before."""
+        if self.is_held:
+            with scontrol.term(signal.SIG_BLOCK):  # else one that comes just now could be lost
+                signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)
+            self.is_held = False
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+
+
+class Requeueing:
+    """One requeue of a job. Use it in the main thread.
+
+    Args:
+        job: its label, such as "12_3".
+        leave: nodes to exclude, in addition to those that are excluded already.
+        env: the environment of scontrol.
+        nodes: how many nodes to ask for, if the job has given some back.
+    """
+
+    def __init__(self, job: str, leave: Sequence[str], env: Mapping[str, str], nodes: int | None = None) -> None:
+        self._job, self._leave, self._env, self._nodes = job, leave, env, nodes
+        self._term = _HeldTerm()
+
+    def ask(self) -> bool:
+        """Ask Slurm to requeue the job, until it ends this process with TERM, it refuses, or `PATIENCE_S` are over.
+
+        TERM has its usual effect, unless nodes are to be excluded. Then it is kept until they are, and this returns.
+
+        Returns:
+            True: TERM came. False: the job is not requeued; the log says why.
+        """
+        try:
+            found = self._ask_until_ended()
+            if self._term.came():
+                self._leave_behind()
+                return True
+        finally:
+            self._term.release()
+        if "disabled" in found:
+            hint = "submit it with --requeue, so that it may be requeued."
+        elif "Only batch jobs" in found:
+            hint = "salloc's jobs are not requeued: start the command again; or use sbatch."
+        elif "command not found" in found:
+            hint = "put Slurm's commands on the PATH of the batch script. Then resume the run by hand."
+        else:
+            hint = "see whether the controller answers: scontrol ping. Then resume the run by hand."
+        report.say(f"error: Requeueing job {self._job}:\n  {found}\n  Hint: {hint}")
+        return False
+
+    def _ask_until_ended(self) -> str:
+        """Return what was found last."""
+        give_up_at, found = time.monotonic() + PATIENCE_S, ""
+        while not self._term.came() and time.monotonic() < give_up_at:
+            if self._leave or self._nodes:
+                self._term.hold()
+            answer = self._scontrol("requeue", self._job)
+            if answer.is_ok:
+                self._leave_behind()
+                if not self._term.came():
+                    time.sleep(END_S)  # until TERM; a controller that is killed now may forget the request
+                found = f"Slurm accepted the request, but did not end this start within {END_S:g} s."
+                continue
+            last, found = found, f"Slurm said: {_in_a_line(answer.words)}"
+            if _FINAL.search(answer.words):
+                break
+            if found != last:
+                report.say(f"{found}. Trying again for half an hour.")
+            time.sleep(RETRY_S)
+        return found
+
+    def _leave_behind(self) -> None:
+        """Exclude the nodes, if TERM is held for that. The job is pending, and can't start while this process lives."""
+        if not self._term.is_held:
+            return
+        for _ in range(EXCLUDE_TRIES):
+            wishes, refusal = self._wishes()
+            if not refusal and not (refusal := self._update(wishes)):
+                break
+            time.sleep(1)
+        else:
+            wishes = wishes or [f"ExcNodeList={','.join(self._leave)}"]
+            report.say(
+                f"error: Job {self._job} may start on the same nodes again. Slurm said: {_in_a_line(refusal)}\n"
+                f"  Hint: while the job is pending: scontrol update JobId={self._job} {' '.join(wishes)}"
+            )
+        self._term.release()
+
+    def _wishes(self) -> tuple[list[str], str]:
+        """What the job is to ask for, and what Slurm said if that is not known."""
+        wishes = [] if self._nodes is None else [f"NumNodes={self._nodes}"]
+        if not self._leave:
+            return wishes, ""
+        shown = self._scontrol("show", "job", self._job)
+        known = re.search(r"(?<!\S)ExcNodeList=(\S+)", shown.words)
+        if known is None:
+            return wishes, shown.words or "nothing about the job"
+        nodes = [*(() if known[1] == "(null)" else (known[1],)), *self._leave]  # an update replaces the list
+        return [*wishes, f"ExcNodeList={','.join(nodes)}"], ""
+
+    def _update(self, wishes: Sequence[str]) -> str:
+        """Return what Slurm said if it did not change the job."""
+        answer = self._scontrol("update", f"JobId={self._job}", *wishes)
+        return "" if answer.is_ok else answer.words
+
+    def _scontrol(self, *arguments: str) -> scontrol.Answer:
+        return scontrol.ask(["scontrol", *arguments], self._env, with_stderr=True, outlives_term=self._term.is_held)
+
+
+def _in_a_line(words: str) -> str:
+    return "; ".join(line.strip() for line in words.splitlines() if line.strip())[:_LONGEST_WORDS]

@@ -6,13 +6,12 @@ import contextlib
 import os
 import shutil
 import signal
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import grid, notes, outcome, place, threads
-from cluster_ddp.agent.job import ranks_and_gpus, report, requeue, scontrol, step, tasks
+from cluster_ddp.agent import grid, notes, outcome, place
+from cluster_ddp.agent.job import allocation, ranks_and_gpus, report, requeue, scontrol, step, tasks
 from cluster_ddp.agent.job.hearing import Hearing
 from cluster_ddp.agent.job.restart import fence
 from cluster_ddp.agent.job.restart import nodes as allocated
@@ -26,8 +25,6 @@ from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.contract import RESTART, Env, Then
 from cluster_ddp.errors import SpecError
 from cluster_ddp.slurm.variables import Variables, node_name
-
-_ASK_S = 60.0
 
 
 class Job:
@@ -77,7 +74,7 @@ class Job:
             report.say(f"{RESTART}{self.requeues + history.restarts} of job {self.env['SLURM_JOB_ID']}.")
         for number in tasks.HELD:
             signal.signal(number, lambda number, frame: self.early.append(number))
-        with notes.folder() as folder, self._job_times(folder / "job-times"):
+        with notes.folder() as folder, allocation.times_noted(self.label, self.env, folder / "job-times"):
             _leave_nothing(folder, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
             self.env |= step.staged(self.options, self.size, self.env)
             starts = Starts(self, Notes(folder), history)
@@ -103,38 +100,11 @@ class Job:
 
     def note(self, ended: Outcome) -> None:
         """Write how a start has ended."""
-        if self.records is not None:
-            with contextlib.suppress(OSError):  # a full disk must not cost the requeue
-                outcome.write(self.records, ended, shared=self.options.share)
+        outcome.write(self.records, ended, shared=self.options.share)
 
     def command(self, *, ignore_warnings: bool = False) -> list[str]:
         """Return the command that starts the tasks; see `task.run`."""
         return step.srun(self.options, self.size, self.folder, ignore_warnings=ignore_warnings)
-
-    @contextlib.contextmanager
-    def _job_times(self, path: Path) -> Iterator[None]:
-        """During the body, ask Slurm for the job's start and end, which may change; rank 0 reads the answer."""
-        over = threading.Event()
-        said = requeue.ask_times(self.label, self.env, tries=3)
-        if times := requeue.parse_times(said):
-            self.env |= {"SLURM_JOB_START_TIME": str(times[0]), "SLURM_JOB_END_TIME": str(times[1])}
-        self.env[Env.JOB_TIMES] = str(path)
-
-        def write(answer: str) -> None:
-            with contextlib.suppress(OSError):  # a full disk: the ranks know the times of the start
-                path.write_text(f"{answer}\n")
-
-        def ask() -> None:
-            while not over.wait(_ASK_S):
-                if answer := requeue.ask_times(self.label, self.env):
-                    write(answer)
-
-        write(said)
-        threads.start(ask, "times")
-        try:
-            yield
-        finally:
-            over.set()
 
 
 class Starts:

@@ -59,8 +59,7 @@ def of_job(env: Mapping[str, str], spares: int) -> Nodes | None:
         env: the environment of the batch script.
         spares: number of spares.
     """
-    answer = scontrol.ask(["scontrol", "show", "hostnames", env.get("SLURM_JOB_NODELIST", "")], env)
-    names = tuple(answer.words.split()) if answer.is_ok else ()
+    names = scontrol.hostnames(env)
     return Nodes(names, names[: len(names) - spares]) if len(names) > spares else None
 
 

@@ -1,4 +1,4 @@
-"""Which job a shell belongs to, with a squeue that stands in for Slurm's."""
+"""Which job a shell belongs to, and its times, with a squeue that stands in for Slurm's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.agent.job import allocation
 from cluster_ddp.contract import OF_A_JOB
+
+__all__ = ["fake_slurm"]
 
 OF_PARENT = {
     "SLURM_ARRAY_JOB_ID": "16",
@@ -77,3 +80,36 @@ def test_a_batch_script_takes_no_step_from_the_shell_that_submitted_it(
     own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17", "SLURM_TASK_PID": "71"}
     env = {**own, **OF_STEP, "SLURM_STEP_ID": step_id, "SLURM_STEPID": step_id}
     assert allocation.own(env) == (env if is_kept else own)
+
+
+@pytest.mark.parametrize(
+    ("answer", "times"),
+    [
+        ("1896087600 1896091200", (1896087600, 1896091200)),
+        ("1896087600 NONE", None),
+        ("N/A N/A", None),
+        ("", None),
+    ],
+)
+def test_the_times_of_the_job(
+    fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, answer: str, times: tuple[int, int] | None
+) -> None:
+    """In seconds of UNIX time, of this task alone; an answer at the third time is soon enough for a job's start."""
+    fake_slurm.command("squeue", f'echo warning >&2; echo "{answer}"')
+    assert allocation.parse_times(allocation.ask_times("70_3", os.environ)) == times
+    assert fake_slurm.calls("squeue") == [["--noheader", "--format=%S %e", "--jobs=70_3"]]
+    assert fake_slurm.env("squeue")["SLURM_TIME_FORMAT"] == "%s"
+
+    monkeypatch.setattr(allocation, "RETRY_S", 0.01)
+    asked = fake_slurm.folder / "asked"
+    fake_slurm.command("squeue", f'echo >>"{asked}"; [[ $(wc -l <"{asked}") -eq 3 ]] || exit 1; echo "{answer}"')
+    assert allocation.ask_times("70_3", os.environ, tries=3) == answer
+
+
+def test_a_controller_that_is_away_does_not_say_the_times(
+    fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocation, "RETRY_S", 0.01)
+    fake_slurm.command("squeue", "echo 1 2; exit 1")
+    assert allocation.parse_times(allocation.ask_times("71", os.environ)) is None
+    assert (allocation.ask_times("71", os.environ, tries=3), len(fake_slurm.calls("squeue"))) == ("", 4)

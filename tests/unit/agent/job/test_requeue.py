@@ -223,14 +223,14 @@ time.sleep = lambda s: now.append(now.pop() + int(s))
 
 def test_half_an_hour_is_enough(job: Job) -> None:
     job.stands_in("scontrol", f"echo {AWAY} >&2; exit 1")
-    done = job.end(setup=f"{CLOCK}scontrol.RETRY_S = 600")
+    done = job.end(setup=f"{CLOCK}requeue.RETRY_S = 600")
     assert len(job.told()) == 3
     assert done.is_requeued is False
     assert f"  Slurm said: {AWAY}\n  Hint: see whether the controller answers: scontrol ping." in done.log
 
 
 def test_a_request_that_the_controller_has_forgotten_is_made_again(job: Job) -> None:
-    done = job.end(setup=f"{CLOCK}scontrol.END_S = 900")
+    done = job.end(setup=f"{CLOCK}requeue.END_S = 900")
     assert len(job.told()) == 2
     assert done.is_requeued is False
     assert "  Slurm accepted the request, but did not end this start within 900 s.\n  Hint: " in done.log
@@ -287,33 +287,3 @@ def test_term_from_outside_does_not_cut_a_request_short(job: Job) -> None:
     log, _ = agent.communicate(timeout=scaled(60))
     assert (agent.returncode, log.splitlines()[-1]) == (0, "is requeued: True")
     assert job.told() == ["requeue 71", WISH]
-
-
-@pytest.mark.parametrize(
-    ("answer", "times"),
-    [
-        ("1896087600 1896091200", (1896087600, 1896091200)),
-        ("1896087600 NONE", None),
-        ("N/A N/A", None),
-        ("", None),
-    ],
-)
-def test_the_times_of_the_job(
-    job: Job, monkeypatch: pytest.MonkeyPatch, answer: str, times: tuple[int, int] | None
-) -> None:
-    """In seconds of UNIX time, of this task alone; an answer at the third time is soon enough for a job's start."""
-    job.stands_in("squeue", f'echo "$SLURM_TIME_FORMAT" >>told; echo warning >&2; echo "{answer}"')
-    assert requeue.parse_times(requeue.ask_times("70_3", job.env())) == times
-    assert job.told() == ["--noheader --format=%S %e --jobs=70_3", "%s"]
-
-    monkeypatch.setattr(requeue, "RETRY_S", 0.01)
-    job.stands_in("squeue", f'echo >>asked; [[ $(wc -l <asked) -eq 3 ]] || exit 1; echo "{answer}"')
-    assert requeue.ask_times("70_3", job.env(), tries=3) == answer
-    assert requeue.parse_times(answer) == times
-
-
-def test_a_controller_that_is_away_does_not_say_the_times(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requeue, "RETRY_S", 0.01)
-    job.stands_in("squeue", "echo 1 2; exit 1")
-    assert requeue.parse_times(requeue.ask_times("71", job.env())) is None
-    assert (requeue.ask_times("71", job.env(), tries=3), len(job.told())) == ("", 4)
