@@ -55,6 +55,7 @@ class Job:
         # Without --run-dir, a script may have set the variable itself: the ranks' records are there, but no logs.
         self.records = self.folder or (Path(env[Env.RUN_DIR]) if env.get(Env.RUN_DIR) else None)
         self.tasks = self.size.world_size if options.launcher == "srun" else self.size.nodes
+        """Number of tasks that srun starts: one for each rank, or for each node."""
         self.early: list[int] = []
         """Signals that came before the ranks were started."""
 

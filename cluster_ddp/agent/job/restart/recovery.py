@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from cluster_ddp.agent import log_words, outcome
 from cluster_ddp.agent.job import report, scontrol
 from cluster_ddp.agent.job.hearing import Hearing
-from cluster_ddp.agent.job.restart import nodes as allocation
+from cluster_ddp.agent.job.restart import nodes as allocated
 from cluster_ddp.agent.job.restart import verdict
 from cluster_ddp.agent.job.restart.history import NO_CHECKPOINT, Failed, History
 from cluster_ddp.agent.job.restart.nodes import BEFORE, LOST, Nodes, Reason
@@ -58,22 +58,13 @@ class Recovery:
         out = self._out(ended)
         now = self._failed(ended, start, hearing, out)
         self.give_back(ended.lost_nodes)  # at once: Slurm ends the job soon
-        found = self._judged(now, out)
-        while found.nodes is not None and self.nodes is not None:
-            new = [node for node in found.nodes.training if node not in self.nodes.training]
-            if not (faults := self.examine(new) if new else {}):
-                break
-            out = {**out, **_at_fault(faults)}
-            found = self._judged(now, out)
+        found = self._on_healthy_nodes(now, out)
         is_sruns = ended.first is not None and ended.first.host == log_words.SRUN and not hearing.has_begun
         if found.then == Then.RESTART and self.nodes is not None and is_sruns:
             # Slurm makes no step. After a job was made smaller and requeued, 22.05 has forgotten its GPUs.
             found = Verdict(Then.REQUEUE, left_out=found.left_out)
         if self._options.restarts:
-            is_noted = self._history.add(now._replace(then=found.then, without=tuple(found.left_out)))
-            if found.then == Then.REQUEUE and not is_noted and self._requeues >= self._options.restarts:
-                why = f"requeued {self._requeues} times, and failures are not counted where they can't be noted"
-                found = Verdict(Then.END, f"{why} (--restarts {self._options.restarts})")
+            found = self._noted(found, now)
             self._say(found, now)
         if found.nodes is not None:
             self.nodes = found.nodes
@@ -83,13 +74,13 @@ class Recovery:
         """Return which nodes are lost: an agent is gone, and Slurm's daemon can't be reached."""
         known = () if self.nodes is None else self.nodes.training
         gone = (node for node in hearing.gone_from if node in known)
-        return tuple(node for node in gone if allocation.is_lost(node, self._slurmd_port))
+        return tuple(node for node in gone if allocated.is_lost(node, self._slurmd_port))
 
     def note_gone(self, spares: Sequence[str]) -> None:
         """Leave out spares whose agents are gone; give back those that are lost."""
         if self.nodes is None or not (new := [node for node in spares if node in self.nodes.spares]):
             return
-        lost = [node for node in new if allocation.is_lost(node, self._slurmd_port)]
+        lost = [node for node in new if allocated.is_lost(node, self._slurmd_port)]
         out = {node: LOST if node in lost else Reason(outcome.AGENT_KILLED) for node in new}
         self.nodes = self.nodes._replace(left_out={**self.nodes.left_out, **out})
         for node, why in out.items():
@@ -101,7 +92,7 @@ class Recovery:
         if self.nodes is None or not (lost := [node for node in lost if node in self.nodes.allocated]):
             return
         left = self.nodes.losing(lost)
-        if refusal := allocation.resize(left, self._env):
+        if refusal := allocated.resize(left, self._env):
             report.say(
                 f"warning: Slurm did not let job {self._env['SLURM_JOB_ID']} give {', '.join(lost)} back: {refusal}\n"
                 "  It ends the job once it finds the node lost. The job is requeued then, if it may be."
@@ -133,6 +124,26 @@ class Recovery:
         """How many nodes the job asks for in a requeue, if it has given some back."""
         is_smaller = self.nodes is not None and len(self.nodes.allocated) < self._allocated
         return self._allocated if is_smaller else None
+
+    def _on_healthy_nodes(self, now: Failed, out: Mapping[str, Reason]) -> Verdict:
+        """Return what follows, with spares that have examined themselves."""
+        found = self._judged(now, out)
+        while found.nodes is not None and self.nodes is not None:
+            new = [node for node in found.nodes.training if node not in self.nodes.training]
+            if not (faults := self.examine(new) if new else {}):
+                break
+            out = {**out, **_at_fault(faults)}
+            found = self._judged(now, out)
+        return found
+
+    def _noted(self, found: Verdict, now: Failed) -> Verdict:
+        """Note the failure, and what follows. Where it can't be noted, Slurm's count of requeues is the limit."""
+        is_noted = self._history.add(now._replace(then=found.then, without=tuple(found.left_out)))
+        most = self._options.restarts
+        if found.then != Then.REQUEUE or is_noted or self._requeues < most:
+            return found
+        why = f"requeued {self._requeues} times, and failures are not counted where they can't be noted"
+        return Verdict(Then.END, f"{why} (--restarts {most})")
 
     def _judged(self, now: Failed, out: Mapping[str, Reason]) -> Verdict:
         return verdict.after(now, self._history.failures, out, self._options.restarts, self.nodes, self._has_others)
