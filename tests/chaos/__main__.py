@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
-from chaos import disk, kinds
+from chaos import disk, goodput, kinds
 from chaos.run import DISK, Run, ViolationError
 from cluster_ddp.errors import ClusterDDPError, SandboxError, exit_on_error
 from cluster_ddp.sandbox import cluster, prerequisites
@@ -52,6 +52,9 @@ class Chaos:
         self.not_requeued: list[Path] = []
         self.slowest_end_s: dict[str, float] = {}
         """By kind: the longest time from a fault to the end of all ranks."""
+        self.completed: list[goodput.Training] = []
+        self.steps_s = 0.0
+        """How long the steps of a training take undisturbed."""
         self._begun_s = time.monotonic()
         self._bag = self._kinds()
         self._reference: list[dict[str, Any]] = []
@@ -72,7 +75,7 @@ class Chaos:
         reference.wait_until(lambda: reference.status().ended, SLOWEST_UNDISTURBED_S, "the undisturbed training's end")
         if reference.status().state != "COMPLETED":
             reference.fail(f"the undisturbed training ended as {reference.status().state}")
-        self._reference = _compared(reference)
+        self._reference, self.steps_s = _compared(reference), reference.steps_s()
         self._check_books(reference)
         self._say(f"the undisturbed training: weights {self._reference[-1]['weights_sha256'][:12]}…")
         while self.made.total() < self.wanted:
@@ -99,7 +102,7 @@ class Chaos:
     def _disturb(self, run: Run) -> None:
         """One training from its beginning to its end under faults."""
         run.submit()
-        deadline = time.monotonic() + TRAINING_TIMEOUT_S
+        deadline, made_before = time.monotonic() + TRAINING_TIMEOUT_S, self.made.total()
         with run.open():
             while self._reach_a_moment(run):
                 if self.made.total() < self.wanted:
@@ -110,6 +113,7 @@ class Chaos:
         self.in_job += run.in_job
         self.not_requeued += run.not_requeued
         self._check_end(run)
+        self.completed.append(goodput.Training(run.way, run.held.seconds, self.made.total() - made_before))
 
     def _reach_a_moment(self, run: Run) -> bool:
         """Wait until the training is worth a fault; False where it has completed."""
@@ -132,7 +136,7 @@ class Chaos:
         if done is None:  # nothing was there to be disturbed: the ranks had just ended
             return
         self.made[fault.name] += 1
-        self._say(f"fault {self.made.total()}: {fault.name}: {done}, {before}")
+        self._say(f"fault {self.made.total()} of {self.wanted}: {fault.name}: {done}, {before}")
         if fault.is_fatal:
             made_s, warned_s = time.monotonic(), time.time()
             # A warning may come before a rank listens. One that was heard stops the training after its first steps.
@@ -231,6 +235,10 @@ def _chaos(options: argparse.Namespace, folder: Path) -> int:
             shutil.copytree(folder / DISK, folder / "run-directories")
         if not options.keep:
             cluster.down(options.name)
+        shares = goodput.summary(chaos.completed, chaos.steps_s)
+        for way, share in shares.items():
+            often = f"a fault every {share['s_between_faults']} s" if share["s_between_faults"] else "no fault"
+            print(f"goodput, {way}: {share['goodput']:.3f} with {often}, {share['trainings']} trainings")
         summary = {
             "seed": options.seed,
             "faults": chaos.made.total(),
@@ -239,6 +247,7 @@ def _chaos(options: argparse.Namespace, folder: Path) -> int:
             "trainings": chaos.trainings,
             "restarts": chaos.restarts,
             "in_their_allocation": chaos.in_job,
+            "goodput": shares,
             "seconds": round(chaos.seconds, 1),
             "violation": violation,
         }

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from chaos import faults
+from chaos.goodput import HeldTime
 from chaos.training import SLOW_DISK
 from cluster_ddp.contract import Env, File
 from cluster_ddp.runtime.checkpoint import file, folder
@@ -70,6 +71,7 @@ class Run:
         self.since_s = time.time()
         """When it was started, or started again, as far as was seen."""
         self.restarts = 0
+        self.held = HeldTime()
         self.lost_nodes: list[str] = []
         self.thieves = ExitStack()
         """Held ports."""
@@ -92,6 +94,13 @@ class Run:
         """Give all ports and the disk's room back in the end."""
         with self.thieves, self.full_disk:
             yield
+
+    @property
+    def way(self) -> str:
+        """How it is started again after a failure, in words."""
+        if not self._restarts_asked:
+            return "requeued"
+        return "restarts with a spare" if self._spare_nodes else "restarts"
 
     # The job
 
@@ -141,6 +150,7 @@ class Run:
         """Of the job, now."""
         (status,) = job_status.job_statuses(self.job_id, env=self._env)
         self.state = status.state
+        self.held.saw(status.state, time.monotonic())
         return status
 
     def ended(self) -> bool:
@@ -216,6 +226,11 @@ class Run:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         found = [json.loads(line) for line in lines if line.endswith("\n")]
         return [record for record in found if record["kind"] != "steps"]
+
+    def steps_s(self) -> float:
+        """How long its steps took, if it was not disturbed: from the first record to the last."""
+        records = self.records()
+        return float(records[-1]["time"] - records[0]["time"])
 
     def has_progress(self) -> bool:
         """Whether it has recorded anything since it was last begun. If so, held ports are given back."""

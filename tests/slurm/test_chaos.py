@@ -30,3 +30,4 @@ def test_a_few_random_faults_cost_nothing(machine: None) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["violation"] is None and summary["faults"] >= 3
+    assert 0 < summary["goodput"]["all"]["goodput"] < 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from chaos import goodput
 from chaos.run import Run
 
 
@@ -16,3 +17,17 @@ def test_a_slow_start_is_no_training(times: list[float], has_trained: bool) -> N
     """On a busy machine the first record came 22 s after a warning, which then stopped the training."""
     run = SimpleNamespace(records=lambda: [{"time": time} for time in times])
     assert Run.has_trained_for(run, 15, since_s=20) == has_trained  # type: ignore[arg-type]
+
+
+def test_goodput_is_the_share_of_kept_steps_in_the_time_with_nodes() -> None:
+    """The time in the queue is apart, between a requeue and a new job also."""
+    held = goodput.HeldTime()
+    for now_s, state in enumerate(["PENDING", "RUNNING", "RUNNING", "COMPLETING", "PENDING", "RUNNING", "FAILED", "x"]):
+        held.saw(state, 10.0 * now_s)
+    assert held.seconds == 40
+    trainings = [goodput.Training("restarts", 100, 4), goodput.Training("requeued", 60, 0)]
+    assert goodput.summary(trainings, 40) == {
+        "all": {"goodput": 0.5, "s_between_faults": 40.0, "trainings": 2},
+        "requeued": {"goodput": 0.667, "s_between_faults": None, "trainings": 1},
+        "restarts": {"goodput": 0.4, "s_between_faults": 25.0, "trainings": 1},
+    }
