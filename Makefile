@@ -7,9 +7,11 @@ SLURM ?=
 # chaos: number of faults, and the random seed that chooses them.
 FAULTS ?= 200
 SEED ?= 1
-# bench: the Python of an environment with lightning-fabric and accelerate, and a torchx, to compare with.
+# bench: the Python of an environment with lightning-fabric and accelerate, a torchx, and the Python of an environment
+# with nvidia-resiliency-ext, to compare with.
 PEERS ?=
 TORCHX ?=
+NVRX ?=
 # A folder that may hold MNIST's files, such as a copy that several checkouts share. For demo, test and bench.
 MNIST_FROM ?= $(wildcard ../shared/data/mnist)
 export MNIST_FROM
@@ -80,7 +82,7 @@ check: $(VENV)/.installed  ## lint, format, types, rendered jobs, links in the d
 	$(BIN)/python scripts/check_links.py
 
 bench: $(VENV)/.installed  ## all benchmarks; renews benchmarks/record.json and the tables in benchmarks/README.md
-	$(BIN)/python benchmarks/bench.py --mnist-from "$(MNIST_FROM)" --peers "$(PEERS)" --torchx "$(TORCHX)"
+	$(BIN)/python benchmarks/bench.py --mnist-from "$(MNIST_FROM)" --peers "$(PEERS)" --torchx "$(TORCHX)" --nvrx "$(NVRX)"
 
 docs: $(VENV)/.installed-docs  ## the documentation as a web site that needs no network, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
