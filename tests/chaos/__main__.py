@@ -238,7 +238,7 @@ def _chaos(options: argparse.Namespace, folder: Path) -> int:
         shares = goodput.summary(chaos.completed, chaos.steps_s)
         for way, share in shares.items():
             often = f"a fault every {share['s_between_faults']} s" if share["s_between_faults"] else "no fault"
-            print(f"goodput, {way}: {share['goodput']:.3f} with {often}, {share['trainings']} trainings")
+            print(f"goodput, {way}: {share['goodput']:.3f} with {often}, trainings: {share['trainings']}")
         summary = {
             "seed": options.seed,
             "faults": chaos.made.total(),
