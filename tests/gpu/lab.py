@@ -103,6 +103,10 @@ class Lab:
             self.notes.append(f"SKIPPED: only on a GPU: {what}")
         return not self.rehearse
 
+    def epochs(self, number: int) -> int:
+        """Of a training that comes to its end: two are enough for a rehearsal."""
+        return min(number, 2) if self.rehearse else number
+
     def new_folder(self) -> Path:
         """One that is not there yet."""
         self._count += 1

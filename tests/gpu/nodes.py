@@ -41,11 +41,11 @@ def deterministic_means_the_same_bits(lab: Lab) -> None:
 def costs_are_noted(lab: Lab) -> None:
     """What agreeing on a stop, saving and resuming take on rank 0."""
     folder = lab.new_folder()
-    config = {"batch_size": 16, "checkpoint_every": "200steps"}
+    config = {"batch_size": 16, "checkpoint_every": "50steps" if lab.rehearse else "200steps"}
     stop = {"fault": {"rank": lab.last_rank, "step": 30, "do": "USR1"}}
     stopped = lab.train(folder=folder, options=stop, epochs=200, **config)
     assert set(stopped.statuses) == {75}, f"exit statuses {stopped.statuses}:\n{stopped.text}"
-    resumed = lab.train(folder=folder, options={"timed": True}, epochs=6 if lab.rehearse else 400, **config)
+    resumed = lab.train(folder=folder, options={"timed": True}, epochs=lab.epochs(400), **config)
     assert set(resumed.statuses) == {0}, f"exit statuses {resumed.statuses}:\n{resumed.text}"
     seconds = resumed.script_result["seconds"]
     assert len(seconds["load_into"]) == 1 and seconds["save"], seconds

@@ -17,7 +17,13 @@ _GLOBAL_BATCH = 64  # 23 steps an epoch, the last one smaller: graphs are captur
 def weights_are_equal(lab: Lab, *, recipe: str) -> None:
     """On all ranks, as the training itself finds in the end; with graphs as without."""
     batch_size = _GLOBAL_BATCH // lab.world_size
-    config = {"recipe": recipe, "batch_size": batch_size, "epochs": 4, "deterministic": True, "cuda_graph": True}
+    config = {
+        "recipe": recipe,
+        "batch_size": batch_size,
+        "epochs": lab.epochs(4),
+        "deterministic": True,
+        "cuda_graph": True,
+    }
     graphed, eager = lab.trained(**config), lab.trained(options={"capture": False}, **config)
     assert graphed.weights == eager.weights, difference(graphed, eager)
     assert graphed.losses[-1] < graphed.losses[0] / 2, graphed.losses
@@ -32,7 +38,7 @@ def last_batches_may_be_mixed(lab: Lab, *, rest: str) -> None:
     """Ranks whose last batches have different sizes replay the same steps, and launch the same ones."""
     global_batch = _BATCH * lab.world_size
     left = {"one": 1, "half": global_batch // 2 - 1, "all but one": global_batch - 1}[rest]
-    config = {"batch_size": _BATCH, "epochs": 3, "deterministic": True, "lr": 0.1, "cuda_graph": True}
+    config = {"batch_size": _BATCH, "epochs": lab.epochs(3), "deterministic": True, "lr": 0.1, "cuda_graph": True}
     cut = {"samples": 8 * global_batch + left}
     graphed, eager = lab.trained(options=cut, **config), lab.trained(options={**cut, "capture": False}, **config)
     assert graphed.weights == eager.weights, difference(graphed, eager)

@@ -19,7 +19,10 @@ _RECIPES: dict[str, dict[str, Any]] = {
 }
 # Powers of two: then it is the same number in float32, which a graph has it in, and in float64.
 _EXACT: dict[str, Any] = {"recipe": "reference", "lr": 0.5, "gamma": 0.5}
-_WHOLE: dict[str, Any] = {"deterministic": True, "epochs": 4}
+
+
+def _whole(lab: Lab) -> dict[str, Any]:
+    return {"deterministic": True, "epochs": lab.epochs(4)}
 
 
 def losses_match_the_cpu(lab: Lab, recipe: str) -> None:
@@ -37,7 +40,7 @@ def losses_match_the_cpu(lab: Lab, recipe: str) -> None:
 
 def graphs_equal_eager(lab: Lab, recipe: str) -> None:
     """What is captured does what it would do uncaptured: with dropout, and a last batch of 29 instead of 64."""
-    config = {"recipe": recipe, "batch_size": 64, "cuda_graph": True, **_WHOLE}
+    config = {"recipe": recipe, "batch_size": 64, "cuda_graph": True, **_whole(lab)}
     graphed, eager = lab.trained(**config), lab.trained(options={"capture": False}, **config)
     assert graphed.weights == eager.weights, difference(graphed, eager)
     lab.on_gpu("capture and replay of a CUDA graph")
@@ -45,7 +48,7 @@ def graphs_equal_eager(lab: Lab, recipe: str) -> None:
 
 def graphs_equal_the_plain_step(lab: Lab) -> None:
     """The option changes no bit, where the learning rate is the same number in float32."""
-    graphed, plain = lab.trained(cuda_graph=True, **_EXACT, **_WHOLE), lab.trained(**_EXACT, **_WHOLE)
+    graphed, plain = lab.trained(cuda_graph=True, **_EXACT, **_whole(lab)), lab.trained(**_EXACT, **_whole(lab))
     assert graphed.weights == plain.weights, difference(graphed, plain)
     lab.on_gpu("capture and replay of a CUDA graph")
     if not lab.rehearse:
@@ -57,7 +60,7 @@ def graphs_equal_the_plain_step(lab: Lab) -> None:
 
 def graphs_resume_as_they_were(lab: Lab) -> None:
     """Stopped in the middle of the second epoch, after the capture, and resumed: the same bits as without a stop."""
-    config = {"cuda_graph": True, **_EXACT, **_WHOLE}
+    config = {"cuda_graph": True, **_EXACT, **_whole(lab)}
     whole, folder = lab.trained(**config), lab.new_folder()
     stopped = lab.train(folder=folder, options={"fault": {"rank": 0, "step": 30, "do": "USR1"}}, **config)
     assert stopped.statuses == [75], f"exit statuses {stopped.statuses}:\n{stopped.text}"
@@ -133,9 +136,9 @@ def a_warning_stops_it(lab: Lab, *, cuda_graph: bool) -> None:
 def the_fork_launcher_trains_the_same(lab: Lab) -> None:
     """A rank that was forked after torch's import uses the GPU, and ends with the same weights."""
     launcher = ("-m", "cluster_ddp.runtime.fork", "--ranks", "1", "--")
-    forked = lab.train(launcher=launcher, **_EXACT, **_WHOLE)
+    forked = lab.train(launcher=launcher, **_EXACT, **_whole(lab))
     assert forked.statuses == [0], f"exit statuses {forked.statuses}:\n{forked.text}"
-    plain = lab.trained(**_EXACT, **_WHOLE)
+    plain = lab.trained(**_EXACT, **_whole(lab))
     assert forked.weights == plain.weights, difference(forked, plain)
     assert lab.rehearse or forked.script_result["about"]["device"] != "CPU"
     lab.on_gpu("CUDA in a forked process")

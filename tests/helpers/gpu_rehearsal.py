@@ -14,6 +14,7 @@ from venvs import make_venv
 
 ROOT = Path(__file__).parents[2]
 GPU_TESTS = ROOT / "tests" / "gpu"
+_FIRST = ROOT / "tests" / "helpers" / "every_python" / "sitecustomize.py"
 # What the project needs besides, as a machine with GPUs may not have it.
 _MISSING = ["tyro", "typeguard", "rich", "shtab", "submitit", "torchvision", "pooch", "requests", "pynvml"]
 
@@ -29,8 +30,13 @@ def run(
 def each_test_can_run(group: str, folder: Path) -> None:
     """One variant of each: a change in the package that breaks one shows here, not on somebody's GPUs."""
     packages = make_venv(folder / "venv")
-    code = f"import site, sys; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
-    (packages / "sitecustomize.py").write_text(f"{code}sys.modules.update(dict.fromkeys({_MISSING}))\n")
+    lines = [
+        "import site, sys",
+        f"site.addsitedir({sysconfig.get_path('purelib')!r})",
+        f"sys.path.append({str(_FIRST.parent)!r})",
+        f"sys.modules.update(dict.fromkeys({_MISSING}))",
+    ]
+    (packages / _FIRST.name).write_text("\n".join([*lines, _FIRST.read_text()]))
     python = folder / "venv" / "bin" / "python"
     done = run(group, "--rehearse", "--one-of-each", "--limit-s", "1500", python=python, timeout_s=1500)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,7 +1,7 @@
 """Leaves torch.compile's tracer (torch._dynamo) out of a process until something compiles.
 
-Optimizers and DistributedDataParallel import it only to say that they are not to be traced, and to ask for one of its
-settings: 900 modules, two fifths of the CPU time of a short training. What else asks for it, gets it.
+Optimizers, DistributedDataParallel and deterministic algorithms import it only to say that they are not to be traced,
+or to pass a setting on: 900 modules, two fifths of the CPU time of a short training. What else asks for it, gets it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # each Python imports this module: it imports nothing more
     from types import ModuleType
     from typing import Any
 
-_DYNAMO = "torch._dynamo"
+_DYNAMO, _INDUCTOR = "torch._dynamo", "torch._inductor.config"
 
 
 class _Lazy:
@@ -74,7 +74,33 @@ def _lazy_optimizer(module: ModuleType) -> None:
     module._use_grad_for_differentiable = decorated  # type: ignore[attr-defined]
 
 
-_CHANGES = {"torch._compile": _lazy_compile, "torch.optim.optimizer": _lazy_optimizer}
+def _lazy_setting(module: ModuleType) -> None:
+    """In torch: where there is no compiler, it need not know at once that algorithms are to be deterministic."""
+    from functools import wraps
+
+    tell = module.use_deterministic_algorithms
+
+    @wraps(tell)
+    def inner(mode: bool, *, warn_only: bool = False) -> None:
+        if _INDUCTOR in sys.modules:
+            tell(mode, warn_only=warn_only)
+        else:
+            module._C._set_deterministic_algorithms(mode, warn_only=warn_only)
+
+    module.use_deterministic_algorithms = inner  # type: ignore[attr-defined]
+
+
+def _told_late(module: ModuleType) -> None:
+    """In torch._inductor.config: what it has not been told."""
+    module.deterministic = sys.modules["torch"].are_deterministic_algorithms_enabled()  # type: ignore[attr-defined]
+
+
+_CHANGES = {
+    "torch": _lazy_setting,
+    "torch._compile": _lazy_compile,
+    "torch.optim.optimizer": _lazy_optimizer,
+    _INDUCTOR: _told_late,
+}
 
 
 class _Finder:
