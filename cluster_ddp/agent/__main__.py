@@ -1,7 +1,7 @@
 """`python -m cluster_ddp.agent`, and the program that a submission freezes into one file.
 
 job OPTIONS -- COMMAND                       on the batch host, or on this machine: starts the ranks, and what follows
-task [--ignore-warnings] [--stays] OPTIONS -- COMMAND
+task [--ignore-warnings] [--stays [--waits]] OPTIONS -- COMMAND
                                              in each task of a step
 rank [--ignore-warnings] -- COMMAND          around each worker of torchrun
 spare OPTIONS -- COMMAND                     on each spare node
@@ -50,7 +50,7 @@ def _around(verb: str, words: Sequence[str]) -> int:
     from cluster_ddp.agent import options
     from cluster_ddp.agent.task import start
 
-    flags = {word for word in words[:2] if word in ("--ignore-warnings", "--stays")}
+    flags = {word for word in words[:3] if word in ("--ignore-warnings", "--stays", "--waits")}
     asked, ignores = options.parse(f"{PROGRAM} ({verb})", words[len(flags) :]), "--ignore-warnings" in flags
     if verb == "rank":
         return start.Task(asked, int(os.environ["RANK"]), ignores).keep(os.environ)
@@ -58,7 +58,7 @@ def _around(verb: str, words: Sequence[str]) -> int:
         from cluster_ddp.agent.task import spare
 
         return spare.run(asked)
-    return start.run(asked, ignore_warnings=ignores, stays="--stays" in flags)
+    return start.run(asked, ignore_warnings=ignores, stays="--stays" in flags, waits="--waits" in flags)
 
 
 def run() -> NoReturn:

@@ -130,8 +130,7 @@ def ranks(layout: Layout, job_id: int) -> list[Rank]:
     """The processes of a job's ranks that run Python by now, in the order of ranks.
 
     Known by the environment that they were started with: the agents of tasks, which are Python, too, have no folder for
-    notes. Ranks that were forked (`cluster_ddp.runtime.fork`) are known by their process's name. A process that waits
-    to become a rank is none yet.
+    notes. Ranks that were forked, or have waited for a restart (`runtime.fork`), are known by their process's name.
     """
     wanted = {"SLURM_JOB_ID": str(job_id)}
     found = []
@@ -139,9 +138,9 @@ def ranks(layout: Layout, job_id: int) -> list[Rank]:
         for pid in processes_on(layout, node):
             environment = environment_of(pid)
             is_rank = wanted.items() <= environment.items() and Env.NOTES in environment
-            if not is_rank or not _program(pid).startswith("python") or _is_waiting(pid):
+            if not is_rank or not _program(pid).startswith("python"):
                 continue
-            if (rank := _forked_rank(pid) or environment.get("SLURM_PROCID", "")).isdigit():
+            if (rank := _named_rank(pid) or environment.get("SLURM_PROCID", "")).isdigit():
                 found.append(Rank(int(rank), node, pid))
     return sorted(found)
 
@@ -206,22 +205,17 @@ def _program(pid: int) -> str:
         return ""
 
 
-def _forked_rank(pid: int) -> str | None:
-    """The rank of a process that was forked; something else for the one that has forked it; None for others."""
+def _named_rank(pid: int) -> str | None:
+    """The rank of a process that was forked, or has waited to become one; something else for others of these programs.
+
+    None for all other programs.
+    """
     try:
-        forks = b"cluster_ddp.runtime.fork" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return Path(f"/proc/{pid}/comm").read_text().strip().removeprefix("rank ") if forks else None
+        words = {*Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")}
+        is_named = words & {b"cluster_ddp.runtime.fork", b"cluster_ddp.runtime.fork.warm"}
+        return Path(f"/proc/{pid}/comm").read_text().strip().removeprefix("rank ") if is_named else None
     except OSError:
         return "gone"
-
-
-def _is_waiting(pid: int) -> bool:
-    """Whether a process only waits to become a rank (`cluster_ddp.runtime.fork.warm`): a rank has the job's output."""
-    try:
-        is_warm = b"cluster_ddp.runtime.fork.warm" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return is_warm and Path(f"/proc/{pid}/fd/1").readlink() == Path(os.devnull)
-    except OSError:
-        return True
 
 
 def _socket_in(namespace: Path) -> socket.socket:

@@ -59,6 +59,12 @@ class Server:
                 with contextlib.suppress(OSError):  # it has ended, which is noticed elsewhere
                     caller.connection.sendall(caller.lines.seal({"kind": kind, **fields}))
 
+    def silent(self) -> list[Message]:
+        """Return the "hello" of each connection that is about to end since its machine does not answer."""
+        with self._quiet:
+            callers = list(self._callers)
+        return [one.hello for one in callers if one.hello is not None and sockets.is_silent(one.connection)]
+
     def drain(self, timeout_s: float) -> None:
         """Wait until all connections have ended, so that all was heard; at most so many seconds."""
         with self._quiet:

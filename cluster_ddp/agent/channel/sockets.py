@@ -9,6 +9,7 @@ from collections.abc import Sequence
 _BACKLOG = 4096
 # A machine that is gone does not end its connections: the kernels then ask each second, and it has missed three.
 _SILENT_S, _MISSES = 1, 3
+_SUSPICIOUS = 2
 
 
 def listen(ports: Sequence[int]) -> socket.socket:
@@ -47,3 +48,10 @@ def notice(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _MISSES)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, (_SILENT_S + _MISSES) * 1000)
+
+
+def is_silent(connection: socket.socket) -> bool:
+    """Whether the other machine has missed two questions of `notice`: if it misses another one, the connection ends."""
+    with contextlib.suppress(OSError):  # it has just ended
+        return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 4)[3] >= _SUSPICIOUS  # tcpi_probes
+    return False

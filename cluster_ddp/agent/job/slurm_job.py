@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster_ddp import processes
@@ -16,6 +16,7 @@ from cluster_ddp.agent.job.hearing import Hearing
 from cluster_ddp.agent.job.restart import fence
 from cluster_ddp.agent.job.restart import nodes as allocated
 from cluster_ddp.agent.job.restart.history import History
+from cluster_ddp.agent.job.restart.nodes import LOST
 from cluster_ddp.agent.job.restart.recovery import Recovery
 from cluster_ddp.agent.job.restart.verdict import Verdict
 from cluster_ddp.agent.job.tasks import Tasks
@@ -124,7 +125,9 @@ class Starts:
         self.number = job.requeues + history.restarts
         """Number of starts before this one."""
         self.recovery = Recovery(job.options, job.env, history, nodes, slurm.slurmd_port)
-        self._tasks = Tasks(noted, job.env, slurm.srun_ports, stays=stays, note_gone=self.recovery.note_gone)
+        self._tasks = Tasks(
+            noted, job.env, slurm.srun_ports, stays=stays, note_gone=self.recovery.note_gone, prepare=self._prepare
+        )
         self.recovery.examine = self._tasks.examine
         self._on, self._is_in_step = step.On(self._training), False  # where the next one begins
         self._left_logs: list[Path] = []  # of tasks that nobody can end
@@ -165,12 +168,27 @@ class Starts:
         if job.records is not None:
             with contextlib.suppress(OSError):  # such as on a full disk
                 fence.take_over(job.records, job.env, logs=self._left_logs)
-        options = job.options._replace(doctor=job.options.doctor and not on.is_beside)
-        ignored, stays = self._slurm.all_get_signals, self._tasks.stays
-        command = step.srun(options, job.size, job.folder, ignore_warnings=ignored, on=on, stays=stays)
-        env = step.step_env(options, job.size, job.env, on)
-        self._tasks.start(command, env, self._hearing, job.early)
+        log_dir = str(job.folder or "") if job.options.launcher != "fork" else ""
+        if not self._tasks.start_waiting(on.nodes, job.env, self._hearing, log_dir):
+            self._tasks.start(*self._step(on, job.env), self._hearing, job.early)
         job.early.clear()
+
+    def _prepare(self, silent: Sequence[str]) -> None:
+        """Let agents wait for the next start where it will be if silent nodes are lost."""
+        job, nodes = self._job, self.recovery.nodes
+        others = nodes and nodes.without(dict.fromkeys(silent, LOST))
+        if others is not None and others.training != self._on.nodes:
+            on = step.On(others.training, is_beside=True)
+            env = {**job.env, **place.meeting(job.env, on.nodes[0], self.number + 1)}
+            self._tasks.stand_by(*self._step(on, env, waits=True), on.nodes, job.tasks)
+
+    def _step(self, on: step.On, env: Mapping[str, str], *, waits: bool = False) -> tuple[list[str], dict[str, str]]:
+        """Return srun's command, and its environment."""
+        job, ignored, stays = self._job, self._slurm.all_get_signals, self._tasks.stays
+        options = job.options._replace(doctor=job.options.doctor and not on.is_beside)
+        folder = None if waits else job.folder
+        command = step.srun(options, job.size, folder, ignore_warnings=ignored, on=on, stays=stays, waits=waits)
+        return command, step.step_env(options, job.size, env, on)
 
     def _judge(self) -> Outcome:
         """Say how a start has ended."""

@@ -13,8 +13,7 @@ from cluster_ddp.agent.job import report
 from cluster_ddp.agent.options import Options, words
 from cluster_ddp.agent.place import Shape
 from cluster_ddp.agent.task import containers, signals, staging
-from cluster_ddp.agent.task.spawn import spawn
-from cluster_ddp.agent.task.start import agent
+from cluster_ddp.agent.task.spawn import agent, spawn
 from cluster_ddp.contract import Env, File
 
 # What the job has asked for each of its tasks. Of other tasks, srun would warn (24.11), or prefer it.
@@ -49,7 +48,14 @@ ALL = On()
 
 
 def srun(
-    options: Options, size: Shape, folder: Path | None, *, ignore_warnings: bool, on: On = ALL, stays: bool = False
+    options: Options,
+    size: Shape,
+    folder: Path | None,
+    *,
+    ignore_warnings: bool,
+    on: On = ALL,
+    stays: bool = False,
+    waits: bool = False,
 ) -> list[str]:
     """Return the command that starts the tasks of a job."""
     command = ["srun", *tasks(options, size), *on.options(), "--kill-on-bad-exit=1"]
@@ -57,7 +63,7 @@ def srun(
         log = str(folder).replace("%", "%%") + "/" + File.TASK_LOG.format("%t")
         command += [f"--output={log}", "--open-mode=append"]
     command += options.srun_options
-    words = task(options, ignore_warnings=ignore_warnings, stays=stays)
+    words = task(options, ignore_warnings=ignore_warnings, stays=stays, waits=waits)
     if options.container_image is not None:
         frozen = [str(Path(word).parent) for word in words[:4] if word.endswith(".pyz")]
         folders = dict.fromkeys([str(Path.cwd()), *([str(folder)] if folder is not None else []), *frozen])
@@ -66,9 +72,10 @@ def srun(
     return [*command, *words]
 
 
-def task(options: Options, *, ignore_warnings: bool, stays: bool = False) -> list[str]:
+def task(options: Options, *, ignore_warnings: bool, stays: bool = False, waits: bool = False) -> list[str]:
     """Return the command of a task's agent: what it needs of the job's options. See `task.run`."""
-    flags = [*(["--ignore-warnings"] if ignore_warnings else []), *(["--stays"] if stays else [])]
+    asked = {"--ignore-warnings": ignore_warnings, "--stays": stays, "--waits": waits}
+    flags = [flag for flag, is_asked in asked.items() if is_asked]
     return [*agent(), "task", *flags, *_needed(options)]
 
 

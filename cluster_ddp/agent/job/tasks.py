@@ -6,7 +6,6 @@ import contextlib
 import os
 import resource
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,6 +14,8 @@ from cluster_ddp.agent.channel import sockets
 from cluster_ddp.agent.channel.lines import Message
 from cluster_ddp.agent.channel.server import Server
 from cluster_ddp.agent.job.hearing import Hearing
+from cluster_ddp.agent.job.restart.spares import Spares
+from cluster_ddp.agent.job.restart.standby import Standby
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.secret import Key
 from cluster_ddp.agent.task import signals
@@ -35,10 +36,8 @@ _FIRST_WORDS_S = 30.0
 _IN_PEACE_S, _END_S = 30.0, 0.3
 # How long killed ranks may take to be gone.
 _KILLED_S = 5.0
-# How long a spare may take to examine its node.
-_EXAMINED_S = 30.0
-_LOST = "Its connection is lost."
-_SILENT = f"It did not examine itself within {_EXAMINED_S:g} s."
+# How often to look for nodes that are silent.
+_LOOK_S = 0.5
 
 
 class Tasks:
@@ -50,6 +49,7 @@ class Tasks:
         ports: on which srun may listen; empty for any.
         stays: whether the tasks' agents stay when their commands have ended, for another start.
         note_gone: is called with the spares whose agents are gone, after each event.
+        prepare: is called with the nodes that are silent, if there are spares. It may call `stand_by`.
     """
 
     def __init__(
@@ -60,9 +60,11 @@ class Tasks:
         *,
         stays: bool = False,
         note_gone: Callable[[Sequence[str]], None] = lambda spares: None,
+        prepare: Callable[[Sequence[str]], None] = lambda silent: None,
     ) -> None:
-        self._noted, self.stays, self._note_gone = noted, stays, note_gone
+        self._noted, self.stays, self._note_gone, self._prepare = noted, stays, note_gone, prepare
         self._spares = Spares()
+        self._standby: Standby | None = None
         self._step = self._start = -1
         self._server = Server(sockets.listen(ports), Key.of_job(env), self._hear, self._gone, notices=stays)
 
@@ -72,7 +74,8 @@ class Tasks:
         return self._server.port
 
     def close(self) -> None:
-        """End the channel."""
+        """End the channel, and a step that waits."""
+        self._drop_standby()
         self._server.close()
 
     def start(self, command: Sequence[str], env: Mapping[str, str], hearing: Hearing, early: Sequence[int]) -> None:
@@ -84,18 +87,60 @@ class Tasks:
             hearing: hears its tasks.
             early: signals that came before.
         """
-        self._hearing, self._step, self._start = hearing, int(env[Env.START]), int(env[Env.START])
-        self._keeper = Keeper(self._noted, lambda end: None, held=HELD, takers=self._srun_if_ready())
-        signal.signal(signal.SIGINT, lambda number, frame: None)
+        self._drop_standby()
+        self._expect(hearing, env)
         self._srun = self._keeper.start(None, command, env)
         _allow_many_files()
         for number in early:
             self._keeper.received(signal.Signals(number))
 
+    def stand_by(self, command: Sequence[str], env: Mapping[str, str], nodes: Sequence[str], tasks: int) -> None:
+        """Start a step whose agents wait. See `Standby`."""
+        self._standby = Standby(command, env, nodes, tasks)
+
+    def start_waiting(self, nodes: Sequence[str], env: Mapping[str, str], hearing: Hearing, log_dir: str) -> bool:
+        """Let the agents that wait start their commands.
+
+        Args:
+            nodes: of the start.
+            env: see `start`.
+            hearing: hears its tasks.
+            log_dir: where the tasks' logs are; empty if they have none.
+
+        Returns:
+            Whether there are such agents, on these nodes.
+        """
+        standby = self._standby
+        if standby is None or not standby.is_ready_for(int(env[Env.START]), nodes):
+            return False
+        self._standby = None
+        self._expect(hearing, env)
+        self._srun = standby.srun
+        self._keeper.adopt(None, standby.srun)
+        self._tell_again(env, log_dir)
+        return True
+
+    def _expect(self, hearing: Hearing, env: Mapping[str, str]) -> None:
+        """Begin to hear the tasks of a new step."""
+        self._hearing, self._step, self._start = hearing, int(env[Env.START]), int(env[Env.START])
+        self._keeper = Keeper(self._noted, lambda end: None, held=HELD, takers=self._srun_if_ready())
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+
+    def _drop_standby(self) -> None:
+        if self._standby is not None:
+            self._standby.end()
+            self._standby = None
+
     def again(self, hearing: Hearing, env: Mapping[str, str]) -> None:
         """Let the step's agents start their commands again. See `start`."""
+        self._drop_standby()
         self._hearing, self._start = hearing, int(env[Env.START])
-        self._tell("again", env={name: env[name] for name in (Env.START, "MASTER_ADDR", "MASTER_PORT")})
+        self._tell_again(env)
+
+    def _tell_again(self, env: Mapping[str, str], log_dir: str = "") -> None:
+        self._tell(
+            "again", env={name: env[name] for name in (Env.START, "MASTER_ADDR", "MASTER_PORT")}, log_dir=log_dir
+        )
 
     def wait(self) -> int:
         """Wait for the end of a start. Returns the exit status of its tasks, or srun's."""
@@ -147,6 +192,9 @@ class Tasks:
     def _hear(self, message: Message) -> None:
         if message.get("spare"):
             self._spares.hear(message)
+        elif message["kind"] == "waiting":
+            if (standby := self._standby) is not None and message["start"] == standby.number:
+                standby.hear(message)
         elif message.get("start") == self._start:  # else it is of a rank that was left behind
             self._hearing.hear(message)
         wake()
@@ -154,6 +202,8 @@ class Tasks:
     def _gone(self, hello: Message) -> None:
         if hello.get("spare"):
             self._spares.gone(hello["host"])
+        elif (standby := self._standby) is not None and hello.get("start") == standby.number:
+            standby.gone(hello)
         elif hello.get("start") == self._step or hello.get("start") == self._start:
             self._hearing.gone(hello)
         wake()
@@ -162,9 +212,19 @@ class Tasks:
         return self.stays and self._hearing.is_over(time.monotonic())
 
     def _due(self) -> float:
-        """Look after the spares. Returns the seconds until the start may be over."""
+        """Look after the spares, and for silent nodes. Returns the seconds until the next look."""
+        if not self.stays:
+            return float("inf")
         self._note_gone(self._spares.lost)
-        return self._hearing.due_s(time.monotonic()) if self.stays else float("inf")
+        due_s = self._hearing.due_s(time.monotonic())
+        if not self._spares.nodes:
+            return due_s
+        silent = [hello["host"] for hello in self._server.silent()]
+        if not silent and not self._hearing.gone_from:
+            self._drop_standby()  # they answer again
+        elif silent and self._standby is None:
+            self._prepare(silent)
+        return min(due_s, _LOOK_S)
 
     def _wait(self, limit_s: float, *, idle: bool = False) -> None:
         """Wait for the end of srun, or until all agents are idle, at most so many seconds."""
@@ -184,47 +244,6 @@ class Tasks:
             return [srun] if are_ready and waits else []
 
         return takers
-
-
-class Spares:
-    """What is known of the spares. All methods may be called in any thread."""
-
-    def __init__(self, nodes: Sequence[str] = ()) -> None:
-        self._changed = threading.Condition()
-        self._faults: dict[str, str | None] = dict.fromkeys(nodes, "")
-        self._lost: list[str] = []
-
-    @property
-    def lost(self) -> list[str]:
-        """Those whose connection has ended."""
-        with self._changed:
-            return list(self._lost)
-
-    def hear(self, message: Message) -> None:
-        """Take a message of a spare."""
-        if message["kind"] == "examined":
-            with self._changed:
-                self._faults[message["host"]] = message["fault"]
-                self._changed.notify_all()
-
-    def gone(self, host: str) -> None:
-        """Note that a spare's connection has ended."""
-        with self._changed:
-            self._lost.append(host)
-            self._faults[host] = _LOST
-            self._changed.notify_all()
-
-    def ask(self, nodes: Sequence[str]) -> None:
-        """Forget earlier answers of spares."""
-        with self._changed:
-            self._faults.update({node: None for node in nodes if node not in self._lost})
-
-    def answers(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Wait for the answers of spares. Returns node -> what is wrong, for those that can't be used."""
-        with self._changed:
-            self._changed.wait_for(lambda: all(self._faults[node] is not None for node in nodes), _EXAMINED_S)
-            found = {node: _SILENT if (fault := self._faults[node]) is None else fault for node in nodes}
-        return {node: fault for node, fault in found.items() if fault}
 
 
 def _allow_many_files() -> None:

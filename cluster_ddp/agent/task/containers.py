@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from cluster_ddp.agent.options import Options
+from cluster_ddp.agent.task.spawn import agent
 from cluster_ddp.contract import Env
 from cluster_ddp.errors import JobError
 
@@ -51,6 +53,34 @@ class Container(NamedTuple):
     """Folders that it also has, each PATH or SOURCE:DESTINATION."""
     overlays: tuple[str, ...] = ()
     """Images of folders that lie over its own, read-only."""
+
+
+class Prepared(NamedTuple):
+    """What a task starts."""
+
+    command: list[str]
+    env: dict[str, str]
+
+
+def started(options: Options, command: list[str], env: dict[str, str], ignored: bool) -> Prepared:
+    """Return how a task starts a command: in the job's Apptainer container, if it has one.
+
+    Args:
+        options: of the job.
+        command: inside.
+        env: its environment.
+        ignored: whether it starts with warnings ignored.
+    """
+    if options.container is None:
+        return Prepared(command, env)
+    folders = [str(Path.cwd()), env[Env.NOTES], *([env[Env.RUN_DIR]] if env.get(Env.RUN_DIR) else [])]
+    times = Path(env.get(Env.JOB_TIMES, "")).parent
+    folders += [str(times)] if Env.JOB_TIMES in env and times.is_dir() else []  # the batch host has it
+    # The agent's own, which starts torchrun's workers: of an array, it is beside the run directory.
+    folders = [*dict.fromkeys([*folders, str(Path(agent()[-1]).parent)])]
+    container = Container(options.container, options.container_bind, options.container_overlay)
+    words, more = apptainer(container, command, env, folders=folders, ignore_warnings=ignored)
+    return Prepared(words, {**env, **more})
 
 
 def apptainer(

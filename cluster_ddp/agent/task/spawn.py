@@ -1,9 +1,13 @@
-"""Start a command as a shell would: found on the PATH of its own environment, with the default effects of signals."""
+"""Start a command as a shell would: found on the PATH of its own environment, with the default effects of signals.
+
+`agent` is the command of this program itself.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,3 +72,12 @@ def _started(command: Sequence[str], env: Mapping[str, str], more: Mapping[str, 
         except PermissionError as found:
             error = found
     raise error or FileNotFoundError(2, os.strerror(2), program)
+
+
+def agent() -> list[str]:
+    """Return the command of this program, for its tasks: the frozen one, or the installed package's."""
+    archive = getattr(__spec__.loader, "archive", None)  # of zipimport
+    if archive is not None:
+        return [sys.executable, "-I", "-S", str(Path(archive).absolute())]
+    # Its folder: with -m, modules in the working folder would come before Python's own.
+    return [sys.executable, str(Path(__file__).absolute().parents[1])]

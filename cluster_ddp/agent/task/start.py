@@ -11,10 +11,8 @@ import errno
 import os
 import shlex
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from cluster_ddp import processes
 from cluster_ddp.agent import outcome, place, python_command
@@ -23,38 +21,24 @@ from cluster_ddp.agent.notes import Notes, folder, one_line
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import End
 from cluster_ddp.agent.task import alone, containers, predecessors, signals
-from cluster_ddp.agent.task.containers import Container
 from cluster_ddp.agent.task.keeper import Keeper, say, wake
 from cluster_ddp.agent.task.orders import Orders
+from cluster_ddp.agent.task.spawn import agent
 from cluster_ddp.agent.task.warm import Warm
-from cluster_ddp.contract import Env
+from cluster_ddp.contract import Env, File
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, JobError
+from cluster_ddp.files import open_own
 from cluster_ddp.slurm.variables import node_name
 
 
-class Prepared(NamedTuple):
-    """What a task starts."""
-
-    command: list[str]
-    env: dict[str, str]
-
-
-def agent() -> list[str]:
-    """Return the command of this program, for its tasks: the frozen one, or the installed package's."""
-    archive = getattr(__spec__.loader, "archive", None)  # of zipimport
-    if archive is not None:
-        return [sys.executable, "-I", "-S", str(Path(archive).absolute())]
-    # Its folder: with -m, modules in the working folder would come before Python's own.
-    return [sys.executable, str(Path(__file__).absolute().parents[1])]
-
-
-def run(options: Options, *, ignore_warnings: bool, stays: bool = False) -> int:
+def run(options: Options, *, ignore_warnings: bool, stays: bool = False, waits: bool = False) -> int:
     """Keep the command of a task of Slurm. Returns its exit status.
 
     Args:
         options: of the job.
         ignore_warnings: whether a command may be sent a warning before it has a handler.
         stays: whether the job may have the command started again.
+        waits: whether the job says when the command starts for the first time.
     """
     env = dict(os.environ)
     if Env.LOCAL_JOB_ID in env:
@@ -63,7 +47,7 @@ def run(options: Options, *, ignore_warnings: bool, stays: bool = False) -> int:
     else:
         env |= place.of_task(options, env)
     rank = int(env["RANK"]) if options.launcher == "srun" else None
-    around = Task(options, rank, ignore_warnings, stays)
+    around = Task(options, rank, ignore_warnings, stays=stays, waits=waits)
     if options.venv is None:
         return around.keep(env)
     from cluster_ddp.agent.task import staging  # few tasks need it
@@ -82,11 +66,14 @@ class Task:
     Args:
         options: of the job.
         rank: its rank; None for the parent of several.
-        ignore_warnings, stays: see `run`.
+        ignore_warnings, stays, waits: see `run`.
     """
 
-    def __init__(self, options: Options, rank: int | None, ignore_warnings: bool, stays: bool = False) -> None:
-        self.options, self._rank, self._ignore_warnings, self._stays = options, rank, ignore_warnings, stays
+    def __init__(
+        self, options: Options, rank: int | None, ignore_warnings: bool, *, stays: bool = False, waits: bool = False
+    ) -> None:
+        self.options, self._rank, self._ignore_warnings = options, rank, ignore_warnings
+        self._stays, self._waits = stays, waits
         self._orders: Orders | None = None
         self._may_be_left = True  # ranks of an earlier start, here
         self._warm = Warm(options if stays else options._replace(cold=True))
@@ -103,18 +90,39 @@ class Task:
                 return self._start(env, client)
             processes.adopt_orphans()
             self._orders = Orders(client, int(env[Env.START]), wake)
-            while True:
-                status = self._start(env, client)
+            status, again = 0, self._ready(env, client) if self._waits else env
+            while again is not None:
+                status = self._start(again, client)
                 self._may_be_left = not processes.kill_all_below(but=self._warm.pid)
                 client.say("idle", task=env["SLURM_PROCID"], status=status)
-                while (order := self._orders.wait())["kind"] == "stop":
-                    pass  # it has ended already
-                if order["kind"] != "again":
-                    self._warm.end()
-                    return status
-                env = {**env, **order["env"]}
-                client.always["start"] = int(env[Env.START])
-                self.options = self.options._replace(doctor=False)  # the nodes are the same
+                again = self._next(again, client)
+            self._warm.end()
+            return status
+
+    def _ready(self, env: Mapping[str, str], client: Client) -> Mapping[str, str] | None:
+        """Get ready for a start that may come. Returns what `_next` does."""
+        self._warm.begin_at_once(*launched(self.options, env))
+        client.say("waiting", **self._place(env))
+        return self._next(env, client)
+
+    def _next(self, env: Mapping[str, str], client: Client) -> Mapping[str, str] | None:
+        """Wait for the next start. Returns its environment; None if the job is over."""
+        assert self._orders is not None
+        while (order := self._orders.wait())["kind"] == "stop":
+            pass  # it has ended already
+        if order["kind"] != "again":
+            return None
+        env = {**env, **order["env"]}
+        client.always["start"] = int(env[Env.START])
+        self.options = self.options._replace(doctor=False)  # the nodes are the same
+        if log_dir := order.get("log_dir"):
+            _write_to(Path(log_dir) / File.TASK_LOG.format(env["SLURM_PROCID"]))
+        return env
+
+    def _place(self, env: Mapping[str, str]) -> dict[str, object]:
+        """What the job must know of this task."""
+        ranks = [] if self._rank is None else [self._rank]
+        return {"ranks": ranks, "host": node_name(os.environ), "task": env.get("SLURM_PROCID"), "stays": self._stays}
 
     def _start(self, env: Mapping[str, str], client: Client) -> int:
         with folder() as place_of_notes:
@@ -122,8 +130,7 @@ class Task:
 
     def _kept(self, env: Mapping[str, str], client: Client, notes: Notes) -> int:
         options, rank = self.options, self._rank
-        ranks, task = [] if rank is None else [rank], env.get("SLURM_PROCID")
-        client.say("hello", ranks=ranks, host=node_name(os.environ), task=task, stays=self._stays)
+        client.say("hello", **self._place(env))
         try:
             if self._orders is not None and self._may_be_left:
                 predecessors.kill(env)
@@ -134,7 +141,7 @@ class Task:
                 self._ignore_warnings and not signals.is_shell(options.command)
             )
             words = launched(options, env, ignore_warnings=self._ignore_warnings)
-            pid = self._begun(keeper, in_container(options, *words, ignored), ignored)
+            pid = self._begun(keeper, containers.started(options, *words, ignored), ignored)
         except (OSError, ClusterDDPError) as error:
             status, why = _not_started(options.command, error)
             client.say("ended", **End(rank, node_name(os.environ), status, why)._asdict())
@@ -146,7 +153,7 @@ class Task:
             status = outcome.KILL
         return status
 
-    def _begun(self, keeper: Keeper, rank: Prepared, ignored: bool) -> int:
+    def _begun(self, keeper: Keeper, rank: containers.Prepared, ignored: bool) -> int:
         """Start the rank, in the process that waits for that if there is one. Returns its process id."""
         pid = self._warm.become(*rank, ignore_warnings=ignored)
         if pid is None:
@@ -197,27 +204,6 @@ def _torchrun(command: Sequence[str], env: Mapping[str, str]) -> list[str]:
     ]
 
 
-def in_container(options: Options, command: list[str], env: dict[str, str], ignored: bool) -> Prepared:
-    """Return a command as it runs in the job's Apptainer container; as it is if the job has none.
-
-    Args:
-        options: of the job.
-        command: inside.
-        env: its environment.
-        ignored: whether it starts with warnings ignored.
-    """
-    if options.container is None:
-        return Prepared(command, env)
-    folders = [str(Path.cwd()), env[Env.NOTES], *([env[Env.RUN_DIR]] if env.get(Env.RUN_DIR) else [])]
-    times = Path(env.get(Env.JOB_TIMES, "")).parent
-    folders += [str(times)] if Env.JOB_TIMES in env and times.is_dir() else []  # the batch host has it
-    # The agent's own, which starts torchrun's workers: of an array, it is beside the run directory.
-    folders = [*dict.fromkeys([*folders, str(Path(agent()[-1]).parent)])]
-    container = Container(options.container, options.container_bind, options.container_overlay)
-    words, more = containers.apptainer(container, command, env, folders=folders, ignore_warnings=ignored)
-    return Prepared(words, {**env, **more})
-
-
 def _examined(options: Options, env: Mapping[str, str], rank: int | None, notes: Notes, client: Client) -> int:
     """Run the doctor before the ranks: it takes seconds. Returns its exit status."""
     env = dict(env)
@@ -231,6 +217,14 @@ def _examined(options: Options, env: Mapping[str, str], rank: int | None, notes:
     keeper = Keeper(notes, lambda end: client.say("ended", **end._asdict()) if end.status else None, held=held)
     keeper.start(rank, [python_command.interpreter(options.command), "-m", "cluster_ddp.doctor", "--quick"], env)
     return keeper.keep()
+
+
+def _write_to(log: Path) -> None:
+    """Let this process's output, and that of all that it starts, go to a file from now on."""
+    descriptor = open_own(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)
 
 
 def _not_started(command: Sequence[str], error: OSError | ClusterDDPError) -> tuple[int, str]:

@@ -19,12 +19,17 @@ from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.keeper import say
 from cluster_ddp.agent.task.spawn import spawn
+from cluster_ddp.contract import Env
 from cluster_ddp.errors import SpecError
 
 MODULE = "cluster_ddp.runtime.fork.warm"
 AFTER_S = 10.0
 """Seconds after the start of a rank: until then it needs the CPUs itself."""
 
+BEGUN = "begun\n"
+"""What the process says when its Python has started."""
+
+_BEGIN_S = 5.0
 _LONGEST = 4096
 _NEVER = float("inf")
 
@@ -45,14 +50,20 @@ class Warm:
         self._command: Sequence[str] = ()
 
     def begin(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Note that a rank has been started.
+        """Note that a rank has been started: the process becomes that of the start after it.
 
         Args:
             command: of the rank.
             env: of the rank.
         """
-        self._command, self._env = command, env
+        self._command, self._env = command, {**env, Env.START: str(int(env.get(Env.START, "0")) + 1)}
         self._due = _NEVER if self._is_off or self._why_cold else time.monotonic() + AFTER_S
+
+    def begin_at_once(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start the process, for this very start. See `begin`."""
+        self._command, self._env = command, {**env}
+        self._due = _NEVER if self._is_off or self._why_cold else 0.0
+        self.look()
 
     def look(self) -> float:
         """Start the process, if it is time. Returns the seconds until then."""
@@ -70,25 +81,22 @@ class Warm:
             ignore_warnings: whether it ignores USR1 and USR2, until it has a handler.
 
         Returns:
-            Its process id; None if there is no such process, or not yet: then the command has to be started.
+            Its process id; None if there is no such process: then the command has to be started.
         """
         pid, link, self._due = self.pid, self._link, _NEVER
-        if pid is None or link is None or not self._is_ready(pid, link):
-            self.end()
-            self._say(env)
-            return None
-        more = {name: value for name, value in env.items() if self._env.get(name) != value}
-        words = [*command[python_command.interpreter_words(command) :]]
-        said = json.dumps({"words": words, "env": more, "ignore_warnings": ignore_warnings}).encode() + b"\n"
-        with link:
-            try:
-                sent = socket.send_fds(link, [said], [0, 1, 2])
-                link.sendall(said[sent:])
-            except OSError:
-                self.end()
-                return None
-        self.pid = self._link = None
-        return pid
+        if pid is not None and link is not None and self._lives(pid, link):
+            more = {name: value for name, value in env.items() if self._env.get(name) != value}
+            at = python_command.interpreter_words(command)
+            said = {"command": [*command], "at": at, "env": more, "ignore_warnings": ignore_warnings}
+            line = json.dumps(said).encode() + b"\n"
+            with contextlib.suppress(OSError), link:
+                link.sendall(line[socket.send_fds(link, [line], [0, 1, 2]) :])
+                self.pid = self._link = None
+                self._say(env)
+                return pid
+        self.end()
+        self._say(env)
+        return None
 
     def end(self) -> None:
         """End the process, if there is one."""
@@ -110,20 +118,20 @@ class Warm:
                 self.pid = spawn(words, self._env, silent=True, default=signals.PASSED_ON)
         self._link = own
 
-    def _is_ready(self, pid: int, link: socket.socket) -> bool:
-        """Whether it has imported all. If it can't, it says why, and ends."""
-        link.setblocking(False)
+    def _lives(self, pid: int, link: socket.socket) -> bool:
+        """Whether the process has begun. If it can't import all, it says why, and starts the command anew itself."""
+        link.settimeout(_BEGIN_S)
         try:
             said = link.recv(_LONGEST).decode()
-        except BlockingIOError:  # it is still importing
+        except OSError:
             return False
-        finally:
-            link.setblocking(True)
-        if said == "ready":
+        link.settimeout(None)
+        if said:
+            self._why_cold = said[len(BEGUN) :]
             return True
-        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) >= 0:  # else it was killed
-            self._why_cold = said or f"its Python can't run {MODULE}"
         self.pid = None
+        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) >= 0:  # else it was killed: the next one may live
+            self._why_cold = f"its Python can't run {MODULE}"
         return False
 
     def _say(self, env: Mapping[str, str]) -> None:

@@ -11,7 +11,6 @@ would. `cluster-ddp submit --launcher fork` uses this program. CLUSTER_DDP_PRELO
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import signal
 import sys
@@ -35,7 +34,6 @@ from cluster_ddp.slurm.rank_env import NodeRanks
 from cluster_ddp.slurm.variables import node_name
 
 PROGRAM = "python -m cluster_ddp.runtime.fork"
-_PR_SET_NAME = 15  # prctl(2)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -113,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _become(node: NodeRanks, local_rank: int, log_dir: Path | None) -> None:
     """Make this process a rank: set its environment, log, CPUs, signals and random numbers."""
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank {node.rank(local_rank)}".encode())  # what ps and top show
+    processes.rename(f"rank {node.rank(local_rank)}")
     for name, value in node.environ(local_rank, os.getpid()).items():
         if value is None:
             os.environ.pop(name, None)

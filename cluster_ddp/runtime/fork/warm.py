@@ -1,21 +1,24 @@
 """`python -m cluster_ddp.runtime.fork.warm FD`: imports torch, waits, and becomes a rank when its agent says so.
 
-FD is a connected socket, on which it says "ready". The agent sends it one line of JSON with the words of the script or
-module, changes of the environment, and its own standard streams. Until then it prints nothing. If the agent ends, or
-needs no rank, the connection ends, and so does this process. See cluster_ddp/agent/task/warm.py.
+FD is a connected socket. The agent sends it one line of JSON, with the command of the rank, changes of the environment,
+and its own standard streams; until then this process prints nothing. If it can't import all, it says why on the socket,
+and starts the command with a new Python instead. If the agent ends, or needs no rank, the connection ends, and so does
+this process. See cluster_ddp/agent/task/warm.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
 from typing import Any
 
+from cluster_ddp import processes
 from cluster_ddp.agent.task import signals
+from cluster_ddp.agent.task.warm import BEGUN
 from cluster_ddp.contract import Env
 from cluster_ddp.errors import ForkError
 from cluster_ddp.runtime.fork import preload
@@ -28,17 +31,30 @@ def main() -> None:
     """Import, wait, and run what the agent says."""
     for number in signals.WARNINGS:  # Slurm may tell all processes: this one has nothing to save
         signal.signal(number, signal.SIG_IGN)
+    has_all = True
     with socket.socket(fileno=int(sys.argv[1])) as agent:
+        agent.sendall(BEGUN.encode())
         try:
             preload.load(os.environ.get(Env.PRELOAD, "").split())
-        except ForkError as error:
-            agent.sendall(error.found.encode())
-            return
-        agent.sendall(b"ready")
+        except Exception as error:  # such as a broken torch: the rank's own Python says it, if it needs that
+            why = error.found if isinstance(error, ForkError) else f"{type(error).__name__}: {error}"
+            with contextlib.suppress(OSError):  # the agent may have told it already
+                agent.sendall(why.encode())
+            has_all = False
         said = _heard(agent)
-    if said is not None:
-        target = _become(said)
-        target.run()
+    if said is None:
+        return
+    os.environ.update(said["env"])
+    for number in signals.WARNINGS:
+        signal.signal(number, signal.SIG_IGN if said["ignore_warnings"] else signal.SIG_DFL)
+    if not has_all:
+        os.execvp(said["command"][0], said["command"])
+    if rank := os.environ.get("RANK"):  # else it becomes a process that forks them
+        processes.rename(f"rank {rank}")
+    preload.set_blas_threads(len(os.sched_getaffinity(0)))
+    target = Target.parse(said["command"][said["at"] :])
+    target.prepare()
+    target.run()
 
 
 def _heard(agent: socket.socket) -> Any:
@@ -52,17 +68,6 @@ def _heard(agent: socket.socket) -> Any:
         if not more:
             return None
     return json.loads(line) if line else None
-
-
-def _become(said: Mapping[str, Any]) -> Target:
-    """Make this process a rank: the next that it does is to run the target."""
-    os.environ.update(said["env"])
-    for number in signals.WARNINGS:
-        signal.signal(number, signal.SIG_IGN if said["ignore_warnings"] else signal.SIG_DFL)
-    preload.set_blas_threads(len(os.sched_getaffinity(0)))
-    target = Target.parse(said["words"])
-    target.prepare()
-    return target
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ def test_faults_in_one_allocation(place: Place, started: dict[str, Job], uninter
     assert kept == [
         ("node1", KILLED, []),
         ("node1", KILLED, ["node1"]),
-        ("node2", "its agent was killed", ["node2"]),
+        ("node2", "the node does not answer", ["node2"]),
     ], said
     assert (cut.node, job.nodes(), job.nodes_asked_for()) == ("node2", ["node3", "node4"], 3)
     assert job.metrics() == uninterrupted

@@ -155,9 +155,9 @@ class Recovery:
         node, rank = ("", None) if first is None else (first.host, first.rank)
         if end is not None and end.waits:
             node = ""
-        if out and node not in out:  # those that wait for a node fail in its place
-            node, why = next(iter(out.items()))
-            words, rank = why.words, None
+        if out and (node not in out or words == outcome.AGENT_KILLED):
+            node = node if node in out else next(iter(out))  # those that wait for a node fail in its place
+            words, rank = out[node].words, None
         everywhere = hearing.failed_everywhere(words)
         step = None if end is None else end.step
         return Failed(round(time.time(), 3), start, node, rank, words, step, checkpoint, everywhere, round(lost_s, 1))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +12,12 @@ from pathlib import Path
 import pytest
 from slowness import scaled, wait_until
 
+from cluster_ddp import processes
 from cluster_ddp.agent.channel.client import Client
-from cluster_ddp.agent.job import tasks
 from cluster_ddp.agent.job.hearing import Hearing
-from cluster_ddp.agent.job.tasks import Spares, Tasks
+from cluster_ddp.agent.job.restart import spares as spare_nodes
+from cluster_ddp.agent.job.restart import standby
+from cluster_ddp.agent.job.tasks import Tasks
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.outcome import End, Outcome
 
@@ -58,22 +62,98 @@ def test_the_next_start_is_told_where_to_meet(running: Tasks) -> None:
         running.again(hearing, {**ENV, "CLUSTER_DDP_START": "2", "HOME": "/it's mine"})
         told = client.hear(scaled(10))
     meeting = {"CLUSTER_DDP_START": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "7"}
-    assert told == {"kind": "again", "step": -1, "env": meeting}
+    assert told == {"kind": "again", "step": -1, "env": meeting, "log_dir": ""}
 
 
 def test_spares_that_can_be_used_and_those_that_can_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "_EXAMINED_S", 0.2)
+    monkeypatch.setattr(spare_nodes, "_EXAMINED_S", 0.2)
     names = ("healthy", "sick", "silent", "gone", "gone before")
-    spares = Spares(names)
+    spares = spare_nodes.Spares(names)
     spares.gone("gone before")
     spares.ask(names)
     spares.hear({"kind": "hello", "host": "silent"})
     spares.hear({"kind": "examined", "host": "healthy", "fault": ""})
     spares.hear({"kind": "examined", "host": "sick", "fault": "it's its GPU"})
     threading.Timer(0.05, spares.gone, ["gone"]).start()
-    lost, silent = tasks._LOST, tasks._SILENT
+    lost, silent = spare_nodes._LOST, spare_nodes._SILENT
     assert spares.answers(names) == {"sick": "it's its GPU", "silent": silent, "gone": lost, "gone before": lost}
     assert spares.lost == ["gone before", "gone"]
     spares.ask(["sick"])
     spares.hear({"kind": "examined", "host": "sick", "fault": ""})
     assert spares.answers(["healthy", "sick"]) == {}
+
+
+WAITING = {**ENV, "CLUSTER_DDP_START": "3", "PATH": os.environ["PATH"]}
+NODES = ("it's a node", "b")
+
+
+def waiting_task(running: Tasks) -> Client:
+    """The agent of the one task of a step that waits."""
+    client = Client.of_job({**WAITING, "CLUSTER_DDP_CHANNEL": f"127.0.0.1:{running.port}"})
+    client.say("waiting", ranks=[0], host="b", task="0", stays=True)
+    return client
+
+
+@pytest.fixture
+def prepared(running: Tasks) -> Iterator[Tasks]:
+    """Tasks with a step that waits for start 3, of one task; its srun is a stand-in."""
+    running.stand_by(["sleep", "600"], WAITING, NODES, 1)
+    assert running._standby is not None
+    srun = running._standby.srun
+    yield running
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(srun, signal.SIGKILL)
+
+
+def test_a_step_that_waits_becomes_that_of_the_start_it_was_made_for(prepared: Tasks) -> None:
+    hearing = Hearing("srun", 1, tasks=1)
+    with contextlib.closing(waiting_task(prepared)) as client:
+        assert prepared.start_waiting(NODES, WAITING, hearing, "/it's here")
+        told = client.hear(scaled(10))
+        assert (told["kind"], told["step"], told["log_dir"]) == ("again", 3, "/it's here")
+        assert told["env"] == {name: WAITING[name] for name in ("CLUSTER_DDP_START", "MASTER_ADDR", "MASTER_PORT")}
+        client.say("idle", task="0", status=0)
+        assert prepared.wait() == 0
+        assert prepared.can_start_again
+
+
+@pytest.mark.parametrize("fault", ["other nodes", "another start", "srun ended", "a task is gone", "too late"])
+def test_a_step_that_waits_in_vain_is_not_used(prepared: Tasks, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "_READY_S", 0.3)
+    step = prepared._standby
+    assert step is not None
+    client = contextlib.nullcontext() if fault == "too late" else contextlib.closing(waiting_task(prepared))
+    with client as one:
+        if fault == "srun ended":
+            os.kill(step.srun, signal.SIGKILL)
+            wait_until(lambda: not processes.started(step.srun))
+        elif fault == "a task is gone":
+            wait_until(lambda: step._waiting)
+            one.close()
+            wait_until(lambda: not step._waiting)
+        nodes = ("c", "b") if fault == "other nodes" else NODES
+        env = {**WAITING, "CLUSTER_DDP_START": "4"} if fault == "another start" else WAITING
+        assert not prepared.start_waiting(nodes, env, Hearing("srun", 1, tasks=1), "")
+        prepared._drop_standby()
+        wait_until(lambda: not Path(f"/proc/{step.srun}").exists())
+
+
+def test_a_silent_node_has_a_step_prepared_and_one_that_answers_again_ends_it(
+    running: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent: list[dict[str, str]] = []
+    monkeypatch.setattr(running._server, "silent", lambda: silent)
+    monkeypatch.setattr(running, "_prepare", lambda nodes: running.stand_by(["sleep", "600"], WAITING, nodes, 1))
+    running._hearing, running._spares = Hearing("srun", 1, tasks=1), spare_nodes.Spares(["spare"])
+    running._due()
+    assert running._standby is None
+    silent.append({"host": "it's a node"})
+    assert running._due() <= 0.5
+    step = running._standby
+    assert step is not None and step.nodes == ("it's a node",)
+    running._due()
+    assert running._standby is step
+    silent.clear()
+    running._due()
+    assert running._standby is None
+    wait_until(lambda: not Path(f"/proc/{step.srun}").exists())

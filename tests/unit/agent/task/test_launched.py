@@ -6,7 +6,7 @@ import pytest
 from stand_ins import HOSTILE
 
 from cluster_ddp.agent.options import Options
-from cluster_ddp.agent.task import start
+from cluster_ddp.agent.task import spawn, start
 from cluster_ddp.errors import SpecError
 
 ENV = {
@@ -58,7 +58,7 @@ def test_in_a_container_torchruns_workers_look_for_its_python() -> None:
     asked = Options(command=("python", "x.py"), launcher="torchrun", container="/i.sif")
     command, _ = start.launched(asked, ENV)
     inside = command[command.index("--no-python") + 1 :]
-    assert inside[:2] == ["sh", "-c"] and inside[4:] == [*start.agent(), "rank", "--", "python", "x.py"]
+    assert inside[:2] == ["sh", "-c"] and inside[4:] == [*spawn.agent(), "rank", "--", "python", "x.py"]
 
 
 def test_words_for_a_restart_are_added_from_the_second_start_on() -> None:

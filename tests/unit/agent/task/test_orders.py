@@ -62,6 +62,21 @@ def test_a_command_is_stopped_and_started_again_until_the_job_is_over(tmp_path: 
     assert said.read_text().splitlines()[1] == "1 node 8 7 --resume"
 
 
+def test_a_task_that_waits_begins_when_it_is_told(tmp_path: Path) -> None:
+    """With its output in the log of its task, which srun has not opened."""
+    with (
+        listening() as job,
+        started("bash", "-c", "echo $MASTER_ADDR", options=("--stays", "--waits"), **{**JOB, **job.env}) as task,
+    ):
+        assert wait_for(job, "waiting", 1)["task"] == "2"
+        assert not kinds(job, "hello")
+        job.server.tell("again", step=0, env={**AGAIN, "CLUSTER_DDP_START": "0"}, log_dir=str(tmp_path))
+        assert wait_for(job, "idle", 1)["status"] == 0
+        job.server.tell("over", step=0)
+        assert task.communicate(timeout=scaled(30)) == ("", "")
+    assert (tmp_path / "task-2.log").read_text() == "node 8\n"
+
+
 def sleepers(said: Path) -> list[int]:
     return [pid for pid in processes.find({"SAID": str(said)}) if processes.program(pid) == "sleep"]
 

@@ -80,14 +80,9 @@ def _command(pid: int) -> bytes:
         return b""
 
 
-def _is_ready(pid: int) -> bool:
-    """Whether it sleeps in a system call, with torch in memory."""
-    return "libtorch_python" in Path(f"/proc/{pid}/maps").read_text() and "recvmsg" in _syscall(pid)
-
-
-def _syscall(pid: int) -> str:
-    number = Path(f"/proc/{pid}/syscall").read_text().split()[0]
-    return "recvmsg" if number in ("47", "212") else number  # x86-64, arm64
+def _waits(pid: int) -> bool:
+    """Whether it sleeps in recvmsg(2): its number on x86-64, arm64."""
+    return Path(f"/proc/{pid}/syscall").read_text().split()[0] in ("47", "212")
 
 
 @contextmanager
@@ -115,7 +110,7 @@ def test_a_script_sees_no_difference(tmp_path: Path, form: str, monkeypatch: pyt
         with running(tmp_path, *words, options=options) as run:
             assert not run.start(0)["warm"]
             if not options:
-                wait_until(lambda: any(map(_is_ready, run.waiting())))
+                wait_until(lambda: any(map(_waits, run.waiting())))
             waiting = run.waiting()
             run.again()
             then = run.start(1)
@@ -135,10 +130,12 @@ WITHOUT_TORCH = SCRIPT.replace("import torch\n", "").replace("torch.get_num_thre
     ("command", "said"),
     [
         ((sys.executable, "it's a script.py"), ""),
-        ((sys.executable, "-S", "it's a script.py"), "its Python can't run cluster_ddp.runtime.fork.warm"),
+        ((sys.executable, "-I", "-S", "it's a script.py"), "its Python can't run cluster_ddp.runtime.fork.warm"),
+        ((sys.executable, "-S", "it's a script.py"), "No module named 'torch'"),
+        (("env", "CLUSTER_DDP_PRELOAD=no_such", sys.executable, "it's a script.py"), "No module named 'no_such'"),
         (("bash", "-c", f'"{sys.executable}" "it\'s a script.py"'), "the command is no Python script or module"),
     ],
-    ids=["killed", "no torch", "no Python"],
+    ids=["killed", "no cluster_ddp", "no torch", "an import fails", "no Python"],
 )
 def test_without_the_process_a_new_one_is_started(
     tmp_path: Path, command: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
@@ -146,11 +143,12 @@ def test_without_the_process_a_new_one_is_started(
     monkeypatch.chdir(tmp_path)
     with running(tmp_path, *command, script=WITHOUT_TORCH) as run:
         run.start(0)
-        if command[0] == sys.executable:
-            wait_until(lambda: run.waiting() or said)
-        for pid in run.waiting() if not said else ():
-            os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not run.waiting())
+        if not said:
+            wait_until(run.waiting)
+            os.kill(waiting := run.waiting()[0], signal.SIGKILL)
+            wait_until(lambda: not processes.started(waiting))
+        elif "No module" in said:  # it starts the command anew
+            wait_until(lambda: any(map(_waits, run.waiting())))
         run.again()
         assert not run.start(1)["warm"]
         _, err = run.end()
