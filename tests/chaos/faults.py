@@ -137,10 +137,10 @@ def ranks(layout: Layout, job_id: int) -> list[Rank]:
     for node in layout.node_names:
         for pid in processes_on(layout, node):
             environment = environment_of(pid)
-            is_rank = wanted.items() <= environment.items() and Env.NOTES in environment
-            if not is_rank or not _program(pid).startswith("python"):
+            if not wanted.items() <= environment.items() or not _program(pid).startswith("python"):
                 continue
-            if (rank := _named_rank(pid) or environment.get("SLURM_PROCID", "")).isdigit():
+            rank = _named_rank(pid) or (environment.get("SLURM_PROCID", "") if Env.NOTES in environment else "")
+            if rank.isdigit():
                 found.append(Rank(int(rank), node, pid))
     return sorted(found)
 
