@@ -24,7 +24,7 @@ from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.contract import RESTART, Env, Then
-from cluster_ddp.errors import SpecError
+from cluster_ddp.errors import ClusterDDPError, SpecError
 from cluster_ddp.slurm.variables import Variables, node_name
 
 
@@ -179,8 +179,9 @@ class Starts:
         others = nodes and nodes.without(dict.fromkeys(silent, LOST))
         if others is not None and others.training != self._on.nodes:
             on = step.On(others.training, is_beside=True)
-            env = {**job.env, **place.meeting(job.env, on.nodes[0], self.number + 1)}
-            self._tasks.stand_by(*self._step(on, env, waits=True), on.nodes, job.tasks)
+            with contextlib.suppress(OSError, ClusterDDPError):  # such as too many processes: the next start tells
+                env = {**job.env, **place.meeting(job.env, on.nodes[0], self.number + 1)}
+                self._tasks.stand_by(*self._step(on, env, waits=True), on.nodes, job.tasks)
 
     def _step(self, on: step.On, env: Mapping[str, str], *, waits: bool = False) -> tuple[list[str], dict[str, str]]:
         """Return srun's command, and its environment."""
