@@ -46,7 +46,7 @@ def meet_and_greet() -> None:
 
 def meet_under_torchrun() -> None:
     topology = Topology.from_environ(os.environ)
-    joined = store.meet(topology, "cpu", timeout_s=TIMEOUT_S)
+    joined = store.meet(topology, "cpu", timeout_s=scaled(30))
     print(f"restart {arrivals.with_common_restarts(topology, joined).restart_count}")
     joined.set(f"bye/{topology.rank}", "")
     joined.wait([f"bye/{rank}" for rank in range(topology.world_size)])
