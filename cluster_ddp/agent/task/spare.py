@@ -9,7 +9,6 @@ from cluster_ddp.agent import python_command
 from cluster_ddp.agent.channel.client import Client
 from cluster_ddp.agent.notes import one_line
 from cluster_ddp.agent.options import Options
-from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.orders import Orders
 from cluster_ddp.slurm.variables import node_name
 
@@ -22,12 +21,14 @@ _ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE":
 
 
 def run(options: Options) -> int:
-    """Wait for orders until the job is over. Returns the exit status."""
+    """Wait for orders until the job is over. Returns the exit status.
+
+    Signals are of no concern here: Slurm warns all steps of a job (--signal, preemption), and this one has nothing to save.
+    """
     host = node_name(os.environ)
     client = Client.of_job(os.environ)
     client.always["spare"] = True
     client.say("hello", ranks=[], host=host, task=None)
-    signals.let_come()
     orders = Orders(client, SPARE, lambda: None)
     while client.is_connected and (order := orders.wait())["kind"] == "examine":
         if host in order["nodes"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from listening import Listening, listening
 from slowness import scaled, wait_until
-from tasks import PLACE, started
+from tasks import PLACE, WARNINGS, started
 
 from cluster_ddp import processes
 from cluster_ddp.agent.channel.client import Client
@@ -194,8 +195,14 @@ def test_a_spare_examines_its_node_when_it_is_asked(
         assert len(kinds(job, "examined")) == 1
 
 
-def test_a_spare_ends_with_the_job(spare: Callable[[Listening], subprocess.Popen[bytes]]) -> None:
+def test_a_spare_ends_with_the_job_and_not_by_a_warning(
+    spare: Callable[[Listening], subprocess.Popen[bytes]],
+) -> None:
     with listening() as job:
         agent = spare(job)
         wait_for(job, "hello", 1)
+        for number in (*WARNINGS, signal.SIGTERM):
+            agent.send_signal(number)
+        job.server.tell("examine", step="spare", nodes=[HOST])
+        assert wait_for(job, "examined", 1)["spare"] is True
     assert agent.wait(timeout=scaled(30)) == 0
