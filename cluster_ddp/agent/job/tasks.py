@@ -17,6 +17,7 @@ from cluster_ddp.agent.job.hearing import Hearing
 from cluster_ddp.agent.job.restart.spares import Spares
 from cluster_ddp.agent.job.restart.standby import Standby
 from cluster_ddp.agent.notes import Notes
+from cluster_ddp.agent.outcome import TERM
 from cluster_ddp.agent.secret import Key
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.keeper import Keeper, status_of, wake
@@ -34,6 +35,8 @@ _LAST_WORDS_S = 3.0
 _FIRST_WORDS_S = 30.0
 # How long srun may take to end: after its tasks; and by TERM. Then others start beside it.
 _IN_PEACE_S, _END_S = 30.0, 0.3
+# How long after the tasks this process may get TERM, with which Slurm ends a job: it ends each step by itself.
+_TERM_S = 2.0
 # How long killed ranks may take to be gone.
 _KILLED_S = 5.0
 # How often to look for nodes that are silent.
@@ -152,6 +155,8 @@ class Tasks:
         if not self._hearing.are_idle:
             self._tell("stop")
             self._wait(_KILLED_S, idle=True)
+        if TERM in self._hearing.statuses:
+            time.sleep(_TERM_S)
         return status_of(self._hearing.statuses)
 
     @property

@@ -23,7 +23,7 @@ _ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE":
 def run(options: Options) -> int:
     """Wait for orders until the job is over. Returns the exit status.
 
-    Signals are of no concern here: Slurm warns all steps of a job (--signal, preemption), and this one has nothing to save.
+    Signals are held: Slurm warns all steps of a job (--signal, preemption), and this one has nothing to save.
     """
     host = node_name(os.environ)
     client = Client.of_job(os.environ)

@@ -6,8 +6,10 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from slowness import scaled, wait_until
@@ -63,6 +65,23 @@ def test_the_next_start_is_told_where_to_meet(running: Tasks) -> None:
         told = client.hear(scaled(10))
     meeting = {"CLUSTER_DDP_START": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "7"}
     assert told == {"kind": "again", "step": -1, "env": meeting, "log_dir": ""}
+
+
+@pytest.mark.parametrize(("status", "waits"), [(143, True), (1, False)])
+def test_tasks_that_term_has_ended_may_be_the_first_of_the_job(
+    running: Tasks, monkeypatch: pytest.MonkeyPatch, status: int, waits: bool
+) -> None:
+    """Slurm ends each step by itself, the batch script last: that is no failure of the ranks."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(running, "_keeper", SimpleNamespace(keep=lambda *a, **b: 0, is_running=True), raising=False)
+    hearing = Hearing("srun", 1, tasks=1)
+    running.again(hearing, {**ENV, "CLUSTER_DDP_START": "0"})
+    with contextlib.closing(task_of(running, 0, 0)) as client:
+        client.say("idle", task="0", status=status)
+        while not hearing.are_idle:
+            threading.Event().wait(0.01)
+    assert (running.wait(), bool(slept)) == (status, waits)
 
 
 def test_spares_that_can_be_used_and_those_that_can_not(monkeypatch: pytest.MonkeyPatch) -> None:
