@@ -20,12 +20,17 @@ def scaled(seconds: float) -> float:
     return seconds * slowness()
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 30.0, said: Callable[[], object] = str) -> None:
-    """Wait until something holds, at most so many seconds, scaled. `said`: what a failure shows."""
+def wait_until(
+    condition: Callable[[], object], seconds: float = 30.0, said: Callable[[], object] = str, pause_s: float = 0.05
+) -> None:
+    """Wait until something holds, at most so many seconds, scaled. `said`: what a failure shows.
+
+    Give a longer `pause_s` where the condition asks Slurm or looks at all processes: that costs CPU time.
+    """
     deadline = time.monotonic() + scaled(seconds)
     while not condition():
         assert time.monotonic() < deadline, said()
-        time.sleep(0.05)
+        time.sleep(pause_s)
 
 
 @functools.cache

@@ -50,7 +50,7 @@ class Run:
         return json.loads((self.path / "run.json").read_text())["topology"]["nodes"]
 
     def wait_for(self, condition: Callable[[], object], timeout_s: float = 300) -> None:
-        wait_until(condition, timeout_s, said=lambda: f"{self.status()}\n{output(self.path)}")
+        wait_until(condition, timeout_s, said=lambda: f"{self.status()}\n{output(self.path)}", pause_s=0.2)
 
     def wait_for_step(self, step: int) -> None:
         """Until a checkpoint of this step or a later one is there."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from chaos import faults
 from chaos.faults import Rank
-from cluster import Place, output
+from cluster import POLL_S, Place, output
 from paced_run import PACED, TRAINING, Run
 from slowness import wait_until
 
@@ -31,7 +31,7 @@ class Job(Run):
 
     def end(self, timeout_s: float = 600) -> JobStatus:
         """Wait for its end."""
-        wait_until(lambda: self.status().ended, timeout_s, said=lambda: f"{self.status()}\n{output(self.path)}")
+        wait_until(lambda: self.status().ended, timeout_s, lambda: f"{self.status()}\n{output(self.path)}", POLL_S)
         return self.status()
 
     def failures(self) -> list[Failed]:
