@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -38,9 +39,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _UNIT = Path(__file__).parent / "unit"
 _LONGEST = (
-    *("test_hang_watch.py", "test_examples.py", "test_options.py", "test_loop.py", "test_detection_example.py"),
-    *("test_workers_end.py", "test_parts.py", "test_local.py", "test_local_launchers.py", "test_gpu_rehearsal.py"),
-    "test_gpu_nodes_rehearsal.py",
+    *("test_gpu_nodes_rehearsal.py", "test_gpu_rehearsal.py", "test_hang_watch.py", "test_examples.py"),
+    *("test_options.py", "test_loop.py", "test_detection_example.py", "test_workers_end.py", "test_parts.py"),
+    *("test_local.py", "test_local_launchers.py"),
 )
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|_URL$", re.IGNORECASE)
@@ -59,10 +60,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slurm-version", choices=sorted(slurm_releases.SUITES), help=words)
 
 
+@pytest.hookimpl(trylast=True)  # after pytest has put those of one Slurm together, in all files
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` gives each of its processes a file at a time: those that take longest must not come last."""
-    order = {name: number for number, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: (_UNIT in item.path.parents, order.get(item.path.name, len(order))))
+    """`make test` gives each of its processes a file at a time: those that take longest must not come last.
+
+    Tests of jobs on Slurm wait much, the longest of the others compute: one of these after three of those.
+    """
+    slurm = dict.fromkeys(item.path for item in items if _UNIT not in item.path.parents)
+    turns = {path: float(number) for number, path in enumerate(slurm)}
+    longest = {name: 3 * number + 2.5 for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: turns.get(item.path, longest.get(item.path.name, math.inf)))
 
 
 def pytest_configure(config: pytest.Config) -> None:
