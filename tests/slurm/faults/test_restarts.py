@@ -133,13 +133,11 @@ def given_back(place: Place, *nodes: str) -> Iterator[None]:
 
 
 @pytest.mark.every_slurm
-def test_faults_in_one_allocation(place: Place, started: dict[str, Job], uninterrupted: list[dict]) -> None:
+def test_faults_in_one_allocation(place: Place, uninterrupted: list[dict]) -> None:
     """Rank 0 is killed, again: its node, which is the batch host, is left out. Then rank 0's new node is cut off.
 
     Its processes live on. Ranks wait for each other for ten minutes, the job does not, and it outlives the node's end.
     """
-    for one in started.values():
-        one.end()
     killed = [{"do": "kill", "rank": 0, "step": step, "start": number} for step, number in ((8, 0), (14, 1))]
     waits = [{"do": "wait", "rank": 0, "step": 30, "start": 3}]
     patient = (*PACED, *TRAINING, "--collective-timeout-s", "600")
