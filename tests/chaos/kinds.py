@@ -89,10 +89,10 @@ def bad_node(run: Run, rng: random.Random) -> str | None:
 
 
 def cut_node_for_a_moment(run: Run, rng: random.Random) -> str | None:
-    """A node's link is down for some seconds, and its ranks live on."""
+    """A node's link is down for some seconds, and its ranks live on. With --restarts, it is lost after four."""
     if not (ranks := run.ranks()):
         return None
-    node, for_s = rng.choice(ranks).node, rng.uniform(1, 6)
+    node, for_s = rng.choice(ranks).node, rng.uniform(1, 6 if run.way == "requeued" else 3)
     faults.cut_node(run.layout, node, for_s=for_s)
     return f"{node} for {for_s:.1f} s"
 
