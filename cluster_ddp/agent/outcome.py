@@ -105,7 +105,7 @@ class Outcome(NamedTuple):
     first: Failure | None = None
     """What failed first; None if nothing did."""
     lost_nodes: tuple[str, ...] = ()
-    """Nodes that Slurm has lost, as `lost_nodes` names them."""
+    """Nodes that are lost, as `lost_nodes` names them."""
     requeued: bool = False
     """Whether the job starts again."""
     time: float = 0.0
@@ -256,9 +256,9 @@ def has_lost_another(words: str) -> bool:
 
 
 def in_words(lost: Sequence[str]) -> str:
-    """Return which nodes Slurm has lost, in words; empty if none."""
+    """Return which nodes are lost, in words; empty if none."""
     names = ", ".join(filter(None, lost)) or "a node of the job"
-    return f"Slurm has lost {names} (node failure)" if lost else ""
+    return f"{names} {'is' if len(lost) == 1 else 'are'} lost (node failure)" if lost else ""
 
 
 def _failure(record: Mapping[str, Any]) -> Failure:

@@ -48,7 +48,7 @@ _ENDS = {
     ),
     "SystemFailure": "Slurm itself failed on one of its nodes. Submit it again; if it repeats, tell the support its id",
     "InactiveLimit": "Slurm heard nothing of its srun or salloc for longer than the site allows",
-    "NODE_FAIL": "Slurm has lost a node of the job (node failure)",
+    "NODE_FAIL": "a node of the job is lost (node failure)",
     "BOOT_FAIL": "a node did not start up. Submit it again, without that node: --exclude NODE",
     "DEADLINE": "it could not end before its --deadline",
     "OUT_OF_MEMORY": "the kernel has killed a process for memory",

@@ -73,7 +73,7 @@ def nothing_is_left(job: Job) -> None:
 
 def lost_node(job: Job) -> None:
     assert job.end["state"] == "NODE_FAIL", job.logs
-    said = f"Slurm has lost {job.rank(1)[1]} (node failure)"
+    said = f"{job.rank(1)[1]} is lost (node failure)"
     assert said in job.end["failure"], job.end
     assert "rank 0" not in job.end["failure"], job.end
 

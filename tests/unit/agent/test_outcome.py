@@ -168,12 +168,12 @@ FIRST = Failure(1, "node2", 1, "ValueError: x")
         (FIRST, (), "rank 1 on node2: ValueError: x"),
         (Failure(1, "node2", 3, ""), (), "rank 1 on node2"),
         (Failure(None, "n2", 3, "task 1: Exited"), (), "n2: task 1: Exited"),
-        (None, ("node3", "node4"), "Slurm has lost node3, node4 (node failure)"),
-        (None, ("",), "Slurm has lost a node of the job (node failure)"),
-        (FIRST, ("node3",), "rank 1 on node2: ValueError: x; Slurm has lost node3 (node failure)"),
-        (Failure(1, "node2", 143, "killed by SIGTERM"), ("node3",), "Slurm has lost node3 (node failure)"),
+        (None, ("node3", "node4"), "node3, node4 are lost (node failure)"),
+        (None, ("",), "a node of the job is lost (node failure)"),
+        (FIRST, ("node3",), "rank 1 on node2: ValueError: x; node3 is lost (node failure)"),
+        (Failure(1, "node2", 143, "killed by SIGTERM"), ("node3",), "node3 is lost (node failure)"),
         (Failure(1, "node2", 143, "killed by SIGTERM"), (), "rank 1 on node2: killed by SIGTERM"),
-        (Failure(1, "n3", 137, "its agent was killed"), ("n3",), "Slurm has lost n3 (node failure)"),
+        (Failure(1, "n3", 137, "its agent was killed"), ("n3",), "n3 is lost (node failure)"),
     ],
 )
 def test_the_failure_in_words(first: Failure | None, lost: tuple[str, ...], text: str) -> None:

@@ -101,13 +101,13 @@ def test_what_is_not_known_is_left_out(capsys, fake_slurm: FakeSlurm) -> None:
     ("state", "marker", "log", "said"),
     [
         ("FAILED", "rank 1 on n2: ValueError: x", "", "rank 1 on n2: ValueError: x"),
-        ("NODE_FAIL", "", "srun: error: Node failure on n2\n", "Slurm has lost n2 (node failure)"),
-        ("NODE_FAIL", "rank 0 on n1: killed by SIGTERM", "", "Slurm has lost a node of the job (node failure)"),
+        ("NODE_FAIL", "", "srun: error: Node failure on n2\n", "n2 is lost (node failure)"),
+        ("NODE_FAIL", "rank 0 on n1: killed by SIGTERM", "", "a node of the job is lost (node failure)"),
         (
             "NODE_FAIL",
             "rank 0 on n1: it waits",
             "Node failure on n2",
-            "rank 0 on n1: it waits; Slurm has lost n2 (node failure)",
+            "rank 0 on n1: it waits; n2 is lost (node failure)",
         ),
         ("OUT_OF_MEMORY", "", "", "the kernel has killed a process for memory"),
         ("OUT_OF_MEMORY", "rank 0 on n1: E", "", "rank 0 on n1: E; the kernel has killed a process for memory"),

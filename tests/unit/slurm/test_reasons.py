@@ -40,7 +40,7 @@ def test_a_sentence_of_slurms_gets_its_cure_before_its_details() -> None:
         ("FAILED", "NonZeroExitCode", 0, ""),
         ("CANCELLED", "None", 15, ""),
         ("TIMEOUT", "TimeLimit", 0, ""),
-        ("NODE_FAIL", "NodeDown", 0, "Slurm has lost a node"),
+        ("NODE_FAIL", "NodeDown", 0, "a node of the job is lost"),
         ("OUT_OF_MEMORY", "OutOfMemory", 9, "the kernel has killed"),
         ("FAILED", "None", 53, "its node could not open its output file"),  # sacct has no reason
     ],

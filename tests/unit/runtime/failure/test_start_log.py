@@ -69,10 +69,10 @@ def test_each_start_says_why_the_one_before_ended(tmp_path: Path, clock: Clock) 
 @pytest.mark.parametrize(
     ("said", "cause"),
     [
-        ("srun: error: Node failure on node2\nRestart 2 of job 12.\nx\n", "Slurm has lost node2 (node failure)."),
+        ("srun: error: Node failure on node2\nRestart 2 of job 12.\nx\n", "node2 is lost (node failure)."),
         (
             "*** JOB 12 ON n1 CANCELLED AT x DUE TO NODE FAILURE ***\nRestart 2 of job 12.\n",
-            "Slurm has lost a node of the job (node failure).",
+            "a node of the job is lost (node failure).",
         ),
         (
             "Restart 2 of job 12.\n",
@@ -98,11 +98,11 @@ LOST = Outcome("12", 0, "FAILED", 137, None, ("n2", "n3"))
 @pytest.mark.parametrize(
     ("ended", "cause"),
     [
-        (LOST, "Slurm has lost n2, n3 (node failure)."),
-        (LOST._replace(first=Failure(1, "n1", 143, "killed by SIGTERM")), "Slurm has lost n2, n3 (node failure)."),
+        (LOST, "n2, n3 are lost (node failure)."),
+        (LOST._replace(first=Failure(1, "n1", 143, "killed by SIGTERM")), "n2, n3 are lost (node failure)."),
         (
             LOST._replace(first=Failure(1, "n1", 1, "KeyError: y")),
-            "Failed first: rank 1 on n1: KeyError: y; Slurm has lost n2, n3 (node failure)",
+            "Failed first: rank 1 on n1: KeyError: y; n2, n3 are lost (node failure)",
         ),
         (Outcome("12", 0, "FAILED", 3, Failure(1, "n1", 3, "")), "Failed first: rank 1 on n1"),
         (Outcome("12", 0, "FAILED", 3), "It ended with status 3."),
@@ -133,7 +133,7 @@ def test_the_record_of_the_job_that_was_resumed(tmp_path: Path) -> None:
     (tmp_path / "job-4").mkdir()
     (tmp_path / "job-4" / "job.log").write_text("Restart 1 of job 4.\nsrun: error: Node failure on n2\n")
     outcome.write(tmp_path, Outcome("5", 0, "FAILED", 1, Failure(0, "n1", 1, "of the new job")))
-    assert start(tmp_path, 0, job=5)["cause"] == "Slurm has lost n2 (node failure)."
+    assert start(tmp_path, 0, job=5)["cause"] == "n2 is lost (node failure)."
     assert start(tmp_path, 0, job=6)["cause"] == "Failed first: rank 0 on n1: of the new job"  # nothing was moved
     outcome.write(tmp_path, Outcome("6", 0, "FAILED", 1, Failure(0, "n1", 1, "of an earlier start")))
     start(tmp_path, 1, job=6)
