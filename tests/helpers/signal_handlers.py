@@ -11,10 +11,12 @@ SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def put_back() -> Iterator[None]:
-    """Put them back in the end: processes of later tests would begin with the signals ignored that are ignored here."""
+    """Put them back in the end, with the blocked signals: processes of later tests begin with what is left here."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         for number, handler in before.items():
             signal.signal(number, handler)
