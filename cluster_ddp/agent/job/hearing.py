@@ -53,7 +53,8 @@ class Hearing:
     @property
     def all_have_begun(self) -> bool:
         """Whether all tasks have said that they begin."""
-        return len(self._begun) >= self._tasks
+        with self._lock:
+            return len(self._begun) >= self._tasks
 
     @property
     def was_stopped(self) -> bool:
@@ -64,7 +65,8 @@ class Hearing:
     @property
     def has_begun(self) -> bool:
         """Whether any task has said that it begins."""
-        return bool(self._begun)
+        with self._lock:
+            return bool(self._begun)
 
     @property
     def are_idle(self) -> bool:
@@ -143,7 +145,9 @@ class Hearing:
     def _first_failure(self, said: str) -> Failure | None:
         silent, of_ranks = None, self._launcher == "srun"
         if not self.all_have_begun:  # a node that can't start the agent, or a task that can't reach the job
-            silent = log_words.srun_says(said, of_ranks=of_ranks, heard=self._begun) or log_words.not_launched(said)
+            with self._lock:
+                heard = set(self._begun)
+            silent = log_words.srun_says(said, of_ranks=of_ranks, heard=heard) or log_words.not_launched(said)
         with self._lock:
             first = outcome.first_failure(self._ends, self._gone, silent, words_of=self._last_error)
         return first or log_words.srun_says(said, of_ranks=of_ranks)

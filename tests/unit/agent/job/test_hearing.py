@@ -91,6 +91,19 @@ def test_which_log_is_whose(tmp_path: Path, launcher: str, tasks: int, end: End,
     assert hearing.log_of(end) == (None if log is None else tmp_path / f"task-{log}.log")
 
 
+def test_who_has_begun_is_read_while_nobody_adds_to_it() -> None:
+    """The channel's thread does that."""
+
+    class Begun(set[int]):
+        def __len__(self) -> int:
+            assert hearing._lock.locked()
+            return super().__len__()
+
+    hearing = heard(tasks=1)
+    hearing._begun = Begun([0])
+    assert hearing.all_have_begun and hearing.has_begun
+
+
 def test_all_alone_is_said_once_and_one_alone_never(capfd: pytest.CaptureFixture[str]) -> None:
     hearing = heard({"kind": "alone", "rank": 1}, {"kind": "alone", "rank": 1})
     assert capfd.readouterr().err == ""
