@@ -9,6 +9,7 @@ from cluster_ddp.agent import python_command
 from cluster_ddp.agent.channel.client import Client
 from cluster_ddp.agent.notes import one_line
 from cluster_ddp.agent.options import Options
+from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.orders import Orders
 from cluster_ddp.slurm.variables import node_name
 
@@ -41,7 +42,14 @@ def _examined(options: Options) -> str:
     env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_STEP")}
     command = [python_command.interpreter(options.command), "-m", "cluster_ddp.doctor", "--quick"]
     try:
-        done = subprocess.run(command, env={**env, **_ALONE}, capture_output=True, text=True, timeout=_LIMIT_S)
+        done = subprocess.run(
+            command,
+            env={**env, **_ALONE},
+            preexec_fn=signals.let_come,  # else the doctor could end nothing by TERM
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+        )
     except subprocess.TimeoutExpired:
         return f"the doctor did not end within {_LIMIT_S:g} s"
     except OSError as error:

@@ -169,9 +169,10 @@ def spare(tmp_path: Path) -> Callable[[Listening], subprocess.Popen[bytes]]:
         ("#!/bin/sh\necho crashed >&2; exit 1\n", "crashed"),
         ("#!/bin/sh\nexit 1\n", "the doctor ended with status 1"),
         ('#!/bin/sh\necho "$RANK of $WORLD_SIZE, step $SLURM_STEP_ID, $3"; exit 1\n', "0 of 1, step , --quick"),
+        ("#!/bin/sh\n/bin/sleep 3 & kill $!; wait $!; echo $?; exit 1\n", "143"),
         ("no program", "the doctor can't be started: [Errno 8] Exec format error: 'python'"),
     ],
-    ids=["healthy", "sick", "verdict", "crashed", "silent", "alone", "none"],
+    ids=["healthy", "sick", "verdict", "crashed", "silent", "alone", "ends a process", "none"],
 )
 def test_a_spare_examines_its_node_when_it_is_asked(
     spare: Callable[[Listening], subprocess.Popen[bytes]], tmp_path: Path, doctor: str, fault: str
