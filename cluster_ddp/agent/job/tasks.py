@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from cluster_ddp.agent.secret import Key
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.keeper import Keeper, status_of, wake
 from cluster_ddp.agent.task.spare import SPARE
-from cluster_ddp.agent.task.spawn import spawn
+from cluster_ddp.agent.task.spawn import allow_many_files, spawn
 from cluster_ddp.contract import Env
 
 HELD = signals.WARNINGS
@@ -93,7 +92,7 @@ class Tasks:
         self._drop_standby()
         self._expect(hearing, env)
         self._srun = self._keeper.start(None, command, env)
-        _allow_many_files()
+        allow_many_files()
         for number in early:
             self._keeper.received(signal.Signals(number))
 
@@ -249,10 +248,3 @@ class Tasks:
             return [srun] if are_ready and waits else []
 
         return takers
-
-
-def _allow_many_files() -> None:
-    """Each task's connection is an open file. srun has started already: the ranks keep the limit that they had."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

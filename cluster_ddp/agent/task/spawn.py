@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,16 @@ from cluster_ddp.files import open_own
 
 # Python ignores them, and what is ignored stays ignored in a command: `yes | head` would not end.
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+# This process's first limit of open files, if it is another one now.
+_first_files: list[int] = []
+
+
+def allow_many_files() -> None:
+    """Let this process open many files: each task's connection is one. Commands keep the limit that it had."""
+    first, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        _first_files.append(first)
 
 
 def spawn(
@@ -60,6 +72,19 @@ def spawn(
             os.close(target)
 
 
+@contextlib.contextmanager
+def _first_limit() -> Iterator[None]:
+    """Files that are open stay open meanwhile. srun gives its limits to the ranks."""
+    now = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if _first_files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_first_files[0], now[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, now)
+
+
+@_first_limit()
 def _started(command: Sequence[str], env: Mapping[str, str], more: Mapping[str, Any]) -> int:
     """posix_spawnp(3) would look on the PATH of this process. An error that says more than "not found" counts."""
     program = command[0]

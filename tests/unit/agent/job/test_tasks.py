@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import threading
 import time
@@ -22,6 +23,7 @@ from cluster_ddp.agent.job.restart import standby
 from cluster_ddp.agent.job.tasks import Tasks
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.outcome import End, Outcome
+from cluster_ddp.agent.task import spawn
 
 ENV = {"CLUSTER_DDP_SECRET": "5e" * 32, "MASTER_ADDR": "node1", "MASTER_PORT": "7"}
 
@@ -176,3 +178,20 @@ def test_a_silent_node_has_a_step_prepared_and_one_that_answers_again_ends_it(
     running._due()
     assert running._standby is None
     wait_until(lambda: not Path(f"/proc/{step.srun}").exists())
+
+
+def test_later_ranks_keep_the_limit_of_open_files(running: Tasks, tmp_path: Path) -> None:
+    """Each task's connection is an open file of the job's agent, which raises its own limit."""
+    first = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, first[1]), first[1]))
+    spawn._first_files.clear()
+    try:
+        for name in ("first", "again"):
+            srun = ["sh", "-c", 'ulimit -Sn >"$0"; ulimit -Hn >>"$0"', str(tmp_path / f"it's {name}")]
+            running.start(srun, {**WAITING, "CLUSTER_DDP_START": "0"}, Hearing("srun", 1, tasks=1), ())
+            assert running.wait() == 0
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (first[1], first[1])
+        assert (tmp_path / "it's again").read_text() == (tmp_path / "it's first").read_text()
+    finally:
+        spawn._first_files.clear()
+        resource.setrlimit(resource.RLIMIT_NOFILE, first)
