@@ -11,11 +11,14 @@ import time
 from collections.abc import Mapping
 
 from cluster_ddp import processes
+from cluster_ddp.contract import Env
 from cluster_ddp.runtime.safe_print import complain
 from cluster_ddp.slurm.variables import node_name
 
 # What all ranks of this start on this node have in common.
 _COMMON = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID", "TORCHELASTIC_RUN_ID", "GROUP_RANK", "MASTER_PORT")
+# The same below our agent: a rank that waited for its start began with an older port.
+_COMMON_OF_OURS = (*_COMMON[:-1], Env.SECRET)
 _LOCAL_RANK = ("SLURM_LOCALID", "LOCAL_RANK")
 _SILENCE_S = 4.0
 _POLL_S = 0.2
@@ -32,17 +35,22 @@ def has_said_it(env: Mapping[str, str]) -> bool:
     name = next((name for name in _LOCAL_RANK if env.get(name)), None)
     if name is None or env[name] == "0":
         return False
-    common = {key: env[key] for key in _COMMON if env.get(key)}
+    common = {key: env[key] for key in (_COMMON_OF_OURS if Env.NOTES in env else _COMMON) if env.get(key)}
     own = {**common, name: env[name]}
     # In a container of this rank alone it sees no other: the first process there is its parent, or has its environment.
     is_alone = os.getppid() <= 1 or processes.has_environment(1, own)
     # A forked rank has the environment of its parent there.
-    can_see = bool(common) and not is_alone and processes.has_environment(os.getpid(), own)
+    can_see = bool(common) and not is_alone and os.getpid() in _ranks(own, env)
     deadline = time.monotonic() + _SILENCE_S
     while time.monotonic() < deadline:
-        if can_see and not processes.find({**common, name: "0"}):
+        if can_see and not _ranks({**common, name: "0"}, env):
             rank = env.get("SLURM_PROCID") or env.get("RANK") or "?"
             complain(f"[rank {rank} {node_name(os.environ)}] stopped: this node's first rank failed (see its error).")
             return True
         time.sleep(_POLL_S)
     return False
+
+
+def _ranks(values: Mapping[str, str], env: Mapping[str, str]) -> list[int]:
+    """Processes with such an environment, without agents, which have no notes, and may outlive their ranks."""
+    return [pid for pid in processes.find(values) if Env.NOTES not in env or Env.NOTES in processes.environment(pid)]

@@ -14,6 +14,7 @@ HOST = os.uname().nodename
 JOB_ID = 70_000 + os.getpid() % 2000
 DISTRIBUTED = "import cluster_ddp\nwith cluster_ddp.distributed(): ..."
 MISTAKE = "error: Running 3 tasks on this node, one GPU each:\n"
+OURS = {"CLUSTER_DDP_NOTES": "/it's here", "CLUSTER_DDP_SECRET": "5e"}
 ASK = """import os, sys
 from cluster_ddp.runtime.rendezvous import first_rank
 first_rank._SILENCE_S = 0.5
@@ -71,12 +72,16 @@ def asked(*words: str, **env: str) -> str:
         (True, (), {"SLURM_STEP_ID": "1"}, "True"),  # that is of another step
         (True, (), {"SLURM_NODEID": "1"}, "True"),  # and of another node, in a sandbox
         (False, ("SLURM_LOCALID=2",), {}, "False"),  # it was forked: nobody can see its variables
+        (False, ("MASTER_PORT=8",), OURS, "True"),  # it waited for its start, in which the port is another one
+        (True, (), OURS, "True"),  # an agent that stays
+        (False, ("CLUSTER_DDP_NOTES=/later",), {}, "False"),  # it began without notes: so may the first one
     ],
 )
 def test_another_rank_speaks_only_if_the_first_one_still_runs(
     is_there: bool, words: tuple[str, ...], env: dict[str, str], said: str
 ) -> None:
-    first = subprocess.Popen(["sleep", "600"], env=environment(0)) if is_there else None
+    secret = {name: env[name] for name in OURS if name in env and name != "CLUSTER_DDP_NOTES"}
+    first = subprocess.Popen(["sleep", "600"], env=environment(0, **secret)) if is_there else None
     try:
         assert asked(*words, **env) == said
     finally:
