@@ -30,7 +30,7 @@ _EXAMPLES = {
     "signal": "two minutes before the end: --signal USR1@120",
     "launcher": "leave it out, or --launcher srun",
     "restarts": "for three: --restarts 3",
-    "hang_restart_s": "for half a minute: --hang-restart-s 30",
+    "hang_restart_s": "for a minute: --hang-restart-s 60",
     "restart_args": "for example --restart-args '--resume last.pth'",
     "trace": "for ten steps: --trace 10",
     "modules": "see the names: module avail",

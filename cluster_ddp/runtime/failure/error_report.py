@@ -127,15 +127,22 @@ class FailureReporter:
             while time.monotonic() < deadline and self.ask_store(self._absent, ""):
                 time.sleep(0.1)
 
-    def end_hang(self, restart_s: float) -> None:
+    def end_hang(self, restart_s: float, is_over: Callable[[], bool]) -> None:
         """End this process because ranks don't answer, so that all start again, unless another one has failed first.
 
         Args:
             restart_s: seconds after the warning that they had to answer.
+            is_over: whether the hang is over.
         """
         assert self.hangs is not None
+
+        def claim(store: dist.Store, name: str) -> str:
+            store.check([_KEY])  # may take seconds, and then a step comes
+            return "" if is_over() else self._first_failure(store, name)
+
         name = f"rank {self._rank()} on {node_name(os.environ)}"
-        if self.hangs.lost_store or self.ask_store(self._first_failure, name) in (name, None):
+        first = name if self.hangs.lost_store else self.ask_store(claim, name)
+        if first == name or (first is None and not is_over()):
             self.hangs.accuse()
             hint = (
                 f"check that node and that rank's output; if ranks may take longer: --hang-restart-s {2 * restart_s:g}"

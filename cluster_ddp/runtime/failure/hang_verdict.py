@@ -86,8 +86,18 @@ def silent_nodes(answers: Sequence[Answer]) -> list[str]:
 
 def silent_ranks(answers: Sequence[Answer]) -> str:
     """Return the ranks that do not answer, and are not known to be busy in C code or to have ended; "" for none."""
-    silent = [one for one in answers if one.state in ("gone", "stopped")]
+    silent = _silent(answers)
     return _names(silent) if silent else ""
+
+
+def have_files(answers: Sequence[Answer], run_dir: Path | None) -> bool:
+    """Return whether the silent ranks have stack files here. Only by its file is a rank known to be busy in C code."""
+    files = [run_dir / File.STACK.format(one.rank) for one in _silent(answers)] if run_dir else [Path("/nowhere")]
+    return all(path.exists() for path in files)
+
+
+def _silent(answers: Sequence[Answer]) -> list[Answer]:
+    return [one for one in answers if one.state in ("gone", "stopped")]
 
 
 def reached(answers: Sequence[Answer], host: str) -> dict[int, str]:

@@ -7,6 +7,7 @@ reach more (`sick_nodes.may_accuse`).
 
 With `--hang-restart-s`, ranks that then still don't answer end the start: the rank that has printed the verdict fails
 with it, and the job's agent starts all again. A hang in which all ranks answer is the script's own: nothing ends it.
+Nor one of ranks whose stack files can't be seen: only those say that a rank is busy in C code.
 
 On GPUs (read in the sources of torch 2.15 only) the main thread waits in `nonblocking_wait`, or in C++ in a call of
 the script's own. torch's flight recorder then names NCCL's collective: it keeps 2,000 (FlightRecorder.hpp).
@@ -43,6 +44,11 @@ _ANSWER_S = 1.0
 _OTHERS_S = 10.0
 _NEVER = float("inf")
 
+_BLIND = """\
+warning: --hang-restart-s {:g} ends no start of this job: there is no run directory on {}, or none that all nodes share.
+  Only by their files there are ranks that are busy in C code told from those that are stopped or gone.
+  Hint: --run-dir PATH, on a shared file system"""
+
 
 class HangWatch:
     """A thread that watches one rank.
@@ -53,7 +59,7 @@ class HangWatch:
         warning_s: seconds without a step until the ranks say where they are.
         timeout_s: seconds that a collective may take.
         restart_s: seconds after the warning until ranks that don't answer end the start.
-        end: ends this process, as the first that fails, unless another one has failed.
+        end: ends this process, as the first that fails, unless another one has failed, or the hang is over.
     """
 
     def __init__(
@@ -64,7 +70,7 @@ class HangWatch:
         warning_s: float,
         timeout_s: float,
         restart_s: float = _NEVER,
-        end: Callable[[], None] = lambda: None,
+        end: Callable[[Callable[[], bool]], None] = lambda is_over: None,
     ) -> None:
         self._topology, self._answers = topology, HangAnswers(topology, ask)
         self._warning_s, self._timeout_s, self._restart_s, self._end = warning_s, timeout_s, restart_s, end
@@ -75,6 +81,9 @@ class HangWatch:
         self._error: BaseException | None = None
         self._silent_nodes: list[str] = []
         self._is_first = False  # to end the start
+        self._knows_busy = False  # which ranks are in C code
+        is_last = topology.rank == topology.world_size - 1  # one on another node than rank 0, if any is
+        self._blind_at = time.monotonic() + warning_s if is_last and restart_s < _NEVER else _NEVER
         self._file: stack_file.StackFile | None = None
         self._workers = stack_file.WorkerStacks()
         self._thread = threading.Thread(target=self._watch, name="hangs", daemon=True)
@@ -144,6 +153,9 @@ class HangWatch:
         self._open_file()
         if self._file is not None:
             self._file.arm(self._warning_s + 4 * self._every_s)
+        elif step_clock.last_s and time.monotonic() > self._blind_at:
+            self._blind_at = _NEVER
+            complain(_BLIND.format(self._restart_s, node_name(os.environ)))
         if self._answered_at == step_clock.last_s:
             if time.monotonic() >= self._due_s:
                 self._end_if_silent()
@@ -167,9 +179,12 @@ class HangWatch:
         self._answers.lost_store = False  # it may answer again
         with self._told:
             self._judge(self._collect(patience_s=0.0))
-        is_over = self._stopped.is_set() or self._error is not None or self._answered_at != step_clock.last_s
-        if self.silent and not is_over:
-            self._end()
+        if self.silent and not self._is_over():
+            self._end(self._is_over)
+
+    def _is_over(self) -> bool:
+        """Whether the hang that was answered last is over."""
+        return self._stopped.is_set() or self._error is not None or self._answered_at != step_clock.last_s
 
     def _open_file(self) -> None:
         folder = self._run_dir()
@@ -202,10 +217,13 @@ class HangWatch:
         answer = self._here(ask_workers=True)
         self._open_file()
         if self._file is not None:
-            self._file.write(answer.text())
-            self._file.dump()
+            with contextlib.suppress(OSError):  # such as on a full disk: others may ask the store
+                self._file.write(answer.text())
+                self._file.dump()
+                self._file.sync()
         if not self._answers.give(answer) and self._file is not None:
             self._file.write(replace(answer, lost_store=True).text())
+            self._file.sync()
 
     def _tell(self, due_s: float = _NEVER, *, print_it: bool = True) -> None:
         """Make the verdict. One rank prints it: the lowest that comes so far."""
@@ -216,7 +234,8 @@ class HangWatch:
             if self.words:
                 return
             speaks = self._judge(self._collect(patience_s=2 * self._every_s + _ANSWER_S))
-            self._due_s = due_s + (0.0 if self._is_first else _OTHERS_S) if self.silent else _NEVER
+            can_end = self.silent and self._knows_busy
+            self._due_s = due_s + (0.0 if self._is_first else _OTHERS_S) if can_end else _NEVER
             if speaks and print_it and self._error is None:  # else its error is said, and is the last word
                 complain(f"No step was completed for {self._warning_s:g} s: {self.words}.{self._threat()}")
 
@@ -236,6 +255,7 @@ class HangWatch:
         if nodes and not knows:
             self.words += f"; rank {self._topology.rank} reaches {len(reached)} of {size} ranks: it may be cut off"
         self._silent_nodes = nodes if knows else []
+        self._knows_busy = hang_verdict.have_files(answers, self._run_dir())
         rank, present = self._topology.rank, [one.rank for one in answers if not one.state]
         is_lowest = rank == min(present, default=rank)
         self._is_first = knows and is_lowest

@@ -42,6 +42,8 @@ class StackFile:
         self.path, self.is_wanted = path, False
         self._head = open_own(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         self._end = open_own(path, os.O_WRONLY | os.O_APPEND)
+        # The watchdog can't call `sync`, and an NFS client may write half a minute late.
+        self._watchdogs = open_own(path, os.O_WRONLY | os.O_APPEND | os.O_DSYNC)
         self._is_armed, self._handles_faults = False, not faulthandler.is_enabled()
         if self._handles_faults:
             faulthandler.enable(self._end)
@@ -55,6 +57,10 @@ class StackFile:
         self.is_wanted = True
         os.write(self._end, time.strftime(f"\n{stacks.ANSWERED} %Y-%m-%dT%H:%M:%S\n").encode())
         faulthandler.dump_traceback(self._end)
+
+    def sync(self) -> None:
+        """Let other nodes see what was written, on a file system that writes late."""
+        os.fsync(self._head)
 
     def take_stderr(self) -> None:
         """Append what C and C++ code writes to stderr from now on; what Python writes goes where it went."""
@@ -70,7 +76,7 @@ class StackFile:
     def arm(self, timeout_s: float) -> None:
         """Append the stacks in this time, by a thread that needs no Python, unless it is armed again before."""
         self._is_armed = True
-        faulthandler.dump_traceback_later(timeout_s, file=self._end)
+        faulthandler.dump_traceback_later(timeout_s, file=self._watchdogs)
 
     def close(self) -> None:
         """Stop writing, and remove the file unless there was a hang."""
@@ -81,8 +87,8 @@ class StackFile:
         with contextlib.suppress(OSError):
             if not self.is_wanted and is_at(self._head, self.path):  # else it is a newer start's
                 self.path.unlink()
-        os.close(self._head)
-        os.close(self._end)
+        for descriptor in (self._head, self._end, self._watchdogs):
+            os.close(descriptor)
 
 
 class WorkerStacks:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -54,6 +55,30 @@ def test_rank_0_stays_until_the_others_know_who_failed(capfd: pytest.CaptureFixt
     assert 0.4 < time.monotonic() - begun < scaled(4)
     other.join()
     assert "ValueError: the one that matters" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("is_lost", "is_over"), [(False, False), (False, True), (True, False), (True, True)])
+def test_a_hang_that_is_over_once_the_store_has_answered_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, is_lost: bool, is_over: bool
+) -> None:
+    """The store may take seconds to answer, and not in time."""
+
+    class Slow(dist.HashStore):  # type: ignore[misc]
+        def check(self, keys: list[str]) -> bool:
+            steps.append(1)
+            if is_lost:
+                raise RuntimeError("it's gone")
+            return super().check(keys)
+
+    steps: list[int] = []
+    ended: list[int] = []
+    monkeypatch.setattr(error_report.hard_exit, "now", ended.append)
+    reporter, store = FailureReporter(), Slow()
+    reporter.topology, reporter.store = Topology.from_environ(slurm_step(0, 2, job_id=1)), store
+    reporter.hangs = SimpleNamespace(lost_store=False, accuse=lambda: None, silent="rank 1", words="it's silent")
+    reporter.end_hang(1.0, lambda: is_over and bool(steps))
+    assert ended == ([] if is_over else [1])
+    assert dist.HashStore.check(store, [error_report._KEY]) is (not is_over and not is_lost)
 
 
 @pytest.fixture(autouse=True)

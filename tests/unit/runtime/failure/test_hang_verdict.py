@@ -132,7 +132,7 @@ def test_who_ends_a_start_in_which_ranks_are_silent(
     store, ended = dist.HashStore(), list[str]()
     watches: dict[int, HangWatch] = {}
 
-    def end() -> None:
+    def end(is_over: Callable[[], bool]) -> None:
         ended.append(watches[0].words)
         watches[0].accuse()
 

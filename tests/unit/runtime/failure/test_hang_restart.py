@@ -1,0 +1,102 @@
+"""`--hang-restart-s`: a rank that is busy in C code ends no start. test_hang_watch.py has real hangs."""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from ranks import slurm_step
+
+from cluster_ddp.contract import Env
+from cluster_ddp.runtime.failure import hang_watch, stack_file, step_clock
+from cluster_ddp.runtime.failure.hang_verdict import Answer
+from cluster_ddp.runtime.failure.hang_watch import HangWatch
+from cluster_ddp.slurm.topology import Topology
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A run directory. This rank has completed its last step some time ago, and waits for nobody."""
+    monkeypatch.setattr(hang_watch, "_ANSWER_S", 0.0)
+    monkeypatch.setattr(hang_watch, "_OTHERS_S", 0.0)
+    monkeypatch.setattr(step_clock, "last_s", time.monotonic() - 60)
+    monkeypatch.setattr(step_clock, "run_dir", None)
+    monkeypatch.delenv(Env.RUN_DIR, raising=False)
+    (path := tmp_path / "it's a run").mkdir()
+    yield path
+
+
+def watching(rank: int, ended: list[bool], *, warning_s: float = 0.1) -> HangWatch:
+    """The watch of one of two ranks, without its thread; the other one is silent."""
+    store, topology = dist.HashStore(), Topology.from_environ(slurm_step(rank, 2, job_id=1))
+    limits = {"warning_s": warning_s, "timeout_s": 600.0, "restart_s": 0.0}
+    return HangWatch(
+        topology, lambda ask, name: ask(store, name), **limits, end=lambda is_over: ended.append(is_over())
+    )
+
+
+@pytest.mark.parametrize("seen", ["all files", "own file", "no run directory"])
+def test_silent_ranks_end_a_start_only_where_their_files_would_say_that_they_are_busy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, seen: str
+) -> None:
+    if seen != "no run directory":
+        monkeypatch.setenv(Env.RUN_DIR, str(folder))
+    if seen == "all files":
+        (folder / "stack-rank1.txt").write_text(f"{Answer(rank=1, host='node 1').text()}\n")
+    ended: list[bool] = []
+    watch = watching(0, ended)
+    try:
+        for _ in range(3):
+            watch._look()
+        assert watch.silent == "rank 1 on node 1" if seen == "all files" else watch.silent.startswith("rank 1 on ")
+        assert ended == ([False] if seen == "all files" else [])
+    finally:
+        watch._workers.close()
+        if watch._file is not None:
+            watch._file.close()
+
+
+@pytest.mark.parametrize(("rank", "times"), [(0, 0), (1, 1)])
+def test_one_rank_says_once_that_there_is_no_run_directory(
+    folder: Path, capfd: pytest.CaptureFixture[str], rank: int, times: int
+) -> None:
+    watch = watching(rank, [], warning_s=0.0)
+    for _ in range(3):
+        watch._look()
+    watch._workers.close()
+    assert capfd.readouterr().err.count("warning: --hang-restart-s 0 ends no start of this job") == times
+
+
+def test_where_a_rank_is_stuck_is_written_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An NFS client may write half a minute late: by then the rank would count as gone."""
+    watchdogs, synced = [], []
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda timeout_s, file: watchdogs.append(file))
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(str(Path(f"/proc/self/fd/{file}").readlink())))
+    monkeypatch.setenv(Env.RUN_DIR, str(folder))
+    watch = watching(0, [])
+    watch._look()
+    assert watch._file is not None and watch._answered_at == step_clock.last_s
+    assert fcntl.fcntl(watchdogs[0], fcntl.F_GETFL) & os.O_DSYNC
+    assert synced[0] == str(folder / "stack-rank0.txt")
+    watch._workers.close()
+    watch._file.close()
+
+
+def test_a_full_disk_silences_no_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(file: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setenv(Env.RUN_DIR, str(folder))
+    watch = watching(0, [])
+    monkeypatch.setattr(stack_file.StackFile, "dump", fail)
+    watch._look()
+    assert watch.words
+    watch._workers.close()
+    assert watch._file is not None
+    watch._file.close()
