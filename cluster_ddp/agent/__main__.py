@@ -1,7 +1,7 @@
 """`python -m cluster_ddp.agent`, and the program that a submission freezes into one file.
 
 job OPTIONS -- COMMAND                       on the batch host, or on this machine: starts the ranks, and what follows
-task [--ignore-warnings] [--stays [--waits]] OPTIONS -- COMMAND
+task [--ignore-warnings] [--stays [--waits=MARK]] OPTIONS -- COMMAND
                                              in each task of a step
 rank [--ignore-warnings] -- COMMAND          around each worker of torchrun
 spare OPTIONS -- COMMAND                     on each spare node
@@ -50,15 +50,18 @@ def _around(verb: str, words: Sequence[str]) -> int:
     from cluster_ddp.agent import options
     from cluster_ddp.agent.task import start
 
-    flags = {word for word in words[:3] if word in ("--ignore-warnings", "--stays", "--waits")}
-    asked, ignores = options.parse(f"{PROGRAM} ({verb})", words[len(flags) :]), "--ignore-warnings" in flags
+    words, flags = list(words), set()
+    while words[0] in ("--ignore-warnings", "--stays"):
+        flags.add(words.pop(0))
+    waits = words.pop(0).partition("=")[2] if words[0].startswith("--waits=") else ""
+    asked, ignores = options.parse(f"{PROGRAM} ({verb})", words), "--ignore-warnings" in flags
     if verb == "rank":
         return start.Task(asked, int(os.environ["RANK"]), ignores).keep(os.environ)
     if verb == "spare":
         from cluster_ddp.agent.task import spare
 
         return spare.run(asked)
-    return start.run(asked, ignore_warnings=ignores, stays="--stays" in flags, waits="--waits" in flags)
+    return start.run(asked, ignore_warnings=ignores, stays="--stays" in flags, waits=waits)
 
 
 def run() -> NoReturn:

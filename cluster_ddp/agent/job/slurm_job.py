@@ -181,14 +181,16 @@ class Starts:
             on = step.On(others.training, is_beside=True)
             with contextlib.suppress(OSError, ClusterDDPError):  # such as too many processes: the next start tells
                 env = {**job.env, **place.meeting(job.env, on.nodes[0], self.number + 1)}
-                self._tasks.stand_by(*self._step(on, env, waits=True), on.nodes, job.tasks)
+                mark = f"standby-{os.urandom(4).hex()}"
+                self._tasks.stand_by(mark, *self._step(on, env, waits=mark), on.nodes, job.tasks)
+                where = f"the next start is prepared on {', '.join(on.nodes)}"
+                report.say(f"No answer from {', '.join(dict.fromkeys(silent))} for two seconds: {where}.")
 
-    def _step(self, on: step.On, env: Mapping[str, str], *, waits: bool = False) -> tuple[list[str], dict[str, str]]:
+    def _step(self, on: step.On, env: Mapping[str, str], *, waits: str = "") -> tuple[list[str], dict[str, str]]:
         """Return srun's command, and its environment."""
         job, ignored, stays = self._job, self._slurm.all_get_signals, self._tasks.stays
         options = job.options._replace(doctor=job.options.doctor and not on.is_beside)
-        folder = None if waits else job.folder
-        command = step.srun(options, job.size, folder, ignore_warnings=ignored, on=on, stays=stays, waits=waits)
+        command = step.srun(options, job.size, job.folder, ignore_warnings=ignored, on=on, stays=stays, waits=waits)
         return command, step.step_env(options, job.size, env, on)
 
     def _judge(self) -> Outcome:

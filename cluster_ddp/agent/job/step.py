@@ -55,11 +55,11 @@ def srun(
     ignore_warnings: bool,
     on: On = ALL,
     stays: bool = False,
-    waits: bool = False,
+    waits: str = "",
 ) -> list[str]:
-    """Return the command that starts the tasks of a job."""
+    """Return the command that starts the tasks of a job. See `task.run`; those that wait write to their logs later."""
     command = ["srun", *tasks(options, size), *on.options(), "--kill-on-bad-exit=1"]
-    if folder is not None and options.launcher != "fork":  # each forked rank has a log of its own
+    if folder is not None and options.launcher != "fork" and not waits:  # each forked rank has a log of its own
         log = str(folder).replace("%", "%%") + "/" + File.TASK_LOG.format("%t")
         command += [f"--output={log}", "--open-mode=append"]
     command += options.srun_options
@@ -72,9 +72,9 @@ def srun(
     return [*command, *words]
 
 
-def task(options: Options, *, ignore_warnings: bool, stays: bool = False, waits: bool = False) -> list[str]:
+def task(options: Options, *, ignore_warnings: bool, stays: bool = False, waits: str = "") -> list[str]:
     """Return the command of a task's agent: what it needs of the job's options. See `task.run`."""
-    asked = {"--ignore-warnings": ignore_warnings, "--stays": stays, "--waits": waits}
+    asked = {"--ignore-warnings": ignore_warnings, "--stays": stays, f"--waits={waits}": waits}
     flags = [flag for flag, is_asked in asked.items() if is_asked]
     return [*agent(), "task", *flags, *_needed(options)]
 

@@ -12,6 +12,7 @@ from cluster_ddp import processes
 from cluster_ddp.agent.channel import sockets
 from cluster_ddp.agent.channel.lines import Message
 from cluster_ddp.agent.channel.server import Server
+from cluster_ddp.agent.job import report
 from cluster_ddp.agent.job.hearing import Hearing
 from cluster_ddp.agent.job.restart.spares import Spares
 from cluster_ddp.agent.job.restart.standby import Standby
@@ -67,7 +68,8 @@ class Tasks:
         self._noted, self.stays, self._note_gone, self._prepare = noted, stays, note_gone, prepare
         self._spares = Spares()
         self._standby: Standby | None = None
-        self._step = self._start = -1
+        self._step: int | str = -1
+        self._start = -1
         self._server = Server(sockets.listen(ports), Key.of_job(env), self._hear, self._gone, notices=stays)
 
     @property
@@ -90,15 +92,17 @@ class Tasks:
             early: signals that came before.
         """
         self._drop_standby()
-        self._expect(hearing, env)
+        self._expect(hearing, env, int(env[Env.START]))
         self._srun = self._keeper.start(None, command, env)
         allow_many_files()
         for number in early:
             self._keeper.received(signal.Signals(number))
 
-    def stand_by(self, command: Sequence[str], env: Mapping[str, str], nodes: Sequence[str], tasks: int) -> None:
+    def stand_by(
+        self, mark: str, command: Sequence[str], env: Mapping[str, str], nodes: Sequence[str], tasks: int
+    ) -> None:
         """Start a step whose agents wait. See `Standby`."""
-        self._standby = Standby(command, env, nodes, tasks)
+        self._standby = Standby(mark, command, env, nodes, tasks)
 
     def start_waiting(self, nodes: Sequence[str], env: Mapping[str, str], hearing: Hearing, log_dir: str) -> bool:
         """Let the agents that wait start their commands.
@@ -115,21 +119,24 @@ class Tasks:
         standby = self._standby
         if standby is None or not standby.is_ready_for(int(env[Env.START]), nodes):
             return False
+        self._expect(hearing, env, standby.mark)
         self._standby = None
-        self._expect(hearing, env)
+        for hello in standby.gone_since:  # a moment ago
+            hearing.gone(hello)
         self._srun = standby.srun
         self._keeper.adopt(None, standby.srun)
         self._tell_again(env, log_dir)
         return True
 
-    def _expect(self, hearing: Hearing, env: Mapping[str, str]) -> None:
+    def _expect(self, hearing: Hearing, env: Mapping[str, str], step: int | str) -> None:
         """Begin to hear the tasks of a new step."""
-        self._hearing, self._step, self._start = hearing, int(env[Env.START]), int(env[Env.START])
+        self._hearing, self._step, self._start = hearing, step, int(env[Env.START])
         self._keeper = Keeper(self._noted, lambda end: None, held=HELD, takers=self._srun_if_ready())
         signal.signal(signal.SIGINT, lambda number, frame: None)
 
     def _drop_standby(self) -> None:
         if self._standby is not None:
+            self._server.tell("over", step=self._standby.mark)
             self._standby.end()
             self._standby = None
 
@@ -196,8 +203,8 @@ class Tasks:
     def _hear(self, message: Message) -> None:
         if message.get("spare"):
             self._spares.hear(message)
-        elif message["kind"] == "waiting":
-            if (standby := self._standby) is not None and message["start"] == standby.number:
+        elif message.get("standby", self._step) != self._step:  # of a step that waits, or has waited in vain
+            if (standby := self._standby) is not None and message["standby"] == standby.mark:
                 standby.hear(message)
         elif message.get("start") == self._start:  # else it is of a rank that was left behind
             self._hearing.hear(message)
@@ -206,9 +213,10 @@ class Tasks:
     def _gone(self, hello: Message) -> None:
         if hello.get("spare"):
             self._spares.gone(hello["host"])
-        elif (standby := self._standby) is not None and hello.get("start") == standby.number:
-            standby.gone(hello)
-        elif hello.get("start") == self._step or hello.get("start") == self._start:
+        elif hello.get("standby", self._step) != self._step:
+            if (standby := self._standby) is not None and hello["standby"] == standby.mark:
+                standby.gone(hello)
+        elif "standby" in hello or hello.get("start") in (self._step, self._start):
             self._hearing.gone(hello)
         wake()
 
@@ -225,7 +233,9 @@ class Tasks:
             return due_s
         silent = [hello["host"] for hello in self._server.silent()]
         if not silent and not self._hearing.gone_from:
-            self._drop_standby()  # they answer again
+            if self._standby is not None:
+                report.say("All nodes answer again.")
+            self._drop_standby()
         elif silent and self._standby is None:
             self._prepare(silent)
         return min(due_s, _LOOK_S)

@@ -73,7 +73,7 @@ class Keeper:
         self._is_ending = False
         self.has_killed = False
         """Whether a command had to be killed: what it has started may still run."""
-        self._oom_kills = processes.oom_kills()
+        self.count_oom_kills()
         # Whom nohup has started, a terminal that closes does not end, and none of its commands.
         deaf = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else []
         self._held = [*(one for one in held if one not in deaf), signal.SIGCHLD]
@@ -116,6 +116,10 @@ class Keeper:
     def adopt(self, rank: int | None, pid: int) -> None:
         """Keep a child of this process that is running already."""
         self._running[pid] = Child(rank, "the ranks' parent" if rank is None else f"rank {rank}")
+
+    def count_oom_kills(self) -> None:
+        """Leave out, in what is said of later ends, whom the kernel has killed for memory so far."""
+        self._oom_kills = processes.oom_kills()
 
     @property
     def is_running(self) -> bool:

@@ -28,7 +28,7 @@ class Orders:
 
     Args:
         client: connected to the job.
-        step: number of the start with which this step began, or "spare": orders for others are not for this task.
+        step: number of the start with which this step began, or its name: orders for others are not for this task.
         wake: is called in that thread after each order.
     """
 

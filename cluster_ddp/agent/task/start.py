@@ -31,14 +31,14 @@ from cluster_ddp.files import open_own
 from cluster_ddp.slurm.variables import node_name
 
 
-def run(options: Options, *, ignore_warnings: bool, stays: bool = False, waits: bool = False) -> int:
+def run(options: Options, *, ignore_warnings: bool, stays: bool = False, waits: str = "") -> int:
     """Keep the command of a task of Slurm. Returns its exit status.
 
     Args:
         options: of the job.
         ignore_warnings: whether a command may be sent a warning before it has a handler.
         stays: whether the job may have the command started again.
-        waits: whether the job says when the command starts for the first time.
+        waits: the name of a step whose commands start only when the job says so; empty for others.
     """
     env = dict(os.environ)
     if Env.LOCAL_JOB_ID in env:
@@ -70,7 +70,7 @@ class Task:
     """
 
     def __init__(
-        self, options: Options, rank: int | None, ignore_warnings: bool, *, stays: bool = False, waits: bool = False
+        self, options: Options, rank: int | None, ignore_warnings: bool, *, stays: bool = False, waits: str = ""
     ) -> None:
         self.options, self._rank, self._ignore_warnings = options, rank, ignore_warnings
         self._stays, self._waits = stays, waits
@@ -86,10 +86,13 @@ class Task:
         """
         client = Client.of_job(env)
         with contextlib.closing(client):
+            if self._waits and not client.is_connected:
+                say("The job's agent can't be reached: this task does not wait for the next start.")
+                return USAGE_EXIT_STATUS
             if not self._stays or not client.is_connected:
                 return self._start(env, client)
             processes.adopt_orphans()
-            self._orders = Orders(client, int(env[Env.START]), wake)
+            self._orders = Orders(client, self._waits or int(env[Env.START]), wake)
             status, again = 0, self._ready(env, client) if self._waits else env
             while again is not None:
                 status = self._start(again, client)
@@ -102,6 +105,7 @@ class Task:
     def _ready(self, env: Mapping[str, str], client: Client) -> Mapping[str, str] | None:
         """Get ready for a start that may come. Returns what `_next` does."""
         self._warm.begin_at_once(*launched(self.options, env))
+        client.always["standby"] = self._waits
         client.say("waiting", **self._place(env))
         return self._next(env, client)
 
@@ -147,7 +151,7 @@ class Task:
             client.say("ended", **End(rank, node_name(os.environ), status, why)._asdict())
             return status
         watch = alone.Watch(pid, rank, int(env.get("WORLD_SIZE", "1")), notes, client)
-        status = keeper.keep(lambda: min(watch.look(), self._warm.look()), until=self._is_told)
+        status = keeper.keep(lambda: self._look(keeper, watch), until=self._is_told)
         if keeper.is_running:  # the job ends this start
             keeper.kill()
             status = outcome.KILL
@@ -160,8 +164,14 @@ class Task:
             pid = keeper.start(self._rank, *rank, ignore_warnings=ignored)
         else:
             keeper.adopt(self._rank, pid)
-        self._warm.begin(*rank)
+        if self._orders is not None:
+            self._warm.begin(*rank)
         return pid
+
+    def _look(self, keeper: Keeper, watch: alone.Watch) -> float:
+        if self._warm.was_killed():
+            keeper.count_oom_kills()
+        return min(watch.look(), self._warm.look())
 
     def _is_told(self) -> bool:
         return self._orders is not None and self._orders.must_end
@@ -221,10 +231,11 @@ def _examined(options: Options, env: Mapping[str, str], rank: int | None, notes:
 
 def _write_to(log: Path) -> None:
     """Let this process's output, and that of all that it starts, go to a file from now on."""
-    descriptor = open_own(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    for stream in (1, 2):
-        os.dup2(descriptor, stream)
-    os.close(descriptor)
+    with contextlib.suppress(OSError):  # a full disk: it goes to the job's log
+        descriptor = open_own(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        for stream in (1, 2):
+            os.dup2(descriptor, stream)
+        os.close(descriptor)
 
 
 def _not_started(command: Sequence[str], error: OSError | ClusterDDPError) -> tuple[int, str]:

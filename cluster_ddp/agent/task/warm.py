@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from cluster_ddp.agent import python_command
+from cluster_ddp.agent.notes import one_line
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.keeper import say
@@ -23,13 +24,14 @@ from cluster_ddp.contract import Env
 from cluster_ddp.errors import SpecError
 
 MODULE = "cluster_ddp.runtime.fork.warm"
+READY = b"ready\n"
+"""What the process says once it has imported all. If it can't, it says why, and ends."""
+
 AFTER_S = 10.0
 """Seconds after the start of a rank: until then it needs the CPUs itself."""
 
-BEGUN = "begun\n"
-"""What the process says when its Python has started."""
-
-_BEGIN_S = 5.0
+# How long a restart waits for imports that are under way.
+_IMPORT_S = 30.0
 _LONGEST = 4096
 _NEVER = float("inf")
 
@@ -56,14 +58,16 @@ class Warm:
             command: of the rank.
             env: of the rank.
         """
-        self._command, self._env = command, {**env, Env.START: str(int(env.get(Env.START, "0")) + 1)}
-        self._due = _NEVER if self._is_off or self._why_cold else time.monotonic() + AFTER_S
+        self._expect(command, {**env, Env.START: str(int(env[Env.START]) + 1)}, AFTER_S)
 
     def begin_at_once(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         """Start the process, for this very start. See `begin`."""
-        self._command, self._env = command, {**env}
-        self._due = _NEVER if self._is_off or self._why_cold else 0.0
+        self._expect(command, {**env, Env.NOTES: os.devnull}, 0.0)  # so that it is known as a rank
         self.look()
+
+    def _expect(self, command: Sequence[str], env: Mapping[str, str], after_s: float) -> None:
+        self._command, self._env = command, env
+        self._due = _NEVER if self._is_off or self._why_cold else time.monotonic() + after_s
 
     def look(self) -> float:
         """Start the process, if it is time. Returns the seconds until then."""
@@ -72,8 +76,18 @@ class Warm:
             self._start()
         return self._due - time.monotonic()
 
+    def was_killed(self) -> bool:
+        """Whether the process was killed since the last call, as by the kernel for memory: then there is no other."""
+        ended, status = (0, 0) if self.pid is None else os.waitpid(self.pid, os.WNOHANG)
+        if not ended:
+            return False
+        self.pid, is_killed = None, os.WIFSIGNALED(status)
+        how = "was killed" if is_killed else f"has ended with status {os.waitstatus_to_exitcode(status)}"
+        self._why_cold = ("" if is_killed else self._reason()) or f"the process that waited for it {how}"
+        return is_killed
+
     def become(self, command: Sequence[str], env: Mapping[str, str], *, ignore_warnings: bool) -> int | None:
-        """Let the process become a rank.
+        """Let the process become a rank, once it has imported all.
 
         Args:
             command: of the rank.
@@ -83,62 +97,62 @@ class Warm:
         Returns:
             Its process id; None if there is no such process: then the command has to be started.
         """
-        pid, link, self._due = self.pid, self._link, _NEVER
-        if pid is not None and link is not None and self._lives(pid, link):
+        self._due = _NEVER
+        self.was_killed()
+        if self.pid is not None:
+            self._why_cold = self._reason()
+        if self.pid is not None and self._link is not None and not self._why_cold:
             more = {name: value for name, value in env.items() if self._env.get(name) != value}
-            at = python_command.interpreter_words(command)
-            said = {"command": [*command], "at": at, "env": more, "ignore_warnings": ignore_warnings}
+            words = command[python_command.interpreter_words(command) :]
+            said = {"words": [*words], "env": more, "ignore_warnings": ignore_warnings}
             line = json.dumps(said).encode() + b"\n"
-            with contextlib.suppress(OSError), link:
-                link.sendall(line[socket.send_fds(link, [line], [0, 1, 2]) :])
-                self.pid = self._link = None
-                self._say(env)
+            try:
+                with self._link as link:
+                    if rest := line[socket.send_fds(link, [line], [0, 1, 2]) :]:  # who has all may have closed it
+                        link.sendall(rest)
+                pid, self.pid = self.pid, None
                 return pid
+            except OSError as error:  # it has just ended
+                self._why_cold = f"the process that waited for it has ended ({error.strerror})"
         self.end()
         self._say(env)
         return None
 
     def end(self) -> None:
-        """End the process, if there is one."""
+        """End the process, if there is one. Whoever waits for all children waits for it."""
         if self._link is not None:
             self._link.close()
         if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
         self.pid = self._link = None
 
     def _start(self) -> None:
-        own, link = socket.socketpair()
+        self._link, link = socket.socketpair()
+        self._link.settimeout(_IMPORT_S)
         with link:
             os.set_inheritable(link.fileno(), True)
             at = python_command.interpreter_words(self._command)
-            words = [*self._command[:at], "-m", MODULE, str(link.fileno())]
+            words = [*self._command[:at], "-m", MODULE, str(link.fileno()), *self._command[at:]]
             with contextlib.suppress(OSError):  # such as too many processes: the next start is a cold one
                 self.pid = spawn(words, self._env, silent=True, default=signals.PASSED_ON)
-        self._link = own
 
-    def _lives(self, pid: int, link: socket.socket) -> bool:
-        """Whether the process has begun. If it can't import all, it says why, and starts the command anew itself."""
-        link.settimeout(_BEGIN_S)
-        try:
-            said = link.recv(_LONGEST).decode()
-        except OSError:
-            return False
-        link.settimeout(None)
-        if said:
-            self._why_cold = said[len(BEGUN) :]
-            return True
-        self.pid = None
-        if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) >= 0:  # else it was killed: the next one may live
-            self._why_cold = f"its Python can't run {MODULE}"
-        return False
+    def _reason(self) -> str:
+        """Wait until the process has imported all. Returns why it can't; empty if it has."""
+        said = b""
+        assert self._link is not None
+        with contextlib.suppress(OSError):
+            while not said.endswith(READY) and (more := self._link.recv(_LONGEST)):
+                said += more
+        if said.endswith(READY):
+            return ""
+        return one_line(said.decode(errors="replace")) or f"its Python can't run {MODULE}"
 
     def _say(self, env: Mapping[str, str]) -> None:
-        """Say once why a restart begins with a new Python."""
+        """Say once why restarts are slower."""
         if self._command and self._why_cold and not self._is_off and env.get("SLURM_PROCID") == "0":
             self._is_off = True
-            say(f"Each restart begins with a new Python: {self._why_cold}.")
+            say(f"Restarts take some seconds more: each starts Python anew, since {self._why_cold}.")
 
 
 def _why_cold(options: Options) -> str:

@@ -35,14 +35,15 @@ _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
 _BLAS_SET_THREADS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")
 
 
-def load(more: Sequence[str] = ()) -> None:
+def load(more: Sequence[str] = (), *, forks: bool = True) -> None:
     """Import `MODULES`, then `more`. The environment stays as it is.
 
     Args:
         more: names of more modules, which must be installed.
+        forks: whether this process forks the ranks; else it becomes one, and only waits for that.
 
     Raises:
-        ForkError: one of `more` can't be imported; or a module has started threads or initialised CUDA or HIP, which a
+        ForkError: one of `more` can't be imported; or a module has initialised CUDA or HIP, or started threads, which a
             forked process could not use.
     """
     gc.disable()  # garbage collection would take a sixth of the time
@@ -56,7 +57,7 @@ def load(more: Sequence[str] = ()) -> None:
             _import(name)
     gc.freeze()  # existing objects stay in memory that the ranks share
     gc.enable()
-    _check()
+    _check(forks)
 
 
 def reinit_after_fork(cpus: int) -> None:
@@ -116,15 +117,16 @@ def _kept_environ() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _check() -> None:
+def _check(forks: bool) -> None:
     import torch
 
     asked, elsewhere = "Forking the ranks:", "start one task per rank, without forking: --launcher srun"
     if torch.cuda.is_initialized() or (device := visible_gpus.open_driver()):
         seen = "" if torch.cuda.is_initialized() else f" ({device} is open)"
-        found = f"a module has initialised the GPU's driver{seen}, and a forked process can't use it."
+        which = "forked process can't use it" if forks else "waiting process must not hold a GPU"
+        found = f"a module has initialised the GPU's driver{seen}, and a {which}."
         raise ForkError(asked, found, f"leave that module out of {Env.PRELOAD}; or {elsewhere}")
     threads = len(list(Path("/proc/self/task").iterdir()))
-    if threads > 1:
+    if threads > 1 and forks:
         found = f"importing torch has started {threads - 1} threads, which forked processes would not have."
         raise ForkError(asked, found, elsewhere)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import signal_handlers
 from slowness import scaled, wait_until
 
 from cluster_ddp import processes
@@ -108,9 +109,10 @@ WAITING = {**ENV, "CLUSTER_DDP_START": "3", "PATH": os.environ["PATH"]}
 NODES = ("it's a node", "b")
 
 
-def waiting_task(running: Tasks) -> Client:
+def waiting_task(running: Tasks, mark: str = "standby") -> Client:
     """The agent of the one task of a step that waits."""
     client = Client.of_job({**WAITING, "CLUSTER_DDP_CHANNEL": f"127.0.0.1:{running.port}"})
+    client.always["standby"] = mark
     client.say("waiting", ranks=[0], host="b", task="0", stays=True)
     return client
 
@@ -118,10 +120,12 @@ def waiting_task(running: Tasks) -> Client:
 @pytest.fixture
 def prepared(running: Tasks) -> Iterator[Tasks]:
     """Tasks with a step that waits for start 3, of one task; its srun is a stand-in."""
-    running.stand_by(["sleep", "600"], WAITING, NODES, 1)
+    running.stand_by("standby", ["sleep", "600"], WAITING, NODES, 1)
     assert running._standby is not None
-    srun = running._standby.srun
-    yield running
+    srun, mask = running._standby.srun, signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with signal_handlers.put_back():
+        yield running
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     with contextlib.suppress(ProcessLookupError):
         os.kill(srun, signal.SIGKILL)
 
@@ -131,7 +135,7 @@ def test_a_step_that_waits_becomes_that_of_the_start_it_was_made_for(prepared: T
     with contextlib.closing(waiting_task(prepared)) as client:
         assert prepared.start_waiting(NODES, WAITING, hearing, "/it's here")
         told = client.hear(scaled(10))
-        assert (told["kind"], told["step"], told["log_dir"]) == ("again", 3, "/it's here")
+        assert (told["kind"], told["step"], told["log_dir"]) == ("again", "standby", "/it's here")
         assert told["env"] == {name: WAITING[name] for name in ("CLUSTER_DDP_START", "MASTER_ADDR", "MASTER_PORT")}
         client.say("idle", task="0", status=0)
         assert prepared.wait() == 0
@@ -141,22 +145,30 @@ def test_a_step_that_waits_becomes_that_of_the_start_it_was_made_for(prepared: T
 @pytest.mark.parametrize("fault", ["other nodes", "another start", "srun ended", "a task is gone", "too late"])
 def test_a_step_that_waits_in_vain_is_not_used(prepared: Tasks, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standby, "_READY_S", 0.3)
+    monkeypatch.setattr(standby, "_PEACE_S", 0.1)
     step = prepared._standby
     assert step is not None
     client = contextlib.nullcontext() if fault == "too late" else contextlib.closing(waiting_task(prepared))
     with client as one:
+        if one is not None:
+            wait_until(lambda: step._waiting)
         if fault == "srun ended":
             os.kill(step.srun, signal.SIGKILL)
             wait_until(lambda: not processes.started(step.srun))
         elif fault == "a task is gone":
-            wait_until(lambda: step._waiting)
             one.close()
             wait_until(lambda: not step._waiting)
         nodes = ("c", "b") if fault == "other nodes" else NODES
         env = {**WAITING, "CLUSTER_DDP_START": "4"} if fault == "another start" else WAITING
         assert not prepared.start_waiting(nodes, env, Hearing("srun", 1, tasks=1), "")
-        prepared._drop_standby()
-        wait_until(lambda: not Path(f"/proc/{step.srun}").exists())
+        prepared.again(hearing := Hearing("srun", 1, tasks=1), WAITING)  # a start with the same number
+        if fault not in ("a task is gone", "too late"):
+            assert one.hear(scaled(10)) == {"kind": "over", "step": "standby"}
+    with contextlib.closing(waiting_task(prepared, "an earlier one")):
+        pass
+    prepared._server.drain(scaled(10))
+    assert not hearing.gone_from, "those that end now are no tasks of that start"
+    wait_until(lambda: not Path(f"/proc/{step.srun}").exists())
 
 
 def test_a_silent_node_has_a_step_prepared_and_one_that_answers_again_ends_it(
@@ -164,14 +176,16 @@ def test_a_silent_node_has_a_step_prepared_and_one_that_answers_again_ends_it(
 ) -> None:
     silent: list[dict[str, str]] = []
     monkeypatch.setattr(running._server, "silent", lambda: silent)
-    monkeypatch.setattr(running, "_prepare", lambda nodes: running.stand_by(["sleep", "600"], WAITING, nodes, 1))
+    monkeypatch.setattr(
+        running, "_prepare", lambda nodes: running.stand_by("standby", ["sleep", "600"], WAITING, nodes, 1)
+    )
     running._hearing, running._spares = Hearing("srun", 1, tasks=1), spare_nodes.Spares(["spare"])
     running._due()
     assert running._standby is None
     silent.append({"host": "it's a node"})
     assert running._due() <= 0.5
     step = running._standby
-    assert step is not None and step.nodes == ("it's a node",)
+    assert step is not None and step._nodes == ("it's a node",)
     running._due()
     assert running._standby is step
     silent.clear()

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +15,14 @@ from typing import Any
 import pytest
 from listening import Listening, listening
 from slowness import scaled, wait_until
-from tasks import started
+from tasks import PLACE, started
 
 from cluster_ddp import processes
 
-JOB = {"SLURM_PROCID": "0", "SLURM_JOB_ID": "71", "SLURMD_NODENAME": f"node{os.getpid()}", "CLUSTER_DDP_START": "0"}
+JOB = {
+    **{"SLURM_PROCID": "0", "SLURM_NODEID": "0", "LOCAL_WORLD_SIZE": "1", "CLUSTER_DDP_START": "0"},
+    **{"SLURM_JOB_ID": "71", "SLURMD_NODENAME": f"node{os.getpid()}"},
+}
 AGAIN = {"CLUSTER_DDP_START": "1", "MASTER_ADDR": "node 8", "MASTER_PORT": "7"}
 AT_ONCE = (
     "import sys; from cluster_ddp.agent.task import warm; warm.AFTER_S = 0.0;"
@@ -26,6 +30,7 @@ AT_ONCE = (
 )
 # What a script can see of its process. It ends when it is told.
 SCRIPT = """\
+import torch
 import json, os, pickle, signal, sys, time
 class Own: pass
 pickle.loads(pickle.dumps(Own()))  # found by the name of its module
@@ -34,9 +39,8 @@ streams = [os.readlink(f"/proc/self/fd/{one}")[:5] for one in range(3)]
 mask = sorted(signal.pthread_sigmask(signal.SIG_BLOCK, []))
 handlers = [str(signal.getsignal(one)) for one in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)]
 env = {name: value for name, value in os.environ.items() if name not in ("CLUSTER_DDP_NOTES", "CLUSTER_DDP_CHANNEL")}
-import torch
 seen = [sys.argv, sys.path, __name__, __file__, __spec__ and __spec__.name, descriptors, streams, mask, handlers, env]
-seen += [torch.get_num_threads(), sys.flags.utf8_mode]
+seen += [torch.get_num_threads(), sys.flags.utf8_mode, open("/proc/self/oom_score_adj").read()]
 command = open("/proc/self/cmdline").read()
 name = f"{os.environ['SAID']}.{os.environ['CLUSTER_DDP_START']}"
 with open(f"{name}.part", "w") as file:
@@ -96,25 +100,33 @@ def running(folder: Path, *command: str, options: tuple[str, ...] = (), script: 
             yield Running(job, task, said)
 
 
-@pytest.mark.parametrize("form", ["script", "module behind env"])
+@pytest.mark.parametrize("form", ["script", "module behind env", "script that is forked"])
 def test_a_script_sees_no_difference(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arguments, path, environment, descriptors, streams, signals and threads are those of a new Python."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(PLACE, "OMP_NUM_THREADS", raising=False)
     (tmp_path / "own_module.py").write_text(SCRIPT)
+    (tmp_path / "its src").mkdir()
+    (tmp_path / "its src/script.py").write_text(SCRIPT)
+    if form != "module behind env":  # this folder is not where the script's modules are looked for
+        (tmp_path / "profile.py").write_text("raise SystemExit('it is none of this script')")
     words = {
-        "script": (sys.executable, "-u", "it's a script.py", "--lr", "it's 1"),
+        "script": (sys.executable, "-u", "its src/script.py", "--lr", "it's 1"),
         "module behind env": ("env", "OMP_NUM_THREADS=1", "A=it's mine", sys.executable, "-Xutf8", "-m", "own_module"),
+        "script that is forked": (sys.executable, "its src/script.py"),
     }[form]
+    launcher = ("--launcher=fork",) if "forked" in form else ()
     seen = {}
     for options in ((), ("--cold",)):
-        with running(tmp_path, *words, options=options) as run:
+        with running(tmp_path, *words, options=(*launcher, *options)) as run:
             assert not run.start(0)["warm"]
             if not options:
                 wait_until(lambda: any(map(_waits, run.waiting())))
             waiting = run.waiting()
             run.again()
             then = run.start(1)
-            assert then["warm"] == (not options) and [then["pid"]] == (waiting or [then["pid"]])
+            assert then["warm"] == (not options), run.end()
+            assert options or launcher or [then["pid"]] == waiting
             seen[options] = then["seen"]
             out, err = run.end()
             assert "begun 0\nbegun 1\n" in out and not err, "nor does the waiting process print anything"
@@ -129,27 +141,34 @@ WITHOUT_TORCH = SCRIPT.replace("import torch\n", "").replace("torch.get_num_thre
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ((sys.executable, "it's a script.py"), ""),
+        ((sys.executable, "it's a script.py"), "the process that waited for it was killed"),
         ((sys.executable, "-I", "-S", "it's a script.py"), "its Python can't run cluster_ddp.runtime.fork.warm"),
         ((sys.executable, "-S", "it's a script.py"), "No module named 'torch'"),
         (("env", "CLUSTER_DDP_PRELOAD=no_such", sys.executable, "it's a script.py"), "No module named 'no_such'"),
+        ((sys.executable, "a zip.pyz"), "a zip.pyz is no source file"),
+        ((sys.executable, "early.py"), "early.py uses os.environ before it imports torch, which reads it"),
         (("bash", "-c", f'"{sys.executable}" "it\'s a script.py"'), "the command is no Python script or module"),
     ],
-    ids=["killed", "no cluster_ddp", "no torch", "an import fails", "no Python"],
+    ids=["killed", "no cluster_ddp", "no torch", "an import fails", "a zip", "variables first", "no Python"],
 )
 def test_without_the_process_a_new_one_is_started(
     tmp_path: Path, command: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "early.py").write_text(
+        f"import os\nos.environ['A'] = 'b'\nif False:\n    import torch\n{WITHOUT_TORCH}"
+    )
+    with zipfile.ZipFile(tmp_path / "a zip.pyz", "w") as archive:
+        archive.writestr("__main__.py", WITHOUT_TORCH)
     with running(tmp_path, *command, script=WITHOUT_TORCH) as run:
         run.start(0)
-        if not said:
+        if "was killed" in said:
             wait_until(run.waiting)
-            os.kill(waiting := run.waiting()[0], signal.SIGKILL)
-            wait_until(lambda: not processes.started(waiting))
-        elif "No module" in said:  # it starts the command anew
-            wait_until(lambda: any(map(_waits, run.waiting())))
+            waiting = run.waiting()[0]
+            wait_until(lambda: Path(f"/proc/{waiting}/oom_score_adj").read_text() == "1000\n")
+            os.kill(waiting, signal.SIGKILL)
+            wait_until(lambda: not Path(f"/proc/{waiting}").exists())
         run.again()
         assert not run.start(1)["warm"]
         _, err = run.end()
-        assert err.count("Each restart begins with a new Python") == (said != "") and said in err
+        assert err.count("Restarts take some seconds more") == 1 and said in err
