@@ -29,6 +29,7 @@ if sys.version_info < (3, 9):
 from cluster_ddp.agent.__main__ import run
 run()
 """
+_RUN_ONCE = ("cluster_ddp/agent/job/", "cluster_ddp/agent/channel/server.py")  # and are not compiled
 _AT = (1980, 1, 1, 0, 0, 0)  # the first time that a zip file can have: equal content gives equal files
 
 
@@ -42,7 +43,7 @@ def content() -> bytes:
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in files.items():
             archive.writestr(zipfile.ZipInfo(name, _AT), text, zipfile.ZIP_DEFLATED)
-            if not name.startswith("cluster_ddp/agent/job/"):  # that runs once
+            if not name.startswith(_RUN_ONCE):
                 archive.writestr(zipfile.ZipInfo(f"{name}c", _AT), _compiled(name, text), zipfile.ZIP_DEFLATED)
     return made.getvalue()
 

@@ -113,7 +113,8 @@ class _Finder:
 
         change = _CHANGES.pop(name)
         spec = find_spec(name)
-        assert spec is not None and spec.loader is not None
+        if spec is None or spec.loader is None:  # it is not installed
+            return spec
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
