@@ -24,6 +24,9 @@ from cluster_ddp.slurm.variables import node_name
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+# How long the stacks of a rank may take to be written whole: each line is synced.
+_WRITTEN_S = 2.0
+
 Ask = Callable[[Callable[["dist.Store", str], str], str], "str | None"]
 
 
@@ -79,6 +82,10 @@ class HangAnswers:
             time.sleep(0.1)
             told = self._request(self._answers)
         files = _files(run_dir)
+        until = time.monotonic() + _WRITTEN_S
+        while any(one.state == "locked" and not one.where for one in files.values()) and time.monotonic() < until:
+            time.sleep(0.1)
+            files = _files(run_dir)
         if told is None:
             # Those that have lost the store as well have written it into their files.
             while (found := _without_store(files)).keys() < files.keys() - {0} and time.monotonic() < deadline:

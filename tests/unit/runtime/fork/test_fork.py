@@ -350,7 +350,8 @@ def test_a_module_that_asks_for_gpus_does_not_start_cuda(tmp_path: Path) -> None
     (tmp_path / "asking.py").write_text(asking)
     code = "import sys; sys.path.insert(0, ''); from cluster_ddp.runtime.fork import __main__ as fork, preload;"
     program = (sys.executable, "-c", f"{code} preload.MODULES += ('asking',); fork.main()")
-    script = "import asking, os; print(asking.asked, os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK'))"
+    said = "f\"{asking.asked} {os.environ.get('PYTORCH_NVML_BASED_CUDA_CHECK')}\\n\".encode()"
+    script = f"import asking, os; os.write(1, {said})"
     assert run(tmp_path, script, program=program)[:2] == (0, "1 None\n1 None\n")
 
 
