@@ -117,7 +117,7 @@ class File:
     PROGRESS: Final = ".progress"
     """The name of the newest checkpoint."""
     START: Final = ".start"
-    """Which start of which job the run directory belongs to: ranks of an older start can no longer write."""
+    """The job and the start that own the run directory. Ranks of an older start can no longer write."""
     LOCK: Final = ".lock"
     """Lock file: one training at a time writes to the run directory. While one that has ended waits for room on a full
     disk, the file's time of modification is when it gives up."""

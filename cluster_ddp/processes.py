@@ -72,9 +72,19 @@ def has_environment(pid: int, values: Mapping[str, str]) -> bool:
     return values.items() <= environment(pid).items()
 
 
+def environments(values: Mapping[str, str]) -> dict[int, dict[str, str]]:
+    """Return the processes that were started with these environment variables, as far as they can be read.
+
+    Returns:
+        Process id -> all variables that it was started with.
+    """
+    found = {int(path.name): environment(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
+    return {pid: env for pid, env in found.items() if values.items() <= env.items()}
+
+
 def find(values: Mapping[str, str]) -> list[int]:
-    """Return the processes that were started with these environment variables, as far as they can be read."""
-    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if has_environment(int(path.name), values)]
+    """Return the ids of these processes; see `environments`."""
+    return list(environments(values))
 
 
 def children(pid: int) -> list[int]:
@@ -106,6 +116,13 @@ def rename(name: str) -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
+
+
+def write_output_to(descriptor: int) -> None:
+    """Let the output of this process, and of all that it starts, go to an open file from now on, and close it."""
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)
 
 
 def adopt_orphans() -> None:

@@ -16,6 +16,9 @@ from cluster_ddp.errors import RendezvousError, SpecError, TopologyError
 from cluster_ddp.slurm import port, variables
 from cluster_ddp.slurm.variables import Variables
 
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+"""The place of one process that examines a node."""
+
 _LOOPBACK = "127.0.0.1"
 
 
@@ -214,7 +217,7 @@ def _free_port(job_id: int, host: str, start: int = 0) -> int:
     at = start % len(candidates)
     candidates = candidates[at:] + candidates[:at]
     for candidate in candidates:
-        if not any(_listens(address, candidate) for address in {_LOOPBACK, host}):
+        if not any(listens(address, candidate) for address in {_LOOPBACK, host}):
             return candidate
     raise RendezvousError(
         f"Choosing a rendezvous port on {host}:",
@@ -223,7 +226,8 @@ def _free_port(job_id: int, host: str, start: int = 0) -> int:
     )
 
 
-def _listens(address: str, number: int) -> bool:
+def listens(address: str, number: int) -> bool:
+    """Whether something listens on a port of a host, which answers within a second."""
     try:
         socket.create_connection((address, number), timeout=1.0).close()
     except OSError:

@@ -77,6 +77,14 @@ class Variables:
         """Return `names` with their values, for an error: "RANK=0, WORLD_SIZE unset"."""
         return ", ".join(f"{name}={self.env[name]}" if self.env.get(name) else f"{name} unset" for name in names)
 
+    def requeues(self) -> int:
+        """Return how often Slurm has started the job again.
+
+        Raises:
+            TopologyError: see `integer`.
+        """
+        return self.integer("SLURM_RESTART_COUNT") or 0  # unset at first; 0 from Slurm 26.11 on
+
     def step_id(self) -> int | None:
         """Return the id of the step that srun made; None in the batch shell (unset on 22.05, -5 on 26.11)."""
         text = self.text(*STEP_ID)

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from cluster_ddp import processes
 from cluster_ddp.contract import Env
 from cluster_ddp.errors import SandboxError
 from cluster_ddp.sandbox import cluster, network
@@ -107,7 +108,7 @@ def lose_controller(layout: Layout) -> None:
         SandboxError: there is none.
     """
     # Debian's program is slurmctld-wlm; its helper slurmscriptd is the same program and ends with it.
-    pids = [pid for pid in processes_on(layout, CONTROLLER) if _program(pid).startswith("slurmctld")]
+    pids = [pid for pid in processes_on(layout, CONTROLLER) if processes.program(pid).startswith("slurmctld")]
     if not pids:
         raise SandboxError(
             f"Starting the controller of the sandbox {layout.name!r} again:",
@@ -136,8 +137,8 @@ def ranks(layout: Layout, job_id: int) -> list[Rank]:
     found = []
     for node in layout.node_names:
         for pid in processes_on(layout, node):
-            environment = environment_of(pid)
-            if not wanted.items() <= environment.items() or not _program(pid).startswith("python"):
+            environment = processes.environment(pid)
+            if not wanted.items() <= environment.items() or not processes.program(pid).startswith("python"):
                 continue
             rank = _named_rank(pid) or (environment.get("SLURM_PROCID", "") if Env.NOTES in environment else "")
             if rank.isdigit():
@@ -148,7 +149,7 @@ def ranks(layout: Layout, job_id: int) -> list[Rank]:
 def processes_of_job(layout: Layout, node: str, job_id: int) -> list[int]:
     """The processes of a job's tasks on a node, with those that they started."""
     mark = ("SLURM_JOB_ID", str(job_id))
-    return [pid for pid in processes_on(layout, node) if mark in environment_of(pid).items()]
+    return [pid for pid in processes_on(layout, node) if mark in processes.environment(pid).items()]
 
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:
@@ -186,23 +187,6 @@ def squatted_port(layout: Layout, host: str, port: int) -> Iterator[None]:
 def processes_on(layout: Layout, host: str) -> list[int]:
     """The ids of all processes that live on a host of the sandbox."""
     return network.processes_in([network.NAMESPACE_ROOT / layout.namespace(host)])
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    """What a process was started with; nothing of one that has ended."""
-    try:
-        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return {}
-    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
-
-
-def _program(pid: int) -> str:
-    """The file name of the program that a process runs; "" of one that has ended."""
-    try:
-        return Path(f"/proc/{pid}/exe").readlink().name
-    except OSError:
-        return ""
 
 
 def _named_rank(pid: int) -> str | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from chaos import disk, faults
 from chaos.run import Run
+from cluster_ddp import processes
 from cluster_ddp.errors import SlurmError
 from cluster_ddp.slurm.port import candidates
 
@@ -194,7 +195,7 @@ def cancel_step(run: Run, rng: random.Random) -> str | None:
     """The step of the ranks is cancelled, and the job is not."""
     if not (ranks := run.ranks()):
         return None
-    step = f"{run.job_id}.{faults.environment_of(ranks[0].pid).get('SLURM_STEP_ID', '0')}"
+    step = f"{run.job_id}.{processes.environment(ranks[0].pid).get('SLURM_STEP_ID', '0')}"
     run.slurm("scancel", step)
     return f"scancel {step}"
 

@@ -45,7 +45,7 @@ class Job:
         self.folder = place.run_dir(options, self.label)
         self.options = options._replace(command=tuple(grid.filled(options.command, options.grid, env)))
         self.host, self.is_on_node = node_name(env), is_on_node
-        self.requeues = int(env.get("SLURM_RESTART_COUNT") or 0)  # unset at first; 0 from Slurm 26.11 on
+        self.requeues = Variables(env).requeues()
         self.size = place.shape(options, env)
         self.added = {
             **place.on_slurm(options, self.size, self.label),
@@ -168,8 +168,8 @@ class Starts:
         if job.records is not None:
             with contextlib.suppress(OSError):  # such as on a full disk
                 fence.take_over(job.records, job.env, logs=self._left_logs)
-        log_dir = str(job.folder or "") if job.options.launcher != "fork" else ""
-        if not self._tasks.start_waiting(on.nodes, job.env, self._hearing, log_dir):
+        logs = step.logs_of_tasks(job.options, job.folder)
+        if not self._tasks.start_waiting(on.nodes, job.env, self._hearing, str(logs or "")):
             self._tasks.start(*self._step(on, job.env), self._hearing, job.early)
         job.early.clear()
 

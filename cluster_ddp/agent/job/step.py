@@ -59,8 +59,8 @@ def srun(
 ) -> list[str]:
     """Return the command that starts the tasks of a job. See `task.run`; those that wait write to their logs later."""
     command = ["srun", *tasks(options, size), *on.options(), "--kill-on-bad-exit=1"]
-    if folder is not None and options.launcher != "fork" and not waits:  # each forked rank has a log of its own
-        log = str(folder).replace("%", "%%") + "/" + File.TASK_LOG.format("%t")
+    if (logs := logs_of_tasks(options, folder)) is not None and not waits:
+        log = str(logs).replace("%", "%%") + "/" + File.TASK_LOG.format("%t")
         command += [f"--output={log}", "--open-mode=append"]
     command += options.srun_options
     words = task(options, ignore_warnings=ignore_warnings, stays=stays, waits=waits)
@@ -70,6 +70,11 @@ def srun(
         command += containers.pyxis_options(options.container_image, options.container_bind, folders=[*folders])
         words = containers.in_image(words)
     return [*command, *words]
+
+
+def logs_of_tasks(options: Options, folder: Path | None) -> Path | None:
+    """Return where the tasks have logs; None if they have none: with fork, each rank has its own."""
+    return None if options.launcher == "fork" else folder
 
 
 def task(options: Options, *, ignore_warnings: bool, stays: bool = False, waits: str = "") -> list[str]:

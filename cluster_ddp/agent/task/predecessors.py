@@ -28,7 +28,7 @@ def kill(env: Mapping[str, str]) -> None:
     """
     of_place = {name: env[name] for name in (Env.SECRET, "SLURMD_NODENAME", "SLURM_LOCALID")}
     deadline = time.monotonic() + PATIENCE_S
-    while left := [pid for pid in processes.find(of_place) if _is_earlier(pid, env[Env.START])]:
+    while left := [pid for pid, of_it in processes.environments(of_place).items() if _is_earlier(of_it, env)]:
         if time.monotonic() > deadline:
             found = f"process {left[0]} of an earlier start does not end within {PATIENCE_S:g} s of KILL."
             raise JobError(f"Starting a rank on {node_name(os.environ)}:", found, "the node is at fault: leave it out")
@@ -38,6 +38,5 @@ def kill(env: Mapping[str, str]) -> None:
         time.sleep(0.05)
 
 
-def _is_earlier(pid: int, start: str) -> bool:
-    found = processes.environment(pid)
-    return Env.NOTES in found and found.get(Env.START) != start  # agents have no notes
+def _is_earlier(found: Mapping[str, str], env: Mapping[str, str]) -> bool:
+    return Env.NOTES in found and found.get(Env.START) != env[Env.START]  # agents have no notes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from cluster_ddp.agent import python_command
+from cluster_ddp.agent import place, python_command
 from cluster_ddp.agent.channel.client import Client
 from cluster_ddp.agent.notes import one_line
 from cluster_ddp.agent.options import Options
@@ -17,8 +17,6 @@ SPARE = "spare"
 """In place of the number of a start, for orders to spares."""
 
 _LIMIT_S = 30.0
-# One process examines a node alone.
-_ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 
 
 def run(options: Options) -> int:
@@ -40,11 +38,10 @@ def run(options: Options) -> int:
 def _examined(options: Options) -> str:
     """What is wrong with this node, in words; empty if nothing is."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_STEP")}
-    command = [python_command.interpreter(options.command), "-m", "cluster_ddp.doctor", "--quick"]
     try:
         done = subprocess.run(
-            command,
-            env={**env, **_ALONE},
+            python_command.doctor(options.command),
+            env={**env, **place.ALONE},
             preexec_fn=signals.let_come,  # else the doctor could end nothing by TERM
             capture_output=True,
             text=True,

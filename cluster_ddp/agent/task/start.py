@@ -221,21 +221,18 @@ def _examined(options: Options, env: Mapping[str, str], rank: int | None, notes:
         env[Env.GPUS_PER_TASK] = str(int(env["LOCAL_WORLD_SIZE"]) * options.gpus_per_task)
         env = {name: value for name, value in env.items() if name not in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
         if Env.LOCAL_JOB_ID in env:
-            env |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+            env |= place.ALONE
         rank = int(env.get("RANK") or env["SLURM_PROCID"])
     held = [signal.SIGTERM]  # any other waits for the ranks
     keeper = Keeper(notes, lambda end: client.say("ended", **end._asdict()) if end.status else None, held=held)
-    keeper.start(rank, [python_command.interpreter(options.command), "-m", "cluster_ddp.doctor", "--quick"], env)
+    keeper.start(rank, python_command.doctor(options.command), env)
     return keeper.keep()
 
 
 def _write_to(log: Path) -> None:
     """Let this process's output, and that of all that it starts, go to a file from now on."""
     with contextlib.suppress(OSError):  # a full disk: it goes to the job's log
-        descriptor = open_own(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        for stream in (1, 2):
-            os.dup2(descriptor, stream)
-        os.close(descriptor)
+        processes.write_output_to(open_own(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT))
 
 
 def _not_started(command: Sequence[str], error: OSError | ClusterDDPError) -> tuple[int, str]:

@@ -45,8 +45,8 @@ class Warm:
 
     def __init__(self, options: Options) -> None:
         self.pid: int | None = None
-        self._is_off = options.cold
-        self._why_cold = "" if options.cold else _why_cold(options)
+        self._why_cold = "--cold" if options.cold else _why_cold(options)
+        self._has_said = options.cold
         self._due = _NEVER
         self._link: socket.socket | None = None
         self._command: Sequence[str] = ()
@@ -67,7 +67,7 @@ class Warm:
 
     def _expect(self, command: Sequence[str], env: Mapping[str, str], after_s: float) -> None:
         self._command, self._env = command, env
-        self._due = _NEVER if self._is_off or self._why_cold else time.monotonic() + after_s
+        self._due = _NEVER if self._why_cold else time.monotonic() + after_s
 
     def look(self) -> float:
         """Start the process, if it is time. Returns the seconds until then."""
@@ -150,8 +150,8 @@ class Warm:
 
     def _say(self, env: Mapping[str, str]) -> None:
         """Say once why restarts are slower."""
-        if self._command and self._why_cold and not self._is_off and env.get("SLURM_PROCID") == "0":
-            self._is_off = True
+        if self._command and self._why_cold and not self._has_said and env.get("SLURM_PROCID") == "0":
+            self._has_said = True
             say(f"Restarts take some seconds more: each starts Python anew, since {self._why_cold}.")
 
 

@@ -120,7 +120,7 @@ class HangWatch:
         return self._answers.lost_store
 
     def accuse(self) -> None:
-        """Note the nodes of which the verdict says that they do not answer. The verdict is the last word."""
+        """Note the nodes that do not answer, by the verdict. The verdict is the last word."""
         with contextlib.suppress(Exception):
             for node in self._silent_nodes:
                 sick_nodes.note(os.environ, node, "its ranks do not answer")

@@ -118,10 +118,8 @@ def _become(node: NodeRanks, local_rank: int, log_dir: Path | None) -> None:
         else:
             os.environ[name] = value
     if log_dir is not None:
-        log = open_own(log_dir / File.TASK_LOG.format(node.rank(local_rank)), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        for stream in (1, 2):
-            os.dup2(log, stream)
-        os.close(log)
+        log = log_dir / File.TASK_LOG.format(node.rank(local_rank))
+        processes.write_output_to(open_own(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT))
     cpus = affinity.share(os.sched_getaffinity(0), local_rank, node.ranks, os.environ)
     os.sched_setaffinity(0, cpus)
     preload.reinit_after_fork(len(cpus))

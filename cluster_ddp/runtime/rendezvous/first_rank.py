@@ -53,4 +53,5 @@ def has_said_it(env: Mapping[str, str]) -> bool:
 
 def _ranks(values: Mapping[str, str], env: Mapping[str, str]) -> list[int]:
     """Processes with such an environment, without agents, which have no notes, and may outlive their ranks."""
-    return [pid for pid in processes.find(values) if Env.NOTES not in env or Env.NOTES in processes.environment(pid)]
+    found = processes.environments(values)
+    return [pid for pid, of_it in found.items() if Env.NOTES not in env or Env.NOTES in of_it]

@@ -13,6 +13,7 @@ from cluster import POLL_S, Place, output
 from paced_run import PACED, TRAINING, Run
 from slowness import wait_until
 
+from cluster_ddp import processes
 from cluster_ddp.agent.job.restart.history import Failed
 from cluster_ddp.contract import Env, File
 from cluster_ddp.slurm import commands
@@ -53,7 +54,7 @@ class Job(Run):
     def _ranks(self, start: int) -> list[Rank]:
         here = (Env.START, str(start))
         found = faults.ranks(self.place.slurm.layout, int(self.job))
-        return [rank for rank in found if here in faults.environment_of(rank.pid).items()]
+        return [rank for rank in found if here in processes.environment(rank.pid).items()]
 
     def batch_host(self) -> str:
         """The node of the batch script."""

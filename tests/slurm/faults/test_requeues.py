@@ -13,6 +13,7 @@ from cluster import Cluster, Place, output, records
 from paced_run import ONE_BASH, ONE_TASK, TWO_TASKS, Run, start
 from slowness import wait_until
 
+from cluster_ddp import processes
 from cluster_ddp.contract import Env
 from cluster_ddp.slurm import commands, job_status
 
@@ -140,7 +141,7 @@ def test_scancel_is_final_and_a_new_job_goes_on(place: Place, uninterrupted: lis
     """10, 14. After scancel nothing is requeued. The newest checkpoint is damaged: the one before is used."""
     run = start(place)
     run.wait_for_step(12)
-    env = faults.environment_of(faults.ranks(place.slurm.layout, int(run.job))[0].pid)
+    env = processes.environment(faults.ranks(place.slurm.layout, int(run.job))[0].pid)
     folders = [Path(env[Env.NOTES]), Path(env[Env.JOB_TIMES]).parent]
     assert all(folder.is_dir() for folder in folders)
     run.slurm("scancel", run.job)

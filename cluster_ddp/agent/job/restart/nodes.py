@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from cluster_ddp.agent import place
 from cluster_ddp.agent.job import scontrol
-
-_ANSWER_S = 1.0
 
 
 class Reason(NamedTuple):
@@ -65,10 +62,7 @@ def of_job(env: Mapping[str, str], spares: int) -> Nodes | None:
 
 def is_lost(node: str, slurmd_port: int) -> bool:
     """Whether Slurm's daemon on a node can't be reached."""
-    with contextlib.suppress(OSError):
-        socket.create_connection((node, slurmd_port), timeout=_ANSWER_S).close()
-        return False
-    return True
+    return not place.listens(node, slurmd_port)
 
 
 def resize(nodes: Nodes, env: Mapping[str, str]) -> str:

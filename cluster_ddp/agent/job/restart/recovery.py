@@ -16,6 +16,7 @@ from cluster_ddp.agent.job.restart.verdict import Verdict
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.contract import Then
+from cluster_ddp.slurm.variables import Variables
 
 
 class Recovery:
@@ -45,7 +46,7 @@ class Recovery:
         self.nodes = nodes and (nodes.without(before) or nodes)
         """See above; those of the next start."""
         self._allocated = 0 if nodes is None else len(nodes.allocated)
-        self._requeues = int(env.get("SLURM_RESTART_COUNT") or 0)
+        self._requeues = Variables(env).requeues()
 
     def after(self, ended: Outcome, start: int, hearing: Hearing) -> Verdict:
         """Return what follows a start that failed, and note it.

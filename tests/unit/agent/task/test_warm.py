@@ -28,7 +28,7 @@ AT_ONCE = (
     "import sys; from cluster_ddp.agent.task import warm; warm.AFTER_S = 0.0;"
     "from cluster_ddp.agent import __main__ as agent; agent.run()"
 )
-# What a script can see of its process. It ends when it is told.
+# What a script can see of its process.
 SCRIPT = """\
 import torch
 import json, os, pickle, signal, sys, time
