@@ -38,6 +38,11 @@ def meet_and_greet() -> None:
     joined.set(f"greeting/{topology.rank}", f"{topology.job_id}.{topology.rank}")
     greetings = [joined.get(f"greeting/{rank}").decode() for rank in range(topology.world_size)]
     print(f"met {' '.join(greetings)} in {took:.2f} s")
+    part(topology, joined)
+
+
+def part(topology: Topology, joined: torch.distributed.Store) -> None:
+    """Rank 0, which serves the store, ends last."""
     joined.set(f"bye/{topology.rank}", "")
     if topology.rank == 0:
         joined.wait([f"bye/{rank}" for rank in range(topology.world_size)])
@@ -48,8 +53,7 @@ def meet_under_torchrun() -> None:
     topology = Topology.from_environ(os.environ)
     joined = store.meet(topology, "cpu", timeout_s=scaled(30))
     print(f"restart {arrivals.with_common_restarts(topology, joined).restart_count}")
-    joined.set(f"bye/{topology.rank}", "")
-    joined.wait([f"bye/{rank}" for rank in range(topology.world_size)])
+    part(topology, joined)
 
 
 def fail_to_meet() -> None:
