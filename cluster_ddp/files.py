@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from cluster_ddp.contract import Env
+from cluster_ddp.protocol import Env
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ def make_dir(path: Path, *, shared: bool | None = None) -> None:
 
     Args:
         path: of the folder.
-        shared: whether the group may read it; default: from `contract.Env.SHARE` in the environment.
+        shared: whether the group may read it; default: from `protocol.Env.SHARE` in the environment.
 
     Raises:
         OSError: it already exists, or can't be made.
@@ -40,7 +40,7 @@ def open_own(path: Path, flags: int, *, shared: bool | None = None) -> int:
     Args:
         path: of the file.
         flags: as for os.open.
-        shared: whether the group may read it; default: from `contract.Env.SHARE` in the environment.
+        shared: whether the group may read it; default: from `protocol.Env.SHARE` in the environment.
 
     Returns:
         A descriptor that child processes do not inherit.

@@ -16,10 +16,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster_ddp.contract import File
 from cluster_ddp.errors import DataError, exit_on_error
 from cluster_ddp.files import make_dir
 from cluster_ddp.mnist import files
+from cluster_ddp.protocol import File
 from cluster_ddp.sandbox import cluster, prerequisites
 from cluster_ddp.slurm import commands, job_status
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from cluster_ddp.agent.task import signals
-from cluster_ddp.contract import Env
 from cluster_ddp.errors import SpecError, exit_on_error
+from cluster_ddp.protocol import Env
 
 PROGRAM = "cluster-ddp launch"
 _VERBS = ("job", "task", "rank", "spare", "unpack")

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster_ddp.contract import Env
+from cluster_ddp.protocol import Env
 
 LONGEST = 300
 """So many characters of an error are kept."""

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster_ddp.agent.notes import one_line, read_regular
-from cluster_ddp.contract import EXIT_STOPPED, File
 from cluster_ddp.files import atomic_write
+from cluster_ddp.protocol import EXIT_STOPPED, File
 
 VERSION = 1
 STATES = ("COMPLETED", "STOPPED", "FAILED", "CANCELLED", "TIMEOUT")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cluster_ddp.agent.options import Options
-from cluster_ddp.contract import RESUME, Env, File
 from cluster_ddp.errors import RendezvousError, SpecError, TopologyError
+from cluster_ddp.protocol import RESUME, Env, File
 from cluster_ddp.slurm import port, variables
 from cluster_ddp.slurm.variables import Variables
 

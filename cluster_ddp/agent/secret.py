@@ -10,7 +10,7 @@ import hmac
 import os
 from collections.abc import Mapping
 
-from cluster_ddp.contract import Env
+from cluster_ddp.protocol import Env
 
 
 class Key:

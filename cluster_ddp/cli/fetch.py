@@ -12,9 +12,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from cluster_ddp.contract import File
 from cluster_ddp.errors import RemoteError, RunDirError, SpecError, exit_on_error, printable
 from cluster_ddp.jobs import terminal
+from cluster_ddp.protocol import File
 from cluster_ddp.remote import project
 from cluster_ddp.remote.project import Project
 from cluster_ddp.run_files import read_json

@@ -27,8 +27,8 @@ from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import Job
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.task import start
-from cluster_ddp.contract import Env
 from cluster_ddp.errors import SpecError, counted, exit_on_error
+from cluster_ddp.protocol import Env
 from cluster_ddp.slurm.variables import Variables
 from cluster_ddp.submission import frozen_agent
 from cluster_ddp.submission.checks import nested_launchers

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cluster_ddp.contract import ASIDE
 from cluster_ddp.errors import JobError, exit_on_error, printable
 from cluster_ddp.jobs import logs, lookup, run_records, terminal
 from cluster_ddp.jobs.job import Job, of_run, printed_by
@@ -19,6 +18,7 @@ from cluster_ddp.jobs.logs import LogReader
 from cluster_ddp.jobs.run_records import RunRecord
 from cluster_ddp.jobs.terminal import BottomLine
 from cluster_ddp.jobs.watch import follow
+from cluster_ddp.protocol import ASIDE
 from cluster_ddp.remote import verbs
 from cluster_ddp.submission.cli import add_on
 from cluster_ddp.submission.cli.parser import Parser

@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from cluster_ddp.contract import File
 from cluster_ddp.errors import ClusterDDPError, RunDirError, printable
 from cluster_ddp.jobs import run_records
 from cluster_ddp.jobs.job import describe, of_run
+from cluster_ddp.protocol import File
 from cluster_ddp.run_files import read_text
 from cluster_ddp.runtime.failure import hang_verdict
 

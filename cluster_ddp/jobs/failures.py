@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import File, Then
+from cluster_ddp.protocol import File, Then
 from cluster_ddp.run_files import json_lines
 
 _THEN = {Then.RESTART: "Restarted in the allocation", Then.REQUEUE: "Requeued"}
@@ -30,7 +30,7 @@ class Failure:
     lost_s: float | None
     """Seconds of training that were lost; None if unknown."""
     then: str
-    """What followed: one of `contract.Then`."""
+    """What followed: one of `protocol.Then`."""
     without: tuple[str, ...]
     """Nodes that were left out from then on."""
 

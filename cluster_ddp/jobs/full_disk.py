@@ -7,7 +7,7 @@ import shlex
 import time
 from pathlib import Path
 
-from cluster_ddp.contract import File
+from cluster_ddp.protocol import File
 
 
 def in_words(run_dir: Path) -> str | None:

@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import File
 from cluster_ddp.errors import JobError, SlurmError
 from cluster_ddp.jobs.run_records import RunRecord
+from cluster_ddp.protocol import File
 from cluster_ddp.run_files import LOG_BYTES, tail
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import JobStatus

@@ -9,8 +9,8 @@ from typing import Any
 
 from cluster_ddp.agent import outcome
 from cluster_ddp.agent.outcome import Outcome
-from cluster_ddp.contract import ENDS, File, Record
 from cluster_ddp.jobs.report import usage
+from cluster_ddp.protocol import ENDS, File, Record
 from cluster_ddp.run_files import json_lines, read_text
 from cluster_ddp.submission.notation import hours
 
@@ -30,7 +30,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def how_ended(run_dir: Path) -> str | None:
-    """Return how a training ended, as its records say: one of `contract.ENDS`, or what else its job's agent says.
+    """Return how a training ended, as its records say: one of `protocol.ENDS`, or what else its job's agent says.
 
     Returns:
         None if it has not ended, or was killed with its job's agent.

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from cluster_ddp.contract import File
 from cluster_ddp.errors import JobError
 from cluster_ddp.jobs.job import Job
+from cluster_ddp.protocol import File
 from cluster_ddp.run_files import LOG_BYTES, LONGEST_LINE, open_regular, why
 
 PLAIN = (File.JOB_LOG, File.TASK_LOG.format(0))

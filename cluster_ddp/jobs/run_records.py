@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster_ddp.contract import ASIDE, File
 from cluster_ddp.errors import RunDirError
+from cluster_ddp.protocol import ASIDE, File
 from cluster_ddp.run_files import read_json, why
 from cluster_ddp.slurm.variables import job_label
 from cluster_ddp.submission import run_dirs

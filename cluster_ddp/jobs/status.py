@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.agent import log_words, outcome
-from cluster_ddp.contract import RESTART, File
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
 from cluster_ddp.jobs import failures, full_disk, last_metrics, lookup, run_records
 from cluster_ddp.jobs.run_records import RunRecord
+from cluster_ddp.protocol import RESTART, File
 from cluster_ddp.run_files import problem, tail
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import JobStatus, all_jobs, remembered_jobs

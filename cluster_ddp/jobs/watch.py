@@ -6,11 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from cluster_ddp.contract import RESTART, TO_RESUME, File
 from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.jobs import last_metrics
 from cluster_ddp.jobs.job import Job, describe, exit_in_words, poll_intervals_s
 from cluster_ddp.jobs.logs import LogReader
+from cluster_ddp.protocol import RESTART, TO_RESUME, File
 from cluster_ddp.run_files import tail
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission import run_dirs

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 
 from cluster_ddp import Shard, World
-from cluster_ddp.contract import Env
 from cluster_ddp.mnist import cuda_graphs
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.fast_cpu import FAST, fastest, tune_malloc
 from cluster_ddp.mnist.recipes import LAYOUTS, Recipe, lr_factor, warm_up
 from cluster_ddp.mnist.trace_ranges import ranges
+from cluster_ddp.protocol import Env
 
 _IMAGE = (1, 28, 28)
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from cluster_ddp.agent import notes
-from cluster_ddp.contract import Env
+from cluster_ddp.protocol import Env
 from cluster_ddp.runtime import process_group, stop_signals
 from cluster_ddp.runtime.collectives import DEFAULT_COLLECTIVE_TIMEOUT_S
 from cluster_ddp.runtime.data.worker_signals import keep_through_stops

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from cluster_ddp.contract import Env
 from cluster_ddp.errors import ClusterDDPError
+from cluster_ddp.protocol import Env
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 

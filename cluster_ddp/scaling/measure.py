@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import File, Record
 from cluster_ddp.jobs.report import metrics_from_log, step_breakdown
+from cluster_ddp.protocol import File, Record
 from cluster_ddp.run_files import each_json_line
 
 

@@ -1,2 +1,2 @@
 """What Slurm says: its variables, hostlists and commands. Standard library only; imports no other part of the package
-but `contract` and `errors`."""
+but `protocol` and `errors`."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.agent import python_command
-from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError, SpecError
+from cluster_ddp.protocol import File
 from cluster_ddp.submission import grids, run_dirs
 from cluster_ddp.submission.backends import submitit_task
 from cluster_ddp.submission.backends.local import ThisMachine

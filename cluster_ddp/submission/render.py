@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.agent import options
 from cluster_ddp.agent.options import Options
-from cluster_ddp.contract import File
+from cluster_ddp.protocol import File
 from cluster_ddp.submission.checks import site_template
 from cluster_ddp.submission.notation import seconds
 from cluster_ddp.submission.spec import JobSpec

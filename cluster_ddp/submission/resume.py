@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import ASIDE, File
 from cluster_ddp.errors import JobNotFoundError, RunDirError, SpecError
 from cluster_ddp.files import make_dir
 from cluster_ddp.ownership import refuse_others
+from cluster_ddp.protocol import ASIDE, File
 from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.backends import Scheduler, submitit_task
 from cluster_ddp.submission.backends.local import ThisMachine

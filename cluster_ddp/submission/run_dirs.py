@@ -26,9 +26,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import LATEST, RESUME, File
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.files import make_dir, open_own
+from cluster_ddp.protocol import LATEST, RESUME, File
 from cluster_ddp.run_files import read_json, why
 from cluster_ddp.submission.spec import JobSpec
 

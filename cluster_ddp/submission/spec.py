@@ -12,8 +12,8 @@ from dataclasses import InitVar, dataclass, field, fields
 from typing import Literal, get_args
 
 from cluster_ddp.agent import options
-from cluster_ddp.contract import TRACKERS
 from cluster_ddp.errors import HostlistError, SpecError, counted, nearest, nearest_name
+from cluster_ddp.protocol import TRACKERS
 from cluster_ddp.slurm import hostlist
 from cluster_ddp.submission import grids
 from cluster_ddp.submission.field_patterns import PATTERNS, SET_ELSEWHERE, WORD_PATTERNS

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster_ddp.agent.grid import ARRAY_TASK, configuration, fill_in
-from cluster_ddp.contract import File
 from cluster_ddp.errors import SlurmError
+from cluster_ddp.protocol import File
 from cluster_ddp.submission import frozen_agent, grids, resume, run_dirs
 from cluster_ddp.submission.backends import Held, Scheduler, submitit_task
 from cluster_ddp.submission.copies import snapshot, venv_archive

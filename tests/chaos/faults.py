@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cluster_ddp import processes
-from cluster_ddp.contract import Env
 from cluster_ddp.errors import SandboxError
+from cluster_ddp.protocol import Env
 from cluster_ddp.sandbox import cluster, network
 from cluster_ddp.sandbox.layout import CONTROLLER, Layout
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from chaos import faults
 from chaos.goodput import HeldTime
 from chaos.training import SLOW_DISK
-from cluster_ddp.contract import Env, File
+from cluster_ddp.protocol import Env, File
 from cluster_ddp.runtime.checkpoint import file, folder
 from cluster_ddp.runtime.failure import sick_nodes
 from cluster_ddp.sandbox import cluster

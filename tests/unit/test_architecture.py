@@ -13,7 +13,7 @@ import pytest
 from cluster_ddp.submission import frozen_agent
 
 PACKAGE = Path(__file__).parents[2] / "cluster_ddp"
-LEAVES = {"contract", "errors", "files", "ownership", "processes", "run_files", "waiting_notice", "_version"}
+LEAVES = {"protocol", "errors", "files", "ownership", "processes", "run_files", "waiting_notice", "_version"}
 # package -> the others that it may import; modules at the top, `cli` and the sandbox may import anything.
 MAY_IMPORT = {
     "slurm": set(),
@@ -73,7 +73,7 @@ def test_the_reference_workload_is_made_as_a_user_would_make_it() -> None:
     """Of the package's modules it imports the public face only; but its options are checked before torch is there."""
     for module in (name for name in MODULES if name.startswith("cluster_ddp.mnist.")):
         others = {name for name in imports(module) if name != "cluster_ddp" and ".mnist" not in name}
-        others -= {"cluster_ddp.errors", "cluster_ddp.contract", "cluster_ddp.files"}
+        others -= {"cluster_ddp.errors", "cluster_ddp.protocol", "cluster_ddp.files"}
         assert not others or module == "cluster_ddp.mnist.config", (module, others)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from slowness import scaled
 
-from cluster_ddp.contract import EXIT_STOPPED, Env
+from cluster_ddp.protocol import EXIT_STOPPED, Env
 
 ROOT = Path(__file__).parents[2]
 INTEROP = ROOT / "examples" / "interop"

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from cluster_ddp.agent import threads
 from cluster_ddp.agent.job import scontrol
-from cluster_ddp.contract import OF_A_JOB, Env
 from cluster_ddp.errors import SpecError
+from cluster_ddp.protocol import OF_A_JOB, Env
 from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.variables import Variables
 

@@ -11,7 +11,7 @@ from cluster_ddp.agent.channel.lines import Message
 from cluster_ddp.agent.job import report
 from cluster_ddp.agent.outcome import End, Failure, Outcome
 from cluster_ddp.agent.task.keeper import PATIENCE_S
-from cluster_ddp.contract import EXIT_STOPPED, File
+from cluster_ddp.protocol import EXIT_STOPPED, File
 
 # Seconds that other ranks have to say how they fail, after the first one: after an exception, after a signal.
 _WORDS_S, _KILLED_S = 2.0, 0.5

@@ -15,9 +15,9 @@ from cluster_ddp.agent.job import allocation, report
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import Job
 from cluster_ddp.agent.options import Options
-from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.files import make_dir
+from cluster_ddp.protocol import File
 
 
 def job_of(asked: Options, env: Mapping[str, str]) -> Job | LocalJob:

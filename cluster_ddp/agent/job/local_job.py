@@ -26,8 +26,8 @@ from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.agent.secret import Key
 from cluster_ddp.agent.task.keeper import Keeper
-from cluster_ddp.contract import EXIT_STOPPED, Env, File, Then
 from cluster_ddp.errors import RunDirError
+from cluster_ddp.protocol import EXIT_STOPPED, Env, File, Then
 
 WARNING_S = 90
 """How many seconds before the time limit the ranks get the warning, USR1."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp.agent.outcome import Outcome
-from cluster_ddp.contract import TO_RESUME, Env, File
+from cluster_ddp.protocol import TO_RESUME, Env, File
 
 _LOG_BYTES = 100_000
 _STDERR = 2

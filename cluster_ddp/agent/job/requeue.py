@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
 from cluster_ddp.agent.job import report, scontrol
-from cluster_ddp.contract import EXIT_STOPPED
+from cluster_ddp.protocol import EXIT_STOPPED
 
 PATIENCE_S = 1800.0
 """Seconds during which a requeue is asked for: a controller that restarts or fails over takes minutes."""

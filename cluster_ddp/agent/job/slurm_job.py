@@ -23,8 +23,8 @@ from cluster_ddp.agent.job.tasks import Tasks
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import Outcome
-from cluster_ddp.contract import RESTART, Env, Then
 from cluster_ddp.errors import ClusterDDPError, SpecError
+from cluster_ddp.protocol import RESTART, Env, Then
 from cluster_ddp.slurm.variables import Variables, node_name
 
 

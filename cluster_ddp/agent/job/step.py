@@ -14,7 +14,7 @@ from cluster_ddp.agent.options import Options, words
 from cluster_ddp.agent.place import Shape
 from cluster_ddp.agent.task import containers, signals, staging
 from cluster_ddp.agent.task.spawn import agent, spawn
-from cluster_ddp.contract import Env, File
+from cluster_ddp.protocol import Env, File
 
 # What the job has asked for each of its tasks. Of other tasks, srun would warn (24.11), or prefer it.
 _ABOUT_TASKS = ("SLURM_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS_PER_TASK")

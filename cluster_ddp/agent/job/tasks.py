@@ -23,7 +23,7 @@ from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.keeper import Keeper, status_of, wake
 from cluster_ddp.agent.task.spare import SPARE
 from cluster_ddp.agent.task.spawn import allow_many_files, spawn
-from cluster_ddp.contract import Env
+from cluster_ddp.protocol import Env
 
 HELD = signals.WARNINGS
 """What srun passes on to its tasks; HUP and QUIT make it kill them. TERM is final: it ends this process. Ctrl-C reaches

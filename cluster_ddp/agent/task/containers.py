@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.task.spawn import agent
-from cluster_ddp.contract import Env
 from cluster_ddp.errors import JobError
+from cluster_ddp.protocol import Env
 
 FORWARDED = (
     *("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),

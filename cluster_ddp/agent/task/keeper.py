@@ -21,7 +21,7 @@ from cluster_ddp.agent.outcome import End
 from cluster_ddp.agent.task import on_the_way, signals
 from cluster_ddp.agent.task.on_the_way import OnTheWay
 from cluster_ddp.agent.task.spawn import spawn
-from cluster_ddp.contract import EXIT_STOPPED, Env
+from cluster_ddp.protocol import EXIT_STOPPED, Env
 from cluster_ddp.slurm.variables import node_name
 
 PATIENCE_S = 30.0

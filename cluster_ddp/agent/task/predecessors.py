@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping
 
 from cluster_ddp import processes
-from cluster_ddp.contract import Env
 from cluster_ddp.errors import JobError
+from cluster_ddp.protocol import Env
 from cluster_ddp.slurm.variables import node_name
 
 PATIENCE_S = 60.0

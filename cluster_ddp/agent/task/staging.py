@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from cluster_ddp import ownership
-from cluster_ddp.contract import Env
+from cluster_ddp.protocol import Env
 from cluster_ddp.slurm.variables import node_name
 
 PREFIX = "cluster_ddp-env-"
@@ -56,7 +56,7 @@ class _GaveUpError(Exception):
 
 
 def new_name(job_id: str) -> str:
-    """Return a name for the copies of one start of a job, up to the node's number, for `contract.Env.COPY`."""
+    """Return a name for the copies of one start of a job, up to the node's number, for `protocol.Env.COPY`."""
     import secrets  # what a task imports is kept small
 
     letters = string.ascii_letters + string.digits
@@ -106,7 +106,7 @@ def use(venv: str, command: Sequence[str], env: Mapping[str, str]) -> Staged:
     Args:
         venv: the environment.
         command: of the task. A first word in the environment becomes that in the copy.
-        env: environment of the task, with the copies' name in `contract.Env.COPY`.
+        env: environment of the task, with the copies' name in `protocol.Env.COPY`.
     """
     as_it_is = Staged(list(command), dict(env))
     if not env.get(Env.COPY):

@@ -25,9 +25,9 @@ from cluster_ddp.agent.task.keeper import Keeper, say, wake
 from cluster_ddp.agent.task.orders import Orders
 from cluster_ddp.agent.task.spawn import agent
 from cluster_ddp.agent.task.warm import Warm
-from cluster_ddp.contract import Env, File
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, JobError
 from cluster_ddp.files import open_own
+from cluster_ddp.protocol import Env, File
 from cluster_ddp.slurm.variables import node_name
 
 

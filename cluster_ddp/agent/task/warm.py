@@ -20,8 +20,8 @@ from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.keeper import say
 from cluster_ddp.agent.task.spawn import spawn
-from cluster_ddp.contract import Env
 from cluster_ddp.errors import SpecError
+from cluster_ddp.protocol import Env
 
 MODULE = "cluster_ddp.runtime.fork.warm"
 READY = b"ready\n"

@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from cluster_ddp.contract import Env
 from cluster_ddp.doctor.checks import Site, check
 from cluster_ddp.doctor.checks.python_env import torch_versions
 from cluster_ddp.doctor.finding import Finding
+from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.usage.gpus import THROTTLED, chosen, known
 
 

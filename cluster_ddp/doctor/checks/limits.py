@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from cluster_ddp.contract import Env
 from cluster_ddp.doctor.checks import Site, check
 from cluster_ddp.doctor.finding import Finding
+from cluster_ddp.protocol import Env
 
 _GIB = 1024**3
 # torch itself, its libraries and a few loader workers.

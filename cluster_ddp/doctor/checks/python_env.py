@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster_ddp.contract import Env
 from cluster_ddp.doctor.checks import Site, check
 from cluster_ddp.doctor.finding import Finding
+from cluster_ddp.protocol import Env
 
 
 def torch_versions() -> dict[str, str] | None:

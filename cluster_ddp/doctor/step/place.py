@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster_ddp.contract import Env
 from cluster_ddp.errors import ClusterDDPError
+from cluster_ddp.protocol import Env
 from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import Variables

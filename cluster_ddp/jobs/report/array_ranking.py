@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster_ddp.contract import Record
 from cluster_ddp.jobs.report.summary import Report
+from cluster_ddp.protocol import Record
 
 _WIDTH, _HEIGHT, _TOP, _SIDE, _TEXT = 900.0, 260.0, 34.0, 70.0, 14.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from cluster_ddp.contract import File
 from cluster_ddp.errors import SpecError
+from cluster_ddp.protocol import File
 from cluster_ddp.run_files import LOG_BYTES, tail
 
 _EXAMPLE = r"--metric 'images/s: ([0-9.]+)'"

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp._version import __version__
-from cluster_ddp.contract import File, Then
 from cluster_ddp.errors import RunDirError, counted
 from cluster_ddp.files import atomic_write
 from cluster_ddp.jobs import failures
@@ -20,6 +19,7 @@ from cluster_ddp.jobs.report.charts import Run, charts
 from cluster_ddp.jobs.report.notes import notes
 from cluster_ddp.jobs.report.step_breakdown import Start
 from cluster_ddp.jobs.report.summary import Report, bars
+from cluster_ddp.protocol import File, Then
 from cluster_ddp.run_files import read_json
 from cluster_ddp.submission.notation import hours
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster_ddp.contract import GLOBAL_STEP, OF_FIRST_RECORD, File, Record
 from cluster_ddp.jobs.report import usage
+from cluster_ddp.protocol import GLOBAL_STEP, OF_FIRST_RECORD, File, Record
 from cluster_ddp.run_files import each_json_line
 
 POINTS = 1000

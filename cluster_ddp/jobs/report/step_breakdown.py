@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import File, Record
+from cluster_ddp.protocol import File, Record
 from cluster_ddp.run_files import each_json_line, json_lines
 
 PARTS = ("data_s", "compute_s", "communication_s", "optimizer_s", "checkpoint_s")

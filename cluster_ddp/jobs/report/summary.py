@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import File, Then
 from cluster_ddp.errors import SpecError, counted
 from cluster_ddp.jobs import failures, last_metrics
 from cluster_ddp.jobs.failures import Failure
@@ -21,6 +20,7 @@ from cluster_ddp.jobs.report import metrics_from_log, step_breakdown, usage
 from cluster_ddp.jobs.report.step_breakdown import Training
 from cluster_ddp.jobs.report.usage import NodeUse
 from cluster_ddp.jobs.status import RunStatus
+from cluster_ddp.protocol import File, Then
 from cluster_ddp.run_files import read_json
 from cluster_ddp.slurm.job_status import elapsed_s
 from cluster_ddp.submission.notation import mebibytes, seconds

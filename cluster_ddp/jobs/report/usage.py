@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import File
+from cluster_ddp.protocol import File
 from cluster_ddp.run_files import each_json_line, json_lines
 
 _GIB, _MIB = 1 << 30, 1 << 20

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from cluster_ddp.agent import notes
-from cluster_ddp.contract import File, Record
 from cluster_ddp.errors import CheckpointError, SpecError, nearest
+from cluster_ddp.protocol import File, Record
 from cluster_ddp.runtime.checkpoint import folder, time_limit
 from cluster_ddp.runtime.checkpoint.interval import Interval
 from cluster_ddp.runtime.checkpoint.resume import load_into

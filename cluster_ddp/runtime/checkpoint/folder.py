@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import Env, File
 from cluster_ddp.errors import CheckpointError, NonFiniteError, RunDirError
 from cluster_ddp.files import make_dir, remove_leftovers, reserve_descriptors, sync_folder, with_reserve
+from cluster_ddp.protocol import Env, File
 from cluster_ddp.runtime.checkpoint import file
 from cluster_ddp.runtime.checkpoint.file import DamagedError, UnusableError
 from cluster_ddp.runtime.run_dir import fenced

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from cluster_ddp.contract import Env
+from cluster_ddp.protocol import Env
 from cluster_ddp.run_files import read_text
 from cluster_ddp.runtime.stop_signals import StopFlag
 from cluster_ddp.runtime.world import World

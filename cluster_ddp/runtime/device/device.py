@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import torch
 
-from cluster_ddp.contract import Env
 from cluster_ddp.errors import DeviceError, counted
+from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.device import cpu_affinity, visible_gpus
 from cluster_ddp.slurm.topology import Topology
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from cluster_ddp.agent import notes
 from cluster_ddp.agent.outcome import LOST_WORDS
-from cluster_ddp.contract import Env
 from cluster_ddp.errors import ClusterDDPError, CommunicatorError
 from cluster_ddp.files import spare_descriptor
+from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
 from cluster_ddp.runtime.failure import hard_exit, step_clock
 from cluster_ddp.runtime.rendezvous import arrivals, first_rank

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import File
+from cluster_ddp.protocol import File
 from cluster_ddp.run_files import parse, read_text
 from cluster_ddp.runtime.failure import stacks
 

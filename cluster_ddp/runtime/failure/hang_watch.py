@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import Env, File
+from cluster_ddp.protocol import Env, File
 from cluster_ddp.run_files import read_text
 from cluster_ddp.runtime.failure import hang_verdict, sick_nodes, stack_file, stacks, step_clock
 from cluster_ddp.runtime.failure.hang_answers import Ask, HangAnswers, recorded

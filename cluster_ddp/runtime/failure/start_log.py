@@ -16,7 +16,7 @@ from typing import Any
 
 from cluster_ddp.agent import log_words, outcome
 from cluster_ddp.agent.outcome import Outcome
-from cluster_ddp.contract import ASIDE, RECORDS_VERSION, RESTART, File
+from cluster_ddp.protocol import ASIDE, RECORDS_VERSION, RESTART, File
 from cluster_ddp.run_files import json_lines, tail
 from cluster_ddp.runtime.run_dir.fenced import open_own
 from cluster_ddp.slurm.topology import Topology
@@ -124,7 +124,7 @@ def note_end(run_dir: Path, why: str, *, state: str, saved: bool) -> None:
     Args:
         run_dir: the run directory.
         why: in words.
-        state: one of `contract.ENDS`.
+        state: one of `protocol.ENDS`.
         saved: whether a checkpoint has all that was done.
     """
     _append(run_dir, {"kind": "end", "state": state, "why": why, "saved": saved})

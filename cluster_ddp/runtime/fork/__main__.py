@@ -25,8 +25,8 @@ from cluster_ddp.agent.options import count
 from cluster_ddp.agent.outcome import End
 from cluster_ddp.agent.task import alone, signals
 from cluster_ddp.agent.task.keeper import Keeper, say
-from cluster_ddp.contract import EXIT_STOPPED, Env, File
 from cluster_ddp.errors import exit_on_error
+from cluster_ddp.protocol import EXIT_STOPPED, Env, File
 from cluster_ddp.runtime.fork import affinity, preload, rank_exit
 from cluster_ddp.runtime.fork.target import Target
 from cluster_ddp.runtime.run_dir.fenced import open_own

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster_ddp.contract import Env
 from cluster_ddp.errors import ForkError
+from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.device import visible_gpus
 
 MODULES = (

@@ -23,8 +23,8 @@ from typing import Any
 from cluster_ddp import processes
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.warm import READY
-from cluster_ddp.contract import Env
 from cluster_ddp.errors import ForkError, SpecError
+from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.fork import preload
 from cluster_ddp.runtime.fork.target import Target
 

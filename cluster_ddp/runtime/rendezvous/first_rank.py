@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 from cluster_ddp import processes
-from cluster_ddp.contract import Env
+from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.safe_print import complain
 from cluster_ddp.slurm.variables import node_name
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from cluster_ddp.agent.secret import Key
-from cluster_ddp.contract import Env
+from cluster_ddp.protocol import Env
 from cluster_ddp.slurm.topology import Topology
 
 

@@ -20,8 +20,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from cluster_ddp.contract import Env
 from cluster_ddp.errors import DeviceError, RendezvousError
+from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.rendezvous import arrivals, beacon
 from cluster_ddp.runtime.rendezvous.dns import ReverseLookup, resolve, without_name_servers
 from cluster_ddp.runtime.rendezvous.secret import RunKey

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError
+from cluster_ddp.protocol import File
 from cluster_ddp.runtime.failure import step_clock
 from cluster_ddp.runtime.run_dir import background_writer
 

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from cluster_ddp._version import __version__
-from cluster_ddp.contract import GLOBAL_STEP, OF_FIRST_RECORD, RECORDS_VERSION, Env, File
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.files import make_dir, remove_leftovers, reserve_descriptors, to_json
+from cluster_ddp.protocol import GLOBAL_STEP, OF_FIRST_RECORD, RECORDS_VERSION, Env, File
 from cluster_ddp.run_files import json_lines
 from cluster_ddp.runtime.failure import start_log, step_clock
 from cluster_ddp.runtime.run_dir import final_flush
@@ -138,7 +138,7 @@ class RunDir:
         null. It is written in the background. If the disk is full, records are kept and written later.
 
         Args:
-            kind: see `contract.Record`.
+            kind: see `protocol.Record`.
             values: the other fields: of types that JSON has, or tensors and arrays of one element.
 
         Raises:

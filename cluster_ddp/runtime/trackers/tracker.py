@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from cluster_ddp.contract import GLOBAL_STEP, OF_FIRST_RECORD
+from cluster_ddp.protocol import GLOBAL_STEP, OF_FIRST_RECORD
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

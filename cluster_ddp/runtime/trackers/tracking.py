@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from cluster_ddp.contract import TRACKERS, File
 from cluster_ddp.errors import nearest
 from cluster_ddp.files import make_dir
+from cluster_ddp.protocol import TRACKERS, File
 from cluster_ddp.run_files import read_json
 from cluster_ddp.runtime.run_dir import fenced
 from cluster_ddp.runtime.run_dir.fenced import atomic_write

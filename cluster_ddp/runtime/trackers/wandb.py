@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from cluster_ddp.contract import GLOBAL_STEP
+from cluster_ddp.protocol import GLOBAL_STEP
 from cluster_ddp.runtime.trackers.tracker import Point, Run
 
 FOLDERS = "offline-run-*"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster_ddp.contract import Env
+from cluster_ddp.protocol import Env
 
 _PSS_EVERY_S = 10.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from cluster_ddp.contract import File
 from cluster_ddp.errors import RunDirError
+from cluster_ddp.protocol import File
 from cluster_ddp.runtime.run_dir.fenced import open_own
 from cluster_ddp.runtime.usage.cgroups import StepCgroup
 from cluster_ddp.runtime.usage.gpus import Gpus

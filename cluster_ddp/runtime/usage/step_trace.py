@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import profiler
 
-from cluster_ddp.contract import Env
+from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.run_dir import fenced
 
 log = logging.getLogger("cluster_ddp")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.contract import ASIDE, File
 from cluster_ddp.errors import RunDirError, SlurmError
+from cluster_ddp.protocol import ASIDE, File
 from cluster_ddp.run_files import read_json
 from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.job_status import JobStatus

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from cluster_ddp import processes
 from cluster_ddp.agent import outcome
-from cluster_ddp.contract import File
 from cluster_ddp.errors import JobError, RunDirError
+from cluster_ddp.protocol import File
 from cluster_ddp.run_files import why
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission.backends import Held, identity, submit_env

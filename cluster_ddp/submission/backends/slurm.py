@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster_ddp.contract import File
 from cluster_ddp.errors import JobNotFoundError, SlurmError
+from cluster_ddp.protocol import File
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission.backends import Held, identity, submit_env

@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster_ddp.contract import Env
 from cluster_ddp.errors import SlurmError, SpecError
+from cluster_ddp.protocol import Env
 from cluster_ddp.slurm import commands, partitions
 from cluster_ddp.submission import grids
 from cluster_ddp.submission.backends import submit_env

@@ -26,11 +26,11 @@ from doctor_faults import Fault, Variant
 from slowness import scaled, wait_until
 
 import cluster_ddp
-from cluster_ddp.contract import File
 from cluster_ddp.doctor import login
 from cluster_ddp.doctor.checks import all_checks, python_env
 from cluster_ddp.doctor.step import compare, links, training
 from cluster_ddp.errors import SandboxError
+from cluster_ddp.protocol import File
 from cluster_ddp.sandbox import cluster as sandbox
 from cluster_ddp.sandbox import network, prerequisites
 from cluster_ddp.slurm import commands

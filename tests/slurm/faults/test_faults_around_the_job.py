@@ -15,7 +15,7 @@ from chaos import faults
 from cluster import ROOT, Place, output
 from paced_run import ONE_BASH, PACED, TRAINING, Run, start
 
-from cluster_ddp.contract import File
+from cluster_ddp.protocol import File
 from cluster_ddp.slurm import commands
 from cluster_ddp.slurm.port import PORT_COUNT
 

@@ -14,7 +14,7 @@ from paced_run import ONE_BASH, ONE_TASK, TWO_TASKS, Run, start
 from slowness import wait_until
 
 from cluster_ddp import processes
-from cluster_ddp.contract import Env
+from cluster_ddp.protocol import Env
 from cluster_ddp.slurm import commands, job_status
 
 

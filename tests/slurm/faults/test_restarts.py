@@ -16,7 +16,7 @@ from paced_run import PACED, TRAINING
 from restarting import Job, launch
 from slowness import scaled
 
-from cluster_ddp.contract import File
+from cluster_ddp.protocol import File
 from cluster_ddp.sandbox import cluster, network
 
 RESUMING = Path(__file__).with_name("resuming")

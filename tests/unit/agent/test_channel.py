@@ -21,7 +21,7 @@ from cluster_ddp.agent.channel.client import Client
 from cluster_ddp.agent.channel.lines import Message
 from cluster_ddp.agent.channel.server import Server
 from cluster_ddp.agent.secret import Key
-from cluster_ddp.contract import Env
+from cluster_ddp.protocol import Env
 
 KEY = Key(b"secret")
 

@@ -28,9 +28,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from cluster_ddp.agent.notes import read_regular
-from cluster_ddp.contract import Env, File
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.files import atomic_write, remove_leftovers, with_reserve
+from cluster_ddp.protocol import Env, File
 from cluster_ddp.slurm.variables import Variables
 
 _IN_PLACE = (File.METRICS, File.STARTS, File.SICK_NODES, File.USAGE.format("*"), File.STACK.format("*"))

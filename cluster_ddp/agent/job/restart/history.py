@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster_ddp.contract import File, Then
 from cluster_ddp.files import open_own
+from cluster_ddp.protocol import File, Then
 
 NO_CHECKPOINT = "none"
 

@@ -15,7 +15,7 @@ from cluster_ddp.agent.job.restart.nodes import BEFORE, LOST, Nodes, Reason
 from cluster_ddp.agent.job.restart.verdict import Verdict
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import Outcome
-from cluster_ddp.contract import Then
+from cluster_ddp.protocol import Then
 from cluster_ddp.slurm.variables import Variables
 
 

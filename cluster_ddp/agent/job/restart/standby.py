@@ -13,7 +13,7 @@ from cluster_ddp.agent import threads
 from cluster_ddp.agent.channel.lines import Message
 from cluster_ddp.agent.task import signals
 from cluster_ddp.agent.task.spawn import spawn
-from cluster_ddp.contract import Env
+from cluster_ddp.protocol import Env
 
 # How long its agents may take to begin.
 _READY_S = 10.0

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cluster_ddp.agent.job.restart.history import Failed
 from cluster_ddp.agent.job.restart.nodes import Nodes, Reason
-from cluster_ddp.contract import Then
+from cluster_ddp.protocol import Then
 
 _WITHOUT_PROGRESS = 4  # so many failures with the same newest checkpoint: three restarts were of no use
 

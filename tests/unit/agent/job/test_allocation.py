@@ -9,7 +9,7 @@ import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.agent.job import allocation
-from cluster_ddp.contract import OF_A_JOB
+from cluster_ddp.protocol import OF_A_JOB
 
 __all__ = ["fake_slurm"]
 

@@ -26,7 +26,7 @@ from strangers import STRANGER, USER, as_stranger, folder_of_all, needs_a_strang
 
 from cluster_ddp.agent.task import staging
 from cluster_ddp.agent.task.staging import Staged
-from cluster_ddp.contract import Env
+from cluster_ddp.protocol import Env
 
 NAME = "cluster_ddp-env-7-kNoWnOnLy0"
 

@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 from ranks import slurm_step
 
-from cluster_ddp.contract import Env
+from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.failure import hang_watch, stack_file, step_clock
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.failure.hang_watch import HangWatch

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.contract import Env, File
 from cluster_ddp.doctor.finding import Finding
 from cluster_ddp.doctor.verdict import Verdict
+from cluster_ddp.protocol import Env, File
 from cluster_ddp.runtime.failure import sick_nodes
 
 

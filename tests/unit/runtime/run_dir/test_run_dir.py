@@ -21,8 +21,8 @@ import numpy
 import pytest
 import torch
 
-from cluster_ddp.contract import RECORDS_VERSION
 from cluster_ddp.errors import RunDirError, SpecError
+from cluster_ddp.protocol import RECORDS_VERSION
 from cluster_ddp.runtime.run_dir import background_writer, final_flush, metrics
 from cluster_ddp.runtime.run_dir.metrics import set_aside
 from cluster_ddp.runtime.run_dir.run_dir import RunDir, default_run_dir

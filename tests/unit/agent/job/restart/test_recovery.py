@@ -18,7 +18,7 @@ from cluster_ddp.agent.job.restart.recovery import Recovery
 from cluster_ddp.agent.job.restart.verdict import Verdict
 from cluster_ddp.agent.options import Options
 from cluster_ddp.agent.outcome import End, Failure, Outcome
-from cluster_ddp.contract import File
+from cluster_ddp.protocol import File
 
 __all__ = ["fake_slurm"]
 

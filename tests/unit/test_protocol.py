@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp import contract
+from cluster_ddp import protocol
 
 ROOT = Path(__file__).parents[2]
 PACKAGE, TEMPLATES, REFERENCE = ROOT / "cluster_ddp", ROOT / "templates", ROOT / "docs" / "reference"
@@ -19,7 +19,7 @@ def names(group: type) -> list[str]:
     return [value for key, value in vars(group).items() if key.isupper()]
 
 
-FILES = [name for name in names(contract.File) if "." in name]
+FILES = [name for name in names(protocol.File) if "." in name]
 
 
 @functools.cache
@@ -31,24 +31,24 @@ def texts(module: Path) -> list[str]:
     return [node.value for node in constants if isinstance(node.value, str)]
 
 
-@pytest.mark.parametrize("name", [*names(contract.Env), *FILES])
+@pytest.mark.parametrize("name", [*names(protocol.Env), *FILES])
 def test_nobody_else_spells_a_name(name: str) -> None:
     """In messages to people it may stand."""
     spelled = re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w.])")
     for module in sorted(PACKAGE.rglob("*.py")):
-        if module.name != "contract.py":
+        if module.name != "protocol.py":
             assert [text for text in texts(module) if spelled.search(text) and " " not in text.strip()] == [], module
 
 
 def test_the_templates_use_no_other_variable_and_spell_no_file() -> None:
     for template in TEMPLATES.iterdir():
         text = template.read_text()
-        assert {*re.findall(r"CLUSTER_DDP_\w+", text)} - {"CLUSTER_DDP_"} <= {*names(contract.Env)}, template
+        assert {*re.findall(r"CLUSTER_DDP_\w+", text)} - {"CLUSTER_DDP_"} <= {*names(protocol.Env)}, template
         assert [name for name in FILES if f"/{name}" in text] == [], template
 
 
 @pytest.mark.parametrize(
-    ("page", "group"), [("environment-variables.md", contract.Env), ("run-directory.md", contract.File)]
+    ("page", "group"), [("environment-variables.md", protocol.Env), ("run-directory.md", protocol.File)]
 )
 def test_the_reference_has_each_name_and_no_other(page: str, group: type) -> None:
     text = (REFERENCE / page).read_text()
@@ -58,4 +58,4 @@ def test_the_reference_has_each_name_and_no_other(page: str, group: type) -> Non
 
 def test_the_reference_has_each_kind_of_record() -> None:
     text = (REFERENCE / "run-directory.md").read_text()
-    assert re.findall(r"^- `(\w+)`:", text, flags=re.MULTILINE) == names(contract.Record)
+    assert re.findall(r"^- `(\w+)`:", text, flags=re.MULTILINE) == names(protocol.Record)
