@@ -186,7 +186,7 @@ class Run:
         if status.ended:
             if should_requeue and "Stopped after step" in self.output.read_text(errors="replace")[self._told :]:
                 self.not_requeued.append(self.output)
-            is_over = "not started again" in self.output.read_text(errors="replace")
+            is_over = status.state == "CANCELLED" or "not started again" in self.output.read_text(errors="replace")
             if self.bad_node and not self.left_behind and self._restarts_asked and not is_over:
                 self.fail(f"job {self.job_id} was not requeued without {self.bad_node}")
             self.submit()
