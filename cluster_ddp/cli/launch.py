@@ -34,6 +34,7 @@ from cluster_ddp.submission import frozen_agent
 from cluster_ddp.submission.checks import nested_launchers
 from cluster_ddp.submission.cli import sbatch_hints
 from cluster_ddp.submission.cli.parser import ASKED, Parser, value_at
+from cluster_ddp.submission.spec import check_restarts
 
 _WITH_RANKS = {"cpus_per_task": "--cpus-per-task", "time_limit_s": "--time"}
 """Options for ranks on this machine, and those of a batch script that a job has in their place."""
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         asked = options.made(found, command)
         env = allocation.own(os.environ)
         _check_place(asked, env)
-        _check_restarts(asked)
+        check_restarts(asked)
         job = launch.job_of(asked, env)
         _check_command(job, own)
         if not found.dry_run:
@@ -104,26 +105,9 @@ def _check_place(asked: Options, env: Mapping[str, str]) -> None:
         found = f"this shell is in job {job} of Slurm, whose nodes and GPUs the ranks are to use."
         hint = f"leave out --ranks, for as many as the job's tasks; for another number: --ranks-per-node {asked.ranks}"
         raise SpecError(f"Starting {counted(asked.ranks, 'rank')} on this machine:", found, hint)
-
-
-def _check_restarts(asked: Options) -> None:
-    """Refuse what only restarts use, and words for later starts that no shell could split."""
-    if (limit_s := asked.hang_restart_s) and not asked.restarts:
-        doing, found = f"Starting ranks with --hang-restart-s {limit_s}:", "only restarts start them again."
-        raise SpecError(doing, found, f"--restarts 3 --hang-restart-s {limit_s}")
-    if spares := asked.spare_nodes:
-        doing = f"Starting ranks with --spare-nodes {spares}:"
-        if asked.ranks is not None:
-            raise SpecError(doing, "ranks on this machine have no other node.", "leave out --spare-nodes")
-        if not asked.restarts:
-            raise SpecError(doing, "only restarts use them.", f"--restarts 3 --spare-nodes {spares}")
-    try:
-        shlex.split(asked.restart_args)
-    except ValueError as error:
-        words, found = shlex.quote(asked.restart_args), f"a shell could not split the words: {str(error).lower()}."
-        raise SpecError(
-            f"Starting ranks with --restart-args {words}:", found, "--restart-args '--resume last.pth'"
-        ) from error
+    elif spares := asked.spare_nodes:
+        found = "ranks on this machine have no other node."
+        raise SpecError(f"Starting ranks with --spare-nodes {spares}:", found, "leave out --spare-nodes")
 
 
 def _check_command(job: Job | LocalJob, own: list[str]) -> None:

@@ -174,7 +174,7 @@ class JobSpec:
             legal = "a program and its arguments, without NUL bytes"
             raise field_error("command", self.command, legal, hint="name a program first")
         self._check_choices()
-        self._check_restarts()
+        check_restarts(self)
         self._check_array()
 
     @property
@@ -253,18 +253,6 @@ class JobSpec:
                 hint = f"--{option[2:].replace('=', ' ')}, without --sbatch-options" if own else "leave it out"
                 raise field_error("sbatch_options", option, "an option that cluster-ddp does not set itself", hint=hint)
 
-    def _check_restarts(self) -> None:
-        for name, use in _OF_RESTARTS.items():
-            if (value := getattr(self, name)) and not self.restarts:
-                option = f"--{name.replace('_', '-')}"
-                hint = f"--restarts 3 {option} {value}; or leave out {option}"
-                raise field_error(name, value, f"0 without restarts, which {use}", hint=hint)
-        try:
-            shlex.split(self.restart_args)
-        except ValueError as error:
-            legal = f"words that a shell could split: {str(error).lower()}"
-            raise field_error("restart_args", self.restart_args, legal) from error
-
     def _check_array(self) -> None:
         if self.array is not None and grids.count(self.array) == 0:
             raise field_error("array", self.array, "task numbers such as 0-7, not an empty range")
@@ -278,6 +266,24 @@ class JobSpec:
             raise field_error("array", self.array, f"of at most {grids.MAX_TASKS:,} tasks, none with a higher number")
         if self.command:
             grids.check_placeholders(self.command, self.grid, array=self.array)
+
+
+def check_restarts(asked: JobSpec | options.Options) -> None:
+    """Check the options of restarts, of a job or of `launch`, which names them alike.
+
+    Raises:
+        SpecError: only restarts use one of them, or no shell could split the words for later starts.
+    """
+    for name, use in _OF_RESTARTS.items():
+        if (value := getattr(asked, name)) and not asked.restarts:
+            option = f"--{name.replace('_', '-')}"
+            hint = f"--restarts 3 {option} {value}; or leave out {option}"
+            raise field_error(name, value, f"0 without restarts, which {use}", hint=hint)
+    try:
+        shlex.split(asked.restart_args)
+    except ValueError as error:
+        legal = f"words that a shell could split: {str(error).lower()}"
+        raise field_error("restart_args", asked.restart_args, legal) from error
 
 
 def _all_match(pattern: str, words: Sequence[str]) -> bool:
