@@ -41,7 +41,6 @@ from cluster_ddp.errors import (
 )
 
 if TYPE_CHECKING:
-    from cluster_ddp.jobs.job import Job
     from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
     from cluster_ddp.runtime.data.resident import ResidentSet
     from cluster_ddp.runtime.data.shard import Shard
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from cluster_ddp.runtime.stop_signals import Stopped
     from cluster_ddp.runtime.world import World
     from cluster_ddp.slurm.topology import Topology
+    from cluster_ddp.submission.job import Job
     from cluster_ddp.submission.spec import JobSpec
     from cluster_ddp.submit_api import submit, submit_array
 
@@ -102,7 +102,7 @@ __all__ = [
 _MODULES = {
     "Checkpointer": "runtime.checkpoint.checkpointer",
     "FiniteCheck": "runtime.finite",
-    "Job": "jobs.job",
+    "Job": "submission.job",
     "JobSpec": "submission.spec",
     "Meter": "runtime.meter",
     "Progress": "runtime.progress_bar",

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 from cluster_ddp import submit_api
 from cluster_ddp.agent.grid import ARRAY_TASK, configuration
 from cluster_ddp.errors import SpecError, counted, exit_on_error
-from cluster_ddp.jobs import job
-from cluster_ddp.jobs.job import Job
 from cluster_ddp.remote import verbs
+from cluster_ddp.submission import submit_plan
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.cli import command_line
 from cluster_ddp.submission.cli import options as submit_options
 from cluster_ddp.submission.cli.parser import Parser
 from cluster_ddp.submission.grids import Grid
+from cluster_ddp.submission.job import Job
 from cluster_ddp.submission.planning import Plan
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words, here = sys.argv[1:] if argv is None else argv, Path.cwd()  # resuming changes to another folder
 
     def submit_and_follow(plan: Plan, watch: bool) -> int:
-        jobs = job.submit(plan)
+        jobs = submit_plan.submit(plan)
         print(_announcement(plan, jobs, here), flush=True)
         if watch:
             return _follow(jobs, here)

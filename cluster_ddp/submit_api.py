@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.jobs import job
-from cluster_ddp.jobs.job import Job
 from cluster_ddp.runtime.with_world import WithWorld
-from cluster_ddp.submission import planning
+from cluster_ddp.submission import planning, submit_plan
 from cluster_ddp.submission.checks import preflight
 from cluster_ddp.submission.cli.options import as_words
+from cluster_ddp.submission.job import Job
 from cluster_ddp.submission.planning import Request
 from cluster_ddp.submission.resume import find
 from cluster_ddp.submission.spec import JobSpec
@@ -127,4 +126,4 @@ def _submitted(request: Request, check: bool) -> list[Job]:
     if check:
         for advice in preflight.check(plan):
             warnings.warn(f"{advice.text} ({advice.code})", stacklevel=3)
-    return job.submit(plan)
+    return submit_plan.submit(plan)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cluster_ddp.errors import JobError, exit_on_error, printable
 from cluster_ddp.jobs import lookup, run_records, terminal
-from cluster_ddp.jobs.job import of_run
+from cluster_ddp.jobs.lookup import of_run
 from cluster_ddp.remote import verbs
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.cli import add_on

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from cluster_ddp.errors import JobError, exit_on_error, printable
 from cluster_ddp.jobs import logs, lookup, run_records, terminal
-from cluster_ddp.jobs.job import Job, of_run, printed_by
 from cluster_ddp.jobs.logs import LogReader
+from cluster_ddp.jobs.lookup import of_run, printed_by
 from cluster_ddp.jobs.run_records import RunRecord
 from cluster_ddp.jobs.terminal import BottomLine
 from cluster_ddp.jobs.watch import follow
@@ -22,6 +22,7 @@ from cluster_ddp.protocol import ASIDE
 from cluster_ddp.remote import verbs
 from cluster_ddp.submission.cli import add_on
 from cluster_ddp.submission.cli.parser import Parser
+from cluster_ddp.submission.job import Job
 
 PROGRAM = "cluster-ddp logs"
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from cluster_ddp.errors import ClusterDDPError, RunDirError, printable
 from cluster_ddp.jobs import run_records
-from cluster_ddp.jobs.job import describe, of_run
+from cluster_ddp.jobs.lookup import of_run
 from cluster_ddp.protocol import File
 from cluster_ddp.run_files import read_text
 from cluster_ddp.runtime.failure import hang_verdict
+from cluster_ddp.submission.job import describe
 
 
 def autopsy(run_dir: Path, *, as_json: bool = False) -> str:

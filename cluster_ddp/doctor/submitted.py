@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.jobs import job
 from cluster_ddp.jobs.watch import follow
+from cluster_ddp.submission import submit_plan
 from cluster_ddp.submission.cli import command_line
 from cluster_ddp.submission.cli.parser import Parser
 from cluster_ddp.submission.planning import Plan
@@ -40,7 +40,7 @@ def examine(options: Sequence[str], own: Sequence[str], parser: Parser) -> int:
     words = [*options, *chosen, "--", python, "-m", "cluster_ddp.doctor", *own]
 
     def submit(plan: Plan, watch: bool) -> int:
-        jobs = job.submit(plan)
+        jobs = submit_plan.submit(plan)
         return follow(jobs, show=lambda line: print(line, flush=True))
 
     return command_line.run(

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from cluster_ddp.errors import JobError
-from cluster_ddp.jobs.job import Job
 from cluster_ddp.protocol import File
 from cluster_ddp.run_files import LOG_BYTES, LONGEST_LINE, open_regular, why
+from cluster_ddp.submission.job import Job
 
 PLAIN = (File.JOB_LOG, File.TASK_LOG.format(0))
 """The logs of the batch script and of task 0. Their lines are shown as they are; others get the task's name."""

@@ -1,4 +1,4 @@
-"""Which runs a word of the command line means."""
+"""Which runs a word of the command line means, and the job of a run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
 from cluster_ddp.jobs import run_records
 from cluster_ddp.jobs.run_records import RunRecord
+from cluster_ddp.protocol import File
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
+from cluster_ddp.submission.job import Job
 
 
 def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] | None = None) -> list[RunRecord]:
@@ -62,3 +64,46 @@ def _has_not_ended(label: str, record: RunRecord) -> bool:
         return not all(one.ended for one in scheduler.statuses(label, record.cluster, record.run_dir))
     except (SlurmError, RunDirError):  # forgotten, or not to be asked from here
         return False
+
+
+def of_run(record: RunRecord) -> Job:
+    """Return the job of a run directory.
+
+    Raises:
+        JobError: no submission made the run directory.
+    """
+    if record.scheduler is None or not record.is_submitted:
+        found = "no submission made its run directory, so its output is where its terminal or its own script wrote it."
+        output = _output(record)
+        hint = f"read {output}" if output else "cluster-ddp submit -- COMMAND keeps the logs there"
+        raise JobError(f"The job of {record.run_dir}:", found, hint)
+    return Job(
+        id=record.job,
+        run_dir=record.run_dir,
+        tasks=record.tasks,
+        ranks=record.ranks,
+        cluster=record.cluster,
+        scheduler=Slurm() if record.scheduler == "Slurm" else ThisMachine(),
+    )
+
+
+def printed_by(record: RunRecord) -> Job:
+    """Return the job of a run directory, to read its logs: those of the ranks of `cluster-ddp launch`, too.
+
+    Raises:
+        JobError: no submission made the run directory, and no rank has a log there.
+    """
+    logs = len(list(record.run_dir.glob(File.TASK_LOG.format("*"))))
+    if record.is_submitted or not logs:
+        return of_run(record)
+    name = record.job or record.name
+    return Job(id=name, run_dir=record.run_dir, tasks=logs, ranks=logs, scheduler=ThisMachine())
+
+
+def _output(record: RunRecord) -> str:
+    """The file that a job of Slurm's prints into; empty if that is not known."""
+    try:
+        found = Slurm().statuses(record.job, record.cluster, record.run_dir) if record.job else []
+    except SlurmError:
+        found = []
+    return found[0].stdout if found else ""

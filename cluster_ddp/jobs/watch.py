@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.jobs import last_metrics
-from cluster_ddp.jobs.job import Job, describe, exit_in_words, poll_intervals_s
 from cluster_ddp.jobs.logs import LogReader
 from cluster_ddp.protocol import RESTART, TO_RESUME, File
 from cluster_ddp.run_files import tail
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission import run_dirs
+from cluster_ddp.submission.job import Job, describe, exit_in_words, poll_intervals_s
 
 _LOG_POLL_S = 0.5
 _QUIET_S = 5.0

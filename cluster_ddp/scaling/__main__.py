@@ -24,18 +24,18 @@ from functools import partial
 from pathlib import Path
 
 from cluster_ddp.errors import SpecError, exit_on_error
-from cluster_ddp.jobs import job
-from cluster_ddp.jobs.job import Job
 from cluster_ddp.jobs.report import metrics_from_log
 from cluster_ddp.scaling import table
 from cluster_ddp.scaling.points import Point, parse_counts, points
 from cluster_ddp.scaling.results import Results
 from cluster_ddp.scaling.study_folder import Study
 from cluster_ddp.slurm import partitions
+from cluster_ddp.submission import submit_plan
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.checks import feasibility
 from cluster_ddp.submission.cli import command_line
 from cluster_ddp.submission.cli.parser import Parser
+from cluster_ddp.submission.job import Job
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submit import ReferenceJob
 
@@ -149,7 +149,7 @@ class _Scaling:
 
     def _job(self, point: Point) -> Job:
         jobs: list[Job] = []
-        self._submit(point, lambda plan: jobs.extend(job.submit(plan)))
+        self._submit(point, lambda plan: jobs.extend(submit_plan.submit(plan)))
         return jobs[0]
 
     def _planned(self, point: Point, *options: str) -> Plan:

@@ -21,12 +21,13 @@ from typing import Any
 from cluster_ddp.errors import JobNotFoundError, RunDirError
 from cluster_ddp.files import atomic_write, make_dir
 from cluster_ddp.jobs import last_metrics, run_records
-from cluster_ddp.jobs.job import Job, describe, of_run, poll_intervals_s
+from cluster_ddp.jobs.lookup import of_run
 from cluster_ddp.jobs.run_records import RunRecord
 from cluster_ddp.run_files import read_json, why
 from cluster_ddp.scaling.measure import Measured, measure
 from cluster_ddp.scaling.points import Point
 from cluster_ddp.slurm.job_status import elapsed_s
+from cluster_ddp.submission.job import Job, describe, poll_intervals_s
 
 _STUDY, _MEASURED = "study.json", "measured.json"
 

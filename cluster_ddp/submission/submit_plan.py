@@ -6,31 +6,20 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from cluster_ddp.agent.grid import ARRAY_TASK, configuration, fill_in
 from cluster_ddp.errors import SlurmError
 from cluster_ddp.protocol import File
 from cluster_ddp.submission import frozen_agent, grids, resume, run_dirs
-from cluster_ddp.submission.backends import Held, Scheduler, submitit_task
+from cluster_ddp.submission.backends import Held, submitit_task
 from cluster_ddp.submission.copies import snapshot, venv_archive
+from cluster_ddp.submission.job import Job
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.submit_signals import SubmitSignals
 
 
-class Submitted(NamedTuple):
-    """A submitted job, or one task of an array. `jobs.job.Job` is made from it and describes the fields."""
-
-    id: str
-    run_dir: Path
-    tasks: int
-    ranks: int
-    cluster: str | None
-    is_function: bool
-    scheduler: Scheduler
-
-
-def submit(plan: Plan) -> list[Submitted]:
+def submit(plan: Plan) -> list[Job]:
     """Submit a plan: all of it or nothing.
 
     The job waits until its run directory exists, named by the job's id; only then can it start. INT, HUP and TERM first
@@ -85,7 +74,7 @@ def _take_back(plan: Plan, held: Held) -> None:
         raise SlurmError(f"Cancelling job {held.label}:", found, f"scancel {held.label}") from error
 
 
-def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Submitted]:
+def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Job]:
     """Make and fill the run directories. Each is added to `folders` before it is made."""
     spec, request = plan.spec, plan.request
     whole = request.run_dir or Path(run_dirs.prefix(request.runs_dir, spec) + held.label)
@@ -107,7 +96,7 @@ def _make_folders(plan: Plan, held: Held, folders: list[Path]) -> list[Submitted
     if request.take_snapshot:
         snapshot.take(Path.cwd(), whole)
     return [
-        Submitted(
+        Job(
             id=label,
             run_dir=path,
             tasks=spec.nodes if spec.launcher == "torchrun" else spec.world_size,

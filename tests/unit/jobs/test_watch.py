@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
-from cluster_ddp.jobs import job, terminal, watch
-from cluster_ddp.jobs.job import Job
+from cluster_ddp.jobs import terminal, watch
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.slurm.reasons import of_waiting
+from cluster_ddp.submission import job
+from cluster_ddp.submission.job import Job
 
 
 def status(state: str, **fields) -> JobStatus:

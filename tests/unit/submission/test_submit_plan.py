@@ -17,10 +17,9 @@ import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.errors import JobNotFoundError, RunDirError, SlurmError, SpecError
-from cluster_ddp.jobs import job
-from cluster_ddp.jobs.job import Job
 from cluster_ddp.slurm import commands
-from cluster_ddp.submission import frozen_agent
+from cluster_ddp.submission import frozen_agent, submit_plan
+from cluster_ddp.submission.job import Job
 from cluster_ddp.submission.planning import Request, plan
 from cluster_ddp.submission.spec import JobSpec
 
@@ -39,7 +38,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def submit(spec: JobSpec = SPEC, **options: Any) -> list[Job]:
-    return job.submit(plan(Request(spec=spec, **options)))
+    return submit_plan.submit(plan(Request(spec=spec, **options)))
 
 
 def files(folder: Path) -> list[str]:

@@ -16,10 +16,9 @@ from stand_ins import HOSTILE
 import cluster_ddp.submit as door
 from cluster_ddp.cli import status
 from cluster_ddp.errors import JobError, RunDirError
-from cluster_ddp.jobs import job
-from cluster_ddp.jobs.job import Job
 from cluster_ddp.slurm.port import candidates
-from cluster_ddp.submission import resume
+from cluster_ddp.submission import resume, submit_plan
+from cluster_ddp.submission.job import Job
 from cluster_ddp.submission.planning import Request, plan
 from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.train import Train
@@ -84,7 +83,7 @@ def test_a_specification_of_another_users_does_not_run() -> None:
 
 def submit(*command: str, function=None, **fields) -> Job:
     spec = JobSpec(name="here", command=command, gpus_per_node=2, **fields)
-    (submitted,) = job.submit(plan(Request(spec=spec, function=function)))
+    (submitted,) = submit_plan.submit(plan(Request(spec=spec, function=function)))
     return submitted
 
 

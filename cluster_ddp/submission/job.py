@@ -10,17 +10,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.errors import JobError, SlurmError
-from cluster_ddp.jobs.run_records import RunRecord
+from cluster_ddp.errors import JobError
 from cluster_ddp.protocol import File
 from cluster_ddp.run_files import LOG_BYTES, tail
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import JobStatus
-from cluster_ddp.submission import submit_plan
-from cluster_ddp.submission.backends import Scheduler, submitit_task
+from cluster_ddp.submission.backends import submitit_task
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
-from cluster_ddp.submission.planning import Plan
 
 _FIRST_POLL_S, _LAST_POLL_S = 1.0, 10.0
 _SILENT_S = 2.0
@@ -80,7 +77,7 @@ class Job:
     """Name of its cluster, if sbatch gave one; else None."""
     is_function: bool = False
     """Whether it runs a function, not a command."""
-    scheduler: Scheduler = field(repr=False)
+    scheduler: Slurm | ThisMachine = field(repr=False)
     """What runs it: Slurm or this machine."""
 
     def status(self) -> JobStatus:
@@ -161,51 +158,3 @@ class Job:
     def _last_words(self) -> str:
         lines = [line for path in self.log_files() for line in tail(path).splitlines()]
         return "\n".join(f"    {line}" for line in lines[-10:])
-
-
-def of_run(record: RunRecord) -> Job:
-    """Return the job of a run directory.
-
-    Raises:
-        JobError: no submission made the run directory.
-    """
-    if record.scheduler is None or not record.is_submitted:
-        found = "no submission made its run directory, so its output is where its terminal or its own script wrote it."
-        output = _output(record)
-        hint = f"read {output}" if output else "cluster-ddp submit -- COMMAND keeps the logs there"
-        raise JobError(f"The job of {record.run_dir}:", found, hint)
-    return Job(
-        id=record.job,
-        run_dir=record.run_dir,
-        tasks=record.tasks,
-        ranks=record.ranks,
-        cluster=record.cluster,
-        scheduler=Slurm() if record.scheduler == "Slurm" else ThisMachine(),
-    )
-
-
-def printed_by(record: RunRecord) -> Job:
-    """Return the job of a run directory, to read its logs: those of the ranks of `cluster-ddp launch`, too.
-
-    Raises:
-        JobError: no submission made the run directory, and no rank has a log there.
-    """
-    logs = len(list(record.run_dir.glob(File.TASK_LOG.format("*"))))
-    if record.is_submitted or not logs:
-        return of_run(record)
-    name = record.job or record.name
-    return Job(id=name, run_dir=record.run_dir, tasks=logs, ranks=logs, scheduler=ThisMachine())
-
-
-def _output(record: RunRecord) -> str:
-    """The file that a job of Slurm's prints into; empty if that is not known."""
-    try:
-        found = Slurm().statuses(record.job, record.cluster, record.run_dir) if record.job else []
-    except SlurmError:
-        found = []
-    return found[0].stdout if found else ""
-
-
-def submit(plan: Plan) -> list[Job]:
-    """Submit a plan. Returns the job, or one job per array task. Raises what `submit_plan.submit` raises."""
-    return [Job(**task._asdict()) for task in submit_plan.submit(plan)]
