@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 
 import cluster_ddp
 from cluster_ddp.mnist.model import Net
-from cluster_ddp.runtime.checkpoint import file
+from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy
 from cluster_ddp.runtime.finite import FiniteState
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
@@ -82,7 +82,9 @@ def large(world: World, folder: Path, options: argparse.Namespace) -> list[Figur
     copy, finite = HostCopy(world.device), FiniteState({"model": model.module})
     foreground, background, look = [], [], []
     for _ in range(1 + options.rounds):  # the first round gets the memory from the system
-        foreground.append(seconds(lambda: file.write(folder / "foreground.pt", copy.of(model.module.state_dict()))))
+        foreground.append(
+            seconds(lambda: checkpoint_file.write(folder / "foreground.pt", copy.of(model.module.state_dict())))
+        )
         background.append(seconds(checkpoint.step))
         checkpoint._folder.wait()
         look.append(seconds(lambda: finite.non_finite({"model": model.module.state_dict()})))

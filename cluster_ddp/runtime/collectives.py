@@ -13,7 +13,7 @@ import torch.distributed as dist
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime import object_collectives, process_group
 from cluster_ddp.runtime.device import nonblocking_wait
-from cluster_ddp.runtime.failure import step_clock
+from cluster_ddp.runtime.failure import rank_progress
 from cluster_ddp.runtime.rendezvous.secret import RunKey
 from cluster_ddp.slurm.topology import Topology
 
@@ -74,7 +74,7 @@ class Collectives:
         """
         self.synchronize()
         process_group.barrier()
-        step_clock.note_progress()
+        rank_progress.note_progress()
 
     def synchronize(self) -> None:
         """Wait until this rank's GPUs have finished the work of their current streams; on a CPU return at once.
@@ -125,7 +125,7 @@ class Collectives:
         process_group.check()
         result = tensor.detach().to(self.device, copy=True).contiguous()
         dist.all_reduce(result, op=_OPERATIONS[operation])
-        step_clock.note_progress()
+        rank_progress.note_progress()
         return result
 
     def mean(self, total: float | torch.Tensor, count: float | torch.Tensor) -> float:
@@ -185,5 +185,5 @@ class Collectives:
         total = torch.stack([value.to(self.device) for value in mine])
         dist.all_reduce(total, op=_OPERATIONS[operation])
         self.synchronize()
-        step_clock.note_progress()
+        rank_progress.note_progress()
         return [float(value) for value in total.tolist()]

@@ -27,7 +27,7 @@ from cluster_ddp.runtime.failure.peer_watch import PeerWatch
 from cluster_ddp.runtime.rendezvous import arrivals, open_files, store
 from cluster_ddp.runtime.rendezvous.network_interface import choose_interface
 from cluster_ddp.runtime.rendezvous.secret import RunKey
-from cluster_ddp.runtime.run_dir import final_flush
+from cluster_ddp.runtime.run_dir import background_writer
 from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.topology import Topology
@@ -87,7 +87,7 @@ def _begin(collective_timeout_s: float) -> tuple[FailureReporter, Topology]:
     reporter.collective_timeout_s = collective_timeout_s
     reporter.topology = topology = Topology.from_environ(os.environ)
     _set_up_logging(topology)
-    final_flush.forget()
+    background_writer.forget()
     keep_through_stops()
     open_files.raise_limit()
     return reporter, topology
@@ -162,7 +162,7 @@ def _watch_for_hangs(reporter: FailureReporter, warning_s: float) -> None:
 def _finish(world: World) -> None:
     """Wait until rank 0's files are on disk. Then all ranks may leave."""
     if dist.is_initialized():
-        final_flush.settle(world)
+        background_writer.settle(world)
         world.barrier()  # rank 0 serves the store: it must not leave while others use it
         return
     if world.is_main:
@@ -170,7 +170,7 @@ def _finish(world: World) -> None:
             "The script has ended the process group itself. cluster_ddp.distributed() does that when its body ends. "
             "Hint: leave torch.distributed.destroy_process_group() out"
         )
-    final_flush.settle(world, together=False)
+    background_writer.settle(world, together=False)
 
 
 def _leave(reporter: FailureReporter, peers: PeerWatch, after: Stopped | None = None) -> None:
@@ -179,7 +179,7 @@ def _leave(reporter: FailureReporter, peers: PeerWatch, after: Stopped | None = 
     reporter.stop_hang_watch()
     reporter.store = None  # later failures concern this rank only
     process_group.leave()
-    if after is not None and final_flush.are_stuck():
+    if after is not None and background_writer.are_stuck():
         hard_exit.now(after.code)
 
 
@@ -190,7 +190,7 @@ def _leave_alone(device: torch.device, reporter: FailureReporter, peers: PeerWat
     if is_failure:
         reporter.report(error)
     reporter.stop_hang_watch()
-    if nonblocking_wait.is_broken(device) or final_flush.are_stuck() or not process_group.abort(device):
+    if nonblocking_wait.is_broken(device) or background_writer.are_stuck() or not process_group.abort(device):
         reporter.linger()
         hard_exit.now(error.code if isinstance(error, SystemExit) and type(error.code) is int else int(is_failure))
 

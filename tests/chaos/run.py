@@ -16,7 +16,7 @@ from chaos import faults
 from chaos.goodput import HeldTime
 from chaos.training import SLOW_DISK
 from cluster_ddp.protocol import Env, File
-from cluster_ddp.runtime.checkpoint import file, folder
+from cluster_ddp.runtime.checkpoint import checkpoint_file, folder
 from cluster_ddp.runtime.failure import sick_nodes
 from cluster_ddp.sandbox import cluster
 from cluster_ddp.sandbox.layout import Layout
@@ -264,8 +264,8 @@ class Run:
             self.fail(f"damaged checkpoints: {', '.join(map(str, damaged))}")
         if files := folder.CheckpointFolder(where, keep=KEEP).files():
             try:
-                file.digest(files[0])
-            except (file.DamagedError, OSError) as error:
+                checkpoint_file.digest(files[0])
+            except (checkpoint_file.DamagedError, OSError) as error:
                 self.fail(f"the newest checkpoint, {files[0]}, can't be read: {error}")
 
     def leftovers(self) -> list[str]:

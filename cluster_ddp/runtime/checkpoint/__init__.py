@@ -2,11 +2,11 @@
 
 checkpointer    when to save, load and stop
 saver           copies the state and has it written
-resume          which checkpoint is loaded
+restore         which checkpoint is loaded
 state           all that a training resumes from
 host_copy       a copy of the state in the host's memory, so that training continues during a save
 folder          the checkpoints of a run: writes in the background, keeps the newest, sets damaged ones aside
-file            one checkpoint file: its format and digest
+checkpoint_file one checkpoint file: its format and digest
 compatibility   whether a checkpoint belongs to this training
 rng             the random number generators
 interval        how often to save

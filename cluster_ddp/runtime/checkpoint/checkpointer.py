@@ -31,12 +31,12 @@ from cluster_ddp.errors import CheckpointError, SpecError, nearest
 from cluster_ddp.protocol import File, Record
 from cluster_ddp.runtime.checkpoint import folder, time_limit
 from cluster_ddp.runtime.checkpoint.interval import Interval
-from cluster_ddp.runtime.checkpoint.resume import load_into
+from cluster_ddp.runtime.checkpoint.restore import load_into
 from cluster_ddp.runtime.checkpoint.saver import OnNan, Place, Saver
 from cluster_ddp.runtime.checkpoint.state import Stateful, TrainingState
 from cluster_ddp.runtime.checkpoint.stop_agreement import StopAgreement
 from cluster_ddp.runtime.data.shard import Shard
-from cluster_ddp.runtime.failure import step_clock
+from cluster_ddp.runtime.failure import rank_progress
 from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag, Stopped
@@ -113,7 +113,7 @@ class Checkpointer:
         if is_own:
             self._saver.saved = self._saver.place
         self._is_training = any(map(_is_done, self._shards))  # perhaps only the code after the last batch remains
-        self._steps_at_start = self.run_dir.steps = step_clock.steps = self.steps
+        self._steps_at_start = self.run_dir.steps = rank_progress.steps = self.steps
         time_limit.watch(self._stop_flag, world, os.environ)
         self._exchange, self._evaluation_exchange = StopAgreement(world), StopAgreement(world)
         self._times, self._total = StepTimes(self._shards, parts.values(), world_size=world.world_size), 0
@@ -235,7 +235,7 @@ class Checkpointer:
             raise SpecError(f"Step {self.steps + 1}:", f"the training was finished at step {self.steps}.", hint)
         self._times.begin()
         self._state.steps, self._is_training = self.steps + 1, True
-        self.run_dir.steps = step_clock.steps = self.steps
+        self.run_dir.steps = rank_progress.steps = self.steps
         if self.steps == self._steps_at_start + 1:
             self._state.reserve()  # now the optimizer also has its state
         self._after(epoch_ended=False)

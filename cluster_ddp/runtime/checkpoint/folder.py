@@ -16,11 +16,11 @@ from typing import Any
 from cluster_ddp.errors import CheckpointError, NonFiniteError, RunDirError
 from cluster_ddp.files import make_dir, remove_leftovers, reserve_descriptors, sync_folder, with_reserve
 from cluster_ddp.protocol import Env, File
-from cluster_ddp.runtime.checkpoint import file
-from cluster_ddp.runtime.checkpoint.file import DamagedError, UnusableError
-from cluster_ddp.runtime.run_dir import fenced
+from cluster_ddp.runtime.checkpoint import checkpoint_file
+from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
+from cluster_ddp.runtime.run_dir import fenced_writes
 from cluster_ddp.runtime.run_dir.background_writer import BackgroundWriter
-from cluster_ddp.runtime.run_dir.fenced import atomic_write
+from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 
 log = logging.getLogger("cluster_ddp")
 
@@ -45,7 +45,7 @@ class CheckpointFolder:
         self.last_good: Path | None = None
         """The newest checkpoint that is known to be undamaged."""
         self.writer = BackgroundWriter("checkpoint")
-        file.import_all()
+        checkpoint_file.import_all()
         self._best: dict[str, float] = {}
         self._failure = ""
         self._again: Callable[[], None] | None = None
@@ -77,7 +77,7 @@ class CheckpointFolder:
         found, refused = None, dict[Path, DamagedError]()
         for path in self.files():
             try:
-                digest = file.digest(path)
+                digest = checkpoint_file.digest(path)
                 look(path)
                 _check_name(path)
             except DamagedError as error:
@@ -114,7 +114,7 @@ class CheckpointFolder:
         path = self._best_path(name)
         if name not in self._best and path.exists():
             try:
-                self._best[name] = file.read(path)["best"][name]
+                self._best[name] = checkpoint_file.read(path)["best"][name]
             except (DamagedError, KeyError, OSError) as error:
                 log.warning("The best checkpoint %s can't be used: %s. The next one replaces it.", path, error)
         return self._best.get(name)
@@ -194,7 +194,7 @@ class CheckpointFolder:
             if not self.path.is_dir():
                 make_dir(self.path)
                 sync_folder(self.path.parent)
-            file.write(path, state)
+            checkpoint_file.write(path, state)
         except LeftOutError:
             self._failure = ""  # a retry would end here again
             return False
@@ -223,7 +223,7 @@ class CheckpointFolder:
 def _put_aside(path: Path, why: DamagedError, instead: tuple[Path, str] | None) -> None:
     """Rename a checkpoint that can't be used to *.damaged, and log it."""
     aside = path.with_name(f"{path.name}.damaged")
-    fenced.check()
+    fenced_writes.check()
     path.replace(aside)
     words = f"{_REFUSED} It is renamed to %s%s."
     log.warning(words, path, why.verdict, why, aside.name, "; the one before is used" if instead else "")
@@ -231,7 +231,7 @@ def _put_aside(path: Path, why: DamagedError, instead: tuple[Path, str] | None) 
 
 def _check_name(path: Path) -> None:
     """Raise UnusableError if the content is of another step than the name says."""
-    position = file.read(path)["position"]
+    position = checkpoint_file.read(path)["position"]
     if isinstance(position, Mapping) and position.get("steps") != step_of(path):
         raise UnusableError(f"it is of step {position.get('steps')}, and its name says step {step_of(path)}")
 
@@ -256,7 +256,7 @@ def named_by(path: Path) -> tuple[Path, str]:
     hint = "name a checkpoint (…/checkpoints/step-00000120.pt) or a run directory"
     if path.is_file():
         try:
-            return path, file.digest(path)
+            return path, checkpoint_file.digest(path)
         except DamagedError as error:
             raise CheckpointError(asked, f"it is damaged: {error}.", hint) from error
         except OSError as error:

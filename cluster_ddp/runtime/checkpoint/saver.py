@@ -11,8 +11,7 @@ from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime import finite
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, LeftOutError, step_of
 from cluster_ddp.runtime.checkpoint.state import TrainingState
-from cluster_ddp.runtime.failure import hard_exit
-from cluster_ddp.runtime.run_dir import final_flush
+from cluster_ddp.runtime.run_dir import background_writer
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 
 log = logging.getLogger("cluster_ddp")
@@ -54,8 +53,7 @@ class Saver:
         """The place of the last save that began."""
         self._saved_at_s = time.monotonic()
         self._copied: dict[str, Any] | None = None
-        hard_exit.before(folder.wait)
-        final_flush.expect(folder)
+        background_writer.expect(folder)
 
     @property
     def place(self) -> Place:

@@ -11,7 +11,7 @@ import torch
 
 from cluster_ddp._version import __version__
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.runtime.checkpoint import compatibility, file, rng
+from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility, rng
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, with_tensors
 from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.finite import FiniteState
@@ -127,7 +127,8 @@ class TrainingState:
         """
         saved = read()
         made_with = saved.get("made_with")
-        position, places, ranks = saved["position"], saved["shards"], with_tensors(saved["ranks"], "ranks", file.taken)
+        position, places = saved["position"], saved["shards"]
+        ranks = with_tensors(saved["ranks"], "ranks", checkpoint_file.taken)
         rank, world_size = self.world.rank, self.world.world_size
         same_size = len(ranks) == world_size
         for name, part in self._parts.items():
@@ -136,7 +137,7 @@ class TrainingState:
             copies_itself = _parameters_and_buffers(part)
             for key, value in state.items():
                 if key not in copies_itself:
-                    state[key] = with_tensors(value, key, file.taken)
+                    state[key] = with_tensors(value, key, checkpoint_file.taken)
             if same_size:
                 state.update(ranks[rank]["buffers"].get(name, {}))
             try:

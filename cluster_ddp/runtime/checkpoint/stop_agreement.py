@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from cluster_ddp.runtime import process_group
-from cluster_ddp.runtime.failure import step_clock
+from cluster_ddp.runtime.failure import rank_progress
 from cluster_ddp.runtime.world import World
 
 # How often the ranks exchange their flags. A flag takes two exchanges: the first one sends it, the second one collects
@@ -41,7 +41,7 @@ class StopAgreement:
 
     def is_due(self) -> bool:
         """Return whether to `collect` and `begin` now. Call it once a step on every rank."""
-        step_clock.note_step()
+        rank_progress.note_step()
         self._steps += 1
         self._steps_left -= 1
         return self._steps_left <= 0

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from cluster_ddp.errors import DataError, counted
-from cluster_ddp.runtime.failure import step_clock
+from cluster_ddp.runtime.failure import rank_progress
 from cluster_ddp.runtime.seeds import stream_seed
 
 Order = Callable[[int, int], Sequence[int]]
@@ -246,7 +246,7 @@ class Shard:
         self.step, self.seen, self._began, self.waited_s = step - 1, seen, (time.monotonic(), seen), 0.0
         for (start, stop), batch in self._timed(zip(self.batches.bounds, self._source)):
             self.step, self.seen, self._batch_samples = self.step + 1, stop, stop - start
-            step_clock.note_progress()
+            rank_progress.note_progress()
             yield batch
         if self.at_end:
             self.at_end()

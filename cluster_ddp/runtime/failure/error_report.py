@@ -24,7 +24,7 @@ from cluster_ddp.errors import ClusterDDPError, CommunicatorError
 from cluster_ddp.files import spare_descriptor
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
-from cluster_ddp.runtime.failure import hard_exit, step_clock
+from cluster_ddp.runtime.failure import hard_exit, rank_progress
 from cluster_ddp.runtime.rendezvous import arrivals, first_rank
 from cluster_ddp.runtime.safe_print import complain
 from cluster_ddp.slurm.variables import node_name
@@ -231,7 +231,7 @@ class FailureReporter:
     def _note(self, error: BaseException | str, *, consequence: bool = False, waits: bool = False) -> None:
         spare_descriptor()
         words = _in_short(error)
-        notes.failed(os.environ, self._rank(), words, consequence=consequence, step=step_clock.steps, waits=waits)
+        notes.failed(os.environ, self._rank(), words, consequence=consequence, step=rank_progress.steps, waits=waits)
 
     def _rank(self) -> str:
         if self.topology is not None:

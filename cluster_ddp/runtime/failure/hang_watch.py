@@ -26,10 +26,10 @@ from typing import Any
 
 from cluster_ddp.protocol import Env, File
 from cluster_ddp.run_files import read_text
-from cluster_ddp.runtime.failure import hang_verdict, sick_nodes, stack_file, stacks, step_clock
+from cluster_ddp.runtime.failure import hang_verdict, rank_progress, sick_nodes, stack_file, stacks
 from cluster_ddp.runtime.failure.hang_answers import Ask, HangAnswers, recorded
 from cluster_ddp.runtime.failure.hang_verdict import Answer
-from cluster_ddp.runtime.run_dir.fenced import atomic_write
+from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 from cluster_ddp.runtime.safe_print import complain
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
@@ -92,7 +92,7 @@ class HangWatch:
 
     def start(self) -> None:
         """Start the thread. Call it once."""
-        step_clock.reset()
+        rank_progress.reset()
         self._thread.start()
 
     def stop(self) -> None:
@@ -153,22 +153,22 @@ class HangWatch:
         self._open_file()
         if self._file is not None:
             self._file.arm(self._warning_s + 4 * self._every_s)
-        elif step_clock.last_s and time.monotonic() > self._blind_at:
+        elif rank_progress.last_s and time.monotonic() > self._blind_at:
             self._blind_at = _NEVER
             complain(_BLIND.format(self._restart_s, node_name(os.environ)))
-        if self._answered_at == step_clock.last_s:
+        if self._answered_at == rank_progress.last_s:
             if time.monotonic() >= self._due_s:
                 self._end_if_silent()
             return  # nothing new since the answer
         if self._answered_at >= 0:
             self._answers.forget()
             self._answered_at, self._due_s, self.words = -1.0, _NEVER, ""
-        is_late = bool(step_clock.last_s) and time.monotonic() - step_clock.last_s > self._warning_s
+        is_late = bool(rank_progress.last_s) and time.monotonic() - rank_progress.last_s > self._warning_s
         here = self._here()
         if self._topology.rank == 0 and self._file is not None:
             self._file.write(here.text())  # its store would be gone with it
         if self._answers.is_asked(here) or is_late:
-            self._answered_at = step_clock.last_s
+            self._answered_at = rank_progress.last_s
             due_s = time.monotonic() + self._restart_s
             self._answer()
             self._tell(due_s)
@@ -184,7 +184,7 @@ class HangWatch:
 
     def _is_over(self) -> bool:
         """Whether the hang that was answered last is over."""
-        return self._stopped.is_set() or self._error is not None or self._answered_at != step_clock.last_s
+        return self._stopped.is_set() or self._error is not None or self._answered_at != rank_progress.last_s
 
     def _open_file(self) -> None:
         folder = self._run_dir()
@@ -198,7 +198,7 @@ class HangWatch:
             self._file.take_stderr()
 
     def _run_dir(self) -> Path | None:
-        folder = Path(os.environ.get(Env.RUN_DIR) or step_clock.run_dir or "/nowhere")
+        folder = Path(os.environ.get(Env.RUN_DIR) or rank_progress.run_dir or "/nowhere")
         return folder if folder.is_dir() else None
 
     def _here(self, *, ask_workers: bool = False) -> Answer:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cluster_ddp.errors import ClusterDDPError, RunDirError, printable
 from cluster_ddp.protocol import Env, File
-from cluster_ddp.runtime.run_dir.fenced import open_own
+from cluster_ddp.runtime.run_dir.fenced_writes import open_own
 from cluster_ddp.slurm import master_addr, variables
 from cluster_ddp.slurm.variables import Variables
 

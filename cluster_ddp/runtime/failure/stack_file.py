@@ -19,7 +19,7 @@ from typing import IO, Any
 from cluster_ddp.files import is_at
 from cluster_ddp.processes import catches
 from cluster_ddp.runtime.failure import stacks
-from cluster_ddp.runtime.run_dir.fenced import open_own
+from cluster_ddp.runtime.run_dir.fenced_writes import open_own
 
 _HEAD_BYTES = 2048
 # How long workers may take to write their stacks.

@@ -29,7 +29,7 @@ from cluster_ddp.errors import exit_on_error
 from cluster_ddp.protocol import EXIT_STOPPED, Env, File
 from cluster_ddp.runtime.fork import affinity, preload, rank_exit
 from cluster_ddp.runtime.fork.target import Target
-from cluster_ddp.runtime.run_dir.fenced import open_own
+from cluster_ddp.runtime.run_dir.fenced_writes import open_own
 from cluster_ddp.slurm.rank_env import NodeRanks
 from cluster_ddp.slurm.variables import node_name
 

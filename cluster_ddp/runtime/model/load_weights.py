@@ -9,7 +9,7 @@ import torch
 
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.checkpoint.folder import named_by
-from cluster_ddp.runtime.checkpoint.resume import read
+from cluster_ddp.runtime.checkpoint.restore import read
 from cluster_ddp.runtime.model.plain import plain
 
 

@@ -2,7 +2,8 @@
 
 run_dir            the directory, and run.json
 metrics            metrics.jsonl, one record per line
+start_log          starts.jsonl: when the training started, and why the start before ended
 lock               one run at a time
-background_writer  writes in a thread during the training
-final_flush        waits for the last writes when a training ends
+fenced_writes      no write after a newer start of the job has taken the directory
+background_writer  writes in a thread during the training; waits for the last writes at its end
 """

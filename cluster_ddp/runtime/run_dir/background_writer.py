@@ -1,12 +1,26 @@
-"""Writes files in a thread, so that a file system that hangs does not stop the training. Slow writes are logged."""
+"""Writes files in a thread, so that a file system that hangs does not stop the training. Slow writes are logged.
+
+When a training ends, `settle` waits for files that are not on disk yet, and tries failed writes again.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from cluster_ddp.errors import RunDirError
+from cluster_ddp.protocol import File
+from cluster_ddp.runtime.failure import hard_exit, rank_progress
+
+if TYPE_CHECKING:
+    from cluster_ddp.runtime.world import World
 
 log = logging.getLogger("cluster_ddp")
 
@@ -14,6 +28,9 @@ PATIENCE_S = 600.0
 """Seconds that a training waits for its files after its end or stop; what is not written by then is lost."""
 # When a slow write is first logged; then each time after twice as long.
 _SLOW_S = 10.0
+# At the end: how often failed writes are tried again, and how often that is logged.
+_EVERY_S = 5.0
+_TELL_EVERY_S = 60.0
 
 
 class BackgroundWriter:
@@ -24,6 +41,7 @@ class BackgroundWriter:
         self._last: Future[None] | None = None
         self._path, self._since = Path(), 0.0
         self._told_s = _SLOW_S
+        hard_exit.before(self.wait)
 
     def begin(self, path: Path, write: Callable[[], None]) -> None:
         """Call a function in the thread, after the earlier ones.
@@ -80,3 +98,89 @@ class BackgroundWriter:
             if self._told_s > _SLOW_S:
                 log.warning("Writing %s took %.0f s.", path, self._busy_s())
             self._told_s = _SLOW_S
+
+
+class Files(Protocol):
+    """Files that rank 0 writes in the background."""
+
+    def finish(self, timeout_s: float) -> str | None:
+        """Write what is left, wait `timeout_s` seconds at most, and return what is not on disk then, or None."""
+
+    def is_stuck(self) -> bool:
+        """Return whether a write takes so long that it is given up."""
+
+
+_files: list[Files] = []
+
+
+def forget() -> None:
+    """Forget the files of an earlier training in this process: one that failed has left them."""
+    _files.clear()
+
+
+def expect(files: Files) -> None:
+    """Let `settle` wait for these files."""
+    _files.append(files)
+
+
+def are_stuck() -> bool:
+    """Return whether a write that was given up still blocks: Python would wait for it at exit."""
+    return any(files.is_stuck() for files in _files)
+
+
+def settle(world: World, *, together: bool = True) -> None:
+    """Wait until all files of rank 0 are on disk. A collective.
+
+    Args:
+        world: all ranks.
+        together: False lets the other ranks leave: the process group, over which they wait for rank 0, has ended.
+
+    Raises:
+        RunDirError: on rank 0, if `PATIENCE_S` seconds were not enough, or another job has taken the
+            run directory.
+        CheckpointError: on rank 0, if the last state can't be saved at all.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    tell_at = 0.0
+    on_all_ranks: Callable[[str], str] = world.broadcast if together else str
+    while on_all_ranks(missing := _missing() if world.is_main else ""):
+        if world.is_main:
+            now = time.monotonic()
+            if now > deadline or are_stuck():
+                raise _lost(missing)
+            if now > tell_at:
+                tell_at = now + _TELL_EVERY_S
+                log.error("The training has ended, but: %s. Trying again, for %.0f s at most.", missing, deadline - now)
+                _note_until(time.time() + deadline - now)
+            time.sleep(_EVERY_S)
+    if tell_at:
+        _note_until(time.time())
+    _files.clear()
+
+
+def _note_until(end_s: float) -> None:
+    """Let the lock file say until when this rank waits: on a full disk, times can still be changed.
+
+    In a thread, since the file system may hang.
+    """
+
+    def note(lock: Path) -> None:
+        with suppress(OSError):
+            os.utime(lock, (end_s, end_s))
+
+    if rank_progress.run_dir is not None:
+        threading.Thread(target=note, args=(rank_progress.run_dir / File.LOCK,), daemon=True).start()
+
+
+def _missing() -> str:
+    """What is not on disk after another try, in words; "" if everything is."""
+    return "; ".join(filter(None, [files.finish(_EVERY_S) for files in _files]))
+
+
+def _lost(missing: str) -> RunDirError:
+    return RunDirError(
+        "Writing what is left at the end of the training:",
+        f"{missing}. Retries for {PATIENCE_S:.0f} s failed; it is lost.",
+        "fix that (df -h, quota), then start the training again in the same run directory: it resumes from the last "
+        "good checkpoint",
+    )

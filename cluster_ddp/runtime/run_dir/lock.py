@@ -16,7 +16,7 @@ from pathlib import Path
 from cluster_ddp import run_files
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.files import is_at
-from cluster_ddp.runtime.run_dir import fenced
+from cluster_ddp.runtime.run_dir import fenced_writes
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import CLUSTER_NAME, Variables, node_name
 
@@ -67,7 +67,7 @@ class RunLock:
             RunDirError: another job has taken it, or a newer start of this one.
             OSError: the file can't be written.
         """
-        fenced.check()
+        fenced_writes.check()
         if is_at(self._file, self._path):
             return
         log.warning("%s was removed or replaced while this run held it; it is locked again.", self._path)
@@ -79,7 +79,7 @@ class RunLock:
 
     def _open(self) -> int:
         """Open the lock file, readable by its owner only: who may read it could lock it."""
-        descriptor = fenced.open_own(self._path, os.O_RDWR | os.O_CREAT, shared=False)
+        descriptor = fenced_writes.open_own(self._path, os.O_RDWR | os.O_CREAT, shared=False)
         if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o077:
             with contextlib.suppress(OSError):  # some file systems have one mode for all files
                 os.fchmod(descriptor, 0o600)

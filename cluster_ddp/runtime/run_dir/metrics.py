@@ -11,10 +11,9 @@ from pathlib import Path
 
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.files import is_at, sync_folder
-from cluster_ddp.runtime.failure import hard_exit
-from cluster_ddp.runtime.run_dir import fenced
+from cluster_ddp.runtime.run_dir import fenced_writes
 from cluster_ddp.runtime.run_dir.background_writer import BackgroundWriter
-from cluster_ddp.runtime.run_dir.fenced import atomic_write, open_own
+from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write, open_own
 
 log = logging.getLogger("cluster_ddp")
 
@@ -39,7 +38,6 @@ class MetricsFile:
         self._is_begun = False  # a queued write will take what is waiting
         self._count, self._io = threading.Lock(), threading.Lock()  # lock the counts above; lock the file
         self._writer = BackgroundWriter("metrics")
-        hard_exit.before(self._writer.wait)
 
     @property
     def size(self) -> int:
@@ -141,7 +139,7 @@ class MetricsFile:
             self._failure = error.strerror or str(error)
 
     def _write_waiting(self) -> None:
-        fenced.check()
+        fenced_writes.check()
         self._open_anew()
         assert self._file is not None
         while self._waiting:
@@ -194,6 +192,6 @@ def set_aside(path: Path) -> None:
     numbers = itertools.count(1)
     others = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in numbers)
     other = next(other for other in others if not other.exists())
-    fenced.check()
+    fenced_writes.check()
     log.info("%s of an earlier run is now %s.", path, other.name)
     path.rename(other)

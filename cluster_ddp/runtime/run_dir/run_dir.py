@@ -23,9 +23,9 @@ from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.files import make_dir, remove_leftovers, reserve_descriptors, to_json
 from cluster_ddp.protocol import GLOBAL_STEP, OF_FIRST_RECORD, RECORDS_VERSION, Env, File
 from cluster_ddp.run_files import json_lines
-from cluster_ddp.runtime.failure import start_log, step_clock
-from cluster_ddp.runtime.run_dir import final_flush
-from cluster_ddp.runtime.run_dir.fenced import atomic_write
+from cluster_ddp.runtime.failure import rank_progress
+from cluster_ddp.runtime.run_dir import background_writer, start_log
+from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 from cluster_ddp.runtime.run_dir.lock import RunLock
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
 from cluster_ddp.runtime.trackers.tracking import Tracking
@@ -64,7 +64,7 @@ class RunDir:
         """Number of steps since the beginning of the training, which a `Checkpointer` counts."""
         self._of_first_record = dict(zip(OF_FIRST_RECORD, (RECORDS_VERSION, world.topology.restart_count)))
         world.run_log[:] = [self.log]
-        step_clock.run_dir, step_clock.steps = self.path, None
+        rank_progress.run_dir, rank_progress.steps = self.path, None
         if world.is_main:
             self._claim()
         if world.is_main and (names := os.environ.get(Env.TRACK, "").split()):
@@ -82,7 +82,7 @@ class RunDir:
             remove_leftovers(self.path)
         self._seen_s = _last_time(self.path / File.METRICS)  # when the start before was last seen alive
         self._metrics = MetricsFile(self.path / File.METRICS)
-        final_flush.expect(self._metrics)
+        background_writer.expect(self._metrics)
         reserve_descriptors()
         with suppress(OSError):  # such as on a full disk: a training can do without it
             self.describe()

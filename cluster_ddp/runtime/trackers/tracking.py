@@ -22,8 +22,8 @@ from cluster_ddp.errors import nearest
 from cluster_ddp.files import make_dir
 from cluster_ddp.protocol import TRACKERS, File
 from cluster_ddp.run_files import read_json
-from cluster_ddp.runtime.run_dir import fenced
-from cluster_ddp.runtime.run_dir.fenced import atomic_write
+from cluster_ddp.runtime.run_dir import fenced_writes
+from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 from cluster_ddp.runtime.run_dir.metrics import set_aside
 from cluster_ddp.runtime.trackers.tracker import Point, Run, Tracker, flat
 
@@ -90,7 +90,7 @@ class Tracking:
 
     def _feed(self) -> None:
         """Hand over the records that are new."""
-        fenced.check()
+        fenced_writes.check()
         if (written := self._records.written) is None:
             return
         if self._trackers is None:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.protocol import File
-from cluster_ddp.runtime.run_dir.fenced import open_own
+from cluster_ddp.runtime.run_dir.fenced_writes import open_own
 from cluster_ddp.runtime.usage.cgroups import StepCgroup
 from cluster_ddp.runtime.usage.gpus import Gpus
 from cluster_ddp.runtime.usage.processes import JobProcesses

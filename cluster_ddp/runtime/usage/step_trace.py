@@ -10,7 +10,7 @@ import torch
 from torch import profiler
 
 from cluster_ddp.protocol import Env
-from cluster_ddp.runtime.run_dir import fenced
+from cluster_ddp.runtime.run_dir import fenced_writes
 
 log = logging.getLogger("cluster_ddp")
 
@@ -55,7 +55,7 @@ class StepTrace:
 
     def _write(self, profile: profiler.profile) -> None:
         try:
-            fenced.check()
+            fenced_writes.check()
             profile.export_chrome_trace(str(self._path))
         except OSError as error:
             log.warning("The trace was not written: %s: %s", self._path, error.strerror)

@@ -17,7 +17,7 @@ import torch
 
 from cluster_ddp.mnist import loop
 from cluster_ddp.mnist.config import TrainConfig
-from cluster_ddp.runtime.checkpoint import file
+from cluster_ddp.runtime.checkpoint import checkpoint_file
 
 FOLDER, KILLS = Path(sys.argv[1]), int(sys.argv[2])
 IS_FIRST = os.environ["SLURM_PROCID"] == "0"
@@ -64,6 +64,6 @@ for start in range(KILLS):
     os.waitpid(child, 0)
     if IS_FIRST:
         for path in FOLDER.glob("checkpoints/*.pt"):
-            file.digest(path)  # raises if it is not whole
+            checkpoint_file.digest(path)  # raises if it is not whole
 _, status = os.waitpid(fork(KILLS), 0)
 sys.exit(os.waitstatus_to_exitcode(status))

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 import cluster_ddp
 from cluster_ddp.errors import CheckpointError, SpecError
-from cluster_ddp.runtime.checkpoint import file
+from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
 from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
@@ -54,7 +54,8 @@ def test_the_best_one_stays_as_it_was_after_its_last_batch(world: World, tmp_pat
     assert sorted(path.name for path in folder.iterdir()) == ["best-accuracy.pt", "best-loss.pt", "step-00000010.pt"]
     assert weight_of(folder / "best-accuracy.pt") == weight_of(folder / "best-loss.pt") == 4
     assert weight_of(tmp_path) == weight_of(folder) == 10
-    assert file.digest(folder / "best-loss.pt") and file.read(folder / "best-loss.pt")["best"] == {"loss": -0.5}
+    best_loss = folder / "best-loss.pt"
+    assert checkpoint_file.digest(best_loss) and checkpoint_file.read(best_loss)["best"] == {"loss": -0.5}
 
 
 def test_a_resumed_training_knows_the_best_one(world: World, tmp_path: Path) -> None:
@@ -77,14 +78,14 @@ def test_a_damaged_best_one_is_replaced(world: World, tmp_path: Path, said: pyte
 def test_a_best_one_that_could_not_be_written_is_not_the_best(
     world: World, tmp_path: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = file.write
+    write = checkpoint_file.write
 
     def failing(path: Path, state: Any) -> str:
         if path.name == "best-accuracy.pt" and state["position"]["steps"] == 4:
             raise OSError(28, "No space left on device")
         return write(path, state)
 
-    monkeypatch.setattr(file, "write", failing)
+    monkeypatch.setattr(checkpoint_file, "write", failing)
     assert train(world, tmp_path, [0.1, 0.9, 0.5]) == [True, True, True]
     assert "best-accuracy.pt failed: No space left on device" in said.text
     assert weight_of(tmp_path / "checkpoints" / "best-accuracy.pt") == 6

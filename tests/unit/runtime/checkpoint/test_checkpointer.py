@@ -32,7 +32,7 @@ from torch.distributed.fsdp import fully_shard
 import cluster_ddp
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.errors import CheckpointError, RunDirError, SpecError
-from cluster_ddp.runtime.checkpoint import file, folder, saver, stop_agreement
+from cluster_ddp.runtime.checkpoint import checkpoint_file, folder, saver, stop_agreement
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
 from cluster_ddp.runtime.meter import Meter
 from cluster_ddp.runtime.model import wrap as wrapping
@@ -285,7 +285,7 @@ def test_in_the_end_all_is_saved_however_slow_the_disk_is(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: pytest.LogCaptureFixture
 ) -> None:
     """A save is skipped while the one before is written; the last one must not be."""
-    write = file.write
+    write = checkpoint_file.write
 
     def slowly(path: Path, state: Any) -> str:
         time.sleep(0.5)
@@ -301,7 +301,7 @@ def test_the_state_saved_is_the_steps_however_slow_the_disk_is(
     world: World, tmp_path: Path, whole: dict[int, Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is written, training continues; and its memory is not used again before."""
-    write = file.write
+    write = checkpoint_file.write
 
     def slowly(path: Path, state: Any) -> str:
         time.sleep(0.3)
@@ -526,7 +526,7 @@ def edit(*keys: Any, value: Any = None) -> Callable[[Path], None]:
     """Change what a checkpoint holds, or leave it out; its digest is right."""
 
     def rewrite(path: Path) -> None:
-        state: Any = file.read(path.with_name("step-00000009.pt"))
+        state: Any = checkpoint_file.read(path.with_name("step-00000009.pt"))
         place = state
         for key in keys[:-1]:
             place = place[key]
@@ -536,7 +536,7 @@ def edit(*keys: Any, value: Any = None) -> Callable[[Path], None]:
             del place[keys[-1]]
         else:
             place[keys[-1]] = value
-        file.write(path, state)
+        checkpoint_file.write(path, state)
 
     return rewrite
 
@@ -546,7 +546,7 @@ def malicious(path: Path) -> None:
         def __reduce__(self) -> Any:
             return os.mkdir, (str(path.with_name("ran")),)
 
-    file.write(path, {"position": {}, "parts": {}, "ranks": [], "attack": Call()})
+    checkpoint_file.write(path, {"position": {}, "parts": {}, "ranks": [], "attack": Call()})
     content = path.read_bytes()
     with pytest.raises(KeyError, match="ran"):  # the attack is a real one
         raise KeyError(torch.load(path, weights_only=False) and str([*path.parent.glob("ran")]))
@@ -984,12 +984,12 @@ def test_a_stop_that_cannot_save_is_no_stop_in_time(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(file, "write", full)
+        patch.setattr(checkpoint_file, "write", full)
         with pytest.raises(CheckpointError, match="nothing could be saved since step 0"):
             train(world, tmp_path, seed=1, at=stop)
     calls = iter(range(100))
-    write = file.write
-    monkeypatch.setattr(file, "write", lambda *a: write(*a) if next(calls) == 0 else full())
+    write = checkpoint_file.write
+    monkeypatch.setattr(checkpoint_file, "write", lambda *a: write(*a) if next(calls) == 0 else full())
     with pytest.raises(Stopped):  # there is something new
         train(world, tmp_path, seed=1, at=stop)
     assert saved(tmp_path) == [3]

@@ -16,7 +16,7 @@ import torch
 from torch.optim import lr_scheduler, swa_utils
 
 import cluster_ddp
-from cluster_ddp.runtime.checkpoint import file, folder
+from cluster_ddp.runtime.checkpoint import checkpoint_file, folder
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
@@ -221,7 +221,7 @@ def test_a_stop_in_an_evaluation_while_a_slow_disk_is_written_to(
 ) -> None:
     """There is no copy of the last step then: that step is made again."""
     bits = Training(world, tmp_path / "whole").run(scheduler_first)
-    write, path = file.write, tmp_path / "path"
+    write, path = checkpoint_file.write, tmp_path / "path"
 
     def slowly(path: Path, state: Any) -> str:
         time.sleep(0.5)
@@ -253,4 +253,4 @@ def test_epochs_that_are_broken_off_are_saved_at_their_end(world: World, tmp_pat
         "step-00000002.pt",
         "step-00000004.pt",
     ]
-    assert file.read(tmp_path / "checkpoints" / "step-00000002.pt")["position"]["epoch"] == 1
+    assert checkpoint_file.read(tmp_path / "checkpoints" / "step-00000002.pt")["position"]["epoch"] == 1

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.runtime.checkpoint import file
+from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
 from cluster_ddp.runtime.world import World
 
@@ -81,7 +81,7 @@ def test_a_resume_trains_no_further(
     assert "checkpoint.finish() ended this training at step 8: nothing to train." in (out := capsys.readouterr().out)
     assert f"resume='{last}'" in out
     Training(world, tmp_path).checkpoint.finish()
-    assert file.read(last)["position"] == {"steps": 8, "epoch": 2, "finished": True}
+    assert checkpoint_file.read(last)["position"] == {"steps": 8, "epoch": 2, "finished": True}
 
 
 def test_it_may_be_called_after_the_loop(world: World, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_checkpoint_of_an_earlier_version_trains_on(world: World, tmp_path: Pa
     """It does not say whether it is the last one."""
     Training(world, tmp_path).epochs(9, at_end=finish_at(1, then_break=True))
     last = tmp_path / "checkpoints" / "step-00000008.pt"
-    state = file.read(last)
+    state = checkpoint_file.read(last)
     del state["position"]["finished"]
-    file.write(last, state)
+    checkpoint_file.write(last, state)
     assert Training(world, tmp_path).epochs(4) == [2, 3]

@@ -18,7 +18,7 @@ import torch
 
 from cluster_ddp import files
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.runtime.checkpoint import file
+from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, named_by
 
 
@@ -42,7 +42,7 @@ def names(folder: CheckpointFolder) -> list[str]:
 
 
 def is_whole(path: Path, step: int) -> bool:
-    found, expected = file.read(path), state(step)
+    found, expected = checkpoint_file.read(path), state(step)
     return torch.equal(found["parts"]["model"].pop("weight"), expected["parts"]["model"].pop("weight")) and (
         found == expected
     )
@@ -194,7 +194,7 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     other = CheckpointFolder(folder.path, keep=2)
     assert other.last_good is None
     found = other.newest(set_aside=True)
-    assert found == (folder.last_good, file.digest(folder.last_good))
+    assert found == (folder.last_good, checkpoint_file.digest(folder.last_good))
     assert other.last_good == folder.last_good
 
 
@@ -305,8 +305,8 @@ def test_beginning_with_a_file_a_run_dir_or_its_checkpoints(tmp_path: Path) -> N
     folder = CheckpointFolder(tmp_path / "run" / "checkpoints", keep=3)
     save(folder, 1, 2, 3)
     one, two, three = (folder.path / f"step-0000000{step}.pt" for step in (1, 2, 3))
-    assert named_by(one) == (one, file.digest(one))
-    assert named_by(tmp_path / "run") == named_by(folder.path) == (three, file.digest(three))
+    assert named_by(one) == (one, checkpoint_file.digest(one))
+    assert named_by(tmp_path / "run") == named_by(folder.path) == (three, checkpoint_file.digest(three))
     os.truncate(three, 100)
     assert named_by(tmp_path / "run")[0] == two
     assert three.exists()  # another run's folder is not changed

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.runtime.checkpoint import file
+from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy
 
 CPU = torch.device("cpu")
@@ -76,8 +76,8 @@ def test_every_kind_of_tensor_is_copied_bit_for_bit_and_can_be_written(tmp_path:
     state = {str(dtype): torch.rand(3, 5).mul(9).to(dtype) for dtype in DTYPES}
     state |= {"strided": odd, "scalar": torch.tensor(1.5), "empty": torch.empty(0, 3), "part": torch.rand(9)[::2]}
     copied = HostCopy(CPU).of({"position": 0, "parts": state, "ranks": []})
-    file.write(tmp_path / "x.pt", copied)
-    read = file.read(tmp_path / "x.pt")["parts"]
+    checkpoint_file.write(tmp_path / "x.pt", copied)
+    read = checkpoint_file.read(tmp_path / "x.pt")["parts"]
     for name, tensor in state.items():
         for found in (copied["parts"][name], read[name]):
             assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape) and torch.equal(found, tensor), name

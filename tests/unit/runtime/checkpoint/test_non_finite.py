@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 import cluster_ddp
 from cluster_ddp.errors import CheckpointError, NonFiniteError, SpecError
 from cluster_ddp.jobs import last_metrics
-from cluster_ddp.runtime.checkpoint import file
+from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
 from cluster_ddp.runtime.finite import FiniteState
 from cluster_ddp.runtime.stop_signals import Stopped
@@ -103,7 +103,7 @@ def test_the_last_finite_checkpoint_stays(
     assert last_metrics.non_finite_step(tmp_path) == 4
     train(world, tmp_path, keep=1)  # it resumes from there
     assert saved(tmp_path) == [8] and last_metrics.non_finite_step(tmp_path) is None
-    model = file.read(tmp_path / "checkpoints" / "step-00000008.pt")["parts"]["model"]
+    model = checkpoint_file.read(tmp_path / "checkpoints" / "step-00000008.pt")["parts"]["model"]
     assert model["linear.weight"].isfinite().all()
 
 
@@ -156,7 +156,7 @@ def test_the_best_one_is_not_replaced(world: World, tmp_path: Path) -> None:
         checkpoint.step()
         assert checkpoint.best("accuracy", done / 10)
         checkpoint._saver.wait()
-        best = file.read(tmp_path / "checkpoints" / "best-accuracy.pt")
+        best = checkpoint_file.read(tmp_path / "checkpoints" / "best-accuracy.pt")
         assert best["best"] == {"accuracy": {0: 0.0, 1: 0.0, 2: 0.2}[done]}
 
 

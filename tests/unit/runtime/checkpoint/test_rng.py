@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from cluster_ddp.runtime.checkpoint import file, rng
+from cluster_ddp.runtime.checkpoint import checkpoint_file, rng
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy
 from cluster_ddp.runtime.seeds import seed_all
 
@@ -44,10 +44,10 @@ def test_the_same_is_drawn_after_a_checkpoint(tmp_path: Path, draws_before: int)
         draw()
     state = rng.capture([CPU])
     expected = [draw() for _ in range(3)]
-    file.write(tmp_path / "x.pt", HostCopy(CPU).of({"position": 0, "parts": 0, "ranks": [state]}))
+    checkpoint_file.write(tmp_path / "x.pt", HostCopy(CPU).of({"position": 0, "parts": 0, "ranks": [state]}))
     seed_all(2)
     draw()
-    rng.restore(file.read(tmp_path / "x.pt")["ranks"][0], [CPU])
+    rng.restore(checkpoint_file.read(tmp_path / "x.pt")["ranks"][0], [CPU])
     assert [draw() for _ in range(3)] == expected
 
 

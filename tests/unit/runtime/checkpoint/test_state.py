@@ -15,7 +15,7 @@ from ranks import run_ranks, slurm_step
 from slowness import scaled
 
 import cluster_ddp
-from cluster_ddp.runtime.checkpoint import file
+from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 
 JOB_ID = 48_000 + os.getpid() % 2000
@@ -37,7 +37,7 @@ def note_reading(path: Path, digest: str) -> None:
 
 
 def save_buffers() -> None:
-    file.not_as_chosen = note_reading  # type: ignore[assignment]
+    checkpoint_file.not_as_chosen = note_reading  # type: ignore[assignment]
     with cluster_ddp.distributed(cuda=False) as world:
         model = world.wrap(WithBuffers(world.rank))
         model.module.own.fill_(world.rank)  # DDP has made it rank 0's
@@ -57,7 +57,7 @@ def test_of_buffers_only_those_that_differ_are_gathered(tmp_path: Path) -> None:
     steps = [slurm_step(rank, 3, job_id=JOB_ID, **env) for rank in range(3)]
     ends = run_ranks(save_buffers, steps, tmp_path)
     assert [end.exit_code for end in ends] == [0, 0, 0], ends
-    saved = file.read(tmp_path / "run" / "checkpoints" / "step-00000001.pt")
+    saved = checkpoint_file.read(tmp_path / "run" / "checkpoints" / "step-00000001.pt")
     gathered = [{part: sorted(buffers) for part, buffers in rank["buffers"].items()} for rank in saved["ranks"]]
     assert gathered == [{"model": []}, {"model": ["own"]}, {"model": ["own"]}]
     again = {"RESUMED": "1", "SLURM_JOB_ID": str(JOB_ID + 1)}

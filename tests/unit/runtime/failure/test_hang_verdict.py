@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 from ranks import slurm_step
 
-from cluster_ddp.runtime.failure import hang_verdict, hang_watch, step_clock
+from cluster_ddp.runtime.failure import hang_verdict, hang_watch, rank_progress
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.failure.hang_watch import HangWatch
 from cluster_ddp.runtime.failure.stack_file import StackFile
@@ -109,7 +109,7 @@ def test_a_rank_that_is_cut_off_keeps_to_the_verdict_of_those_that_are_not(
     [
         ({2}, None, 10, ["node3"]),
         ({2}, lambda watch: watch._answer(), 10, None),
-        ({2}, lambda watch: step_clock.note_step(), 10, None),
+        ({2}, lambda watch: rank_progress.note_step(), 10, None),
         (set(), None, 0, None),  # the script's own deadlock
         ({1, 2}, None, 10, None),  # rank 0 may be cut off: for some time, it leaves the start to those that reach more
         ({1, 2}, None, 0, []),
@@ -146,7 +146,7 @@ def test_who_ends_a_start_in_which_ranks_are_silent(
         on_node_of(rank)._look()  # it notes where it is
     for rank in {1, 2} - silent:
         on_node_of(rank)._answer()
-    monkeypatch.setattr(step_clock, "last_s", time.monotonic() - 9)
+    monkeypatch.setattr(rank_progress, "last_s", time.monotonic() - 9)
     on_node_of(0)._look()
     if then is not None:
         then(on_node_of(2))

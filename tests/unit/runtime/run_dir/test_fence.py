@@ -22,10 +22,10 @@ from slowness import scaled
 from cluster_ddp.agent.job.restart import fence
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.files import is_at
-from cluster_ddp.runtime.checkpoint import file, folder
-from cluster_ddp.runtime.checkpoint.file import DamagedError
-from cluster_ddp.runtime.failure import sick_nodes, stack_file, start_log
-from cluster_ddp.runtime.run_dir import fenced
+from cluster_ddp.runtime.checkpoint import checkpoint_file, folder
+from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError
+from cluster_ddp.runtime.failure import sick_nodes, stack_file
+from cluster_ddp.runtime.run_dir import fenced_writes, start_log
 from cluster_ddp.runtime.run_dir.lock import RunLock
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
 from cluster_ddp.runtime.trackers import tracking
@@ -160,7 +160,7 @@ def usage(run_dir: Path) -> None:
 
 
 WRITERS: dict[str, Callable[[Path], object]] = {
-    "a checkpoint": lambda run_dir: file.write(run_dir / "step.pt", {}),
+    "a checkpoint": lambda run_dir: checkpoint_file.write(run_dir / "step.pt", {}),
     "the lock": lambda run_dir: RunLock(run_dir / ".lock", Topology.from_environ(os.environ)),
     "metrics": metrics,
     "another run's metrics": lambda run_dir: set_aside(run_dir / "metrics.jsonl"),
@@ -201,17 +201,17 @@ def test_every_writer_is_refused_after_a_newer_start(
 
 
 def append(run_dir: Path) -> None:
-    descriptor = fenced.open_own(run_dir / "starts.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    descriptor = fenced_writes.open_own(run_dir / "starts.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(descriptor, b"the older start's\n")
     os.close(descriptor)
 
 
 def empty(run_dir: Path) -> None:
-    os.close(fenced.open_own(run_dir / "stack-rank1.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+    os.close(fenced_writes.open_own(run_dir / "stack-rank1.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
 
 
 def publish(run_dir: Path) -> None:
-    with fenced.atomic_write(run_dir / "checkpoints" / "step.pt") as made:
+    with fenced_writes.atomic_write(run_dir / "checkpoints" / "step.pt") as made:
         made.write(b"the older start's\n")
 
 

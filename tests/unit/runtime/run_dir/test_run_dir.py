@@ -23,7 +23,7 @@ import torch
 
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.protocol import RECORDS_VERSION
-from cluster_ddp.runtime.run_dir import background_writer, final_flush, metrics
+from cluster_ddp.runtime.run_dir import background_writer, metrics
 from cluster_ddp.runtime.run_dir.metrics import set_aside
 from cluster_ddp.runtime.run_dir.run_dir import RunDir, default_run_dir
 from cluster_ddp.runtime.world import World
@@ -64,7 +64,7 @@ def written(run_dir: RunDir) -> str | None:
 @pytest.fixture(autouse=True)
 def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """No world of another test waits for these files."""
-    monkeypatch.setattr(final_flush, "_files", [])
+    monkeypatch.setattr(background_writer, "_files", [])
 
 
 def test_records_are_lines_with_kind_and_time(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from cluster_ddp.runtime.run_dir.fenced import atomic_write
+from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 
 _MARK = b"\ncluster_ddp sha256 "
 _TRAILER_BYTES = len(_MARK) + 64 + 1

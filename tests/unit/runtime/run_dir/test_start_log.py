@@ -10,7 +10,7 @@ import pytest
 
 from cluster_ddp.agent import outcome
 from cluster_ddp.agent.outcome import Failure, Outcome
-from cluster_ddp.runtime.failure import start_log
+from cluster_ddp.runtime.run_dir import start_log
 from cluster_ddp.slurm.topology import Topology
 
 

@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.runtime.checkpoint import file
-from cluster_ddp.runtime.checkpoint.file import DamagedError
+from cluster_ddp.runtime.checkpoint import checkpoint_file
+from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ FRAME: dict[str, Any] = {"position": {"steps": 3}, "parts": {}, "ranks": []}
 
 def written(path: Path, **more: Any) -> dict[str, Any]:
     state = {**FRAME, **more}
-    file.write(path, HostCopy(CPU).of(state))
+    checkpoint_file.write(path, HostCopy(CPU).of(state))
     return state
 
 
@@ -76,8 +76,8 @@ def test_a_nested_state_comes_back_bit_for_bit(tmp_path: Path) -> None:
             {1: "int", (2, 3): "tuple", None: "none"},
         ],
     }
-    assert same(file.read(_path(tmp_path, state)), {**FRAME, **state})
-    assert hasattr(file.read(tmp_path / "x.pt")["model"], "_metadata")
+    assert same(checkpoint_file.read(_path(tmp_path, state)), {**FRAME, **state})
+    assert hasattr(checkpoint_file.read(tmp_path / "x.pt")["model"], "_metadata")
 
 
 def test_what_is_nearly_plain_becomes_plain(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_what_is_nearly_plain_becomes_plain(tmp_path: Path) -> None:
         "default": defaultdict(list, a=[1]),
         "parameter": torch.nn.Parameter(torch.ones(2)),
     }
-    found = file.read(_path(tmp_path, state))
+    found = checkpoint_file.read(_path(tmp_path, state))
     assert same(found["numpy"], [0.1, -3, True, 2.0, "x"])
     assert same(found["named"], (1, 2))
     assert same(found["default"], {"a": [1]})
@@ -113,13 +113,13 @@ plain = st.recursive(
 def test_whatever_plain_value_can_be_copied_comes_back(tmp_path: Path, value: Any) -> None:
     """What HostCopy takes, and read then refuses, would be noticed only when a training is to go on."""
     written(tmp_path / "x.pt", value=value)
-    assert same(file.read(tmp_path / "x.pt")["value"], value)
+    assert same(checkpoint_file.read(tmp_path / "x.pt")["value"], value)
 
 
 def test_a_very_large_number_comes_back_or_is_refused_in_time(tmp_path: Path) -> None:
     with contextlib.suppress(CheckpointError):
         written(tmp_path / "x.pt", value=2**3000)
-        assert file.read(tmp_path / "x.pt")["value"] == 2**3000
+        assert checkpoint_file.read(tmp_path / "x.pt")["value"] == 2**3000
 
 
 def test_torch_load_reads_it_as_it_is(tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_torch_load_reads_it_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_digest_is_the_contents(tmp_path: Path) -> None:
-    written_digest = file.write(tmp_path / "x.pt", FRAME)
-    content = (tmp_path / "x.pt").read_bytes()[: -file._TRAILER_BYTES]
-    assert file.digest(tmp_path / "x.pt") == written_digest == hashlib.sha256(content).hexdigest()
+    written_digest = checkpoint_file.write(tmp_path / "x.pt", FRAME)
+    content = (tmp_path / "x.pt").read_bytes()[: -checkpoint_file._TRAILER_BYTES]
+    assert checkpoint_file.digest(tmp_path / "x.pt") == written_digest == hashlib.sha256(content).hexdigest()
 
 
 # Damage
@@ -140,10 +140,10 @@ def test_the_digest_is_the_contents(tmp_path: Path) -> None:
 def read_checked(path: Path) -> dict[str, Any] | None:
     """As a resume does it: the digest first. None where the file is refused as it should be."""
     try:
-        file.digest(path)
+        checkpoint_file.digest(path)
     except (DamagedError, OSError):
         return None
-    return file.read(path)
+    return checkpoint_file.read(path)
 
 
 def test_a_file_cut_at_any_length_is_damaged(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_file_cut_at_any_length_is_damaged(tmp_path: Path) -> None:
     for length in range(len(content)):
         path.write_bytes(content[:length])
         with pytest.raises(DamagedError):
-            file.digest(path)
+            checkpoint_file.digest(path)
 
 
 def test_any_byte_changed_is_damage(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_no_edit_gives_another_state(tmp_path: Path, data: st.DataObject) -> Non
     new = data.draw(st.binary(max_size=200) | st.just(bytes(stop - start)) | st.just(content[:start]))
     path.write_bytes(content[:start] + new + content[stop:])
     found = read_checked(path)
-    assert found is None or same(found, file.read(tmp_path / "x.pt"))
+    assert found is None or same(found, checkpoint_file.read(tmp_path / "x.pt"))
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -188,16 +188,16 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.pt").touch()
     for name in ("plain.pt", "text.pt", "empty.pt"):
         with pytest.raises(DamagedError):
-            file.digest(tmp_path / name)
+            checkpoint_file.digest(tmp_path / name)
     with pytest.raises(DamagedError, match="it is not a file"):
-        file.digest(tmp_path)
+        checkpoint_file.digest(tmp_path)
     with pytest.raises(OSError):
-        file.digest(tmp_path / "missing.pt")
+        checkpoint_file.digest(tmp_path / "missing.pt")
     with pytest.raises(OSError):
-        file.read(tmp_path / "missing.pt")
-    file.write(tmp_path / "other.pt", {"epoch": 1})
+        checkpoint_file.read(tmp_path / "missing.pt")
+    checkpoint_file.write(tmp_path / "other.pt", {"epoch": 1})
     with pytest.raises(DamagedError, match="not a checkpoint of cluster_ddp"):
-        file.read(tmp_path / "other.pt")
+        checkpoint_file.read(tmp_path / "other.pt")
 
 
 # Files that bring code
@@ -248,10 +248,10 @@ def test_a_file_never_runs_code(tmp_path: Path, attack: str, form: Callable[[Any
     """Its digest is right: whoever can write the file can also write that."""
     marker, path = tmp_path / "pwned", tmp_path / "evil.pt"
     content = form({**FRAME, "attack": ATTACKS[attack](marker)})
-    path.write_bytes(content + file._MARK + hashlib.sha256(content).hexdigest().encode() + b"\n")
-    assert file.digest(path) == hashlib.sha256(content).hexdigest()
+    path.write_bytes(content + checkpoint_file._MARK + hashlib.sha256(content).hexdigest().encode() + b"\n")
+    assert checkpoint_file.digest(path) == hashlib.sha256(content).hexdigest()
     with pytest.raises(DamagedError, match="none of its code was run"):
-        file.read(path)
+        checkpoint_file.read(path)
     assert not marker.exists()
     if form is not _bare:  # the attack is a real one
         with contextlib.suppress(Exception):
@@ -272,31 +272,35 @@ def test_a_broken_pickle_with_a_right_digest_is_damaged(tmp_path: Path, bad: byt
         for name in old.namelist():
             new.writestr(name, bad if name.endswith("data.pkl") else old.read(name))
     path, content = tmp_path / "x.pt", inner.getvalue()
-    path.write_bytes(content + file._MARK + hashlib.sha256(content).hexdigest().encode() + b"\n")
+    path.write_bytes(content + checkpoint_file._MARK + hashlib.sha256(content).hexdigest().encode() + b"\n")
     with pytest.raises(DamagedError):
-        file.read(path)
+        checkpoint_file.read(path)
 
 
 # A rank that reads what rank 0 has chosen
 
 
 def test_a_rank_that_sees_another_file_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file, "_VISIBLE_WITHIN_S", 0.0)
-    monkeypatch.setattr(file, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
-    digest = file.write(tmp_path / "x.pt", FRAME)
-    assert file.not_as_chosen(tmp_path / "x.pt", digest) is None
-    other = str(file.not_as_chosen(tmp_path / "x.pt", "a" * 64))
+    monkeypatch.setattr(checkpoint_file, "_VISIBLE_WITHIN_S", 0.0)
+    monkeypatch.setattr(checkpoint_file, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
+    digest = checkpoint_file.write(tmp_path / "x.pt", FRAME)
+    assert checkpoint_file.not_as_chosen(tmp_path / "x.pt", digest) is None
+    other = str(checkpoint_file.not_as_chosen(tmp_path / "x.pt", "a" * 64))
     assert other == f"here its SHA-256 is {digest[:12]}…, on rank 0 aaaaaaaaaaaa…"
-    assert file.not_as_chosen(tmp_path / "y.pt", digest) == "here it can't be read: No such file or directory"
+    assert (
+        checkpoint_file.not_as_chosen(tmp_path / "y.pt", digest) == "here it can't be read: No such file or directory"
+    )
 
 
 def test_a_file_that_comes_late_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, other = tmp_path / "x.pt", tmp_path / "y.pt"
-    digest = file.write(other, FRAME)
+    digest = checkpoint_file.write(other, FRAME)
     steps = iter([lambda: path.write_bytes(other.read_bytes()[:50]), lambda: other.replace(path)])
-    monkeypatch.setattr(file, "time", SimpleNamespace(sleep=lambda _: next(steps)(), monotonic=time.monotonic))
-    assert file.not_as_chosen(path, digest) is None
-    assert file.read(path) == FRAME
+    monkeypatch.setattr(
+        checkpoint_file, "time", SimpleNamespace(sleep=lambda _: next(steps)(), monotonic=time.monotonic)
+    )
+    assert checkpoint_file.not_as_chosen(path, digest) is None
+    assert checkpoint_file.read(path) == FRAME
 
 
 # Taking tensors out of a mapped file
@@ -314,12 +318,12 @@ def test_what_is_taken_out_is_the_files_own_and_no_other_memory_is_touched(
         "empty": torch.empty(0, 4),
     }
     path = tmp_path / "x.pt"
-    file.write(path, {**FRAME, "parts": tensors})
+    checkpoint_file.write(path, {**FRAME, "parts": tensors})
     let_go: list[tuple[int, int]] = []
     libc = SimpleNamespace(madvise=lambda start, nbytes, advice: let_go.append((start.value, nbytes.value)))
-    monkeypatch.setattr(file.ctypes, "CDLL", lambda _: libc)
-    read = file.read(path)["parts"]
-    taken = {name: file.taken(tensor) for name, tensor in read.items()}
+    monkeypatch.setattr(checkpoint_file.ctypes, "CDLL", lambda _: libc)
+    read = checkpoint_file.read(path)["parts"]
+    taken = {name: checkpoint_file.taken(tensor) for name, tensor in read.items()}
     monkeypatch.undo()
     assert all(torch.equal(taken[name].to_dense(), tensors[name].to_dense()) for name in tensors)
     mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(path) in line]

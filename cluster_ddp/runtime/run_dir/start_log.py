@@ -18,7 +18,7 @@ from cluster_ddp.agent import log_words, outcome
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.protocol import ASIDE, RECORDS_VERSION, RESTART, File
 from cluster_ddp.run_files import json_lines, tail
-from cluster_ddp.runtime.run_dir.fenced import open_own
+from cluster_ddp.runtime.run_dir.fenced_writes import open_own
 from cluster_ddp.slurm.topology import Topology
 
 _UNKNOWN = "It ended without a word: it was killed, or its node was lost."

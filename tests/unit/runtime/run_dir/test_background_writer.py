@@ -25,10 +25,10 @@ TRAINING = """
     from pathlib import Path
     import torch
     import cluster_ddp
-    from cluster_ddp.runtime.run_dir import background_writer, final_flush
+    from cluster_ddp.runtime.run_dir import background_writer
 
     free, patience_s, steps, every, folder = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
-    background_writer.PATIENCE_S, final_flush._EVERY_S = patience_s, 0.2
+    background_writer.PATIENCE_S, background_writer._EVERY_S = patience_s, 0.2
     os.environ["CLUSTER_DDP_RUN_DIR"] = folder
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 

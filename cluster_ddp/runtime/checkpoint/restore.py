@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.runtime.checkpoint import compatibility, file
-from cluster_ddp.runtime.checkpoint.file import DamagedError, UnusableError
+from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
+from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, named_by
 from cluster_ddp.runtime.checkpoint.state import TrainingState
 from cluster_ddp.runtime.run_dir.metrics import set_aside
@@ -156,7 +156,7 @@ def _key(record: Mapping[str, Any]) -> str | None:
 
 
 def _is_this_jobs(world: World, path: Path) -> bool:
-    return bool(file.read(path)["saved_by"]["job"] == world.topology.job_label)
+    return bool(checkpoint_file.read(path)["saved_by"]["job"] == world.topology.job_label)
 
 
 def see(world: World, path: Path, digest: str) -> None:
@@ -171,7 +171,7 @@ def see(world: World, path: Path, digest: str) -> None:
         CheckpointError: a node does not see that file.
     """
     is_reader = world.topology.local_rank == 0 and not world.is_main
-    complaint = file.not_as_chosen(path, digest) if is_reader else None
+    complaint = checkpoint_file.not_as_chosen(path, digest) if is_reader else None
     ranks = world.gather(complaint and f"on {node_name(os.environ)}: {complaint}")
     if found := next(filter(None, ranks), None):
         hint = "is the run directory on a file system that all nodes share?"
@@ -179,7 +179,7 @@ def see(world: World, path: Path, digest: str) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the state in a checkpoint whose digest is right, mapped into memory (see `file.read`).
+    """Return the state in a checkpoint whose digest is right, mapped into memory (see `checkpoint_file.read`).
 
     Raises:
         CheckpointError: torch.load refuses it, or it is not a checkpoint.
@@ -192,7 +192,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    state = file.read(path)
+    state = checkpoint_file.read(path)
     if words := compatibility.malformed(state):
         raise UnusableError(words)
     return state
