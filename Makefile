@@ -36,7 +36,7 @@ test: $(VENV)/.installed  ## all tests, those on a real Slurm and on a newer one
 	$(PYTEST)
 
 test-unit: $(VENV)/.installed  ## the tests that need no Slurm, without the longest
-	$(PYTEST) tests/unit -m "not long"
+	$(PYTEST) tests/pure tests/ranks -m "not long"
 
 # Its data files: those of processes that ran elsewhere, too.
 coverage: export COVERAGE_FILE = $(CURDIR)/.coverage/data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -37,12 +38,14 @@ hypothesis.settings.load_profile("tests")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-_UNIT = Path(__file__).parent / "unit"
+_SLURM = Path(__file__).parent / "slurm"
 _LONGEST = (
     *("test_gpu_nodes_rehearsal.py", "test_gpu_rehearsal.py", "test_hang_watch.py", "test_examples.py"),
     *("test_options.py", "test_loop.py", "test_detection_example.py", "test_workers_end.py", "test_parts.py"),
     *("test_local.py", "test_local_launchers.py"),
 )
+
+_log = logging.getLogger("cluster_ddp")
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|_URL$", re.IGNORECASE)
 
@@ -66,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Tests of jobs on Slurm wait much, the longest of the others compute: one of these after three of those.
     """
-    slurm = dict.fromkeys(item.path for item in items if _UNIT not in item.path.parents)
+    slurm = dict.fromkeys(item.path for item in items if _SLURM in item.path.parents)
     turns = {path: float(number) for number, path in enumerate(slurm)}
     longest = {name: 3 * number + 2.5 for number, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: turns.get(item.path, longest.get(item.path.name, math.inf)))
@@ -103,3 +106,13 @@ def handlers_as_before() -> Iterator[None]:
     """Each test leaves the signal handlers as they were before it."""
     with signal_handlers.put_back():
         yield
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
+    """What was logged; other tests may have given the logger a handler of its own."""
+    monkeypatch.setattr(_log, "propagate", False)
+    caplog.set_level(logging.INFO, _log.name)
+    _log.addHandler(caplog.handler)
+    yield caplog
+    _log.removeHandler(caplog.handler)

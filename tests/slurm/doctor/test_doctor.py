@@ -305,7 +305,7 @@ def test_each_check_that_can_be_shown_here_is_shown() -> None:
     checks = (*all_checks.ALL, *compare.CHECKS, *links.CHECKS, *training.CHECKS, *login.CHECKS)
     everyone = {one.name for one in checks}
     assert shown <= everyone
-    # GPUs, InfiniBand, control groups and faults of hardware are not here: tests/unit/doctor has stand-ins.
+    # GPUs, InfiniBand, control groups and faults of hardware are not here: tests/pure/doctor has stand-ins.
     elsewhere = {"gpu_health", "same_gpu", "locked_memory", "memory_limit", "out_of_memory"}
     elsewhere |= {"rendezvous", "all_reduce", "gradients"}
     assert everyone - shown == elsewhere

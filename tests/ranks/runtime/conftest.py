@@ -1,4 +1,4 @@
-"""A world of one, and what is logged."""
+"""A world of one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,6 @@ import torch
 import cluster_ddp
 
 log = logging.getLogger("cluster_ddp")
-
-
-@pytest.fixture
-def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.LogCaptureFixture]:
-    """What was logged; other tests may have given the logger a handler of its own."""
-    monkeypatch.setattr(log, "propagate", False)
-    caplog.set_level(logging.INFO, log.name)
-    log.addHandler(caplog.handler)
-    yield caplog
-    log.removeHandler(caplog.handler)
 
 
 @pytest.fixture(scope="module")

@@ -155,7 +155,7 @@ def test_it_says_on_rank_0_only_that_it_goes_on(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_on_a_gpu_steps_are_judged_when_it_is_waited_for() -> None:
-    """The tensors are on the CPU here; that nothing waits for the device is in tests/unit/mnist/test_loop.py."""
+    """The tensors are on the CPU here; that nothing waits for the device is in tests/ranks/mnist/test_loop.py."""
     model = torch.nn.Linear(3, 2)
     looking = check(model, device="cuda")
     for step, factor in enumerate((1.0, float("nan"), float("inf"))):
