@@ -12,11 +12,11 @@ from typing import Any
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime.with_world import WithWorld
-from cluster_ddp.submission import planning, submit_plan
+from cluster_ddp.submission import submit_plan
 from cluster_ddp.submission.checks import preflight
 from cluster_ddp.submission.cli.options import as_words
 from cluster_ddp.submission.job import Job
-from cluster_ddp.submission.planning import Request
+from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.resume import find
 from cluster_ddp.submission.spec import JobSpec
 
@@ -51,7 +51,7 @@ def submit(
         SlurmError: Slurm refused; the error has its words. No job is left behind, unless the error names it.
     """
     _check_array(spec, wanted=False)
-    request = Request(
+    plan = Plan(
         **_payload(spec, function_or_command),
         local=local,
         runs_dir=Path(runs_dir),
@@ -59,7 +59,7 @@ def submit(
         earlier=None if resume is None else find(resume, Path(runs_dir)),
         take_snapshot=snapshot,
     )
-    (submitted,) = _submitted(request, check)
+    (submitted,) = _submitted(plan, check)
     return submitted
 
 
@@ -82,8 +82,8 @@ def submit_array(
         One job per task, in the order of the task numbers.
     """
     _check_array(spec, wanted=True)
-    request = Request(**_payload(spec, function_or_command), runs_dir=Path(runs_dir), take_snapshot=snapshot)
-    return _submitted(request, check)
+    plan = Plan(**_payload(spec, function_or_command), runs_dir=Path(runs_dir), take_snapshot=snapshot)
+    return _submitted(plan, check)
 
 
 def _check_array(spec: JobSpec, *, wanted: bool) -> None:
@@ -96,7 +96,7 @@ def _check_array(spec: JobSpec, *, wanted: bool) -> None:
 
 
 def _payload(spec: JobSpec, function_or_command: Callable[..., Any] | Sequence[str] | None) -> dict[str, Any]:
-    """What runs, as fields of a `Request`."""
+    """What runs, as arguments of a `Plan`."""
     if callable(function_or_command):
         _check_call(function_or_command, spec)
         return {"spec": spec, "function": WithWorld(function_or_command)}
@@ -121,8 +121,7 @@ def _check_call(function: Callable[..., Any], spec: JobSpec) -> None:
         raise SpecError(asked, found, f"def {call.replace('=…', '')}: …") from error
 
 
-def _submitted(request: Request, check: bool) -> list[Job]:
-    plan = planning.plan(request)
+def _submitted(plan: Plan, check: bool) -> list[Job]:
     if check:
         for advice in preflight.check(plan):
             warnings.warn(f"{advice.text} ({advice.code})", stacklevel=3)

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from cluster_ddp._version import __version__
 from cluster_ddp.errors import RemoteError, RunDirError
 from cluster_ddp.remote.host import Host, connect
-from cluster_ddp.submission.copies import snapshot
+from cluster_ddp.submission import code_snapshot
 
 RECORD = ".cluster-ddp-copy.json"
 """The file in the folder there that says which project it is a copy of, and what was copied."""
@@ -89,7 +89,7 @@ class Project:
             RemoteError: the folder there is not this project's, or rsync failed.
             RunDirError: git can't list the files.
         """
-        files = snapshot.files(self.root)
+        files = code_snapshot.files(self.root)
         both = sorted({*files, *self.copied_before()})
         self.host.answer('mkdir -p -m 700 -- "$1"', self.folder)
         how = ("--archive", "--recursive", "--exclude=.git", "--from0", "--files-from=-", "--delete-missing-args")
@@ -170,7 +170,7 @@ def find(host: Host, folder: str) -> Project:
         RemoteError: the working folder is not in a git checkout.
     """
     try:
-        root = snapshot.root(Path.cwd())
+        root = code_snapshot.root(Path.cwd())
     except RunDirError as error:
         hint = "go to the project that you submit from; it must be a git checkout: git init"
         raise RemoteError(f"Finding the copy of {Path.cwd()} on {host.name}:", error.found, hint) from error

@@ -18,7 +18,7 @@ from cluster_ddp.files import make_dir
 from cluster_ddp.ownership import refuse_others
 from cluster_ddp.protocol import ASIDE, File
 from cluster_ddp.submission import run_dirs
-from cluster_ddp.submission.backends import Scheduler, submitit_task
+from cluster_ddp.submission.backends import submitit_task
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.spec import RESTARTS_BEFORE, JobSpec
@@ -100,7 +100,7 @@ class Earlier:
         if not self.job:
             return
         on_slurm = run_dirs.is_on_slurm(self.run_dir, self.job)
-        scheduler: Scheduler = Slurm() if on_slurm else ThisMachine()
+        scheduler: Slurm | ThisMachine = Slurm() if on_slurm else ThisMachine()
         try:
             status = scheduler.statuses(self.job, self.cluster, self.run_dir)[0]
         except JobNotFoundError:

@@ -188,6 +188,11 @@ class JobSpec:
         return self.nodes * self.ranks_per_node
 
     @property
+    def tasks(self) -> int:
+        """Number of tasks: ranks, or nodes under torchrun."""
+        return self.nodes if self.launcher == "torchrun" else self.world_size
+
+    @property
     def all_nodes(self) -> int:
         """Number of nodes that the job asks for: those that it trains on, and the spare ones."""
         return self.nodes + self.spare_nodes

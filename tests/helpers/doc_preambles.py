@@ -77,8 +77,7 @@ from cluster_ddp import submit_api
 
 
 def submitted(spec, function_or_command=None):
-    request = submit_api.Request(**submit_api._payload(spec, function_or_command))
-    assert str(submit_api.planning.plan(request, must_run=False))
+    assert str(submit_api.Plan(**submit_api._payload(spec, function_or_command), must_run=False))
     return create_autospec(cluster_ddp.Job, instance=True)
 
 

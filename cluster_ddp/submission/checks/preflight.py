@@ -51,10 +51,10 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
         SpecError: the job can't work.
     """
     on_slurm = isinstance(plan.scheduler, Slurm)
-    run_dir, runs_dir = plan.request.run_dir, plan.request.runs_dir
+    run_dir, runs_dir = plan.run_dir, plan.runs_dir
     warnings = _environment(plan.spec) + exposed_tokens.advise(plan.spec)
     warnings += shared_runs.advise(run_dir.parent if run_dir is not None else runs_dir)
-    if plan.request.function is None:
+    if plan.function is None:
         if nested_launchers.CODE not in accepted:
             nested_launchers.check(plan.spec)
         warnings += program.check(plan.spec)
@@ -77,7 +77,7 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
 
 def _folder(plan: Plan) -> Path:
     """The folder with the code that the job will run."""
-    earlier, code = plan.request.earlier, plan.request.code
+    earlier, code = plan.earlier, plan.code
     return earlier.run_dir / code if earlier is not None and code is not None else Path.cwd()
 
 
@@ -118,7 +118,7 @@ def _check_array_size(spec: JobSpec, config: str) -> None:
 
 def _resumed(plan: Plan) -> list[Advice]:
     """Warn of a resumed run without a checkpoint."""
-    earlier = plan.request.earlier
+    earlier = plan.earlier
     if earlier is None or any(earlier.run_dir.glob("checkpoints/*.pt")):
         return []
     text = f"There is no checkpoint in {earlier.run_dir}: a training that uses cluster_ddp starts from the beginning."

@@ -137,8 +137,8 @@ def _advice(asked: _Asked, plan: Plan, reference: Reference) -> list[Advice]:
     advice += [active.advice() for active in (asked.activated,) if active]
     if not asked.parsed.no_check:
         advice += preflight.check(plan, must_run=not asked.parsed.dry_run, accepted=asked.values.get("accept", ()))
-        if plan.request.reference_options is not None and not asked.parsed.dry_run:
-            reference.check(list(plan.request.reference_options), plan.spec.grid)
+        if plan.reference_options is not None and not asked.parsed.dry_run:
+            reference.check(list(plan.reference_options), plan.spec.grid)
     return advice
 
 
@@ -202,7 +202,7 @@ def _plan(asked: _Asked, reference: Reference, *, source: str) -> Plan:
     if work.reference_options is not None:
         grids.check_placeholders(work.reference_options, spec.grid, array=spec.array)
         _refuse_unfit(spec, reference, work.reference_options)
-    request = planning.Request(
+    return Plan(
         spec=spec,
         function=work.function,
         reference_options=work.reference_options,
@@ -213,8 +213,8 @@ def _plan(asked: _Asked, reference: Reference, *, source: str) -> Plan:
         code=earlier.code if earlier is not None and asked.command is None else None,
         take_snapshot=parsed.snapshot,
         source=source,
+        must_run=not parsed.dry_run,
     )
-    return planning.plan(request, must_run=not parsed.dry_run)
 
 
 def _settings_of(earlier: resume.Earlier, files: site_config.Settings, name: str | None) -> site_config.Settings:

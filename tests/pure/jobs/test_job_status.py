@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_slurm: FakeSlur
 
 def submit(name: str = "fit", **fields) -> Path:
     spec = JobSpec(name=name, command=("true",), **fields)
-    return submit_plan.submit(planning.plan(planning.Request(spec=spec)))[0].run_dir
+    return submit_plan.submit(planning.Plan(spec=spec))[0].run_dir
 
 
 def table(capsys: pytest.CaptureFixture[str]) -> str:
@@ -383,7 +383,7 @@ def test_a_folder_that_is_no_run_directory(capsys, folder: Path) -> None:
 
 def test_as_json_and_with_the_values_of_a_grid(capsys, fake_slurm: FakeSlurm) -> None:
     spec = JobSpec(name="fit", command=("t", "{lr}", "{seed}"), grid={"lr": ("0.1", "1"), "seed": ("a b",)})
-    submit_plan.submit(planning.plan(planning.Request(spec=spec)))
+    submit_plan.submit(planning.Plan(spec=spec))
     slurm_says(fake_slurm, record(12, "PENDING", reason="AssocGrpGRES", task="0-1"))
     assert status.main([]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_slurm: FakeSlur
 
 def submit(**fields) -> list[Path]:
     spec = JobSpec(name="fit", command=("true",), **fields)
-    return [one.run_dir for one in submit_plan.submit(planning.plan(planning.Request(spec=spec)))]
+    return [one.run_dir for one in submit_plan.submit(planning.Plan(spec=spec))]
 
 
 def printed(run_dir: Path, **texts: str) -> None:
@@ -116,7 +116,7 @@ def test_a_job_that_was_resumed_is_said_and_the_new_one_shown(capsys, fake_slurm
     slurm_says(fake_slurm, "FAILED")
     fake_slurm.command("sbatch", "echo 15")
     earlier = resume.find("12", Path("runs"))
-    submit_plan.submit(planning.plan(planning.Request(spec=JobSpec(name="fit", command=("true",)), earlier=earlier)))
+    submit_plan.submit(planning.Plan(spec=JobSpec(name="fit", command=("true",)), earlier=earlier))
     printed(run_dir, task_0="of 15\n")
     for name, file in (("mine", "run.json"), ("damaged", "spec.json")):  # by others who can write here, and later
         Path("runs", name, "job-12").mkdir(parents=True)

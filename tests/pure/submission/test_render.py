@@ -20,7 +20,7 @@ from strangers import STRANGER, needs_a_stranger
 from cluster_ddp.agent import options
 from cluster_ddp.agent.options import Options
 from cluster_ddp.submission import render as rendering
-from cluster_ddp.submission.planning import Request, plan
+from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.render import agent_options
 from cluster_ddp.submission.spec import JobSpec
 
@@ -170,10 +170,10 @@ LARGE = JobSpec(
 @pytest.mark.usefixtures("fake_slurm")
 @pytest.mark.parametrize("spec", [LARGE, JobSpec(name="x", command=("true",))])
 def test_a_person_can_read_it(spec: JobSpec) -> None:
-    planned = plan(Request(spec=spec))
+    planned = Plan(spec=spec)
     assert len(planned.script.splitlines()) <= 45
     assert len(str(planned).splitlines()) <= 60  # --dry-run
-    local = plan(Request(spec=replace(spec, nodes=1), local=True))
+    local = Plan(spec=replace(spec, nodes=1), local=True)
     assert len(str(local).splitlines()) <= 45
 
 
@@ -255,7 +255,7 @@ def test_a_submitted_job_starts_the_agent_of_its_own_run_directory(
     (runs / folder).mkdir(parents=True)
     (runs / folder / "agent.pyz").write_text(AGENT)
     spec = JobSpec(name="fit", command=("true",), array="0-3" if "SLURM_ARRAY_JOB_ID" in env else None)
-    planned = plan(Request(spec=spec, runs_dir=runs, code="code/a b"))
+    planned = Plan(spec=spec, runs_dir=runs, code="code/a b")
     run(planned.script, tmp_path, **env)
     verb, *words = shown(runs / folder)["argv"]
     asked = options.parse("x", words)

@@ -20,7 +20,7 @@ from cluster_ddp.errors import JobNotFoundError, RunDirError, SlurmError, SpecEr
 from cluster_ddp.slurm import commands
 from cluster_ddp.submission import frozen_agent, submit_plan
 from cluster_ddp.submission.job import Job
-from cluster_ddp.submission.planning import Request, plan
+from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec
 
 __all__ = ["fake_slurm"]
@@ -38,7 +38,7 @@ def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def submit(spec: JobSpec = SPEC, **options: Any) -> list[Job]:
-    return submit_plan.submit(plan(Request(spec=spec, **options)))
+    return submit_plan.submit(Plan(spec=spec, **options))
 
 
 def files(folder: Path) -> list[str]:
@@ -214,7 +214,7 @@ def test_a_signal_takes_the_job_back_and_then_ends_the_process(
     fake_slurm.command(during, f"kill -{name} $PPID; sleep 0.2; {answer}")
     fake_slurm.command("scancel", "kill -HUP $PPID; kill -TERM $PPID; sleep 0.2")
     code = "from cluster_ddp.submission import *; from cluster_ddp.submission import planning, submit_plan, spec\n"
-    code += "submit_plan.submit(planning.plan(planning.Request(spec=spec.JobSpec(name='fit', command=('t',)))))"
+    code += "submit_plan.submit(planning.Plan(spec=spec.JobSpec(name='fit', command=('t',))))"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
     assert done.returncode == -signal.Signals[f"SIG{name}"]
     assert fake_slurm.calls("scancel") == [["12"]]
@@ -339,7 +339,7 @@ def test_folders_that_slurm_would_misread_are_refused(fake_slurm: FakeSlurm, in_
 
 
 def test_a_plan_changes_nothing(fake_slurm: FakeSlurm, in_a_folder: Path) -> None:
-    text = str(plan(Request(spec=SPEC)))
+    text = str(Plan(spec=SPEC))
     assert text.startswith("$ sbatch --parsable --begin=now+1hour '--output=")
     assert "#SBATCH --nodes=2" in text
     assert files(in_a_folder) == []
@@ -375,12 +375,12 @@ def test_a_plan_changes_nothing(fake_slurm: FakeSlurm, in_a_folder: Path) -> Non
 )
 def test_what_can_not_be_combined(fake_slurm: FakeSlurm, spec: JobSpec, options: dict[str, Any], found: str) -> None:
     with pytest.raises(SpecError, match=found):
-        plan(Request(spec=spec, **options))
+        Plan(spec=spec, **options)
 
 
 def test_without_slurm_a_job_runs_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "job.sh" in str(plan(Request(spec=JobSpec(name="x", command=("t",)))))
+    assert "job.sh" in str(Plan(spec=JobSpec(name="x", command=("t",))))
     with pytest.raises(SpecError, match="no sbatch on the PATH"):
-        plan(Request(spec=SPEC))
-    assert "#SBATCH --nodes=2" in str(plan(Request(spec=SPEC), must_run=False))
+        Plan(spec=SPEC)
+    assert "#SBATCH --nodes=2" in str(Plan(spec=SPEC, must_run=False))

@@ -19,7 +19,7 @@ from cluster_ddp.errors import JobError, RunDirError
 from cluster_ddp.slurm.port import candidates
 from cluster_ddp.submission import resume, submit_plan
 from cluster_ddp.submission.job import Job
-from cluster_ddp.submission.planning import Request, plan
+from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.train import Train
 
@@ -83,7 +83,7 @@ def test_a_specification_of_another_users_does_not_run() -> None:
 
 def submit(*command: str, function=None, **fields) -> Job:
     spec = JobSpec(name="here", command=command, gpus_per_node=2, **fields)
-    (submitted,) = submit_plan.submit(plan(Request(spec=spec, function=function)))
+    (submitted,) = submit_plan.submit(Plan(spec=spec, function=function))
     return submitted
 
 
@@ -149,7 +149,7 @@ def test_the_job_goes_on_without_us(tmp_path: Path) -> None:
     code = (
         "from cluster_ddp.submission import planning, submit_plan; from cluster_ddp.submission.spec import JobSpec\n"
         "spec = JobSpec(name='here', command=('bash', '-c', 'sleep 1; echo done'))\n"
-        "print(submit_plan.submit(planning.plan(planning.Request(spec=spec)))[0].run_dir)"
+        "print(submit_plan.submit(planning.Plan(spec=spec))[0].run_dir)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=scaled(60))
     log = Path(done.stdout.strip()) / "task-0.log"

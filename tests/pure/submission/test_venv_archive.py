@@ -12,9 +12,8 @@ from strangers import STRANGER, as_stranger, folder_of_all, needs_a_stranger
 from venvs import make_venv
 
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.submission import planning
-from cluster_ddp.submission.copies import venv_archive
-from cluster_ddp.submission.planning import Request
+from cluster_ddp.submission import venv_archive
+from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec
 
 SPEC = JobSpec(name="x", command=("true",), stage_env=True)
@@ -139,7 +138,7 @@ def test_what_cannot_be_packed_is_refused(
     monkeypatch.chdir(tmp_path)
     spec = dataclasses.replace(SPEC, **changes)  # type: ignore[arg-type]
     with pytest.raises(SpecError) as error:
-        planning.plan(Request(spec=spec), must_run=False)
+        Plan(spec=spec, must_run=False)
     assert error.value.found.startswith(found)
 
 
@@ -151,14 +150,14 @@ def test_it_needs_a_virtual_environment() -> None:
 def test_only_slurm_has_nodes_to_unpack_on(monkeypatch: pytest.MonkeyPatch, venv: Path) -> None:
     monkeypatch.setenv("PATH", "/usr/bin")
     with pytest.raises(SpecError, match=r"(?s)stage_env=True, and only Slurm supports environments that nodes unpack"):
-        planning.plan(Request(spec=dataclasses.replace(SPEC, venv=str(venv)), local=True))
+        Plan(spec=dataclasses.replace(SPEC, venv=str(venv)), local=True)
 
 
 def test_the_plan_names_the_archive_and_writes_nothing(
     venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    plan = planning.plan(Request(spec=dataclasses.replace(SPEC, venv=str(venv))), must_run=False)
+    plan = Plan(spec=dataclasses.replace(SPEC, venv=str(venv)), must_run=False)
     assert plan.venv_archive == venv_archive.path(venv, tmp_path / "runs")
     assert str(plan.venv_archive) in plan.script
     assert not (tmp_path / "runs").exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.submission.copies import snapshot
+from cluster_ddp.submission import code_snapshot
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def checkout(tmp_path: Path) -> Path:
 def test_it_holds_the_code_as_it_is_now(checkout: Path) -> None:
     run_dir = checkout / "runs" / "x-1"
     run_dir.mkdir(parents=True)
-    snapshot.take(checkout / "sub dir", run_dir)
+    code_snapshot.take(checkout / "sub dir", run_dir)
     copy = run_dir / "code"
     (checkout / "tracked.py").write_text("later")
     assert (copy / "tracked.py").read_text() == "changed"
@@ -48,16 +48,16 @@ def test_it_holds_the_code_as_it_is_now(checkout: Path) -> None:
 def test_what_git_ignores_is_found_at_its_place(checkout: Path) -> None:
     run_dir = checkout / "runs" / "x-1"
     run_dir.mkdir(parents=True)
-    snapshot.take(checkout, run_dir)
+    code_snapshot.take(checkout, run_dir)
     assert (run_dir / "code" / "data").is_symlink()
     assert (run_dir / "code" / "data" / "big.bin").read_text() == "data/big.bin"
 
 
 def test_the_job_runs_in_the_same_subfolder(checkout: Path) -> None:
-    assert snapshot.subfolder(checkout) == "code"
-    assert snapshot.subfolder(checkout / "sub dir") == "code/sub dir"
+    assert code_snapshot.subfolder(checkout) == "code"
+    assert code_snapshot.subfolder(checkout / "sub dir") == "code/sub dir"
 
 
 def test_it_needs_a_git_checkout(tmp_path: Path) -> None:
     with pytest.raises(RunDirError, match="not a git repository"):
-        snapshot.subfolder(tmp_path)
+        code_snapshot.subfolder(tmp_path)
