@@ -127,6 +127,12 @@ def json_lines(path: Path, *, last_bytes: int = _LISTED_LINES) -> list[dict[str,
     return list(each_json_line(path, last_bytes=last_bytes))
 
 
+def number(value: object, most: float = 1e12) -> float | None:
+    """Return a value if it is a number, finite and not absurdly large; else None."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number and abs(value) < most else None  # type: ignore[arg-type, return-value]
+
+
 def problem(path: Path) -> str:
     """Return why a file can't be read, in words; "" if it can, or is missing."""
     try:

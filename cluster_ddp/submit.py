@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from cluster_ddp import submit_api
 from cluster_ddp.agent.grid import ARRAY_TASK, configuration
 from cluster_ddp.errors import SpecError, counted, exit_on_error
+from cluster_ddp.jobs import watch
 from cluster_ddp.remote import verbs
 from cluster_ddp.submission import submit_plan
 from cluster_ddp.submission.backends.slurm import Slurm
@@ -48,11 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, plan, submit. Returns the exit status."""
     words, here = sys.argv[1:] if argv is None else argv, Path.cwd()  # resuming changes to another folder
 
-    def submit_and_follow(plan: Plan, watch: bool) -> int:
+    def submit_and_follow(plan: Plan, follow: bool) -> int:
         jobs = submit_plan.submit(plan)
         print(_announcement(plan, jobs, here), flush=True)
-        if watch:
-            return _follow(jobs, here)
+        if follow:
+            label = jobs[0].id.partition("_")[0]
+            return watch.on_terminal(jobs, if_left=f"job {label} continues.\n{_next_steps(jobs, here)}")
         print(_next_steps(jobs, here))
         return 0
 
@@ -62,19 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command_line.run(
             words, program=PROGRAM, description=str(__doc__), reference=ReferenceJob(), submit=submit_and_follow
         )
-
-
-def _follow(jobs: list[Job], here: Path) -> int:
-    from cluster_ddp.jobs.terminal import BottomLine
-    from cluster_ddp.jobs.watch import follow
-
-    try:
-        with BottomLine() as bottom:
-            return follow(jobs, show=bottom.show, show_figures=bottom.update)
-    except KeyboardInterrupt:
-        label = jobs[0].id.partition("_")[0]
-        print(f"\nNo longer following; job {label} continues.\n{_next_steps(jobs, here)}", file=sys.stderr)
-        return 130
 
 
 def _next_steps(jobs: list[Job], here: Path) -> str:

@@ -13,3 +13,19 @@ completion  what lets bash or zsh complete command lines
 submit and train are at the top of the package, since they are also called as modules; doctor, scaling and sandbox are
 packages.
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cluster_ddp.submission.cli import add_on
+from cluster_ddp.submission.cli.parser import Parser
+
+
+def jobs_parser(program: str, description: str | None) -> Parser:
+    """Return the parser of a verb that reads run directories, with --runs-dir and --on."""
+    made = Parser(program, description=description)
+    folder = "folder of the run directories (default: runs)"
+    made.add_argument("--runs-dir", type=Path, default=Path("runs"), metavar="PATH", help=folder)
+    add_on(made)
+    return made

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import JobError, exit_on_error, printable
-from cluster_ddp.jobs import lookup, run_records, terminal
-from cluster_ddp.jobs.lookup import of_run
+from cluster_ddp.jobs import run_records
+from cluster_ddp.jobs.run_records import of_run
 from cluster_ddp.remote import verbs
 from cluster_ddp.submission.backends.slurm import Slurm
-from cluster_ddp.submission.cli import add_on
 from cluster_ddp.submission.cli.parser import Parser
 
 PROGRAM = "cluster-ddp cancel"
@@ -22,8 +22,7 @@ PROGRAM = "cluster-ddp cancel"
 
 def parser() -> Parser:
     """The command line."""
-    top = terminal.parser(PROGRAM, __doc__)
-    add_on(top)
+    top = jobs_parser(PROGRAM, __doc__)
     top.add_argument("jobs", nargs="+", metavar="JOB", help="job ids or run directories")
     return top
 
@@ -42,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _cancel(word: str, runs_dir: Path) -> str:
     """Cancel what a word means. Returns what was done."""
-    found = lookup.find(word, runs_dir)
+    found = run_records.find(word, runs_dir)
     if not found and Path(word).is_dir():
         raise JobError(f"Cancelling {word}:", "no job has run in it.", "give a job id or a run directory")
     if not found and (resumed := run_records.resumed(word, runs_dir)) is not None:

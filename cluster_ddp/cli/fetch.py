@@ -12,13 +12,12 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import RemoteError, RunDirError, SpecError, exit_on_error, printable
-from cluster_ddp.jobs import terminal
 from cluster_ddp.protocol import File
 from cluster_ddp.remote import project
 from cluster_ddp.remote.project import Project
 from cluster_ddp.run_files import read_json
-from cluster_ddp.submission.cli import add_on
 from cluster_ddp.submission.cli.parser import Parser
 
 PROGRAM = "cluster-ddp fetch"
@@ -26,9 +25,8 @@ PROGRAM = "cluster-ddp fetch"
 
 def parser() -> Parser:
     """The command line."""
-    top = terminal.parser(PROGRAM, __doc__)
+    top = jobs_parser(PROGRAM, __doc__)
     top.add_argument("jobs", nargs="+", metavar="JOB", help="job ids or run directories")
-    add_on(top)
     to = "folder here for the run directories (default: runs)"
     top.add_argument("--to", type=Path, default=Path("runs"), metavar="PATH", help=to)
     top.add_argument("--checkpoints", action="store_true", help="copy the checkpoints, too")

@@ -6,31 +6,29 @@ JOB is a job id (12, or 12_3 for an array task) or a run directory. What failed 
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import JobError, exit_on_error, printable
-from cluster_ddp.jobs import logs, lookup, run_records, terminal
-from cluster_ddp.jobs.logs import LogReader
-from cluster_ddp.jobs.lookup import of_run, printed_by
-from cluster_ddp.jobs.run_records import RunRecord
-from cluster_ddp.jobs.terminal import BottomLine
-from cluster_ddp.jobs.watch import follow
-from cluster_ddp.protocol import ASIDE
+from cluster_ddp.jobs import run_records, watch
+from cluster_ddp.jobs.logs import PLAIN, LogReader
+from cluster_ddp.jobs.run_records import RunRecord, of_run
+from cluster_ddp.protocol import ASIDE, File
 from cluster_ddp.remote import verbs
-from cluster_ddp.submission.cli import add_on
 from cluster_ddp.submission.cli.parser import Parser
 from cluster_ddp.submission.job import Job
 
 PROGRAM = "cluster-ddp logs"
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def parser() -> Parser:
     """The command line."""
-    top = terminal.parser(PROGRAM, __doc__)
-    add_on(top)
+    top = jobs_parser(PROGRAM, __doc__)
     top.add_argument("job", metavar="JOB", help="job id or run directory")
     top.add_argument("-f", "--follow", action="store_true", help="follow the job to its end, and exit with its status")
     raw = "print the logs as they are: colours, and whatever else they do to a terminal"
@@ -48,32 +46,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parser().parse_args(words)
         if (elsewhere := verbs.run_there("logs", words)) is not None:
             return elsewhere
-        record = _record(arguments.job, arguments.runs_dir)
-        job = of_run(record) if arguments.follow else printed_by(record)
-        names = _names(job, arguments)
-        plain = names if arguments.rank is not None else logs.PLAIN
+        job = of_run(_record(arguments.job, arguments.runs_dir), to_read=not arguments.follow)
+        names, fit = _names(job, arguments), str if arguments.raw else printable_line
         if arguments.follow:
-            return _follow(job, names, plain, _shown(arguments))
-        if not _existing(job, names):
+            if_left = f"job {job.id} continues. To end it: cluster-ddp cancel {job.id}"
+            return watch.on_terminal([job], if_left=if_left, names=names, fit=fit)
+        reader = LogReader(lambda line: print(fit(line)), job, names)
+        if not reader.files():
             found = "it has printed nothing so far."
             raise JobError(f"The logs of job {job.id}:", found, f"cluster-ddp status {shlex.quote(str(job.run_dir))}")
-        shown = _shown(arguments)
-        reader = LogReader(lambda line: print(shown(line)), lambda: _existing(job, names), plain=plain)
         reader.show_new(to_the_end=True)
-        if not any(path.stat().st_size for path in _existing(job, names)):
+        if not any(path.stat().st_size for path in reader.files()):
             who = f"Rank {arguments.rank}" if arguments.rank is not None else f"Job {job.id}"
             print(f"{who} has printed nothing so far.", file=sys.stderr)
     return 0
 
 
-def _shown(arguments: argparse.Namespace) -> Callable[[str], str]:
-    """What makes a line of a log fit for a terminal."""
-    return str if arguments.raw else terminal.printable_line
+def printable_line(line: str) -> str:
+    """Return a line of a log without what could change the terminal: colours are removed, tabs stay."""
+    return "\t".join(map(printable, _COLOUR.sub("", line).split("\t")))
 
 
 def _record(word: str, runs_dir: Path) -> RunRecord:
     """The run that a word means."""
-    found = lookup.find(word, runs_dir)
+    found = run_records.find(word, runs_dir)
     if not found and (resumed := run_records.resumed(word, runs_dir)) is not None:
         own = resumed.run_dir / ASIDE.format(word)
         print(printable(f"Job {word} was resumed as job {resumed.job}. Its own logs: {own}"), file=sys.stderr)
@@ -89,25 +85,15 @@ def _record(word: str, runs_dir: Path) -> RunRecord:
 
 def _names(job: Job, arguments: argparse.Namespace) -> tuple[str, ...]:
     """Names of the logs that were asked for; empty for all."""
-    if arguments.all:
-        return ()
-    if arguments.rank is None:
-        return logs.PLAIN
-    name, ranks = logs.of_rank(job, arguments.rank)
-    if len(ranks) > 1:
-        print(f"torchrun writes one log for a node: {name} is of ranks {ranks[0]} to {ranks[-1]}.", file=sys.stderr)
+    rank, each = arguments.rank, job.ranks // job.tasks
+    if rank is None:
+        return () if arguments.all else PLAIN
+    if not 0 <= rank < job.ranks:
+        found = f"its ranks are 0 to {job.ranks - 1}."
+        raise JobError(f"The log of rank {rank} of job {job.id}:", found, f"--rank {job.ranks - 1}, or --all")
+    task = rank * job.tasks // job.ranks
+    name = File.TASK_LOG.format(task)
+    if each > 1:
+        ranks = f"ranks {task * each} to {task * each + each - 1}"
+        print(f"torchrun writes one log for a node: {name} is of {ranks}.", file=sys.stderr)
     return (name,)
-
-
-def _existing(job: Job, names: Sequence[str]) -> list[Path]:
-    return [path for path in job.log_files() if not names or path.name in names]
-
-
-def _follow(job: Job, names: Sequence[str], plain: Sequence[str], shown: Callable[[str], str]) -> int:
-    try:
-        with BottomLine() as bottom:
-            reader = LogReader(lambda line: bottom.show(shown(line)), lambda: _existing(job, names), plain=plain)
-            return follow([job], show=bottom.show, show_figures=bottom.update, logs=reader)
-    except KeyboardInterrupt:
-        print(f"\nNo longer following; job {job.id} continues. To end it: cluster-ddp cancel {job.id}", file=sys.stderr)
-        return 130

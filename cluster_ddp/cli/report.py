@@ -10,16 +10,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.files import to_json
-from cluster_ddp.jobs import terminal
 from cluster_ddp.jobs.report import metrics_from_log
 from cluster_ddp.jobs.report.notes import notes
 from cluster_ddp.jobs.report.summary import report
 from cluster_ddp.jobs.report.terminal_report import as_text
 from cluster_ddp.jobs.status import run_statuses
 from cluster_ddp.remote import verbs
-from cluster_ddp.submission.cli import add_on
 from cluster_ddp.submission.cli.parser import Parser
 
 PROGRAM = "cluster-ddp report"
@@ -27,8 +26,7 @@ PROGRAM = "cluster-ddp report"
 
 def parser() -> Parser:
     """The command line."""
-    top = terminal.parser(PROGRAM, __doc__)
-    add_on(top)
+    top = jobs_parser(PROGRAM, __doc__)
     top.add_argument("jobs", nargs="+", metavar="JOB", help="job ids or run directories")
     regex = r"regular expression for what rank 0 prints: a group for each figure, such as 'loss (?P<loss>\S+)'"
     top.add_argument("--metric", metavar="REGEX", help=regex)

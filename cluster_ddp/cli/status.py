@@ -8,20 +8,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import exit_on_error, printable
-from cluster_ddp.jobs import terminal
 from cluster_ddp.jobs.status import RunStatus, run_statuses
 from cluster_ddp.protocol import ENDS
 from cluster_ddp.remote import verbs
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import FINAL_STATES
 from cluster_ddp.submission import run_dirs
-from cluster_ddp.submission.cli import add_on
 from cluster_ddp.submission.cli.parser import Parser
 
 PROGRAM = "cluster-ddp status"
@@ -34,13 +34,14 @@ _HEADINGS = (
 _STATE = _HEADINGS.index("STATE")
 _ENDED = {*FINAL_STATES, *ENDS, "unknown"}
 _FAILED = ("FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
+_COLOURS = {"COMPLETED": 32, "RUNNING": 36, "COMPLETING": 36, "PENDING": 33, "CONFIGURING": 33, "STOPPED": 33}
+_RED = 31
 _WATCH_S = 10.0
 
 
 def parser() -> Parser:
     """The command line."""
-    top = terminal.parser(PROGRAM, __doc__)
-    add_on(top)
+    top = jobs_parser(PROGRAM, __doc__)
     top.add_argument("jobs", nargs="*", metavar="JOB", help="job ids or run directories (default: all)")
     form = top.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print a list of objects, as JSON")
@@ -91,7 +92,7 @@ def _show(found: list[RunStatus], runs_dir: Path) -> None:
     widths = {i: max(len(row[i]) for row in rows) for i in shown}
     for row, state in zip(rows, ["", *(one.state for one in found)]):
         cells = [row[i].ljust(widths[i]) for i in shown]
-        cells[_STATE] = terminal.coloured_state(state, cells[_STATE])
+        cells[_STATE] = _coloured(state, cells[_STATE])
         print("  ".join(cells).rstrip())
     for one in found:
         if one.earlier:
@@ -110,6 +111,16 @@ def _show(found: list[RunStatus], runs_dir: Path) -> None:
         others = " (the others likewise)" if len(resumable) > 1 else ""
         command = run_dirs.resume_command(resumable[-1][1])
         print(printable(f"To resume job {resumable[-1][0]}{others}: {command}"))
+
+
+def _coloured(state: str, text: str) -> str:
+    """A text in the colour of a job's state, if stdout is a terminal and NO_COLOR is not set.
+
+    https://no-color.org: any value of NO_COLOR but the empty one counts.
+    """
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty():
+        return text
+    return text if state in ("", "unknown") else f"\x1b[{_COLOURS.get(state, _RED)}m{text}\x1b[0m"
 
 
 def _row(one: RunStatus) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cluster_ddp.errors import ClusterDDPError, RunDirError, printable
 from cluster_ddp.jobs import run_records
-from cluster_ddp.jobs.lookup import of_run
+from cluster_ddp.jobs.run_records import of_run
 from cluster_ddp.protocol import File
 from cluster_ddp.run_files import read_text
 from cluster_ddp.runtime.failure import hang_verdict

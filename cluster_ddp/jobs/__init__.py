@@ -1,10 +1,9 @@
 """What became of jobs. Reads run directories and asks Slurm; no torch.
 
-run_records   the runs of a folder, submitted or not
-figures       the last figures of a training
+run_records   the runs of a folder, submitted or not, and which of them a job id or a path means
+progress      how far a training is, how it ended and what failed, by the files of its run directory
 status        state and progress of runs
 job           one submitted job: wait for it, cancel it, get its result
 logs          what a job has printed
 watch         follow a job to its end
-terminal      what their verbs share: an option, colours, the end of a pipe
 """

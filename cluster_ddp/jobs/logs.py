@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from cluster_ddp.errors import JobError
 from cluster_ddp.protocol import File
 from cluster_ddp.run_files import LOG_BYTES, LONGEST_LINE, open_regular, why
 from cluster_ddp.submission.job import Job
 
 PLAIN = (File.JOB_LOG, File.TASK_LOG.format(0))
-"""The logs of the batch script and of task 0. Their lines are shown as they are; others get the task's name."""
-
+"""The logs of the batch script and of task 0. Their lines are shown as they are; of all logs, others get a prefix."""
 
 _TRACEBACK = "Traceback (most recent call last):"
 # How Python begins the message of a script that it can't compile: without the line above.
@@ -24,28 +22,30 @@ _TORCHS_PREFIX = re.compile(r"\[rank(\d+)\]: ")
 
 
 class LogReader:
-    """Shows the lines of log files that are new since the last time. Of equal tracebacks, only the first is shown.
+    """Shows the lines of a job's logs that are new since the last time. Of equal tracebacks, only the first is shown.
 
     Args:
         show: called with each line.
-        files: returns the files that exist so far.
-        plain: names of the files whose lines get no prefix.
+        job: the job.
+        names: names of the logs that are read; empty for all. The lines of logs that are named get no prefix.
     """
 
-    def __init__(
-        self, show: Callable[[str], None], files: Callable[[], Iterable[Path]], *, plain: Iterable[str] = PLAIN
-    ) -> None:
-        self._show, self._files, self._plain = show, files, frozenset(plain)
+    def __init__(self, show: Callable[[str], None], job: Job, names: Collection[str] = ()) -> None:
+        self._show, self._job, self._names = show, job, names
         self._read: dict[Path, int] = {}
         self._tracebacks: dict[tuple[Path, str], list[str]] = {}
         """Of each file, and each rank that torch names there, the lines of a traceback whose end is not read yet."""
         self._shown: dict[tuple[str, ...], str] = {}
         """The tracebacks that were shown, and the rank or the log that each is from."""
 
+    def files(self) -> list[Path]:
+        """Return the logs that exist so far."""
+        return [path for path in self._job.log_files() if not self._names or path.name in self._names]
+
     def show_new(self, *, to_the_end: bool = False) -> None:
         """Show what is new. An unfinished line is shown once it is whole, or `to_the_end`."""
-        for path in self._files():
-            prefix = "" if path.name in self._plain else f"[{path.stem}] "
+        for path in self.files():
+            prefix = "" if path.name in (self._names or PLAIN) else f"[{path.stem}] "
             for line in self._new_lines(path, to_the_end=to_the_end):
                 for folded in self._folded(path, line):
                     self._show(prefix + folded)
@@ -91,16 +91,3 @@ class LogReader:
         source = f"rank {named[1]}" if named else path.stem
         shown_before = self._shown.setdefault(lines, source)
         return block if shown_before == source else [f"The same traceback as in {shown_before}: {text}"]
-
-
-def of_rank(job: Job, rank: int) -> tuple[str, range]:
-    """Return the name of the log that has the output of a rank, and the ranks that write it: under torchrun, a node's.
-
-    Raises:
-        JobError: there is no such rank.
-    """
-    asked = f"The log of rank {rank} of job {job.id}:"
-    if not 0 <= rank < job.ranks:
-        raise JobError(asked, f"its ranks are 0 to {job.ranks - 1}.", f"--rank {job.ranks - 1}, or --all")
-    task, each = rank * job.tasks // job.ranks, job.ranks // job.tasks
-    return File.TASK_LOG.format(task), range(task * each, (task + 1) * each)

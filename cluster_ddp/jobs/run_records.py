@@ -1,20 +1,27 @@
-"""The runs of a folder: what the spec.json of each says; where no submission made it, its run.json or its lock file."""
+"""The runs of a folder, and which of them a job id or a path means.
+
+A run is described by its spec.json; where no submission made it, by its run.json or its lock file.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import struct
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster_ddp.errors import RunDirError
+from cluster_ddp.errors import JobError, RunDirError, SlurmError
 from cluster_ddp.protocol import ASIDE, File
 from cluster_ddp.run_files import read_json, why
 from cluster_ddp.slurm.variables import job_label
 from cluster_ddp.submission import run_dirs
+from cluster_ddp.submission.backends.local import ThisMachine
+from cluster_ddp.submission.backends.slurm import Slurm
+from cluster_ddp.submission.job import Job
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,15 +30,15 @@ class RunRecord:
 
     run_dir: Path
     """As it was found."""
-    job: str
+    job: str = ""
     """The id of its job as squeue shows it, 12 or 12_3; empty outside a job."""
     name: str
     """Name of the job; of a training that nobody submitted, that of its folder."""
-    scheduler: Literal["Slurm", "this machine"] | None
+    runs_on: Literal["Slurm", "this machine"] | None = None
     """What runs it, if known."""
     cluster: str | None = None
     """Name of its cluster, if sbatch gave one."""
-    values: Mapping[str, str]
+    values: Mapping[str, str] = field(default_factory=dict)
     """An array task's values of the grid."""
     began_s: float
     """When it was submitted, or started; UNIX time."""
@@ -53,6 +60,16 @@ class RunRecord:
     def is_submitted(self) -> bool:
         """Whether a submission made it."""
         return (self.run_dir / File.SPEC).exists()
+
+    @property
+    def scheduler(self) -> Slurm | ThisMachine:
+        """What knows its job."""
+        return ThisMachine() if self.runs_on == "this machine" else Slurm()
+
+    @property
+    def whole_name(self) -> str:
+        """The name of its run directory; for an array's task, that of the whole array's."""
+        return self.run_dir.name.removesuffix(self.job.removeprefix(self.job_id))
 
     def is_locked(self) -> bool:
         """Whether a training is writing to it now, as far as its lock file shows."""
@@ -81,16 +98,22 @@ def read(path: Path) -> RunRecord:
         return _submitted(path, run_dirs.read(path))
     if not _is_training(path):
         found = f"it has no {File.SPEC}, {File.RUN} or {File.LOCK} of a training, and no log of a task."
-        raise RunDirError(
-            f"Reading the run directory {path}:", found, "give a folder that a job or a training has made"
-        )
-    owner, topology = _json(path / File.LOCK), _run_json(path).get("topology")
+        hint = "give a folder that a job or a training has made"
+        raise RunDirError(f"Reading the run directory {path}:", found, hint)
+    try:
+        topology = read_json(path / File.RUN).get("topology")
+    except FileNotFoundError:
+        topology = None
+    except (OSError, ValueError) as error:
+        found, hint = f"{File.RUN} can't be read: {why(error)}.", "give the directory of another run"
+        raise RunDirError(f"Reading the run directory {path}:", found, hint) from error
     ids = topology if isinstance(topology, dict) else {}
-    label = job_label(ids.get("job_id"), ids.get("array_job_id"), ids.get("array_task_id")) or owner.get("job")
+    noted = job_label(ids.get("job_id"), ids.get("array_job_id"), ids.get("array_task_id"))
+    label = noted or _owner(path).get("job")
     job = label if isinstance(label, str) and run_dirs.is_label(label) else ""
     name = path.resolve().name.removesuffix(f"-{job}")
     began_s = _changed_s(path / (File.RUN if (path / File.RUN).exists() else File.LOCK))
-    return RunRecord(run_dir=path, job=job, name=name, scheduler="Slurm" if job else None, values={}, began_s=began_s)
+    return RunRecord(run_dir=path, job=job, name=name, runs_on="Slurm" if job else None, began_s=began_s)
 
 
 def in_folder(runs_dir: Path) -> list[RunRecord]:
@@ -102,18 +125,48 @@ def in_folder(runs_dir: Path) -> list[RunRecord]:
         try:
             found.append(read(path))
         except RunDirError as error:
-            found.append(_damaged(path, error.found))
+            found.append(RunRecord(run_dir=path, name=path.name, began_s=_changed_s(path), problem=error.found))
     runs = [one for one in found if not one.is_whole_array]
     return sorted(runs, key=lambda one: (one.began_s, [int(part) for part in one.job.split("_") if part]))
 
 
-def resumed(label: str, runs_dir: Path) -> RunRecord | None:
-    """Return the run of a job that `submit --resume` has resumed as another job since; None if there is none.
+def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] = in_folder) -> list[RunRecord]:
+    """Return the runs that a word means; none if it is a job without a run directory in `runs_dir`.
+
+    A directory means its run; that of a whole array its tasks. An id means one job, although jobs of other clusters and
+    of this machine may have had the same: the one that has not ended, else the last one.
 
     Args:
-        label: the earlier job: 12, or 12_3.
-        runs_dir: folder of the run directories.
+        word: a job id (12; 12_3; the id of an array means its tasks), or the path of a run directory.
+        runs_dir: folder of the run directories, in which an id is looked up.
+        runs_in: returns the runs of a folder.
+
+    Raises:
+        RunDirError: it is a folder, but no run directory.
+        JobError: it is the id of several jobs that have not ended.
     """
+    if Path(word).is_dir():
+        record = read(Path(word))
+        if not record.is_whole_array:
+            return [record]
+        whole = Path(word).resolve()
+        return [one for one in runs_in(whole.parent) if one.job_id == record.job and one.whole_name == whole.name]
+    jobs: dict[str, list[RunRecord]] = {}
+    for one in runs_in(runs_dir):
+        if word in (one.job, one.job_id):
+            jobs.setdefault(one.whole_name, []).append(one)
+    if len(jobs) < 2:
+        return [one for runs in jobs.values() for one in runs]
+    unended = [runs for runs in jobs.values() if _has_not_ended(word, runs[0])]
+    if len(unended) > 1:
+        folders = " and ".join(str(runs[0].run_dir) for runs in unended)
+        found = f"{len(unended)} jobs that have not ended have this id, those of {folders}."
+        raise JobError(f"Job {word}:", found, f"name the run directory instead: {unended[-1][0].run_dir}")
+    return (unended or list(jobs.values()))[-1]
+
+
+def resumed(label: str, runs_dir: Path) -> RunRecord | None:
+    """Return the run of a job (12, or 12_3) that `submit --resume` has resumed as another job since, if any."""
     if not run_dirs.is_label(label):
         return None
     aside = {path.parent: _changed_s(path) for path in runs_dir.glob(f"*/{ASIDE.format(label)}")}
@@ -121,15 +174,54 @@ def resumed(label: str, runs_dir: Path) -> RunRecord | None:
     return max(runs, key=lambda one: aside[one.run_dir], default=None)
 
 
+def of_run(record: RunRecord, *, to_read: bool = False) -> Job:
+    """Return the job of a run directory.
+
+    Raises:
+        JobError: no submission made it. If only its logs are read (`to_read`), those of `cluster-ddp launch` will do.
+    """
+    logs = len(list(record.run_dir.glob(File.TASK_LOG.format("*")))) if to_read and not record.is_submitted else 0
+    if not (logs or (record.is_submitted and record.runs_on)):
+        found = "no submission made its run directory, so its output is where its terminal or its own script wrote it."
+        output = _output(record)
+        hint = f"read {output}" if output else "cluster-ddp submit -- COMMAND keeps the logs there"
+        raise JobError(f"The job of {record.run_dir}:", found, hint)
+    return Job(
+        id=record.job or record.name,
+        run_dir=record.run_dir,
+        tasks=logs or record.tasks,
+        ranks=logs or record.ranks,
+        cluster=record.cluster,
+        scheduler=record.scheduler,
+    )
+
+
+def _output(record: RunRecord) -> str:
+    """The file that a job of Slurm's prints into; empty if that is not known."""
+    with suppress(SlurmError, IndexError):
+        return Slurm().statuses(record.job, record.cluster, record.run_dir)[0].stdout if record.job else ""
+    return ""
+
+
+def _has_not_ended(label: str, record: RunRecord) -> bool:
+    try:
+        return not all(one.ended for one in record.scheduler.statuses(label, record.cluster, record.run_dir))
+    except (SlurmError, RunDirError):  # forgotten, or not to be asked from here
+        return False
+
+
 def _is_training(path: Path) -> bool:
     """Whether a training wrote to it, or the ranks of `cluster-ddp launch`."""
     written = (File.RUN, File.OUTCOME, File.TASK_LOG.format(0))
-    return any(os.path.lexists(path / name) for name in written) or "process" in _json(path / File.LOCK)
+    return any(os.path.lexists(path / name) for name in written) or "process" in _owner(path)
 
 
-def _damaged(path: Path, problem: str) -> RunRecord:
-    began_s = _changed_s(path)
-    return RunRecord(run_dir=path, job="", name=path.name, scheduler=None, values={}, began_s=began_s, problem=problem)
+def _owner(path: Path) -> dict[str, Any]:
+    """What the lock file says of the training that holds it; empty if nothing."""
+    try:
+        return read_json(path / File.LOCK)
+    except (OSError, ValueError):
+        return {}
 
 
 def _changed_s(path: Path) -> float:
@@ -140,47 +232,20 @@ def _changed_s(path: Path) -> float:
 
 
 def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
-    values, spec = record.get("values"), record["spec"]
-    nodes, gpus, each = (_count(spec.get(name)) for name in ("nodes", "gpus_per_node", "gpus_per_task"))
+    spec, values = record["spec"], record.get("values")
+    known = values.items() if isinstance(values, dict) else ()
+    counts = {name: spec.get(name) for name in ("nodes", "gpus_per_node", "gpus_per_task")}
+    nodes, gpus, each = (one if isinstance(one, int) and one > 0 else 1 for one in counts.values())
     ranks = nodes * (gpus // each)
     return RunRecord(
         run_dir=path,
         job=record["job"],
         name=spec["name"],
-        scheduler="Slurm" if run_dirs.is_on_slurm(path, record["job"]) else "this machine",
+        runs_on="Slurm" if run_dirs.is_on_slurm(path, record["job"]) else "this machine",
         cluster=record["cluster"],
-        values=_texts(values),
+        values={key: str(value) for key, value in known if isinstance(value, (str, int, float))},
         began_s=record["submitted"],
         ranks=ranks,
         tasks=nodes if spec.get("launcher") == "torchrun" else ranks,
         is_whole_array=spec.get("array") is not None and "_" not in record["job"],
     )
-
-
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 1
-
-
-def _texts(values: object) -> dict[str, str]:
-    """An array task's values, as far as they are text or numbers."""
-    known = values.items() if isinstance(values, dict) else ()
-    return {key: str(value) for key, value in known if isinstance(value, (str, int, float))}
-
-
-def _run_json(path: Path) -> dict[str, Any]:
-    """The run.json of a run directory; empty if it has none."""
-    try:
-        return read_json(path / File.RUN)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        found, hint = f"{File.RUN} can't be read: {why(error)}.", "give the directory of another run"
-        raise RunDirError(f"Reading the run directory {path}:", found, hint) from error
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The object in a small file; empty if it has none."""
-    try:
-        return read_json(path)
-    except (OSError, ValueError):
-        return {}

@@ -10,14 +10,13 @@ from typing import Any
 
 from cluster_ddp.agent import log_words, outcome
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
-from cluster_ddp.jobs import failures, full_disk, last_metrics, lookup, run_records
+from cluster_ddp.jobs import progress, run_records
 from cluster_ddp.jobs.run_records import RunRecord
-from cluster_ddp.protocol import RESTART, File
+from cluster_ddp.protocol import RESTART, File, Then
 from cluster_ddp.run_files import problem, tail
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import JobStatus, all_jobs, remembered_jobs
 from cluster_ddp.submission.backends import identity
-from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
 
 # By cluster and job id: the job, or its array tasks by name.
@@ -90,10 +89,10 @@ def run_statuses(runs_dir: Path, asked: Sequence[str]) -> list[RunStatus]:
         RunDirError: a folder that was asked for is no run directory, or its spec.json can't be read.
     """
     runs_in = functools.cache(run_records.in_folder)
-    chosen = {word: lookup.find(word, runs_dir, runs_in) for word in asked} or {"": runs_in(runs_dir)}
+    chosen = {word: run_records.find(word, runs_dir, runs_in) for word in asked} or {"": runs_in(runs_dir)}
     resumed = {word: run_records.resumed(word, runs_dir) for word, runs in chosen.items() if word and not runs}
     chosen |= {word: [one] for word, one in resumed.items() if one is not None}
-    known = _known(one for runs in chosen.values() for one in runs if one.scheduler == "Slurm")
+    known = _known(one for runs in chosen.values() for one in runs if one.runs_on == "Slurm")
     found: dict[Path | str, RunStatus] = {}  # a job on this machine may have the id of one on Slurm
     for word, runs in chosen.items():
         of_these = [replace(_run_status(one, known), earlier=word if word in resumed else None) for one in runs]
@@ -104,38 +103,48 @@ def run_statuses(runs_dir: Path, asked: Sequence[str]) -> list[RunStatus]:
 
 
 def _run_status(record: RunRecord, known: _Known) -> RunStatus:
+    run_dir = record.run_dir
     if record.problem:
-        return RunStatus(job="", name=record.name, state="unknown", run_dir=record.run_dir, problem=record.problem)
-    last = last_metrics.read(record.run_dir / File.METRICS)
-    if (status := _status(record, known)) is not None:
+        return RunStatus(job="", name=record.name, state="unknown", run_dir=run_dir, problem=record.problem)
+    status, is_locked = _status(record, known), record.is_locked()
+    if status is not None:
         of_job = _of(status)
     else:
-        ended = last_metrics.how_ended(record.run_dir)
-        of_job = {"state": ended or ("RUNNING" if record.is_locked() else "unknown")}
-    restarts = failures.restarts(failures.read(record.run_dir))
+        of_job = {"state": progress.how_ended(run_dir) or ("RUNNING" if is_locked else "unknown")}
+    restarts = sum(one.then == Then.RESTART for one in progress.failures(run_dir))
     failure = _failure(record, of_job["state"], restarts + (of_job.get("requeues") or 0))
-    is_alive = of_job["state"] == "RUNNING" or record.is_locked()  # by its records, one that still writes has ended
+    is_alive = of_job["state"] == "RUNNING" or is_locked  # by its records, one that still writes has ended
     return RunStatus(
         job=record.job,
         name=record.name,
         values=record.values,
         restarts=restarts,
-        saved_step=last_metrics.saved_step(record.run_dir),
-        non_finite_step=last_metrics.non_finite_step(record.run_dir),
-        run_dir=record.run_dir,
+        saved_step=progress.saved_step(run_dir),
+        non_finite_step=progress.non_finite_step(run_dir),
+        run_dir=run_dir,
         failure=failure or None,
-        end=_end(status) if not failure else None,
-        full_disk=full_disk.in_words(record.run_dir) if is_alive else None,
+        full_disk=progress.full_disk(run_dir) if is_alive else None,
         is_submitted=record.is_submitted,
-        problem=problem(record.run_dir / File.METRICS) or None,
-        **of_job,
-        **last,
+        problem=problem(run_dir / File.METRICS) or None,
+        **(of_job | ({"end": None} if failure else {})),
+        **progress.figures(run_dir),
     )
 
 
 def _failure(record: RunRecord, state: str, starts: int) -> str:
-    """What failed first, as its rank or else Slurm says."""
-    first = _noted(record, state, starts)
+    """What failed first, as its rank or else Slurm says.
+
+    The record of its last start tells; while it waits to be started again, that of the start before.
+
+    Args:
+        record: its run directory.
+        state: of its job.
+        starts: number of starts before the last one.
+    """
+    ended, first = progress.outcome_of(record.run_dir), ""
+    if ended is not None and state != "RUNNING" and record.job in ("", ended.job):
+        is_older = ended.requeued or ended.restart < starts
+        first = "" if is_older and state != "PENDING" else ended.failure
     if state == "NODE_FAIL" and "(node failure)" not in first:
         said = tail(record.run_dir / File.JOB_LOG).rpartition(f"\n{RESTART}")[2]
         lost = outcome.in_words(log_words.lost_nodes(said)) or reasons.of_end(state, "", 0)
@@ -145,32 +154,15 @@ def _failure(record: RunRecord, state: str, starts: int) -> str:
     return first
 
 
-def _noted(record: RunRecord, state: str, starts: int) -> str:
-    """What the record of its last start says; while it waits to be started again, of the start before.
-
-    Args:
-        starts: number of starts before the last one.
-    """
-    ended = last_metrics.outcome_of(record.run_dir)
-    if ended is None or state == "RUNNING" or record.job not in ("", ended.job):
-        return ""
-    is_older = ended.requeued or ended.restart < starts
-    return "" if is_older and state != "PENDING" else ended.failure
-
-
-def _end(status: JobStatus | None) -> str | None:
-    """What Slurm's words for the end of a job mean."""
-    if status is None or not status.ended or status.state == "COMPLETED":
-        return None
-    return reasons.of_end(status.state, status.reason, status.signal) or None
-
-
 def _of(status: JobStatus) -> dict[str, Any]:
+    """What the scheduler says, as fields of a `RunStatus`."""
+    has_failed = status.ended and status.state != "COMPLETED"
     return {
         "state": status.state,
         "reason": status.reason if status.state == "PENDING" and status.reason != "None" else None,
         "elapsed": status.elapsed or None,
         "requeues": status.restarts,
+        "end": (reasons.of_end(status.state, status.reason, status.signal) or None) if has_failed else None,
     }
 
 
@@ -192,9 +184,9 @@ def _known(records: Iterable[RunRecord]) -> _Known:
 
 def _status(record: RunRecord, known: _Known) -> JobStatus | None:
     """The status that the scheduler knows, if any."""
-    if record.scheduler == "this machine":
+    if record.runs_on == "this machine":
         try:
-            return ThisMachine().statuses(record.job, None, record.run_dir)[0]
+            return record.scheduler.statuses(record.job, None, record.run_dir)[0]
         except (OSError, RunDirError):
             return None
     tasks = known.get((record.cluster, record.job_id), {})
@@ -209,11 +201,8 @@ def _without_folder(word: str, runs_dir: Path) -> list[RunStatus]:
         statuses = Slurm().statuses(word, None, runs_dir)
     except SlurmError as error:
         found = f"no run directory found in {runs_dir}. Slurm says: {error.found}"
-        raise JobError(
-            f"Job {word}:", found, "give a job id or a run directory; look in another folder with --runs-dir PATH"
-        ) from error
+        hint = "give a job id or a run directory; look in another folder with --runs-dir PATH"
+        raise JobError(f"Job {word}:", found, hint) from error
     whole = word.partition("_")[0]
-    return [
-        RunStatus(job=f"{whole}_{one.array_task}" if one.array_task else word, name="-", end=_end(one), **_of(one))
-        for one in statuses
-    ]
+    jobs = {f"{whole}_{one.array_task}" if one.array_task else word: one for one in statuses}
+    return [RunStatus(job=job, name="-", **_of(one)) for job, one in jobs.items()]

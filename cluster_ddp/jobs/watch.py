@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
-from cluster_ddp.jobs import last_metrics
+from cluster_ddp.jobs import progress
 from cluster_ddp.jobs.logs import LogReader
 from cluster_ddp.protocol import RESTART, TO_RESUME, File
 from cluster_ddp.run_files import tail
@@ -18,6 +21,7 @@ from cluster_ddp.submission.job import Job, describe, exit_in_words, poll_interv
 _LOG_POLL_S = 0.5
 _QUIET_S = 5.0
 _FIGURES_S = 5.0
+_REPEAT_S = 60.0
 
 
 def follow(
@@ -46,18 +50,78 @@ def follow(
         while time.monotonic() < ask_again_at:
             following.show_logs()
             if following.is_training() and time.monotonic() >= figures_at:
-                show_figures(last_metrics.line(jobs[0].run_dir))
+                show_figures(progress.line(jobs[0].run_dir))
                 figures_at = time.monotonic() + _FIGURES_S
             time.sleep(_LOG_POLL_S)
     show_figures("")
     return following.outcome()
 
 
+def on_terminal(
+    jobs: Sequence[Job], *, if_left: str, names: Sequence[str] = (), fit: Callable[[str], str] = str
+) -> int:
+    """Follow jobs on this terminal until they end, or the user leaves them. Returns the exit status, as `follow` does.
+
+    Args:
+        jobs: one job, or all tasks of one array.
+        if_left: what to say if the user leaves: that they continue.
+        names: names of the logs to show; empty for all.
+        fit: makes a line of a log fit for a terminal.
+    """
+    try:
+        with BottomLine() as bottom:
+            logs = LogReader(lambda line: bottom.show(fit(line)), jobs[0], names)
+            return follow(jobs, show=bottom.show, show_figures=bottom.update, logs=logs)
+    except KeyboardInterrupt:
+        print(f"\nNo longer following; {if_left}", file=sys.stderr)
+        return 130
+
+
+class BottomLine:
+    """Prints lines, and keeps a last line that changes: in its place on a terminal, elsewhere once a minute.
+
+    A context manager.
+    """
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self._stack, self._last, self._again_s = ExitStack(), "", 0.0
+
+    def show(self, line: str) -> None:
+        """Print a line, above the last one."""
+        if self._is_terminal:
+            self._live.console.out(line, highlight=False)
+        else:
+            print(line, flush=True)
+
+    def update(self, text: str) -> None:
+        """Change the last line."""
+        if self._is_terminal:
+            self._live.update(self._text(text, no_wrap=True, overflow="ellipsis", style="bold"), refresh=True)
+        elif text not in ("", self._last) and time.monotonic() >= self._again_s:
+            print(text, flush=True)
+            self._last, self._again_s = text, time.monotonic() + _REPEAT_S
+
+    def __enter__(self) -> BottomLine:
+        if self._is_terminal:
+            from rich.live import Live
+            from rich.text import Text
+
+            self._text = Text
+            self._live = self._stack.enter_context(Live("", auto_refresh=False, transient=True))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+
 class _Following:
+    """What is known of jobs that are followed, and was shown of them."""
+
     def __init__(self, jobs: Sequence[Job], show: Callable[[str], None], logs: LogReader | None) -> None:
-        self.jobs, self.show = jobs, show
+        self.jobs, self.first, self.show = jobs, jobs[0], show
         self.is_array = len(jobs) > 1
-        self.label = jobs[0].id.partition("_")[0] if self.is_array else jobs[0].id
+        self.label = self.first.id.partition("_")[0] if self.is_array else self.first.id
         self.statuses: list[JobStatus] = []
         self.said = ""
         self.forgotten: str | None = None
@@ -65,15 +129,14 @@ class _Following:
         self.answers = True
         self.quiet_since: float | None = None
         """When the job was first seen running; None before, and once something is said about its output."""
-        self.logs = logs or LogReader(show, jobs[0].log_files)
+        self.logs = logs or LogReader(show, self.first)
 
     def update(self) -> bool:
         """Query the state, and show it if it is new. Returns whether the job, or every task, has ended."""
-        first = self.jobs[0]
         try:
-            self.statuses = first.scheduler.statuses(self.label, first.cluster, first.run_dir)
+            self.statuses = self.first.scheduler.statuses(self.label, self.first.cluster, self.first.run_dir)
         except JobNotFoundError:
-            self.forgotten = None if self.is_array else last_metrics.how_ended(first.run_dir)
+            self.forgotten = None if self.is_array else progress.how_ended(self.first.run_dir)
             said = f" Its training ended as {self.forgotten}, by its own records." if self.forgotten else ""
             self.show(f"job {self.label}: Slurm no longer knows it.{said}")
             self.show_logs(to_the_end=True)
@@ -108,7 +171,7 @@ class _Following:
         self.logs.show_new(to_the_end=to_the_end)
         if self.quiet_since is not None and time.monotonic() - self.quiet_since > _QUIET_S:
             self.quiet_since = None
-            if not any(path.stat().st_size for path in self.jobs[0].log_files()):
+            if not any(path.stat().st_size for path in self.first.log_files()):
                 self.show("It has printed nothing yet: importing PyTorch may take a minute on a shared file system …")
 
     def outcome(self) -> int:
@@ -118,15 +181,16 @@ class _Following:
         if not self.statuses:
             return 1
         failed = [status for status in self.statuses if status.state != "COMPLETED"]
-        by_label = {job.id: job.run_dir for job in self.jobs}
-        for status in failed if self.is_array else ():
-            label = f"{self.label}_{status.array_task}"
-            self.show(f"job {label}: {status.state}, {exit_in_words(status)}")
-            if label in by_label and run_dirs.has_results(by_label[label]):  # tasks that never started share one record
-                self.show(f"  {TO_RESUME}{run_dirs.resume_command(by_label[label])}")
-        if failed and not self.is_array:
-            self.show(f"Its logs: {self.jobs[0].run_dir}")
-            run_dir = self.jobs[0].run_dir
+        if self.is_array:
+            by_label = {job.id: job.run_dir for job in self.jobs}  # tasks that never started share one record
+            for status in failed:
+                label = f"{self.label}_{status.array_task}"
+                self.show(f"job {label}: {status.state}, {exit_in_words(status)}")
+                if label in by_label and run_dirs.has_results(by_label[label]):
+                    self.show(f"  {TO_RESUME}{run_dirs.resume_command(by_label[label])}")
+        elif failed:
+            run_dir = self.first.run_dir
+            self.show(f"Its logs: {run_dir}")
             said = tail(run_dir / File.JOB_LOG).rpartition(f"\n{RESTART}")[2]  # in its last start
             # The batch script has said it, in its own spelling of the path, unless Slurm ended the script.
             if run_dirs.has_results(run_dir) and f"\n{TO_RESUME}" not in f"\n{said}":

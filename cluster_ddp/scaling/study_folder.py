@@ -20,9 +20,8 @@ from typing import Any
 
 from cluster_ddp.errors import JobNotFoundError, RunDirError
 from cluster_ddp.files import atomic_write, make_dir
-from cluster_ddp.jobs import last_metrics, run_records
-from cluster_ddp.jobs.lookup import of_run
-from cluster_ddp.jobs.run_records import RunRecord
+from cluster_ddp.jobs import progress, run_records
+from cluster_ddp.jobs.run_records import RunRecord, of_run
 from cluster_ddp.run_files import read_json, why
 from cluster_ddp.scaling.measure import Measured, measure
 from cluster_ddp.scaling.points import Point
@@ -153,7 +152,7 @@ def _seconds(job: Job, elapsed: str) -> float | None:
     """From a job's start to its end; on this machine from its submission."""
     if elapsed:
         return elapsed_s(elapsed)
-    ended = last_metrics.outcome_of(job.run_dir)
+    ended = progress.outcome_of(job.run_dir)
     return ended.time - run_records.read(job.run_dir).began_s if ended is not None and ended.time else None
 
 

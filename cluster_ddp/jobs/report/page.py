@@ -13,7 +13,7 @@ from typing import Any
 from cluster_ddp._version import __version__
 from cluster_ddp.errors import RunDirError, counted
 from cluster_ddp.files import atomic_write
-from cluster_ddp.jobs import failures
+from cluster_ddp.jobs import progress
 from cluster_ddp.jobs.report import array_ranking, series
 from cluster_ddp.jobs.report.charts import Run, charts
 from cluster_ddp.jobs.report.notes import notes
@@ -105,7 +105,7 @@ def _summary(run: Run) -> dict[str, Any]:
         "lost": hours(sum(one.lost_s or 0.0 for one in found.training.starts)),
         "timeline": _timeline(run),
         "failures": found.failures,
-        "lost_by_failures": hours(failures.lost_s(found.failures)),
+        "lost_by_failures": hours(progress.lost_s(found.failures)),
         "started_again": found.started_again,
         "spares": found.spares,
         "printed": {name: (values[0], values[-1]) for name, values in found.printed.items()},

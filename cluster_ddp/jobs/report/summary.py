@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import SpecError, counted
-from cluster_ddp.jobs import failures, last_metrics
-from cluster_ddp.jobs.failures import Failure
+from cluster_ddp.jobs import progress
+from cluster_ddp.jobs.progress import Failure
 from cluster_ddp.jobs.report import metrics_from_log, step_breakdown, usage
 from cluster_ddp.jobs.report.step_breakdown import Training
 from cluster_ddp.jobs.report.usage import NodeUse
@@ -114,7 +114,7 @@ def report(status: RunStatus, *, metric: re.Pattern[str] | None = None) -> Repor
         metric: finds figures in what rank 0 has printed; see `metrics_from_log.compiled`.
     """
     run_dir = status.run_dir or Path()
-    asked, failed = _asked(run_dir), failures.read(run_dir)
+    asked, failed = _asked(run_dir), progress.failures(run_dir)
     return Report(
         status=status,
         asked=asked,
@@ -152,7 +152,7 @@ def _spare_gpu_hours(status: RunStatus, asked: Mapping[str, Any], failed: Sequen
     if not spares or not status.elapsed:
         return None
     all_s = elapsed_s(status.elapsed)
-    ended = last_metrics.outcome_of(status.run_dir or Path()) if status.state != "RUNNING" else None
+    ended = progress.outcome_of(status.run_dir or Path()) if status.state != "RUNNING" else None
     began_s = (ended.time if ended is not None and ended.time else time.time()) - all_s
     taken: dict[str, float] = {}
     for one in failed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from cluster_ddp.errors import counted, printable
-from cluster_ddp.jobs import failures
+from cluster_ddp.jobs import progress
 from cluster_ddp.jobs.report.notes import notes
 from cluster_ddp.jobs.report.step_breakdown import Start, Training
 from cluster_ddp.jobs.report.summary import Report, bars
@@ -40,7 +40,7 @@ def as_text(found: Report) -> str:
     if len(found.training.starts) > 1:
         lines += ["  Starts:", *(f"    {_start(one)}" for one in found.training.starts)]
     if found.failures:
-        lost = f"{hours(failures.lost_s(found.failures))} of training lost"
+        lost = f"{hours(progress.lost_s(found.failures))} of training lost"
         lines += [f"  Failures, {lost}:", *(f"    {one.when} {one.text}" for one in found.failures)]
     if status.failure:
         lines += [f"  Failed first: {status.failure}"]

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
-from cluster_ddp.jobs import terminal, watch
+from cluster_ddp.jobs import watch
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.slurm.reasons import of_waiting
 from cluster_ddp.submission import job
@@ -220,8 +220,8 @@ def test_in_a_file_the_last_line_is_shown_once_a_minute(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    with terminal.BottomLine() as bottom:
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with watch.BottomLine() as bottom:
         for second in range(150):
             now[0] = float(second)
             bottom.update(f"at {second}")

@@ -21,7 +21,7 @@ from stand_ins import FakeSlurm, fake_slurm
 from cluster_ddp.cli import logs, report, status
 from cluster_ddp.doctor import __main__ as doctor
 from cluster_ddp.jobs import run_records
-from cluster_ddp.jobs.lookup import of_run
+from cluster_ddp.jobs.run_records import of_run
 
 __all__ = ["fake_slurm"]
 

@@ -1,0 +1,203 @@
+"""How far a training is, how it ended and what failed: what the end of each file in its run directory says.
+
+metrics.jsonl   its last figures
+starts.jsonl    its starts and ends, as the training has noted them; outcome.json its job's end, as the job's agent has
+failures.jsonl  what has failed in the starts of the run's last job, and what followed; from the agent, too
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster_ddp.agent import outcome
+from cluster_ddp.agent.outcome import Outcome
+from cluster_ddp.jobs.report import usage
+from cluster_ddp.protocol import ENDS, File, Record, Then
+from cluster_ddp.run_files import json_lines, number, read_text
+from cluster_ddp.submission.notation import hours
+
+# Enough of the end of metrics.jsonl for the last record of each kind.
+_TAIL_BYTES = 64 * 1024
+# Of a figure: how it is shown, and a factor.
+_WORDS = {
+    "epoch": ("epoch {}", 1),
+    "progress": ("{:.0f} % done", 100),
+    "loss": ("loss {:.4g}", 1),
+    "accuracy": ("accuracy {:.2f} %", 100),
+    "samples_per_s": ("{:,.0f} samples/s", 1),
+}
+_THEN = {Then.RESTART: "Restarted in the allocation", Then.REQUEUE: "Requeued"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """A start that has failed."""
+
+    time: float
+    """When, in seconds of UNIX time."""
+    node: str
+    """Where it failed first; empty if unknown."""
+    rank: int | None
+    """Which rank failed first; None if unknown, or a whole node."""
+    words: str
+    """Why; empty if unknown."""
+    lost_s: float | None
+    """Seconds of training that were lost; None if unknown."""
+    then: str
+    """What followed: one of `protocol.Then`."""
+    without: tuple[str, ...]
+    """Nodes that were left out from then on."""
+
+    @property
+    def when(self) -> str:
+        """When, in the local time of this machine."""
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.time))
+
+    @property
+    def text(self) -> str:
+        """What failed and what followed, in words."""
+        where = f" on {self.node}" if self.node else ""
+        who = self.node or "Unknown rank" if self.rank is None else f"Rank {self.rank}{where}"
+        then = _THEN.get(self.then, "The job ended")
+        without = f", without {', '.join(self.without)}" if self.without else ""
+        lost = "" if self.lost_s is None else f" Lost: {self.lost_s:.0f} s."
+        return f"{who}: {self.words or 'no reason is known'}. {then}{without}.{lost}"
+
+
+def failures(run_dir: Path) -> list[Failure]:
+    """Return what has failed in a run's last job, in this order. Records without a time are left out."""
+    records = json_lines(run_dir / File.FAILURES)
+    return [_failure(one, at_s) for one in records if (at_s := number(one.get("time"))) is not None and at_s >= 0]
+
+
+def lost_s(failed: Sequence[Failure]) -> float:
+    """Return the seconds of training that were lost by failures, as far as they are known."""
+    return sum(one.lost_s or 0.0 for one in failed)
+
+
+def _failure(record: Mapping[str, Any], time_s: float) -> Failure:
+    rank, lost, without = record.get("rank"), number(record.get("lost_s")), record.get("without")
+    texts = {name: one if isinstance(one := record.get(name), str) else "" for name in ("node", "words", "then")}
+    return Failure(
+        time=float(time_s),
+        node=texts["node"],
+        rank=rank if type(rank) is int else None,
+        words=texts["words"].rstrip("."),
+        lost_s=None if lost is None or lost < 0 else float(lost),
+        then=texts["then"],
+        without=tuple(one for one in without if isinstance(one, str) and one) if isinstance(without, list) else (),
+    )
+
+
+def figures(run_dir: Path) -> dict[str, Any]:
+    """Return the last `epoch`, `progress`, `loss`, `accuracy`, `samples_per_s` of a training, if it has logged them."""
+    found: dict[str, Any] = {}
+    for record in _last_metrics(run_dir):
+        for name in _WORDS.keys() & record.keys():
+            if name != "accuracy" or record.get("kind") != Record.TRAIN:
+                value = number(record[name])
+                found[name] = int(value) if name == "epoch" and value is not None else value
+    return found
+
+
+def in_words(known: Mapping[str, Any], *names: str) -> list[str]:
+    """Return the figures of these names in words, those that are known."""
+    chosen = {name: known[name] for name in names if known.get(name) is not None}
+    return [_WORDS[name][0].format(_WORDS[name][1] * value) for name, value in chosen.items()]
+
+
+def line(run_dir: Path) -> str:
+    """Return how far a training is and how well it runs, as one line; empty if nothing is known."""
+    known, left_s = figures(run_dir), _left_s(run_dir)
+    left = [] if left_s is None else [f"{hours(left_s)} left"]
+    results = in_words(known, "loss", "accuracy", "samples_per_s")
+    return ", ".join([*in_words(known, "epoch", "progress"), *left, *results, *usage.newest(run_dir)])
+
+
+def _left_s(run_dir: Path) -> float | None:
+    """Seconds to the end of the training, at its speed since its last start; None if unknown."""
+    began_s = max((number(one.get("time")) or 0.0 for one in json_lines(run_dir / File.STARTS)), default=0.0)
+    known = [(number(one.get("time")), number(one.get("progress"))) for one in _last_metrics(run_dir)]
+    found = [(time_s, done) for time_s, done in known if time_s is not None and done is not None and time_s >= began_s]
+    if len(found) < 2:
+        return None
+    (first_s, before), (last_s, done) = found[0], found[-1]
+    return (1 - done) * (last_s - first_s) / (done - before) if done > before else None
+
+
+def how_ended(run_dir: Path) -> str | None:
+    """Return how a training ended, as its records say: one of `protocol.ENDS`, or what else its job's agent says.
+
+    Returns:
+        None if it has not ended, or was killed with its job's agent.
+    """
+    records = [one for one in json_lines(run_dir / File.STARTS) if one.get("kind") in ("start", "end")]
+    if records and (state := records[-1].get("state")) in ENDS:
+        return str(state)
+    if any([one.get("kind") == Record.DONE for one in _last_metrics(run_dir)][-1:]):
+        return "COMPLETED"
+    began_s = number(records[-1].get("time")) or 0.0 if records else 0.0
+    ended = outcome_of(run_dir)
+    return None if ended is None or ended.requeued or ended.time < began_s else ended.state
+
+
+def outcome_of(run_dir: Path) -> Outcome | None:
+    """Return how a start of the run's job ended, the last that has; None if that is not known, or is damaged."""
+    with contextlib.suppress(OSError, ValueError):
+        return outcome.read(run_dir)
+    return None
+
+
+def saved_step(run_dir: Path) -> int | None:
+    """Return the step of a run's newest checkpoint; None if there is none."""
+    try:
+        name = read_text(run_dir / File.PROGRESS)
+    except OSError:
+        return None
+    match = re.fullmatch(r"step-(\d{1,15})\.pt\s*", name)
+    return int(match[1]) if match else None
+
+
+def non_finite_step(run_dir: Path) -> int | None:
+    """Return the step at which the last start of a run found NaN or Inf in its weights; None if it found none.
+
+    None also if a later state was saved: then it is finite again.
+    """
+    step = None
+    for record in json_lines(run_dir / File.STARTS):
+        if record.get("kind") in ("start", "non_finite"):
+            step = record["step"] if record["kind"] == "non_finite" and isinstance(record.get("step"), int) else None
+    return None if step is None or step <= (saved_step(run_dir) or 0) else step
+
+
+def full_disk(run_dir: Path) -> str | None:
+    """Return what a running training can't write, and until when it waits for that; None if nothing is known.
+
+    It can't say so itself: its logs are on that disk. Its lock file says until when (`File.LOCK`).
+    """
+    try:
+        space = os.statvfs(run_dir)
+        until_s = (run_dir / File.LOCK).stat().st_mtime
+    except OSError:
+        return None
+    free_mb = space.f_bavail * space.f_frsize / 1e6
+    hint = f"Hint: make room: df -h {shlex.quote(str(run_dir))}; or see quota"
+    if until_s > time.time():
+        until = time.strftime("%H:%M:%S", time.localtime(until_s))
+        found = f"the training has ended, and waits until {until} to write its last files; the rest is lost then"
+        return f"{found}. Its disk has {free_mb:,.0f} MB free. {hint}"
+    if space.f_bavail == 0:
+        return f"its disk is full: logs, metrics and checkpoints are not written. {hint}"
+    return None
+
+
+def _last_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    return json_lines(run_dir / File.METRICS, last_bytes=_TAIL_BYTES)
