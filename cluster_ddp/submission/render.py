@@ -12,8 +12,8 @@ from cluster_ddp.agent import options
 from cluster_ddp.agent.options import Options
 from cluster_ddp.protocol import File
 from cluster_ddp.submission.checks import site_template
-from cluster_ddp.submission.notation import seconds
 from cluster_ddp.submission.spec import JobSpec
+from cluster_ddp.submission.spec_fields import seconds
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -5,9 +5,8 @@ One rank drives one GPU, or `gpus_per_task`. So no field sets the number of task
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, fields
 from typing import Literal, get_args
 
@@ -16,8 +15,15 @@ from cluster_ddp.errors import HostlistError, SpecError, counted, nearest, neare
 from cluster_ddp.protocol import TRACKERS
 from cluster_ddp.slurm import hostlist
 from cluster_ddp.submission import grids
-from cluster_ddp.submission.field_patterns import PATTERNS, SET_ELSEWHERE, WORD_PATTERNS
-from cluster_ddp.submission.notation import field_error, normalized_time
+from cluster_ddp.submission.spec_fields import (
+    PATTERNS,
+    SET_ELSEWHERE,
+    WORD_PATTERNS,
+    check_text,
+    check_words,
+    field_error,
+    normalized_time,
+)
 
 Launcher = Literal["srun", "torchrun", "fork"]
 
@@ -144,36 +150,21 @@ class JobSpec:
     """An earlier name of `restarts`."""
 
     def __post_init__(self, requeue_on_failure: int, requeue_elsewhere: int) -> None:
-        for name in ("nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task", "trace"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise field_error(name, value, "a whole number of 1 or more")
         before = dict(zip(RESTARTS_BEFORE, (requeue_on_failure, requeue_elsewhere)))
-        counts = {name: getattr(self, name) for name in ("max_requeues", "restarts", *_OF_RESTARTS)}
-        for name, value in (counts | before).items():
-            if type(value) is not int or value < 0:
-                raise field_error(name, value, "a whole number of 0 or more")
+        self._check_types(before)
         object.__setattr__(self, "restarts", max(self.restarts, *before.values()))
-        for name in ("command", *WORD_PATTERNS):
-            words = getattr(self, name)
-            if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
-                raise field_error(name, words, "a tuple of strings")
-        for spec_field in fields(self):
-            self._check_text(spec_field.name)
-        if self.launcher not in get_args(Launcher):
-            names = get_args(Launcher)
-            meant = nearest_name(str(self.launcher), names)
-            raise field_error("launcher", self.launcher, f"one of {', '.join(names)}", meant=meant)
-        for name in ("requeue", "share", "stage_env", "doctor", "cold"):
-            value = getattr(self, name)
-            if type(value) is not bool and (name != "requeue" or value is not None):
-                raise field_error(name, value, "true or false")
+        for name in PATTERNS:
+            if (text := getattr(self, name)) is not None:
+                check_text(name, text)
+        for name in WORD_PATTERNS:
+            check_words(name, getattr(self, name))
         if self.time is not None:
             object.__setattr__(self, "time", normalized_time(self.time))
         if self.command[:1] == ("",) or any("\0" in argument for argument in self.command):
             legal = "a program and its arguments, without NUL bytes"
             raise field_error("command", self.command, legal, hint="name a program first")
         self._check_choices()
+        self._check_sbatch_options()
         check_restarts(self)
         self._check_array()
 
@@ -204,44 +195,44 @@ class JobSpec:
         whose, wait = "its" if self.spare_nodes == 1 else "their", "waits" if gpus == 1 else "wait"
         return f"{spares} of {self.all_nodes}: {whose} {counted(gpus, 'GPU')} {wait} idle" if self.spare_nodes else ""
 
-    def _check_text(self, name: str) -> None:
-        value = getattr(self, name)
-        if name in PATTERNS and value is not None:
-            pattern, legal = PATTERNS[name]
-            flags = re.UNICODE if name == "name" else re.ASCII
-            if not isinstance(value, str) or not re.fullmatch(pattern, value, flags):
-                raise field_error(name, value, legal)
-            if name == "name" and value.startswith("-"):
-                raise field_error(name, value, "a name that does not begin with '-'")
-        if name in WORD_PATTERNS:
-            pattern, legal = WORD_PATTERNS[name]
-            if not _all_match(pattern, value):
-                parts = tuple(filter(None, " ".join(value).split(" ")))
-                if not parts or not _all_match(pattern, parts):
-                    raise field_error(name, value, legal)
-                raise field_error(name, value, f"{legal}, not several in one pair of quotes", meant=parts)
+    def _check_types(self, before: dict[str, int]) -> None:
+        """Check the fields that hold no text. Those of `before` are earlier names of numbers."""
+        for name in ("nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task", "trace"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise field_error(name, value, "a whole number of 1 or more")
+        counts = {name: getattr(self, name) for name in ("max_requeues", "restarts", *_OF_RESTARTS)}
+        for name, value in (counts | before).items():
+            if type(value) is not int or value < 0:
+                raise field_error(name, value, "a whole number of 0 or more")
+        for name in ("command", *WORD_PATTERNS):
+            words = getattr(self, name)
+            if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
+                raise field_error(name, words, "a tuple of strings")
+        if self.launcher not in (names := get_args(Launcher)):
+            meant = nearest_name(str(self.launcher), names)
+            raise field_error("launcher", self.launcher, f"one of {', '.join(names)}", meant=meant)
+        for name in ("requeue", "share", "stage_env", "doctor", "cold"):
+            value = getattr(self, name)
+            if type(value) is not bool and (name != "requeue" or value is not None):
+                raise field_error(name, value, "true or false")
 
     def _check_choices(self) -> None:
         if self.gpus_per_node % self.gpus_per_task:
             legal = f"a divisor of gpus_per_node={self.gpus_per_node}"
             raise field_error("gpus_per_task", self.gpus_per_task, legal)
         for one, other in ALTERNATIVES:
-            if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise field_error(
-                    other,
-                    getattr(self, other),
-                    f"left out when {one} is given",
-                    hint=f"leave out --{one.replace('_', '-')} or --{other.replace('_', '-')}",
-                )
+            if getattr(self, one) is not None and (value := getattr(self, other)) is not None:
+                hint = f"leave out --{one.replace('_', '-')} or --{other.replace('_', '-')}"
+                raise field_error(other, value, f"left out when {one} is given", hint=hint)
         if self.exclude is not None:
             _check_hostlist("exclude", self.exclude)
         if self.doctor and (self.container or self.container_image):
             hint = "leave out --doctor; inside the container: cluster-ddp doctor --container …"
             raise field_error("doctor", True, "left out with a container", hint=hint)
         if self.container_overlays and self.container is None:
-            raise field_error(
-                "container_overlays", self.container_overlays, "left out without container", hint=_ADD_CONTAINER
-            )
+            legal = "left out without container"
+            raise field_error("container_overlays", self.container_overlays, legal, hint=_ADD_CONTAINER)
         if self.container_binds and self.container is None and self.container_image is None:
             legal = "left out without container or container_image"
             raise field_error("container_binds", self.container_binds, legal, hint=_ADD_CONTAINER)
@@ -249,6 +240,8 @@ class JobSpec:
             if tracker not in TRACKERS:
                 found = f"there is no such tracker.{nearest(tracker, TRACKERS)}"
                 raise SpecError(f"Tracking with {tracker!r}:", found, f"the trackers are {', '.join(TRACKERS)}")
+
+    def _check_sbatch_options(self) -> None:
         for option in self.sbatch_options:
             name = option[2:].partition("=")[0]
             if option == EXPEDITE and self.requeue is not False:
@@ -289,10 +282,6 @@ def check_restarts(asked: JobSpec | options.Options) -> None:
     except ValueError as error:
         legal = f"words that a shell could split: {str(error).lower()}"
         raise field_error("restart_args", asked.restart_args, legal) from error
-
-
-def _all_match(pattern: str, words: Sequence[str]) -> bool:
-    return all(re.fullmatch(pattern, word, re.ASCII) for word in words)
 
 
 def _check_hostlist(name: str, value: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from cluster_ddp.errors import counted
 from cluster_ddp.jobs.report.summary import Report, mean_utilization
-from cluster_ddp.submission.notation import hours, seconds
+from cluster_ddp.submission.spec_fields import hours, seconds
 
 _GIB = 1 << 30
 # A short run says little about what a long one needs.

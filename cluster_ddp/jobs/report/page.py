@@ -21,7 +21,7 @@ from cluster_ddp.jobs.report.step_breakdown import Start
 from cluster_ddp.jobs.report.summary import Report, bars
 from cluster_ddp.protocol import File, Then
 from cluster_ddp.run_files import read_json
-from cluster_ddp.submission.notation import hours
+from cluster_ddp.submission.spec_fields import hours
 
 _HTML = Path(__file__).parent / "html"
 _FAILURE_WIDTH = 0.4  # per cent of the time line

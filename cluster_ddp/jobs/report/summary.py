@@ -23,7 +23,7 @@ from cluster_ddp.jobs.status import RunStatus
 from cluster_ddp.protocol import File, Then
 from cluster_ddp.run_files import read_json
 from cluster_ddp.slurm.job_status import elapsed_s
-from cluster_ddp.submission.notation import mebibytes, seconds
+from cluster_ddp.submission.spec_fields import mebibytes, seconds
 
 _GIB = 1 << 30
 _MOST = 1_000_000  # of nodes, GPUs or CPUs, in a file that makes sense

@@ -10,7 +10,7 @@ from cluster_ddp.jobs.report.notes import notes
 from cluster_ddp.jobs.report.step_breakdown import Start, Training
 from cluster_ddp.jobs.report.summary import Report, bars
 from cluster_ddp.jobs.report.usage import GpuUse, NodeUse
-from cluster_ddp.submission.notation import hours
+from cluster_ddp.submission.spec_fields import hours
 
 _GIB = 1 << 30
 _BAR = 20

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from cluster_ddp.errors import SpecError, counted, nearest, nearest_name
 from cluster_ddp.slurm.partitions import NodeGroup
-from cluster_ddp.submission.notation import mebibytes, normalized_time, seconds
 from cluster_ddp.submission.spec import JobSpec
+from cluster_ddp.submission.spec_fields import mebibytes, normalized_time, seconds
 
 Partitions = Mapping[str, Sequence[NodeGroup]]
 

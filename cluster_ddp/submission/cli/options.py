@@ -15,8 +15,8 @@ from cluster_ddp.errors import SpecError, counted
 from cluster_ddp.submission.checks.performance_warnings import Advice
 from cluster_ddp.submission.cli import add_on, sbatch_hints
 from cluster_ddp.submission.cli.parser import ASKED, Parser, nearest_options, unknown, value_at
-from cluster_ddp.submission.notation import legal_name
 from cluster_ddp.submission.spec import EXPEDITE, JobSpec, Launcher
+from cluster_ddp.submission.spec_fields import legal_name
 
 # What the cluster chooses, if nothing is given.
 _CLUSTERS = ("cpus_per_task", "mem", "time", "partition", "account", "qos", "requeue")

@@ -6,8 +6,7 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from cluster_ddp.submission.field_patterns import PATTERNS, SET_ELSEWHERE, WORD_PATTERNS
-from cluster_ddp.submission.notation import meant_value
+from cluster_ddp.submission.spec_fields import PATTERNS, SET_ELSEWHERE, WORD_PATTERNS, meant_value
 
 _NAMES = """
     account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container

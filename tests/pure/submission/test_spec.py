@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.submission.notation import normalized_time
 from cluster_ddp.submission.spec import JobSpec
+from cluster_ddp.submission.spec_fields import normalized_time
 
 GOOD: dict[str, Any] = {"name": "job", "command": ("python", "x.py")}
 
