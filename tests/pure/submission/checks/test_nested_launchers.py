@@ -14,6 +14,10 @@ TORCHRUN = "--launcher torchrun --"
 CLEARS = "without env's -i, which would clear RANK and WORLD_SIZE"
 
 
+def leaving(options: str, launcher: str = "torchrun") -> str:
+    return f"(without {launcher}'s {options})"
+
+
 def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
     spec = JobSpec(name="t", nodes=nodes, command=tuple(shlex.split(command)), **fields)  # type: ignore[arg-type]
     try:
@@ -26,11 +30,15 @@ def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
 @pytest.mark.parametrize(
     ("command", "launcher", "instead"),
     [
-        ("torchrun --nproc-per-node 2 t.py --lr 1", "torchrun", f"{TORCHRUN} python t.py --lr 1"),
-        ("/opt/bin/torchrun --standalone -m my.fit x", "torchrun", f"{TORCHRUN} python -m my.fit x"),
+        ("torchrun --nproc-per-node 2 t.py --lr 1", "torchrun", f"{TORCHRUN} python t.py --lr 1 {leaving('--nproc-per-node 2')}"),
+        ("/opt/bin/torchrun --standalone -m my.fit x", "torchrun", f"{TORCHRUN} python -m my.fit x {leaving('--standalone')}"),
         ("python -m torch.distributed.run t.py", "torch.distributed.run", f"{TORCHRUN} python t.py"),
         ("python3.12 -m torch.distributed.launch t.py", "torch.distributed.launch", f"{TORCHRUN} python t.py"),
-        ("env A=1 accelerate launch --num_processes 4 t.py", "accelerate", f"{TORCHRUN} env A=1 python t.py"),
+        (
+            "env A=1 accelerate launch --num_processes 4 t.py",
+            "accelerate",
+            f"{TORCHRUN} env A=1 python t.py {leaving('--num_processes 4', 'accelerate')}",
+        ),
         ("python -mtorch.distributed.run t.py", "torch.distributed.run", f"{TORCHRUN} python t.py"),
         ("python -um torch.distributed.run t.py", "torch.distributed.run", f"{TORCHRUN} python t.py"),
         ("python -X importtime /opt/bin/torchrun t.py", "torchrun", f"{TORCHRUN} python t.py"),
@@ -42,15 +50,16 @@ def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
         ("uv run -m torch.distributed.run t.py", "torch.distributed.run", f"{TORCHRUN} uv run python t.py"),
         ("poetry run accelerate launch t.py", "accelerate", f"{TORCHRUN} poetry run python t.py"),
         ("conda run -n mine torchrun t.py", "torchrun", f"{TORCHRUN} conda run -n mine python t.py"),
-        ("bash -c 'torchrun t.py --lr 1'", "torchrun", f"{TORCHRUN} python t.py --lr 1"),
-        ("bash -lc 'A=1 torchrun t.py'", "torchrun", f"{TORCHRUN} env A=1 python t.py"),
+        ("bash -c 'torchrun t.py --lr 1'", "torchrun", f"{TORCHRUN} bash -c 'python t.py --lr 1'"),
+        ("bash -lc 'A=1 torchrun t.py'", "torchrun", f"{TORCHRUN} bash -lc 'A=1 python t.py'"),
         ("bash -c 'exec torchrun t.py 2>&1'", "torchrun", f"{TORCHRUN} bash -c 'exec python t.py 2>&1'"),
         ("bash -c 'torchrun t.py --dir $X'", "torchrun", f"{TORCHRUN} bash -c 'python t.py --dir $X'"),
         ("bash -c 'cd d && torchrun t.py'", "torchrun", f"{TORCHRUN} bash -c 'cd d && python t.py'"),
-        ("bash -c 'cd d  # there\ntorchrun \\\n  t.py'", "torchrun", f"{TORCHRUN} bash -c '… python t.py'"),
+        ("bash -c 'cd d  # there\ntorchrun \\\n  t.py'", "torchrun", f"{TORCHRUN} bash -c 'cd d  # there\npython t.py'"),
         ("python -u -m accelerate.commands.launch t.py", "accelerate.commands.launch", f"{TORCHRUN} python t.py"),
         ("deepspeed t.py --deepspeed", "deepspeed", "-- python t.py --deepspeed"),
-        ("mpirun -np 4 python t.py", "mpirun", "-- python t.py"),
+        ("mpirun -np 4 python t.py", "mpirun", f"-- python t.py {leaving('-np 4', 'mpirun')}"),
+        ("srun -n 2 hostname", "srun", "-- COMMAND (the one behind srun and its options)"),
         ("srun python t.py", "srun", "-- python t.py"),
     ],
 )  # fmt: skip
@@ -81,6 +90,10 @@ def test_a_nested_launcher_is_refused_with_the_command_that_is_meant(command: st
         "bash run.sh torchrun",
         "bash -c 'echo torchrun; python t.py # srun'",
         "bash -c 'echo \"'",
+        "python -m mine.fit --launcher torchrun",
+        "python -u t.py srun",
+        "numactl -m 0 ./mine torchrun",
+        "uv run --no-sync python -m mine.fit torchrun",
         "python",
         "env",
         "uv run",

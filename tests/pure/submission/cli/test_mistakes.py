@@ -359,7 +359,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "--gpus-per-node 2 -- torchrun --nproc-per-node 2 t.py",
         "Submitting torchrun --nproc-per-node 2 t.py",
         "torchrun starts ranks itself. Each of the 2 ranks of this job would start them again.",
-        "--launcher torchrun -- python t.py; to submit it anyway: --accept nested",
+        "--launcher torchrun -- python t.py (without torchrun's --nproc-per-node 2); to submit it anyway: --accept nested",
     ),
     (
         "-- srun python t.py",
@@ -371,7 +371,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "-- srun --ntasks 2 ls -l",
         "Submitting srun --ntasks 2 ls -l",
         "srun asks Slurm for tasks. The job starts this command in each of its tasks already.",
-        "--gpus-per-node 2 -- ls -l (without srun's --ntasks 2); to submit it anyway: --accept nested",
+        "--gpus-per-node 2 -- COMMAND (the one behind srun and its options); to submit it anyway: --accept nested",
     ),
     (
         "-- sbatch job.sh",
@@ -383,7 +383,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "--gpus-per-node 2 -- accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
         "Submitting accelerate launch --num_processes 2 --mixed_precision bf16 t.py --lr 1",
         "accelerate starts ranks itself. Each of the 2 ranks of this job would start them again.",
-        "--launcher torchrun -- python t.py --lr 1 (without accelerate's --mixed_precision bf16; "
+        "--launcher torchrun -- python t.py --lr 1 (without accelerate's --num_processes 2 --mixed_precision bf16; "
         'in the script: Accelerator(mixed_precision="bf16")); '
         "to submit it anyway: --accept nested",
     ),
@@ -407,7 +407,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
             ("time torchrun t.py", "torchrun", "time python t.py"),
             ("nohup torchrun t.py", "torchrun", "nohup python t.py"),
             ("uv run torchrun t.py", "torchrun", "uv run python t.py"),
-            ("bash -c 'torchrun t.py'", "torchrun", "python t.py"),
+            ("bash -c 'torchrun t.py'", "torchrun", "bash -c 'python t.py'"),
             ("bash -c 'cd d; torchrun t.py'", "torchrun", "bash -c 'cd d; python t.py'"),
             ("time bash -c 'cd d && A=1 torchrun t.py >$X'", "torchrun", "time bash -c 'cd d && A=1 python t.py >$X'"),
         )
@@ -422,13 +422,14 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "--gpus-per-node 2 -- mpirun -np 2 python t.py",
         "Submitting mpirun -np 2 python t.py",
         "mpirun starts ranks itself. Each of the 2 ranks of this job would start them again.",
-        "-- python t.py; to submit it anyway: --accept nested",
+        "-- python t.py (without mpirun's -np 2); to submit it anyway: --accept nested",
     ),
     (
         "-- torchrun --nproc-per-node 4 t.py",
         "Submitting torchrun --nproc-per-node 4 t.py",
         "torchrun starts 4 ranks, and this job has 1 GPU.",
-        "--gpus-per-node 4 --launcher torchrun -- python t.py; to submit it anyway: --accept nested",
+        "--gpus-per-node 4 --launcher torchrun -- python t.py (without torchrun's --nproc-per-node 4); "
+        "to submit it anyway: --accept nested",
     ),
     # What the cluster lacks
     ("--partition gpus -- true", "A job in the partition gpus", PARTITIONS, NAMES),
