@@ -26,7 +26,7 @@ from cluster_ddp.jobs import watch
 from cluster_ddp.remote import verbs
 from cluster_ddp.submission import submit_plan
 from cluster_ddp.submission.backends.slurm import Slurm
-from cluster_ddp.submission.cli import command_line
+from cluster_ddp.submission.cli import command_line, option_mistakes
 from cluster_ddp.submission.cli import options as submit_options
 from cluster_ddp.submission.cli.parser import Parser
 from cluster_ddp.submission.grids import Grid
@@ -103,7 +103,7 @@ class ReferenceJob:
             raise SpecError(
                 f"Submitting {words}:", "a command comes after two dashes.", f"{PROGRAM} [OPTIONS] -- {started}"
             )
-        submit_options.refuse_habits(options)
+        option_mistakes.refuse(options)
         self._config(options, grid)
         return self._training(options)
 

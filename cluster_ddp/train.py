@@ -27,7 +27,7 @@ from cluster_ddp.mnist.result import TrainResult
 from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.fork import rank_exit
 from cluster_ddp.runtime.rendezvous import first_rank
-from cluster_ddp.submission.cli import sbatch_hints
+from cluster_ddp.submission.cli import option_mistakes
 from cluster_ddp.submission.cli.options import field_texts
 from cluster_ddp.submission.cli.parser import Parser, nearest_option
 
@@ -86,7 +86,7 @@ def parse(options: Sequence[str], *, others: Sequence[str] = ()) -> TrainConfig:
         parsed, rest = top.parse_known_args(options)
     except SpecError as error:
         raise SpecError(asked, error.found, hint) from None
-    if rest and sbatch_hints.is_one(rest[0]):
+    if rest and option_mistakes.is_sbatchs(rest[0]):
         found = "that is an option of sbatch, not of the training."
         before = f"Slurm's options go before the script: sbatch {rest[0]} … jobs/NAME.sbatch"
         raise SpecError(asked, found, f"{before}. The training's options: {hint}")

@@ -32,8 +32,8 @@ from cluster_ddp.protocol import Env
 from cluster_ddp.slurm.variables import Variables
 from cluster_ddp.submission import frozen_agent
 from cluster_ddp.submission.checks import nested_launchers
-from cluster_ddp.submission.cli import sbatch_hints
-from cluster_ddp.submission.cli.parser import ASKED, Parser, value_at
+from cluster_ddp.submission.cli import option_mistakes
+from cluster_ddp.submission.cli.parser import ASKED, Parser, joined, value_at
 from cluster_ddp.submission.spec import check_restarts
 
 _WITH_RANKS = {"cpus_per_task": "--cpus-per-task", "time_limit_s": "--time"}
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     """Start the ranks, and wait for their end. Returns the exit status."""
     with exit_on_error(PROGRAM):
         own, command = options.split(argv)
-        own = sbatch_hints.joined(own, "--restart-args")
+        own = joined(own, "--restart-args")
         found = _parsed(own, command)
         asked = options.made(found, command)
         env = allocation.own(os.environ)
@@ -76,7 +76,7 @@ def _parsed(own: list[str], command: list[str]) -> argparse.Namespace:
         at = own.index(rest[0])
         meant = f"{PROGRAM} {shlex.join([*own[:at], '--', *own[at:]])}"
         raise SpecError(ASKED, f"{rest[0]!r} must stand behind two dashes, as the command does.", meant)
-    if rest and sbatch_hints.is_one(rest[0]):
+    if rest and option_mistakes.is_sbatchs(rest[0]):
         option = shlex.join([rest[0], *filter(None, [value_at(rest, 0) if "=" not in rest[0] else ""])])
         hint = f"#SBATCH {option}, at the top of the batch script; or: salloc {option}"
         raise SpecError(f"Starting ranks with {rest[0]}:", "it is an option of the job, which has started.", hint)

@@ -28,7 +28,7 @@ from cluster_ddp.__main__ import VERBS
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.remote import verbs
 from cluster_ddp.submission.cli import site_config
-from cluster_ddp.submission.cli.sbatch_hints import is_one as is_an_option_of_sbatch
+from cluster_ddp.submission.cli.option_mistakes import is_sbatchs
 from cluster_ddp.train import Train
 
 ROOT = Path(__file__).parents[2]
@@ -174,7 +174,7 @@ def test_a_batch_script_is_one(block: Block) -> None:
     done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     lines = block.text.splitlines()
-    assert all(is_an_option_of_sbatch(line.split()[1]) for line in lines if line.startswith("#SBATCH "))
+    assert all(is_sbatchs(line.split()[1]) for line in lines if line.startswith("#SBATCH "))
     ours = [line.removeprefix("exec ").removesuffix(" &") for line in lines]
     for line in ours:
         if line.startswith("cluster-ddp "):

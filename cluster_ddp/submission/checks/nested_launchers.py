@@ -20,7 +20,9 @@ from cluster_ddp.submission.spec import JobSpec
 CODE = "nested"
 """The code that accepts such a command: --accept nested."""
 
-_RUNS_ANOTHER = "env time nohup nice ionice setsid stdbuf timeout numactl taskset exec command if then else while do ! {"
+_RUNS_ANOTHER = (
+    "env time nohup nice ionice setsid stdbuf timeout numactl taskset exec command if then else while do ! {"
+)
 _MANAGERS = ("uv", "poetry", "pipenv", "pixi", "hatch", "conda", "mamba", "micromamba")
 # A program, with its verb, or a module behind `python -m` -> what it does with the words behind it.
 _PROGRAMS: Mapping[str, str] = {
@@ -113,7 +115,9 @@ def _launcher(words: Sequence[str]) -> str | None:
         is_value = before in ("-W", "-X") if is_python else before.startswith("-") or word[:1].isdigit()  # timeout 10
         is_python = is_python or is_interpreter(name)
         is_known = key in _PROGRAMS or is_interpreter(name) or f"{before} {word}" in _PROGRAMS
-        if not (is_known or word.startswith("-") or ASSIGNMENT.fullmatch(word) or (is_value and not shutil.which(word))):
+        if not (
+            is_known or word.startswith("-") or ASSIGNMENT.fullmatch(word) or (is_value and not shutil.which(word))
+        ):
             return None  # another program, or a script
         before = word
     return None

@@ -18,12 +18,12 @@ from cluster_ddp.submission import grids
 from cluster_ddp.submission.backends import submit_env
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.checks import (
+    command_words,
     exposed_tokens,
     feasibility,
     nested_launchers,
     partition_access,
     performance_warnings,
-    program,
     python_packages,
     script_text,
     shared_runs,
@@ -57,7 +57,7 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
     if plan.function is None:
         if nested_launchers.CODE not in accepted:
             nested_launchers.check(plan.spec)
-        warnings += program.check(plan.spec)
+        warnings += command_words.check(plan.spec)
         warnings += script_text.check(plan.spec, _folder(plan), on_slurm=on_slurm)
     python_packages.check(plan.spec)
     cluster = _ask_cluster(plan.spec, must_run) if on_slurm and (must_run or shutil.which("sinfo")) else _Cluster()

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Protocol
 from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.submission import grids, planning, render, resume, run_dirs
 from cluster_ddp.submission.backends.slurm import Slurm, test_only
-from cluster_ddp.submission.checks import preflight
+from cluster_ddp.submission.checks import command_words, preflight
 from cluster_ddp.submission.checks.performance_warnings import CODES, OTHER_CODES, Advice
-from cluster_ddp.submission.cli import environments, likely_mistakes, options, settings_file, site_config
+from cluster_ddp.submission.cli import environments, option_mistakes, options, settings_file, site_config
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec
 
@@ -132,8 +132,8 @@ def _warn(asked: _Asked, plan: Plan, reference: Reference) -> None:
 
 def _advice(asked: _Asked, plan: Plan, reference: Reference) -> list[Advice]:
     """Warnings before the submission. Raises ClusterDDPError for what can't work."""
-    advice = options.tasks_advice(vars(asked.parsed), plan.spec)
-    advice += likely_mistakes.advise(asked.given, asked.command or ())
+    advice = [*option_mistakes.advise(asked.given, plan.spec)]
+    advice += command_words.advise(asked.command or (), plan.spec.grid)
     advice += [active.advice() for active in (asked.activated,) if active]
     if not asked.parsed.no_check:
         advice += preflight.check(plan, must_run=not asked.parsed.dry_run, accepted=asked.values.get("accept", ()))

@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from cluster_ddp.agent.options import RESTARTS_BEFORE
 from cluster_ddp.agent.python_command import is_python, program_words, python_target, shell_script
-from cluster_ddp.errors import SpecError, counted
-from cluster_ddp.submission.checks.performance_warnings import Advice
-from cluster_ddp.submission.cli import add_on, sbatch_hints
-from cluster_ddp.submission.cli.parser import ASKED, Parser, nearest_options, unknown, value_at
+from cluster_ddp.errors import SpecError
+from cluster_ddp.submission.cli import add_on, option_mistakes
+from cluster_ddp.submission.cli.parser import ASKED, Parser, joined, nearest_options, unknown
 from cluster_ddp.submission.spec import EXPEDITE, JobSpec, Launcher
 from cluster_ddp.submission.spec_fields import legal_name
 
@@ -28,8 +27,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
     words = list(argv)
     at = words.index("--") if "--" in words else len(words)
     ours = [f"--sbatch-options={EXPEDITE}" if word == EXPEDITE else word for word in words[:at]]
-    for option in ("--sbatch-options", "--srun-options", "--restart-args"):
-        ours = sbatch_hints.joined(ours, option)
+    ours = joined(ours, "--sbatch-options", "--srun-options", "--restart-args")
     return ours, words[at + 1 :] if at < len(words) else None
 
 
@@ -97,7 +95,7 @@ def refuse(rest: Sequence[str], legal: Sequence[str], program: str, command: Seq
     """
     if not rest:
         return
-    refuse_habits(rest)
+    option_mistakes.refuse(rest)
     option = rest[0].partition("=")[0]
     if not command or not option.startswith("-") or nearest_options(option, legal):
         raise unknown(rest, legal, program)
@@ -110,56 +108,6 @@ def names(program: str) -> list[str]:
     return parser(program, "", with_texts=False).option_names()
 
 
-def refuse_habits(rest: Sequence[str]) -> None:
-    """Refuse options of sbatch that are written otherwise here, and heterogeneous jobs.
-
-    Raises:
-        SpecError: there is one. The error names the option to use, or what to do instead.
-    """
-    for at, word in enumerate(rest):
-        option = word.partition("=")[0]
-        if option in sbatch_hints.HETEROGENEOUS:
-            found = "heterogeneous jobs are not possible here: all ranks of a job have the same GPUs, CPUs and memory."
-            hint = "use equal nodes for all ranks: --nodes and --gpus-per-node; or submit independent jobs"
-            raise SpecError(f"Submitting with {option}:", found, hint)
-        value = value_at(rest, at)
-        if option in sbatch_hints.HERE:
-            raise SpecError(f"Submitting with {option}:", *sbatch_hints.here(option, value))
-        if sbatch_hints.is_one(word) and option.startswith("--"):
-            raise SpecError(f"Submitting with {option}:", *sbatch_hints.passed_on(option, value))
-
-
-def tasks_advice(said: Mapping[str, int | None], spec: JobSpec) -> list[Advice]:
-    """Check --ntasks and --ntasks-per-node, which follow from the GPUs, if they are given.
-
-    Args:
-        said: values of "ntasks" and "ntasks_per_node"; None if not given.
-        spec: the job.
-
-    Returns:
-        A warning for each that is given.
-
-    Raises:
-        SpecError: one does not match the GPUs.
-    """
-    advice = []
-    drives = "one task drives " + ("one GPU" if spec.gpus_per_task == 1 else f"{spec.gpus_per_task} GPUs")
-    counts = (("ntasks", spec.world_size, ""), ("ntasks_per_node", spec.ranks_per_node, " on each node"))
-    for name, needed, where in counts:
-        asked, option = said[name], "--" + name.replace("_", "-")
-        if asked is not None and asked != needed:
-            size = f"{counted(spec.nodes, 'node')} x {counted(spec.gpus_per_node, 'GPU')}"
-            found = f"{drives}: {size} are {counted(needed, 'task')}{where}, not {asked}."
-            nodes = spec.nodes if name == "ntasks" else 1
-            instead = f"instead: --gpus-per-node {asked * spec.gpus_per_task // nodes}" if asked % nodes == 0 else ""
-            hint = instead or f"leave {option} out, and choose --nodes and --gpus-per-node"
-            raise SpecError(f"Submitting with {option} {asked}:", found, hint)
-        if asked is not None:
-            text = f"{option} is not needed: {drives}, so the tasks follow from the GPUs. Leave it out."
-            advice.append(Advice("ntasks", text))
-    return advice
-
-
 def job_name(command: Sequence[str]) -> str:
     """Return a name for a job: that of its script, its module or its program."""
     program = next(iter(program_words(command)), "job")
@@ -170,7 +118,7 @@ def job_name(command: Sequence[str]) -> str:
 
 class _Parser(Parser):
     def hint_for(self, option: str, value: str = "") -> str | None:
-        gpus = sbatch_hints.gpus(value.strip("'")) if option == "--gpus-per-node" else ""
+        gpus = option_mistakes.gpus(value.strip("'")) if option == "--gpus-per-node" else ""
         return f"{option} {gpus}" if gpus else None
 
 

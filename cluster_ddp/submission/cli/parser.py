@@ -128,6 +128,17 @@ def value_at(words: Sequence[str], at: int) -> str:
     return value if equals else next((word for word in words[at + 1 : at + 2] if not word.startswith("-")), "")
 
 
+def joined(words: Sequence[str], *options: str) -> list[str]:
+    """Join options whose value begins with dashes with that value: `--sbatch-options --nice` to `…=--nice`."""
+    made: list[str] = []
+    for word in words:
+        if made and made[-1] in options and word.startswith("-"):
+            made[-1] = f"{made[-1]}={word}"
+        else:
+            made.append(word)
+    return made
+
+
 def nearest_option(option: str, names: Iterable[str]) -> str:
     """Return a suggestion such as " Did you mean --name?", or "" if no option is near."""
     return _did_you_mean(nearest_options(option, names))

@@ -15,7 +15,7 @@ CLEARS = "without env's -i, which would clear RANK and WORLD_SIZE"
 
 
 def leaving(options: str, launcher: str = "torchrun") -> str:
-    return f"(without {launcher}'s {options})"
+    return f" (without {launcher}'s {options})"
 
 
 def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
@@ -30,14 +30,22 @@ def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
 @pytest.mark.parametrize(
     ("command", "launcher", "instead"),
     [
-        ("torchrun --nproc-per-node 2 t.py --lr 1", "torchrun", f"{TORCHRUN} python t.py --lr 1 {leaving('--nproc-per-node 2')}"),
-        ("/opt/bin/torchrun --standalone -m my.fit x", "torchrun", f"{TORCHRUN} python -m my.fit x {leaving('--standalone')}"),
+        (
+            "torchrun --nproc-per-node 2 t.py --lr 1",
+            "torchrun",
+            f"{TORCHRUN} python t.py --lr 1{leaving('--nproc-per-node 2')}",
+        ),
+        (
+            "/opt/bin/torchrun --standalone -m my.fit x",
+            "torchrun",
+            f"{TORCHRUN} python -m my.fit x{leaving('--standalone')}",
+        ),
         ("python -m torch.distributed.run t.py", "torch.distributed.run", f"{TORCHRUN} python t.py"),
         ("python3.12 -m torch.distributed.launch t.py", "torch.distributed.launch", f"{TORCHRUN} python t.py"),
         (
             "env A=1 accelerate launch --num_processes 4 t.py",
             "accelerate",
-            f"{TORCHRUN} env A=1 python t.py {leaving('--num_processes 4', 'accelerate')}",
+            f"{TORCHRUN} env A=1 python t.py{leaving('--num_processes 4', 'accelerate')}",
         ),
         ("python -mtorch.distributed.run t.py", "torch.distributed.run", f"{TORCHRUN} python t.py"),
         ("python -um torch.distributed.run t.py", "torch.distributed.run", f"{TORCHRUN} python t.py"),
@@ -55,14 +63,18 @@ def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
         ("bash -c 'exec torchrun t.py 2>&1'", "torchrun", f"{TORCHRUN} bash -c 'exec python t.py 2>&1'"),
         ("bash -c 'torchrun t.py --dir $X'", "torchrun", f"{TORCHRUN} bash -c 'python t.py --dir $X'"),
         ("bash -c 'cd d && torchrun t.py'", "torchrun", f"{TORCHRUN} bash -c 'cd d && python t.py'"),
-        ("bash -c 'cd d  # there\ntorchrun \\\n  t.py'", "torchrun", f"{TORCHRUN} bash -c 'cd d  # there\npython t.py'"),
+        (
+            "bash -c 'cd d  # there\ntorchrun \\\n  t.py'",
+            "torchrun",
+            f"{TORCHRUN} bash -c 'cd d  # there\npython t.py'",
+        ),
         ("python -u -m accelerate.commands.launch t.py", "accelerate.commands.launch", f"{TORCHRUN} python t.py"),
         ("deepspeed t.py --deepspeed", "deepspeed", "-- python t.py --deepspeed"),
-        ("mpirun -np 4 python t.py", "mpirun", f"-- python t.py {leaving('-np 4', 'mpirun')}"),
+        ("mpirun -np 4 python t.py", "mpirun", f"-- python t.py{leaving('-np 4', 'mpirun')}"),
         ("srun -n 2 hostname", "srun", "-- COMMAND (the one behind srun and its options)"),
         ("srun python t.py", "srun", "-- python t.py"),
     ],
-)  # fmt: skip
+)
 def test_a_nested_launcher_is_refused_with_the_command_that_is_meant(command: str, launcher: str, instead: str) -> None:
     error = refusal(command)
     assert error is not None

@@ -180,7 +180,7 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "--gpus 4 -- true",
         "Submitting with --gpus",
         HERE.format("--gpus-per-node"),
-        "use --gpus-per-node 4; or on two nodes: --nodes 2 --gpus-per-node 2",
+        "use --gpus-per-node 4",
     ),
     (
         "--ntasks 3 -- true",
@@ -359,7 +359,8 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "--gpus-per-node 2 -- torchrun --nproc-per-node 2 t.py",
         "Submitting torchrun --nproc-per-node 2 t.py",
         "torchrun starts ranks itself. Each of the 2 ranks of this job would start them again.",
-        "--launcher torchrun -- python t.py (without torchrun's --nproc-per-node 2); to submit it anyway: --accept nested",
+        "--launcher torchrun -- python t.py (without torchrun's --nproc-per-node 2); "
+        "to submit it anyway: --accept nested",
     ),
     (
         "-- srun python t.py",
