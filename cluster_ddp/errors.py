@@ -102,6 +102,13 @@ class SpecError(ClusterDDPError):
 
     meant: object = None
     """The value of a job's field that was probably meant, if that is clear."""
+    fields: tuple[str, ...] = ()
+    """The fields of a job that it is about, so that it can be said where they are set."""
+
+    def about(self, *fields: str) -> SpecError:
+        """Note the fields of a job that it is about. Returns itself."""
+        self.fields = fields
+        return self
 
 
 class ProfileError(SpecError):

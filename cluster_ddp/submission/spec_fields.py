@@ -156,7 +156,7 @@ def field_error(name: str, value: object, legal: str, *, meant: object = None, h
     shown = " ".join(map(repr, value)) if isinstance(value, tuple) and value else repr(value)
     error = SpecError(f"A job with {name} {shown}:", f"{name} must be {legal}.", hint or _HINTS.get(name, by_default))
     error.meant = meant
-    return error
+    return error.about(name)
 
 
 def option_words(name: str, value: object) -> str:

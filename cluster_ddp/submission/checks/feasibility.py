@@ -86,15 +86,14 @@ def _check_names(spec: JobSpec, everywhere: Partitions) -> None:
         if name not in everywhere:
             found = f"there is no such partition; there are {', '.join(everywhere)}.{nearest(name, everywhere)}"
             hint = f"--partition {nearest_name(name, everywhere) or 'with one of these names'}"
-            raise SpecError(f"A job in the partition {name}:", found, hint)
+            raise SpecError(f"A job in the partition {name}:", found, hint).about("partition")
     types = sorted({gpu_type for groups in everywhere.values() for group in groups for gpu_type in group.gpus} - {""})
     if spec.gpu_type is not None and spec.gpu_type not in types:
         found = f"the cluster has {', '.join(types)}."
         same = [one for one in types if one.lower() == spec.gpu_type.lower()]
         hint = f"--gpu-type {' or '.join(same or types)}" if types else "leave out --gpu-type"
-        raise SpecError(
-            f"A job with GPUs of type {spec.gpu_type}:", found if types else "GPUs have no types here.", hint
-        )
+        asked = f"A job with GPUs of type {spec.gpu_type}:"
+        raise SpecError(asked, found if types else "GPUs have no types here.", hint).about("gpu_type")
 
 
 def _cpus(spec: JobSpec) -> int:
@@ -159,7 +158,8 @@ def _error(spec: JobSpec, everywhere: Partitions, lacks: Mapping[str, _Lack]) ->
     hints = [_difference(spec, other) for other in mended if other]
     hints += [f"--partition {name}" for name in others if _lack(spec, name, everywhere[name]) is None]
     hint = ", or ".join(list(dict.fromkeys(hints))[:_MAX_HINTS])
-    return SpecError(asked, found, hint or "see what there is: sinfo -o '%P %D %c %m %G %l'")
+    error = SpecError(asked, found, hint or "see what there is: sinfo -o '%P %D %c %m %G %l'")
+    return error.about("partition", "gpu_type")
 
 
 def _mended(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> JobSpec | None:

@@ -113,7 +113,8 @@ def _check_array_size(spec: JobSpec, config: str) -> None:
     if spec.array is None or match is None or grids.last(spec.array) < int(match[1]):
         return
     found = f"the highest task number on this cluster is {int(match[1]) - 1} (MaxArraySize = {match[1]})."
-    raise SpecError(f"An array {spec.array}:", found, "submit several smaller arrays, each numbered from 0")
+    hint = "submit several smaller arrays, each numbered from 0"
+    raise SpecError(f"An array {spec.array}:", found, hint).about("array")
 
 
 def _resumed(plan: Plan) -> list[Advice]:
@@ -138,13 +139,13 @@ def _environment(spec: JobSpec) -> list[Advice]:
             f"Activating the virtual environment {spec.venv}:",
             "there is no bin/activate in it." if Path(spec.venv).exists() else "there is no such folder.",
             hint if made is None else f"--venv {shlex.quote(made)}",
-        )
+        ).about("venv")
     if spec.container is not None and "://" not in spec.container and not Path(spec.container).exists():
         raise SpecError(
             f"Running in the container {spec.container}:",
             "there is no such file.",
             f"make one: apptainer pull {spec.container} docker://IMAGE",
-        )
+        ).about("container")
     for bind in spec.container_binds:
         if not Path(bind.split(":")[0]).exists():
             raise SpecError(
@@ -164,7 +165,7 @@ def _conda(name: str | None) -> list[Advice]:
             f"Activating the conda environment {name}:",
             "there is no conda on the PATH.",
             "load conda's module in your shell first, or use --venv",
-        )
+        ).about("conda_env")
     listing = _words(["conda", "env", "list"])
     known = {word for line in listing.splitlines() if not line.startswith("#") for word in line.split()} - {"*"}
     if name in known or str(Path(name).expanduser().absolute()) in known or (Path(name) / "conda-meta").is_dir():
@@ -173,7 +174,7 @@ def _conda(name: str | None) -> list[Advice]:
         f"Activating the conda environment {name}:",
         f"there is no such environment; conda env list shows: {', '.join(sorted(known)) or 'none'}.",
         f"make it: conda create {'--prefix' if '/' in name else '--name'} {name} python",
-    )
+    ).about("conda_env")
 
 
 def _modules(modules: tuple[str, ...]) -> list[Advice]:

@@ -36,6 +36,8 @@ class _Need(NamedTuple):
     """What pip installs it by; empty for a module of the user's own."""
     asked: str
     instead: str = ""
+    fields: tuple[str, ...] = ()
+    """Fields of the job that it follows from."""
 
 
 def check(spec: JobSpec) -> None:
@@ -58,15 +60,15 @@ def check(spec: JobSpec) -> None:
                 hint = "check its name; a module of your own must be in the folder where you submit, or be installed"
                 raise SpecError(need.asked, f"there is no Python module {need.package!r} in {prefix}.", hint)
             pip = f"{shlex.quote(f'{prefix}/bin/python')} -m pip install {shlex.quote(need.project)}"
-            raise SpecError(need.asked, found, pip + need.instead)
+            raise SpecError(need.asked, found, pip + need.instead).about(*need.fields)
 
 
 def _needs(spec: JobSpec) -> Iterator[_Need]:
     by_srun = "; or leave it to srun: --launcher srun"
     if spec.launcher == "fork":
-        yield _Need("cluster_ddp", _OURS, "Starting the ranks by --launcher fork:", by_srun)
+        yield _Need("cluster_ddp", _OURS, "Starting the ranks by --launcher fork:", by_srun, ("launcher",))
     if spec.launcher == "torchrun":
-        yield _Need("torch", "torch", "Starting the ranks by --launcher torchrun:", by_srun)
+        yield _Need("torch", "torch", "Starting the ranks by --launcher torchrun:", by_srun, ("launcher",))
     if spec.doctor:
         yield _Need("cluster_ddp", _OURS, "Running the doctor before the ranks:", "; or leave --doctor out")
     if is_python(spec.command) and (target := python_target(spec.command)).kind == "module" and target.words:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -143,10 +142,8 @@ def _advice(asked: _Asked, plan: Plan, reference: Reference) -> list[Advice]:
 
 
 def _with_origins(error: SpecError, asked: _Asked) -> SpecError:
-    """The error, with the places of the settings that it names: the user may not know that they are set."""
-    set_in_files = {key: value for key, value in asked.settings.values.items() if key not in asked.given}
-    text = re.split(r"[\s,;:]+", error.asked)
-    named = [key for key, value in set_in_files.items() if isinstance(value, str) and value in text]
+    """The error, with the places of the settings that it is about: the user may not know that they are set."""
+    named = [key for key in asked.settings.values if key in error.fields and key not in asked.given]
     places = [f"{key} is set in {site_config.line_of(key, asked.settings.origins[key])}" for key in named]
     if not places:
         return error

@@ -760,6 +760,28 @@ def test_a_setting_from_a_file_is_named_with_its_line(capsys, folder: Path) -> N
     assert said(capsys, "--partition", "gpux", "--", "true") == (2, error.format("gpux", "gpu", "", "gpu"))
 
 
+@pytest.mark.parametrize(
+    ("line", "asked"),
+    [
+        ('gpu_type = "a1000"', "A job with GPUs of type a1000:"),
+        ('venv = "nowhere"', "Activating the virtual environment {folder}/nowhere:"),
+        ('conda_env = "nowhere"', "Activating the conda environment nowhere:"),
+        ('container = "no.sif"', "Running in the container {folder}/no.sif:"),
+    ],
+)
+def test_each_setting_that_does_not_fit_is_named_with_its_line(capsys, folder: Path, line: str, asked: str) -> None:
+    """Of a path, too, although the error has it absolute; but of no setting that only has a word of the error."""
+    (folder / "cluster.toml").write_text(f'account = "with"\nname = "job"\n{line}\n')
+    status, error = said(capsys, "--", "true")
+    key = line.partition(" ")[0]
+    assert status == 2
+    assert error.startswith(f"cluster-ddp submit: error: {asked.format(folder=folder)}\n")
+    assert error.count(" is set in ") == 1
+    assert f"({key} is set in {folder}/cluster.toml, line 3)\n" in error
+    option = "--" + key.replace("_", "-")
+    assert " is set in " not in said(capsys, option, "else", "--", "true")[1]
+
+
 def test_a_setting_in_a_file_gets_the_legal_form(capsys, folder: Path) -> None:
     (folder / "cluster.toml").write_text('time = "2h"\n')
     assert said(capsys, "--", "true") == (
