@@ -42,15 +42,15 @@ from cluster_ddp.errors import (
 
 if TYPE_CHECKING:
     from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
-    from cluster_ddp.runtime.data.resident import ResidentSet
+    from cluster_ddp.runtime.console import Progress
+    from cluster_ddp.runtime.data.device_dataset import ResidentSet
     from cluster_ddp.runtime.data.shard import Shard
     from cluster_ddp.runtime.distributed import distributed
-    from cluster_ddp.runtime.finite import FiniteCheck
-    from cluster_ddp.runtime.meter import Meter
     from cluster_ddp.runtime.model.learning_rate import lr_scale, with_warmup
     from cluster_ddp.runtime.model.load_weights import load_weights
-    from cluster_ddp.runtime.progress_bar import Progress
+    from cluster_ddp.runtime.non_finite import FiniteCheck
     from cluster_ddp.runtime.run_dir.run_dir import RunDir
+    from cluster_ddp.runtime.running_mean import Meter
     from cluster_ddp.runtime.stop_signals import Stopped
     from cluster_ddp.runtime.world import World
     from cluster_ddp.slurm.topology import Topology
@@ -101,12 +101,12 @@ __all__ = [
 # The modules of the names that are imported on first use.
 _MODULES = {
     "Checkpointer": "runtime.checkpoint.checkpointer",
-    "FiniteCheck": "runtime.finite",
+    "FiniteCheck": "runtime.non_finite",
     "Job": "submission.job",
     "JobSpec": "submission.spec",
-    "Meter": "runtime.meter",
-    "Progress": "runtime.progress_bar",
-    "ResidentSet": "runtime.data.resident",
+    "Meter": "runtime.running_mean",
+    "Progress": "runtime.console",
+    "ResidentSet": "runtime.data.device_dataset",
     "RunDir": "runtime.run_dir.run_dir",
     "Shard": "runtime.data.shard",
     "Stopped": "runtime.stop_signals",

@@ -113,11 +113,11 @@ class ReferenceJob:
 
     def check(self, options: list[str], grid: Grid) -> None:
         """Check that the data is there. The job checks its content."""
-        from cluster_ddp.mnist import files
+        from cluster_ddp.mnist import idx_files
 
         config = self._config(options, grid)
         if config.dataset != "digits":
-            files.check(config.data_dir, dataset=config.dataset, check_content=False)
+            idx_files.check(config.data_dir, dataset=config.dataset, check_content=False)
 
     def _training(self, options: list[str]) -> Train:
         from cluster_ddp.train import Train  # only the reference job needs it

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cluster_ddp.errors import DataError, exit_on_error
 from cluster_ddp.files import make_dir
-from cluster_ddp.mnist import files
+from cluster_ddp.mnist import idx_files
 from cluster_ddp.protocol import File
 from cluster_ddp.sandbox import cluster, prerequisites
 from cluster_ddp.slurm import commands, job_status
@@ -50,7 +50,7 @@ def _dataset(mnist_from: str) -> str:
     """mnist if its files are here, or can be fetched from a folder or the internet; else digits."""
     source = ["--from", mnist_from] if mnist_from else ["--timeout-s", "5", "--retries", "0"]
     try:
-        files.check(DATA_DIR)
+        idx_files.check(DATA_DIR)
         return "mnist"
     except DataError:
         print(f"MNIST is not in {DATA_DIR}/ yet; trying to fetch it …", flush=True)

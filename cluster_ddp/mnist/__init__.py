@@ -1,11 +1,11 @@
 """The reference workload: the CNN of PyTorch's MNIST example, trained under DDP.
 
-config   its options                    files  the datasets' files and their digests
-model    the CNNs, plain                data   images and labels as tensors
-recipes  optimizer, learning rate       step   forward, backward, update
-loop     train and test                 result what a training returns
-fast_cpu the CNNs, faster on CPUs       cuda_graphs  a step as CUDA graphs
-ranges   names for parts of a step      benchmark    some steps, timed
+config           its options                 idx_files    the datasets' files and their digests
+model            the CNNs, plain             data         images and labels as tensors
+hyperparameters  optimizer, learning rate    train_step   forward, backward, update
+loop             train and test              result       what a training returns
+fast_cpu         the CNNs, faster on CPUs    cuda_graphs  a step as CUDA graphs
+benchmark        some steps, timed
 """
 
 from __future__ import annotations

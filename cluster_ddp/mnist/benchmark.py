@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from cluster_ddp import DataError, RunDir, RunDirError, Shard, World
 from cluster_ddp.mnist import cuda_graphs, data
 from cluster_ddp.mnist.config import TrainConfig
-from cluster_ddp.mnist.recipes import Recipe
+from cluster_ddp.mnist.hyperparameters import Recipe
 from cluster_ddp.mnist.result import TrainResult
-from cluster_ddp.mnist.step import Step
+from cluster_ddp.mnist.train_step import Step
 from cluster_ddp.protocol import File, Record
 
 _WARM_UP_STEPS, _STEPS = 3, 20

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from cluster_ddp.errors import SpecError, nearest
-from cluster_ddp.mnist.files import FOLDER
+from cluster_ddp.mnist.idx_files import FOLDER
 from cluster_ddp.runtime.checkpoint.interval import Interval
 from cluster_ddp.runtime.stop_signals import number_of
 

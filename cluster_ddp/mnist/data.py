@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from cluster_ddp import DataError, ResidentSet, Shard, World
-from cluster_ddp.mnist import files
+from cluster_ddp.mnist import idx_files
 from cluster_ddp.mnist.config import TrainConfig
 
 CLASSES = 10
@@ -73,16 +73,17 @@ def load(name: str, data_dir: Path, *, check_content: bool = True) -> tuple[Resi
     """
     if name == "digits":
         return _digits()
-    files.check(data_dir, dataset=name, check_content=check_content)
-    images, labels, test_images, test_labels = (files.raw_folder(data_dir, name) / one.name for one in files.IDX_FILES)
+    idx_files.check(data_dir, dataset=name, check_content=check_content)
+    folder = idx_files.raw_folder(data_dir, name)
+    images, labels, test_images, test_labels = (folder / one.name for one in idx_files.IDX_FILES)
     train, test = _read(images, labels), _read(test_images, test_labels)
     normalise = Normalise(*(MNIST_STATISTICS if name == "mnist" else _statistics(train[0], images)))
     return ResidentSet(*train, transform=normalise), ResidentSet(*test, transform=normalise)
 
 
 def _read(images_file: Path, labels_file: Path) -> Batch:
-    (count, *pixels), images = files.read_idx(images_file, 3)
-    (labels_count,), labels = files.read_idx(labels_file, 1)
+    (count, *pixels), images = idx_files.read_idx(images_file, 3)
+    (labels_count,), labels = idx_files.read_idx(labels_file, 1)
     asked = f"Reading {images_file} and {labels_file.name}:"
     if pixels != [28, 28] or count == 0:
         found = f"there are {count} images of {' x '.join(map(str, pixels))} pixels."

@@ -22,11 +22,11 @@ from cluster_ddp import (
     distributed,
     load_weights,
 )
-from cluster_ddp.mnist import benchmark, cuda_graphs, data, files
+from cluster_ddp.mnist import benchmark, cuda_graphs, data, idx_files
 from cluster_ddp.mnist.config import TrainConfig
-from cluster_ddp.mnist.recipes import Recipe, chosen, identity
+from cluster_ddp.mnist.hyperparameters import Recipe, chosen, identity
 from cluster_ddp.mnist.result import TrainResult
-from cluster_ddp.mnist.step import Step
+from cluster_ddp.mnist.train_step import Step
 
 _LONG_RUN_STEPS = 1000  # timing the layouts takes as long as about twenty
 
@@ -211,7 +211,7 @@ def evaluate(config: TrainConfig, recipe: Recipe, world: World, run_dir: RunDir)
 def _run_dir(config: TrainConfig, recipe: Recipe, world: World) -> RunDir:
     """The run directory, with the configuration in it. None is made if the data is missing."""
     if config.dataset != "digits":
-        files.check(config.data_dir, dataset=config.dataset, check_content=False)
+        idx_files.check(config.data_dir, dataset=config.dataset, check_content=False)
     run_dir = RunDir(config.run_dir, world, name=config.dataset_name)
     if config.eval_only or config.benchmark:
         benchmark.check_is_free(run_dir)

@@ -14,7 +14,7 @@ from cluster_ddp.errors import DataError
 from cluster_ddp.runtime import object_collectives, process_group
 from cluster_ddp.runtime.device import nonblocking_wait
 from cluster_ddp.runtime.failure import rank_progress
-from cluster_ddp.runtime.rendezvous.secret import RunKey
+from cluster_ddp.runtime.rendezvous.run_key import RunKey
 from cluster_ddp.slurm.topology import Topology
 
 T = TypeVar("T")

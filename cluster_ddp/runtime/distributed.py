@@ -19,14 +19,14 @@ from cluster_ddp.runtime import process_group, stop_signals
 from cluster_ddp.runtime.collectives import DEFAULT_COLLECTIVE_TIMEOUT_S
 from cluster_ddp.runtime.data.worker_signals import keep_through_stops
 from cluster_ddp.runtime.device import device as devices
-from cluster_ddp.runtime.device import nonblocking_wait, watched_streams
+from cluster_ddp.runtime.device import nonblocking_wait
 from cluster_ddp.runtime.failure import hard_exit, torch_log
 from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.failure.hang_watch import DEFAULT_WARNING_S, HangWatch
 from cluster_ddp.runtime.failure.peer_watch import PeerWatch
-from cluster_ddp.runtime.rendezvous import arrivals, open_files, store
-from cluster_ddp.runtime.rendezvous.network_interface import choose_interface
-from cluster_ddp.runtime.rendezvous.secret import RunKey
+from cluster_ddp.runtime.rendezvous import arrived_ranks, host_network, store
+from cluster_ddp.runtime.rendezvous.host_network import choose_interface
+from cluster_ddp.runtime.rendezvous.run_key import RunKey
 from cluster_ddp.runtime.run_dir import background_writer
 from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
@@ -89,7 +89,7 @@ def _begin(collective_timeout_s: float) -> tuple[FailureReporter, Topology]:
     _set_up_logging(topology)
     background_writer.forget()
     keep_through_stops()
-    open_files.raise_limit()
+    host_network.raise_open_files_limit()
     return reporter, topology
 
 
@@ -100,7 +100,7 @@ def _meet(
     device = all_devices[0]
     key = RunKey.of(topology, os.environ)
     reporter.store = store.meet(topology, device.type, key, timeout_s=timeout_s)
-    topology = arrivals.with_common_restarts(topology, reporter.store)
+    topology = arrived_ranks.with_common_restarts(topology, reporter.store)
     choose_interface(topology, os.environ)
     peers = _join(topology, all_devices, reporter)
     world = World(
@@ -121,7 +121,7 @@ def _join(topology: Topology, all_devices: list[torch.device], reporter: Failure
     device = all_devices[0]
 
     def is_busy() -> bool:
-        return not has_joined.is_set() or any(map(watched_streams.is_busy, all_devices))
+        return not has_joined.is_set() or any(map(nonblocking_wait.is_busy, all_devices))
 
     def own_error() -> Exception | None:
         return process_group.communicator_error(device) if has_joined.is_set() else None

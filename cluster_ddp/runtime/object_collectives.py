@@ -19,7 +19,7 @@ import torch.distributed as dist
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime import process_group
-from cluster_ddp.runtime.rendezvous.secret import RunKey
+from cluster_ddp.runtime.rendezvous.run_key import RunKey
 
 _PLAIN, _PICKLED = b"plain\n", b"pickled\n"
 _PURPOSE = "pickle"

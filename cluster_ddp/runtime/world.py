@@ -22,15 +22,13 @@ from torch.utils.data import Dataset
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.collectives import Collectives
-from cluster_ddp.runtime.data.fingerprint import fingerprint
-from cluster_ddp.runtime.data.loader import Loader
-from cluster_ddp.runtime.data.resident import RESIDENT_SHARE, DeviceLoader, place
+from cluster_ddp.runtime.console import say
+from cluster_ddp.runtime.data.data_loader import Loader
+from cluster_ddp.runtime.data.device_dataset import RESIDENT_SHARE, DeviceLoader, fingerprint, place
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Order, Shard, epoch_size
 from cluster_ddp.runtime.device import device as devices
-from cluster_ddp.runtime.device import watched_streams
-from cluster_ddp.runtime.model import wrap as wrapping
-from cluster_ddp.runtime.model.accumulation import accumulate
-from cluster_ddp.runtime.safe_print import say
+from cluster_ddp.runtime.device import nonblocking_wait
+from cluster_ddp.runtime.model import ddp
 from cluster_ddp.runtime.seeds import seed_all, stream_seed
 
 
@@ -84,7 +82,7 @@ class World(Collectives):
 
         When another rank fails, a rank with unfinished work is ended: the work may be a collective that waits forever.
         """
-        watched_streams.watch(stream)
+        nonblocking_wait.watch(stream)
 
     def before_leaving(self, function: Callable[[], object]) -> None:
         """Call a function when all ranks leave the world, before the process group ends. Last in, first out.
@@ -114,11 +112,11 @@ class World(Collectives):
             SpecError: DistributedDataParallel has no such option.
             DeviceTimeoutError, PeerFailedError: as `synchronize`.
         """
-        if sync_batchnorm:
-            model, words = wrapping.sync_batchnorm(model, self.device)
-            if words:
-                self.print(words)
-        return wrapping.wrap(model, self.device, place=place, options=ddp_options, synchronize=self.synchronize)
+        if sync_batchnorm and self.device.type == "cpu":  # torch has SyncBatchNorm for GPUs only
+            self.print("SyncBatchNorm needs GPUs: on CPUs each rank's BatchNorm uses its own batch.")
+        elif sync_batchnorm:
+            model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return ddp.wrap(model, self.device, place=place, options=ddp_options, synchronize=self.synchronize)
 
     def accumulate(
         self, model: DistributedDataParallel, batch: Shard | int, *, every: int
@@ -141,7 +139,7 @@ class World(Collectives):
         Raises:
             SpecError: `every` is below 1, or the model is not wrapped.
         """
-        return accumulate(model, batch, every=every)
+        return ddp.accumulate(model, batch, every=every)
 
     def autocast(self, dtype: torch.dtype = torch.bfloat16) -> torch.autocast:
         """Return torch's context for mixed precision on this rank's device.
@@ -181,7 +179,7 @@ class World(Collectives):
             drop_last: leave out an epoch's last batches if they are smaller than the others.
             to_device: False leaves a DataLoader's batches on the CPU.
             resident_share: the part (0 to 1) of a GPU's free memory that a dataset kept there may take; 0 keeps none.
-            loader_options: for torch's DataLoader (num_workers, collate_fn …); see `loader.Loader` for the defaults.
+            loader_options: for torch's DataLoader (num_workers, collate_fn …); see `Loader` for the defaults.
 
         Raises:
             DataError: `batch_size` is below 1; no length, or no samples; or, with a shuffle seed, fewer samples than

@@ -136,7 +136,7 @@ def test_slurm_and_the_agent_need_the_standard_library_only(package: str) -> Non
         "from cluster_ddp.submit import main;"
         "main(['--dry-run', '--track', 'tensorboard', 'wandb', 'mlflow', '--', sys.executable, '-V'])",
         "import contextlib\nwith contextlib.suppress(SystemExit): import cluster_ddp.submit as s; s.main(['--help'])",
-        "import cluster_ddp.mnist.config, cluster_ddp.mnist.files",
+        "import cluster_ddp.mnist.config, cluster_ddp.mnist.idx_files",
     ],
 )
 def test_light_entry_points_import_no_heavy_module(command: str) -> None:

@@ -22,7 +22,7 @@ from ranks import Outcome, run_ranks, slurm_step
 from slowness import scaled
 
 import cluster_ddp
-from cluster_ddp.mnist.files import IDX_FILES, raw_folder
+from cluster_ddp.mnist.idx_files import IDX_FILES, raw_folder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))

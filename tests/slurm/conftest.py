@@ -12,7 +12,7 @@ import pytest
 from cluster import ROOT, Cluster, sandbox_name, skip
 
 from cluster_ddp.errors import DataError, SandboxError
-from cluster_ddp.mnist import files
+from cluster_ddp.mnist import idx_files
 from cluster_ddp.sandbox import cluster, prerequisites, slurm_releases
 
 
@@ -71,7 +71,7 @@ def slurm(request: pytest.FixtureRequest, sandboxes: Callable[[str | None], Clus
 def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the real MNIST: the checkout's data/, or made from the files in $MNIST_FROM."""
     try:
-        files.check(ROOT / "data")
+        idx_files.check(ROOT / "data")
         return ROOT / "data"
     except DataError:
         folder = tmp_path_factory.mktemp("mnist")

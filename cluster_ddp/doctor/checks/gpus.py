@@ -15,7 +15,7 @@ from cluster_ddp.doctor.checks import Site, check
 from cluster_ddp.doctor.checks.python_env import torch_versions
 from cluster_ddp.doctor.finding import Finding
 from cluster_ddp.protocol import Env
-from cluster_ddp.runtime.usage.gpus import THROTTLED, chosen, known
+from cluster_ddp.runtime.usage.nvml import THROTTLED, chosen, known
 
 
 @check(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from cluster_ddp.doctor.checks import Site, check
 from cluster_ddp.doctor.finding import Finding
-from cluster_ddp.runtime.rendezvous.network_interface import choose_interface, is_up
+from cluster_ddp.runtime.rendezvous.host_network import choose_interface, is_up
 
 _LOOPBACK_S = 2.0
 # gloo's transports (GlooDeviceFactory.cpp, torch 2.14); LINUX is another name for TCP. Few builds have the second ones.

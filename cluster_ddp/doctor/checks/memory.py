@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cluster_ddp.doctor.checks import Site, check
 from cluster_ddp.doctor.finding import Finding
-from cluster_ddp.runtime.usage.cgroups import MOUNT, step_folder
+from cluster_ddp.runtime.usage.cpu_and_memory import MOUNT, step_folder
 
 _MIB = 1024**2
 _SHM = Path("/dev/shm")

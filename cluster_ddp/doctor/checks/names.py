@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from cluster_ddp.doctor.checks import Site, check
 from cluster_ddp.doctor.finding import Finding
-from cluster_ddp.runtime.rendezvous.network_interface import interface_towards
+from cluster_ddp.runtime.rendezvous.host_network import interface_towards
 
 _SLOW_S = 2.0
 

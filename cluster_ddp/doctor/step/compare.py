@@ -12,7 +12,7 @@ from typing import Any
 from cluster_ddp.doctor.checks import of_all
 from cluster_ddp.doctor.finding import Finding, shown_ranks
 from cluster_ddp.runtime.failure import sick_nodes
-from cluster_ddp.runtime.rendezvous.arrivals import missing_by_node
+from cluster_ddp.runtime.rendezvous.arrived_ranks import missing_by_node
 from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.topology import Topology
 

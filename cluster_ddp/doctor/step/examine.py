@@ -12,14 +12,14 @@ from cluster_ddp.doctor.step.follower import Follower
 from cluster_ddp.doctor.step.leader import Leader
 from cluster_ddp.doctor.step.place import Place, exchange_dir
 from cluster_ddp.doctor.step.rank import Options
-from cluster_ddp.runtime.rendezvous import open_files
+from cluster_ddp.runtime.rendezvous import host_network
 
 _STALE_S = 900.0
 
 
 def examine(options: Options, env: Mapping[str, str]) -> int:
     """Examine this rank, together with all others. Rank 0 prints the verdict. Returns the exit status of all."""
-    open_files.raise_limit()
+    host_network.raise_open_files_limit()
     place = Place.of(env)
     is_alone = place.world_size == 1 and place.error is None
     folder = None if is_alone else _made(exchange_dir(place, env))

@@ -22,7 +22,7 @@ from cluster_ddp.doctor.step.links import Listener
 from cluster_ddp.doctor.step.place import Place
 from cluster_ddp.doctor.verdict import Verdict
 from cluster_ddp.runtime.failure import sick_nodes
-from cluster_ddp.runtime.rendezvous.secret import RunKey
+from cluster_ddp.runtime.rendezvous.run_key import RunKey
 
 SETTLE_S = 4.0
 """Seconds that rank 0 listens until a rank that can't connect has surely failed."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cluster_ddp.doctor.checks import of_all
 from cluster_ddp.doctor.finding import Finding
 from cluster_ddp.doctor.step.links import shown_rate
-from cluster_ddp.runtime.rendezvous.secret import RunKey
+from cluster_ddp.runtime.rendezvous.run_key import RunKey
 from cluster_ddp.slurm.topology import Topology
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def measure(topology: Topology, key: RunKey) -> Iterator[str | dict[str, Any]]:
 
     from cluster_ddp.runtime import process_group
     from cluster_ddp.runtime.device import device as devices
-    from cluster_ddp.runtime.rendezvous.network_interface import choose_interface
+    from cluster_ddp.runtime.rendezvous.host_network import choose_interface
     from cluster_ddp.runtime.rendezvous.store import meet
 
     found, start = Measured(failed_in="rendezvous"), time.monotonic()

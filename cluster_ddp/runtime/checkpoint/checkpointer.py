@@ -37,8 +37,8 @@ from cluster_ddp.runtime.checkpoint.state import Stateful, TrainingState
 from cluster_ddp.runtime.checkpoint.stop_agreement import StopAgreement
 from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.failure import rank_progress
-from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
+from cluster_ddp.runtime.running_mean import PerRank
 from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag, Stopped
 from cluster_ddp.runtime.usage.step_times import StepTimes
 from cluster_ddp.runtime.usage.step_trace import StepTrace, asked_steps

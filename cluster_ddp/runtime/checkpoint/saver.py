@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NoReturn
 
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.runtime import finite
+from cluster_ddp.runtime import non_finite
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, LeftOutError, step_of
 from cluster_ddp.runtime.checkpoint.state import TrainingState
 from cluster_ddp.runtime.run_dir import background_writer
@@ -142,8 +142,8 @@ class Saver:
             "check the data, or take a lower learning rate in a new run directory; FiniteCheck, in the script, names "
             "the rank and step where it begins"
         )
-        words = f"NaN or Inf in {finite.named(found)}"
-        error = finite.not_saved(f"Training, step {step}:", words, self._folder.last_good, hint)
+        words = f"NaN or Inf in {non_finite.named(found)}"
+        error = non_finite.not_saved(f"Training, step {step}:", words, self._folder.last_good, hint)
         if self._on_nan == "stop":
             raise error
         if not self._has_told:

@@ -14,9 +14,9 @@ from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility, rng
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, with_tensors
 from cluster_ddp.runtime.data.shard import Shard
-from cluster_ddp.runtime.finite import FiniteState
-from cluster_ddp.runtime.meter import PerRank
-from cluster_ddp.runtime.model.plain import plain
+from cluster_ddp.runtime.model.ddp import unwrapped
+from cluster_ddp.runtime.non_finite import FiniteState
+from cluster_ddp.runtime.running_mean import PerRank
 from cluster_ddp.runtime.world import World
 
 _WITH_SETTINGS = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler
@@ -62,7 +62,7 @@ class TrainingState:
         self.run_key = ""
         """On rank 0: the key of this run, which each of its checkpoints has."""
         self._identity, self._meters = dict(identity), dict(meters)
-        self._parts = {name: plain(part) for name, part in parts.items()}
+        self._parts = {name: unwrapped(part) for name, part in parts.items()}
         self._made_with = {
             name: compatibility.settings(part.state_dict())
             for name, part in self._parts.items()

@@ -149,7 +149,7 @@ class Shard:
 
     Args:
         batches: the sample indices of this rank.
-        source: iterates over the batches, anew for each pass: a `resident.DeviceLoader` or a `loader.Loader`.
+        source: iterates over the batches, anew for each pass: a `DeviceLoader` or a `Loader`.
         fingerprint: of the dataset (see `fingerprint`); None if unknown.
     """
 

@@ -2,9 +2,8 @@
 
 device            chooses a rank's device and number of threads
 visible_gpus      the GPUs that a rank's process may see
-cpu_affinity      the CPUs near its GPU
-nonblocking_wait  waiting for a GPU without blocking
-streams           the CUDA streams that a rank uses
+cpu_affinity      the CPUs of a rank: those near its GPU
+nonblocking_wait  waiting for a GPU without blocking; which streams are waited for
 
 docs/explanation/gpu-paths.md explains what torch and NCCL do in each of them, with sources.
 """

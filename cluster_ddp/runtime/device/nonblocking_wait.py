@@ -1,4 +1,4 @@
-"""Waiting for a GPU without blocking.
+"""Waiting for a GPU without blocking, and whether it has unfinished work.
 
 A call that waits for a device (`.item()`, `.cpu()`, `torch.cuda.synchronize`) returns when the device is done. A
 collective whose peers never come does not end: the rank then waits in C++, where no Python signal handler runs and no
@@ -15,6 +15,8 @@ import torch
 # A log line waits for a few steps. The pauses must add little to that, and polling must need little CPU time.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 1e-3
 
+_watched: list[torch.cuda.Stream] = []
+
 
 class DeviceTimeoutError(RuntimeError):
     """The device did not finish its work in time: other ranks keep a collective waiting."""
@@ -27,19 +29,25 @@ class PeerFailedError(RuntimeError):
 def for_device(device: torch.device, *, timeout_s: float, peer_failed: Callable[[], bool]) -> None:
     """Wait until a GPU has finished all work of this thread's current stream. For a CPU return at once.
 
-    Args:
-        device: this rank's device.
-        timeout_s: seconds to wait at most.
-        peer_failed: returns whether another rank has failed.
-
     Raises:
-        DeviceTimeoutError: it was not done in time.
+        DeviceTimeoutError: it was not done within `timeout_s` seconds.
         PeerFailedError: another rank failed meanwhile.
     """
     if device.type == "cuda":
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(device))
         _poll(event.query, timeout_s, peer_failed)
+
+
+def _poll(is_done: Callable[[], bool], timeout_s: float, peer_failed: Callable[[], bool]) -> None:
+    deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
+    while not is_done():
+        if peer_failed():
+            raise PeerFailedError("another rank failed while this one waited for its device")
+        if time.monotonic() > deadline:
+            raise DeviceTimeoutError(f"waited {timeout_s:g} s for the device")
+        time.sleep(pause_s)  # lets handlers of signals and other threads run
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def is_broken(device: torch.device) -> bool:
@@ -52,12 +60,14 @@ def is_broken(device: torch.device) -> bool:
     return False
 
 
-def _poll(is_done: Callable[[], bool], timeout_s: float, peer_failed: Callable[[], bool]) -> None:
-    deadline, pause_s = time.monotonic() + timeout_s, _FIRST_PAUSE_S
-    while not is_done():
-        if peer_failed():
-            raise PeerFailedError("another rank failed while this one waited for its device")
-        if time.monotonic() > deadline:
-            raise DeviceTimeoutError(f"waited {timeout_s:g} s for the device")
-        time.sleep(pause_s)  # lets handlers of signals and other threads run
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+def watch(stream: torch.cuda.Stream) -> None:
+    """Let `is_busy` look at this stream, too; see `World.watch_stream`."""
+    _watched.append(stream)
+
+
+def is_busy(device: torch.device) -> bool:
+    """Return whether a device has unfinished work on its default stream or a watched one. Callable from any thread."""
+    try:
+        return not all(stream.query() for stream in (torch.cuda.default_stream(device), *_watched))
+    except RuntimeError:  # after an error of the device every call fails
+        return True

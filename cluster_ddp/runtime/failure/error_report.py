@@ -23,10 +23,10 @@ from cluster_ddp.agent.outcome import LOST_WORDS
 from cluster_ddp.errors import ClusterDDPError, CommunicatorError
 from cluster_ddp.files import spare_descriptor
 from cluster_ddp.protocol import Env
+from cluster_ddp.runtime.console import complain
 from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
 from cluster_ddp.runtime.failure import hard_exit, rank_progress
-from cluster_ddp.runtime.rendezvous import arrivals, first_rank
-from cluster_ddp.runtime.safe_print import complain
+from cluster_ddp.runtime.rendezvous import arrived_ranks, first_rank
 from cluster_ddp.slurm.variables import node_name
 
 if TYPE_CHECKING:
@@ -225,8 +225,8 @@ class FailureReporter:
     def _absent(self, store: dist.Store, name: str) -> str:
         assert self.topology is not None
         failed = [f"failed/{rank}" for rank in range(self.topology.world_size)]
-        absent = [int(key.rpartition("/")[2]) for key in arrivals.unset(store, failed)]
-        return ", ".join(f"rank {rank} on {host}" for rank, host in zip(absent, arrivals.hosts(store, absent)))
+        absent = [int(key.rpartition("/")[2]) for key in arrived_ranks.unset(store, failed)]
+        return ", ".join(f"rank {rank} on {host}" for rank, host in zip(absent, arrived_ranks.hosts(store, absent)))
 
     def _note(self, error: BaseException | str, *, consequence: bool = False, waits: bool = False) -> None:
         spare_descriptor()

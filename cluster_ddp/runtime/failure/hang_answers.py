@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.runtime.failure import hang_verdict, stack_file
 from cluster_ddp.runtime.failure.hang_verdict import Answer
-from cluster_ddp.runtime.rendezvous import arrivals
+from cluster_ddp.runtime.rendezvous import arrived_ranks
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
 
@@ -105,9 +105,9 @@ class HangAnswers:
 
     def _answers(self, store: dist.Store, _: str) -> str:
         keys = [f"hang/{self._hang}/{rank}" for rank in range(self._topology.world_size)]
-        missing = set(arrivals.unset(store, keys))
+        missing = set(arrived_ranks.unset(store, keys))
         there = [key for key in keys if key not in missing]
-        values = [value for batch in arrivals.batches(there) for value in store.multi_get(list(batch))]
+        values = [value for batch in arrived_ranks.batches(there) for value in store.multi_get(list(batch))]
         return json.dumps([value.decode() for value in values])
 
     def _absent(self, ranks: Sequence[int], files: dict[int, Answer], *, store_answers: bool) -> list[Answer]:
@@ -160,6 +160,6 @@ def _seen(store: dist.Store, rank: int) -> str:
     """The place that a rank noted last, as JSON."""
     if store.check([f"place/{rank}"]):
         return store.get(f"place/{rank}").decode()
-    if store.check([arrivals.arrival(rank)]):
-        return Answer(rank=rank, host=arrivals.hosts(store, [rank])[0]).text()
+    if store.check([arrived_ranks.arrival(rank)]):
+        return Answer(rank=rank, host=arrived_ranks.hosts(store, [rank])[0]).text()
     return ""

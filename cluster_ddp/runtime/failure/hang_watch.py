@@ -26,11 +26,11 @@ from typing import Any
 
 from cluster_ddp.protocol import Env, File
 from cluster_ddp.run_files import read_text
+from cluster_ddp.runtime.console import complain
 from cluster_ddp.runtime.failure import hang_verdict, rank_progress, sick_nodes, stack_file, stacks
 from cluster_ddp.runtime.failure.hang_answers import Ask, HangAnswers, recorded
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
-from cluster_ddp.runtime.safe_print import complain
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
 

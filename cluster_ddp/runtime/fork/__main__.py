@@ -27,7 +27,8 @@ from cluster_ddp.agent.task import alone, signals
 from cluster_ddp.agent.task.keeper import Keeper, say
 from cluster_ddp.errors import exit_on_error
 from cluster_ddp.protocol import EXIT_STOPPED, Env, File
-from cluster_ddp.runtime.fork import affinity, preload, rank_exit
+from cluster_ddp.runtime.device import cpu_affinity
+from cluster_ddp.runtime.fork import preload, rank_exit
 from cluster_ddp.runtime.fork.target import Target
 from cluster_ddp.runtime.run_dir.fenced_writes import open_own
 from cluster_ddp.slurm.rank_env import NodeRanks
@@ -120,7 +121,7 @@ def _become(node: NodeRanks, local_rank: int, log_dir: Path | None) -> None:
     if log_dir is not None:
         log = log_dir / File.TASK_LOG.format(node.rank(local_rank))
         processes.write_output_to(open_own(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT))
-    cpus = affinity.share(os.sched_getaffinity(0), local_rank, node.ranks, os.environ)
+    cpus = cpu_affinity.share(os.sched_getaffinity(0), local_rank, node.ranks, os.environ)
     os.sched_setaffinity(0, cpus)
     preload.reinit_after_fork(len(cpus))
 

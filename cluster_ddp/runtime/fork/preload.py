@@ -23,8 +23,8 @@ MODULES = (
     "torch.utils.data",
     "torch._dynamo",  # the first use of an optimizer imports it
     "cluster_ddp.runtime.checkpoint.checkpointer",
-    "cluster_ddp.runtime.finite",
-    "cluster_ddp.runtime.progress_bar",
+    "cluster_ddp.runtime.non_finite",
+    "cluster_ddp.runtime.console",
     "cluster_ddp.runtime.distributed",
     "importlib.resources.readers",
 )

@@ -10,7 +10,7 @@ import torch
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.checkpoint.folder import named_by
 from cluster_ddp.runtime.checkpoint.restore import read
-from cluster_ddp.runtime.model.plain import plain
+from cluster_ddp.runtime.model.ddp import unwrapped
 
 
 def load_weights(path: str | os.PathLike[str], model: torch.nn.Module, *, part: str = "model") -> Path:
@@ -33,7 +33,7 @@ def load_weights(path: str | os.PathLike[str], model: torch.nn.Module, *, part: 
     if part not in parts:
         raise CheckpointError(asked, f"it holds {', '.join(parts)}.", f"part={next(iter(parts), None)!r}")
     try:
-        plain(model).load_state_dict(parts[part])
+        unwrapped(model).load_state_dict(parts[part])
     except (RuntimeError, TypeError, AttributeError) as error:  # missing names, other shapes; not a module's state
         hint = "make the model with the same arguments as in the training"
         raise CheckpointError(asked, f"{str(error)[:500]}.", hint) from error

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from cluster_ddp import processes
 from cluster_ddp.protocol import Env
-from cluster_ddp.runtime.safe_print import complain
+from cluster_ddp.runtime.console import complain
 from cluster_ddp.slurm.variables import node_name
 
 # What all ranks of this start on this node have in common.

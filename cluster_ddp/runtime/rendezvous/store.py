@@ -1,8 +1,8 @@
 """The store of one run: rank 0 serves it, all ranks join it, and each waits until all have arrived.
 
-Rank 0 serves a TCPStore on any free port; its `beacon` tells the port to the other ranks only. The key of the run is
-made of the job's secret, job, array task, step and restart count, so that a requeued job never joins its former run. A
-TCPStore has no passwords: who finds its port can read all keys (see docs/security.md).
+Rank 0 serves a TCPStore on any free port; its beacon (`port_discovery`) tells the port to the other ranks only. The key
+of the run is made of the job's secret, job, array task, step and restart count, so that a requeued job never joins its
+former run. A TCPStore has no passwords: who finds its port can read all keys (see docs/security.md).
 
 Every rank writes its host name and its kind of device into the store. Rank 0 waits for all of them and writes the
 verdict. A mix of ranks on CPUs and on GPUs is refused: they would wait for each other in different collectives.
@@ -22,9 +22,9 @@ import torch.distributed as dist
 
 from cluster_ddp.errors import DeviceError, RendezvousError
 from cluster_ddp.protocol import Env
-from cluster_ddp.runtime.rendezvous import arrivals, beacon
-from cluster_ddp.runtime.rendezvous.dns import ReverseLookup, resolve, without_name_servers
-from cluster_ddp.runtime.rendezvous.secret import RunKey
+from cluster_ddp.runtime.rendezvous import arrived_ranks, port_discovery
+from cluster_ddp.runtime.rendezvous.host_network import ReverseLookup, resolve, without_name_servers
+from cluster_ddp.runtime.rendezvous.run_key import RunKey
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
 
@@ -70,7 +70,7 @@ def meet(
             "script, before srun: export %s=$(openssl rand -hex 32)",
             *(node_name(os.environ), Env.SECRET),
         )
-    address = beacon.LOOPBACK if topology.num_nodes == 1 else resolve(topology.master_addr, deadline)
+    address = port_discovery.LOOPBACK if topology.num_nodes == 1 else resolve(topology.master_addr, deadline)
     if topology.rank == 0:
         return _serve(topology, key, device_type, timeout_s, deadline)
     lookup = ReverseLookup(address)
@@ -94,18 +94,18 @@ def _check_open_files(topology: Topology) -> None:
 def _serve(topology: Topology, key: RunKey, device_type: str, timeout_s: float, deadline: float) -> dist.Store:
     """Rank 0's part: serve the store, and the beacon until all have arrived."""
     _check_open_files(topology)
-    lookup = ReverseLookup(beacon.LOOPBACK)
-    with contextlib.closing(beacon.bind_first_free(topology)) as listener:
+    lookup = ReverseLookup(port_discovery.LOOPBACK)
+    with contextlib.closing(port_discovery.bind_first_free(topology)) as listener:
         # The store looks up all clients, one after the other.
         with _names_in_time(lookup, _LOOKUP_PATIENCE_S / topology.world_size):
-            own = beacon.listen(topology, 0)
-            store = _tcp_store(beacon.LOOPBACK, own.getsockname()[1], timeout_s, listener=own)
-        with beacon.answering(listener, key, store.port, topology.world_size):
+            own = port_discovery.listen(topology, 0)
+            store = _tcp_store(port_discovery.LOOPBACK, own.getsockname()[1], timeout_s, listener=own)
+        with port_discovery.answering(listener, key, store.port, topology.world_size):
             return _gather(topology, key, store, device_type, timeout_s, deadline)
 
 
 def _find(topology: Topology, key: RunKey, address: str, timeout_s: float, deadline: float) -> int:
-    port, heard = beacon.find_store(topology, key, address, deadline)
+    port, heard = port_discovery.find_store(topology, key, address, deadline)
     if port is None:
         found = f"rank {topology.rank} did not find rank 0 on {topology.master_addr} ({heard})."
         raise _timeout_error(topology, timeout_s, found)
@@ -141,7 +141,7 @@ def _gather(
             f"another process has already joined it as rank {topology.rank}.",
             "check whether another run uses the same MASTER_ADDR and MASTER_PORT, or every task has the same RANK",
         )
-    store.set(arrivals.arrival(topology.rank), f"{node_name(os.environ)} {device_type}")
+    store.set(arrived_ranks.arrival(topology.rank), f"{node_name(os.environ)} {device_type}")
     if topology.rank == 0:
         verdict = _verdict(topology, store, deadline)
         store.set("verdict", verdict)
@@ -164,20 +164,20 @@ def _gather(
 
 def _verdict(topology: Topology, store: dist.Store, deadline: float) -> str:
     """Wait for all ranks; then say that they may proceed, or which are missing or have other devices."""
-    everyone = [arrivals.arrival(rank) for rank in range(topology.world_size)]
+    everyone = [arrived_ranks.arrival(rank) for rank in range(topology.world_size)]
     absent: set[str] = set()
     try:
-        for batch in arrivals.batches(everyone):
+        for batch in arrived_ranks.batches(everyone):
             store.wait(list(batch), timedelta(seconds=max(0.01, deadline - time.monotonic())))
     except dist.DistError:
-        absent = set(arrivals.unset(store, everyone))  # none, if the last one arrived just now
+        absent = set(arrived_ranks.unset(store, everyone))  # none, if the last one arrived just now
     present = [rank for rank, key in enumerate(everyone) if key not in absent]
-    arrived = arrivals.arrivals(store, present)
+    arrived = arrived_ranks.arrivals(store, present)
     if absent:
         hosts = {rank: host for rank, (host, _) in zip(present, arrived)}
-        names = ", ".join(arrivals.missing_by_node(topology, hosts))
+        names = ", ".join(arrived_ranks.missing_by_node(topology, hosts))
         return f"{len(arrived)} of {topology.world_size} ranks arrived; missing: rank {names}."
-    odd = arrivals.odd_devices(arrived)
+    odd = arrived_ranks.odd_devices(arrived)
     return _PROCEED if odd is None else f"{_ODD_DEVICES}{odd}"
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import json
 import logging
 import re
@@ -25,6 +24,7 @@ from cluster_ddp.run_files import read_json
 from cluster_ddp.runtime.run_dir import fenced_writes
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 from cluster_ddp.runtime.run_dir.metrics import set_aside
+from cluster_ddp.runtime.trackers.backends import BACKENDS
 from cluster_ddp.runtime.trackers.tracker import Point, Run, Tracker, flat
 
 log = logging.getLogger("cluster_ddp")
@@ -34,7 +34,6 @@ PATIENCE_S = 60.0
 """Seconds that a training waits at its end for the trackers. metrics.jsonl has all records without them."""
 _BLOCK_BYTES = 1 << 20
 _TRUTH = File.METRICS
-_CLASSES = {"tensorboard": "TensorBoard", "wandb": "WandB", "mlflow": "MLflow"}
 
 
 class Records(Protocol):
@@ -129,9 +128,9 @@ class Tracking:
             self._guarded(name, lambda name=name: self._make(name, run))  # type: ignore[misc]
 
     def _make(self, name: str, run: Run) -> None:
-        if name not in TRACKERS:
+        if name not in BACKENDS:
             raise ValueError(f"there is no such tracker. There are: {', '.join(TRACKERS)}.{nearest(name, TRACKERS)}")
-        tracker: Tracker = getattr(importlib.import_module(f"{__package__}.{name}"), _CLASSES[name])()
+        tracker = BACKENDS[name]()
         if not (folder := run.folder / name).is_dir():
             make_dir(folder)
         tracker.begin(dataclasses.replace(run, folder=folder))

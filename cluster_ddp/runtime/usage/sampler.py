@@ -20,9 +20,8 @@ from typing import Any, Protocol
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.protocol import File
 from cluster_ddp.runtime.run_dir.fenced_writes import open_own
-from cluster_ddp.runtime.usage.cgroups import StepCgroup
-from cluster_ddp.runtime.usage.gpus import Gpus
-from cluster_ddp.runtime.usage.processes import JobProcesses
+from cluster_ddp.runtime.usage.cpu_and_memory import JobProcesses, StepCgroup
+from cluster_ddp.runtime.usage.nvml import Gpus
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
 

@@ -69,7 +69,7 @@ def _set_dropout(is_on: bool, task: dict[str, Any]) -> None:
 
 def _cut(samples: int, task: dict[str, Any]) -> None:
     from cluster_ddp.mnist import data
-    from cluster_ddp.runtime.data.resident import ResidentSet
+    from cluster_ddp.runtime.data.device_dataset import ResidentSet
 
     load = data.load
 

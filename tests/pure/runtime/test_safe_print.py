@@ -12,7 +12,7 @@ from slowness import scaled
 
 SCRIPT = """
     import os, sys
-    from cluster_ddp.runtime.safe_print import complain, say
+    from cluster_ddp.runtime.console import complain, say
     for number in range(3):
         say(f"line {number}")
     complain("complaint")
@@ -68,7 +68,7 @@ def test_it_ends_well_with_the_whole_world_imported() -> None:
 def test_a_letter_that_the_encoding_has_not_is_no_full_disk() -> None:
     """Such as LC_ALL=en_US.ISO-8859-1 has no "…"; what else is said must still be seen."""
     script = """
-        from cluster_ddp.runtime.safe_print import say
+        from cluster_ddp.runtime.console import say
         say("Zeit für …")
         say("line 2")
     """

@@ -24,10 +24,9 @@ import cluster_ddp
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.mnist import data, loop
 from cluster_ddp.mnist.config import TrainConfig
-from cluster_ddp.mnist.recipes import RECIPES, chosen, lr_factor
-from cluster_ddp.mnist.step import Step
-from cluster_ddp.mnist.trace_ranges import ranges
-from cluster_ddp.runtime.data.loader import Loader
+from cluster_ddp.mnist.hyperparameters import RECIPES, chosen, lr_factor
+from cluster_ddp.mnist.train_step import Step, ranges
+from cluster_ddp.runtime.data.data_loader import Loader
 
 JOB_ID = 46_000 + os.getpid() % 2000
 SMALL = {"dataset": "digits", "recipe": "fast", "amp": "off", "tune": "never", "cuda": False, "epochs": 1}

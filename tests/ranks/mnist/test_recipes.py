@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cluster_ddp.mnist.recipes import RECIPES, every_epoch, one_cycle
+from cluster_ddp.mnist.hyperparameters import RECIPES, every_epoch, one_cycle
 
 
 def test_the_references_rate_is_that_of_step_lr() -> None:

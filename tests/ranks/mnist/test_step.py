@@ -15,8 +15,8 @@ import cluster_ddp
 from cluster_ddp.errors import DeviceError
 from cluster_ddp.mnist import cuda_graphs, data
 from cluster_ddp.mnist.config import TrainConfig
-from cluster_ddp.mnist.recipes import chosen
-from cluster_ddp.mnist.step import Step
+from cluster_ddp.mnist.hyperparameters import chosen
+from cluster_ddp.mnist.train_step import Step
 
 
 def make_step(world: cluster_ddp.World, **options: Any) -> Step:

@@ -14,8 +14,8 @@ from ranks import run_ranks, slurm_step
 
 import cluster_ddp
 from cluster_ddp.errors import NonFiniteError
-from cluster_ddp.runtime import finite
-from cluster_ddp.runtime.finite import FiniteCheck, OnNan
+from cluster_ddp.runtime import non_finite
+from cluster_ddp.runtime.non_finite import FiniteCheck, OnNan
 from cluster_ddp.slurm.variables import node_name
 
 JOB_ID = 32_000 + os.getpid() % 2000
@@ -144,7 +144,7 @@ def test_nan_on_one_of_two_ranks_is_named_on_both(tmp_path: Path) -> None:
 
 def test_it_says_on_rank_0_only_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     warned: list[str] = []
-    monkeypatch.setattr(finite.log, "warning", lambda text, *values: warned.append(text % values))
+    monkeypatch.setattr(non_finite.log, "warning", lambda text, *values: warned.append(text % values))
     model = torch.nn.Linear(3, 2)
     looking = check(model, on_nan="continue")
     assert not looking.may_update(backward(model, float("nan")), step=3, epoch=1)

@@ -18,7 +18,7 @@ import cluster_ddp
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.runtime import object_collectives
 from cluster_ddp.runtime.checkpoint import rng
-from cluster_ddp.runtime.rendezvous.secret import RunKey
+from cluster_ddp.runtime.rendezvous.run_key import RunKey
 
 NO_SECRET, OURS, OTHERS = RunKey(b"", "run"), RunKey(b"ours", "run"), RunKey(b"others", "run")
 JOB_ID = 700_000 + os.getpid() % 20_000

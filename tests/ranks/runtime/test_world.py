@@ -17,7 +17,7 @@ from ranks import run_ranks, slurm_step
 from slowness import scaled
 
 import cluster_ddp
-from cluster_ddp.runtime.rendezvous.network_interface import interface_towards
+from cluster_ddp.runtime.rendezvous.host_network import interface_towards
 
 JOB_ID = 20_000 + os.getpid() % 2000
 

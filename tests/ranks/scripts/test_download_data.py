@@ -25,7 +25,7 @@ from torchvision.datasets import MNIST
 from torchvision.transforms import Compose, Normalize, ToTensor
 
 from cluster_ddp.mnist import data
-from cluster_ddp.mnist.files import IdxFile, raw_folder
+from cluster_ddp.mnist.idx_files import IdxFile, raw_folder
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.topology import Topology
 

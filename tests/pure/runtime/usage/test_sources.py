@@ -11,10 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster_ddp.runtime.usage import cgroups, processes
-from cluster_ddp.runtime.usage.cgroups import StepCgroup
-from cluster_ddp.runtime.usage.gpus import Gpus
-from cluster_ddp.runtime.usage.processes import JobProcesses
+from cluster_ddp import processes
+from cluster_ddp.runtime.usage import cpu_and_memory
+from cluster_ddp.runtime.usage.cpu_and_memory import JobProcesses, StepCgroup
+from cluster_ddp.runtime.usage.nvml import Gpus
 
 STEP = "slurm/uid_1000/job_12/step_0"
 
@@ -49,12 +49,12 @@ def test_no_control_group_of_a_step(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["memory.events", "memory/memory.oom_control"])
 def test_the_kernels_kills_for_memory(file: str, tmp_path: Path) -> None:
     """Of both versions, in this process's own control groups, wherever those are."""
-    assert cgroups.oom_kills(tmp_path) == 0
+    assert processes.oom_kills(tmp_path) == 0
     folder, name = os.path.split(file)
     paths = {line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines()}
     for path in paths:
         write(Path(f"{tmp_path}/{folder}{path}"), **{name.replace(".", "__"): "oom 5\noom_kill 2\n"})
-    assert cgroups.oom_kills(tmp_path) == 2 * len(paths)
+    assert processes.oom_kills(tmp_path) == 2 * len(paths)
 
 
 def test_processes_of_a_job_count_wherever_they_were_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_processes_of_a_job_count_wherever_they_were_started(monkeypatch: pytest
     first = found.cpu_s()
     assert 0.5 < first < 3
     assert 100 << 20 < found.memory_bytes() < 200 << 20
-    monkeypatch.setattr(processes, "_PSS_EVERY_S", 0.0)
+    monkeypatch.setattr(cpu_and_memory, "_PSS_EVERY_S", 0.0)
     for process in started:
         process.communicate()
     assert found.cpu_s() == pytest.approx(first, abs=0.2)
@@ -98,9 +98,9 @@ def test_without_a_job_its_session_counts() -> None:
 
 def test_the_dear_look_at_memory_is_taken_when_it_grows_or_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, pages, looks = 0.0, 1000, []
-    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now_s))
-    monkeypatch.setattr(processes, "_pss", lambda pid: looks.append(pid) or len(looks))
-    monkeypatch.setattr(JobProcesses, "_seen", lambda self: {(1, "0"): processes._Seen(cpu_s=0.0, pages=pages)})
+    monkeypatch.setattr(cpu_and_memory, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(cpu_and_memory, "_pss", lambda pid: looks.append(pid) or len(looks))
+    monkeypatch.setattr(JobProcesses, "_seen", lambda self: {(1, "0"): cpu_and_memory._Seen(cpu_s=0.0, pages=pages)})
     found = JobProcesses({})
     read = []
     for pages in (1000, 1000, 1500, 1505, 900):  # noqa: B007 - _seen looks at it

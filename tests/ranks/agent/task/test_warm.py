@@ -142,7 +142,10 @@ WITHOUT_TORCH = SCRIPT.replace("import torch\n", "").replace("torch.get_num_thre
     ("command", "said"),
     [
         ((sys.executable, "it's a script.py"), "the process that waited for it was killed"),
-        ((sys.executable, "-I", "-S", "it's a script.py"), "its Python can't run cluster_ddp.runtime.fork.warm"),
+        (
+            (sys.executable, "-I", "-S", "it's a script.py"),
+            "its Python can't run cluster_ddp.runtime.fork.waiting_rank",
+        ),
         ((sys.executable, "-S", "it's a script.py"), "No module named 'torch'"),
         (("env", "CLUSTER_DDP_PRELOAD=no_such", sys.executable, "it's a script.py"), "No module named 'no_such'"),
         ((sys.executable, "a zip.pyz"), "a zip.pyz is no source file"),

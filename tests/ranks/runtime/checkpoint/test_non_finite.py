@@ -22,7 +22,7 @@ from cluster_ddp.errors import CheckpointError, NonFiniteError, SpecError
 from cluster_ddp.jobs import progress
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
-from cluster_ddp.runtime.finite import FiniteState
+from cluster_ddp.runtime.non_finite import FiniteState
 from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from cluster_ddp.runtime.data.fingerprint import fingerprint
-from cluster_ddp.runtime.data.resident import ResidentSet
+from cluster_ddp.runtime.data.device_dataset import ResidentSet, fingerprint
 
 
 class Named(Dataset[int]):

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from cluster_ddp.runtime.data.loader import Loader
-from cluster_ddp.runtime.data.resident import DeviceLoader, ResidentSet
+from cluster_ddp.runtime.data.data_loader import Loader
+from cluster_ddp.runtime.data.device_dataset import DeviceLoader, ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler
 from cluster_ddp.runtime.data.worker_signals import keep_through_stops
 from cluster_ddp.runtime.world import World

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cluster_ddp.errors import DataError
-from cluster_ddp.runtime.data.resident import ResidentSet
+from cluster_ddp.runtime.data.device_dataset import ResidentSet
 
 
 @pytest.mark.parametrize(

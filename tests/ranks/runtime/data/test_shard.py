@@ -16,10 +16,10 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import Dataset, RandomSampler, TensorDataset
 
 from cluster_ddp.errors import ClusterDDPError, DataError
-from cluster_ddp.runtime.data import on_gpu
+from cluster_ddp.runtime.data import data_loader
 from cluster_ddp.runtime.data import shard as sharding
-from cluster_ddp.runtime.data.loader import Loader
-from cluster_ddp.runtime.data.resident import DeviceLoader, ResidentSet
+from cluster_ddp.runtime.data.data_loader import Loader
+from cluster_ddp.runtime.data.device_dataset import DeviceLoader, ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard, epoch_size
 from cluster_ddp.runtime.seeds import stream_seed
 from cluster_ddp.runtime.world import World
@@ -263,7 +263,7 @@ def test_a_gpus_next_batch_is_copied_while_this_one_is_used(monkeypatch: pytest.
             asked.append(f"make {number}")
             yield torch.tensor(number), "label"
 
-    for batch, label in on_gpu.copied(batches(), torch.device("meta"), ahead=ahead):
+    for batch, label in data_loader.copied(batches(), torch.device("meta"), ahead=ahead):
         assert batch.device.type == "meta" and label == "label"
         asked.append("use")
     handed = ["wait for the event", "record", "use"]
@@ -289,7 +289,7 @@ def test_samples_per_second_are_those_of_this_pass(monkeypatch: pytest.MonkeyPat
 def test_batches_of_any_form_are_moved() -> None:
     Pair = namedtuple("Pair", "a b")
     batch = {"x": [torch.zeros(1), (torch.ones(1), "text")], "y": Pair(torch.ones(2), 3)}
-    found = on_gpu.moved(batch, torch.device("meta"))
+    found = data_loader.moved(batch, torch.device("meta"))
     assert found["x"][0].device.type == found["x"][1][0].device.type == found["y"].a.device.type == "meta"
     assert (found["x"][1][1], found["y"].b) == ("text", 3) and type(found["y"]) is Pair
 
@@ -310,7 +310,7 @@ def test_what_has_a_to_of_its_own_moves_itself_in_the_trainings_stream(
         yield {"text": Encoding(ids=torch.zeros(2)), "packed": pack_sequence([torch.ones(2), torch.ones(1)])}
         asked.append("end")
 
-    (batch,) = on_gpu.copied(batches(), torch.device("meta"), ahead=ahead)
+    (batch,) = data_loader.copied(batches(), torch.device("meta"), ahead=ahead)
     assert type(batch["text"]) is Encoding and batch["text"]["ids"].device.type == "meta"
     assert isinstance(batch["packed"], PackedSequence)
     assert (batch["packed"].data.device.type, batch["packed"].batch_sizes.device.type) == ("meta", "cpu")

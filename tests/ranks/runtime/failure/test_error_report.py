@@ -23,7 +23,7 @@ from cluster_ddp.errors import CommunicatorError, DataError
 from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
 from cluster_ddp.runtime.failure import error_report, rank_progress
 from cluster_ddp.runtime.failure.error_report import FailureReporter
-from cluster_ddp.runtime.rendezvous import arrivals
+from cluster_ddp.runtime.rendezvous import arrived_ranks
 from cluster_ddp.slurm.topology import Topology
 
 JOB_ID = 50_000 + os.getpid() % 2000
@@ -34,7 +34,7 @@ def test_those_with_nothing_to_say_are_named_with_their_hosts() -> None:
     reporter, store = FailureReporter(), dist.HashStore()
     reporter.topology = Topology.from_environ(slurm_step(0, 2000, job_id=1))
     for rank in range(2000):
-        store.set(arrivals.arrival(rank), f"n{rank // 8}")
+        store.set(arrived_ranks.arrival(rank), f"n{rank // 8}")
         if rank not in (7, 1999):
             store.set(f"failed/{rank}", "")
     assert reporter._absent(store, "") == "rank 7 on n0, rank 1999 on n249"
@@ -47,7 +47,7 @@ def test_rank_0_stays_until_the_others_know_who_failed(capfd: pytest.CaptureFixt
     reporter, store = FailureReporter(), dist.HashStore()
     reporter.topology, reporter.store = Topology.from_environ(slurm_step(0, 2, job_id=1)), store
     for rank in range(2):
-        store.set(arrivals.arrival(rank), "n0")
+        store.set(arrived_ranks.arrival(rank), "n0")
     other = threading.Timer(0.5, store.set, ("failed/1", ""))
     other.start()
     begun, error = time.monotonic(), ValueError("the one that matters")

@@ -18,7 +18,7 @@ from slowness import scaled, wait_until
 
 from cluster_ddp import processes
 from cluster_ddp.agent.outcome import End
-from cluster_ddp.runtime.fork import affinity
+from cluster_ddp.runtime.device import cpu_affinity
 from cluster_ddp.runtime.fork.__main__ import PROGRAM
 from cluster_ddp.slurm.variables import node_name
 
@@ -377,13 +377,13 @@ def test_torch_and_numpy_are_enough(tmp_path: Path) -> None:
 def test_cpus_are_shared_out(
     monkeypatch: pytest.MonkeyPatch, cpus: set[int], ranks: int, env: dict[str, str], shares: list[set[int]]
 ) -> None:
-    monkeypatch.setattr(affinity, "_place", lambda cpu: (0, cpu, cpu))
-    assert [affinity.share(cpus, rank, ranks, env) for rank in range(ranks)] == shares
+    monkeypatch.setattr(cpu_affinity, "_place", lambda cpu: (0, cpu, cpu))
+    assert [cpu_affinity.share(cpus, rank, ranks, env) for rank in range(ranks)] == shares
 
 
 def test_the_threads_of_a_core_stay_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(affinity, "_place", lambda cpu: (0, cpu % 2, cpu))  # CPUs 0 and 2 are of the same core
-    assert [affinity.share({0, 1, 2, 3}, rank, 2, {}) for rank in (0, 1)] == [{0, 2}, {1, 3}]
+    monkeypatch.setattr(cpu_affinity, "_place", lambda cpu: (0, cpu % 2, cpu))  # CPUs 0 and 2 are of the same core
+    assert [cpu_affinity.share({0, 1, 2, 3}, rank, 2, {}) for rank in (0, 1)] == [{0, 2}, {1, 3}]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")

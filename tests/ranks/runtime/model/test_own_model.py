@@ -14,8 +14,8 @@ from torch.utils.data import TensorDataset
 
 import cluster_ddp
 from cluster_ddp.errors import SpecError
-from cluster_ddp.runtime.model import prebuild_ddp_buckets
-from cluster_ddp.runtime.model.plain import plain
+from cluster_ddp.runtime.model import ddp
+from cluster_ddp.runtime.model.ddp import unwrapped
 
 JOB_ID = 26_000 + os.getpid() % 2000
 
@@ -68,7 +68,7 @@ def compiled(world: cluster_ddp.World) -> None:
     inside = world.wrap(torch.compile(nn.Linear(3, 1), backend="eager"))  # type: ignore[arg-type]
     outside = torch.compile(world.wrap(nn.Linear(3, 1)), backend="eager")
     for model in (inside, outside):
-        assert list(plain(model).state_dict()) == ["weight", "bias"]
+        assert list(unwrapped(model).state_dict()) == ["weight", "bias"]
         with world.accumulate(model, 0, every=2) as is_last:  # type: ignore[arg-type]
             assert not is_last
 
@@ -194,7 +194,7 @@ def test_the_first_forward_pass_waits_for_nobody(tmp_path: Path) -> None:
 def test_a_model_on_two_devices_gets_its_buckets() -> None:
     """The meta device stands in for the first GPU: what is on the CPU must come to it."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 3, device="meta"), torch.nn.Linear(3, 1))
-    total = prebuild_ddp_buckets._Nothing(model)(torch.zeros(()))
+    total = ddp._Nothing(model)(torch.zeros(()))
     assert total.device.type == "meta" and total.requires_grad
 
 

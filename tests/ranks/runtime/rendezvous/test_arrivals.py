@@ -7,7 +7,7 @@ import math
 import pytest
 import torch.distributed as dist
 
-from cluster_ddp.runtime.rendezvous import arrivals
+from cluster_ddp.runtime.rendezvous import arrived_ranks
 from cluster_ddp.slurm.topology import Topology
 
 
@@ -27,7 +27,7 @@ def test_the_keys_that_are_missing_are_found(missing: tuple[int, ...]) -> None:
     store = CountingStore()
     for i in set(range(3000)).difference(missing):
         store.set(keys[i], "")
-    assert arrivals.unset(store, keys) == [keys[i] for i in missing]
+    assert arrived_ranks.unset(store, keys) == [keys[i] for i in missing]
     few = 2 * len(missing) * math.ceil(math.log2(1024)) + 3
     assert store.asked <= min(few, 2 * len(keys))
 
@@ -35,10 +35,10 @@ def test_the_keys_that_are_missing_are_found(missing: tuple[int, ...]) -> None:
 def test_hosts_come_in_the_order_of_ranks() -> None:
     store = dist.HashStore()
     for rank in range(2500):
-        store.set(arrivals.arrival(rank), f"n{rank // 8}")
-    assert arrivals.hosts(store, range(2500)) == [f"n{rank // 8}" for rank in range(2500)]
-    assert arrivals.hosts(store, [9, 3]) == ["n1", "n0"]
-    assert arrivals.hosts(store, []) == []
+        store.set(arrived_ranks.arrival(rank), f"n{rank // 8}")
+    assert arrived_ranks.hosts(store, range(2500)) == [f"n{rank // 8}" for rank in range(2500)]
+    assert arrived_ranks.hosts(store, [9, 3]) == ["n1", "n0"]
+    assert arrived_ranks.hosts(store, []) == []
 
 
 def two_nodes(**fields: object) -> Topology:
@@ -69,4 +69,4 @@ def two_nodes(**fields: object) -> Topology:
     ],
 )
 def test_missing_ranks_are_named_with_their_nodes(arrived: dict[int, str], missing: list[str]) -> None:
-    assert arrivals.missing_by_node(two_nodes(), arrived) == missing
+    assert arrived_ranks.missing_by_node(two_nodes(), arrived) == missing

@@ -19,8 +19,8 @@ from ranks import run_ranks, slurm_step
 from slowness import scaled
 
 from cluster_ddp.errors import DeviceError, RendezvousError
-from cluster_ddp.runtime.rendezvous import arrivals, beacon, store
-from cluster_ddp.runtime.rendezvous.secret import RunKey
+from cluster_ddp.runtime.rendezvous import arrived_ranks, port_discovery, store
+from cluster_ddp.runtime.rendezvous.run_key import RunKey
 from cluster_ddp.slurm.port import candidates
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
@@ -52,7 +52,7 @@ def part(topology: Topology, joined: torch.distributed.Store) -> None:
 def meet_under_torchrun() -> None:
     topology = Topology.from_environ(os.environ)
     joined = store.meet(topology, "cpu", timeout_s=scaled(30))
-    print(f"restart {arrivals.with_common_restarts(topology, joined).restart_count}")
+    print(f"restart {arrived_ranks.with_common_restarts(topology, joined).restart_count}")
     part(topology, joined)
 
 
@@ -98,7 +98,7 @@ def test_a_rank_without_a_gpu_is_refused_by_all_with_its_node(tmp_path: Path, jo
     ],
 )
 def test_odd_devices(kinds: list[str], words: str | None) -> None:
-    found = arrivals.odd_devices([(f"n{rank}", kind) for rank, kind in enumerate(kinds)])
+    found = arrived_ranks.odd_devices([(f"n{rank}", kind) for rank, kind in enumerate(kinds)])
     assert found is None if words is None else words in str(found)
 
 
@@ -295,16 +295,16 @@ def test_a_slow_beacon_is_waited_for_and_not_asked_again(job_id: int) -> None:
         thread = threading.Thread(target=answer_late, daemon=True)
         thread.start()
         stack.callback(thread.join)
-        assert beacon.find_store(topology, key, "127.0.0.1", time.monotonic() + 30) == (12345, "")
+        assert port_discovery.find_store(topology, key, "127.0.0.1", time.monotonic() + 30) == (12345, "")
     assert len(asked) == 1
     asked[0].close()
 
 
 def test_where_nobody_listens_the_first_port_is_asked_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    monkeypatch.setattr(beacon, "_ask", lambda address, port, *_: asked.append(port) or "connection refused")
+    monkeypatch.setattr(port_discovery, "_ask", lambda address, port, *_: asked.append(port) or "connection refused")
     topology = Topology.from_environ(slurm_step(1, 2, job_id=1))
-    port, heard = beacon.find_store(topology, RunKey.of(topology, {}), "127.0.0.1", time.monotonic() + 0.5)
+    port, heard = port_discovery.find_store(topology, RunKey.of(topology, {}), "127.0.0.1", time.monotonic() + 0.5)
     first, *others = candidates(1)
     assert port is None
     assert asked[:5] == [first, first, first, *others[:2]]
@@ -316,6 +316,6 @@ def test_what_ranks_of_one_node_serve_is_for_that_node_only(job_id: int, nodes: 
     topology = Topology.from_environ(
         slurm_step(0, 2, job_id=job_id, nodelist="a,b"[: 2 * nodes - 1], SLURM_STEP_NUM_NODES=str(nodes))
     )
-    with contextlib.closing(beacon.bind_first_free(topology)) as listener, socket.socket() as other:
+    with contextlib.closing(port_discovery.bind_first_free(topology)) as listener, socket.socket() as other:
         # To 127.0.0.2 connects who would come over the network, too: what listens on 127.0.0.1 is not there.
         assert (other.connect_ex(("127.0.0.2", listener.getsockname()[1])) != 0) == is_local

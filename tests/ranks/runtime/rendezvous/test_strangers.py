@@ -15,8 +15,8 @@ from ranks import run_ranks, slurm_step
 from test_store import greeting, is_free, meet_and_greet
 
 from cluster_ddp.errors import RendezvousError
-from cluster_ddp.runtime.rendezvous import beacon, store
-from cluster_ddp.runtime.rendezvous.secret import RunKey
+from cluster_ddp.runtime.rendezvous import port_discovery, store
+from cluster_ddp.runtime.rendezvous.run_key import RunKey
 from cluster_ddp.slurm.port import candidates
 from cluster_ddp.slurm.topology import Topology
 
@@ -76,7 +76,10 @@ def key(topology: Topology) -> RunKey:
 @pytest.fixture
 def port(topology: Topology, key: RunKey) -> Iterator[int]:
     """Of a beacon."""
-    with beacon.bind_first_free(topology) as listener, beacon.answering(listener, key, STORE_PORT, ranks=2):
+    with (
+        port_discovery.bind_first_free(topology) as listener,
+        port_discovery.answering(listener, key, STORE_PORT, ranks=2),
+    ):
         yield listener.getsockname()[1]
 
 
@@ -92,7 +95,7 @@ def everything_from(connection: socket.socket) -> bytes:
 
 
 def ask(port: int, key: RunKey) -> int | str:
-    return beacon._ask("127.0.0.1", port, key, 30.0)
+    return port_discovery._ask("127.0.0.1", port, key, 30.0)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_a_port_that_was_changed_on_its_way_is_not_believed(port: int, key: RunK
 
 def test_many_silent_callers_hold_nobody_up(port: int, key: RunKey) -> None:
     with contextlib.ExitStack() as stack:
-        strangers = [stack.enter_context(call(port)) for _ in range(2 + beacon._OTHER_CALLERS + 100)]
+        strangers = [stack.enter_context(call(port)) for _ in range(2 + port_discovery._OTHER_CALLERS + 100)]
         for stranger in strangers[::2]:
             stranger.sendall(b"0")  # and no end of the line
         assert ask(port, key) == STORE_PORT

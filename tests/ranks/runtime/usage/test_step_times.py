@@ -18,9 +18,8 @@ from ranks import run_ranks, slurm_step
 from slowness import scaled
 
 import cluster_ddp
-from cluster_ddp.runtime.usage import communication, step_times
-from cluster_ddp.runtime.usage.communication import ExposedCommunication
-from cluster_ddp.runtime.usage.step_times import StepTimes
+from cluster_ddp.runtime.usage import step_times
+from cluster_ddp.runtime.usage.step_times import ExposedCommunication, StepTimes
 from cluster_ddp.runtime.world import World
 
 
@@ -159,7 +158,7 @@ def backward(model: Any) -> None:
 
 
 def test_the_wait_after_the_backward_pass_is_measured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(communication, "_EVERY_S", 0.0)
+    monkeypatch.setattr(step_times, "_EVERY_S", 0.0)
     model, times = trained(world, LateReduction(0.3))
     for _ in range(2):
         backward(model)

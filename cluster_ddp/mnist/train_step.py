@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import profiler
 
 from cluster_ddp import Shard, World
 from cluster_ddp.mnist import cuda_graphs
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.fast_cpu import FAST, fastest, tune_malloc
-from cluster_ddp.mnist.recipes import LAYOUTS, Recipe, lr_factor, warm_up
-from cluster_ddp.mnist.trace_ranges import ranges
+from cluster_ddp.mnist.hyperparameters import LAYOUTS, Recipe, lr_factor, warm_up
 from cluster_ddp.protocol import Env
 
 _IMAGE = (1, 28, 28)
@@ -185,3 +187,20 @@ class Step:
 def _in_order(gradient: torch.Tensor) -> torch.Tensor:
     """Give a gradient the strides of DDP's buckets. Under channels_last, a convolution's gradient has others."""
     return gradient.reshape(-1).view(gradient.shape)
+
+
+def ranges(device: torch.device, *, enabled: bool) -> Callable[[str], AbstractContextManager[object]]:
+    """What names a part of a step, if enabled: in torch's profiles and, on GPUs, for Nsight Systems (NVTX)."""
+    if not enabled:
+        return contextlib.nullcontext
+    return _with_nvtx if device.type == "cuda" else profiler.record_function
+
+
+@contextlib.contextmanager
+def _with_nvtx(name: str) -> Iterator[None]:
+    torch.cuda.nvtx.range_push(name)
+    try:
+        with profiler.record_function(name):
+            yield
+    finally:
+        torch.cuda.nvtx.range_pop()

@@ -1,11 +1,37 @@
-"""Progress of an epoch: a bar on a terminal, plain lines elsewhere."""
+"""What a rank prints, and the bar that shows an epoch's progress.
+
+A full disk or a closed pipe does not end a training.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from types import TracebackType
 
-from cluster_ddp.runtime.safe_print import say
+
+def say(text: str, end: str = "\n") -> None:
+    """Print a text and `end` at once. If stdout fails, say so once on stderr and drop all later lines."""
+    try:
+        try:
+            print(text, end=end, flush=True)
+        except UnicodeEncodeError:
+            print(text.encode("ascii", "backslashreplace").decode(), end=end, flush=True)
+    except (OSError, ValueError) as error:  # ValueError: somebody closed it
+        # Its buffer would fail again at exit, and Python would end with status 120.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        complain(f"stdout takes no more output ({error}); training continues without it.")
+
+
+def complain(text: str) -> None:
+    """Write a line to stderr in one piece, so that lines of several ranks don't mix. Failures are ignored."""
+    if sys.stderr is None:  # there was none when Python started
+        return
+    try:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 class Progress:
@@ -46,10 +72,7 @@ class Progress:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
             self._bar.stop()

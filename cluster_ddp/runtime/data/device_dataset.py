@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,8 @@ Batch = tuple[torch.Tensor, ...]
 
 RESIDENT_SHARE = 0.1
 """Default part of a GPU's free memory. The rest is for buckets of gradients, the optimizer and activations."""
+
+_SAMPLES = 64  # of a fingerprint
 
 
 def _as_they_are(*parts: torch.Tensor) -> Batch:
@@ -89,7 +92,7 @@ def place(dataset: Dataset[Any], device: torch.device, *, share: float, told: bo
 
     Args:
         dataset: any dataset.
-        device: this rank's device.
+        device: this rank's.
         share: the part (0 to 1) of a GPU's free memory that it may take.
         told: whether to log that it does not fit.
     """
@@ -106,3 +109,24 @@ def place(dataset: Dataset[Any], device: torch.device, *, share: float, told: bo
             )
         return None
     return dataset.to(device)
+
+
+def fingerprint(dataset: Dataset[object]) -> str | None:
+    """Return what tells datasets of the same size apart, if it is cheap to compute; else None.
+
+    It is the dataset's attribute `fingerprint` or `_fingerprint` (as in Hugging Face's datasets), if that is a str. For
+    a TensorDataset or `ResidentSet` it is the SHA-256 (hexadecimal) of dtypes, shapes and 64 evenly spaced samples:
+    changes in other samples are not seen.
+    """
+    for name in ("fingerprint", "_fingerprint"):
+        if isinstance(found := getattr(dataset, name, None), str):
+            return found
+    if not isinstance(dataset, (TensorDataset, ResidentSet)):
+        return None
+    digest = hashlib.sha256()
+    for tensor in dataset.tensors:
+        rows = torch.linspace(0, len(tensor) - 1, _SAMPLES if len(tensor) else 0, device=tensor.device).long()
+        sample = tensor[rows].cpu().contiguous()
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(sample.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

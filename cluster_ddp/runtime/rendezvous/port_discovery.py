@@ -1,4 +1,4 @@
-"""The beacon: it tells the port of rank 0's store to the ranks of the run, and to nobody else.
+"""The beacon that tells the port of rank 0's store to the ranks of the run, and to nobody else.
 
 Rank 0 runs a beacon on the first of the topology's candidate ports that it can bind. The other ranks try the candidates
 one after the other until one proves to be their own beacon. A candidate that another program holds costs a fraction of
@@ -27,7 +27,7 @@ from collections.abc import Iterator
 
 from cluster_ddp.agent.channel import sockets
 from cluster_ddp.errors import RendezvousError
-from cluster_ddp.runtime.rendezvous.secret import RunKey
+from cluster_ddp.runtime.rendezvous.run_key import RunKey
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
 

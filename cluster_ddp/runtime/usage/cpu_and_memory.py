@@ -1,9 +1,14 @@
-"""CPU time and memory of a job on this node from /proc, where it has no control group of its own (proc(5))."""
+"""CPU time and memory of a job on this node.
+
+From the control group that Slurm makes for its step (cgroups(7)). Version 2: /…/job_12/step_0/user/task_0, one
+hierarchy. Version 1: the same path below each controller's mount. Without one, from /proc (proc(5)).
+"""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,10 +16,85 @@ from typing import NamedTuple
 
 from cluster_ddp.protocol import Env
 
+MOUNT = Path("/sys/fs/cgroup")
+_STEP = re.compile(r"^.*/job_\d+/step_[^/]+")
 _PSS_EVERY_S = 10.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Variables that all processes of a job on a node have, and no others.
 _MARKS = ("SLURM_JOB_ID", "SLURMD_NODENAME", Env.LOCAL_JOB_ID, "TORCHELASTIC_RUN_ID")
+
+
+class StepCgroup:
+    """The control group of this process's step: all tasks of it on this node.
+
+    Args:
+        text: the content of /proc/self/cgroup.
+        mount: where the control groups are mounted.
+
+    Raises:
+        OSError: this process is in no step's control group, or it can't be read.
+    """
+
+    def __init__(self, text: str, mount: Path = MOUNT) -> None:
+        folders = _folders(text, mount)
+        self._is_v2 = "" in folders and (folders[""] / "cpu.stat").exists()
+        if self._is_v2:
+            self._cpu = self._memory = folders[""]
+        else:
+            try:
+                self._cpu, self._memory = folders["cpuacct"], folders["memory"]
+            except KeyError as error:
+                raise FileNotFoundError("no control group of a step") from error
+        self.cpu_s()
+        self.memory_bytes()
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds of all processes so far."""
+        if self._is_v2:
+            return _fields(self._cpu / "cpu.stat")["usage_usec"] / 1e6
+        return int((self._cpu / "cpuacct.usage").read_text()) / 1e9
+
+    def memory_bytes(self) -> int:
+        """Return the memory in use: of the processes, and what they share, but without the cache of files."""
+        if self._is_v2:
+            fields = _fields(self._memory / "memory.stat")
+            return fields["anon"] + fields["shmem"]
+        fields = _fields(self._memory / "memory.stat")
+        return fields["total_rss"] + fields.get("total_shmem", 0)
+
+
+def step_folder(text: str, controller: str, mount: Path = MOUNT) -> Path:
+    """Return the folder of the step's control group for a controller, such as "memory".
+
+    Args:
+        text: the content of /proc/self/cgroup.
+        controller: its name; with version 2 all have one folder.
+        mount: where the control groups are mounted.
+
+    Raises:
+        FileNotFoundError: this process is in no step's control group.
+    """
+    folders = _folders(text, mount)
+    folder = folders.get("", folders.get(controller))
+    if folder is None or not folder.is_dir():
+        raise FileNotFoundError("no control group of a step")
+    return folder
+
+
+def _folders(text: str, mount: Path) -> dict[str, Path]:
+    """Controller ("" for version 2) -> folder of the step's control group."""
+    found = {}
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if match := _STEP.match(path):
+            for controller in controllers.split(","):
+                below = mount / controllers if (mount / controllers).is_dir() else mount / controller
+                found[controller] = Path(f"{below}{match[0]}")
+    return found
+
+
+def _fields(path: Path) -> dict[str, int]:
+    return {name: int(value) for name, value in (line.split() for line in path.read_text().splitlines())}
 
 
 class _Seen(NamedTuple):
@@ -60,9 +140,8 @@ class JobProcesses:
     def _seen(self) -> dict[tuple[int, str], _Seen]:
         """CPU time and pages of each process of the job. Others are looked at once: there may be thousands."""
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - names are enough
-        self._is_ours = {
-            pid: self._is_ours[pid] if pid in self._is_ours else self._looks_like_ours(pid) for pid in pids
-        }
+        known = self._is_ours
+        self._is_ours = {pid: known[pid] if pid in known else self._looks_like_ours(pid) for pid in pids}
         found = {}
         for pid in (pid for pid, is_ours in self._is_ours.items() if is_ours):
             try:

@@ -1,0 +1,113 @@
+"""A model in DistributedDataParallel, with defaults for training that resumes exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from cluster_ddp.errors import SpecError, check_options
+from cluster_ddp.runtime.data.shard import Shard
+
+T = TypeVar("T")
+
+_NEVER = 2**31 - 1
+_HINT = "leave it out; for a model on several devices: world.wrap(model, place=False)"
+_CHOSEN = dict.fromkeys(("module", "device_ids", "output_device"), ("world.wrap chooses it.", _HINT))
+
+
+def wrap(
+    model: torch.nn.Module,
+    device: torch.device,
+    *,
+    place: bool,
+    options: Mapping[str, Any],
+    synchronize: Callable[[], object],
+) -> DistributedDataParallel:
+    """Wrap a model as `World.wrap` describes, with its errors. `synchronize` waits for the device."""
+    check_options(options, "world.wrap(model, {}=…)", DistributedDataParallel, chosen=_CHOSEN)
+    device_ids = [device.index] if place and device.type == "cuda" else None
+    model = model.to(device) if place else model
+    wrapped = DistributedDataParallel(model, device_ids=device_ids, **{"gradient_as_bucket_view": True, **options})
+    if device.type == "cuda":
+        # In every hundredth step DDP would measure times: it waits for the device then, and no graph can capture that.
+        wrapped._set_ddp_runtime_logging_sample_rate(_NEVER)
+    if not wrapped.static_graph:  # its first backward pass must be a real one: it notes which parameters are used
+        prebuild_ddp_buckets(wrapped, synchronize)
+    return wrapped
+
+
+def prebuild_ddp_buckets(model: DistributedDataParallel, synchronize: Callable[[], object]) -> None:
+    """Run one backward pass of zeros, after which DDP's buckets have their final order. A collective.
+
+    From the second pass on, DDP sorts parameters into buckets by the order in which the first backward pass reached
+    them. With more than two ranks, a gradient's place in its bucket decides the order in which the ranks' values are
+    added. Does nothing for models with sparse gradients.
+
+    DDP would sort them in the next forward pass, in which rank 0 broadcasts the order: a wait in C++, on GPUs without
+    our time limit. So it sorts them now, when all ranks are known to be here. The gradients are None afterwards.
+
+    Raises:
+        DeviceTimeoutError, PeerFailedError: as `World.synchronize`.
+    """
+    if any(getattr(part, "sparse", False) for part in model.modules()):
+        return  # only embeddings make sparse gradients
+    bare = model.module
+    model.module = _Nothing(bare)
+    try:
+        with torch.enable_grad():
+            # It needs an input: with device_ids, as on GPUs, DDP moves its first input to the device.
+            model(torch.zeros(())).backward()
+    finally:
+        model.module = bare
+    model.zero_grad(set_to_none=True)
+    synchronize()  # the all-reduce ends when all ranks have come
+    model._has_rebuilt_buckets = model.reducer._rebuild_buckets()  # as DDP's own forward does (torch 2.10 to 2.14)
+
+
+class _Nothing(torch.nn.Module):
+    """Returns a zero whose gradient reaches all parameters of another module, the last ones first."""
+
+    def __init__(self, other: torch.nn.Module) -> None:
+        super().__init__()
+        self.other = other
+
+    def forward(self, _: torch.Tensor) -> torch.Tensor:
+        """Return the zero."""
+        parameters = [parameter for parameter in self.other.parameters() if parameter.requires_grad]
+        touched = [parameter.flatten()[:1].sum().real.float() for parameter in parameters]
+        return torch.stack([one.to(touched[0].device) for one in touched]).sum() * 0
+
+
+def unwrapped(part: T) -> T:
+    """Return the module inside DistributedDataParallel and torch.compile, in whatever order; others unchanged.
+
+    Its state has the plain names of the parameters, without "module." and "_orig_mod.".
+    """
+    inner = part
+    while True:
+        if isinstance(inner, DistributedDataParallel):
+            inner = inner.module
+        elif "_orig_mod" in getattr(inner, "_modules", {}):  # torch.compile's OptimizedModule
+            inner = inner._orig_mod  # type: ignore[attr-defined]
+        else:
+            return inner
+
+
+@contextmanager
+def accumulate(model: DistributedDataParallel, batch: Shard | int, *, every: int) -> Iterator[bool]:
+    """Run forward and backward in the body as `World.accumulate` describes, with its errors."""
+    if every < 1:
+        raise SpecError(f"Accumulating {every} batches:", "an update needs 1 or more.", "every=4")
+    if not hasattr(model, "no_sync"):  # torch.compile's wrapper has it, too
+        asked = f"Accumulating gradients of a {type(model).__name__}:"
+        raise SpecError(asked, "it is not wrapped in DistributedDataParallel.", "model = world.wrap(model)")
+    step, is_end = (batch, False) if isinstance(batch, int) else (batch.step, batch.seen == batch.size)
+    is_last = is_end or (step + 1) % every == 0
+    with ExitStack() as stack:
+        if not is_last:
+            stack.enter_context(model.no_sync())
+        yield is_last
