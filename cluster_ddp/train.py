@@ -22,8 +22,7 @@ from typing import Any, Literal, get_args, get_origin
 from cluster_ddp import mnist
 from cluster_ddp.agent.grid import ARRAY_TASK, fill_in
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, exit_on_error
-from cluster_ddp.mnist.config import TrainConfig
-from cluster_ddp.mnist.result import TrainResult
+from cluster_ddp.mnist.config import TrainConfig, TrainResult
 from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.fork import rank_exit
 from cluster_ddp.runtime.rendezvous import first_rank

@@ -1,11 +1,10 @@
 """The reference workload: the CNN of PyTorch's MNIST example, trained under DDP.
 
-config           its options                 idx_files    the datasets' files and their digests
+config           options, and the result     idx_files    the datasets' files and their digests
 model            the CNNs, plain             data         images and labels as tensors
 hyperparameters  optimizer, learning rate    train_step   forward, backward, update
-loop             train and test              result       what a training returns
+loop             train and test              benchmark    some steps, timed
 fast_cpu         the CNNs, faster on CPUs    cuda_graphs  a step as CUDA graphs
-benchmark        some steps, timed
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ import gc
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cluster_ddp.mnist.config import TrainConfig
-    from cluster_ddp.mnist.result import TrainResult
+    from cluster_ddp.mnist.config import TrainConfig, TrainResult
 
 
 def train(config: TrainConfig) -> TrainResult:

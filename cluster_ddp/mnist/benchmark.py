@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 from cluster_ddp import DataError, RunDir, RunDirError, Shard, World
 from cluster_ddp.mnist import cuda_graphs, data
-from cluster_ddp.mnist.config import TrainConfig
+from cluster_ddp.mnist.config import TrainConfig, TrainResult
 from cluster_ddp.mnist.hyperparameters import Recipe
-from cluster_ddp.mnist.result import TrainResult
 from cluster_ddp.mnist.train_step import Step
 from cluster_ddp.protocol import File, Record
 

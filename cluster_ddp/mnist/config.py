@@ -1,4 +1,7 @@
-"""The options of the reference workload; the command line is made from them. Imports no torch."""
+"""The options of the reference workload, and what a training returns. The command line is made of the options.
+
+Imports no torch: `Job.result` loads a result where the job was submitted.
+"""
 
 from __future__ import annotations
 
@@ -195,3 +198,17 @@ _LOWEST = {
 def _error(name: str, value: object, legal: str) -> SpecError:
     option = "--" + name.replace("_", "-")
     return SpecError(f"Training with {option} {value}:", f"{name} must be {legal}.", f"give {option} {legal}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainResult:
+    """What a training returns: its last figures. One that this start of the job did not measure is None."""
+
+    accuracy: float | None = None
+    """On the test set, after the last epoch: 0 to 1."""
+    loss: float | None = None
+    """Mean over the test set, after the last epoch."""
+    samples_per_s: float | None = None
+    """Training samples per second over all ranks, from the last log line."""
+    run_dir: Path
+    """The run directory."""

@@ -23,9 +23,8 @@ from cluster_ddp import (
     load_weights,
 )
 from cluster_ddp.mnist import benchmark, cuda_graphs, data, idx_files
-from cluster_ddp.mnist.config import TrainConfig
+from cluster_ddp.mnist.config import TrainConfig, TrainResult
 from cluster_ddp.mnist.hyperparameters import Recipe, chosen, identity
-from cluster_ddp.mnist.result import TrainResult
 from cluster_ddp.mnist.train_step import Step
 
 _LONG_RUN_STEPS = 1000  # timing the layouts takes as long as about twenty

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,11 +11,11 @@ from typing import Literal, TypeVar
 import torch
 import torch.distributed as dist
 
+from cluster_ddp.agent.secret import Key
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime import object_collectives, process_group
 from cluster_ddp.runtime.device import nonblocking_wait
 from cluster_ddp.runtime.failure import rank_progress
-from cluster_ddp.runtime.rendezvous.run_key import RunKey
 from cluster_ddp.slurm.topology import Topology
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class Collectives:
     """Seconds to wait for the other ranks in a collective."""
     peer_failed: Callable[[], bool] = field(default=lambda: False, repr=False)
     """Whether another rank is known to have failed."""
-    key: RunKey = field(default_factory=RunKey.of_one_process, repr=False)
+    key: Key = field(default_factory=lambda: Key(os.urandom(32)), repr=False)
     """The key that only the ranks of this run have."""
 
     @property

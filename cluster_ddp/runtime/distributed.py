@@ -26,7 +26,7 @@ from cluster_ddp.runtime.failure.hang_watch import DEFAULT_WARNING_S, HangWatch
 from cluster_ddp.runtime.failure.peer_watch import PeerWatch
 from cluster_ddp.runtime.rendezvous import arrived_ranks, host_network, store
 from cluster_ddp.runtime.rendezvous.host_network import choose_interface
-from cluster_ddp.runtime.rendezvous.run_key import RunKey
+from cluster_ddp.runtime.rendezvous.port_discovery import run_key
 from cluster_ddp.runtime.run_dir import background_writer
 from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
@@ -98,7 +98,7 @@ def _meet(
 ) -> tuple[World, PeerWatch]:
     """Find the other ranks and make the process group."""
     device = all_devices[0]
-    key = RunKey.of(topology, os.environ)
+    key = run_key(topology, os.environ)
     reporter.store = store.meet(topology, device.type, key, timeout_s=timeout_s)
     topology = arrived_ranks.with_common_restarts(topology, reporter.store)
     choose_interface(topology, os.environ)

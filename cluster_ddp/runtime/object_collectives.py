@@ -16,10 +16,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from cluster_ddp.agent.secret import Key
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime import process_group
-from cluster_ddp.runtime.rendezvous.run_key import RunKey
 
 _PLAIN, _PICKLED = b"plain\n", b"pickled\n"
 _PURPOSE = "pickle"
@@ -32,7 +32,7 @@ class _NotPlainError(Exception):
     pass
 
 
-def pack(value: Any, key: RunKey) -> bytes:
+def pack(value: Any, key: Key) -> bytes:
     """Return a value as bytes.
 
     Args:
@@ -54,7 +54,7 @@ def pack(value: Any, key: RunKey) -> bytes:
     return _PLAIN + head + b"\n" + b"".join(blobs)
 
 
-def unpack(data: bytes, key: RunKey) -> Any:
+def unpack(data: bytes, key: Key) -> Any:
     """Return the value that a rank has packed.
 
     Raises:
@@ -98,7 +98,7 @@ def _no_secret(asked: str) -> ClusterDDPError:
     return ClusterDDPError(asked, found, hint)
 
 
-def all_gather(value: Any, key: RunKey) -> list[Any]:
+def all_gather(value: Any, key: Key) -> list[Any]:
     """Return every rank's value, in the order of ranks, on every rank. A collective."""
     process_group.check()
     mine, sizes = _padded(pack(value, key))
@@ -107,7 +107,7 @@ def all_gather(value: Any, key: RunKey) -> list[Any]:
     return [unpack(_bytes(one, size), key) for one, size in zip(ranks, sizes)]
 
 
-def gather(value: Any, key: RunKey) -> list[Any] | None:
+def gather(value: Any, key: Key) -> list[Any] | None:
     """Return every rank's value, in the order of ranks, on rank 0; None on the others. A collective."""
     process_group.check()
     mine, sizes = _padded(pack(value, key))
@@ -116,7 +116,7 @@ def gather(value: Any, key: RunKey) -> list[Any] | None:
     return None if ranks is None else [unpack(_bytes(one, size), key) for one, size in zip(ranks, sizes)]
 
 
-def broadcast(value: Any, key: RunKey) -> Any:
+def broadcast(value: Any, key: Key) -> Any:
     """Return rank 0's value on every rank. A collective."""
     process_group.check()
     is_main = dist.get_rank() == 0

@@ -51,11 +51,8 @@ def note_early(signals: Sequence[str], *, instead_of: Sequence[object] | None = 
     TERM still ends the process, since there is nothing to save yet. Has no effect outside the main thread.
 
     Args:
-        signals: names of signals; SIG may be left out.
+        signals: as for `number_of`, with its error.
         instead_of: the handlers to replace, such as signal.SIG_DFL; None replaces any.
-
-    Raises:
-        SpecError: a signal does not exist or can't be handled.
     """
     for number in dict.fromkeys(map(number_of, signals)):
         replaced = instead_of is None or signal.getsignal(number) in instead_of
@@ -195,10 +192,7 @@ class _Handler:
 
 
 def number_of(name: str) -> signal.Signals:
-    """Return the number of a signal that can stop a training.
-
-    Args:
-        name: its name, in any case; SIG may be left out.
+    """Return the number of a signal that can stop a training, by its name in any case; SIG may be left out.
 
     Raises:
         SpecError: there is no such signal, or it can't be handled.

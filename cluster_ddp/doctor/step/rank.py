@@ -12,6 +12,7 @@ from typing import Any
 
 from cluster_ddp.agent import notes
 from cluster_ddp.agent.channel.lines import Message
+from cluster_ddp.agent.secret import Key
 from cluster_ddp.doctor import isolated
 from cluster_ddp.doctor.checks import Site, all_checks, limits
 from cluster_ddp.doctor.finding import Finding
@@ -22,7 +23,7 @@ from cluster_ddp.doctor.step.links import Listener
 from cluster_ddp.doctor.step.place import Place
 from cluster_ddp.doctor.verdict import Verdict
 from cluster_ddp.runtime.failure import sick_nodes
-from cluster_ddp.runtime.rendezvous.run_key import RunKey
+from cluster_ddp.runtime.rendezvous.port_discovery import run_key
 
 SETTLE_S = 4.0
 """Seconds that rank 0 listens until a rank that can't connect has surely failed."""
@@ -72,7 +73,7 @@ class Rank:
 
     def __init__(self, options: Options, env: Mapping[str, str], place: Place, folder: Path | None) -> None:
         self.options, self.env, self.place, self.folder = options, env, place, folder
-        self.key = RunKey.of(place.topology, env) if place.topology is not None else RunKey(b"", place.step)
+        self.key = run_key(place.topology, env) if place.topology is not None else Key(b"", place.step)
         self.report: Message = {}
         """The report of tier 1."""
         self.verdict = Verdict(subject=self._subject(), num_nodes=self._num_nodes())

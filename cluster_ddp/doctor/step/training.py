@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cluster_ddp.agent.secret import Key
 from cluster_ddp.doctor.checks import of_all
 from cluster_ddp.doctor.finding import Finding
 from cluster_ddp.doctor.step.links import shown_rate
-from cluster_ddp.runtime.rendezvous.run_key import RunKey
 from cluster_ddp.slurm.topology import Topology
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Measured:
     """Check in which it broke off."""
 
 
-def measure(topology: Topology, key: RunKey) -> Iterator[str | dict[str, Any]]:
+def measure(topology: Topology, key: Key) -> Iterator[str | dict[str, Any]]:
     """Meet the other ranks, add numbers with them, and take a step of DDP with them.
 
     Yields the name of each check that begins, at last the fields of a `Measured`.

@@ -20,12 +20,8 @@ _CUBLAS_WORKSPACE = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 def set_up(topology: Topology, *, cuda: bool, deterministic: bool) -> list[torch.device]:
     """Choose and set up this rank's device. Call it before the device is used and before the process group is made.
 
-    With several GPUs per task, the next ones follow it. On a CPU, the same device stands in for each.
-
-    Args:
-        topology: the rank's place.
-        cuda: use a GPU if this process sees one.
-        deterministic: see `distributed`.
+    With several GPUs per task, the next ones follow it. On a CPU, the same device stands in for each. For `cuda` and
+    `deterministic` see `distributed`.
 
     Raises:
         DeviceError: GPUs don't match the ranks, torch sees none of those that Slurm gave, or CUDA can't start.
@@ -94,14 +90,9 @@ def _choose_visible(topology: Topology) -> str:
 def choose(topology: Topology, visible_gpus: int, env: Mapping[str, str]) -> str:
     """Return the name of a rank's device, as torch has it; with several GPUs per task, of the first one.
 
-    Args:
-        topology: the rank's place.
-        visible_gpus: number of GPUs that torch sees in this process.
-        env: the environment; only read.
-
-    Returns:
-        "cpu" if no GPU is visible; "cuda:0" if the task sees its own GPUs only (as with --gpus-per-task, or where each
-        rank has a container; NCCL refuses two ranks with the same GPU); else "cuda:<local_rank * gpus_per_task>".
+    It is "cpu" if torch sees no GPU in this process; "cuda:0" if the task sees its own GPUs only (as with
+    --gpus-per-task, or where each rank has a container; NCCL refuses two ranks with the same GPU); else
+    "cuda:<local_rank * gpus_per_task>".
 
     Raises:
         DeviceError: fewer GPUs are visible than needed for the ranks of this node.

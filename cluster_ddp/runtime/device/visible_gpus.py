@@ -29,10 +29,6 @@ def own(env: Mapping[str, str], local_rank: int) -> dict[str, str]:
 
     CUDA enumerates at most one MIG instance, the first of a list (NVIDIA's MIG user guide, "CUDA Device Enumeration"):
     all ranks of a node would use the same one.
-
-    Args:
-        env: an environment, such as os.environ; only read.
-        local_rank: this rank's number on its node.
     """
     changes = {}
     for name in NAMES:
@@ -48,9 +44,6 @@ def counted_once(env: Mapping[str, str]) -> dict[str, str]:
     ROCR_VISIBLE_DEVICES applies first. HIP_VISIBLE_DEVICES (or CUDA_VISIBLE_DEVICES, which HIP also reads) then counts
     within the remaining GPUs (ROCm's documentation, "GPU isolation techniques"). Slurm may set all to the same list:
     for GPUs 2 and 3, HIP would look for the third and fourth of two GPUs.
-
-    Args:
-        env: an environment, such as os.environ; only read.
     """
     first = env.get("ROCR_VISIBLE_DEVICES")
     if not first:

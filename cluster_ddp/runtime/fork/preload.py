@@ -61,12 +61,9 @@ def load(more: Sequence[str] = (), *, forks: bool = True) -> None:
 
 
 def reinit_after_fork(cpus: int) -> None:
-    """In a rank, set threads and random numbers of the modules as in a process that was started on its own.
+    """In a rank with so many CPUs, set threads and random numbers of the modules as in a new process.
 
     os.fork itself reseeds Python's random numbers.
-
-    Args:
-        cpus: number of CPUs of the rank.
     """
     import torch
 
@@ -79,11 +76,7 @@ def reinit_after_fork(cpus: int) -> None:
 
 
 def set_blas_threads(cpus: int) -> None:
-    """In a rank, set the number of OpenBLAS's threads as in a process that was started on its own.
-
-    Args:
-        cpus: number of CPUs of the rank.
-    """
+    """In a rank with so many CPUs, set the number of OpenBLAS's threads as in a new process."""
     said = next((value for name in _BLAS_THREADS if (value := os.environ.get(name, "")).isdigit()), None)
     count = int(said or cpus)
     if count == 1:  # unchanged

@@ -68,8 +68,7 @@ def with_common_restarts(topology: Topology, store: dist.Store) -> Topology:
 def odd_devices(arrived: Sequence[tuple[str, str]]) -> str | None:
     """Return which ranks have another kind of device than most, in words; None if all have the same.
 
-    Args:
-        arrived: host name and kind of device of all ranks, in the order of ranks.
+    `arrived` has host name and kind of device of all ranks, in their order.
     """
     kinds = Counter(device_type for _, device_type in arrived)
     if len(kinds) < 2:
@@ -84,10 +83,7 @@ def missing_by_node(topology: Topology, arrived: dict[int, str]) -> list[str]:
     """Return the ranks that have not arrived, with their nodes if these are certain: ["6", "7 (node4)"].
 
     They are certain if only one node lacks ranks, or if the arrived ranks are placed as by block distribution.
-
-    Args:
-        topology: of any rank.
-        arrived: rank -> host name.
+    `arrived` is rank -> host name.
     """
     absent = [rank for rank in range(topology.world_size) if rank not in arrived]
     places = [n for n, count in zip(topology.nodes, topology.tasks_per_node) for _ in range(count)]

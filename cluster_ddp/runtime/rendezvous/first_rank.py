@@ -27,10 +27,8 @@ _POLL_S = 0.2
 def has_said_it(env: Mapping[str, str]) -> bool:
     """Return whether the first rank of this node has ended, and so has said what is wrong; then a line names it.
 
-    Any other rank waits for that, at most four seconds. By then srun (--kill-on-bad-exit) has often ended it.
-
-    Args:
-        env: the environment with which this process was started, such as os.environ.
+    Any other rank waits for that, at most four seconds. By then srun (--kill-on-bad-exit) has often ended it. `env` is
+    the environment with which this process was started.
     """
     name = next((name for name in _LOCAL_RANK if env.get(name)), None)
     if name is None or env[name] == "0":

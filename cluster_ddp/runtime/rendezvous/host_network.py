@@ -60,11 +60,7 @@ def resolve(host: str, deadline: float) -> str:
 
 
 class ReverseLookup:
-    """Looks up the name of an address in a thread, to measure how long that takes.
-
-    Args:
-        address: numeric, IPv4 or IPv6.
-    """
+    """Looks up the name of a numeric address (IPv4 or IPv6) in a thread, to measure how long that takes."""
 
     def __init__(self, address: str) -> None:
         # In the form that the address of a peer has on a TCPStore's dual-stack socket.

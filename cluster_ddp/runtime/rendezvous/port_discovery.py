@@ -23,11 +23,13 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from cluster_ddp.agent.channel import sockets
+from cluster_ddp.agent.secret import Key
 from cluster_ddp.errors import RendezvousError
-from cluster_ddp.runtime.rendezvous.run_key import RunKey
+from cluster_ddp.protocol import Env
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
 
@@ -54,6 +56,16 @@ _OTHER_CALLERS = 64
 _ACCEPTED_AT_ONCE = 64
 
 
+def run_key(topology: Topology, env: Mapping[str, str]) -> Key:
+    """Return the key that only the ranks of one run have: it differs from those of the job's other steps.
+
+    It is made of the secret in `env` (`Env.SECRET`); for a run of one process it is random.
+    """
+    if topology.world_size == 1:
+        return Key(os.urandom(32))
+    return Key(os.fsencode(env.get(Env.SECRET, "")), topology.key)
+
+
 def bind_first_free(topology: Topology) -> socket.socket:
     """Return a socket that listens on the first candidate port that is free here.
 
@@ -77,12 +89,7 @@ def bind_first_free(topology: Topology) -> socket.socket:
 def listen(topology: Topology, port: int) -> socket.socket:
     """Return a socket that listens on a port: on loopback if the run has one node, else on all interfaces.
 
-    Args:
-        topology: of rank 0.
-        port: its number; 0 lets the system choose a free one.
-
-    Raises:
-        OSError: the port is taken.
+    With port 0 the system chooses a free one. Raises OSError if the port is taken.
     """
     if topology.num_nodes == 1:
         return socket.create_server((LOOPBACK, port), backlog=_BACKLOG)
@@ -90,14 +97,10 @@ def listen(topology: Topology, port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def answering(listener: socket.socket, key: RunKey, store_port: int, ranks: int) -> Iterator[None]:
+def answering(listener: socket.socket, key: Key, store_port: int, ranks: int) -> Iterator[None]:
     """During the body, tell the store's port to everyone who connects and proves to have the key.
 
-    Args:
-        listener: the socket of the beacon; it is shut down at the end.
-        key: the key of this run.
-        store_port: the port to tell.
-        ranks: number of ranks that may connect at once.
+    The listener is shut down at the end. `ranks` is the number of ranks that may connect at once.
     """
     beacon = _Beacon(listener, key, str(store_port).encode(), ranks + _OTHER_CALLERS)
     thread = threading.Thread(target=beacon.run, name="beacon", daemon=True)
@@ -110,20 +113,20 @@ def answering(listener: socket.socket, key: RunKey, store_port: int, ranks: int)
         thread.join()
 
 
+@dataclass(eq=False)
 class _Caller:
     """A connection to the beacon."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self.gone_at = time.monotonic() + _CALLER_S
-        self.heard = b""
-        self.nonces: tuple[bytes, bytes] | None = None  # theirs and ours, once they were exchanged
+    connection: socket.socket
+    gone_at: float
+    heard: bytes = b""
+    nonces: tuple[bytes, bytes] | None = None  # theirs and ours, once they were exchanged
 
 
 class _Beacon:
     """Serves all callers from one thread. None waits for another."""
 
-    def __init__(self, listener: socket.socket, key: RunKey, store_port: bytes, most_callers: int) -> None:
+    def __init__(self, listener: socket.socket, key: Key, store_port: bytes, most_callers: int) -> None:
         self.is_over = False
         self._listener, self._key, self._store_port, self._most_callers = listener, key, store_port, most_callers
         self._callers: dict[socket.socket, _Caller] = {}  # in the order in which they connected
@@ -157,7 +160,7 @@ class _Beacon:
             connection.setblocking(False)
             if len(self._callers) >= self._most_callers:
                 self._drop_first()
-            self._callers[connection] = _Caller(connection)
+            self._callers[connection] = _Caller(connection, time.monotonic() + _CALLER_S)
             self._selector.register(connection, selectors.EVENT_READ)
 
     def _drop_first(self) -> None:
@@ -202,13 +205,10 @@ def _nonce() -> bytes:
     return os.urandom(_NONCE_BYTES).hex().encode()
 
 
-def find_store(topology: Topology, key: RunKey, address: str, deadline: float) -> tuple[int | None, str]:
-    """Try the candidate ports of rank 0's host one after the other until our own beacon answers.
+def find_store(topology: Topology, key: Key, address: str, deadline: float) -> tuple[int | None, str]:
+    """Try the candidate ports of rank 0's host, of a numeric address, until our own beacon answers.
 
     Args:
-        topology: of this rank.
-        key: the key of this run.
-        address: numeric address of rank 0's host.
         deadline: when to give up, on the clock of time.monotonic().
 
     Returns:
@@ -233,7 +233,7 @@ def find_store(topology: Topology, key: RunKey, address: str, deadline: float) -
         patience_s = min(1.5 * patience_s, _LAST_PATIENCE_S)
 
 
-def _ask(address: str, port: int, key: RunKey, patience_s: float) -> int | str:
+def _ask(address: str, port: int, key: Key, patience_s: float) -> int | str:
     """The store's port if our beacon is on this port; else what its holder says. Takes `patience_s` seconds at most."""
     deadline = time.monotonic() + patience_s
     try:
@@ -247,7 +247,7 @@ def _ask(address: str, port: int, key: RunKey, patience_s: float) -> int | str:
         return (error.strerror or str(error)).lower()
 
 
-def _store_port(connection: socket.socket, key: RunKey, deadline: float) -> int | str:
+def _store_port(connection: socket.socket, key: Key, deadline: float) -> int | str:
     """A rank's side of the protocol. Returns as `_ask`."""
     mine = _nonce()
     connection.sendall(mine + b"\n")

@@ -20,11 +20,11 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from cluster_ddp.agent.secret import Key
 from cluster_ddp.errors import DeviceError, RendezvousError
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.rendezvous import arrived_ranks, port_discovery
 from cluster_ddp.runtime.rendezvous.host_network import ReverseLookup, resolve, without_name_servers
-from cluster_ddp.runtime.rendezvous.run_key import RunKey
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
 
@@ -42,7 +42,7 @@ _ODD_DEVICES = "devices: "  # begins a verdict
 
 
 def meet(
-    topology: Topology, device_type: str, key: RunKey | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    topology: Topology, device_type: str, key: Key | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> dist.Store:
     """Wait until all ranks of the run have arrived.
 
@@ -62,22 +62,88 @@ def meet(
     """
     if topology.world_size == 1:
         return dist.HashStore()
-    deadline = time.monotonic() + timeout_s
-    key = key or RunKey.of(topology, os.environ)
-    if topology.rank == 0 and topology.num_nodes != 1 and not key.is_secret:
-        log.warning(
-            "These ranks share no secret: anybody who reaches %s over the network can join them. Hint: in the batch "
-            "script, before srun: export %s=$(openssl rand -hex 32)",
-            *(node_name(os.environ), Env.SECRET),
+    return _Rendezvous(topology, device_type, key or port_discovery.run_key(topology, os.environ), timeout_s).meet()
+
+
+class _Rendezvous:
+    """One rank's part. See `meet`."""
+
+    def __init__(self, topology: Topology, device_type: str, key: Key, timeout_s: float) -> None:
+        self._topology, self._device_type, self._key, self._timeout_s = topology, device_type, key, timeout_s
+        self._deadline = time.monotonic() + timeout_s
+
+    def meet(self) -> dist.Store:
+        """Serve or join the store, and wait until all ranks have arrived."""
+        topology = self._topology
+        if topology.rank == 0 and topology.num_nodes != 1 and not self._key.is_secret:
+            log.warning(
+                "These ranks share no secret: anybody who reaches %s over the network can join them. Hint: in the "
+                "batch script, before srun: export %s=$(openssl rand -hex 32)",
+                *(node_name(os.environ), Env.SECRET),
+            )
+        is_local = topology.num_nodes == 1
+        address = port_discovery.LOOPBACK if is_local else resolve(topology.master_addr, self._deadline)
+        if topology.rank == 0:
+            return self._serve()
+        lookup = ReverseLookup(address)
+        port, heard = port_discovery.find_store(topology, self._key, address, self._deadline)
+        if port is None:
+            raise self._timeout_error(f"rank {topology.rank} did not find rank 0 on {topology.master_addr} ({heard}).")
+        with _names_in_time(lookup, _LOOKUP_PATIENCE_S):
+            store = _tcp_store(address, port, self._timeout_s)
+        return self._gather(store)
+
+    def _serve(self) -> dist.Store:
+        """Rank 0's part: serve the store, and the beacon until all have arrived."""
+        topology = self._topology
+        _check_open_files(topology)
+        lookup = ReverseLookup(port_discovery.LOOPBACK)
+        with contextlib.closing(port_discovery.bind_first_free(topology)) as listener:
+            # The store looks up all clients, one after the other.
+            with _names_in_time(lookup, _LOOKUP_PATIENCE_S / topology.world_size):
+                own = port_discovery.listen(topology, 0)
+                port = own.getsockname()[1]
+                store = _tcp_store(port_discovery.LOOPBACK, port, self._timeout_s, listener=own)
+            with port_discovery.answering(listener, self._key, store.port, topology.world_size):
+                return self._gather(store)
+
+    def _gather(self, tcp_store: dist.TCPStore) -> dist.Store:
+        """Write this rank's arrival, and wait for rank 0's verdict."""
+        topology = self._topology
+        store = dist.PrefixStore(self._key.mac("store").decode(), tcp_store)
+        if store.add(f"claim/{topology.rank}", 1) > 1:
+            raise RendezvousError(
+                f"Joining the run at {topology.master_addr} as rank {topology.rank}:",
+                f"another process has already joined it as rank {topology.rank}.",
+                "check whether another run uses the same MASTER_ADDR and MASTER_PORT, or every task has the same RANK",
+            )
+        store.set(arrived_ranks.arrival(topology.rank), f"{node_name(os.environ)} {self._device_type}")
+        if topology.rank == 0:
+            verdict = _verdict(topology, store, self._deadline)
+            store.set("verdict", verdict)
+            if verdict != _PROCEED:
+                time.sleep(1.0)  # the others read the verdict from this process
+        else:
+            try:
+                # Not until our own deadline: rank 0 may have started long after us. If it dies, the wait ends at once.
+                store.wait(["verdict"], timedelta(seconds=self._timeout_s + _VERDICT_GRACE_S))
+                verdict = store.get("verdict").decode()
+            except dist.DistError as error:
+                found = f"rank 0 on {topology.master_addr} was reached, and then sent no result."
+                raise self._timeout_error(found) from error
+        if verdict.startswith(_ODD_DEVICES):
+            raise _device_error(topology, verdict.removeprefix(_ODD_DEVICES))
+        if verdict != _PROCEED:
+            raise self._timeout_error(verdict)
+        return store
+
+    def _timeout_error(self, found: str) -> RendezvousError:
+        ranks, host = self._topology.world_size, self._topology.master_addr
+        return RendezvousError(
+            f"Waiting {self._timeout_s:g} s for {ranks} ranks to meet on {host}:",
+            found,
+            "read in those tasks' output why they did not start; for a slow start, wait longer: --rendezvous-timeout-s",
         )
-    address = port_discovery.LOOPBACK if topology.num_nodes == 1 else resolve(topology.master_addr, deadline)
-    if topology.rank == 0:
-        return _serve(topology, key, device_type, timeout_s, deadline)
-    lookup = ReverseLookup(address)
-    port = _find(topology, key, address, timeout_s, deadline)
-    with _names_in_time(lookup, _LOOKUP_PATIENCE_S):
-        store = _tcp_store(address, port, timeout_s)
-    return _gather(topology, key, store, device_type, timeout_s, deadline)
 
 
 def _check_open_files(topology: Topology) -> None:
@@ -89,27 +155,6 @@ def _check_open_files(topology: Topology) -> None:
             f"each takes one open file, and this process on {node_name(os.environ)} may have {limit} (ulimit -Hn).",
             "raise the limit before sbatch, which hands it on (ulimit -n), or in the service of slurmd (LimitNOFILE)",
         )
-
-
-def _serve(topology: Topology, key: RunKey, device_type: str, timeout_s: float, deadline: float) -> dist.Store:
-    """Rank 0's part: serve the store, and the beacon until all have arrived."""
-    _check_open_files(topology)
-    lookup = ReverseLookup(port_discovery.LOOPBACK)
-    with contextlib.closing(port_discovery.bind_first_free(topology)) as listener:
-        # The store looks up all clients, one after the other.
-        with _names_in_time(lookup, _LOOKUP_PATIENCE_S / topology.world_size):
-            own = port_discovery.listen(topology, 0)
-            store = _tcp_store(port_discovery.LOOPBACK, own.getsockname()[1], timeout_s, listener=own)
-        with port_discovery.answering(listener, key, store.port, topology.world_size):
-            return _gather(topology, key, store, device_type, timeout_s, deadline)
-
-
-def _find(topology: Topology, key: RunKey, address: str, timeout_s: float, deadline: float) -> int:
-    port, heard = port_discovery.find_store(topology, key, address, deadline)
-    if port is None:
-        found = f"rank {topology.rank} did not find rank 0 on {topology.master_addr} ({heard})."
-        raise _timeout_error(topology, timeout_s, found)
-    return port
 
 
 def _names_in_time(lookup: ReverseLookup, patience_s: float) -> contextlib.AbstractContextManager[None]:
@@ -128,38 +173,6 @@ def _tcp_store(address: str, port: int, timeout_s: float, *, listener: socket.so
         wait_for_workers=False,
         master_listen_fd=descriptor,
     )
-
-
-def _gather(
-    topology: Topology, key: RunKey, tcp_store: dist.TCPStore, device_type: str, timeout_s: float, deadline: float
-) -> dist.Store:
-    """Write this rank's arrival, and wait for rank 0's verdict."""
-    store = dist.PrefixStore(key.mac("store").decode(), tcp_store)
-    if store.add(f"claim/{topology.rank}", 1) > 1:
-        raise RendezvousError(
-            f"Joining the run at {topology.master_addr} as rank {topology.rank}:",
-            f"another process has already joined it as rank {topology.rank}.",
-            "check whether another run uses the same MASTER_ADDR and MASTER_PORT, or every task has the same RANK",
-        )
-    store.set(arrived_ranks.arrival(topology.rank), f"{node_name(os.environ)} {device_type}")
-    if topology.rank == 0:
-        verdict = _verdict(topology, store, deadline)
-        store.set("verdict", verdict)
-        if verdict != _PROCEED:
-            time.sleep(1.0)  # the others read the verdict from this process
-    else:
-        try:
-            # Not until our own deadline: rank 0 may have started long after us. If it dies, the wait ends at once.
-            store.wait(["verdict"], timedelta(seconds=timeout_s + _VERDICT_GRACE_S))
-            verdict = store.get("verdict").decode()
-        except dist.DistError as error:
-            found = f"rank 0 on {topology.master_addr} was reached, and then sent no result."
-            raise _timeout_error(topology, timeout_s, found) from error
-    if verdict.startswith(_ODD_DEVICES):
-        raise _device_error(topology, verdict.removeprefix(_ODD_DEVICES))
-    if verdict != _PROCEED:
-        raise _timeout_error(topology, timeout_s, verdict)
-    return store
 
 
 def _verdict(topology: Topology, store: dist.Store, deadline: float) -> str:
@@ -187,12 +200,4 @@ def _device_error(topology: Topology, found: str) -> DeviceError:
         found,
         "check that node's GPUs: nvidia-smi, sinfo -N -o '%N %G %E'; leave the node out: --exclude=NODE; "
         "or use CPUs everywhere: --no-cuda",
-    )
-
-
-def _timeout_error(topology: Topology, timeout_s: float, found: str) -> RendezvousError:
-    return RendezvousError(
-        f"Waiting {timeout_s:g} s for {topology.world_size} ranks to meet on {topology.master_addr}:",
-        found,
-        "read in those tasks' output why they did not start; for a slow start, wait longer: --rendezvous-timeout-s",
     )

@@ -1,4 +1,7 @@
-"""The trackers: TensorBoard, Weights & Biases and MLflow. Each imports its library when a run begins."""
+"""What a tracker does, and the three: TensorBoard, Weights & Biases, MLflow.
+
+It takes the records of metrics.jsonl, and hands their numbers to a library, which it imports when a run begins.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,91 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from cluster_ddp.protocol import GLOBAL_STEP
-from cluster_ddp.runtime.trackers.tracker import Point, Run, Tracker
+from cluster_ddp.protocol import GLOBAL_STEP, OF_FIRST_RECORD
 
 _WANDB_RUNS = "offline-run-*"
 _MOST = 1000  # metrics that MLflow takes at once
 _MOST_PARAMS = 100
 _MOST_NAME = 120  # bytes of each of its two parts: MLflow takes 250 characters, a file system 255 bytes
 _MOST_TEXT = 6000  # characters of a param
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """The run that is tracked."""
+
+    name: str
+    """Name of the run directory."""
+    project: str
+    """What the run is one of: the job's name."""
+    folder: Path
+    """The tracker's own folder, absolute. It exists."""
+    id: str
+    """The run's id, the same in each start; letters and digits."""
+    config: Mapping[str, Any]
+    """Configuration, command and versions, by name; the values are numbers or text."""
+
+
+class Tracker(Protocol):
+    """Hands the numbers of records to a library. All methods are called in one thread, and may raise anything."""
+
+    upload: str
+    """After `begin`: the command that uploads the run from a machine with a network; empty if nothing is to upload."""
+
+    def begin(self, run: Run) -> None:
+        """Begin the run, or begin it anew: what the folder has of an earlier start goes. Imports the library."""
+
+    def log(self, points: Sequence[Point]) -> None:
+        """Take points, in the order of their records, and write them out."""
+
+    def close(self) -> None:
+        """Write what is left, and end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """The numbers of a record."""
+
+    step: int
+    """Steps since the training began. Without a `Checkpointer`, how many records there were before."""
+    time_s: float
+    """When it was logged, in seconds of UNIX time."""
+    values: Mapping[str, float]
+    """Each number by its tag, such as train/loss."""
+
+    @staticmethod
+    def of(record: Mapping[str, Any], number: int) -> Point:
+        """Return the numbers of a record of metrics.jsonl. `number` is how many records were before it."""
+        step, time_s, kind = record.get(GLOBAL_STEP), record.get("time"), record.get("kind")
+        values = {f"{kind}/{name}": float(value) for name, value in _numbers(record)}
+        return Point(
+            step=step if isinstance(step, int) else number,
+            time_s=float(time_s) if isinstance(time_s, (int, float)) else 0.0,
+            values=values,
+        )
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str | int | float | bool]]:
+    """Yield the values of nested dictionaries by names such as topology/rank. Lists become text, None is left out."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}/")
+        elif isinstance(value, (str, int, float)):
+            yield prefix + name, value
+        elif value is not None:
+            yield prefix + name, str(value)
+
+
+def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
+    for name, value in record.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number and name not in ("time", GLOBAL_STEP, *OF_FIRST_RECORD):
+            yield name, value
 
 
 class TensorBoard:
@@ -148,10 +224,7 @@ def _named(tag: str, known: dict[str, str]) -> str:
     """The name that MLflow takes for a tag, its own for each: letters, digits, "_", "-", "." and blanks after one "/".
 
     MLflow refuses others (validation.py), and makes a file for each name, so no name may continue another one's path.
-
-    Args:
-        tag: such as train/loss.
-        known: the names of the tags before; the new one is added.
+    `known` has the names of the tags before; the new one is added.
     """
     if tag not in known:
         parts = [re.sub(r"[^\w.\- ]", "_", part.replace("/", ".")) for part in tag.split("/", 1)]

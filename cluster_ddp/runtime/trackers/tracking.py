@@ -24,8 +24,7 @@ from cluster_ddp.run_files import read_json
 from cluster_ddp.runtime.run_dir import fenced_writes
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 from cluster_ddp.runtime.run_dir.metrics import set_aside
-from cluster_ddp.runtime.trackers.backends import BACKENDS
-from cluster_ddp.runtime.trackers.tracker import Point, Run, Tracker, flat
+from cluster_ddp.runtime.trackers.backends import BACKENDS, Point, Run, Tracker, flat
 
 log = logging.getLogger("cluster_ddp")
 

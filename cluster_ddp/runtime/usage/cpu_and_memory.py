@@ -64,12 +64,9 @@ class StepCgroup:
 
 
 def step_folder(text: str, controller: str, mount: Path = MOUNT) -> Path:
-    """Return the folder of the step's control group for a controller, such as "memory".
+    """Return the folder of the step's control group for a controller, such as "memory". Arguments as for `StepCgroup`.
 
-    Args:
-        text: the content of /proc/self/cgroup.
-        controller: its name; with version 2 all have one folder.
-        mount: where the control groups are mounted.
+    With version 2 all controllers have one folder.
 
     Raises:
         FileNotFoundError: this process is in no step's control group.

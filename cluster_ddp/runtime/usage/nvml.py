@@ -69,10 +69,6 @@ def chosen(env: Mapping[str, str], uuids: list[str]) -> list[int]:
     A task's own list may be shorter than the node's: SLURM_STEP_GPUS or SLURM_JOB_GPUS has all, by their numbers on the
     node. If NVML shows too few for these numbers, the job's control group hides the others, and all are the job's.
     Without Slurm's lists, CUDA_VISIBLE_DEVICES counts (of local rank 0): it may also say that there is none.
-
-    Args:
-        env: a process's environment.
-        uuids: of the GPUs that NVML shows.
     """
     names = env.get("SLURM_STEP_GPUS") or env.get("SLURM_JOB_GPUS") or env.get("CUDA_VISIBLE_DEVICES")
     every = list(range(len(uuids)))

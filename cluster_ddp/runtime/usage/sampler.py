@@ -48,10 +48,7 @@ _running: list[Sampler] = []
 def start(run_dir: Path, topology: Topology, env: Mapping[str, str]) -> None:
     """Sample this node from now on, for one run directory: the sampler of an earlier one in this process ends.
 
-    Args:
-        run_dir: the run directory.
-        topology: this rank's place. It is local rank 0 of its node.
-        env: this process's environment.
+    Local rank 0 of the node calls it.
     """
     stop()
     _running.append(Sampler(run_dir, topology, env))

@@ -15,12 +15,12 @@ import torch
 from ranks import run_ranks, slurm_step
 
 import cluster_ddp
+from cluster_ddp.agent.secret import Key
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.runtime import object_collectives
 from cluster_ddp.runtime.checkpoint import rng
-from cluster_ddp.runtime.rendezvous.run_key import RunKey
 
-NO_SECRET, OURS, OTHERS = RunKey(b"", "run"), RunKey(b"ours", "run"), RunKey(b"others", "run")
+NO_SECRET, OURS, OTHERS = Key(b"", "run"), Key(b"ours", "run"), Key(b"others", "run")
 JOB_ID = 700_000 + os.getpid() % 20_000
 
 
@@ -129,7 +129,7 @@ def test_other_objects_are_pickled_where_there_is_a_secret(value: object) -> Non
 
 
 @pytest.mark.parametrize("key", [OURS, NO_SECRET])
-def test_what_no_rank_has_sealed_is_not_unpickled(tmp_path: Path, key: RunKey) -> None:
+def test_what_no_rank_has_sealed_is_not_unpickled(tmp_path: Path, key: Key) -> None:
     path = tmp_path / "was here"
     body = pickle.dumps(Malicious(path))
     pickle.loads(body)

@@ -20,7 +20,7 @@ from slowness import scaled
 
 from cluster_ddp.errors import DeviceError, RendezvousError
 from cluster_ddp.runtime.rendezvous import arrived_ranks, port_discovery, store
-from cluster_ddp.runtime.rendezvous.run_key import RunKey
+from cluster_ddp.runtime.rendezvous.port_discovery import run_key
 from cluster_ddp.slurm.port import candidates
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
@@ -281,7 +281,7 @@ def test_a_limit_on_open_files_is_named_where_ranks_are_many(monkeypatch: pytest
 def test_a_slow_beacon_is_waited_for_and_not_asked_again(job_id: int) -> None:
     """By a rank of many, for as long as it takes to answer them all."""
     topology = Topology.from_environ(slurm_step(1, 3000, job_id=job_id))
-    key, asked = RunKey.of(topology, {}), []
+    key, asked = run_key(topology, {}), []
     with socket.create_server(("", candidates(job_id)[0])) as listener, contextlib.ExitStack() as stack:
 
         def answer_late() -> None:
@@ -304,7 +304,7 @@ def test_where_nobody_listens_the_first_port_is_asked_more_often(monkeypatch: py
     asked: list[int] = []
     monkeypatch.setattr(port_discovery, "_ask", lambda address, port, *_: asked.append(port) or "connection refused")
     topology = Topology.from_environ(slurm_step(1, 2, job_id=1))
-    port, heard = port_discovery.find_store(topology, RunKey.of(topology, {}), "127.0.0.1", time.monotonic() + 0.5)
+    port, heard = port_discovery.find_store(topology, run_key(topology, {}), "127.0.0.1", time.monotonic() + 0.5)
     first, *others = candidates(1)
     assert port is None
     assert asked[:5] == [first, first, first, *others[:2]]

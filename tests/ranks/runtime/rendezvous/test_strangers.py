@@ -14,9 +14,10 @@ import pytest
 from ranks import run_ranks, slurm_step
 from test_store import greeting, is_free, meet_and_greet
 
+from cluster_ddp.agent.secret import Key
 from cluster_ddp.errors import RendezvousError
 from cluster_ddp.runtime.rendezvous import port_discovery, store
-from cluster_ddp.runtime.rendezvous.run_key import RunKey
+from cluster_ddp.runtime.rendezvous.port_discovery import run_key
 from cluster_ddp.slurm.port import candidates
 from cluster_ddp.slurm.topology import Topology
 
@@ -69,12 +70,12 @@ def topology(job_id: int) -> Topology:
 
 
 @pytest.fixture
-def key(topology: Topology) -> RunKey:
-    return RunKey.of(topology, {"CLUSTER_DDP_SECRET": SECRET})
+def key(topology: Topology) -> Key:
+    return run_key(topology, {"CLUSTER_DDP_SECRET": SECRET})
 
 
 @pytest.fixture
-def port(topology: Topology, key: RunKey) -> Iterator[int]:
+def port(topology: Topology, key: Key) -> Iterator[int]:
     """Of a beacon."""
     with (
         port_discovery.bind_first_free(topology) as listener,
@@ -94,14 +95,14 @@ def everything_from(connection: socket.socket) -> bytes:
     return said
 
 
-def ask(port: int, key: RunKey) -> int | str:
+def ask(port: int, key: Key) -> int | str:
     return port_discovery._ask("127.0.0.1", port, key, 30.0)
 
 
 @pytest.mark.parametrize(
     "words", [b"0\n", b"0\n0\n", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\n\n\n", bytes(10_000), b"\xff" * 511 + b"\n"]
 )
-def test_who_talks_nonsense_is_told_no_port(port: int, key: RunKey, words: bytes) -> None:
+def test_who_talks_nonsense_is_told_no_port(port: int, key: Key, words: bytes) -> None:
     with call(port) as stranger:
         with contextlib.suppress(OSError):  # it may have been sent away already
             stranger.sendall(words)
@@ -114,9 +115,9 @@ def test_who_talks_nonsense_is_told_no_port(port: int, key: RunKey, words: bytes
 def test_another_secret_another_step_and_none_are_told_no_port(port: int, topology: Topology, job_id: int) -> None:
     other_step = Topology.from_environ({**of_the_job(1, job_id), "SLURM_STEP_ID": "1"})
     for key in (
-        RunKey.of(topology, {"CLUSTER_DDP_SECRET": "00" * 32}),
-        RunKey.of(other_step, {"CLUSTER_DDP_SECRET": SECRET}),
-        RunKey.of(topology, {}),
+        run_key(topology, {"CLUSTER_DDP_SECRET": "00" * 32}),
+        run_key(other_step, {"CLUSTER_DDP_SECRET": SECRET}),
+        run_key(topology, {}),
     ):
         assert ask(port, key) == "rank 0 of another run, or with another secret"
 
@@ -139,7 +140,7 @@ class Relay:
                     other.sendall(self.said[who][-1])
 
 
-def test_what_was_recorded_is_worth_nothing_the_next_time(port: int, key: RunKey) -> None:
+def test_what_was_recorded_is_worth_nothing_the_next_time(port: int, key: Key) -> None:
     relay = Relay(port)
     assert ask(relay.port, key) == STORE_PORT  # who passes everything on is nobody
     with call(port) as stranger:
@@ -163,7 +164,7 @@ def test_what_was_recorded_is_worth_nothing_the_next_time(port: int, key: RunKey
     assert len(heard[0]) == 33  # a nonce and the end of its line: it was told nothing else
 
 
-def test_a_port_that_was_changed_on_its_way_is_not_believed(port: int, key: RunKey) -> None:
+def test_a_port_that_was_changed_on_its_way_is_not_believed(port: int, key: Key) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def change() -> None:
@@ -180,7 +181,7 @@ def test_a_port_that_was_changed_on_its_way_is_not_believed(port: int, key: RunK
         thread.join(30)
 
 
-def test_many_silent_callers_hold_nobody_up(port: int, key: RunKey) -> None:
+def test_many_silent_callers_hold_nobody_up(port: int, key: Key) -> None:
     with contextlib.ExitStack() as stack:
         strangers = [stack.enter_context(call(port)) for _ in range(2 + port_discovery._OTHER_CALLERS + 100)]
         for stranger in strangers[::2]:
@@ -191,7 +192,7 @@ def test_many_silent_callers_hold_nobody_up(port: int, key: RunKey) -> None:
             assert strangers[0].recv(1) == b""
 
 
-def test_what_a_stranger_says_is_shown_without_control_characters(key: RunKey) -> None:
+def test_what_a_stranger_says_is_shown_without_control_characters(key: Key) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def talk() -> None:
@@ -204,6 +205,6 @@ def test_what_a_stranger_says_is_shown_without_control_characters(key: RunKey) -
         assert ask(listener.getsockname()[1], key) == "[2Jwho  are you?"
 
 
-def test_the_secret_is_nowhere_to_be_seen(key: RunKey, topology: Topology) -> None:
+def test_the_secret_is_nowhere_to_be_seen(key: Key, topology: Topology) -> None:
     assert SECRET not in f"{key!r} {vars(key)} {topology!r} {topology.exports()}"
-    assert key.mac("store") != RunKey.of(topology, {}).mac("store")
+    assert key.mac("store") != run_key(topology, {}).mac("store")

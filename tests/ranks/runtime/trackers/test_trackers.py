@@ -18,7 +18,7 @@ from tracked import READERS, Values, truth
 
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile
 from cluster_ddp.runtime.trackers import tracking
-from cluster_ddp.runtime.trackers.tracker import Point, flat
+from cluster_ddp.runtime.trackers.backends import Point, flat
 from cluster_ddp.runtime.trackers.tracking import Tracking
 
 log = logging.getLogger("cluster_ddp")
