@@ -7,6 +7,7 @@ Learning Repository, doi:10.24432/C50P49, CC BY 4.0), 8x8 pixels of 0 to 16, her
 from __future__ import annotations
 
 import gzip
+from dataclasses import dataclass
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,14 @@ DIGITS_STATISTICS = (0.3052, 0.3251)
 DIGITS_TEST_EVERY = 5
 
 
+@dataclass(frozen=True, slots=True)
 class Normalise:
-    """Normalises a batch of images. On the CPU the bits are those of torchvision's ToTensor and Normalize.
+    """Normalises a batch of images. On the CPU the bits are those of torchvision's ToTensor and Normalize."""
 
-    Args:
-        mean: mean of the pixels, as a fraction of 255.
-        std: their standard deviation, as a fraction of 255.
-    """
-
-    def __init__(self, mean: float, std: float) -> None:
-        self.mean, self.std = mean, std
+    mean: float
+    """Mean of the pixels, as a fraction of 255."""
+    std: float
+    """Their standard deviation, as a fraction of 255."""
 
     def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> Batch:
         """Images from uint8 (N, 28, 28) to float32 (N, 1, 28, 28); labels as they are."""

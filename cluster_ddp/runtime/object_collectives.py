@@ -63,7 +63,7 @@ def unpack(data: bytes, key: Key) -> Any:
     kind, _, rest = data.partition(b"\n")
     head, _, body = rest.partition(b"\n")
     if kind + b"\n" == _PLAIN:
-        return _from_json(json.loads(head), _Reader(body))
+        return _from_json(json.loads(head), io.BytesIO(body))
     if not key.is_secret:
         raise _no_secret("Taking an object from another rank:")
     if not key.proves(head, _PURPOSE, body):
@@ -171,7 +171,7 @@ def _to_json(value: Any, blobs: list[bytes]) -> Any:
     raise _NotPlainError
 
 
-def _from_json(value: Any, blobs: _Reader) -> Any:
+def _from_json(value: Any, blobs: io.BytesIO) -> Any:
     if not isinstance(value, list):
         return value
     kind, *rest = value
@@ -182,23 +182,18 @@ def _from_json(value: Any, blobs: _Reader) -> Any:
     if kind == "path":
         return Path(rest[0])
     if kind == "bytes":
-        return bytes(blobs.take(rest[0]))
+        return bytes(_taken(blobs, rest[0]))
     if kind == "numpy":
         size, dtype, shape = rest
-        numbers = np.frombuffer(blobs.take(size), dtype=np.dtype(dtype))
+        numbers = np.frombuffer(_taken(blobs, size), dtype=np.dtype(dtype))
         return numbers[0] if shape is None else numbers.reshape(shape)
     assert kind == "tensor"
     size, dtype, shape, device_type, requires_grad = rest
-    data = torch.frombuffer(blobs.take(size), dtype=_DTYPES[dtype]) if size else torch.empty(0, dtype=_DTYPES[dtype])
+    data = torch.frombuffer(_taken(blobs, size), dtype=_DTYPES[dtype]) if size else torch.empty(0, dtype=_DTYPES[dtype])
     return _placed(data.reshape(shape), device_type, requires_grad)
 
 
-class _Reader:
-    """Bytes, piece by piece."""
-
-    def __init__(self, data: bytes) -> None:
-        self._rest = memoryview(data)
-
-    def take(self, count: int) -> bytearray:
-        piece, self._rest = self._rest[:count], self._rest[count:]
-        return bytearray(piece)
+def _taken(blobs: io.BytesIO, count: int) -> bytearray:
+    piece = bytearray(count)
+    assert blobs.readinto(piece) == count
+    return piece

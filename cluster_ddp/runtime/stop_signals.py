@@ -67,16 +67,11 @@ def _note_early(number: int, frame: FrameType | None) -> None:
 @contextmanager
 def stop_signals_blocked() -> Iterator[None]:
     """Block `DEFAULT_SIGNALS` in this thread, and in the processes that it starts, during the body."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, default_numbers())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, map(number_of, DEFAULT_SIGNALS))
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def default_numbers() -> list[signal.Signals]:
-    """Return the numbers of `DEFAULT_SIGNALS`."""
-    return [signal.Signals[f"SIG{name}"] for name in DEFAULT_SIGNALS]
 
 
 class StopFlag:

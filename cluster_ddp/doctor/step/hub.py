@@ -15,7 +15,7 @@ from cluster_ddp.agent.secret import Key
 from cluster_ddp.doctor.step import exchange
 from cluster_ddp.errors import RendezvousError
 from cluster_ddp.files import atomic_write
-from cluster_ddp.runtime.rendezvous import port_discovery
+from cluster_ddp.runtime.rendezvous import host_network
 from cluster_ddp.slurm.topology import Topology
 
 # How long those that read files may take to read the last message.
@@ -44,7 +44,7 @@ class Hub:
         self._server: Server | None = None
         if topology is not None and topology.world_size > 1:
             try:
-                listener = port_discovery.bind_first_free(topology)
+                listener = host_network.bind_first_free(topology)
                 self._server = Server(listener, key, self._hear, self._gone)
             except RendezvousError as error:
                 self.port_error = error

@@ -17,7 +17,7 @@ from cluster_ddp.agent.channel.lines import Message
 from cluster_ddp.agent.secret import Key
 from cluster_ddp.doctor.step import exchange
 from cluster_ddp.files import atomic_write
-from cluster_ddp.runtime.rendezvous import port_discovery
+from cluster_ddp.runtime.rendezvous import host_network
 from cluster_ddp.slurm.topology import Topology
 
 _CONNECT_S, _GREETING_S = 1.5, 4.0
@@ -124,7 +124,7 @@ class Spoke:
     def _connected(self) -> Client | None:
         assert self._topology is not None
         is_local = self._topology.num_nodes == 1
-        host = port_discovery.LOOPBACK if is_local else self._topology.master_addr
+        host = host_network.LOOPBACK if is_local else self._topology.master_addr
         for port in self._topology.port_candidates:
             try:
                 return exchange.several_tries(functools.partial(self._greeted, host, port))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
@@ -21,8 +21,6 @@ from cluster_ddp.runtime.seeds import stream_seed
 
 Order = Callable[[int, int], Sequence[int]]
 """A sampler of one's own: from a random seed and an epoch to the indices of its samples, the same on every rank."""
-
-T = TypeVar("T")
 
 
 def epoch_size(dataset: Dataset[Any], sampler: object, seed: int | None, ranks: int) -> int:
@@ -166,27 +164,20 @@ class Shard:
         self._source = source
         self._batch_samples = 0
         self._resume_at = (0, 0)
-        self._began = (0.0, 0)
+        self._seen_before = 0
+        self.began_s = 0.0
+        """When this pass began, on the clock of time.monotonic(); 0 before the first."""
         self.waited_s = 0.0
         """Seconds that this rank has waited for batches since this pass began."""
         self._steps_per_epoch = len(batches)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass. A new epoch starts at its beginning.
-
-        Args:
-            epoch: its number, from 0.
-        """
+        """Set the epoch of the next pass, from 0. A new epoch starts at its beginning."""
         if epoch != self.batches.epoch:
             self.resume(epoch, step=0, seen=0)
 
     def resume(self, epoch: int, *, step: int, seen: int) -> None:
-        """Let the next pass start in the middle of an epoch.
-
-        Args:
-            epoch: its number, from 0.
-            step: number of batches that are done.
-            seen: number of samples that all ranks together have seen.
+        """Let the next pass start in an epoch, after some batches and the samples that all ranks have seen in them.
 
         Raises:
             DataError: with a shuffle seed, fewer samples are left than there are ranks.
@@ -194,9 +185,8 @@ class Shard:
         left, world_size = self.size - seen, self.batches.world_size
         if self.batches.seed is not None and 0 < left < world_size:
             found = f"{left} samples are left in the epoch, and a rank without samples can't take part."
-            raise DataError(
-                f"Resuming with {world_size} ranks:", found, f"use at most {left} GPUs to the end of this epoch"
-            )
+            hint = f"use at most {left} GPUs to the end of this epoch"
+            raise DataError(f"Resuming with {world_size} ranks:", found, hint)
         self.batches.epoch, self._resume_at = epoch, (step, seen)
         self.step, self.seen = step - 1, seen
 
@@ -216,14 +206,9 @@ class Shard:
         return (self.seen - self._batch_samples) / self.size
 
     @property
-    def began_s(self) -> float:
-        """When this pass began, on the clock of time.monotonic(); 0 before the first."""
-        return self._began[0]
-
-    @property
     def seen_in_pass(self) -> int:
         """Samples that all ranks together have seen since this pass began."""
-        return self.seen - self._began[1]
+        return self.seen - self._seen_before
 
     @property
     def samples_per_s(self) -> float:
@@ -243,7 +228,8 @@ class Shard:
     def __iter__(self) -> Iterator[Any]:
         (step, seen), self._resume_at = self._resume_at, (0, 0)
         self.batches.first_step, self.batches.bounds = step, self.batches.bounds_from(seen)
-        self.step, self.seen, self._began, self.waited_s = step - 1, seen, (time.monotonic(), seen), 0.0
+        self.step, self.seen, self._seen_before = step - 1, seen, seen
+        self.began_s, self.waited_s = time.monotonic(), 0.0
         for (start, stop), batch in self._timed(zip(self.batches.bounds, self._source)):
             self.step, self.seen, self._batch_samples = self.step + 1, stop, stop - start
             rank_progress.note_progress()
@@ -251,7 +237,7 @@ class Shard:
         if self.at_end:
             self.at_end()
 
-    def _timed(self, batches: Iterator[T]) -> Iterator[T]:
+    def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:
             start_s = time.monotonic()
             batch = next(batches, None)

@@ -39,7 +39,7 @@ class IgnoreStopSignals:
 
     def __call__(self, worker: int) -> None:
         """Ignore the signals. Called in the worker."""
-        numbers = stop_signals.default_numbers()
+        numbers = [*map(stop_signals.number_of, stop_signals.DEFAULT_SIGNALS)]
         for number in numbers:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)

@@ -1,4 +1,4 @@
-"""What the rendezvous needs of this host: addresses by name, the interface to the other ranks, enough descriptors.
+"""What the rendezvous needs of this host: addresses by name, the interface to the other ranks, ports, open files.
 
 For its log, a TCPStore looks up the names of its peers' addresses, one after the other. If no name server answers, the
 first look-up takes 10 s (seen with torch 2.15; after a failed one, that process looks up no more).
@@ -20,11 +20,15 @@ import threading
 import time
 from collections.abc import Iterator, MutableMapping
 
+from cluster_ddp.agent.channel import sockets
 from cluster_ddp.errors import RendezvousError
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
 
+LOOPBACK = "127.0.0.1"
+
 _UNKNOWN_NAME_PATIENCE_S = 10.0
+_BACKLOG = 4096
 _SIOCGIFADDR, _SIOCGIFFLAGS = 0x8915, 0x8913  # netdevice(7): the IPv4 address of an interface, and its flags
 _IFF_UP = 1
 _ENOUGH_FILES = 65_536
@@ -159,3 +163,33 @@ def raise_open_files_limit() -> None:
     wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(_ENOUGH_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def bind_first_free(topology: Topology) -> socket.socket:
+    """Return a socket that listens on the first candidate port that is free here.
+
+    Raises:
+        RendezvousError: no candidate port is free.
+    """
+    for port in topology.port_candidates:
+        with contextlib.suppress(OSError):
+            return listen(topology, port)
+    ports = ", ".join(map(str, topology.port_candidates))
+    host = node_name(os.environ)
+    if len(topology.port_candidates) == 1:
+        found = f"port {ports} on {host} is in use by another program (MASTER_PORT was preset, so no other is tried)."
+        hint = f"unset MASTER_PORT, and a free port is chosen; find the program: ss -ltnp 'sport = :{ports}' on {host}"
+    else:
+        found = f"ports {ports} on {host} are all in use."
+        hint = f"find the programs: ss -ltnp on {host}"
+    raise RendezvousError(f"Serving the rendezvous of {topology.world_size} ranks:", found, hint)
+
+
+def listen(topology: Topology, port: int) -> socket.socket:
+    """Return a socket that listens on a port: on loopback if the run has one node, else on all interfaces.
+
+    With port 0 the system chooses a free one. Raises OSError if the port is taken.
+    """
+    if topology.num_nodes == 1:
+        return socket.create_server((LOOPBACK, port), backlog=_BACKLOG)
+    return sockets.listener(port)

@@ -26,16 +26,11 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from cluster_ddp.agent.channel import sockets
+from cluster_ddp.agent.channel.lines import new_nonce
 from cluster_ddp.agent.secret import Key
-from cluster_ddp.errors import RendezvousError
 from cluster_ddp.protocol import Env
 from cluster_ddp.slurm.topology import Topology
-from cluster_ddp.slurm.variables import node_name
 
-LOOPBACK = "127.0.0.1"
-
-_BACKLOG = 4096
 _FIRST_PATIENCE_S, _LAST_PATIENCE_S = 0.25, 5.0
 # How long an answer of the beacon may take if many ask at once. A rank that gives up early asks again and adds load.
 _PATIENCE_PER_RANK_S = 0.001
@@ -46,7 +41,6 @@ _NOT_OURS = "rank 0 of another run, or with another secret"
 _ASK_ALL_EVERY = 3
 # Limits the rounds of all waiting ranks together to 50,000 a second.
 _FIRST_PAUSE_S, _PAUSE_PER_RANK_S = 0.05, 2e-5
-_NONCE_BYTES = 16
 _LONGEST_LINE = 512
 _GREETING = b"cluster_ddp"  # begins the beacon's first line, so that ranks of other runs recognize it
 # How long the beacon keeps a caller, and how many besides the ranks it serves at once. Strangers may be silent, many,
@@ -64,36 +58,6 @@ def run_key(topology: Topology, env: Mapping[str, str]) -> Key:
     if topology.world_size == 1:
         return Key(os.urandom(32))
     return Key(os.fsencode(env.get(Env.SECRET, "")), topology.key)
-
-
-def bind_first_free(topology: Topology) -> socket.socket:
-    """Return a socket that listens on the first candidate port that is free here.
-
-    Raises:
-        RendezvousError: no candidate port is free.
-    """
-    for port in topology.port_candidates:
-        with contextlib.suppress(OSError):
-            return listen(topology, port)
-    ports = ", ".join(map(str, topology.port_candidates))
-    host = node_name(os.environ)
-    if len(topology.port_candidates) == 1:
-        found = f"port {ports} on {host} is in use by another program (MASTER_PORT was preset, so no other is tried)."
-        hint = f"unset MASTER_PORT, and a free port is chosen; find the program: ss -ltnp 'sport = :{ports}' on {host}"
-    else:
-        found = f"ports {ports} on {host} are all in use."
-        hint = f"find the programs: ss -ltnp on {host}"
-    raise RendezvousError(f"Serving the rendezvous of {topology.world_size} ranks:", found, hint)
-
-
-def listen(topology: Topology, port: int) -> socket.socket:
-    """Return a socket that listens on a port: on loopback if the run has one node, else on all interfaces.
-
-    With port 0 the system chooses a free one. Raises OSError if the port is taken.
-    """
-    if topology.num_nodes == 1:
-        return socket.create_server((LOOPBACK, port), backlog=_BACKLOG)
-    return sockets.listener(port)
 
 
 @contextlib.contextmanager
@@ -191,7 +155,7 @@ class _Beacon:
     def _answer(self, caller: _Caller, line: bytes) -> bool:
         """Answer a line; return whether another one may follow."""
         if caller.nonces is None:
-            caller.nonces = line, _nonce()
+            caller.nonces = line, new_nonce()
             proof = self._key.mac("rank 0", *caller.nonces)
             caller.connection.send(b"%b %b %b\n" % (_GREETING, caller.nonces[1], proof))
             return True
@@ -199,10 +163,6 @@ class _Beacon:
             port = self._store_port
             caller.connection.send(b"%b %b\n" % (port, self._key.mac("port", port, *caller.nonces)))
         return False
-
-
-def _nonce() -> bytes:
-    return os.urandom(_NONCE_BYTES).hex().encode()
 
 
 def find_store(topology: Topology, key: Key, address: str, deadline: float) -> tuple[int | None, str]:
@@ -249,7 +209,7 @@ def _ask(address: str, port: int, key: Key, patience_s: float) -> int | str:
 
 def _store_port(connection: socket.socket, key: Key, deadline: float) -> int | str:
     """A rank's side of the protocol. Returns as `_ask`."""
-    mine = _nonce()
+    mine = new_nonce()
     connection.sendall(mine + b"\n")
     line = _line(connection, deadline)
     greeting, _, rest = line.partition(b" ")

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cluster_ddp.errors import nearest
 from cluster_ddp.files import make_dir
@@ -23,7 +23,7 @@ from cluster_ddp.protocol import TRACKERS, File
 from cluster_ddp.run_files import read_json
 from cluster_ddp.runtime.run_dir import fenced_writes
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
-from cluster_ddp.runtime.run_dir.metrics import set_aside
+from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
 from cluster_ddp.runtime.trackers.backends import BACKENDS, Point, Run, Tracker, flat
 
 log = logging.getLogger("cluster_ddp")
@@ -33,18 +33,6 @@ PATIENCE_S = 60.0
 """Seconds that a training waits at its end for the trackers. metrics.jsonl has all records without them."""
 _BLOCK_BYTES = 1 << 20
 _TRUTH = File.METRICS
-
-
-class Records(Protocol):
-    """The file metrics.jsonl, as far as it is written (`MetricsFile`)."""
-
-    path: Path
-    is_continued: bool
-    """Whether it continues that of an earlier start."""
-
-    @property
-    def written(self) -> int | None:
-        """Bytes of this training that are in the file; None before it is known what an earlier start leaves."""
 
 
 class Tracking:
@@ -57,7 +45,7 @@ class Tracking:
         is_restart: whether this is a later start of the same job.
     """
 
-    def __init__(self, names: Iterable[str], run_dir: Path, records: Records, *, is_restart: bool) -> None:
+    def __init__(self, names: Iterable[str], run_dir: Path, records: MetricsFile, *, is_restart: bool) -> None:
         self._run_dir, self._records, self._is_restart = run_dir.absolute(), records, is_restart
         self._names = list(dict.fromkeys(names))
         self._trackers: dict[str, Tracker] | None = None
@@ -79,7 +67,8 @@ class Tracking:
             while not self._end.wait(EVERY_S):
                 self._feed()
             self._feed()
-            self._each(lambda tracker: tracker.close())
+            for name, tracker in list((self._trackers or {}).items()):
+                self._guarded(name, tracker.close)
             for name, tracker in (self._trackers or {}).items():
                 if tracker.upload:
                     log.info("To upload to %s, after the last start: %s", name, tracker.upload)
@@ -101,7 +90,8 @@ class Tracking:
             if not whole:
                 return
             points = [self._point(line) for line in block[:whole].splitlines()]
-            self._each(lambda tracker, points=points: tracker.log(points))  # type: ignore[misc]
+            for name, tracker in list(self._trackers.items()):
+                self._guarded(name, tracker.log, points)
             self._read += whole
             time.sleep(0)  # lets the training's thread run
 
@@ -124,7 +114,7 @@ class Tracking:
         project = re.sub(r"[^\w.-]", "_", re.sub(r"-[\d_-]+$", "", self._run_dir.name), flags=re.ASCII) or "training"
         run = Run(name=self._run_dir.name, project=project, folder=folder, id=run_id, config=_config(self._run_dir))
         for name in self._names:
-            self._guarded(name, lambda name=name: self._make(name, run))  # type: ignore[misc]
+            self._guarded(name, self._make, name, run)
 
     def _make(self, name: str, run: Run) -> None:
         if name not in BACKENDS:
@@ -136,14 +126,10 @@ class Tracking:
         assert self._trackers is not None
         self._trackers[name] = tracker
 
-    def _each(self, do: Callable[[Tracker], None]) -> None:
-        for name, tracker in list((self._trackers or {}).items()):
-            self._guarded(name, lambda tracker=tracker: do(tracker))  # type: ignore[misc]
-
-    def _guarded(self, name: str, do: Callable[[], None]) -> None:
+    def _guarded(self, name: str, do: Callable[..., None], *arguments: Any) -> None:
         """Do it. A tracker that fails is dropped, with one warning."""
         try:
-            do()
+            do(*arguments)
         except Exception as error:
             (self._trackers or {}).pop(name, None)
             told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

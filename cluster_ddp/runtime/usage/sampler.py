@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.protocol import File
@@ -30,16 +30,6 @@ log = logging.getLogger("cluster_ddp")
 SAMPLE_S, WRITE_S = 1.0, 10.0
 # How long a training's end waits for the last record: its file system may hang.
 PATIENCE_S = 1.0
-
-
-class Source(Protocol):
-    """Where CPU time and memory come from."""
-
-    def cpu_s(self) -> float:
-        """Return the CPU seconds of the job on this node so far."""
-
-    def memory_bytes(self) -> int:
-        """Return the memory that it uses now."""
 
 
 _running: list[Sampler] = []
@@ -140,7 +130,7 @@ def _means(samples: Sequence[Sequence[Mapping[str, float]]]) -> list[dict[str, f
     return found
 
 
-def _source(env: Mapping[str, str]) -> Source:
+def _source(env: Mapping[str, str]) -> StepCgroup | JobProcesses:
     with contextlib.suppress(OSError, ValueError, KeyError):
         return StepCgroup(Path("/proc/self/cgroup").read_text())
     return JobProcesses(env)
