@@ -1,14 +1,19 @@
 """What runs inside every rank. Needs torch.
 
-world        a training's view of all ranks: collectives, DDP, data; `distributed` joins and leaves it
-rendezvous   how the ranks find each other
-device       the device of a rank
-data         the samples of a rank
-model        a model under DDP
-checkpoint   saving, resuming, stopping in time
-run_dir      the files of a run except its checkpoints
-failure      how the ranks end when one of them fails
-fork         the launcher that imports torch once for all ranks of a node
+distributed         joins the world of ranks, and leaves it
+world, collectives  a training's view of all ranks: DDP, data, what all do together
+object_collectives  collectives of Python values
+process_group       torch's process group
+stop_signals        stopping in time
+non_finite          NaN and Inf in losses, gradients and checkpoints
+running_mean        `Meter`: a mean that survives a stop
+console             what a rank prints
+seeds               random seeds, one for each stream
+submitted_function  calls a submitted function with the world
 
-The other modules have one purpose each, told by the name.
+rendezvous  how the ranks find each other        checkpoint  saving, resuming, stopping in time
+device      the device of a rank                 run_dir     the files of a run except its checkpoints
+data        the samples of a rank                trackers    TensorBoard, W&B, MLflow
+model       a model under DDP                    usage       what a job does with its machines
+failure     how the ranks end when one fails     fork        imports torch once for all ranks of a node
 """

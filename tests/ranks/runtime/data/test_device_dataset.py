@@ -1,8 +1,12 @@
+"""Datasets of tensors; their loader is tested in test_loader.py."""
+
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from cluster_ddp.errors import DataError
 from cluster_ddp.runtime.data.device_dataset import ResidentSet, fingerprint
 
 
@@ -26,3 +30,11 @@ def test_tensors_are_looked_at_in_places() -> None:
     assert found not in {fingerprint(TensorDataset(*other)) for other in others}
     assert fingerprint(TensorDataset(torch.empty(0, 3))) is not None
     assert fingerprint(TensorDataset(torch.empty(3, 0), torch.ones(3, dtype=torch.bfloat16))) is not None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "found"), [((), "there is none"), ((3, 4), r"they have \[3, 4\] samples")], ids=["none", "unequal"]
+)
+def test_tensors_that_are_no_dataset(sizes: tuple[int, ...], found: str) -> None:
+    with pytest.raises(DataError, match=found):
+        ResidentSet(*(torch.zeros(size) for size in sizes))
