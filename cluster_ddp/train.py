@@ -7,17 +7,12 @@ torchrun --nproc-per-node 2 -m cluster_ddp.train            one process per torc
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import os
 import shlex
 import sys
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from cluster_ddp import mnist
 from cluster_ddp.agent.grid import ARRAY_TASK, fill_in
@@ -27,8 +22,7 @@ from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.fork import rank_exit
 from cluster_ddp.runtime.rendezvous import first_rank
 from cluster_ddp.submission.cli import option_mistakes
-from cluster_ddp.submission.cli.options import field_texts
-from cluster_ddp.submission.cli.parser import Parser, nearest_option
+from cluster_ddp.submission.cli.parser import Parser, add_fields, nearest_option
 
 PROGRAM = "cluster-ddp train"
 
@@ -40,30 +34,8 @@ def parser(*, with_texts: bool = True) -> Parser:
         with_texts: read the fields' docstrings for --help, which takes some milliseconds.
     """
     top = Parser(PROGRAM, usage="%(prog)s [OPTIONS]", description=__doc__)
-    texts, kinds = field_texts(TrainConfig) if with_texts else {}, typing.get_type_hints(TrainConfig)
-    for field in dataclasses.fields(TrainConfig):
-        kind = kinds[field.name]
-        _add(top, field, get_args(kind)[0] if NoneType in get_args(kind) else kind, texts)
+    add_fields(top, TrainConfig, with_texts=with_texts)
     return top
-
-
-def _add(top: Parser, field: dataclasses.Field[Any], kind: Any, texts: Mapping[str, str]) -> None:
-    """Add the option of a field. `kind` is its type, without None."""
-    name = "--" + field.name.replace("_", "-")
-    shown = " ".join(field.default) if isinstance(field.default, tuple) else field.default
-    text = texts.get(field.name, "") + ("" if shown in (None, False) else f" (default: {shown})")
-    text = text.replace("%", "%%")
-    if kind is bool:
-        top.add_argument(name, action=argparse.BooleanOptionalAction, default=None, help=text)
-    elif get_origin(kind) is Literal:
-        top.add_argument(name, choices=get_args(kind), help=text)
-    elif get_origin(kind) is tuple:
-        top.add_argument(name, action="extend", nargs="+", metavar="TEXT", help=text)
-    else:
-        top.add_argument(name, type=kind, metavar=_METAVARS[kind], help=text)
-
-
-_METAVARS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
 def parse(options: Sequence[str], *, others: Sequence[str] = ()) -> TrainConfig:

@@ -1,10 +1,12 @@
 """What is checked before a job is submitted.
 
 preflight             runs all checks but that of a site's template
-program               the program of a command, and the script that it names
-feasibility           whether the cluster has what the job asks for
-performance_warnings  what would run, but worse than it could
-exposed_tokens        secrets in what a submission keeps
+command_words         there is such a program, and such a script; no shell reads the command
 nested_launchers      commands that start ranks themselves
+script_text           syntax errors of a script, variables of Slurm that have no value
+job_environment       modules, environments, images, and the packages of the job's Python
+feasibility           whether the cluster has what the job asks for, and the account may use it
+performance_warnings  what would run, but worse than it could
+security_warnings     secrets in what a submission keeps, run directories that others can replace
 site_template         a site's own template: it renders, and asks for the same tasks and GPUs
 """

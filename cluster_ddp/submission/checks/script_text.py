@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from cluster_ddp.agent.python_command import SHELLS, is_python, program_words, python_target
 from cluster_ddp.errors import SpecError
-from cluster_ddp.submission.checks import job_python
+from cluster_ddp.submission.checks import job_environment
 from cluster_ddp.submission.checks.performance_warnings import Advice
 from cluster_ddp.submission.spec import JobSpec
 
@@ -83,7 +83,7 @@ def _python_file(words: list[str], folder: Path) -> Path | None:
 
 def _compiled(spec: JobSpec, path: Path) -> str:
     """What the job's Python, or else the present one, says of a file that it can't compile."""
-    said = job_python.ask(spec, _COMPILE, [str(path)])
+    said = job_environment.ask_python(spec, _COMPILE, [str(path)])
     if said is None:
         done = subprocess.run([sys.executable, "-ISc", _COMPILE, path], capture_output=True, text=True)
         said = done.stdout.splitlines()
@@ -104,7 +104,7 @@ def _syntax(spec: JobSpec, path: Path, said: str, checker: list[str]) -> list[Ad
     name = os.path.relpath(path)
     if not said:
         return []
-    if job_python.runs_here(spec):
+    if job_environment.runs_here(spec):
         raise SpecError(f"Running {name!r}:", f"{said}.", f"mend it, then check it: {shlex.join([*checker, name])}")
     reader = f"Python {platform.python_version()}" if path.suffix == ".py" else "the shell"
     where = "the container" if spec.container or spec.container_image else "the job's environment"

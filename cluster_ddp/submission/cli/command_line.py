@@ -16,7 +16,7 @@ from cluster_ddp.submission import grids, planning, render, resume, run_dirs
 from cluster_ddp.submission.backends.slurm import Slurm, test_only
 from cluster_ddp.submission.checks import command_words, preflight
 from cluster_ddp.submission.checks.performance_warnings import CODES, OTHER_CODES, Advice
-from cluster_ddp.submission.cli import environments, option_mistakes, options, settings_file, site_config
+from cluster_ddp.submission.cli import activated_env, option_mistakes, options, settings_file, site_config
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec
 
@@ -93,9 +93,9 @@ class _Asked(NamedTuple):
     """The run to resume."""
 
     @property
-    def activated(self) -> environments.Activated | None:
+    def activated(self) -> activated_env.Activated | None:
         """The activated environment, if it is not cluster-ddp's own. A function runs in the one that loads it."""
-        return None if self.command is None else environments.find(self.command, self.values, os.environ)
+        return None if self.command is None else activated_env.find(self.command, self.values, os.environ)
 
     @staticmethod
     def parse(argv: Sequence[str], program: str, description: str, others: Sequence[str]) -> _Asked:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,13 +12,12 @@ from cluster_ddp.agent.options import RESTARTS_BEFORE
 from cluster_ddp.agent.python_command import is_python, program_words, python_target, shell_script
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.cli import add_on, option_mistakes
-from cluster_ddp.submission.cli.parser import ASKED, Parser, joined, nearest_options, unknown
+from cluster_ddp.submission.cli.parser import ASKED, Parser, add_fields, joined, nearest_options, unknown
 from cluster_ddp.submission.spec import EXPEDITE, JobSpec, Launcher
 from cluster_ddp.submission.spec_fields import legal_name
 
-# What the cluster chooses, if nothing is given.
 _CLUSTERS = ("cpus_per_task", "mem", "time", "partition", "account", "qos", "requeue")
-_PATHS = ("venv", "template")
+_DEFAULTS = dict.fromkeys(_CLUSTERS, "the cluster's")
 
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -42,11 +40,11 @@ def parser(program: str, description: str, *, with_texts: bool) -> Parser:
     top = _Parser(
         program, usage="%(prog)s [OPTIONS] [OPTIONS OF THE REFERENCE JOB | -- COMMAND …]", description=description
     )
-    texts = field_texts(JobSpec) if with_texts else {}
     job = top.add_argument_group("the job (each option is also a key of cluster.toml)")
-    for field in dataclasses.fields(JobSpec):
-        if field.name not in ("command", "description", "grid", "array"):
-            _add(job, field, texts.get(field.name, ""))
+    forms = {"launcher": {"metavar": f"{{{','.join(get_args(Launcher))}}}"}}  # JobSpec refuses others
+    forms |= {name: {"metavar": "PATH"} for name in ("venv", "template")}
+    left_out = ("command", "description", "grid", "array")
+    add_fields(job, JobSpec, with_texts=with_texts, left_out=left_out, forms=forms, defaults=_DEFAULTS)
     array = "task numbers such as 0-7%%4, or a grid: KEY=VALUES …, with {KEY} in the command"
     job.add_argument("--array", nargs="+", metavar="KEY=VALUES", help=array)
     _add_submission(top.add_argument_group("the submission"))
@@ -120,43 +118,6 @@ class _Parser(Parser):
     def hint_for(self, option: str, value: str = "") -> str | None:
         gpus = option_mistakes.gpus(value.strip("'")) if option == "--gpus-per-node" else ""
         return f"{option} {gpus}" if gpus else None
-
-
-def _add(group: Any, field: dataclasses.Field[Any], text: str) -> None:
-    name, kind = "--" + field.name.replace("_", "-"), str(field.type)
-    text = (text + _default(field)).replace("%", "%%")
-    if kind.startswith("bool"):
-        group.add_argument(name, action=argparse.BooleanOptionalAction, default=None, help=text)
-    elif kind.startswith("tuple"):
-        group.add_argument(name, action="extend", nargs="+", metavar="TEXT", help=text)
-    elif kind.startswith("int"):
-        group.add_argument(name, type=int, metavar="N", help=text)
-    elif kind == "Launcher":
-        group.add_argument(name, metavar=f"{{{','.join(get_args(Launcher))}}}", help=text)
-    else:
-        group.add_argument(name, metavar="PATH" if field.name in _PATHS else "TEXT", help=text)
-
-
-def _default(field: dataclasses.Field[Any]) -> str:
-    """The default of an option, for its help."""
-    if field.default is None:
-        return " (default: the cluster's)" if field.name in _CLUSTERS else ""
-    return "" if field.default in ((), "", False, dataclasses.MISSING) else f" (default: {field.default})"
-
-
-def field_texts(fields: type) -> dict[str, str]:
-    """Return the docstrings under a dataclass's fields."""
-    import ast
-    import inspect
-
-    (definition,) = ast.parse(inspect.getsource(fields)).body
-    assert isinstance(definition, ast.ClassDef)
-    texts = {}
-    for before, after in zip(definition.body, definition.body[1:]):
-        if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(after, ast.Expr):
-            assert isinstance(after.value, ast.Constant)
-            texts[before.target.id] = " ".join(str(after.value.value).split())
-    return texts
 
 
 def as_words(command: Sequence[str]) -> tuple[str, ...]:

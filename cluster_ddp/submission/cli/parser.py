@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from cluster_ddp.errors import SpecError, nearest, nearest_name
 
@@ -103,6 +107,64 @@ class Parser(argparse.ArgumentParser):
 
     def _refuse(self, found: str, hint: str | None = None) -> NoReturn:
         raise SpecError(ASKED, found, hint or f"{self.prog} --help")
+
+
+# A field's type -> its option.
+_FORMS: Mapping[Any, Mapping[str, Any]] = {
+    bool: {"action": argparse.BooleanOptionalAction, "default": None},
+    tuple: {"action": "extend", "nargs": "+", "metavar": "TEXT"},
+    int: {"type": int, "metavar": "N"},
+    float: {"type": float, "metavar": "X"},
+    Path: {"type": Path, "metavar": "PATH"},
+    str: {"metavar": "TEXT"},
+}
+
+
+def add_fields(
+    group: Any,
+    of: type,
+    *,
+    with_texts: bool,
+    left_out: Sequence[str] = (),
+    forms: Mapping[str, Mapping[str, Any]] | None = None,
+    defaults: Mapping[str, str] | None = None,
+) -> None:
+    """Add an option for each field of a dataclass. One that is not given is None.
+
+    Args:
+        group: a parser or a group of it.
+        of: the dataclass.
+        with_texts: read the fields' docstrings for --help, which takes some milliseconds.
+        left_out: fields without an option.
+        forms: what `add_argument` gets for a field, where its type does not tell.
+        defaults: what the help calls the default of a field that is None.
+    """
+    texts, kinds = field_texts(of) if with_texts else {}, typing.get_type_hints(of)
+    for field in (field for field in dataclasses.fields(of) if field.name not in left_out):
+        kind = kinds[field.name]
+        kind = get_args(kind)[0] if NoneType in get_args(kind) else kind
+        form = {"choices": get_args(kind)} if get_origin(kind) is Literal else _FORMS[get_origin(kind) or kind]
+        form = (forms or {}).get(field.name, form)
+        shown = " ".join(field.default) if isinstance(field.default, tuple) else field.default
+        is_shown = shown not in (None, False, "", dataclasses.MISSING)
+        default = (defaults or {}).get(field.name, str(shown) if is_shown else "")
+        text = texts.get(field.name, "") + (f" (default: {default})" if default else "")
+        group.add_argument("--" + field.name.replace("_", "-"), help=text.replace("%", "%%"), **form)
+
+
+def field_texts(fields: type) -> dict[str, str]:
+    """Return the docstrings under a dataclass's fields."""
+    import ast
+    import inspect
+
+    (definition,) = ast.parse(inspect.getsource(fields)).body
+    assert isinstance(definition, ast.ClassDef)
+    texts = {}
+    for before, after in zip(definition.body, definition.body[1:]):
+        if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(after, ast.Expr):
+            assert isinstance(after.value, ast.Constant)
+            texts[before.target.id] = " ".join(str(after.value.value).split())
+    return texts
 
 
 def unknown(rest: Sequence[str], legal: Iterable[str], program: str) -> SpecError:

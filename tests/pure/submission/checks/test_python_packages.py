@@ -12,7 +12,7 @@ import pytest
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.backends import submit_env
-from cluster_ddp.submission.checks import python_packages
+from cluster_ddp.submission.checks import job_environment
 from cluster_ddp.submission.render import agent_options, render, render_local
 from cluster_ddp.submission.spec import JobSpec
 
@@ -43,21 +43,21 @@ def environment(tmp_path: Path, *packages: str) -> str:
 
 def refused(job: JobSpec) -> SpecError:
     with pytest.raises(SpecError) as caught:
-        python_packages.check(job)
+        job_environment.check_packages(job)
     return caught.value
 
 
 def test_a_library_that_the_environment_lacks_is_refused(tmp_path: Path) -> None:
-    python_packages.check(spec("tensorboard", "wandb", "mlflow", venv=sys.prefix))
+    job_environment.check_packages(spec("tensorboard", "wandb", "mlflow", venv=sys.prefix))
     venv = environment(tmp_path, "wandb")
-    python_packages.check(spec(venv=venv))
-    python_packages.check(spec("wandb", venv=venv))
+    job_environment.check_packages(spec(venv=venv))
+    job_environment.check_packages(spec("wandb", venv=venv))
     error = refused(spec("wandb", "mlflow", venv=venv))
     assert error.asked == "Tracking with mlflow:"
     assert error.found == f"there is no Python package 'mlflow' in {venv}."
     assert error.hint == f"'{venv}/bin/python' -m pip install 'cluster-ddp[mlflow]'"
-    python_packages.check(spec("mlflow", venv=venv, container="image.sif"))  # nobody knows
-    python_packages.check(spec("mlflow", venv=venv, modules=("python/3.12",)))
+    job_environment.check_packages(spec("mlflow", venv=venv, container="image.sif"))  # nobody knows
+    job_environment.check_packages(spec("mlflow", venv=venv, modules=("python/3.12",)))
 
 
 def test_a_launcher_needs_its_package_in_the_commands_own_python(
@@ -72,9 +72,9 @@ def test_a_launcher_needs_its_package_in_the_commands_own_python(
     assert error.hint == f"'{python}' -m pip install cluster-ddp; or leave it to srun: --launcher srun"
     assert "package 'torch'" in refused(command(python, "train.py", launcher="torchrun")).found
     assert refused(command(python, "train.py", doctor=True)).asked == "Running the doctor before the ranks:"
-    python_packages.check(command(python, "train.py"))
+    job_environment.check_packages(command(python, "train.py"))
     paths = os.pathsep.join(path for path in sys.path if path)
-    python_packages.check(command("env", f"PYTHONPATH={paths}", python, "train.py", launcher="fork"))
+    job_environment.check_packages(command("env", f"PYTHONPATH={paths}", python, "train.py", launcher="fork"))
 
 
 def test_a_module_is_looked_for_without_importing_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,8 +85,8 @@ def test_a_module_is_looked_for_without_importing_its_package(tmp_path: Path, mo
     (tmp_path / "src").mkdir()
     (tmp_path / "src/other.py").touch()
     for words in (("-m", "mine.inner.fit"), ("-mjson.tool",), ("-m", "mine"), ("-m", "{which}")):
-        python_packages.check(command(sys.executable, *words))
-    python_packages.check(command("env", "PYTHONPATH=src", sys.executable, "-u", "-m", "other"))
+        job_environment.check_packages(command(sys.executable, *words))
+    job_environment.check_packages(command("env", "PYTHONPATH=src", sys.executable, "-u", "-m", "other"))
     for module in ("mine.inner.nosuch", "mine.nosuch.fit", "other", "json.tool.nosuch"):
         error = refused(command(sys.executable, "-m", module))
         assert error.asked == f"Running {shlex.join([sys.executable, '-m', module])}:"
@@ -95,7 +95,7 @@ def test_a_module_is_looked_for_without_importing_its_package(tmp_path: Path, mo
 
 def test_a_python_that_does_not_answer_is_left_to_other_checks() -> None:
     for python in ("no-such-folder/python", "/bin/false"):
-        python_packages.check(JobSpec(name="x", command=(python, "x.py"), doctor=True))
+        job_environment.check_packages(JobSpec(name="x", command=(python, "x.py"), doctor=True))
 
 
 def test_the_names_get_to_the_ranks_and_only_by_the_option() -> None:

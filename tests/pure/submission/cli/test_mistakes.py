@@ -22,7 +22,7 @@ from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.submission.checks import nested_launchers
 from cluster_ddp.submission.checks.performance_warnings import CODES, OTHER_CODES
 from cluster_ddp.submission.cli import settings_file
-from cluster_ddp.submission.cli.options import field_texts
+from cluster_ddp.submission.cli.parser import field_texts
 
 __all__ = ["fake_slurm"]
 
