@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from record import Figure, report, unable
 from recovery_training import HANG_WARNING_S, STEP_S
 
-from cluster_ddp.sandbox import cluster, network, prerequisites
+from cluster_ddp.sandbox import cluster, daemons, network, prerequisites
 from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands, job_status
 
@@ -183,7 +183,7 @@ class Run:
             return next(float(one["time"]) for one in self._done() if one["process"] not in before) - made_at
         finally:
             commands.run(["scancel", str(self._job)], env=self._env)
-            cluster.wait_until_usable(self._layout, self._layout.node_names, [])
+            daemons.wait_until_usable(self._layout, self._layout.node_names, [])
 
     @contextlib.contextmanager
     def _made(self, fault: str) -> Iterator[float]:

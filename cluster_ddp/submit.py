@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from cluster_ddp import submit_api
 from cluster_ddp.agent.grid import ARRAY_TASK, configuration
+from cluster_ddp.argument_parser import Parser
 from cluster_ddp.errors import SpecError, counted, exit_on_error
 from cluster_ddp.jobs import watch
 from cluster_ddp.remote import verbs
@@ -28,7 +29,6 @@ from cluster_ddp.submission import submit_plan
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.cli import command_line, option_mistakes
 from cluster_ddp.submission.cli import options as submit_options
-from cluster_ddp.submission.cli.parser import Parser
 from cluster_ddp.submission.grids import Grid
 from cluster_ddp.submission.job import Job
 from cluster_ddp.submission.planning import Plan

@@ -16,13 +16,13 @@ from typing import Any
 
 from cluster_ddp import mnist
 from cluster_ddp.agent.grid import ARRAY_TASK, fill_in
+from cluster_ddp.argument_parser import Parser, add_fields, nearest_option
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, exit_on_error
 from cluster_ddp.mnist.config import TrainConfig, TrainResult
 from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.fork import rank_exit
 from cluster_ddp.runtime.rendezvous import first_rank
 from cluster_ddp.submission.cli import option_mistakes
-from cluster_ddp.submission.cli.parser import Parser, add_fields, nearest_option
 
 PROGRAM = "cluster-ddp train"
 

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster_ddp.argument_parser import Parser
 from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import JobError, exit_on_error, printable
 from cluster_ddp.jobs import run_records
 from cluster_ddp.jobs.run_records import of_run
 from cluster_ddp.remote import verbs
 from cluster_ddp.submission.backends.slurm import Slurm
-from cluster_ddp.submission.cli.parser import Parser
 
 PROGRAM = "cluster-ddp cancel"
 

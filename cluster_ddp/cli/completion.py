@@ -11,8 +11,8 @@ import argparse
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 
+from cluster_ddp.argument_parser import Parser
 from cluster_ddp.errors import exit_on_error
-from cluster_ddp.submission.cli.parser import Parser
 
 PROGRAM = "cluster-ddp completion"
 SHELLS = ("bash", "zsh")

@@ -13,9 +13,9 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from cluster_ddp.argument_parser import Parser
 from cluster_ddp.errors import exit_on_error
 from cluster_ddp.slurm.topology import Topology
-from cluster_ddp.submission.cli.parser import Parser
 
 PROGRAM = "cluster-ddp env"
 

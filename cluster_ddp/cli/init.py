@@ -15,12 +15,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster_ddp.argument_parser import Parser
 from cluster_ddp.errors import SlurmError, SpecError, exit_on_error, nearest
 from cluster_ddp.slurm import accounts, partitions
 from cluster_ddp.slurm.partitions import NodeGroup
 from cluster_ddp.submission.checks import feasibility
 from cluster_ddp.submission.cli import first_cluster_toml, options
-from cluster_ddp.submission.cli.parser import Parser
 from cluster_ddp.submission.cli.site_config import FILE_NAME
 from cluster_ddp.submission.render import agent_options, render
 from cluster_ddp.submission.spec import JobSpec

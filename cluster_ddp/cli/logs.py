@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster_ddp.argument_parser import Parser
 from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import JobError, exit_on_error, printable
 from cluster_ddp.jobs import run_records, watch
@@ -19,7 +20,6 @@ from cluster_ddp.jobs.logs import PLAIN, LogReader
 from cluster_ddp.jobs.run_records import RunRecord, of_run
 from cluster_ddp.protocol import ASIDE, File
 from cluster_ddp.remote import verbs
-from cluster_ddp.submission.cli.parser import Parser
 from cluster_ddp.submission.job import Job
 
 PROGRAM = "cluster-ddp logs"

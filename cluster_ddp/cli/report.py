@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster_ddp.argument_parser import Parser
 from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.files import to_json
@@ -19,7 +20,6 @@ from cluster_ddp.jobs.report.summary import report
 from cluster_ddp.jobs.report.terminal_report import as_text
 from cluster_ddp.jobs.status import run_statuses
 from cluster_ddp.remote import verbs
-from cluster_ddp.submission.cli.parser import Parser
 
 PROGRAM = "cluster-ddp report"
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster_ddp.argument_parser import Parser
 from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import exit_on_error, printable
 from cluster_ddp.jobs.status import RunStatus, run_statuses
@@ -22,7 +23,6 @@ from cluster_ddp.remote import verbs
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import FINAL_STATES
 from cluster_ddp.submission import run_dirs
-from cluster_ddp.submission.cli.parser import Parser
 
 PROGRAM = "cluster-ddp status"
 # Longer cells, such as a long job name, are cut; so is the note at the end.

@@ -18,11 +18,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster_ddp.argument_parser import Parser
 from cluster_ddp.doctor.step import examine as step
 from cluster_ddp.doctor.step.rank import Options
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.protocol import Env
-from cluster_ddp.submission.cli.parser import Parser
 
 PROGRAM = "cluster-ddp doctor"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from cluster_ddp.argument_parser import Parser
 from cluster_ddp.errors import SpecError
 from cluster_ddp.jobs.watch import follow
 from cluster_ddp.submission import submit_plan
 from cluster_ddp.submission.cli import command_line
-from cluster_ddp.submission.cli.parser import Parser
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submit import ReferenceJob
 

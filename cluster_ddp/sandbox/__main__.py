@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from cluster_ddp.argument_parser import Parser
 from cluster_ddp.errors import SandboxError, exit_on_error
 from cluster_ddp.sandbox import accounting, cluster, prerequisites, slurm_releases
 from cluster_ddp.slurm import commands
-from cluster_ddp.submission.cli.parser import Parser
 
 PROGRAM = "cluster-ddp sandbox"
 DEFAULT_NAME = "sandbox"

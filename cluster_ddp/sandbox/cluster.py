@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import fcntl
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-from cluster_ddp.errors import SandboxError, SlurmError
-from cluster_ddp.sandbox import accounting, claims, config, network, prerequisites
-from cluster_ddp.sandbox.layout import CONTROLLER, SLURM, STATE_ROOT, Layout, check_name, search_path
-from cluster_ddp.slurm import commands
+from cluster_ddp.errors import SandboxError
+from cluster_ddp.sandbox import accounting, config, daemons, network, prerequisites
+from cluster_ddp.sandbox.layout import STATE_ROOT, Layout, check_name, environment_of
 
-START_TIMEOUT_S = 180.0  # for a daemon that hangs: one that ends is noticed at once
-_STEP_TIMEOUT_S = 20
 _KEEPER = "cluster_ddp.sandbox.keeper"
-SLURMCTLD_PORT = 6817  # slurm.conf(5): the default
-
-
-class Daemon(NamedTuple):
-    """A daemon that `up` has started."""
-
-    name: str
-    process: subprocess.Popen[bytes]
 
 
 def up(
@@ -62,11 +51,14 @@ def up(
     if with_accounting:
         accounting.require(slurm)
     layout = Layout(name=name, index=0, nodes=nodes, gpus_per_node=gpus_per_node)
-    with claims.claimed(layout) as layout:
+    with _lock():
+        layout = _with_free_index(layout)
         try:
             if not stays:
                 keep(name)
-            _set_up(layout, slurm, with_accounting)
+            config.write(layout, slurm, with_accounting=with_accounting)
+            network.build(layout)
+            daemons.start_all(layout, with_accounting=with_accounting)
         except BaseException:
             _remove(name)
             raise
@@ -91,8 +83,8 @@ def down(name: str) -> bool:
     """
     check_name(name)
     prerequisites.require_root()
-    with claims.lock():
-        existed = claims.exists(name)
+    with _lock():
+        existed = _exists(name)
         _remove(name)
     return existed
 
@@ -104,157 +96,73 @@ def environment(name: str) -> dict[str, str]:
         SandboxError: no sandbox of that name is up, or the name is not allowed.
     """
     check_name(name)
-    slurm_conf = STATE_ROOT / name / "slurm.conf"
-    if not slurm_conf.exists():
-        others = ", ".join(claims.names()) or "none"
+    if not (STATE_ROOT / name / "slurm.conf").exists():
         raise SandboxError(
             f"Using the sandbox {name!r}:",
-            f"it is not up; sandboxes on this machine: {others}.",
+            f"it is not up; sandboxes on this machine: {', '.join(_names()) or 'none'}.",
             f"cluster-ddp sandbox up --name {name}",
         )
-    outer = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
-    return {**outer, "SLURM_CONF": str(slurm_conf), "PATH": search_path(STATE_ROOT / name / SLURM)}
+    return environment_of(name)
 
 
 def node_states(name: str) -> dict[str, str]:
-    """Node -> its state, as sinfo prints it ("idle", "mixed", "down*" …).
+    """Node -> its state, as sinfo prints it. Raises SandboxError if it is not up, SlurmError without an answer."""
+    return daemons.node_states(environment(name))
+
+
+def _exists(name: str) -> bool:
+    """Whether any trace of a sandbox exists."""
+    return (STATE_ROOT / name).exists() or bool(network.namespaces(name) or network.interfaces(name))
+
+
+def _names() -> list[str]:
+    """The names of this machine's sandboxes, crashed ones included."""
+    return sorted(path.name for path in STATE_ROOT.glob("*") if path.is_dir())
+
+
+@contextlib.contextmanager
+def _lock() -> Iterator[None]:
+    """One `up` or `down` at a time on a machine. The last sandbox's `down` removes the folder of all sandboxes."""
+    while True:  # if the holder before removed the folder, it is made again
+        STATE_ROOT.mkdir(mode=0o755, exist_ok=True)
+        descriptor = os.open(STATE_ROOT, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if STATE_ROOT.exists() and os.path.samestat(os.fstat(descriptor), STATE_ROOT.stat()):
+            break
+        os.close(descriptor)
+    try:
+        yield
+    finally:
+        if not any(STATE_ROOT.iterdir()):
+            STATE_ROOT.rmdir()
+        os.close(descriptor)
+
+
+def _with_free_index(layout: Layout) -> Layout:
+    """The layout with an index that no other sandbox has, noted in its folder, which is made. Needs the lock.
 
     Raises:
-        SandboxError: no sandbox of that name is up.
-        SlurmError: its controller does not answer.
+        SandboxError: a sandbox of that name exists, or no subnet is free.
     """
-    arguments = ["sinfo", "--noheader", "--Node", "--partition=main", "--format=%N %T"]
-    lines = commands.run(arguments, env=environment(name), timeout_s=15).splitlines()
-    return dict(line.split(maxsplit=1) for line in lines)
-
-
-def _set_up(layout: Layout, slurm: Path | None, with_accounting: bool) -> None:
-    config.write(layout, slurm, with_accounting=with_accounting)
-    network.build(layout)
-    daemons = _start_daemons(layout, with_accounting)
-    wait_until_usable(layout, layout.node_names, daemons)
-    if with_accounting and layout.gpus_per_node:
-        accounting.limit_gpus(environment(layout.name))
-    _wait_for(lambda: _all_idle(layout), layout, daemons)
-
-
-def _start_daemons(layout: Layout, with_accounting: bool) -> list[Daemon]:
-    munge = layout.munge_socket.parent
-    files = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
-    options = [f"--{option}={munge / name}" for option, name in files.items()]
-    # --force: munged objects to running as root, but the key and the socket are root's here.
-    munged = ["munged", "--force", f"--key-file={munge / 'key'}", *options]
-    daemons = [_start(layout, CONTROLLER, [*munged, "--foreground"], "munged")]
-    _wait_for(layout.munge_socket.exists, layout, daemons)
-    if with_accounting:
-        accounting.write(layout)
-        daemons.append(_start(layout, CONTROLLER, accounting.database(layout), "mariadbd"))
-        _wait_for((layout.folder / "database.socket").exists, layout, daemons)
-        daemons.append(_start(layout, CONTROLLER, accounting.slurmdbd(layout), "slurmdbd"))
-        _wait_for(lambda: _listens(layout, accounting.SLURMDBD_PORT), layout, daemons)
-        accounting.define(layout, environment(layout.name))
-    return [*daemons, start_controller(layout), *(start_node(layout, node) for node in layout.node_names)]
-
-
-def start_controller(layout: Layout) -> Daemon:
-    """Start slurmctld."""
-    return _start(layout, CONTROLLER, ["slurmctld", "-D", "-f", str(layout.slurmctld_conf)], "slurmctld")
-
-
-def start_node(layout: Layout, node: str) -> Daemon:
-    """Start a node's slurmd."""
-    return _start(layout, node, ["slurmd", "-D", "-N", node, "-f", str(layout.slurm_conf)], f"slurmd.{node}")
-
-
-def _start(layout: Layout, host: str, command: list[str], log: str) -> Daemon:
-    environment = {key: value for key, value in os.environ.items() if "SLURM" not in key}
-    environment["PATH"] = search_path(layout.slurm)
-    with open(layout.folder / "log" / f"{log}.out", "ab") as output:
-        process = subprocess.Popen(
-            network.enter(layout, host, command),
-            env=environment,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
+    asked = f"Starting the sandbox {layout.name!r}:"
+    if _exists(layout.name):
+        hint = (
+            f"use it (cluster-ddp sandbox status --name {layout.name}), remove it "
+            f"(… down --name {layout.name}), or start another (… up --name OTHER)"
         )
-    return Daemon(log, process)
-
-
-def wait_until_usable(layout: Layout, nodes: Sequence[str], daemons: Sequence[Daemon]) -> None:
-    """Wait until a step has run on each of `nodes`.
-
-    A node that slurmctld calls idle may still refuse a launch with "Communication connection failure" (seen with
-    22.05, just after its slurmd was started).
-
-    Args:
-        layout: of the sandbox.
-        nodes: their names.
-        daemons: those whose end is an error.
-
-    Raises:
-        SandboxError: one of `daemons` has ended, or it takes longer than `START_TIMEOUT_S`.
-    """
-    _wait_for(lambda: _listens(layout, SLURMCTLD_PORT), layout, daemons)
-    _wait_for(lambda: _takes_steps(layout, nodes), layout, daemons)
-
-
-def wait_until_given_up(layout: Layout, node: str) -> None:
-    """Wait until slurmctld calls a node down.
-
-    Raises:
-        SandboxError: it takes longer than `START_TIMEOUT_S`.
-    """
-    _wait_for(lambda: node_states(layout.name)[node].startswith("down"), layout, [], f"Waiting until {node} is down")
-
-
-def _listens(layout: Layout, port: int) -> bool:
-    """Whether a daemon on the controller's host accepts connections. Slurm's commands would try for ten seconds."""
-    try:
-        socket.create_connection((layout.controller_address, port), timeout=0.5).close()
-    except OSError:
-        return False
-    return True
-
-
-def _takes_steps(layout: Layout, nodes: Sequence[str]) -> bool:
-    """Whether a step with one task on each of these nodes succeeds. It needs one free CPU on each."""
-    where = (f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", "--ntasks-per-node=1", "--mem=1", "--time=1")
-    charged = ("--partition=main", f"--account={accounting.ACCOUNTS[0]}")
-    step = ["timeout", str(_STEP_TIMEOUT_S), "srun", f"--immediate={_STEP_TIMEOUT_S // 2}", *where, *charged, "true"]
-    with open(layout.folder / "log" / "srun.out", "wb") as output:
-        return subprocess.run(step, env=environment(layout.name), stdout=output, stderr=output).returncode == 0
-
-
-def _all_idle(layout: Layout) -> bool:
-    try:
-        states = node_states(layout.name)
-    except SlurmError:  # the controller is not listening yet
-        return False
-    return len(states) == layout.nodes and set(states.values()) == {"idle"}
-
-
-def _wait_for(
-    condition: Callable[[], bool], layout: Layout, daemons: Sequence[Daemon], doing: str = "Starting the sandbox"
-) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while not condition():
-        dead = [daemon.name for daemon in daemons if daemon.process.poll() is not None]
-        if dead or time.monotonic() > deadline:
-            complaint = f"{', '.join(dead)} ended" if dead else f"it took longer than {START_TIMEOUT_S:g} s"
-            raise SandboxError(
-                f"{doing} ({layout.name}):",
-                f"{complaint}. The logs end with:\n{_log_ends(layout)}",
-                "fix what they report, or check whether a firewall drops bridged packets: iptables -L FORWARD",
-            )
-        time.sleep(0.1)
-
-
-def _log_ends(layout: Layout) -> str:
-    logs = sorted((layout.folder / "log").iterdir())
-    ends = ((log.name, log.read_text(errors="replace").splitlines()[-3:]) for log in logs)
-    return "\n".join(f"    {name}: {line}" for name, lines in ends for line in lines)
+        raise SandboxError(asked, "a sandbox of that name exists already.", hint)
+    taken = {path.read_text().strip() for path in STATE_ROOT.glob("*/index")}
+    for index in range(256):
+        ours = dataclasses.replace(layout, index=index)
+        if str(index) not in taken and network.subnet_is_free(ours):
+            ours.folder.mkdir(mode=0o755)
+            (ours.folder / "index").write_text(f"{index}\n")
+            return ours
+    raise SandboxError(
+        asked,
+        "every subnet 10.213.0.0/24 to 10.213.255.0/24 is in use on this machine.",
+        f"remove a sandbox: cluster-ddp sandbox down --name NAME   (their names: ls {STATE_ROOT})",
+    )
 
 
 def _remove(name: str) -> None:

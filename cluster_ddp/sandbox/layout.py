@@ -12,7 +12,6 @@ from cluster_ddp.errors import SandboxError
 STATE_ROOT = Path("/run/cluster-ddp-sandbox")
 MAX_NODES = 64
 CONTROLLER = "ctl"
-SLURM = "slurm"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,16 +33,11 @@ class Layout:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        for field, value, low, high in (
-            ("--nodes", self.nodes, 1, MAX_NODES),
-            ("--gpus-per-node", self.gpus_per_node, 0, 16),
-        ):
+        sizes = (("--nodes", self.nodes, 1, MAX_NODES), ("--gpus-per-node", self.gpus_per_node, 0, 16))
+        for option, value, low, high in sizes:
             if not low <= value <= high:
-                raise SandboxError(
-                    f"A sandbox with {field} {value}:",
-                    f"a sandbox can have {low} to {high}.",
-                    f"give {field} a number from {low} to {high}",
-                )
+                found, hint = f"a sandbox can have {low} to {high}.", f"give {option} a number from {low} to {high}"
+                raise SandboxError(f"A sandbox with {option} {value}:", found, hint)
 
     @property
     def folder(self) -> Path:
@@ -68,7 +62,7 @@ class Layout:
     @property
     def slurm(self) -> Path:
         """A link to the prefix of its Slurm; missing if it uses the PATH's."""
-        return self.folder / SLURM
+        return self.folder / "slurm"
 
     @property
     def munge_socket(self) -> Path:
@@ -120,6 +114,13 @@ def search_path(prefix: Path | None) -> str:
     """The PATH, with a prefix's bin and sbin first if they exist."""
     ours = [str(prefix / part) for part in ("bin", "sbin") if (prefix / part).is_dir()] if prefix else []
     return ":".join([*ours, os.environ.get("PATH", os.defpath)])
+
+
+def environment_of(name: str) -> dict[str, str]:
+    """The environment for commands on a sandbox's login node."""
+    outer = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
+    folder = STATE_ROOT / name
+    return {**outer, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": search_path(folder / "slurm")}
 
 
 def check_name(name: str) -> None:

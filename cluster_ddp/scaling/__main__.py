@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from cluster_ddp.argument_parser import Parser
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.jobs.report import metrics_from_log
 from cluster_ddp.scaling import table
@@ -34,7 +35,6 @@ from cluster_ddp.submission import submit_plan
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.checks import feasibility
 from cluster_ddp.submission.cli import command_line
-from cluster_ddp.submission.cli.parser import Parser
 from cluster_ddp.submission.job import Job
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submit import ReferenceJob

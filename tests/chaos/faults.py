@@ -21,7 +21,7 @@ from typing import NamedTuple
 from cluster_ddp import processes
 from cluster_ddp.errors import SandboxError
 from cluster_ddp.protocol import Env
-from cluster_ddp.sandbox import cluster, network
+from cluster_ddp.sandbox import daemons, network
 from cluster_ddp.sandbox.layout import CONTROLLER, Layout
 
 _CLONE_NEWNET = 0x40000000  # sched.h; os.setns is there from Python 3.12 on
@@ -60,7 +60,7 @@ def bring_back_node(layout: Layout, node: str) -> None:
         SandboxError: no step runs there.
     """
     network.ip("link", "set", layout.link(node), "up")
-    cluster.wait_until_usable(layout, [node], [cluster.start_node(layout, node)])
+    daemons.wait_until_usable(layout, [node], [daemons.start_node(layout, node)])
 
 
 def cut_node(layout: Layout, node: str, *, for_s: float | None = None) -> None:
@@ -80,12 +80,12 @@ def cut_node(layout: Layout, node: str, *, for_s: float | None = None) -> None:
     network.ip("link", "set", layout.link(node), "down")
     try:
         if for_s is None:
-            cluster.wait_until_given_up(layout, node)
+            daemons.wait_until_given_up(layout, node)
         else:
             time.sleep(for_s)
     finally:
         network.ip("link", "set", layout.link(node), "up")
-    cluster.wait_until_usable(layout, [node], [])
+    daemons.wait_until_usable(layout, [node], [])
 
 
 def restart_controller(layout: Layout, *, after_s: float) -> None:
@@ -124,7 +124,7 @@ def bring_back_controller(layout: Layout) -> None:
     Raises:
         SandboxError: no step runs under it.
     """
-    cluster.wait_until_usable(layout, layout.node_names, [cluster.start_controller(layout)])
+    daemons.wait_until_usable(layout, layout.node_names, [daemons.start_controller(layout)])
 
 
 def ranks(layout: Layout, job_id: int) -> list[Rank]:

@@ -3,7 +3,6 @@
 command_line        from the words to a plan, with warnings
 options             an option for each field of JobSpec, and those of the submission itself
 option_mistakes     options that were probably meant otherwise, such as those of sbatch
-parser              argparse, with our errors: of every verb
 activated_env       the environment that is activated in the shell, if it is not cluster-ddp's own
 site_config         cluster.toml: its keys and profiles
 settings_file       its content, refused if others could have written it

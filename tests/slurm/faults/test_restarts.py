@@ -17,7 +17,7 @@ from restarting import Job, launch
 from slowness import scaled
 
 from cluster_ddp.protocol import File
-from cluster_ddp.sandbox import cluster, network
+from cluster_ddp.sandbox import daemons, network
 
 RESUMING = Path(__file__).with_name("resuming")
 SPARE, SPARES = (("--restarts", "9", "--spare-nodes", count) for count in "12")
@@ -129,7 +129,7 @@ def given_back(place: Place, *nodes: str) -> Iterator[None]:
     finally:
         for node in nodes:
             network.ip("link", "set", place.slurm.layout.link(node), "up")
-        cluster.wait_until_usable(place.slurm.layout, nodes, [])
+        daemons.wait_until_usable(place.slurm.layout, nodes, [])
 
 
 @pytest.mark.every_slurm
@@ -147,7 +147,7 @@ def test_faults_in_one_allocation(place: Place, uninterrupted: list[dict]) -> No
     with given_back(place, cut.node):
         network.ip("link", "set", place.slurm.layout.link(cut.node), "down")
         job.ranks(3)
-        cluster.wait_until_given_up(place.slurm.layout, cut.node)
+        daemons.wait_until_given_up(place.slurm.layout, cut.node)
         (job.path / "go").touch()
         said = job.completed(restarts=0)
     kept = [(one.node, one.words, one.without) for one in job.failures()]
@@ -182,7 +182,7 @@ def test_more_lost_nodes_than_spares_and_a_lost_batch_host(place: Place, uninter
     job.wait_for_step(18)
     host = job.batch_host()
     faults.lose_node(layout, host)
-    cluster.wait_until_given_up(layout, host)
+    daemons.wait_until_given_up(layout, host)
     faults.bring_back_node(layout, host)
     said = job.completed(restarts=2)
     assert job.metrics() == uninterrupted, said
