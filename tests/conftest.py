@@ -38,7 +38,7 @@ hypothesis.settings.load_profile("tests")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-_SLURM = Path(__file__).parent / "slurm"
+_RANKS, _SLURM = (Path(__file__).parent / name for name in ("ranks", "slurm"))
 _LONGEST = (
     *("test_gpu_nodes_rehearsal.py", "test_gpu_rehearsal.py", "test_hang_watch.py", "test_examples.py"),
     *("test_options.py", "test_loop.py", "test_detection_example.py", "test_workers_end.py", "test_parts.py"),
@@ -63,9 +63,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slurm-version", choices=sorted(slurm_releases.SUITES), help=words)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """`make test` gives a test to any of its processes; those of one file stay together where that is less work.
+
+    They do in `tests/pure`, whose tests are short, in `tests/slurm`, whose files start long jobs first, and where they
+    share a fixture. A Slurm that a file is tested on, too, is a file of its own.
+    """
+    used = [fixture for named in item._fixtureinfo.name2fixturedefs.values() for fixture in named]
+    if _RANKS not in item.path.parents or any(fixture.scope == "module" for fixture in used):
+        slurm = item.callspec.params.get("slurm") if hasattr(item, "callspec") else None
+        item.add_marker(pytest.mark.xdist_group("-".join(filter(None, (item.path.name, slurm)))))
+
+
 @pytest.hookimpl(trylast=True)  # after pytest has put those of one Slurm together, in all files
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`make test` gives each of its processes a file at a time: those that take longest must not come last.
+    """Tests are given out in this order: those that take longest must not come last.
 
     Tests of jobs on Slurm wait much, the longest of the others compute: one of these after three of those.
     """

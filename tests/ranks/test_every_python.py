@@ -45,7 +45,7 @@ def trained(path: str) -> list[object]:
     return found
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_training_needs_no_tracer_until_it_compiles() -> None:
     is_there, has_compiled, *weights = trained(os.environ["PYTHONPATH"])
     assert (is_there, has_compiled) == (False, True)

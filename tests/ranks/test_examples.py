@@ -93,7 +93,6 @@ def test_it_does_what_it_says(tmp_path: Path, name: str, words: str, ranks: int)
     assert [words in end.output for end in ends] == [True, False][:ranks]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     ("name", "arguments"), [("ddp.py", ()), ("convnet.py", ("--epochs", "1")), ("two_device_model.py", ())]
@@ -148,9 +147,9 @@ RESNET_OF_TWO = ("--samples", "32", *RESNET[2:])  # eight: two ranks may agree o
     [
         ("ddp.py", (), "function", 2, 1),
         ("ddp.py", (), "function", 2, 2),
-        pytest.param("convnet.py", ("--epochs", "1"), "top level", 2, 2, marks=pytest.mark.long),
-        pytest.param("resnet_cifar.py", RESNET_OF_TWO, "top level", 2, 2, marks=pytest.mark.long),
-        pytest.param("resnet_cifar.py", RESNET, "function", 0, 1, marks=pytest.mark.long),
+        pytest.param("convnet.py", ("--epochs", "1"), "top level", 2, 2, marks=pytest.mark.full),
+        pytest.param("resnet_cifar.py", RESNET_OF_TWO, "top level", 2, 2, marks=pytest.mark.full),
+        pytest.param("resnet_cifar.py", RESNET, "function", 0, 1, marks=pytest.mark.full),
     ],
 )
 def test_a_training_resumes_exactly_in_either_form_with_and_without_workers(
@@ -222,7 +221,7 @@ def test_without_gpus_there_is_nothing_to_compare(tmp_path: Path) -> None:
     assert (end.exit_code, "two or more are needed" in end.output) == (0, True), end
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_each_way_to_meet_works(tmp_path: Path) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(EXAMPLES / "init_methods.py")]
@@ -264,7 +263,7 @@ def test_torchvisions_resnet_says_once_that_its_data_is_not_there(tmp_path: Path
     assert 'resnet_mnist.py", line' not in done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_torchvisions_resnet_is_trained_and_resumed(tmp_path: Path) -> None:
     write_small_mnist(tmp_path / "data")
     command = [sys.executable, str(EXAMPLES / "resnet_mnist.py"), str(tmp_path / "data")]

@@ -8,6 +8,6 @@ import pytest
 from gpu_rehearsal import each_test_can_run
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_each_test_of_several_nodes_can_run(tmp_path: Path) -> None:
     each_test_can_run("gpu_nodes", tmp_path)

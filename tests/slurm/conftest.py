@@ -32,10 +32,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     All have the parameter, so that pytest puts those of one Slurm together, and makes what they share once for each.
     """
     if "slurm" in metafunc.fixturenames:
-        versions: list[str | None] = [metafunc.config.getoption("--slurm-version")]
-        if versions == [None] and metafunc.definition.get_closest_marker("every_slurm"):
-            versions.append(slurm_releases.NEWEST)
-        metafunc.parametrize("slurm", versions, indirect=True, ids=[version or "system" for version in versions])
+        version = metafunc.config.getoption("--slurm-version")
+        versions = [pytest.param(version, id=version or "system")]
+        if not version and metafunc.definition.get_closest_marker("every_slurm"):
+            versions.append(pytest.param(slurm_releases.NEWEST, id=slurm_releases.NEWEST, marks=pytest.mark.full))
+        metafunc.parametrize("slurm", versions, indirect=True)
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 
+import pytest
 from cluster import ROOT, sandbox_name
 from slowness import scaled
 
 
+@pytest.mark.full
 def test_a_few_random_faults_cost_nothing(machine: None) -> None:
     """Weights, metrics and the ledger of samples are those of a training that had none; nothing is left behind."""
     options = (

@@ -9,6 +9,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 from cluster import ROOT, Cluster, Place, output
 from slowness import wait_until
 
@@ -17,6 +18,7 @@ from cluster_ddp.slurm import commands
 PORT = 20_000 + os.getpid() % 10_000
 
 
+@pytest.mark.full
 def test_a_training_on_two_nodes_is_warned_requeued_and_resumes(slurm: Cluster, tmp_path: Path) -> None:
     """As its first lines say. The warning comes while the ranks still import torch.
 
@@ -45,6 +47,7 @@ def pythons_of(script: Path) -> int:
     return found
 
 
+@pytest.mark.full
 def test_ranks_started_by_hand_on_two_hosts(slurm: Cluster, tmp_path: Path) -> None:
     """srun only plays the two terminals here: the ranks see nothing of Slurm."""
     script, folder = shlex.quote(f"{ROOT}/examples/convnet.py"), shlex.quote(f"{tmp_path}/run")

@@ -128,6 +128,7 @@ def test_a_node_that_is_cut_is_given_up_and_takes_a_step_when_it_is_back(slurm: 
     assert (done.returncode, sorted(done.stdout.split())) == (0, ["node2", "node3"]), done.stderr
 
 
+@pytest.mark.full
 def test_another_slurm_beside_the_systems() -> None:
     """Daemons, commands and what a job calls are all of that release; the system's are as they were."""
     version = slurm_releases.NEWEST

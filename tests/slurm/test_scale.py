@@ -31,6 +31,7 @@ def large(machine: None) -> Iterator[Cluster]:
         cluster.down(name)
 
 
+@pytest.mark.full
 def test_every_one_of_256_tasks_knows_its_place(large: Cluster) -> None:
     task = "echo $(hostname) $(python -m cluster_ddp env --json)"
     sizes = (f"--nodes={NODES}", f"--ntasks-per-node={TASKS_PER_NODE}")
@@ -50,6 +51,7 @@ def test_every_one_of_256_tasks_knows_its_place(large: Cluster) -> None:
         assert topology["port_candidates"] == list(candidates(topology["job_id"], topology["step_id"]))
 
 
+@pytest.mark.full
 def test_two_hundred_ranks_meet_with_dead_name_servers(machine: None) -> None:
     """How long they take is the benchmark's business."""
     script = ROOT / "benchmarks" / "rendezvous_scale.py"

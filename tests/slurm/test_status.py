@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from cluster import ROOT, Cluster, Place
 
 from cluster_ddp.slurm import commands, job_status
@@ -54,6 +55,7 @@ def test_many_run_directories_are_two_questions(slurm: Cluster, tmp_path: Path) 
         commands.run(["scancel", job], env=slurm.env)
 
 
+@pytest.mark.full
 def test_the_benchmark_of_forgotten_jobs_in_its_smallest_form(machine: None) -> None:
     """It breaks where the table changes."""
     words = ("--jobs", "2", "--rounds", "1")

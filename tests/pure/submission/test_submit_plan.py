@@ -240,7 +240,6 @@ def test_nohup_and_a_handler_of_ones_own_stay_what_they_are(fake_slurm: FakeSlur
     assert fake_slurm.calls("scancel") == [["13"]]
 
 
-@pytest.mark.long
 def test_sbatch_that_does_not_answer_leaves_no_job(
     fake_slurm: FakeSlurm, in_a_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
+@pytest.mark.full
 def test_our_training_without_an_exchange_of_gradients(tmp_path: Path) -> None:
     words = ("--only-wait", "--warmup=1", "--steps=2", f"--data-dir={tmp_path}", "--", "--dataset", "digits")
     command = [sys.executable, str(BENCHMARKS / "baselines" / "ours.py"), *words]
@@ -20,7 +21,7 @@ def test_our_training_without_an_exchange_of_gradients(tmp_path: Path) -> None:
     assert json.loads(done.stdout.splitlines()[-1])["samples"] == 2 * 64
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_observing_a_training(tmp_path: Path) -> None:
     command = [sys.executable, str(BENCHMARKS / "observing.py"), "--runs=1", "--steps=2"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)

@@ -35,6 +35,7 @@ show "$1"
 """
 
 
+@pytest.mark.quick
 def test_a_running_training_whose_disk_is_full(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()

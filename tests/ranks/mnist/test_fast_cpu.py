@@ -66,7 +66,7 @@ def page_faults(how: str, **env: str) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library's malloc")
 def test_what_a_step_frees_the_next_one_gets_without_the_system() -> None:
     plain = page_faults("plain")

@@ -122,7 +122,6 @@ def run_with(world_size: int, folder: Path, name: str) -> list[dict]:
     return records(folder / name)
 
 
-@pytest.mark.long
 def test_three_ranks_do_what_one_does(tmp_path: Path) -> None:
     """Same global batch: every test sample counted once, same number of steps, and much the same losses."""
     alone, shared = run_with(1, tmp_path, "one"), run_with(3, tmp_path, "three")
@@ -171,7 +170,6 @@ with distributed(cuda=False) as world:
 """
 
 
-@pytest.mark.long
 def test_a_gpu_is_not_waited_for_between_two_lines_of_the_log(tmp_path: Path) -> None:
     """Reading a number of a tensor is what waits for a GPU; here it is counted on the CPU, as if it were one."""
     env, words = dict(os.environ) | {"OMP_NUM_THREADS": "1"}, [sys.executable, "-c", READS]
@@ -181,6 +179,7 @@ def test_a_gpu_is_not_waited_for_between_two_lines_of_the_log(tmp_path: Path) ->
     assert gpu < 10  # for two lines of the log
 
 
+@pytest.mark.quick
 def test_dry_run_takes_one_step(tmp_path: Path) -> None:
     assert forked(*["--dataset", "digits", "--dry-run", "--run-dir", "x"], folder=tmp_path).exit_code == 0
     assert [record["kind"] for record in records(tmp_path / "x")] == ["train", "test", "done"]

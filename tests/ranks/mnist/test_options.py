@@ -136,7 +136,6 @@ def test_warm_up_and_scaling_are_on_top_of_the_recipes_schedule(tmp_path: Path) 
         assert other["lr"] == pytest.approx(one["lr"] * scale * warm)
 
 
-@pytest.mark.long
 def test_a_stopped_training_with_all_of_them_resumes_to_the_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

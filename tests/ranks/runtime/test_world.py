@@ -51,6 +51,7 @@ def use_everything() -> None:
         )
 
 
+@pytest.mark.quick
 def test_what_a_world_gives(tmp_path: Path) -> None:
     ends = run_ranks(use_everything, [slurm_step(rank, 3, job_id=JOB_ID) for rank in range(3)], tmp_path)
     assert [end.exit_code for end in ends] == [0, 0, 0], ends
@@ -208,7 +209,6 @@ def test_an_error_before_the_world_is_there_is_a_short_block(tmp_path: Path) -> 
     assert "Traceback" not in end.output
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("module", [[], ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]])
 def test_the_same_script_as_one_process_and_under_torchrun(tmp_path: Path, module: list[str]) -> None:
     script = tmp_path / "script with blanks.py"

@@ -72,6 +72,7 @@ def dead_url() -> str:
         return f"http://127.0.0.1:{server.getsockname()[1]}/"
 
 
+@pytest.mark.quick
 def test_downloads_what_is_missing_and_nothing_twice(script, mirror, tmp_path: Path, capsys) -> None:
     arguments = ["--data-dir", str(tmp_path / "it's data"), "--mirror", mirror.url]
     assert script.main(arguments) == 0

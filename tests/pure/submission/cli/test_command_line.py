@@ -491,28 +491,3 @@ def test_from_a_fresh_interpreter(fake_slurm: FakeSlurm) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": root}
     )
     assert done.stdout == "12\n", done.stderr
-
-
-def test_two_ranks_on_this_machine(capsys, monkeypatch, folder: Path) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    argv = (
-        "--local",
-        "--nodes",
-        "1",
-        "--gpus-per-node",
-        "2",
-        "--dataset",
-        "digits",
-        "--model",
-        "convnet",
-        "--epochs",
-        "1",
-    )
-    status, out, err = run(capsys, *argv, "--no-cuda", "--watch")
-    assert status == 0, out + err
-    assert "2 ranks, 1437 training samples, run directory" in out
-    (run_dir,) = (folder / "runs").glob("mnist-*")
-    assert {"metrics.jsonl", "run.json", "task-0.log", "task-1.log", "job.log", "spec.json"} <= {
-        path.name for path in run_dir.iterdir()
-    }

@@ -69,6 +69,7 @@ def test_what_was_stopped_in_time_starts_again_as_often_as_it_may(tmp_path: Path
     assert (tmp_path / "it's run" / "task-0.log").read_text() == "0\n1\n2\n"
 
 
+@pytest.mark.quick
 def test_what_has_failed_starts_again_as_often_as_it_may(tmp_path: Path) -> None:
     """What the failed start has left behind ends before. From then on, words are added to the command."""
     fails = "((RANK)) || exec sleep 600; setsid sleep 600 & echo $! >pid; exit 3"

@@ -106,6 +106,7 @@ def test_who_has_stopped_in_time_gives_the_others_time_to_save(tmp_path: Path) -
     assert (status, has_killed, ends[1][:2]) == (75, False, [1, 143])
 
 
+@pytest.mark.quick
 def test_a_warning_reaches_all_and_waits_for_each(tmp_path: Path) -> None:
     kept = Kept(tmp_path, LISTENS, f"while ! [ -e go ]; do sleep 0.02; done; {LISTENS}", patience_s=30)
     kept.wait_until_ready(1)

@@ -107,7 +107,6 @@ plain = st.recursive(
 )
 
 
-@pytest.mark.long
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(value=plain)
 def test_whatever_plain_value_can_be_copied_comes_back(tmp_path: Path, value: Any) -> None:

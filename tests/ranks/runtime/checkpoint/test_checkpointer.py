@@ -202,6 +202,7 @@ def saved_before(step: int) -> int:
     return (step - 1) // 3 * 3
 
 
+@pytest.mark.quick
 def test_killed_again_and_again(world: World, tmp_path: Path, whole: dict[int, Run]) -> None:
     for step in (4, 5, 8, 11, 13, 20):
         end_at(world, tmp_path, step, seed=1 if step == 4 else step)

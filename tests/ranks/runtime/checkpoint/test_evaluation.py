@@ -170,7 +170,6 @@ def lines(path: Path) -> list[Any]:
     return [{key: value for key, value in line.items() if key != "time"} for line in found if line["kind"] != "steps"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("do", "every", "follow"),
     [

@@ -103,7 +103,6 @@ def killed_at(point: int, folder: CheckpointFolder, step: int) -> bool:
     return status != 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("step", "before"), [(3, [1, 2]), (2, [1, 2]), (1, [])], ids=["next", "again", "first"])
 def test_killed_at_any_moment_of_a_save(
     tmp_path: Path, said: pytest.LogCaptureFixture, step: int, before: list[int]

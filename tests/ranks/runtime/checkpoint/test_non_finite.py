@@ -222,6 +222,7 @@ def train_two_ranks() -> None:
         train(world, Path(os.environ["RUN"]), {4: weight_is(NAN)}, on_nan="stop")
 
 
+@pytest.mark.quick
 def test_all_ranks_end_with_one_error(tmp_path: Path) -> None:
     steps = [slurm_step(rank, 2, job_id=JOB_ID, RUN=str(tmp_path / "run")) for rank in range(2)]
     ends = run_ranks(train_two_ranks, steps, tmp_path)

@@ -76,7 +76,6 @@ def resumed(folder: Path) -> list[dict]:
     return metrics(folder)
 
 
-@pytest.mark.long
 def test_killed_in_mid_epoch(tmp_path: Path, uninterrupted: list[dict]) -> None:
     """The metrics after the last checkpoint are recorded anew, not twice; the weights are the same bits."""
     fault = {"step": 17, "ranks": "012", "signal": signal.SIGKILL, "saved": True}
@@ -146,7 +145,6 @@ def train_with_workers() -> None:
                 checkpoint.step()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("context", "number"), [("fork", signal.SIGTERM), ("spawn", signal.SIGUSR1)])
 def test_signals_do_not_end_the_loaders_workers(tmp_path: Path, context: str, number: int) -> None:
     for status, env in ((75, {"SIGNAL": str(int(number))}), (0, {"SLURM_RESTART_COUNT": "1"})):

@@ -114,7 +114,6 @@ def one_after_the_other(world: World, path: Path, *, stop: int = 0, how: str = "
     return seen
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("train", [side_by_side, one_after_the_other])
 def test_a_training_on_two_shards_resumes_in_both(world: World, tmp_path: Path, train: Any) -> None:
     whole = train(world, tmp_path / "whole")

@@ -105,7 +105,7 @@ with cluster_ddp.distributed(cuda=False) as world:
 """
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_loading_takes_little_more_memory_than_what_is_loaded(tmp_path: Path) -> None:
     """Of model and Adam's state, 150 MB: the file is mapped, and read part by part. Read at once it took 1.23 of it.
 

@@ -55,6 +55,7 @@ def test_every_sample_is_on_exactly_one_rank(size: int, batch_size: int, world_s
     assert sorted(seen) == list(range(size))
 
 
+@pytest.mark.quick
 @given(st.integers(1, 400), st.integers(1, 40), st.integers(1, 12))
 def test_all_ranks_make_the_same_number_of_steps(size: int, batch_size: int, world_size: int) -> None:
     if size < world_size:

@@ -18,7 +18,6 @@ import pytest
 from ranks import slurm_step
 from slowness import scaled
 
-pytestmark = pytest.mark.long
 FORKS_RANKS = Path(__file__).with_name("forked_cases.py")
 RANKS = 2
 ENDINGS = {"success": 0, "USR1": 75, "TERM": 75, "exception": 1}

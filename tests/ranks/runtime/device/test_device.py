@@ -27,6 +27,7 @@ def topology(**fields: Any) -> Topology:
     return Topology(**(defaults | fields))
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("fields", "visible", "expected"),
     [

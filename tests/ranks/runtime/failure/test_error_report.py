@@ -164,6 +164,7 @@ def rank_0_is_killed() -> None:
         world.barrier()
 
 
+@pytest.mark.quick
 def test_ranks_that_rank_0_leaves_behind_say_so_in_one_line(tmp_path: Path) -> None:
     """Not with a traceback of the connection that they lost: at times Slurm ends rank 0 of a failed step first."""
     ends = run_ranks(rank_0_is_killed, [slurm_step(rank, 3, job_id=JOB_ID) for rank in range(3)], tmp_path)

@@ -30,7 +30,6 @@ from cluster_ddp.doctor.hang_autopsy import autopsy
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.failure import rank_progress
 
-pytestmark = pytest.mark.long
 JOB_ID = 52_000 + os.getpid() % 2000
 HOST = os.uname().nodename
 FILE = Path(__file__).name

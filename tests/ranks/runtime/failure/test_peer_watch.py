@@ -163,7 +163,6 @@ def waiting_for_its_device() -> None:
         os._exit(9)
 
 
-@pytest.mark.long
 def test_a_device_that_waits_for_a_rank_that_hangs_names_it(tmp_path: Path) -> None:
     steps = [slurm_step(rank, 2, job_id=JOB_ID + 20, TIMEOUT_S="1") for rank in range(2)]
     first, _ = run_ranks(waiting_for_its_device, steps, tmp_path)
@@ -204,7 +203,6 @@ def abort_hangs() -> None:
         sys.exit(0)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("env", "status"), [({}, 1), ({"STATUS": "7"}, 7)])
 def test_where_nccl_cannot_be_ended_the_process_is(tmp_path: Path, env: dict[str, str], status: int) -> None:
     steps = [

@@ -89,6 +89,7 @@ threading.Thread(target=wait).start()
 """
 
 
+@pytest.mark.quick
 def test_a_rank_ends_as_python_would(tmp_path: Path) -> None:
     """Nothing that it has left open is lost, though it does not tidy up what it shares with the others."""
     status, out, err = run(tmp_path, SAY + ENDS)
@@ -114,7 +115,6 @@ print(ours, pythons)
 """
 
 
-@pytest.mark.long
 def test_a_rank_that_ends_does_not_copy_what_it_shares() -> None:
     done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, timeout=120)
     ours, pythons = map(int, done.stdout.split())
@@ -184,7 +184,6 @@ def test_a_module_is_run_as_python_runs_it(tmp_path: Path) -> None:
         assert (forked.stdout, forked.stderr) == (alone.stdout, "")
 
 
-@pytest.mark.long
 def test_workers_of_a_loader_know_what_main_holds(tmp_path: Path) -> None:
     script = (
         "import os, torch, numpy\nfrom torch.utils.data import DataLoader\n"

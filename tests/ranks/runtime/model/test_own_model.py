@@ -114,6 +114,7 @@ def collectives(world: cluster_ddp.World) -> None:
         pass
 
 
+@pytest.mark.quick
 def test_what_two_ranks_can_do(tmp_path: Path) -> None:
     environments = [slurm_step(rank, 2, job_id=JOB_ID, MADE=str(tmp_path / "made")) for rank in range(2)]
     ends = run_ranks(everything, environments, tmp_path)

@@ -123,6 +123,7 @@ def greeting(job_id: int, world_size: int) -> str:
     return "met " + " ".join(f"{job_id}.{rank}" for rank in range(world_size))
 
 
+@pytest.mark.quick
 def test_ranks_meet(tmp_path: Path, job_id: int) -> None:
     ends = run_ranks(meet_and_greet, [slurm_step(rank, 3, job_id=job_id) for rank in range(3)], tmp_path)
     for end in ends:
@@ -199,7 +200,6 @@ def test_when_all_candidates_are_taken_they_are_named(tmp_path: Path, job_id: in
     assert all(str(port) in end.output for port in candidates(job_id))
 
 
-@pytest.mark.long
 def test_a_missing_rank_is_named_by_all_the_others(tmp_path: Path, job_id: int) -> None:
     environments = [slurm_step(rank, 3, job_id=job_id) for rank in (0, 2)]
     ends = run_ranks(fail_to_meet, environments, tmp_path, timeout_s=TIMEOUT_S + 20)
@@ -216,7 +216,6 @@ def fail_to_meet_a_late_rank_0() -> None:
     fail_to_meet()
 
 
-@pytest.mark.long
 def test_a_missing_rank_is_named_where_rank_0_came_late(tmp_path: Path, job_id: int) -> None:
     environments = [slurm_step(rank, 3, job_id=job_id) for rank in (0, 2)]
     ends = run_ranks(fail_to_meet_a_late_rank_0, environments, tmp_path, timeout_s=2 * TIMEOUT_S + 20)
@@ -225,7 +224,6 @@ def test_a_missing_rank_is_named_where_rank_0_came_late(tmp_path: Path, job_id: 
         assert "2 of 3 ranks arrived; missing: rank 1 (localhost)." in end.output
 
 
-@pytest.mark.long
 def test_a_rank_that_is_there_twice_is_refused(tmp_path: Path, job_id: int) -> None:
     environments = [slurm_step(rank, 3, job_id=job_id) for rank in (0, 1, 1)]
     ends = run_ranks(fail_to_meet, environments, tmp_path, timeout_s=TIMEOUT_S + 20)
@@ -234,7 +232,6 @@ def test_a_rank_that_is_there_twice_is_refused(tmp_path: Path, job_id: int) -> N
     assert not refused[0]
 
 
-@pytest.mark.long
 def test_without_rank_0_the_others_say_so(tmp_path: Path, job_id: int) -> None:
     (end,) = run_ranks(fail_to_meet, [slurm_step(1, 2, job_id=job_id)], tmp_path, timeout_s=TIMEOUT_S + 20)
     assert end.exit_code == 2, end.output

@@ -48,7 +48,6 @@ def two_meet_and_a_stranger_does_not() -> None:
         raise SystemExit(2) from None
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("secret", [{}, {"CLUSTER_DDP_SECRET": "00" * 32}], ids=["none", "another"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stranger_that_comes_first_takes_nobodys_place(

@@ -85,7 +85,6 @@ def steps_of(folder: Path) -> list[int]:
     return [record["step"] for record in records if record.get("kind") != "steps"]
 
 
-@pytest.mark.long
 def test_a_disk_that_stays_full_ends_in_an_error(tmp_path: Path, start: Start) -> None:
     """What is saved, what is lost and what to do are said; the training did not wait for the disk."""
     process = start(5000, 2)
@@ -102,7 +101,6 @@ def test_a_disk_that_stays_full_ends_in_an_error(tmp_path: Path, start: Start) -
     assert [path.name for path in run.glob("checkpoints/*")] == ["step-00000005.pt"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("every", ["5steps", "never"])
 def test_metrics_that_are_not_written_are_an_error(tmp_path: Path, start: Start, every: str) -> None:
     process = start(700, 2, every=every)
@@ -111,7 +109,6 @@ def test_metrics_that_are_not_written_are_an_error(tmp_path: Path, start: Start,
     assert f"{tmp_path}/run/metrics.jsonl lacks its last" in words[words.index("error: Writing what is left") :]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("free", [700, 5000])
 def test_room_that_is_made_in_time_is_used(tmp_path: Path, start: Start, free: int) -> None:
     process = start(free, 100)

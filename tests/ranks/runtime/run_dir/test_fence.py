@@ -99,6 +99,7 @@ def steps(process: subprocess.Popen[bytes], count: int) -> None:
     process.stdin.flush()
 
 
+@pytest.mark.quick
 def test_what_a_zombie_writes_does_not_count_and_its_next_write_ends_it(run_dir: Path, start: Start) -> None:
     zombie = start(0)
     steps(zombie, 3)

@@ -69,7 +69,7 @@ def equal(found: Values, wanted: Values) -> None:
         assert [value for _, value in found[tag]] == pytest.approx([value for _, value in wanted[tag]], nan_ok=True)
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_a_run_that_was_killed_and_then_failed_is_one_run_without_double_steps(tmp_path: Path) -> None:
     run_dir = tmp_path / FOLDER
     killed = train(tmp_path, 0, 25, "kill")
@@ -212,6 +212,7 @@ def test_a_tracker_that_hangs_holds_no_training(
     assert warning.startswith("Trackers did not end within")
 
 
+@pytest.mark.quick
 def test_a_point_has_the_numbers_of_a_record() -> None:
     record = {"kind": "test", "time": 1.5, "global_step": 9, "accuracy": 0.5, "epoch": 1, "ok": True, "at": "x"}
     assert Point.of(record, 3) == Point(step=9, time_s=1.5, values={"test/accuracy": 0.5, "test/epoch": 1.0})

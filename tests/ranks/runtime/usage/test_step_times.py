@@ -270,6 +270,7 @@ def train_with_a_slow_rank() -> None:
                 checkpoint.step()
 
 
+@pytest.mark.quick
 def test_the_slow_rank_is_named_and_the_other_ones_wait_is_communication(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     env = {"CLUSTER_DDP_RUN_DIR": str(tmp_path / "run")}

@@ -21,6 +21,7 @@ from cluster_ddp.submission import resume, submit_plan
 from cluster_ddp.submission.job import Job
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec
+from cluster_ddp.submit import main
 from cluster_ddp.train import Train
 
 
@@ -87,6 +88,7 @@ def submit(*command: str, function=None, **fields) -> Job:
     return submitted
 
 
+@pytest.mark.quick
 def test_a_command_runs_once_per_gpu() -> None:
     names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR"]
     names += ["CLUSTER_DDP_RUN_DIR", "CUDA_VISIBLE_DEVICES"]
@@ -132,6 +134,18 @@ def test_the_reference_job_returns_its_figures() -> None:
     result = job.result(timeout_s=scaled(120))
     assert result.run_dir == job.run_dir
     assert 0.2 < result.accuracy < 1 and result.loss > 0 and result.samples_per_s > 0
+
+
+def test_the_reference_job_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--local", "--nodes", "1", "--gpus-per-node", "2", "--dataset", "digits", "--model", "convnet")
+    status = main([*words, "--epochs", "1", "--no-cuda", "--watch"])
+    captured = capsys.readouterr()
+    assert status == 0, captured
+    assert "2 ranks, 1437 training samples, run directory" in captured.out
+    (run_dir,) = Path("runs").glob("mnist-*")
+    assert {"metrics.jsonl", "run.json", "task-0.log", "task-1.log", "job.log", "spec.json"} <= {
+        path.name for path in run_dir.iterdir()
+    }
 
 
 @pytest.mark.parametrize("text", ["{", '{"state": "COMPLETED"}', "[]"])

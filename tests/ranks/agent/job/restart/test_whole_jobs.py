@@ -126,6 +126,7 @@ def slurmds(job: Job) -> Iterator[dict[str, socket.socket]]:
         yield found
 
 
+@pytest.mark.quick
 def test_all_ranks_start_again_in_the_same_step(job: Job) -> None:
     """Those that still compute are killed first. They meet on another port."""
     status, said = job.run(ONCE, "--restarts=2", "--restart-args=--resume 'it is'")

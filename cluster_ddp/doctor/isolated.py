@@ -1,4 +1,4 @@
-"""Run checks in forked processes, which can be killed: a check may wait for a file system that hangs."""
+"""Run checks in processes of their own, which can be killed: a check may wait for a file system that hangs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Task = Callable[[], Iterable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Answer:
     """What a task has given until its end."""
 
     items: list[Any]
@@ -32,8 +32,8 @@ class Result:
     """Whether it did not come back in time."""
 
 
-def run(tasks: Mapping[str, Task], limit_s: float) -> dict[str, Result]:
-    """Run tasks at the same time, each in a process of its own, which is killed after the limit.
+def run(tasks: Mapping[str, Task], limit_s: float) -> dict[str, Answer]:
+    """Run tasks at the same time, each in a forked process, which is killed after the limit.
 
     Args:
         tasks: name -> task.
@@ -42,27 +42,32 @@ def run(tasks: Mapping[str, Task], limit_s: float) -> dict[str, Result]:
     Returns:
         Name -> what the task gave.
     """
-    return Running(tasks).results(limit_s)
+    return start(tasks).answers(limit_s)
+
+
+def start(tasks: Mapping[str, Task]) -> Running:
+    """Start what `run` runs."""
+    return Running({name: _start(task) for name, task in tasks.items()})
 
 
 class Running:
-    """Tasks that run, each in a process of its own.
+    """Tasks that run.
 
     Args:
-        tasks: name -> task.
+        children: name -> the process's id, and the descriptor that its items come from.
     """
 
-    def __init__(self, tasks: Mapping[str, Task]) -> None:
-        self._children = {name: _start(task) for name, task in tasks.items()}
+    def __init__(self, children: Mapping[str, tuple[int, int]]) -> None:
+        self._children = children
 
-    def results(self, limit_s: float) -> dict[str, Result]:
+    def answers(self, limit_s: float) -> dict[str, Answer]:
         """Return what the tasks give in this time, then kill them."""
         deadline = time.monotonic() + limit_s
-        return {name: _result(*child, deadline) for name, child in self._children.items()}
+        return {name: _answer(*child, deadline) for name, child in self._children.items()}
 
 
 def _start(task: Task) -> tuple[int, int]:
-    """Return the process's id, and the descriptor that its items come from."""
+    """The process's id, and the descriptor that its items come from."""
     sys.stdout.flush()
     reading, writing = os.pipe()
     pid = os.fork()
@@ -92,27 +97,29 @@ def _close_all_but(descriptor: int) -> None:
                 os.close(int(path.name))
 
 
-def _result(pid: int, descriptor: int, deadline: float) -> Result:
+def _answer(pid: int, descriptor: int, deadline: float) -> Answer:
     text, is_late = b"", True
     with open(descriptor, "rb") as pipe, selectors.DefaultSelector() as selector:  # of any number of open files
         selector.register(pipe, selectors.EVENT_READ)
-        while is_late and selector.select(max(0.0, deadline - time.monotonic())):
+        while selector.select(max(0.0, deadline - time.monotonic())):
             more = os.read(descriptor, 65536)
             text += more
-            is_late = bool(more)
-    ending = _wait(pid, kill=is_late)
+            if not more:
+                is_late = False
+                break
+    how = _ended(pid, kill=is_late)
     whole = text[: text.rfind(b"\n") + 1]  # killed in the middle of a line
     lines = [json.loads(line) for line in whole.splitlines()]
     items = [line["item"] for line in lines if "item" in line]
     failure = None
     if not is_late:
-        failure = lines[-1]["error"] if lines and "error" in lines[-1] else f"its process ended: {ending}"
+        failure = lines[-1]["error"] if lines and "error" in lines[-1] else f"its process ended: {how}"
     doing = next((item for item in reversed(items) if isinstance(item, str)), "")
-    return Result([item for item in items if not isinstance(item, str)], doing, failure, is_late)
+    return Answer([item for item in items if not isinstance(item, str)], doing, failure, is_late)
 
 
-def _wait(pid: int, *, kill: bool) -> str:
-    """Wait for a process's end. Returns it in words. A process that waits in the kernel is left alone."""
+def _ended(pid: int, *, kill: bool) -> str:
+    """Wait for a process's end, in words. A wait in the kernel is left alone."""
     if kill:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

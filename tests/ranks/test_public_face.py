@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = [ROOT / "cluster_ddp" / "mnist" / "loop.py", *sorted((ROOT / "examples").glob("*.py"))]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", cluster_ddp.__all__)
 def test_each_name_is_there_and_documented(name: str) -> None:
     value = getattr(cluster_ddp, name)
