@@ -152,6 +152,12 @@ def add_fields(
         group.add_argument("--" + field.name.replace("_", "-"), help=text.replace("%", "%%"), **form)
 
 
+def add_on(group: Any) -> None:
+    """Add --on to a parser or a group of it: the option of all verbs that also run on another machine (`remote`)."""
+    text = "the cluster, reached by ssh; the project's copy is there in FOLDER (default: cluster_ddp/NAME)"
+    group.add_argument("--on", metavar="HOST[:FOLDER]", help=text)
+
+
 def field_texts(fields: type) -> dict[str, str]:
     """Return the docstrings under a dataclass's fields."""
     import ast

@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster_ddp.argument_parser import Parser
-from cluster_ddp.submission.cli import add_on
+from cluster_ddp.argument_parser import Parser, add_on
 
 
 def jobs_parser(program: str, description: str | None) -> Parser:

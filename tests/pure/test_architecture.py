@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import resource
 import subprocess
 import sys
@@ -93,6 +94,17 @@ def test_no_package_has_too_many_modules_side_by_side() -> None:
     for folder in {path.parent for path in MODULES.values()}:
         modules = [path.stem for path in folder.glob("*.py") if path.stem[0] != "_"]
         assert len(modules) <= MODULES_SIDE_BY_SIDE, folder
+
+
+@pytest.mark.parametrize(
+    "package", sorted({path.parent for path in MODULES.values()} - {PACKAGE}), ids=lambda p: p.name
+)
+def test_the_map_of_a_package_is_true(package: Path) -> None:
+    """Its docstring has a line for each module and each package in it, `name  what it is`, and no other."""
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    listed = {name.rstrip("/") for name in re.findall(r"^ *(\w+/?) {2,}\S", text, re.MULTILINE)}
+    there = {path.stem for path in package.glob("*.py")} | {path.parent.name for path in package.glob("*/__init__.py")}
+    assert listed | {"__init__", "__main__"} == there | {"__init__", "__main__"}
 
 
 def test_functions_are_short() -> None:

@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 from cluster_ddp.agent.options import RESTARTS_BEFORE
 from cluster_ddp.agent.python_command import is_python, program_words, python_target, shell_script
-from cluster_ddp.argument_parser import ASKED, Parser, add_fields, joined, nearest_options, unknown
+from cluster_ddp.argument_parser import ASKED, Parser, add_fields, add_on, joined, nearest_options, unknown
 from cluster_ddp.errors import SpecError
-from cluster_ddp.submission.cli import add_on, option_mistakes
+from cluster_ddp.submission.cli import option_mistakes
 from cluster_ddp.submission.spec import EXPEDITE, JobSpec, Launcher
 from cluster_ddp.submission.spec_fields import legal_name
 
