@@ -4,6 +4,8 @@ Where it runs is where it stands: `job` on the batch host, or this machine; `tas
 freezes it into the run directory, so it needs the standard library only, of Python 3.9 or later, and of this package no
 more than `submission.frozen_agent` lists.
 
+job             on the batch host: the start of the ranks, their end, what follows
+task            around each rank
 __main__        `job`, `task`, `rank` and `unpack`
 options         the options of `cluster-ddp launch`, which are the job's
 place           the environment of the ranks: MASTER_ADDR, MASTER_PORT, RANK …

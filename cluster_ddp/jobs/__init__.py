@@ -3,7 +3,7 @@
 run_records   the runs of a folder, submitted or not, and which of them a job id or a path means
 progress      how far a training is, how it ended and what failed, by the files of its run directory
 status        state and progress of runs
-job           one submitted job: wait for it, cancel it, get its result
 logs          what a job has printed
 watch         follow a job to its end
+report/       what became of a run: `cluster-ddp report`
 """

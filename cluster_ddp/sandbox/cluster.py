@@ -30,29 +30,25 @@ def up(
     with_accounting: bool = False,
     stays: bool = False,
 ) -> Layout:
-    """Start a sandbox and wait until a step has run on every node and all nodes are idle.
+    """Start a sandbox and wait until a step has run on every node and all nodes are idle. Returns its layout.
 
     Args:
-        name: of the sandbox.
+        name: its name.
         nodes: compute nodes, 1–64.
         gpus_per_node: dummy GPUs per node, 0–16.
         slurm: the prefix of its Slurm; None for the PATH's.
-        with_accounting: whether it has accounts and limits (see `accounting`).
+        with_accounting: whether it has accounts and limits.
         stays: whether it stays when this process ends.
 
-    Returns:
-        Its names, addresses and paths. SLURM_CONF must point at `slurm_conf`.
-
     Raises:
-        SandboxError: this machine can't run one, the name or a size is not allowed, a sandbox of that name exists, or
-            this one did not start; then nothing of it is left.
+        SandboxError: this machine can't run one, a name or size is not allowed, a sandbox of that name exists, or this
+            one did not start; then nothing of it is left.
     """
     prerequisites.require(slurm)
     if with_accounting:
         accounting.require(slurm)
-    layout = Layout(name=name, index=0, nodes=nodes, gpus_per_node=gpus_per_node)
     with _lock():
-        layout = _with_free_index(layout)
+        layout = _with_free_index(Layout(name=name, index=0, nodes=nodes, gpus_per_node=gpus_per_node))
         try:
             if not stays:
                 keep(name)

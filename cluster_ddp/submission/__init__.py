@@ -1,4 +1,20 @@
 """From a job as data (`spec`) to a plan (`planning`) to a submission (`submit_plan`), on Slurm or this machine.
 
 No torch. jinja2, submitit and other slow imports are imported on use.
+
+spec           JobSpec: a job as data
+spec_fields    what its fields may hold, and the error of one that holds something else
+grids          the values of an array's tasks
+planning       from a JobSpec to a plan: run directory and script
+render         the script, from templates
+submit_plan    from a plan to a submitted job, or nothing
+job            a submitted job: state, result, logs
+resume         a new job in the run directory of an earlier one
+run_dirs       the names of run directories
+frozen_agent   the agent as one file, which the job starts with
+code_snapshot  a copy of the code (--snapshot)
+venv_archive   the virtual environment as one file (--stage-env)
+checks         what is checked before
+backends       what runs a job: Slurm, or this machine
+cli            the command line
 """

@@ -102,7 +102,8 @@ def test_no_package_has_too_many_modules_side_by_side() -> None:
 def test_the_map_of_a_package_is_true(package: Path) -> None:
     """Its docstring has a line for each module and each package in it, `name  what it is`, and no other."""
     text = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
-    listed = {name.rstrip("/") for name in re.findall(r"^ *(\w+/?) {2,}\S", text, re.MULTILINE)}
+    names = re.findall(r"(?:^ *| {2,})((?:\w+/?, )*\w+/?)(?= {2,}\S)", text, re.MULTILINE)
+    listed = {name.rstrip("/") for row in names for name in row.split(", ")}
     there = {path.stem for path in package.glob("*.py")} | {path.parent.name for path in package.glob("*/__init__.py")}
     assert listed | {"__init__", "__main__"} == there | {"__init__", "__main__"}
 

@@ -1,15 +1,15 @@
 """Training that can be stopped at any moment, and resumes as if nothing had happened.
 
-checkpointer    when to save, load and stop
-saver           copies the state and has it written
-restore         which checkpoint is loaded
-state           all that a training resumes from
-host_copy       a copy of the state in the host's memory, so that training continues during a save
-folder          the checkpoints of a run: writes in the background, keeps the newest, sets damaged ones aside
-checkpoint_file one checkpoint file: its format and digest
-compatibility   whether a checkpoint belongs to this training
-rng             the random number generators
-interval        how often to save
-stop_agreement  after which step all ranks stop
-time_limit      when to stop before the end of the job's time
+checkpointer     when to save, load and stop
+saver            copies the state and has it written
+restore          which checkpoint is loaded
+state            all that a training resumes from
+host_copy        a copy of the state in the host's memory, so that training continues during a save
+folder           the checkpoints of a run: writes in the background, keeps the newest, sets damaged ones aside
+checkpoint_file  one checkpoint file: its format and digest
+compatibility    whether a checkpoint belongs to this training
+rng              the random number generators
+interval         how often to save
+stop_agreement   after which step all ranks stop
+time_limit       when to stop before the end of the job's time
 """
