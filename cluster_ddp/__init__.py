@@ -8,12 +8,14 @@
 
     job = cluster_ddp.submit(cluster_ddp.JobSpec(name="fit", nodes=2, gpus_per_node=4), train)
 
-Scripts need these names only; the modules below may change. Importing the package is cheap, and changes nothing in the
-process: torch is imported when a name that needs it is first used.
+Scripts need these names only; the modules below may change. Importing the package is cheap: torch is imported when a
+name that needs it is first used. In a job that `cluster_ddp.submit` made, the import also starts to record the warnings
+before the time limit (USR1, USR2).
 """
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 from cluster_ddp._version import __version__
@@ -117,6 +119,14 @@ _MODULES = {
     "submit_array": "submit_api",
     "with_warmup": "runtime.model.learning_rate",
 }
+
+# Our batch scripts start Python with the warnings ignored: a warning that comes before the handler would end it. The
+# agent keeps one until there is a handler, but looks for that every five seconds only: too late for a training of a few
+# steps. Other programs rarely ignore the warnings; then the import installs no handler.
+if signal.SIG_IGN in (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGUSR2)):
+    from cluster_ddp.runtime import stop_signals
+
+    stop_signals.note_early(stop_signals.WARNINGS, instead_of=(signal.SIG_IGN,))
 
 
 def __getattr__(name: str) -> Any:

@@ -46,10 +46,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         target = Target.parse(words[at + 1 :])
         node = NodeRanks.from_environ(os.environ, arguments.ranks)
         node.environ(0, os.getpid())  # report its errors once, not in each rank
-        ignored = [number for number in signals.WARNINGS if signal.getsignal(number) == signal.SIG_IGN]
+        # They were ignored: importing this package has changed that. From here on, one that comes waits.
+        ignored = [number for number in signals.WARNINGS if signal.getsignal(number) != signal.SIG_DFL]
         if node.num_nodes == 1:
             os.environ.setdefault(Env.SECRET, os.urandom(32).hex())
-        signals.hold(signals.WARNINGS)  # from here on, one that comes waits
+        signals.hold(signals.WARNINGS)
         if Env.NOTES in os.environ:  # started by an agent, which may be killed
             processes.end_with_parent(signal.SIGTERM, os.getppid())
         target.prepare()
