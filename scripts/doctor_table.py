@@ -14,17 +14,17 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "slurm" / "doctor")]
 
 import doctor_faults  # type: ignore[import-not-found]  # noqa: E402
 
-from cluster_ddp.doctor import login  # noqa: E402
+from cluster_ddp.doctor import login_node  # noqa: E402
 from cluster_ddp.doctor.checks import Check, all_checks  # noqa: E402
-from cluster_ddp.doctor.step import compare, links, training  # noqa: E402
+from cluster_ddp.doctor.step import comparison, judgement  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "doctor.md"
 BEGIN, END = "<!-- begin: scripts/doctor_table.py -->\n", "<!-- end -->\n"
 TIERS: tuple[tuple[str, tuple[Check, ...]], ...] = (
-    ("nodes", (*all_checks.ALL, *compare.CHECKS)),
-    ("network", links.CHECKS),
-    ("training", training.CHECKS),
-    ("login node", login.CHECKS),
+    ("nodes", (*all_checks.ALL, *comparison.CHECKS)),
+    ("network", judgement.LINK_CHECKS),
+    ("training", judgement.TRAINING_CHECKS),
+    ("login node", login_node.CHECKS),
 )
 
 

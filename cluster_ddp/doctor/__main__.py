@@ -17,14 +17,25 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cluster_ddp.argument_parser import Parser
-from cluster_ddp.doctor.step import examine as step
-from cluster_ddp.doctor.step.rank import Options
+from cluster_ddp.doctor.step.follower import Follower
+from cluster_ddp.doctor.step.leader import Leader
+from cluster_ddp.doctor.step.rank import Identity, Options
+from cluster_ddp.doctor.step.report_folder import LEADS
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.protocol import Env
+from cluster_ddp.runtime.rendezvous import host_network
+
+if TYPE_CHECKING:
+    from cluster_ddp.submission.planning import Plan
 
 PROGRAM = "cluster-ddp doctor"
+_NOT_FOR_ITS_JOB = ("--array", "--resume", "--on", "--watch", "--test-only")
+# With these, the job's own Python is the first on its PATH.
+_OTHER_PYTHON = ("--venv", "--conda-env", "--modules", "--setup", "--container", "--container-image")
+_TIME_MIN = "10"
 
 
 def parser() -> Parser:
@@ -50,24 +61,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, examine, print the verdict. Returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     at = words.index("--") if "--" in words else len(words)
-    command = words[at + 1 :]
+    own, command = words[:at], words[at + 1 :]
     with exit_on_error(PROGRAM):
-        arguments, rest = parser().parse_known_args(words[:at])
+        arguments, rest = parser().parse_known_args(own)
         if arguments.autopsy is not None:
             return _autopsy(arguments.autopsy, [*rest, *command], as_json=arguments.json)
         if rest:
-            from cluster_ddp.doctor import submitted
-
-            return submitted.examine(rest, _own_words(words[:at], rest), parser())
+            return _submit(rest, own)
         options = _options(arguments)
-        if _is_in_job():
-            status = step.examine(options, os.environ)
-            return _run(command) if command and not status else status
+        if any(os.environ.get(name) for name in ("SLURM_JOB_ID", "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")):
+            status = _examine_step(options)
+            return _become(command) if command and not status else status
         if command:
             raise SpecError(f"Running {shlex.join(command)}:", "this is not a job.", "srun cluster-ddp doctor -- …")
-        from cluster_ddp.doctor import login
+        from cluster_ddp.doctor import login_node
 
-        return login.examine(options, os.environ)
+        return login_node.examine(options, os.environ)
+
+
+def _examine_step(options: Options) -> int:
+    """Examine this rank, together with all others of its step. Rank 0 prints the verdict. Returns the status of all."""
+    host_network.raise_open_files_limit()
+    identity = Identity.of(os.environ)
+    folder = identity.report_folder(os.environ)
+    # Several processes may take themselves for rank 0: the first that makes a file leads.
+    leads = identity.rank == 0 and folder.is_first(LEADS, otherwise=True)
+    rank = (Leader if leads else Follower)(options, os.environ, identity, folder)
+    try:
+        return rank.run()
+    finally:
+        rank.close()
 
 
 def _autopsy(run: Path, others: Sequence[str], *, as_json: bool) -> int:
@@ -82,39 +105,69 @@ def _autopsy(run: Path, others: Sequence[str], *, as_json: bool) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    for name, value in (("--wait-s", arguments.wait_s), ("--check-limit-s", arguments.check_limit_s)):
-        if not 0 < value < 1e6:
-            raise SpecError(f"Examining with {name} {value:g}:", "it is a number of seconds above 0.", f"{name} 20")
-    run_dir = arguments.run_dir or os.environ.get(Env.RUN_DIR)
-    return Options(
-        quick=arguments.quick,
-        strict=arguments.strict,
-        as_json=arguments.json,
-        exclude_file=arguments.exclude_file,
-        wait_s=arguments.wait_s,
-        check_limit_s=arguments.check_limit_s,
-        data_dir=arguments.data_dir,
-        run_dir=Path(run_dir) if run_dir else None,
+    values = {name: value for name, value in vars(arguments).items() if name not in ("autopsy", "json")}
+    for name in ("wait_s", "check_limit_s"):
+        if not 0 < values[name] < 1e6:
+            option = f"--{name.replace('_', '-')}"
+            found = "it is a number of seconds above 0."
+            raise SpecError(f"Examining with {option} {values[name]:g}:", found, f"{option} 20")
+    if values["run_dir"] is None and os.environ.get(Env.RUN_DIR):
+        values["run_dir"] = Path(os.environ[Env.RUN_DIR])
+    return Options(**values, as_json=arguments.json)
+
+
+def _submit(options: Sequence[str], words: Sequence[str]) -> int:
+    """Submit the doctor as a job of its own, follow it, and return its exit status.
+
+    Args:
+        options: those of the job that it is asked about.
+        words: the whole command line.
+
+    Raises:
+        ClusterDDPError: the options are wrong, or the cluster can't run such a job.
+    """
+    from cluster_ddp.jobs.watch import follow
+    from cluster_ddp.submission import submit_plan
+    from cluster_ddp.submission.cli import command_line
+    from cluster_ddp.submit import ReferenceJob
+
+    names = [word.partition("=")[0] for word in options]
+    for name in _NOT_FOR_ITS_JOB:
+        if name in names:
+            asked = f"Submitting the doctor with {name}:"
+            raise SpecError(asked, "it is one job, which is followed.", f"leave out {name}")
+    python = "python" if set(names) & set(_OTHER_PYTHON) else sys.executable
+    chosen = [
+        *([] if "--name" in names else ["--name", "doctor"]),
+        *([] if "--time" in names else ["--time", _TIME_MIN]),
+        *("--restarts", "0", "--spare-nodes", "0", "--hang-restart-s", "0"),  # what it finds is its result
+    ]
+
+    def submit(plan: Plan, watch: bool) -> int:
+        return follow(submit_plan.submit(plan), show=lambda line: print(line, flush=True))
+
+    return command_line.run(
+        [*options, *chosen, "--", python, "-m", "cluster_ddp.doctor", *_without(words, options)],
+        program=PROGRAM,
+        description="The doctor as a job of its own, with the options of the job that it is asked about.",
+        reference=ReferenceJob(),
+        submit=submit,
+        others=parser().option_names(),
     )
 
 
-def _is_in_job() -> bool:
-    return any(os.environ.get(name) for name in ("SLURM_JOB_ID", "RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"))
-
-
-def _own_words(words: Sequence[str], rest: Sequence[str]) -> list[str]:
-    """The words that are the doctor's own, for the job."""
-    left = list(rest)
-    own = []
+def _without(words: Sequence[str], removed: Sequence[str]) -> list[str]:
+    """Return words without others, which are among them in the same order."""
+    left, kept = list(removed), []
     for word in words:
         if left and word == left[0]:
             left.pop(0)
         else:
-            own.append(word)
-    return own
+            kept.append(word)
+    return kept
 
 
-def _run(command: Sequence[str]) -> int:
+def _become(command: Sequence[str]) -> int:
     """Become the command. All is well, so the job begins."""
     sys.stdout.flush()
     os.execvp(command[0], list(command))

@@ -1,13 +1,22 @@
-"""Tier 1: what each node and each rank checks alone. Nothing here waits for another rank or imports torch."""
+"""Tier 1: what each node and each rank checks alone. Nothing here waits for another rank or imports torch.
+
+task_environment  whether a task got what was asked for: its place, GPUs, CPUs, Python
+folders           whether the folders of a job are there, writable and not full
+resource_limits   open files, address space, locked memory, ports, memory
+network_setup     names, addresses and interfaces of the nodes
+gpu_health        whether the GPUs of a node are there and well
+all_checks        their order, and how they are run
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from cluster_ddp.doctor.finding import Finding
+from cluster_ddp.doctor.findings import Finding
+from cluster_ddp.protocol import Env
 from cluster_ddp.slurm.topology import Topology
 
 
@@ -36,6 +45,11 @@ class Site:
         """Whether ranks are on other nodes, too, as far as the environment says it."""
         return self.topology.num_nodes != 1
 
+    @property
+    def real_gpus(self) -> int:
+        """Number of GPUs on this node; 0 if they are dummy ones, for tests."""
+        return 0 if self.env.get(Env.DUMMY_GPUS) == "1" else self.topology.gpus_on_node or 0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
@@ -43,40 +57,35 @@ class Check:
 
     name: str
     """Its name, which findings carry."""
-    group: str
-    """The module that it is in."""
     on: Literal["rank", "node", "run"]
     """Who runs it: each rank, the first rank of each node, or rank 0 for all."""
     detects: str
-    """What it detects, in words."""
-    function: Callable[[Site], Iterable[Finding]] | None
+    """What it detects, in words, for docs/reference/doctor.md."""
+    function: Callable[[Site], Iterable[Finding]] | None = None
     """It returns its findings; None for what rank 0 sees in the reports of all."""
 
-
-def check(
-    *, detects: str, on: Literal["rank", "node"] = "node"
-) -> Callable[[Callable[[Site], Iterable[Finding]]], Check]:
-    """Make a check of a function. The function's name is the check's; its module is the check's group.
-
-    Args:
-        detects: what it detects, in words, for docs/reference/doctor.md.
-        on: who runs it.
-    """
-
-    def made(function: Callable[[Site], Iterable[Finding]]) -> Check:
-        group = function.__module__.rpartition(".")[2]
-        return Check(name=function.__name__, group=group, on=on, detects=detects, function=function)
-
-    return made
+    def run(self, site: Site) -> Iterator[Finding]:
+        """Return what it finds."""
+        if self.function is not None:
+            yield from (replace(found, check=self.name) for found in self.function(site))
 
 
-def of_all(group: str, **detected: str) -> tuple[Check, ...]:
-    """Return the checks that rank 0 does with what all ranks report.
+def node_check(function: Callable[[Site], Iterable[Finding]]) -> Check:
+    """Make a check of a function for the first rank of each node: its docstring says what it detects."""
+    return Check(name=function.__name__, on="node", detects=_detects(function.__doc__ or ""), function=function)
 
-    Args:
-        group: the module that does them.
-        detected: name -> what the check detects, in words.
-    """
-    return tuple(
-        Check(name=name, group=group, on="run", function=None, detects=detects) for name, detects in detected.items()
-    )
+
+def rank_check(function: Callable[[Site], Iterable[Finding]]) -> Check:
+    """Make a check of a function for each rank: its docstring says what it detects."""
+    return replace(node_check(function), on="rank")
+
+
+def _detects(docstring: str) -> str:
+    """Return what the first paragraph of a docstring names: "Detect …" or "Detect that …"."""
+    text = " ".join(docstring.partition("\n\n")[0].split())
+    return text.removeprefix("Detect ").removeprefix("that ").removesuffix(".")
+
+
+def checks_of_run(**detected: str) -> tuple[Check, ...]:
+    """Return the checks that rank 0 does with the reports of all: name -> what the check detects, in words."""
+    return tuple(Check(name=name, on="run", detects=detects) for name, detects in detected.items())

@@ -1,13 +1,14 @@
 """The doctor in the tasks of a step: four tiers, each only if the one before is sound.
 
-examine    the entry: this rank leads or follows
-rank       what each rank does: its report, links, import of torch, collectives
-leader     rank 0: it gathers the reports of a tier, judges them, and tells the others whether to continue
-follower   another rank: it reports and does what it is told
-place      which rank this is, also where the environment does not say it
-exchange   how messages pass: hub is rank 0's side, spoke that of another rank
-facts      tier 1: what each rank reads for the comparison
-compare    tier 1: what only all reports together show
-links      tier 2: connections between nodes
-training   tiers 3 and 4: collectives, and a step of DDP
+rank            what each rank does: its report, links, import of torch, collectives
+leader          rank 0: it gathers the reports of a tier, judges them, and tells the others whether to continue
+follower        another rank: it reports and does what it is told
+report_channel  how reports and instructions pass between rank 0 and the others
+report_folder   files for what can't be sent
+connecting      how connections are tried, and in which way they fail
+fingerprint     tier 1: what each rank reads for the comparison
+comparison      tier 1: what only all reports together show
+links           tier 2: connections between nodes
+training        tiers 3 and 4: collectives, and a step of DDP
+judgement       tiers 2 to 4: what rank 0 says of that
 """

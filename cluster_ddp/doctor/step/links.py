@@ -13,36 +13,23 @@ import statistics
 import struct
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from cluster_ddp.agent.channel import sockets
-from cluster_ddp.doctor.checks import of_all
-from cluster_ddp.doctor.finding import Finding
-from cluster_ddp.doctor.step.exchange import NO_PORT, kind_of, several_tries
+from cluster_ddp.doctor.step.connecting import kind_of, several_tries
 from cluster_ddp.slurm.topology import Topology
 
 _ECHO, _SINK = 0, 1
 _HEADER = struct.Struct("!BQ")
-_CONNECT_S, _SMALL_S, _LARGE_S, _BANDWIDTH_S = 2.0, 4.0, 4.0, 1.0
-_LARGE, _CHUNK = 256 * 1024, 1024 * 1024
+_CONNECT_S, _SMALL_S, LARGE_S, _BANDWIDTH_S, _REST_S = 2.0, 4.0, 4.0, 1.0, 30.0
+LARGE, _CHUNK = 256 * 1024, 1024 * 1024
 _ROUND_TRIPS = 21
-_LOSSY = 0.1
+LOSSY = 0.1
 _BROKE = "the connection broke at once"
 # tcp_info.tcpi_total_retrans in linux/tcp.h: packets that were sent again.
 _RETRANSMITTED = struct.Struct("=100xI")
 # Half of what gigabit Ethernet gives: less is a fault, or not a network for training.
-_SLOW_BYTES_PER_S = 60e6
-_SLOWER_THAN_OTHERS = 3.0
-
-CHECKS = of_all(
-    "links",
-    packet_loss="a link that loses more than a tenth of the packets",
-    links="nodes that refuse or drop each other's connections on ports of the system's choice, or have no route",
-    large_packets="a link on which small messages pass and large ones hang (MTU)",
-    slow_link="a link that is slower than half of gigabit Ethernet, or than a third of the others",
-)
+SLOW_BYTES_PER_S = 60e6
 
 
 def own_address(topology: Topology) -> str | None:
@@ -82,7 +69,7 @@ class Listener:
 def _serve(connection: socket.socket) -> None:
     with contextlib.suppress(OSError, EOFError), connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(30)
+        connection.settimeout(_REST_S)
         while True:
             mode, size = _HEADER.unpack(_exactly(connection, _HEADER.size))
             if size > 64 * _CHUNK:
@@ -120,9 +107,9 @@ class Link:
     bytes_per_s: float | None = None
     """Bandwidth."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
-        return asdict(self)
+    def __str__(self) -> str:
+        """Return it in words."""
+        return f"{self.source} -> {self.target}"
 
 
 def measure(source: str, target: str, address: str, port: int) -> Link:
@@ -142,22 +129,22 @@ def _measured(source: str, target: str, address: str, port: int) -> Link:
         if not latencies:
             return Link(source=source, target=target, failure=_BROKE)
         latency_s = statistics.median(latencies)
-        if (lost := _lost(connection, len(latencies))) > _LOSSY:
+        if (lost := _lost(connection, len(latencies))) > LOSSY:
             return Link(source=source, target=target, lost=lost, latency_s=latency_s)
-        connection.settimeout(_LARGE_S)
+        connection.settimeout(LARGE_S)
         try:
-            _timed(connection, _ECHO, bytes(_LARGE))
+            _timed(connection, _ECHO, bytes(LARGE))
         except (OSError, EOFError):
             return Link(source=source, target=target, large_fail=True, latency_s=latency_s)
-        connection.settimeout(30)
+        connection.settimeout(_REST_S)
         rate = _bandwidth(connection)
-        if rate is not None and rate < _SLOW_BYTES_PER_S:  # for a moment, busy cores look like a slow link
+        if rate is not None and rate < SLOW_BYTES_PER_S:  # for a moment, busy cores look like a slow link
             rate = max(rate, _bandwidth(connection) or 0.0)
         return Link(source=source, target=target, latency_s=latency_s, bytes_per_s=rate)
 
 
 def _small(connection: socket.socket) -> list[float]:
-    """Seconds of small messages there and back, one after the other; fewer if they take long."""
+    """Return the seconds of small messages there and back, one after the other; fewer if they take long."""
     connection.settimeout(_SMALL_S)
     end, latencies = time.monotonic() + _SMALL_S, list[float]()
     with contextlib.suppress(OSError, EOFError):
@@ -167,7 +154,7 @@ def _small(connection: socket.socket) -> list[float]:
 
 
 def _lost(connection: socket.socket, messages: int) -> float:
-    """Part of the packets that had to be sent again, if each message is one packet."""
+    """Return the part of the packets that had to be sent again, if each message is one packet."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RETRANSMITTED.size)
     again: int = _RETRANSMITTED.unpack(info)[0]
     return again / (again + messages)
@@ -181,7 +168,7 @@ def _timed(connection: socket.socket, mode: int, data: bytes) -> float:
 
 
 def _bandwidth(connection: socket.socket) -> float | None:
-    """Bytes per second, by the median of the pieces that arrived in the second half of the time.
+    """Return the bytes per second, by the median of the pieces that arrived in the second half of the time.
 
     Where others compute on the cores, some pieces wait for one. And a link may let the first ones pass quickly.
     """
@@ -193,109 +180,3 @@ def _bandwidth(connection: socket.socket) -> float | None:
     half = (arrived[0] + arrived[-1]) / 2
     took = [end - start for start, end in itertools.pairwise(arrived) if end > half]
     return _CHUNK / statistics.median(took) if took else None
-
-
-def judge(links: Sequence[Link]) -> list[Finding]:
-    """Return what is wrong with the links between nodes."""
-    return [*_lossy(links), *_failed(links), *_large(links), *_slow(links)]
-
-
-_HINTS = {
-    "refused": "a firewall rejects it: ask your site to open all TCP ports between the compute nodes (iptables -L -n)",
-    "filtered": "a firewall drops it: ask your site to open all TCP ports between the compute nodes (iptables -L -n)",
-    NO_PORT: "that node has no port left: ss -tanp",
-    "no route": "the nodes are on networks that do not reach each other: ip route get ADDRESS on that node",
-    "no such host": "the names of the nodes are unknown there: getent hosts NODE on that node",
-}
-
-
-def _omit(sick: Sequence[str]) -> str:
-    """The end of a hint, if one node has all the links at fault."""
-    return f"; leave out the node: --exclude={sick[0]}" if sick else ""
-
-
-def _lossy(links: Sequence[Link]) -> list[Finding]:
-    those = [link for link in links if link.lost > _LOSSY]
-    if not those:
-        return []
-    ways = ", ".join(f"{link.source} -> {link.target} {100 * link.lost:.0f} %" for link in those)
-    sick = _common(those, links)
-    return [
-        Finding(
-            check="packet_loss",
-            what="The network loses packets between nodes.",
-            evidence=f"{ways} of the packets of small messages had to be sent again.",
-            hint=f"tell your site: ip -s link and ethtool -S on those nodes (a cable, a port, a switch){_omit(sick)}",
-            sick_nodes=sick,
-        )
-    ]
-
-
-def _failed(links: Sequence[Link]) -> list[Finding]:
-    found = []
-    for kind in dict.fromkeys(link.failure for link in links if link.failure):
-        those = [link for link in links if link.failure == kind]
-        ways = ", ".join(f"{link.source} -> {link.target}" for link in those)
-        found.append(
-            Finding(
-                check="links",
-                what=f"Nodes can't connect to others: {kind}.",
-                evidence=f"{ways}, on a port of ip_local_port_range, as gloo and NCCL use",
-                hint=_HINTS.get(kind or "", "try it on those nodes: nc -l 0 and nc NODE PORT"),
-                sick_nodes=_common(those, links),
-            )
-        )
-    return found
-
-
-def _large(links: Sequence[Link]) -> list[Finding]:
-    those = [link for link in links if link.large_fail]
-    if not those:
-        return []
-    ways = ", ".join(f"{link.source} -> {link.target}" for link in those)
-    sick = _common(those, links)
-    return [
-        Finding(
-            check="large_packets",
-            what="Small messages pass between nodes, large ones hang: typical of packets larger than a link's MTU.",
-            evidence=f"{ways}: 1 byte came back, {_LARGE // 1024} KiB did not within {_LARGE_S:g} s.",
-            hint=f"compare the MTUs: ip link; try: ping -M do -s 1472 NODE, with jumbo frames -s 8972{_omit(sick)}",
-            sick_nodes=sick,
-        )
-    ]
-
-
-def _slow(links: Sequence[Link]) -> list[Finding]:
-    rates = {link: link.bytes_per_s for link in links if link.bytes_per_s is not None}
-    if not rates:
-        return []
-    typical = statistics.median(rates.values())
-    those = [link for link, rate in rates.items() if rate < max(_SLOW_BYTES_PER_S, typical / _SLOWER_THAN_OTHERS)]
-    if not those:
-        return []
-    ways = ", ".join(f"{link.source} -> {link.target} {shown_rate(rates[link])}" for link in those)
-    median = f"; the median of all links is {shown_rate(typical)}" if len(rates) > len(those) else ""
-    return [
-        Finding(
-            check="slow_link",
-            what="The network between nodes is slow.",
-            evidence=f"{ways}{median}.",
-            hint="check which interface is taken: ip route get ADDRESS; name a faster one: export GLOO_SOCKET_IFNAME=… "
-            "NCCL_SOCKET_IFNAME=…",
-            is_warning=True,
-            sick_nodes=_common(those, links) if len(rates) > len(those) else (),
-        )
-    ]
-
-
-def _common(those: Sequence[Link], links: Sequence[Link]) -> tuple[str, ...]:
-    """The node that all of those links have, if other links are sound."""
-    sound = {node for link in links if link not in those for node in (link.source, link.target)}
-    common = set.intersection(*({link.source, link.target} for link in those))
-    at_fault = common - sound if len(common) > 1 or common & sound else common
-    return tuple(at_fault) if len(at_fault) == 1 and len(links) > len(those) else ()
-
-
-def shown_rate(bytes_per_s: float) -> str:
-    """Return a bandwidth in words."""
-    return f"{bytes_per_s / 1e9:.1f} GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e6:.0f} MB/s"

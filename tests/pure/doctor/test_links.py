@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster_ddp.doctor.step import links
+from cluster_ddp.doctor.step import judgement, links
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float]) -> links.Link:
@@ -43,4 +43,4 @@ def measured(monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float]) -> links
 def test_a_link_is_slow_by_most_of_its_pieces(
     monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float], slow: list[str]
 ) -> None:
-    assert [found.evidence for found in links.judge([measured(monkeypatch, seconds)])] == slow
+    assert [found.evidence for found in judgement.of_links([measured(monkeypatch, seconds)])] == slow

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from cluster_ddp.doctor import isolated
-from cluster_ddp.doctor.checks import Site, all_checks, files, gpus, limits, memory, names
-from cluster_ddp.doctor.finding import Finding, folded, shown_ranks
-from cluster_ddp.doctor.step import compare, training
-from cluster_ddp.doctor.step.facts import facts
+from cluster_ddp.doctor import forked_tasks
+from cluster_ddp.doctor.checks import Site, all_checks, folders, gpu_health, network_setup, resource_limits
+from cluster_ddp.doctor.findings import Finding, merged, shown_ranks
+from cluster_ddp.doctor.step import comparison, judgement
+from cluster_ddp.doctor.step.fingerprint import fingerprint
 from cluster_ddp.slurm.topology import Topology
 
 TOPOLOGY = Topology(launcher="slurm", rank=0, local_rank=0, world_size=4, local_world_size=2, num_nodes=2, node_rank=0,
@@ -88,17 +88,17 @@ def fail() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_sick_gpus(functions: dict[str, Any], found: str, is_warning: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "torch_versions", lambda: {"cuda": "12.8"})
-    first = next(iter(gpus.gpu_health.function(site(), Nvml(**functions))))  # type: ignore[misc,call-arg]
+    monkeypatch.setattr(gpu_health, "torch_versions", lambda: {"cuda": "12.8"})
+    first = next(iter(gpu_health.gpu_health.function(site(), Nvml(**functions))))  # type: ignore[misc,call-arg]
     assert (first.what, first.is_warning) == (found, is_warning)
     assert is_warning or first.sick_nodes == ("node1",)
 
 
 def test_sound_gpus_and_dummy_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "torch_versions", lambda: {"cuda": "12.8"})
-    assert not list(gpus.gpu_health.function(site(), Nvml()))  # type: ignore[misc,call-arg]
-    monkeypatch.setattr(gpus, "_pynvml", fail)
-    assert not list(gpus.gpu_health.function(site(CLUSTER_DDP_DUMMY_GPUS="1")))  # type: ignore[misc]
+    monkeypatch.setattr(gpu_health, "torch_versions", lambda: {"cuda": "12.8"})
+    assert not list(gpu_health.gpu_health.function(site(), Nvml()))  # type: ignore[misc,call-arg]
+    monkeypatch.setattr(gpu_health, "_pynvml", fail)
+    assert not list(gpu_health.gpu_health.function(site(CLUSTER_DDP_DUMMY_GPUS="1")))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_sound_gpus_and_dummy_ones(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_node_with_all_its_gpus_is_not_short_of_any(
     env: dict[str, str], shown: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpus, "torch_versions", lambda: {"cuda": "12.8"})
-    assert not list(gpus.gpu_health.function(site(**env), Nvml(nvmlDeviceGetCount=lambda: shown)))  # type: ignore[misc,call-arg]
+    monkeypatch.setattr(gpu_health, "torch_versions", lambda: {"cuda": "12.8"})
+    assert not list(gpu_health.gpu_health.function(site(**env), Nvml(nvmlDeviceGetCount=lambda: shown)))  # type: ignore[misc,call-arg]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_an_address_space_that_a_training_on_the_cpu_can_do_with_is_no_error(
 ) -> None:
     limit = resource.RLIM_INFINITY if limit_gib is None else limit_gib << 30
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
-    found = list(limits.address_space.function(site(CLUSTER_DDP_DUMMY_GPUS=dummy)))  # type: ignore[misc]
+    found = list(resource_limits.address_space.function(site(CLUSTER_DDP_DUMMY_GPUS=dummy)))  # type: ignore[misc]
     assert [one.is_warning for one in found] == expected
 
 
@@ -150,22 +150,22 @@ def test_a_memory_limit_and_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     cgroup(tmp_path, monkeypatch, memory__max=str(1024**3), memory__events="low 0\noom 1\noom_kill 2\n")
     (tmp_path / "slurm/job_7/step_0/memory.max").write_text("max\n")
     (tmp_path / "slurm/job_7/step_0/memory.events").write_text("low 0\noom 0\noom_kill 0\n")
-    (limit,) = memory.memory_limit.function(site(SLURM_MEM_PER_NODE="4096"), tmp_path)  # type: ignore[misc,call-arg]
+    (limit,) = resource_limits.memory_limit.function(site(SLURM_MEM_PER_NODE="4096"), tmp_path)  # type: ignore[misc,call-arg]
     assert "limit 1024 MiB" in limit.evidence and "srun --mem=0" in limit.hint
-    assert not list(memory.memory_limit.function(site(SLURM_MEM_PER_NODE="1024"), tmp_path))  # type: ignore[misc,call-arg]
+    assert not list(resource_limits.memory_limit.function(site(SLURM_MEM_PER_NODE="1024"), tmp_path))  # type: ignore[misc,call-arg]
     per_cpu = site(SLURM_MEM_PER_CPU="512", SLURM_CPUS_ON_NODE="8")
-    (limit,) = memory.memory_limit.function(per_cpu, tmp_path)  # type: ignore[misc,call-arg]
+    (limit,) = resource_limits.memory_limit.function(per_cpu, tmp_path)  # type: ignore[misc,call-arg]
     assert "SLURM_CPUS_ON_NODE=8, SLURM_MEM_PER_CPU=512 MiB" in limit.evidence
-    (kill,) = memory.out_of_memory.function(site(), tmp_path)  # type: ignore[misc,call-arg]
+    (kill,) = resource_limits.out_of_memory.function(site(), tmp_path)  # type: ignore[misc,call-arg]
     assert "oom_kill 2" in kill.evidence and kill.is_warning
 
 
 def test_locked_memory_matters_with_infiniband_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (65536, 65536))
-    monkeypatch.setattr(limits, "_INFINIBAND", tmp_path / "infiniband")
-    assert not list(limits.locked_memory.function(site()))  # type: ignore[misc]
+    monkeypatch.setattr(resource_limits, "_INFINIBAND", tmp_path / "infiniband")
+    assert not list(resource_limits.locked_memory.function(site()))  # type: ignore[misc]
     (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
-    (found,) = limits.locked_memory.function(site())  # type: ignore[misc]
+    (found,) = resource_limits.locked_memory.function(site())  # type: ignore[misc]
     assert "ulimit -Hl: 64 KiB" in found.evidence
 
 
@@ -179,7 +179,9 @@ def test_facts_that_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     seen = []
     for content in ("one", "two"):
         (tmp_path / "data" / "train").write_text(content)
-        items = facts(replace(site(), data_dir=tmp_path / "data", topology=replace(TOPOLOGY, nodes=("localhost",))))
+        items = fingerprint(
+            replace(site(), data_dir=tmp_path / "data", topology=replace(TOPOLOGY, nodes=("localhost",)))
+        )
         seen.append(dict(item for item in items if not isinstance(item, str)))
     assert seen[0]["data"] != seen[1]["data"] and seen[0]["data"].startswith("1 files, ")
     assert seen[0]["versions"] == seen[1]["versions"]
@@ -191,17 +193,17 @@ def test_a_file_of_the_data_that_is_cut_off(is_found: bool, tmp_path: Path) -> N
     (tmp_path / "MNIST/raw").mkdir(parents=True)
     whole = gzip.compress(bytes(9999))
     (tmp_path / "MNIST/raw/images.gz").write_bytes(whole[:-9] if is_found else whole)
-    found = list(files.data_folder.function(replace(site(), data_dir=tmp_path)))  # type: ignore[misc]
+    found = list(folders.data_folder.function(replace(site(), data_dir=tmp_path)))  # type: ignore[misc]
     assert [one.what for one in found] == ["A file of the data is damaged on a node."] * is_found
 
 
 def reports(*facts: dict[str, Any]) -> dict[int, dict[str, Any]]:
-    return {rank: {"host": f"node{rank // 2 + 1}", "facts": one, "by": "own"} for rank, one in enumerate(facts)}
+    return {rank: {"host": f"node{rank // 2 + 1}", "fingerprint": one, "by": "own"} for rank, one in enumerate(facts)}
 
 
 def test_two_ranks_with_one_gpu() -> None:
     same = reports({"gpus": ["GPU-a"]}, {"gpus": ["GPU-a"]}, {"gpus": ["GPU-a"]}, {"gpus": ["GPU-b"]})
-    (found,) = compare.differences(TOPOLOGY, same)  # GPU-a of node2 is another one
+    (found,) = comparison.differences(TOPOLOGY, same)  # GPU-a of node2 is another one
     assert (found.check, found.evidence) == ("same_gpu", "ranks 0-1 on node1: GPU-a")
 
 
@@ -222,18 +224,18 @@ HOSTS = {rank: f"node{rank // 2 + 1}" for rank in range(4)}
     ],
 )
 def test_a_rank_that_computes_wrongly_or_slowly(fields: dict[str, Any], check: str) -> None:
-    sound = {rank: measured() for rank in range(4)}
-    assert not training.judge(sound, HOSTS)
-    (found,) = training.judge({**sound, 3: measured(**fields)}, HOSTS)
+    sound = {rank: measured(host=HOSTS[rank]) for rank in range(4)}
+    assert not judgement.of_training(sound)
+    (found,) = judgement.of_training({**sound, 3: {**sound[3], **fields}})
     assert (found.check, found.ranks, found.host) == (check, (3,), "node2")
 
 
-def test_findings_of_several_ranks_are_folded() -> None:
+def test_findings_of_several_ranks_are_merged() -> None:
     def one(rank: int, evidence: str, *, is_warning: bool = False) -> Finding:
         found = Finding(check="a", what="Bad.", evidence=evidence, hint="h", is_warning=is_warning)
         return found.seen_by(rank, HOSTS[rank])
 
-    errors = folded([one(0, "w", is_warning=True), one(0, "x"), one(1, "x"), one(2, "y"), one(3, "x")])
+    errors = merged([one(0, "w", is_warning=True), one(0, "x"), one(1, "x"), one(2, "y"), one(3, "x")])
     assert [found.is_warning for found in errors] == [False, True]
     assert errors[0].evidence == "ranks 0-1, 3 (node1, node2): x; rank 2 (node2): y."
     assert shown_ranks([5]) == "rank 5"
@@ -258,14 +260,19 @@ def test_a_check_that_hangs_is_killed_and_those_that_break_off_are_named() -> No
         os.abort()
 
     start = time.monotonic()
-    tasks: dict[str, isolated.Task] = {"hangs": hang, "raises": raise_it, "aborts": abort, "works": lambda: [["yes"]]}
-    found = isolated.run(tasks, 2.0)
+    tasks: dict[str, forked_tasks.Task] = {
+        "hangs": hang,
+        "raises": raise_it,
+        "aborts": abort,
+        "works": lambda: [["yes"]],
+    }
+    found = forked_tasks.run(tasks, 2.0)
     assert time.monotonic() - start < 20
     assert found == {
-        "hangs": isolated.Answer([{"found": 1}], "second", is_late=True),
-        "raises": isolated.Answer([], "third", "ValueError: odd"),
-        "aborts": isolated.Answer([], "fourth", "its process ended: SIGABRT"),
-        "works": isolated.Answer([["yes"]]),
+        "hangs": forked_tasks.Result([{"found": 1}], "second", is_late=True),
+        "raises": forked_tasks.Result([], "third", "ValueError: odd"),
+        "aborts": forked_tasks.Result([], "fourth", "its process ended: SIGABRT"),
+        "works": forked_tasks.Result([["yes"]]),
     }
     (late,) = all_checks.broken_off("hangs", found["hangs"], "node1", 0.5)
     assert (late.what, late.sick_nodes) == ("The check second (hangs) did not come back.", ("node1",))
@@ -280,7 +287,7 @@ def test_checks_run_in_a_process_with_more_than_1024_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, before[0]), before[1]))
     opened = [os.dup(0) for _ in range(1024)]
     try:
-        assert isolated.run({"works": lambda: [["yes"]]}, 10.0) == {"works": isolated.Answer([["yes"]])}
+        assert forked_tasks.run({"works": lambda: [["yes"]]}, 10.0) == {"works": forked_tasks.Result([["yes"]])}
     finally:
         for descriptor in opened:
             os.close(descriptor)
@@ -295,23 +302,23 @@ def test_checks_run_in_a_process_with_more_than_1024_open_files() -> None:
 def test_a_master_is_elsewhere_if_the_address_is_not_rank_0s(address: str, by: str, is_found: bool) -> None:
     those = reports({"master": ["127.0.0.1"]}, {}, {"master": [address]}, {})
     those[2] |= {"by": by, "sent_at": 0, "received_at": 0}
-    assert [one.check for one in compare.differences(TOPOLOGY, those)] == ["other_master"] * is_found
+    assert [one.check for one in comparison.differences(TOPOLOGY, those)] == ["other_master"] * is_found
 
 
 @pytest.mark.parametrize(("host", "is_found"), [("node1.cluster.example", False), ("node2", True)])
 def test_rank_0s_own_name_may_mean_loopback_there(host: str, is_found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian's 127.0.1.1; the host's name may have a domain."""
-    monkeypatch.setattr(names.socket, "gethostname", lambda: host)
-    monkeypatch.setattr(names, "addresses_of", lambda name: ["127.0.1.1"])
-    assert bool(list(names.master_address.function(site()))) == is_found  # type: ignore[misc]
+    monkeypatch.setattr(network_setup.socket, "gethostname", lambda: host)
+    monkeypatch.setattr(network_setup, "addresses_of", lambda name: ["127.0.1.1"])
+    assert bool(list(network_setup.master_address.function(site()))) == is_found  # type: ignore[misc]
 
 
 def test_nodes_that_few_others_miss_are_not_blamed() -> None:
     """Where one of four nodes speaks, the way to it is rather at fault."""
     four = replace(TOPOLOGY, nodes=("node1", "node2", "node3", "node4"), num_nodes=4)
-    (most,) = compare.missing(four, 4, {1: {"host": "node2"}}, 3, {})
+    (most,) = comparison.missing(four, 4, {1: {"host": "node2"}}, 3, {})
     assert not most.sick_nodes and "--exclude" not in most.hint
-    (few,) = compare.missing(four, 4, {rank: {"host": f"node{rank + 1}"} for rank in range(3)}, 3, {})
+    (few,) = comparison.missing(four, 4, {rank: {"host": f"node{rank + 1}"} for rank in range(3)}, 3, {})
     assert few.sick_nodes == ("node4",) and "--exclude=node4" in few.hint
 
 
@@ -319,7 +326,7 @@ def test_nodes_that_few_others_miss_are_not_blamed() -> None:
 def test_of_two_halves_the_one_with_the_batch_host_blames_the_other(node: str, is_blamed: bool) -> None:
     reports = {rank: {"host": node} for rank in ((0, 1) if node == "node1" else (2, 3))}
     two = replace(TOPOLOGY, nodes=("node1", "node2"), num_nodes=2, world_size=4)
-    (found,) = compare.missing(two, 4, reports, 3, {"SLURM_JOB_NODELIST": "node[1-2]"})
+    (found,) = comparison.missing(two, 4, reports, 3, {"SLURM_JOB_NODELIST": "node[1-2]"})
     assert bool(found.sick_nodes) == ("--exclude" in found.hint) == is_blamed
 
 
@@ -327,7 +334,7 @@ def test_of_two_halves_the_one_with_the_batch_host_blames_the_other(node: str, i
 def test_another_master_port_is_an_error_if_rank_0_is_not_reached(by: str, is_warning: bool) -> None:
     those = reports(*({"master_variables": {"MASTER_PORT": str(20000 + rank)}} for rank in range(4)))
     those[3] |= {"by": by, "sent_at": 0, "received_at": 0}
-    (*_, last) = found = compare.differences(TOPOLOGY, those)
+    (*_, last) = found = comparison.differences(TOPOLOGY, those)
     assert {(one.check, one.is_warning) for one in found} == {("master_variables", is_warning)}
     assert last.what == "MASTER_PORT is not the same on all ranks." and "MASTER_PORT=20003" in last.evidence
 
@@ -343,14 +350,14 @@ def addresses(stack: str, *own: str) -> dict[str, Any]:
     (addresses("a", "10.0.0.1"), False),  # two of Slurm's nodes on one machine
 ])  # fmt: skip
 def test_an_address_that_two_nodes_have(third: dict[str, Any], is_found: bool) -> None:
-    found = compare.differences(TOPOLOGY, reports(addresses("a", "10.0.0.1"), {}, third, {}))
+    found = comparison.differences(TOPOLOGY, reports(addresses("a", "10.0.0.1"), {}, third, {}))
     assert [one.check for one in found] == ["same_address"] * 2 * is_found
     assert all(one.evidence == "10.0.0.1" for one in found)
 
 
 def test_ranks_that_do_not_exist_are_not_waited_for() -> None:
     env, reports = {"SLURM_STEP_NUM_TASKS": "4"}, {rank: {"host": f"node{rank // 2 + 1}"} for rank in range(4)}
-    (found,) = compare.missing(replace(TOPOLOGY, launcher="manual", world_size=6), 6, reports, 3, env)
+    (found,) = comparison.missing(replace(TOPOLOGY, launcher="manual", world_size=6), 6, reports, 3, env)
     assert found.what.startswith("WORLD_SIZE=6, but this step has 4 tasks:") and "--ntasks=6" in found.hint
-    (found,) = compare.missing(replace(TOPOLOGY, launcher="torchrun", world_size=6), 6, reports, 3, env)
+    (found,) = comparison.missing(replace(TOPOLOGY, launcher="torchrun", world_size=6), 6, reports, 3, env)
     assert found.what.startswith("2 of 6 ranks did not report within 3 s: ")

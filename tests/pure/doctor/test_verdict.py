@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.doctor.finding import Finding
-from cluster_ddp.doctor.verdict import Verdict
+from cluster_ddp.doctor.findings import Finding, Verdict
 from cluster_ddp.errors import SpecError
 
 SICK = Finding(check="a", what="It is full.", evidence="no space", hint="rm", sick_nodes=("node2",))

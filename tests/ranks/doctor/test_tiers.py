@@ -21,9 +21,9 @@ from slowness import scaled
 from cluster_ddp.agent.channel.client import Client
 from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.secret import Key
-from cluster_ddp.doctor.step import exchange
-from cluster_ddp.doctor.step.hub import Hub
-from cluster_ddp.doctor.step.spoke import Spoke
+from cluster_ddp.doctor.step import connecting
+from cluster_ddp.doctor.step.report_channel import ReportClient, ReportServer
+from cluster_ddp.doctor.step.report_folder import ReportFolder
 from cluster_ddp.slurm.topology import Topology
 
 _JOB_ID = itertools.count(54_000 + os.getpid() % 1000 * 10)
@@ -31,8 +31,8 @@ MAIN = "import sys; from cluster_ddp.doctor.__main__ import main; sys.exit(main(
 HANG = "import time\nfrom cluster_ddp.doctor.step import rank\n"
 HANG += "from cluster_ddp.doctor.checks import Check, all_checks\n"
 HANG += "def hang(site):\n    time.sleep(60)\n    yield\n"
-HANG += "made = Check(name='hangs', group='files', on='rank', detects='', function=hang)\n"
-HANG += "all_checks.ALL = (made, *all_checks.ALL)\nrank.facts = hang\n"
+HANG += "made = Check(name='hangs', on='rank', detects='', function=hang)\n"
+HANG += "all_checks.GROUPS['files'] = (made, *all_checks.GROUPS['files'])\nrank.fingerprint = hang\n"
 NO_TORCH = "from cluster_ddp.doctor.step import training\ntraining.import_torch = lambda: (0.1, None)\n"
 MEASURED = "yield dict(failure=None, failed_in='', wrong=[], gradient=[], step_s=0.1, all_reduce_s={}, meet_s=0.1)"
 SOUND = NO_TORCH + f"def measure(*_):\n    {MEASURED}\ntraining.measure = measure\n"
@@ -116,13 +116,13 @@ def test_rank_0_ends_in_a_later_tier(tmp_path: Path) -> None:
 @pytest.mark.parametrize("has_unread", [False, True])
 def test_an_end_of_rank_0_shows_that_its_host_can_be_reached(has_unread: bool) -> None:
     """A process that ends with unread data resets its connections instead of closing them."""
-    spoke = Spoke(None, Key(b""), None, 1.0)
-    spoke._client = Client(None, Key(b""))
-    spoke._client._connection, of_rank_0 = socket.socketpair(socket.AF_UNIX)
+    client = ReportClient(None, Key(b""), ReportFolder(None), 1.0)
+    client._client = Client(None, Key(b""))
+    client._client._connection, of_rank_0 = socket.socketpair(socket.AF_UNIX)
     if has_unread:
-        spoke._client._connection.sendall(b"a report")
+        client._client._connection.sendall(b"a report")
     of_rank_0.close()
-    assert spoke.told(scaled(5)) is None and spoke.was_closed
+    assert client.told(scaled(5)) is None and client.was_closed
 
 
 @pytest.mark.parametrize("sick", [0, 1])
@@ -160,14 +160,14 @@ def test_a_refusal_from_before_rank_0_listened_is_not_the_last_word(tmp_path: Pa
     report = {"kind": "nodes", "rank": 1, "id": "x", "failures": {"14000": "refused"}, "tries": 3}
     (tmp_path / "report-1-x.json").write_text(json.dumps(report))
     topology = Topology.from_environ(slurm_step(0, 2, job_id=next(_JOB_ID)))
-    hub = Hub(topology, Key(b""), tmp_path)
-    assert hub.gather("nodes", 1, 10.0)
-    arrives = threading.Timer(2.0, hub.put, [{**report, "by": "tcp"}])
+    server = ReportServer(topology, Key(b""), ReportFolder(tmp_path))
+    assert server.gather("nodes", 1, 10.0)
+    arrives = threading.Timer(2.0, server.put, [{**report, "by": "tcp"}])
     arrives.start()
-    assert hub.settle("nodes", 1.0)[1]["by"] == "tcp"
+    assert server.settle("nodes", 1.0)[1]["by"] == "tcp"
     arrives.join()
     (tmp_path / "report-1-x.json").unlink()
-    hub.close()
+    server.close()
 
 
 def test_a_refusal_after_a_lost_answer_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_a_refusal_after_a_lost_answer_is_a_refusal(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(socket, "create_connection", no_connection)
     with pytest.raises(ConnectionRefusedError):
-        exchange.several_tries(lambda: socket.create_connection(("n1", 14000), 1.0))
+        connecting.several_tries(lambda: socket.create_connection(("n1", 14000), 1.0))
 
 
 def test_a_lost_greeting_is_no_silent_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,13 +191,13 @@ def test_a_lost_greeting_is_no_silent_listener(tmp_path: Path, monkeypatch: pyte
             raise TimeoutError
         return real(*arguments)
 
-    monkeypatch.setattr("cluster_ddp.doctor.step.spoke.Client", client)
+    monkeypatch.setattr("cluster_ddp.doctor.step.client.Client", client)
     job_id = next(_JOB_ID)
     of_rank_0, of_rank_1 = (Topology.from_environ(slurm_step(rank, 2, job_id=job_id)) for rank in range(2))
-    hub = Hub(of_rank_0, Key(b""), tmp_path)
-    spoke = Spoke(of_rank_1, Key(b""), tmp_path, 10.0)
-    spoke.start({"kind": "nodes", "rank": 1, "id": "x"})
-    assert hub.gather("nodes", 1, scaled(10.0)) and hub.settle("nodes", 1.0)[1]["by"] == "tcp"
-    assert spoke.failures == {}
-    spoke.close()
-    hub.close()
+    server = ReportServer(of_rank_0, Key(b""), ReportFolder(tmp_path))
+    client = ReportClient(of_rank_1, Key(b""), ReportFolder(tmp_path), 10.0)
+    client.start({"kind": "nodes", "rank": 1, "id": "x"})
+    assert server.gather("nodes", 1, scaled(10.0)) and server.settle("nodes", 1.0)[1]["by"] == "tcp"
+    assert client.failures == {}
+    client.close()
+    server.close()

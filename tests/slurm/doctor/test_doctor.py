@@ -26,9 +26,9 @@ from doctor_faults import Fault, Variant
 from slowness import scaled, wait_until
 
 import cluster_ddp
-from cluster_ddp.doctor import login
-from cluster_ddp.doctor.checks import all_checks, python_env
-from cluster_ddp.doctor.step import compare, links, training
+from cluster_ddp.doctor import login_node
+from cluster_ddp.doctor.checks import all_checks, task_environment
+from cluster_ddp.doctor.step import comparison, judgement
 from cluster_ddp.errors import SandboxError
 from cluster_ddp.protocol import File
 from cluster_ddp.sandbox import cluster as sandbox
@@ -114,7 +114,7 @@ class Allocation:
 
 
 def _furnish(folder: Path) -> None:
-    torch_folder = (python_env.torch_versions() or {})["folder"]
+    torch_folder = (task_environment.torch_versions() or {})["folder"]
     for name in ("run", "data", "half", "other", "older/torch", "ahead", "slow", "thrice", "hangs", "ends/torch"):
         (folder / name).mkdir(parents=True)
     for name in ("train", "valid", "test"):
@@ -302,7 +302,8 @@ def test_the_first_finding_names_the_fault_of_a_batch_script(number: int, alloca
 def test_each_check_that_can_be_shown_here_is_shown() -> None:
     made = (*faults.AT_ONCE, *faults.NETWORK, *faults.IN_THE_BATCH_SHELL, *faults.ON_A_LOGIN_NODE)
     shown = {fault.check for fault in made}
-    checks = (*all_checks.ALL, *compare.CHECKS, *links.CHECKS, *training.CHECKS, *login.CHECKS)
+    in_jobs = (*all_checks.ALL, *comparison.CHECKS, *judgement.LINK_CHECKS, *judgement.TRAINING_CHECKS)
+    checks = (*in_jobs, *login_node.CHECKS)
     everyone = {one.name for one in checks}
     assert shown <= everyone
     # GPUs, InfiniBand, control groups and faults of hardware are not here: tests/pure/doctor has stand-ins.

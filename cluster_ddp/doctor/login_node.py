@@ -7,14 +7,13 @@ import getpass
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from cluster_ddp.doctor import isolated
-from cluster_ddp.doctor.checks import Check, Site, all_checks, files, limits, of_all, python_env
-from cluster_ddp.doctor.finding import Finding
+from cluster_ddp.doctor import forked_tasks
+from cluster_ddp.doctor.checks import Site, all_checks, checks_of_run, folders, resource_limits, task_environment
+from cluster_ddp.doctor.findings import Finding, Verdict
 from cluster_ddp.doctor.step.rank import Options
-from cluster_ddp.doctor.verdict import Verdict
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.slurm import commands, partitions
 from cluster_ddp.slurm.topology import Topology
@@ -25,8 +24,7 @@ _LOCAL_KINDS = ("tmpfs", "ramfs", "overlay")
 # A login node may be the server of /home, but not of the root file system.
 _DISK_KINDS = ("ext3", "ext4", "xfs", "btrfs", "zfs")
 
-CHECKS = of_all(
-    "login",
+CHECKS = checks_of_run(
     slurm="a login node on which Slurm's commands are missing or its controller does not answer",
     partitions="a cluster whose partitions have no usable node with GPUs",
     cluster_toml="a cluster.toml that can't be read or has unknown keys",
@@ -37,61 +35,36 @@ CHECKS = of_all(
 def examine(options: Options, env: Mapping[str, str]) -> int:
     """Examine this login node, print the verdict, and return the exit status."""
     verdict = Verdict(subject=f"the login node {os.uname().nodename}, as {getpass.getuser()}", num_nodes=0)
-    run_dir = options.run_dir or Path("runs")
     site = Site(
         env=env,
         topology=Topology(launcher="single", rank=0, local_rank=0, world_size=1, master_addr="", port_candidates=(0,)),
         host=os.uname().nodename,
-        run_dir=run_dir,
+        run_dir=options.run_dir or Path("runs"),
         data_dir=options.data_dir,
     )
-    tiers: dict[str, Callable[[], Iterator[Finding]]] = {
-        "Slurm": lambda: _slurm(env),
-        "settings": lambda: _settings(env),
-        "Python": lambda: _python(site),
-        "files": lambda: _files(site, run_dir),
-    }
-    for name, tier in tiers.items():
+    for name, (findings_of, shown) in _TIERS.items():
         start = time.monotonic()
-        found = _found(name, tier, options.check_limit_s)
-        verdict.add(name, time.monotonic() - start, found, _SHOWN[name](env) if name in _SHOWN and not found else "")
+        found = _run(name, findings_of, site, options.check_limit_s)
+        verdict.add(name, time.monotonic() - start, found, "" if found else shown())
     verdict.show(as_json=options.as_json)
     verdict.write_nodes(options.exclude_file)
     return verdict.status(strict=options.strict)
 
 
-def _found(name: str, tier: Callable[[], Iterator[Finding]], limit_s: float) -> list[Finding]:
-    """The findings of a tier, which runs in a process of its own: a file system may hang."""
-    answer = isolated.run({name: lambda: (one.to_json() for one in tier())}, limit_s)[name]
-    found = [Finding.from_json(one) for one in answer.items]
-    if answer.is_late:
-        return [*found, _hangs(name, limit_s)]
-    return [*found, *all_checks.broken_off(name, answer, "", limit_s)]
+def _run(tier: str, findings_of: Callable[[Site], Iterator[Finding]], site: Site, limit_s: float) -> list[Finding]:
+    """Return the findings of a tier, which runs in a process of its own: a file system may hang."""
+    result = forked_tasks.run({tier: lambda: map(asdict, findings_of(site))}, limit_s)[tier]
+    found = [Finding.from_json(one) for one in result.items]
+    if result.is_late:
+        what, hint = f"The checks of {tier} did not come back.", "try what hangs: ls of your folders, sinfo"
+        evidence = f"no answer within {limit_s:g} s"
+        return [*found, Finding(check="did_not_return", what=what, evidence=evidence, hint=hint)]
+    return [*found, *all_checks.broken_off(tier, result, "", limit_s)]
 
 
-def _hangs(tier: str, limit_s: float) -> Finding:
-    what, hint = f"The checks of {tier} did not come back.", "try what hangs: ls of your folders, sinfo"
-    return Finding(check="did_not_return", what=what, evidence=f"no answer within {limit_s:g} s", hint=hint)
-
-
-def _of_checks(site: Site, checks: tuple[Check, ...]) -> Iterator[Finding]:
-    for one in checks:
-        assert one.function is not None
-        yield from one.function(site)
-
-
-def _python(site: Site) -> Iterator[Finding]:
-    """Check this Python and this shell's limits, which sbatch hands on. A job may have another Python."""
-    yield from _of_checks(site, (python_env.other_environment, limits.address_space, limits.open_files))
-    with contextlib.suppress(ClusterDDPError):  # a finding of another tier
-        gpus = max((group.gpus_of(None) for group in partitions.read() if group.usable), default=0)
-        site = replace(site, topology=replace(site.topology, gpus_on_node=gpus))
-    yield from (replace(found, is_warning=True) for found in _of_checks(site, (python_env.torch_build,)))
-
-
-def _slurm(env: Mapping[str, str]) -> Iterator[Finding]:
+def _slurm(site: Site) -> Iterator[Finding]:
     try:
-        commands.run(["sinfo", "--version"], timeout_s=10)
+        _slurm_version()
         groups = partitions.read()
     except ClusterDDPError as error:
         yield Finding.of_error("slurm", error)
@@ -100,22 +73,34 @@ def _slurm(env: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             check="partitions",
             what="No partition has a usable node with GPUs.",
-            evidence=_cluster_in_words(groups) or "sinfo shows no partition",
+            evidence=_shown_cluster(groups) or "sinfo shows no partition",
             hint="look at the nodes' states and reasons: sinfo -N -o '%N %P %G %T %E'",
             is_warning=True,
         )
 
 
-def _settings(env: Mapping[str, str]) -> Iterator[Finding]:
+def _settings(site: Site) -> Iterator[Finding]:
     try:
-        site_config.load(None, folder=Path.cwd(), env=env)
+        site_config.load(None, folder=Path.cwd(), env=site.env)
     except ClusterDDPError as error:
         yield Finding.of_error("cluster_toml", error)
 
 
-def _files(site: Site, run_dir: Path) -> Iterator[Finding]:
-    yield from _of_checks(site, (files.run_folder, files.data_folder))
-    folder = run_dir.absolute()
+def _python(site: Site) -> Iterator[Finding]:
+    """Check this Python and this shell's limits, which sbatch hands on. A job may have another Python."""
+    for check in (task_environment.other_environment, resource_limits.address_space, resource_limits.open_files):
+        yield from check.run(site)
+    with contextlib.suppress(ClusterDDPError):  # a finding of another tier
+        gpus = max((group.gpus_of(None) for group in partitions.read() if group.usable), default=0)
+        site = replace(site, topology=replace(site.topology, gpus_on_node=gpus))
+    yield from (replace(found, is_warning=True) for found in task_environment.torch_build.run(site))
+
+
+def _files(site: Site) -> Iterator[Finding]:
+    yield from folders.run_folder.run(site)
+    yield from folders.data_folder.run(site)
+    assert site.run_dir is not None
+    folder = site.run_dir.absolute()
     mount, kind = _file_system(folder)
     is_local = kind in _LOCAL_KINDS or (mount == "/" and kind in _DISK_KINDS)
     if is_local or any(folder.is_relative_to(local) for local in _NODE_LOCAL):
@@ -129,7 +114,7 @@ def _files(site: Site, run_dir: Path) -> Iterator[Finding]:
 
 
 def _file_system(folder: Path) -> tuple[str, str]:
-    """The mount point and type of the file system that a folder is on."""
+    """Return the mount point and type of the file system that a folder is on."""
     best = ("", "an unknown file system")
     for line in Path("/proc/mounts").read_text().splitlines():
         _, mount, kind, *_ = line.split(" ")
@@ -139,7 +124,11 @@ def _file_system(folder: Path) -> tuple[str, str]:
     return best
 
 
-def _cluster_in_words(groups: list[partitions.NodeGroup]) -> str:
+def _slurm_version() -> str:
+    return commands.run(["sinfo", "--version"], timeout_s=10).strip()
+
+
+def _shown_cluster(groups: list[partitions.NodeGroup]) -> str:
     parts = []
     for name in dict.fromkeys(group.partition for group in groups):
         those = [group for group in groups if group.partition == name]
@@ -148,14 +137,15 @@ def _cluster_in_words(groups: list[partitions.NodeGroup]) -> str:
     return "; ".join(parts)
 
 
-def _shown_slurm(env: Mapping[str, str]) -> str:
-    version = commands.run(["sinfo", "--version"], timeout_s=10).strip()
-    return f"{version}; {_cluster_in_words(partitions.read())}"
-
-
-def _shown_python(env: Mapping[str, str]) -> str:
-    found = python_env.torch_versions() or {}
+def _shown_torch() -> str:
+    found = task_environment.torch_versions() or {}
     return f"torch {found.get('version')}, CUDA {found.get('cuda')}"
 
 
-_SHOWN: dict[str, Callable[[Mapping[str, str]], str]] = {"Slurm": _shown_slurm, "Python": _shown_python}
+_TIERS: dict[str, tuple[Callable[[Site], Iterator[Finding]], Callable[[], str]]] = {
+    "Slurm": (_slurm, lambda: f"{_slurm_version()}; {_shown_cluster(partitions.read())}"),
+    "settings": (_settings, str),
+    "Python": (_python, _shown_torch),
+    "files": (_files, str),
+}
+"""Name -> what returns its findings, and what shows a sound one."""

@@ -1,4 +1,4 @@
-"""Run checks in processes of their own, which can be killed: a check may wait for a file system that hangs."""
+"""Run checks in forked processes, which can be killed: a check may wait for a file system that hangs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Task = Callable[[], Iterable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Result:
     """What a task has given until its end."""
 
     items: list[Any]
@@ -32,8 +32,8 @@ class Answer:
     """Whether it did not come back in time."""
 
 
-def run(tasks: Mapping[str, Task], limit_s: float) -> dict[str, Answer]:
-    """Run tasks at the same time, each in a forked process, which is killed after the limit.
+def run(tasks: Mapping[str, Task], limit_s: float) -> dict[str, Result]:
+    """Run tasks at the same time, each in a process of its own, which is killed after the limit.
 
     Args:
         tasks: name -> task.
@@ -42,32 +42,27 @@ def run(tasks: Mapping[str, Task], limit_s: float) -> dict[str, Answer]:
     Returns:
         Name -> what the task gave.
     """
-    return start(tasks).answers(limit_s)
-
-
-def start(tasks: Mapping[str, Task]) -> Running:
-    """Start what `run` runs."""
-    return Running({name: _start(task) for name, task in tasks.items()})
+    return Running(tasks).results(limit_s)
 
 
 class Running:
-    """Tasks that run.
+    """Tasks that run, each in a process of its own.
 
     Args:
-        children: name -> the process's id, and the descriptor that its items come from.
+        tasks: name -> task.
     """
 
-    def __init__(self, children: Mapping[str, tuple[int, int]]) -> None:
-        self._children = children
+    def __init__(self, tasks: Mapping[str, Task]) -> None:
+        self._children = {name: _start(task) for name, task in tasks.items()}
 
-    def answers(self, limit_s: float) -> dict[str, Answer]:
+    def results(self, limit_s: float) -> dict[str, Result]:
         """Return what the tasks give in this time, then kill them."""
         deadline = time.monotonic() + limit_s
-        return {name: _answer(*child, deadline) for name, child in self._children.items()}
+        return {name: _result(*child, deadline) for name, child in self._children.items()}
 
 
 def _start(task: Task) -> tuple[int, int]:
-    """The process's id, and the descriptor that its items come from."""
+    """Return the process's id, and the descriptor that its items come from."""
     sys.stdout.flush()
     reading, writing = os.pipe()
     pid = os.fork()
@@ -97,29 +92,27 @@ def _close_all_but(descriptor: int) -> None:
                 os.close(int(path.name))
 
 
-def _answer(pid: int, descriptor: int, deadline: float) -> Answer:
+def _result(pid: int, descriptor: int, deadline: float) -> Result:
     text, is_late = b"", True
     with open(descriptor, "rb") as pipe, selectors.DefaultSelector() as selector:  # of any number of open files
         selector.register(pipe, selectors.EVENT_READ)
-        while selector.select(max(0.0, deadline - time.monotonic())):
+        while is_late and selector.select(max(0.0, deadline - time.monotonic())):
             more = os.read(descriptor, 65536)
             text += more
-            if not more:
-                is_late = False
-                break
-    how = _ended(pid, kill=is_late)
+            is_late = bool(more)
+    ending = _wait(pid, kill=is_late)
     whole = text[: text.rfind(b"\n") + 1]  # killed in the middle of a line
     lines = [json.loads(line) for line in whole.splitlines()]
     items = [line["item"] for line in lines if "item" in line]
     failure = None
     if not is_late:
-        failure = lines[-1]["error"] if lines and "error" in lines[-1] else f"its process ended: {how}"
+        failure = lines[-1]["error"] if lines and "error" in lines[-1] else f"its process ended: {ending}"
     doing = next((item for item in reversed(items) if isinstance(item, str)), "")
-    return Answer([item for item in items if not isinstance(item, str)], doing, failure, is_late)
+    return Result([item for item in items if not isinstance(item, str)], doing, failure, is_late)
 
 
-def _ended(pid: int, *, kill: bool) -> str:
-    """Wait for a process's end, in words. A wait in the kernel is left alone."""
+def _wait(pid: int, *, kill: bool) -> str:
+    """Wait for a process's end. Returns it in words. A process that waits in the kernel is left alone."""
     if kill:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

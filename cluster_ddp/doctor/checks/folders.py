@@ -10,11 +10,10 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster_ddp.doctor.checks import Site, check
-from cluster_ddp.doctor.finding import Finding
+from cluster_ddp.doctor.checks import Site, node_check
+from cluster_ddp.doctor.findings import Finding
 
-_GIB = 1024**3
-_LEAST_FREE = _GIB
+_LEAST_FREE = 1024**3
 _UNPACKED_AT_MOST = 64 * 1024**2
 _WHY = {
     errno.ENOSPC: "it is full",
@@ -31,13 +30,15 @@ _MENDED = {
 }
 
 
-@check(detects="the folder of the submission is not on a node")
+@node_check
 def submit_folder(site: Site) -> Iterator[Finding]:
-    """Look for the folder where sbatch was called: slurmd works in /tmp where it is missing."""
+    """Detect that the folder of the submission is not on a node.
+
+    slurmd works in /tmp where the folder in which sbatch was called is missing.
+    """
     folder = site.env.get("SLURM_SUBMIT_DIR", "")
     if folder and not Path(folder).is_dir():
         yield Finding(
-            check="submit_folder",
             what="The folder where the job was submitted is not on a node.",
             evidence=f"no such folder: {folder} (working in {Path.cwd()})",
             hint="submit from a file system that all nodes share, or name a folder there: sbatch --chdir=PATH",
@@ -45,9 +46,12 @@ def submit_folder(site: Site) -> Iterator[Finding]:
         )
 
 
-@check(detects="a run directory that is missing, read-only, full, over its quota or without inodes")
+@node_check
 def run_folder(site: Site) -> Iterator[Finding]:
-    """Write a file to the run directory, as a checkpoint is written."""
+    """Detect a run directory that is missing, read-only, full, over its quota or without inodes.
+
+    It writes a file there, as a checkpoint is written.
+    """
     if site.run_dir is None:
         return
     folder = _existing(site.run_dir)
@@ -63,7 +67,6 @@ def run_folder(site: Site) -> Iterator[Finding]:
         if error.errno == errno.ENOSPC and os.statvfs(folder).f_bavail:
             why = "it has no inodes left"
         yield Finding(
-            check="run_folder",
             what=f"The run directory can't be written: {why}.",
             evidence=f"{folder}: {error.strerror}",
             hint=_MENDED.get(error.errno or 0, "name a folder that you may write on all nodes: --runs-dir PATH"),
@@ -76,7 +79,6 @@ def run_folder(site: Site) -> Iterator[Finding]:
     free = status.f_bavail * status.f_frsize
     if free < _LEAST_FREE:
         yield Finding(
-            check="run_folder",
             what="The file system of the run directory is almost full.",
             evidence=f"{folder}: {free // 1024**2} MiB free",
             hint=_MENDED[errno.ENOSPC],
@@ -84,9 +86,9 @@ def run_folder(site: Site) -> Iterator[Finding]:
         )
 
 
-@check(detects="data that is missing, not readable or damaged (a small .gz, such as MNIST's) on a node")
+@node_check
 def data_folder(site: Site) -> Iterator[Finding]:
-    """List the folder of the data, and unpack what is packed and small."""
+    """Detect data that is missing, not readable or damaged (a small .gz, such as MNIST's) on a node."""
     if site.data_dir is None:
         return
     try:
@@ -97,7 +99,6 @@ def data_folder(site: Site) -> Iterator[Finding]:
     except OSError as error:
         evidence = f"{site.data_dir}: {error.strerror}"
     yield Finding(
-        check="data_folder",
         what="The data is not on a node.",
         evidence=evidence,
         hint="put it on a file system that all nodes share, or copy it first: srun --ntasks-per-node=1 cp …",
@@ -117,7 +118,6 @@ def _damaged(site: Site, folder: Path) -> Iterator[Finding]:
                     pass
         except (OSError, EOFError, zlib.error) as error:
             yield Finding(
-                check="data_folder",
                 what="A file of the data is damaged on a node.",
                 evidence=f"{path}: {error}",
                 hint="download or copy it again; is the disk full, or was a copy interrupted?",

@@ -1,4 +1,4 @@
-"""What is compared between ranks: what each of them reads for that, without importing torch."""
+"""What each rank reads for rank 0 to compare: versions, addresses, variables, GPUs, CPUs, data. It imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from typing import Any
 
 import cluster_ddp
 from cluster_ddp._version import __version__
-from cluster_ddp.doctor.checks import Site, gpus, interfaces, names, python_env
+from cluster_ddp.doctor.checks import Site, network_setup, task_environment
+from cluster_ddp.doctor.checks.gpu_health import gpus_of_rank
 from cluster_ddp.doctor.step import links
 
 _LISTED_AT_MOST, _SAMPLED_AT_MOST, _SAMPLE = 1000, 32, 4096
@@ -23,38 +24,33 @@ _LOCAL = re.compile(r"\|-- (\S+)\n\s+/32 host LOCAL")
 _PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "OMP_NUM_THREADS", "CUDA_HOME", "LD_PRELOAD")
 
 
-def facts(site: Site) -> Iterator[str | tuple[str, Any]]:
-    """Yield the name of each fact, then the name with its value. What may hang comes last."""
-    readers: dict[str, Callable[[Site], Any]] = {
-        "cpus": _cpus,
-        "master_variables": _master_variables,
-        "variables": _variables,
-        "gpus": gpus.own,
+def fingerprint(site: Site) -> Iterator[str | tuple[str, Any]]:
+    """Yield the name of each value, then the name with the value. What may hang comes last."""
+    env, topology = site.env, site.topology
+    readers: dict[str, Callable[[], Any]] = {
+        "cpus": lambda: sorted(os.sched_getaffinity(0)),
+        "master_variables": lambda: {name: env[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in env},
+        "variables": lambda: {name: value for name, value in sorted(env.items()) if name.startswith(_PREFIXES)},
+        "gpus": lambda: gpus_of_rank(site),
     }
-    if site.topology.local_rank == 0:
-        if site.has_several_nodes:
-            readers |= {"addresses": _addresses, "stack": _stack, "address": _address}
-            readers |= {"master": _master, "interfaces": interfaces.taken}
-        readers |= {"versions": _versions, "data": _data}
+    if topology.local_rank == 0 and site.has_several_nodes:
+        readers |= {
+            "addresses": _addresses,
+            "stack": _network_stack,
+            "address": lambda: links.own_address(topology),
+            "master": lambda: _addresses_of(topology.master_addr),
+            "interfaces": lambda: network_setup.taken_interfaces(site),
+        }
+    if topology.local_rank == 0:
+        data_dir = site.data_dir
+        readers |= {"versions": _versions, "data": lambda: None if data_dir is None else _digest_of_data(data_dir)}
     for name, read in readers.items():
         yield name
-        yield name, read(site)
+        yield name, read()
 
 
-def _cpus(site: Site) -> list[int]:
-    return sorted(os.sched_getaffinity(0))
-
-
-def _master_variables(site: Site) -> dict[str, str]:
-    return {name: site.env[name] for name in ("MASTER_ADDR", "MASTER_PORT") if name in site.env}
-
-
-def _variables(site: Site) -> dict[str, str]:
-    return {name: value for name, value in sorted(site.env.items()) if name.startswith(_PREFIXES)}
-
-
-def _addresses(site: Site) -> list[str]:
-    """All addresses of this node, as the kernel lists them."""
+def _addresses() -> list[str]:
+    """Return all addresses of this node, as the kernel lists them."""
     ipv4 = _LOCAL.findall(Path("/proc/net/fib_trie").read_text())
     found = {str(ipaddress.ip_address(one)) for one in ipv4}
     with contextlib.suppress(OSError):  # a kernel without IPv6
@@ -63,26 +59,21 @@ def _addresses(site: Site) -> list[str]:
     return sorted(found)
 
 
-def _stack(site: Site) -> str:
-    """What tells this machine's network from others: two of Slurm's nodes may be one machine."""
+def _network_stack() -> str:
+    """Return what tells this machine's network from others: two of Slurm's nodes may be one machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + str(Path("/proc/self/ns/net").readlink())
 
 
-def _address(site: Site) -> str | None:
-    return links.own_address(site.topology)
+def _addresses_of(name: str) -> list[str] | None:
+    with contextlib.suppress(OSError):
+        return network_setup.addresses_of(name)
+    return None
 
 
-def _master(site: Site) -> list[str] | None:
-    try:
-        return names.addresses_of(site.topology.master_addr)
-    except OSError:
-        return None
-
-
-def _versions(site: Site) -> dict[str, str]:
+def _versions() -> dict[str, str]:
     found = {
         "Python": ".".join(map(str, sys.version_info[:2])),
-        "torch": (python_env.torch_versions() or {}).get("version", "none"),
+        "torch": (task_environment.torch_versions() or {}).get("version", "none"),
         "NCCL": _nccl(),
         "cluster_ddp": f"{__version__} ({_digest_of_package()})",
         "this folder (git)": _commit(Path.cwd()),
@@ -91,7 +82,7 @@ def _versions(site: Site) -> dict[str, str]:
 
 
 def _nccl() -> str:
-    """The version of NCCL that was installed with torch from PyPI; "" for another build, which has its own."""
+    """Return the version of NCCL that was installed with torch from PyPI; "" for another build, which has its own."""
     for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
@@ -99,7 +90,7 @@ def _nccl() -> str:
 
 
 def _commit(folder: Path) -> str:
-    """The commit that is checked out in a folder; "" without one. The nodes may lack git."""
+    """Return the commit that is checked out in a folder; "" without one. The nodes may lack git."""
     git = next((one / ".git" for one in (folder, *folder.parents) if (one / ".git").is_dir()), None)
     if git is None:
         return ""
@@ -115,27 +106,18 @@ def _commit(folder: Path) -> str:
     return ""
 
 
-def _data(site: Site) -> str | None:
-    return None if site.data_dir is None else _digest(site.data_dir)
-
-
-def _digest(folder: Path) -> str:
-    """A digest of the names and sizes in a folder, two levels deep, and of samples of the content."""
+def _digest_of_data(folder: Path) -> str:
+    """Return a digest of the names and sizes in a folder, two levels deep, and of samples of the content."""
     paths = [path for path in sorted(folder.glob("*")) + sorted(folder.glob("*/*")) if path.is_file()][:_LISTED_AT_MOST]
     found = hashlib.sha256()
     for path in paths:
         found.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode())
     for path in paths[:: max(1, len(paths) // _SAMPLED_AT_MOST)]:
-        found.update(_sample(path))
+        with open(path, "rb") as file:
+            found.update(file.read(_SAMPLE))
+            file.seek(path.stat().st_size // 2)
+            found.update(file.read(_SAMPLE))
     return f"{len(paths)} files, {found.hexdigest()[:8]}"
-
-
-def _sample(path: Path) -> bytes:
-    """The beginning and the middle of a file."""
-    with open(path, "rb") as file:
-        begin = file.read(_SAMPLE)
-        file.seek(path.stat().st_size // 2)
-        return begin + file.read(_SAMPLE)
 
 
 def _digest_of_package() -> str:

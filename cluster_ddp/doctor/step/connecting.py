@@ -1,0 +1,70 @@
+"""How ranks connect to other nodes, and in which way it fails there."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from cluster_ddp.agent.channel.client import Client
+
+_Connection = TypeVar("_Connection", socket.socket, Client)
+
+REFUSED, FILTERED, NO_ROUTE, NO_NAME = "refused", "filtered", "no route", "no such host"
+"""Ways to fail: nobody listens there; nobody answers; the network does not lead there; the name is unknown."""
+NO_PORT = "no free port"
+"""This node has no port left for the connection."""
+HELD, NO_ANSWER = "held by another program", "no answer"
+"""Somebody else listens there; a connection was made, and nobody says anything on it."""
+_TRIES = 8
+_KINDS = {
+    errno.ECONNREFUSED: REFUSED,
+    errno.ECONNRESET: REFUSED,
+    errno.ETIMEDOUT: FILTERED,
+    errno.EHOSTUNREACH: NO_ROUTE,
+    errno.ENETUNREACH: NO_ROUTE,
+    errno.EACCES: NO_ROUTE,  # `ip route add prohibit`
+    errno.EPERM: FILTERED,  # a firewall of this node itself
+    errno.EADDRNOTAVAIL: NO_PORT,
+    errno.EINVAL: NO_ROUTE,  # `ip route add blackhole`
+}
+
+
+class SilentListenerError(TimeoutError):
+    """A connection was made, and nobody says anything on it."""
+
+
+def kind_of(error: OSError) -> str:
+    """Return in which way a connection failed."""
+    if isinstance(error, socket.gaierror):
+        return NO_NAME
+    if isinstance(error, SilentListenerError):
+        return NO_ANSWER
+    if isinstance(error, TimeoutError):
+        return FILTERED
+    return _KINDS.get(error.errno or 0, error.strerror or str(error))
+
+
+def several_tries(attempt: Callable[[], _Connection]) -> _Connection:
+    """Try once; if no answer comes, try several times at once: where packets get lost, one of them passes.
+
+    Args:
+        attempt: makes a connection.
+
+    Raises:
+        OSError: there is none.
+    """
+    try:
+        return attempt()
+    except TimeoutError as error:
+        with ThreadPoolExecutor(_TRIES) as pool:
+            tries = [pool.submit(attempt) for _ in range(_TRIES)]
+        found = [one.result() for one in tries if one.exception() is None]
+        for more in found[1:]:
+            more.close()
+        if not found:  # a refusal says more than silence
+            said = [no for one in tries if (no := one.exception()) and not isinstance(no, TimeoutError)]
+            raise next(iter(said), error) from None
+        return found[0]

@@ -1,0 +1,99 @@
+"""Files for what ranks can't send to each other: a rank's report, rank 0's last message, and who may speak.
+
+report-RANK-ID.json   the last message of a rank that is not connected to rank 0
+end.json              the last message of rank 0
+leads, speaks         made by rank 0, and by the rank that speaks in its place
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import time
+from pathlib import Path
+
+from cluster_ddp.agent.channel.lines import Message
+from cluster_ddp.files import atomic_write
+
+LEADS, SPEAKS = "leads", "speaks"
+_END = "end.json"
+_STALE_S = 900.0
+
+
+class ReportFolder:
+    """A folder for reports.
+
+    Args:
+        path: the folder, which is made; None for none: then nothing is written or found.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        """The folder; None if there is none, or if it can't be made."""
+        if path is not None:
+            try:
+                path.mkdir(exist_ok=True)
+            except OSError:
+                self.path = None
+
+    def is_first(self, name: str, *, otherwise: bool) -> bool:
+        """Make the file LEADS or SPEAKS. Returns whether this process has made it; `otherwise` if none can."""
+        if self.path is None:
+            return otherwise
+        marker = self.path / name
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - marker.stat().st_mtime > _STALE_S:  # of a doctor that was killed
+                    marker.unlink()
+            marker.touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        except OSError:
+            return otherwise
+        return True
+
+    def is_led(self) -> bool:
+        """Return whether rank 0 has started."""
+        return self.path is not None and (self.path / LEADS).exists()
+
+    def write_report(self, message: Message) -> None:
+        """Write the last message of a rank."""
+        self._write(_report(message), message)
+
+    def write_end(self, message: Message) -> None:
+        """Write the last message of rank 0."""
+        self._write(_END, message)
+
+    def remove_report(self, message: Message) -> None:
+        """Remove the report of the rank that has sent a message."""
+        if self.path is not None:
+            with contextlib.suppress(OSError):
+                (self.path / _report(message)).unlink()
+
+    def report_files(self) -> list[Path]:
+        """Return the files of ranks that are not connected."""
+        with contextlib.suppress(OSError):
+            return [] if self.path is None else list(self.path.glob("report-*.json"))
+        return []
+
+    def end(self) -> Message | None:
+        """Return the last message of rank 0; None if there is none yet."""
+        if self.path is not None:
+            with contextlib.suppress(OSError, ValueError):
+                return dict(json.loads((self.path / _END).read_text()))
+        return None
+
+    def remove(self) -> None:
+        """Remove it, with all that is in it."""
+        if self.path is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def _write(self, name: str, message: Message) -> None:
+        if self.path is not None:
+            with contextlib.suppress(OSError), atomic_write(self.path / name) as file:
+                file.write(json.dumps(message).encode())
+
+
+def _report(message: Message) -> str:
+    return f"report-{message['rank']}-{message['id']}.json"
