@@ -30,12 +30,7 @@ class Host:
     """Options of ssh by which later commands use the same connection."""
 
     def answer(self, script: str, *words: str, stdin: str = "") -> str:
-        """Run a bash script in a login shell there. Returns what it printed.
-
-        Args:
-            script: the text; ${1} and so on are the words.
-            words: its arguments.
-            stdin: its input.
+        """Run a bash script in a login shell there, with these words as its arguments. Returns what it printed.
 
         Raises:
             RemoteError: ssh failed, or the script did. The error has their words.
@@ -56,11 +51,8 @@ class Host:
         command = ["ssh", *self.options, *terminal, "--", self.name, _login_shell(script, words)]
         status = subprocess.run(command).returncode
         if status == _SSH_FAILED:
-            raise _failed(
-                self.name,
-                status,
-                "the connection failed or broke; ssh's message is above. A job may have been submitted",
-            )
+            said = "the connection failed or broke; ssh's message is above. A job may have been submitted"
+            raise _failed(self.name, status, said)
         return status
 
     def rsync(self, options: Sequence[str], source: str | Path, target: str | Path, *, stdin: bytes = b"") -> None:
@@ -77,9 +69,8 @@ class Host:
         """
         asked = f"Copying files to or from {self.name}:"
         if shutil.which("rsync") is None:
-            raise RemoteError(
-                asked, "there is no rsync on this machine.", "install it: apt install rsync, or ask your support"
-            )
+            hint = "install it: apt install rsync, or ask your support"
+            raise RemoteError(asked, "there is no rsync on this machine.", hint)
         # No name may become an option, or the name of a machine: one begins with "-", or has a colon.
         paths = [f"{one.absolute()}/" if isinstance(one, Path) else f"{self.name}:{one}/" for one in (source, target)]
         command = ["rsync", "--protect-args", f"--rsh={shlex.join(['ssh', *self.options])}", *options, "--", *paths]
@@ -123,7 +114,7 @@ def _login_shell(script: str, words: Sequence[str]) -> str:
 
 
 def _failed(name: str, status: int, said: str) -> RemoteError:
-    asked = f"Running a command on {name}:"
+    found, hint = said.strip() or f"it ended with status {status}", f"look there: ssh {name}"
     if status == _SSH_FAILED:
-        return RemoteError(asked, f"{said.strip() or 'ssh failed'}.", f"try it by hand: ssh {name}")
-    return RemoteError(asked, f"{said.strip() or f'it ended with status {status}'}.", f"look there: ssh {name}")
+        found, hint = said.strip() or "ssh failed", f"try it by hand: ssh {name}"
+    return RemoteError(f"Running a command on {name}:", f"{found}.", hint)

@@ -74,12 +74,9 @@ class Project:
         except (ValueError, TypeError, KeyError):
             origin, files = _OTHERS, []
         if origin not in (None, self.origin):
+            found = f"the folder has {origin if origin == _OTHERS else f'the copy of {origin}'} already."
             hint = f"choose another folder: --on {self.host.name}:FOLDER"
-            raise RemoteError(
-                f"Copying {self.root} to {self.place}:",
-                f"the folder has {origin if origin == _OTHERS else 'the copy of ' + origin} already.",
-                hint,
-            )
+            raise RemoteError(f"Copying {self.root} to {self.place}:", found, hint)
         return files
 
     def update(self) -> None:
@@ -99,17 +96,11 @@ class Project:
         self.host.answer(f'umask 077 && cat >"$1"/{RECORD}', self.folder, stdin=record)
 
     def require(self) -> None:
-        """Check that it was copied.
-
-        Raises:
-            RemoteError: it was not.
-        """
+        """Check that it was copied. Raises RemoteError if not."""
         if not self.copied_before():
             found = f"nothing was submitted to it from {self.root}."
-            hint = (
-                f"cluster-ddp submit --on {self.place} …; or --on {self.host.name}:FOLDER, if you used another folder"
-            )
-            raise RemoteError(f"Looking into {self.place}:", found, hint)
+            hint = f"cluster-ddp submit --on {self.place} …; or --on {self.host.name}:FOLDER, if you used another"
+            raise RemoteError(f"Looking into {self.place}:", found, f"{hint} folder")
 
     def answer(self, *words: str) -> str:
         """Run a command in the working folder there. Returns what it printed. Raises what `Host.answer` raises."""
@@ -120,13 +111,7 @@ class Project:
         return self.host.run(_IN_FOLDER, self.folder, str(self.subfolder), *words)
 
     def program(self, *, needs_slurm: bool) -> tuple[str, str]:
-        """Find this toolkit there.
-
-        Args:
-            needs_slurm: whether sbatch must be there, too.
-
-        Returns:
-            Path of its cluster-ddp, and its version.
+        """Find this toolkit there, and sbatch if that is needed. Returns the path of its cluster-ddp, and its version.
 
         Raises:
             RemoteError: it is not there, or sbatch is not.
@@ -141,9 +126,8 @@ class Project:
         version, *sbatch = lines or ["an unknown version"]
         if needs_slurm and not sbatch:
             found = "there is no sbatch on the PATH of a login shell."
-            raise RemoteError(
-                asked, found, "name a login node; or load Slurm in ~/.bash_profile there: module load slurm"
-            )
+            hint = "name a login node; or load Slurm in ~/.bash_profile there: module load slurm"
+            raise RemoteError(asked, found, hint)
         return program, version.removeprefix("cluster-ddp ")
 
 

@@ -10,10 +10,7 @@ from cluster_ddp.errors import RemoteError
 
 
 def split(words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Take --on and its value out of a command line, up to its first "--".
-
-    Returns:
-        The value, None without the option; the other words.
+    """Take --on out of a command line, up to its first "--". Returns its value, None without it, and the other words.
 
     Raises:
         RemoteError: the option has no value.
@@ -31,10 +28,7 @@ def split(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def run_there(verb: str, words: Sequence[str]) -> int | None:
-    """Run a verb on another machine if its command line says so.
-
-    Returns:
-        Its exit status; None if it is to run here.
+    """Run a verb on another machine if its command line says so. Returns its exit status; None if it is to run here.
 
     Raises:
         RemoteError: the machine can't be reached, or lacks what is needed; this folder is not in a git checkout.
@@ -55,8 +49,6 @@ def run_there(verb: str, words: Sequence[str]) -> int | None:
             print(f"warning: {found}: options may differ.", file=sys.stderr)
         status = project.run(program, verb, *rest)
     if verb == "submit" and status == 0:
-        print(
-            f"This was on {project.place}. There: cluster-ddp logs --on {where} -f JOB; also status, cancel, fetch.",
-            file=sys.stderr,
-        )
+        then = f"There: cluster-ddp logs --on {where} -f JOB; also status, cancel, fetch."
+        print(f"This was on {project.place}. {then}", file=sys.stderr)
     return status

@@ -124,17 +124,10 @@ def environment_of(name: str) -> dict[str, str]:
 
 
 def check_name(name: str) -> None:
-    """Check a sandbox's name.
-
-    Raises:
-        SandboxError: the name is not allowed.
-    """
+    """Check a sandbox's name. Raises SandboxError if it is not allowed."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{0,19}", name):
-        raise SandboxError(
-            f"A sandbox named {name!r}:",
-            "a name has 1 to 20 letters, digits and '-', and does not begin with '-'.",
-            "choose another name: --name my-sandbox",
-        )
+        found = "a name has 1 to 20 letters, digits and '-', and does not begin with '-'."
+        raise SandboxError(f"A sandbox named {name!r}:", found, "choose another name: --name my-sandbox")
 
 
 def namespace_prefix(name: str) -> str:

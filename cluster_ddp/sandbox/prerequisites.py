@@ -15,13 +15,8 @@ from cluster_ddp.errors import SandboxError
 from cluster_ddp.sandbox.layout import search_path
 
 PACKAGES = (
-    "slurmctld",
-    "slurmd",
-    "slurm-client",
-    "slurm-wlm-basic-plugins",
-    "munge",
-    "iproute2",
-    "util-linux",
+    *("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge"),
+    *("iproute2", "util-linux"),
 )
 _OF_SLURM = ("slurmctld", "slurmd", "sbatch", "srun")
 PROGRAMS = (*_OF_SLURM, "munged", "ip", "nsenter", "unshare")
@@ -33,17 +28,11 @@ def missing_programs(programs: Sequence[str] = PROGRAMS, *, path: str | None = N
 
 
 def require_root() -> None:
-    """Check that this user may manage a sandbox.
-
-    Raises:
-        SandboxError: not root.
-    """
+    """Check that this user may manage a sandbox. Raises SandboxError if not."""
     if os.geteuid() != 0:
-        raise SandboxError(
-            "Managing a Slurm sandbox:",
-            f"it needs root (network namespaces, munge); this is user id {os.geteuid()}.",
-            "run it as root: sudo env PATH=$PATH cluster-ddp sandbox …",
-        )
+        found = f"it needs root (network namespaces, munge); this is user id {os.geteuid()}."
+        hint = "run it as root: sudo env PATH=$PATH cluster-ddp sandbox …"
+        raise SandboxError("Managing a Slurm sandbox:", found, hint)
 
 
 def require(slurm: Path | None = None) -> None:
@@ -57,25 +46,16 @@ def require(slurm: Path | None = None) -> None:
     """
     require_root()
     if slurm and (missing := missing_programs(_OF_SLURM, path=f"{slurm}/bin:{slurm}/sbin")):
-        raise SandboxError(
-            f"Using the Slurm in {slurm}:",
-            f"not in its bin or sbin: {', '.join(missing)}.",
-            "give --slurm the prefix that Slurm was installed to: --slurm /opt/slurm",
-        )
+        found = f"not in its bin or sbin: {', '.join(missing)}."
+        hint = "give --slurm the prefix that Slurm was installed to: --slurm /opt/slurm"
+        raise SandboxError(f"Using the Slurm in {slurm}:", found, hint)
     if missing := missing_programs(path=search_path(slurm)):
-        raise SandboxError(
-            "Managing a Slurm sandbox:",
-            f"not on this machine: {', '.join(missing)}.",
-            f"cluster-ddp sandbox up --install  (apt-get install {' '.join(PACKAGES)})",
-        )
+        hint = f"cluster-ddp sandbox up --install  (apt-get install {' '.join(PACKAGES)})"
+        raise SandboxError("Managing a Slurm sandbox:", f"not on this machine: {', '.join(missing)}.", hint)
 
 
 def install(programs: Sequence[str] = PROGRAMS, names: Sequence[str] = PACKAGES) -> None:
-    """Install packages with apt-get unless all programs are here.
-
-    Args:
-        programs: what is needed.
-        names: the packages that have them.
+    """Install these packages with apt-get unless all programs are here.
 
     Raises:
         SandboxError: no apt-get on this machine, not root, or apt-get failed.
@@ -84,19 +64,14 @@ def install(programs: Sequence[str] = PROGRAMS, names: Sequence[str] = PACKAGES)
         return
     asked = "Installing what the sandbox needs"
     if shutil.which("apt-get") is None or os.geteuid() != 0:
-        raise SandboxError(
-            f"{asked}:",
-            "it works only as root on Debian and Ubuntu (apt-get).",
-            f"install these programs yourself: {', '.join(missing_programs(programs))}",
-        )
+        hint = f"install these programs yourself: {', '.join(missing_programs(programs))}"
+        raise SandboxError(f"{asked}:", "it works only as root on Debian and Ubuntu (apt-get).", hint)
     with _one_at_a_time():
         if not missing_programs(programs):  # another process has installed them meanwhile
             return
         print(f"{asked}: {', '.join(names)} …", file=sys.stderr, flush=True)
-        for command in (
-            ["apt-get", "update", "-qq"],
-            ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *names],
-        ):
+        install_them = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *names]
+        for command in (["apt-get", "update", "-qq"], install_them):
             call(command, f"{asked} with: {' '.join(command)}")
 
 
@@ -112,11 +87,7 @@ def _one_at_a_time() -> Iterator[None]:
 
 
 def call(command: Sequence[str], asked: str) -> None:
-    """Run a command of the package manager.
-
-    Args:
-        command: program and arguments.
-        asked: the first part of the error.
+    """Run a command of the package manager; `asked` is the first part of its error.
 
     Raises:
         SandboxError: it failed, or took longer than 10 minutes. The error has the end of its output.

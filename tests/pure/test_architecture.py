@@ -63,6 +63,12 @@ def test_packages_import_only_what_they_may(package: str) -> None:
         assert others <= MAY_IMPORT[package], module
 
 
+def test_the_sandbox_could_be_a_package_of_its_own() -> None:
+    for module in (name for name in MODULES if name.startswith("cluster_ddp.sandbox")):
+        others = {name for name in imports(module) if not name.startswith(("cluster_ddp.sandbox", "cluster_ddp.slurm"))}
+        assert others <= {f"cluster_ddp.{name}" for name in ("errors", "protocol", "argument_parser")}, module
+
+
 def test_ranks_write_to_the_run_directory_only_while_it_is_theirs() -> None:
     """A rank whose node was cut off may live on after a newer start of the job."""
     for module in (name for name in MODULES if ".runtime." in name and not name.endswith(".fenced_writes")):

@@ -43,10 +43,7 @@ _NUMBER_OF_RANKS = r"(?<!\S)(?:--nproc[-_]per[-_]node|--num[-_]processes|--num_g
 
 
 def check(spec: JobSpec) -> None:
-    """Refuse a command of a job that starts ranks itself.
-
-    Args:
-        spec: the job. A job with one task may start as many ranks as it has GPUs, but not by Slurm's commands.
+    """Refuse a command that starts ranks itself. One task may start one a GPU, but not by Slurm's commands.
 
     Raises:
         SpecError: the command does. The hint has the command without its launcher, if that names a script.
@@ -75,13 +72,7 @@ class Nested(NamedTuple):
 
 
 def find(command: Sequence[str], *, tasks: int, gpus: int | None) -> Nested | None:
-    """Return what is wrong with a command that starts ranks itself; None for another one.
-
-    Args:
-        command: what each task runs.
-        tasks: how many tasks run it.
-        gpus: GPUs of a node; None if unknown.
-    """
+    """Return what is wrong with a command that so many tasks run, if it starts ranks itself. `gpus` are a node's."""
     launcher = _launcher(command)
     if launcher is None:
         return None

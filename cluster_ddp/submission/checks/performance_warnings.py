@@ -59,22 +59,32 @@ def advise(
     Returns:
         Warnings, at most one of each code.
     """
-    local = _node_local([*_paths(spec.command), *map(str, folders)])
     texts = {
         **_spread(spec, groups),
         "no-requeue": _no_requeue(spec, requeue_default),
-        "node-local-path": _node_local_text(local),
-        "fork-of-one": _fork_of_one(spec),
+        "node-local-path": _node_local([*_paths(spec.command), *map(str, folders)]),
         "early-signal": _early_signal(spec),
     }
+    if spec.launcher == "fork" and spec.ranks_per_node == 1:
+        texts["fork-of-one"] = "With one rank on each node, --launcher fork gains nothing. Leave it out."
     return [Advice(code, text) for code, text in texts.items() if text]
 
 
-def _node_local(paths: Sequence[str]) -> list[str]:
-    """The absolute paths in folders that usually each node has for itself."""
+def _paths(command: Sequence[str]) -> list[str]:
+    """The arguments, and the part of each after "="."""
+    return [word for argument in command for word in (argument, argument.partition("=")[2])]
+
+
+def _node_local(paths: Sequence[str]) -> str:
+    """A warning about absolute paths in folders that usually each node has for itself."""
     roots = [*_NODE_LOCAL, os.path.normpath(tempfile.gettempdir())]
     absolute = [path for path in dict.fromkeys(paths) if path.startswith("/")]
-    return [path for path in absolute if any(PurePosixPath(os.path.normpath(path)).is_relative_to(r) for r in roots)]
+    local = [path for path in absolute if any(PurePosixPath(os.path.normpath(path)).is_relative_to(r) for r in roots)]
+    if not local:
+        return ""
+    verb, them = ("lies", "it") if len(local) == 1 else ("lie", "them")
+    reason = f"{' and '.join(local)} {verb} in a folder that usually each node has for itself"
+    return f"{reason}, so the job may not find {them}. Use a folder that all nodes share."
 
 
 def _spread(spec: JobSpec, groups: Sequence[NodeGroup]) -> dict[str, str]:
@@ -129,12 +139,6 @@ def _no_requeue(spec: JobSpec, requeue_default: bool | None) -> str:
     return f"{reason}. With --requeue it is, and a script that loads its last checkpoint resumes."
 
 
-def _fork_of_one(spec: JobSpec) -> str:
-    if spec.launcher != "fork" or spec.ranks_per_node > 1:
-        return ""
-    return "With one rank on each node, --launcher fork gains nothing. Leave it out."
-
-
 def _early_signal(spec: JobSpec) -> str:
     """A warning signal that may come as soon as the job starts."""
     limit_s = seconds(spec.time) if spec.time is not None else None
@@ -146,16 +150,3 @@ def _early_signal(spec: JobSpec) -> str:
         return ""
     reason = f"The limit is {limit_s} s, and Slurm may send --signal {spec.signal} {_SIGNAL_EARLY_S} s early"
     return f"{reason}: as soon as the job starts. Each start would then train for one step. Use a larger --time."
-
-
-def _paths(command: Sequence[str]) -> list[str]:
-    """The arguments, and the part of each after "="."""
-    return [word for argument in command for word in (argument, argument.partition("=")[2])]
-
-
-def _node_local_text(paths: Sequence[str]) -> str:
-    if not paths:
-        return ""
-    verb, them = ("lies", "it") if len(paths) == 1 else ("lie", "them")
-    reason = f"{' and '.join(paths)} {verb} in a folder that usually each node has for itself"
-    return f"{reason}, so the job may not find {them}. Use a folder that all nodes share."

@@ -16,7 +16,6 @@ import zipfile
 from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from cluster_ddp.agent.python_command import SHELLS, is_python, program_words, python_target
 from cluster_ddp.errors import SpecError
@@ -73,11 +72,11 @@ def _python_file(words: list[str], folder: Path) -> Path | None:
     Python also runs a .pyc and an archive (python -m zipapp), which are no text.
     """
     kind, what = python_target(words)
-    module = folder / (what[0].replace(".", "/") if kind == "module" and what else ".")
-    files = (
-        {"script": [folder / what[0]], "module": [module.with_suffix(".py"), module / "__main__.py"]} if what else {}
-    )
-    path = next((path for path in files.get(kind, []) if path.is_file()), None)
+    files = [folder / what[0]] if kind == "script" else []
+    if kind == "module" and what:
+        module = folder / what[0].replace(".", "/")
+        files = [module.with_suffix(".py"), module / "__main__.py"]
+    path = next((path for path in files if path.is_file()), None)
     return None if path is None or path.suffix == ".pyc" or zipfile.is_zipfile(path) else path
 
 
@@ -114,13 +113,13 @@ def _syntax(spec: JobSpec, path: Path, said: str, checker: list[str]) -> list[Ad
 
 def _variables(spec: JobSpec, path: Path, on_slurm: bool) -> Iterator[Advice]:
     """Warnings of Slurm's variables that a script uses, and that have no value or another meaning in this job."""
-    name, use = os.path.relpath(path), _used(path)
-    for variable in sorted(use.needed):
+    name, (named, needed) = os.path.relpath(path), _used(path)
+    for variable in sorted(needed):
         if cure := cure_of_unset(spec, variable, on_slurm=on_slurm):
             text = f'{name} reads os.environ["{variable}"], which has no value in this job: a KeyError. {cure}'
             yield Advice("slurm-variable", text)
-    for variable in sorted(_PLACES.keys() & use.named) if spec.launcher == "torchrun" and on_slurm else ():
-        if (instead := _PLACES[variable]) not in use.named:
+    for variable in sorted(_PLACES.keys() & set(named)) if spec.launcher == "torchrun" and on_slurm else ():
+        if (instead := _PLACES[variable]) not in named:
             text = f"{name} uses {variable}, which numbers Slurm's tasks: with --launcher torchrun one per node, so all"
             text += f" ranks of a node have the same, and a rendezvous would wait for ever. Use {instead}, or "
             yield Advice("slurm-variable", f"{text}--launcher srun.")
@@ -141,19 +140,12 @@ def cure_of_unset(spec: JobSpec, variable: str, *, on_slurm: bool) -> str:
     return ""
 
 
-class _Use(NamedTuple):
-    """The variables of Slurm that a script uses."""
-
-    named: Collection[str]
-    needed: Collection[str]
-    """Those that it only reads as os.environ["NAME"], never asking whether they have a value: without, that fails."""
-
-
-def _used(path: Path) -> _Use:
+def _used(path: Path) -> tuple[Collection[str], Collection[str]]:
+    """The texts in a script, and Slurm's variables that it only reads as os.environ["NAME"], without a default."""
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return _Use((), ())
+        return (), ()
     named = Counter(name for node in nodes if (name := _text(node)))
     reads = Counter(
         _text(node.slice)
@@ -162,8 +154,7 @@ def _used(path: Path) -> _Use:
         and isinstance(node.ctx, ast.Load)
         and ast.unparse(node.value) in ("os.environ", "environ")
     )
-    needed = {name for name, count in reads.items() if name.startswith("SLURM_") and named[name] == count}
-    return _Use(named.keys(), needed)
+    return named.keys(), {name for name, n in reads.items() if name.startswith("SLURM_") and named[name] == n}
 
 
 def _text(node: ast.AST) -> str:
