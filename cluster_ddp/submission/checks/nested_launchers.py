@@ -38,7 +38,7 @@ _PROGRAMS: Mapping[str, str] = {
 # A launcher in the text of a command: with the Python that runs it, its options, and the Python that it runs.
 _PYTHON = r"(?<![^\s'])[^\s=']*python[\d.]*\s[^;&|]*?"
 _SCRIPT = r"(?='[^']+\.py'|\S+\.py\b|(?<!\S)-m\s)"
-_LAUNCHER = rf"(?:{_PYTHON}|-m\s)?[^\s']*{{}}\s(?P<options>.*?)(?:{_PYTHON})?{_SCRIPT}"
+_LAUNCHER = rf"(?:{_PYTHON}|-m\s)?[^\s']*{{}}\s(?P<options>.*?)(?P<python>{_PYTHON})?{_SCRIPT}"
 _NUMBER_OF_RANKS = r"(?<!\S)(?:--nproc[-_]per[-_]node|--num[-_]processes|--num_gpus|--ntasks|-np?|--np)[= ](\d+)(?!\S)"
 
 
@@ -143,7 +143,7 @@ def _without(launcher: str, command: Sequence[str]) -> tuple[int, str]:
     if match is None:
         meant = f"COMMAND (the one behind {name} and its options)"
     else:
-        meant = f"{text[: match.start()]}python {text[match.end() :]}"
+        meant = text[: match.start()] + (match["python"] or "python ") + text[match.end() :]
         left_out = [f"{name}'s {options}"] if options else []
         if amp := re.search(r"--mixed[-_]precision[= ](\w+)", options):
             left_out[0] += f'; in the script: Accelerator(mixed_precision="{amp[1]}")'

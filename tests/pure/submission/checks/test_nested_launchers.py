@@ -71,6 +71,7 @@ def refusal(command: str, nodes: int = 2, **fields: object) -> SpecError | None:
         ("python -u -m accelerate.commands.launch t.py", "accelerate.commands.launch", f"{TORCHRUN} python t.py"),
         ("deepspeed t.py --deepspeed", "deepspeed", "-- python t.py --deepspeed"),
         ("mpirun -np 4 python t.py", "mpirun", f"-- python t.py{leaving('-np 4', 'mpirun')}"),
+        ("srun python3 -u t.py", "srun", "-- python3 -u t.py"),
         ("srun -n 2 hostname", "srun", "-- COMMAND (the one behind srun and its options)"),
         ("srun python t.py", "srun", "-- python t.py"),
     ],
