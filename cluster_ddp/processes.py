@@ -1,12 +1,13 @@
-"""What Linux knows about other processes."""
+"""What Linux knows about processes, and what it does for this one."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -152,6 +153,21 @@ def kill_all_below(*, but: int | None = None, timeout_s: float = 10.0) -> bool:
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.01)
     return not left
+
+
+def start_thread(target: Callable[[], object], name: str) -> threading.Thread:
+    """Start a thread that takes no signals, and does not keep the process alive.
+
+    The kernel gives a signal to any thread that does not block it. The main one, which waits for it, could miss the end
+    of a child or a warning.
+    """
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a thread inherits what is blocked
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return thread
 
 
 def oom_kills(mount: Path = _CGROUPS) -> int:

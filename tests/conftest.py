@@ -18,7 +18,7 @@ import pytest
 import signal_handlers
 import slowness
 
-from cluster_ddp.agent import notes
+from cluster_ddp.agent import rank_notes
 from cluster_ddp.sandbox import cluster, slurm_releases
 
 # Threads that outnumber the cores wait actively: five times the CPU time. torch reads this where it is imported.
@@ -108,7 +108,7 @@ def pytest_unconfigure() -> None:
     And the notes of agents that were killed: they would be left to the next agent.
     """
     if os.environ["PYTEST_RUN"] == str(os.getpid()):
-        notes.remove_leftovers(Path("/dev/shm"), new_s=0.0)
+        rank_notes.remove_leftovers(Path("/dev/shm"), new_s=0.0)
         for state in cluster.STATE_ROOT.glob(f"*-{os.getpid()}-gw*"):
             cluster.down(state.name)
 

@@ -6,15 +6,13 @@ more than `submission.frozen_agent` lists.
 
 job             on the batch host: the start of the ranks, their end, what follows
 task            around each rank
-__main__        `job`, `task`, `rank` and `unpack`
-options         the options of `cluster-ddp launch`, which are the job's
-place           the environment of the ranks: MASTER_ADDR, MASTER_PORT, RANK …
+__main__        `job`, `task`, `rank`, `spare` and `unpack`
+launch_options  the options of `cluster-ddp launch`, which are the job's
+launch_env      the environment of the ranks: MASTER_ADDR, MASTER_PORT, RANK …
 grid            the values of an array's tasks
 python_command  where the script or module of a Python command begins
-threads         threads that take no signals
-channel         sealed lines between the tasks and the job
-secret          the key made of the job's secret, by which they recognise each other
-notes           what a rank leaves for the process around it: why it failed, that it was stopped, that it has joined
-outcome         who failed first and why: one record for each start of a job, outcome.json
-log_words       what logs say of a failure that no agent has told: srun's and Slurm's words, Python's last error
+channel         sealed lines between the tasks and the job, and the key that seals them
+rank_notes      what a rank leaves for the process around it: why it failed, that it was stopped, that it has joined
+outcome         how a start of a job ended: outcome.json
+first_failure   which rank failed first, and why: by what the tasks have told, else by logs
 """

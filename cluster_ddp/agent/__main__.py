@@ -33,35 +33,35 @@ def main(argv: Sequence[str] | None = None) -> int:
             found = f"its first word is {verb!r}, not one of {', '.join(_VERBS)}."
             raise SpecError("Starting the agent of a job:", found, f"{PROGRAM} --help")
         if verb == "job":
-            from cluster_ddp.agent import options
-            from cluster_ddp.agent.job import allocation, launch
+            from cluster_ddp.agent import launch_options
+            from cluster_ddp.agent.job import allocation, launch_job
 
-            return launch.run(launch.job_of(options.parse(PROGRAM, words), allocation.own(os.environ)))
+            return launch_job.run(launch_job.job_of(launch_options.parse(PROGRAM, words), allocation.own(os.environ)))
         if verb == "unpack":
             from cluster_ddp.agent.task import staging
 
             return 0 if staging.unpack(Path(words[0]), os.environ[Env.COPY], words[1], os.environ) else 1
-        signals.hold()  # one that comes now waits for the keeper
+        signals.hold()  # one that comes now waits for the supervisor
         return _around(verb, words)
 
 
 def _around(verb: str, words: Sequence[str]) -> int:
     """Around a task, or a rank below torchrun."""
-    from cluster_ddp.agent import options
-    from cluster_ddp.agent.task import start
+    from cluster_ddp.agent import launch_options
+    from cluster_ddp.agent.task import task
 
     words, flags = list(words), set()
     while words[0] in ("--ignore-warnings", "--stays"):
         flags.add(words.pop(0))
     waits = words.pop(0).partition("=")[2] if words[0].startswith("--waits=") else ""
-    asked, ignores = options.parse(f"{PROGRAM} ({verb})", words), "--ignore-warnings" in flags
+    asked, ignores = launch_options.parse(f"{PROGRAM} ({verb})", words), "--ignore-warnings" in flags
     if verb == "rank":
-        return start.Task(asked, int(os.environ["RANK"]), ignores).keep(os.environ)
+        return task.Task(asked, int(os.environ["RANK"]), ignores).keep(os.environ)
     if verb == "spare":
-        from cluster_ddp.agent.task import spare
+        from cluster_ddp.agent.task import orders
 
-        return spare.run(asked)
-    return start.run(asked, ignore_warnings=ignores, stays="--stays" in flags, waits=waits)
+        return orders.wait_as_spare(asked)
+    return task.run(asked, ignore_warnings=ignores, stays="--stays" in flags, waits=waits)
 
 
 def run() -> NoReturn:

@@ -20,13 +20,13 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from cluster_ddp.agent import options
+from cluster_ddp.agent import launch_options
 from cluster_ddp.agent.__main__ import PROGRAM
-from cluster_ddp.agent.job import allocation, launch
+from cluster_ddp.agent.job import allocation, launch_job
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import Job
-from cluster_ddp.agent.options import Options
-from cluster_ddp.agent.task import start
+from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.task import rank_command
 from cluster_ddp.argument_parser import ASKED, Parser, joined, value_at
 from cluster_ddp.errors import SpecError, counted, exit_on_error
 from cluster_ddp.protocol import Env
@@ -45,25 +45,25 @@ def parser() -> Parser:
     """The options before the two dashes."""
     top = Parser(PROGRAM, usage="%(prog)s [OPTIONS] -- COMMAND …", description=__doc__)
     top.add_argument("--dry-run", action="store_true", help="show what would be started, and start nothing")
-    options.add_to(top)
+    launch_options.add_to(top)
     return top
 
 
 def main(argv: Sequence[str]) -> int:
     """Start the ranks, and wait for their end. Returns the exit status."""
     with exit_on_error(PROGRAM):
-        own, command = options.split(argv)
+        own, command = launch_options.split(argv)
         own = joined(own, "--restart-args")
         found = _parsed(own, command)
-        asked = options.made(found, command)
+        asked = launch_options.made(found, command)
         env = allocation.own(os.environ)
         _check_place(asked, env)
         check_restarts(asked)
-        job = launch.job_of(asked, env)
+        job = launch_job.job_of(asked, env)
         _check_command(job, own)
         if not found.dry_run:
             _start_frozen(job)
-            return launch.run(job)
+            return launch_job.run(job)
         print(preview(job))
         return 0
 
@@ -132,9 +132,9 @@ def _start_frozen(job: Job | LocalJob) -> None:
     if job.folder is None:
         found = "what starts them there is written into the run directory, and none is given."
         raise SpecError(f"Running the ranks in {image}:", found, "--run-dir PATH, on a file system of all nodes")
-    launch.make_run_dir(job.folder, shared=asked.share)
+    launch_job.make_run_dir(job.folder, shared=asked.share)
     agent = frozen_agent.write(job.folder.absolute())
-    os.execv(sys.executable, [sys.executable, "-I", "-S", str(agent), "job", *options.words(asked)])
+    os.execv(sys.executable, [sys.executable, "-I", "-S", str(agent), "job", *launch_options.words(asked)])
 
 
 def preview(job: Job | LocalJob) -> str:
@@ -148,7 +148,7 @@ def preview(job: Job | LocalJob) -> str:
     lines += _wrapped(job.command())
     if job.options.launcher != "srun":
         of_job = job.env if isinstance(job, Job) else os.environ
-        in_task, _ = start.launched(job.options, {**of_job, **place})
+        in_task, _ = rank_command.launched(job.options, {**of_job, **place})
         lines += ["", "which runs on each node", "", *_wrapped(in_task)]
     lines += ["", "Beside the variables of this shell, rank 0 gets", ""]
     return "\n".join([*lines, *(f"  {name}={shlex.quote(place[name])}" for name in shown)])

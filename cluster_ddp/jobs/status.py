@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.agent import log_words, outcome
+from cluster_ddp.agent import first_failure, outcome
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
 from cluster_ddp.jobs import progress, run_records
 from cluster_ddp.jobs.run_records import RunRecord
@@ -147,7 +147,7 @@ def _failure(record: RunRecord, state: str, starts: int) -> str:
         first = "" if is_older and state != "PENDING" else ended.failure
     if state == "NODE_FAIL" and "(node failure)" not in first:
         said = tail(record.run_dir / File.JOB_LOG).rpartition(f"\n{RESTART}")[2]
-        lost = outcome.in_words(log_words.lost_nodes(said)) or reasons.of_end(state, "", 0)
+        lost = outcome.in_words(first_failure.lost_nodes(said)) or reasons.of_end(state, "", 0)
         return lost if not first or first.endswith("SIGTERM") else f"{first}; {lost}"
     if state == "OUT_OF_MEMORY" and "for memory" not in first:
         return f"{first}; {reasons.of_end(state, '', 0)}".removeprefix("; ")

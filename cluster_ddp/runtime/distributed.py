@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from cluster_ddp.agent import notes
+from cluster_ddp.agent import rank_notes
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime import process_group, stop_signals
 from cluster_ddp.runtime.collectives import DEFAULT_COLLECTIVE_TIMEOUT_S
@@ -135,7 +135,7 @@ def _join(topology: Topology, all_devices: list[torch.device], reporter: Failure
         peers.stop()
         raise
     has_joined.set()
-    notes.joined(os.environ, topology.rank)
+    rank_notes.joined(os.environ, topology.rank)
     reporter.install()  # again: init_process_group has installed a hook before it
     return peers
 

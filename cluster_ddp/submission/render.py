@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster_ddp.agent import options
-from cluster_ddp.agent.options import Options
+from cluster_ddp.agent import launch_options
+from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.protocol import File
 from cluster_ddp.submission.checks import site_template
 from cluster_ddp.submission.spec import JobSpec
@@ -84,7 +84,7 @@ def render_local(spec: JobSpec, asked: Options, *, source: str, code: str | None
 
 def _values(spec: JobSpec, asked: Options, source: str, agent: str) -> dict[str, Any]:
     """The variables of a template."""
-    words = options.words(asked)
+    words = launch_options.words(asked)
     at = words.index("--")
     return {
         "spec": spec,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, fields
 from typing import Literal, get_args
 
-from cluster_ddp.agent import options
+from cluster_ddp.agent import launch_options
 from cluster_ddp.errors import HostlistError, SpecError, counted, nearest, nearest_name
 from cluster_ddp.protocol import TRACKERS
 from cluster_ddp.slurm import hostlist
@@ -27,7 +27,7 @@ from cluster_ddp.submission.spec_fields import (
 
 Launcher = Literal["srun", "torchrun", "fork"]
 
-RESTARTS_BEFORE = tuple(name.removeprefix("--").replace("-", "_") for name in options.RESTARTS_BEFORE)
+RESTARTS_BEFORE = tuple(name.removeprefix("--").replace("-", "_") for name in launch_options.RESTARTS_BEFORE)
 """Earlier names of `JobSpec.restarts`. Of several that are given, the largest counts."""
 
 ALTERNATIVES = (("venv", "conda_env"), ("container", "container_image"))
@@ -266,7 +266,7 @@ class JobSpec:
             grids.check_placeholders(self.command, self.grid, array=self.array)
 
 
-def check_restarts(asked: JobSpec | options.Options) -> None:
+def check_restarts(asked: JobSpec | launch_options.Options) -> None:
     """Check the options of restarts, of a job or of `launch`, which names them alike.
 
     Raises:

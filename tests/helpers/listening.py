@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from cluster_ddp.agent.channel import sockets
-from cluster_ddp.agent.channel.lines import Message
+from cluster_ddp.agent.channel.lines import Key, Message
 from cluster_ddp.agent.channel.server import Server
 from cluster_ddp.agent.outcome import End
-from cluster_ddp.agent.secret import Key
 
 SECRET = "5e" * 32
 

@@ -8,7 +8,7 @@ MAC is HMAC-SHA256, with the job's key, of both nonces, and then of the number o
 without the job's secret can speak for a task or for the server, or repeat what they have said. What they say is not
 secret.
 
-lines     a message as a sealed line
+lines     a message as a sealed line, and the key
 sockets   where it listens, and connections that notice when the other machine is gone
 server    the side of the job, or of rank 0
 client    the side of a task, or of another rank

@@ -8,8 +8,7 @@ import time
 from collections.abc import Mapping
 
 from cluster_ddp.agent.channel import sockets
-from cluster_ddp.agent.channel.lines import CHUNK, LONGEST_LINE, SEND_S, Lines, Message, new_nonce
-from cluster_ddp.agent.secret import Key
+from cluster_ddp.agent.channel.lines import CHUNK, LONGEST_LINE, SEND_S, Key, Lines, Message, new_nonce
 from cluster_ddp.protocol import Env
 
 # Firewalls forget a connection on which nothing is said: in clouds, after some minutes.

@@ -10,10 +10,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from cluster_ddp.agent import threads
+from cluster_ddp import processes
 from cluster_ddp.agent.channel import sockets
-from cluster_ddp.agent.channel.lines import CHUNK, LONGEST_LINE, SEND_S, Lines, Message, new_nonce
-from cluster_ddp.agent.secret import Key
+from cluster_ddp.agent.channel.lines import CHUNK, LONGEST_LINE, SEND_S, Key, Lines, Message, new_nonce
 
 Hear = Callable[[Message], None]
 
@@ -43,7 +42,7 @@ class Server:
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        self._thread = threads.start(self._serve, "channel")
+        self._thread = processes.start_thread(self._serve, "channel")
 
     @property
     def port(self) -> int:

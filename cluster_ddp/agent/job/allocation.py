@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from cluster_ddp.agent import threads
+from cluster_ddp import processes
 from cluster_ddp.agent.job import scontrol
 from cluster_ddp.errors import SpecError
 from cluster_ddp.protocol import OF_A_JOB, Env
@@ -134,7 +134,7 @@ def times_noted(label: str, env: dict[str, str], path: Path) -> Iterator[None]:
                 write(answer)
 
     write(said)
-    threads.start(ask, "times")
+    processes.start_thread(ask, "times")
     try:
         yield
     finally:

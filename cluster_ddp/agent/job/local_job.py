@@ -14,18 +14,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import outcome, place
+from cluster_ddp.agent import launch_env, outcome
 from cluster_ddp.agent.channel import sockets
+from cluster_ddp.agent.channel.lines import Key
 from cluster_ddp.agent.channel.server import Server
-from cluster_ddp.agent.job import report, requeue, step
-from cluster_ddp.agent.job.hearing import Hearing
+from cluster_ddp.agent.job import job_log, requeue, srun_step
 from cluster_ddp.agent.job.restart.history import History
 from cluster_ddp.agent.job.restart.recovery import Recovery
-from cluster_ddp.agent.notes import Notes
-from cluster_ddp.agent.options import Options
+from cluster_ddp.agent.job.task_reports import TaskReports
+from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import Outcome
-from cluster_ddp.agent.secret import Key
-from cluster_ddp.agent.task.keeper import Keeper
+from cluster_ddp.agent.rank_notes import Notes
+from cluster_ddp.agent.task.supervisor import Supervisor
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.protocol import EXIT_STOPPED, Env, File, Then
 
@@ -41,8 +41,8 @@ class LocalJob:
     def __init__(self, options: Options, env: Mapping[str, str]) -> None:
         assert options.ranks is not None
         self.ranks, self.options = options.ranks, options
-        self.folder = place.run_dir(options, str(os.getpid()))
-        self.added = {**place.common(options, self.folder), **place.on_this_machine(options, self.ranks, 0)}
+        self.folder = launch_env.run_dir(options, str(os.getpid()))
+        self.added = {**launch_env.common(options, self.folder), **launch_env.on_this_machine(options, self.ranks, 0)}
         """Variables that the ranks get beside those of this process."""
         self._env = dict(env)
         self._limit_s = float("inf") if options.time_limit_s is None else options.time_limit_s
@@ -50,7 +50,7 @@ class LocalJob:
 
     def command(self) -> list[str]:
         """Return the command that starts a task."""
-        return step.task(self.options, ignore_warnings=False)
+        return srun_step.task(self.options, ignore_warnings=False)
 
     def run(self) -> int:
         """Run the ranks to their end; start them again if they were stopped in time. Returns the exit status.
@@ -69,8 +69,8 @@ class LocalJob:
             start += 1
         ended = ended._replace(state="FAILED") if ended.state == "STOPPED" else ended
         self._note(ended)
-        step.clean_up(self.options, {**self._env, **self.added}, ended.status)
-        report.show_how_to_resume(ended.status, self.added)
+        srun_step.clean_up(self.options, {**self._env, **self.added}, ended.status)
+        job_log.show_how_to_resume(ended.status, self.added)
         if ended.state != "COMPLETED":
             processes.kill_all_below()  # those that a killed task has left behind
         return ended.status
@@ -79,37 +79,37 @@ class LocalJob:
         outcome.write(self.folder, ended, shared=self.options.share)
 
     def _is_to_start_again(self, ended: Outcome, start: int, stops: int) -> bool:
-        if ended.state == "STOPPED" and not self._keeper.has_killed:
+        if ended.state == "STOPPED" and not self._supervisor.has_killed:
             return requeue.may_restart(stops, self.options.max_requeues)
         if ended.state != "FAILED" or not self.options.restarts or ended.status == EXIT_STOPPED:  # it hides a stop
             return False
         processes.kill_all_below()
-        return self._recovery.after(ended, start, self._hearing).then == Then.RESTART
+        return self._recovery.after(ended, start, self._reports).then == Then.RESTART
 
     def _start(self, start: int) -> Outcome:
         """One start. Returns how it ended."""
-        hearing = self._hearing = Hearing(self.options.launcher, self.ranks, self.folder)
-        shared = place.common(self.options, self.folder)
-        shared |= place.on_this_machine(self.options, self.ranks, start)
+        reports = self._reports = TaskReports(self.options.launcher, self.ranks, self.folder)
+        shared = launch_env.common(self.options, self.folder)
+        shared |= launch_env.on_this_machine(self.options, self.ranks, start)
         listener, key = sockets.listen_here(), Key.of_job(shared)
-        with contextlib.closing(Server(listener, key, hearing.hear, hearing.gone)) as server:
+        with contextlib.closing(Server(listener, key, reports.hear, reports.gone)) as server:
             env = {**self._env, **shared, Env.CHANNEL: f"127.0.0.1:{server.port}"}
-            no_notes = Notes(Path(os.devnull))  # the ranks have keepers of their own
-            keeper = Keeper(no_notes, lambda end: None, patience_s=_KILL_AFTER_S, on_term=self._cancel)
-            self._keeper, self._state = keeper, ""
+            no_notes = Notes(Path(os.devnull))  # the ranks have supervisors of their own
+            supervisor = Supervisor(no_notes, lambda end: None, patience_s=_KILL_AFTER_S, on_term=self._cancel)
+            self._supervisor, self._state = supervisor, ""
             for rank in range(self.ranks if self.options.launcher == "srun" else 1):
                 self._start_task(rank, env)
             self._deadline = time.monotonic() + self._limit_s
             self._warn_at = self._deadline - WARNING_S if self._limit_s > WARNING_S else float("inf")
-            status = keeper.keep(self._look_at_the_clock)
+            status = supervisor.keep(self._look_at_the_clock)
             server.drain(1.0)
-        return self._judged(status, start, hearing)
+        return self._judged(status, start, reports)
 
     def _start_task(self, rank: int, env: Mapping[str, str]) -> None:
-        own = place.of_local_rank(self.options, rank) if self.options.launcher == "srun" else {}
+        own = launch_env.of_local_rank(self.options, rank) if self.options.launcher == "srun" else {}
         log = None if self.folder is None else self.folder / File.TASK_LOG.format(rank)
         try:
-            self._keeper.start(rank, self.command(), {**env, **own}, log=log)
+            self._supervisor.start(rank, self.command(), {**env, **own}, log=log)
         except OSError as error:
             found = f"{error.strerror}: {error.filename}."
             raise RunDirError(f"Starting task {rank}:", found, "choose another folder: --run-dir PATH") from error
@@ -119,25 +119,25 @@ class LocalJob:
 
     def _end(self, state: str) -> None:
         self._state = self._state or state
-        self._keeper.end()
+        self._supervisor.end()
 
     def _look_at_the_clock(self) -> float:
         """Do what is due. Returns the seconds until more is."""
         now = time.monotonic()
         if now >= self._warn_at:
             self._warn_at = float("inf")
-            self._keeper.received(signal.SIGUSR1)
+            self._supervisor.received(signal.SIGUSR1)
         if now >= self._deadline and not self._state:
             self._end("TIMEOUT")
         return min(self._warn_at, self._deadline) - now if not self._state else float("inf")
 
-    def _judged(self, status: int, start: int, hearing: Hearing) -> Outcome:
+    def _judged(self, status: int, start: int, reports: TaskReports) -> Outcome:
         ended = Outcome(str(os.getpid()), start, "COMPLETED", status)
         if self._state:
             return ended._replace(state=self._state, status=143 if self._state == "CANCELLED" else 1)
-        ended = hearing.judge(ended)
+        ended = reports.judge(ended)
         if ended.state == "STOPPED" and status == 0:
-            report.say(requeue.NOT_FINISHED)
+            job_log.say(requeue.NOT_FINISHED)
             return ended._replace(state="FAILED")
-        report.show(ended, hearing.log_of(ended.first), self._env)
+        job_log.show(ended, reports.log_of(ended.first), self._env)
         return ended

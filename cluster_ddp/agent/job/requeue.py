@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
-from cluster_ddp.agent.job import report, scontrol
+from cluster_ddp.agent.job import job_log, scontrol
 from cluster_ddp.protocol import EXIT_STOPPED
 
 PATIENCE_S = 1800.0
@@ -39,7 +39,7 @@ error: A training was stopped in time, but the command ended with status 0:
 def may_restart(restarts: int, most: int) -> bool:
     """Whether a job that was stopped in time may start again, after so many restarts. If not, the log says why."""
     if restarts >= most:
-        report.say(
+        job_log.say(
             f"error: stopped in time, but started again {restarts} times already (--max-requeues {most}).\n"
             "  Hint: to resume, start it again with the same run directory; for more restarts: --max-requeues N"
         )
@@ -66,9 +66,9 @@ def ask_for(
     Returns:
         True: Slurm is ending this start. End this process soon. False: the job is not requeued, and the log says why.
     """
-    report.say(f"{why}: requeueing job {job} (restart {start}).")
+    job_log.say(f"{why}: requeueing job {job} (restart {start}).")
     for node, fault in leave.items():
-        report.say(f"Requeueing job {job} without {node}: {fault}")
+        job_log.say(f"Requeueing job {job} without {node}: {fault}")
     return Requeueing(job, [*leave], env, nodes).ask()
 
 
@@ -139,7 +139,7 @@ class Requeueing:
             hint = "put Slurm's commands on the PATH of the batch script. Then resume the run by hand."
         else:
             hint = "see whether the controller answers: scontrol ping. Then resume the run by hand."
-        report.say(f"error: Requeueing job {self._job}:\n  {found}\n  Hint: {hint}")
+        job_log.say(f"error: Requeueing job {self._job}:\n  {found}\n  Hint: {hint}")
         return False
 
     def _ask_until_ended(self) -> str:
@@ -159,7 +159,7 @@ class Requeueing:
             if _FINAL.search(answer.words):
                 break
             if found != last:
-                report.say(f"{found}. Trying again for half an hour.")
+                job_log.say(f"{found}. Trying again for half an hour.")
             time.sleep(RETRY_S)
         return found
 
@@ -174,7 +174,7 @@ class Requeueing:
             time.sleep(1)
         else:
             wishes = wishes or [f"ExcNodeList={','.join(self._leave)}"]
-            report.say(
+            job_log.say(
                 f"error: Job {self._job} may start on the same nodes again. Slurm said: {_in_a_line(refusal)}\n"
                 f"  Hint: while the job is pending: scontrol update JobId={self._job} {' '.join(wishes)}"
             )

@@ -10,19 +10,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import grid, notes, outcome, place
-from cluster_ddp.agent.job import allocation, ranks_and_gpus, report, requeue, scontrol, step, tasks
-from cluster_ddp.agent.job.hearing import Hearing
+from cluster_ddp.agent import grid, launch_env, outcome, rank_notes
+from cluster_ddp.agent.job import allocation, job_log, requeue, scontrol, srun_step, tasks
+from cluster_ddp.agent.job.restart import decision as allocated
 from cluster_ddp.agent.job.restart import fence
-from cluster_ddp.agent.job.restart import nodes as allocated
+from cluster_ddp.agent.job.restart.decision import LOST, Verdict
 from cluster_ddp.agent.job.restart.history import History
-from cluster_ddp.agent.job.restart.nodes import LOST
 from cluster_ddp.agent.job.restart.recovery import Recovery
-from cluster_ddp.agent.job.restart.verdict import Verdict
+from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.job.tasks import Tasks
-from cluster_ddp.agent.notes import Notes
-from cluster_ddp.agent.options import Options
+from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import Outcome
+from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.errors import ClusterDDPError, SpecError
 from cluster_ddp.protocol import RESTART, Env, Then
 from cluster_ddp.slurm.variables import Variables, node_name
@@ -42,14 +41,14 @@ class Job:
 
     def __init__(self, options: Options, env: Mapping[str, str], *, is_on_node: bool = True) -> None:
         self.label = Variables(env).job_label()
-        self.folder = place.run_dir(options, self.label)
+        self.folder = launch_env.run_dir(options, self.label)
         self.options = options._replace(command=tuple(grid.filled(options.command, options.grid, env)))
         self.host, self.is_on_node = node_name(env), is_on_node
         self.requeues = Variables(env).requeues()
-        self.size = place.shape(options, env)
+        self.size = launch_env.shape(options, env)
         self.added = {
-            **place.on_slurm(options, self.size, self.label),
-            **place.meeting(env, self.host, self.requeues),
+            **launch_env.on_slurm(options, self.size, self.label),
+            **launch_env.meeting(env, self.host, self.requeues),
         }
         """Variables that the tasks get beside those of the batch script."""
         self.env = {**env, **self.added}
@@ -64,33 +63,31 @@ class Job:
         """Start the ranks, wait for their end, and do what follows from it. Returns the exit status.
 
         Raises:
-            SpecError: srun would refuse to start so many ranks, or is not there.
+            SpecError: srun is not there.
         """
-        if remark := ranks_and_gpus.remark(self.size, self.options):
-            report.say(remark)
         if shutil.which("srun", path=self.env.get("PATH")) is None:
             hint = "after module purge, load Slurm's module again; or extend the PATH"
             raise SpecError("Starting the ranks of the job:", "srun is not on the PATH.", hint)
         history = History(self.records, is_first=not self.requeues, shared=self.options.share)
         if self.requeues:
-            report.say(f"{RESTART}{self.requeues + history.restarts} of job {self.env['SLURM_JOB_ID']}.")
+            job_log.say(f"{RESTART}{self.requeues + history.restarts} of job {self.env['SLURM_JOB_ID']}.")
         for number in tasks.HELD:
             signal.signal(number, lambda number, frame: self.early.append(number))
-        with notes.folder() as folder, allocation.times_noted(self.label, self.env, folder / "job-times"):
+        with rank_notes.folder() as folder, allocation.times_noted(self.label, self.env, folder / "job-times"):
             _leave_nothing(folder, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
-            self.env |= step.staged(self.options, self.size, self.env)
+            self.env |= srun_step.staged(self.options, self.size, self.env)
             starts = Starts(self, Notes(folder), history)
             ended = starts.run()
-        step.clean_up(self.options, self.env, ended.status)
+        srun_step.clean_up(self.options, self.env, ended.status)
         self._finish(ended, starts)
-        report.show_how_to_resume(ended.status, self.env)
+        job_log.show_how_to_resume(ended.status, self.env)
         return ended.status
 
     def _finish(self, ended: Outcome, starts: Starts) -> None:
         """Have the job requeued, if it may be."""
         why = f"Failed with status {ended.status}" if starts.follows.then == Then.REQUEUE else ""
         if ended.state == "STOPPED" and starts.status == 0:
-            report.say(requeue.NOT_FINISHED)
+            job_log.say(requeue.NOT_FINISHED)
         elif ended.state == "STOPPED" and requeue.may_restart(self.requeues, self.options.max_requeues):
             why = "Stopped in time"
         if why:
@@ -106,7 +103,7 @@ class Job:
 
     def command(self, *, ignore_warnings: bool = False) -> list[str]:
         """Return the command that starts the tasks; see `task.run`."""
-        return step.srun(self.options, self.size, self.folder, ignore_warnings=ignore_warnings)
+        return srun_step.srun(self.options, self.size, self.folder, ignore_warnings=ignore_warnings)
 
 
 class Starts:
@@ -129,7 +126,7 @@ class Starts:
             noted, job.env, slurm.srun_ports, stays=stays, note_gone=self.recovery.note_gone, prepare=self._prepare
         )
         self.recovery.examine = self._tasks.examine
-        self._on, self._is_in_step = step.On(self._training), False  # where the next one begins
+        self._on, self._is_in_step = srun_step.On(self._training), False  # where the next one begins
         self._left_logs: list[Path] = []  # of tasks that nobody can end
 
     @property
@@ -154,23 +151,23 @@ class Starts:
 
     def _watch_spares(self) -> None:
         if self.recovery.nodes is not None and (spares := self.recovery.nodes.spares):
-            env = step.step_env(self._job.options, self._job.size, self._job.env, step.On(spares))
-            self._tasks.watch(step.spares(self._job.options, self._job.size, spares), env, spares)
+            env = srun_step.step_env(self._job.options, self._job.size, self._job.env, srun_step.On(spares))
+            self._tasks.watch(srun_step.spares(self._job.options, self._job.size, spares), env, spares)
 
     def _begin(self) -> None:
         """Begin a start: in the step that runs, or in a new one."""
         job, on = self._job, self._on
-        self._hearing = Hearing(job.options.launcher, job.size.world_size, job.folder, tasks=job.tasks)
-        job.env |= place.meeting(job.env, on.nodes[0] if on.nodes else job.host, self.number)
+        self._reports = TaskReports(job.options.launcher, job.size.world_size, job.folder, tasks=job.tasks)
+        job.env |= launch_env.meeting(job.env, on.nodes[0] if on.nodes else job.host, self.number)
         if self._is_in_step:
-            self._tasks.again(self._hearing, job.env)
+            self._tasks.again(self._reports, job.env)
             return
         if job.records is not None:
             with contextlib.suppress(OSError):  # such as on a full disk
                 fence.take_over(job.records, job.env, logs=self._left_logs)
-        logs = step.logs_of_tasks(job.options, job.folder)
-        if not self._tasks.start_waiting(on.nodes, job.env, self._hearing, str(logs or "")):
-            self._tasks.start(*self._step(on, job.env), self._hearing, job.early)
+        logs = srun_step.logs_of_tasks(job.options, job.folder)
+        if not self._tasks.start_waiting(on.nodes, job.env, self._reports, str(logs or "")):
+            self._tasks.start(*self._step(on, job.env), self._reports, job.early)
         job.early.clear()
 
     def _prepare(self, silent: Sequence[str]) -> None:
@@ -178,39 +175,41 @@ class Starts:
         job, nodes = self._job, self.recovery.nodes
         others = nodes and nodes.without(dict.fromkeys(silent, LOST))
         if others is not None and others.training != self._on.nodes:
-            on = step.On(others.training, is_beside=True)
+            on = srun_step.On(others.training, is_beside=True)
             with contextlib.suppress(OSError, ClusterDDPError):  # such as too many processes: the next start tells
-                env = {**job.env, **place.meeting(job.env, on.nodes[0], self.number + 1)}
+                env = {**job.env, **launch_env.meeting(job.env, on.nodes[0], self.number + 1)}
                 mark = f"standby-{os.urandom(4).hex()}"
                 self._tasks.stand_by(mark, *self._step(on, env, waits=mark), on.nodes, job.tasks)
                 where = f"the next start is prepared on {', '.join(on.nodes)}"
-                report.say(f"No answer from {', '.join(dict.fromkeys(silent))} for two seconds: {where}.")
+                job_log.say(f"No answer from {', '.join(dict.fromkeys(silent))} for two seconds: {where}.")
 
-    def _step(self, on: step.On, env: Mapping[str, str], *, waits: str = "") -> tuple[list[str], dict[str, str]]:
+    def _step(self, on: srun_step.On, env: Mapping[str, str], *, waits: str = "") -> tuple[list[str], dict[str, str]]:
         """Return srun's command, and its environment."""
         job, ignored, stays = self._job, self._slurm.all_get_signals, self._tasks.stays
         options = job.options._replace(doctor=job.options.doctor and not on.is_beside)
-        command = step.srun(options, job.size, job.folder, ignore_warnings=ignored, on=on, stays=stays, waits=waits)
-        return command, step.step_env(options, job.size, env, on)
+        command = srun_step.srun(
+            options, job.size, job.folder, ignore_warnings=ignored, on=on, stays=stays, waits=waits
+        )
+        return command, srun_step.step_env(options, job.size, env, on)
 
     def _judge(self) -> Outcome:
         """Say how a start has ended."""
-        ended = self._hearing.judge(Outcome(self._job.label, self.number, "COMPLETED", self.status))
-        ended = ended._replace(lost_nodes=self.recovery.lost(self._hearing) or ended.lost_nodes)
-        report.show(ended, self._hearing.log_of(ended.first), self._job.env)
+        ended = self._reports.judge(Outcome(self._job.label, self.number, "COMPLETED", self.status))
+        ended = ended._replace(lost_nodes=self.recovery.lost(self._reports) or ended.lost_nodes)
+        job_log.show(ended, self._reports.log_of(ended.first), self._job.env)
         return ended
 
     def _decide(self, ended: Outcome) -> Verdict:
         """Return what follows; end the step, unless the next start begins in it."""
         follows = Verdict(Then.END)
         if ended.state == "FAILED":
-            follows = self.recovery.after(ended, self.number, self._hearing)
-        self._left_logs = self._hearing.logs_of_gone()
+            follows = self.recovery.after(ended, self.number, self._reports)
+        self._left_logs = self._reports.logs_of_gone()
         are_same = self._training == self._on.nodes
         self._is_in_step = follows.then == Then.RESTART and self._tasks.can_start_again and are_same
         if not self._is_in_step:
             self._tasks.end()
-        self._on = step.On(self._training, is_beside=True)
+        self._on = srun_step.On(self._training, is_beside=True)
         return follows
 
 

@@ -10,19 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cluster_ddp import processes
 from cluster_ddp.agent.channel import sockets
-from cluster_ddp.agent.channel.lines import Message
+from cluster_ddp.agent.channel.lines import Key, Message
 from cluster_ddp.agent.channel.server import Server
-from cluster_ddp.agent.job import report
-from cluster_ddp.agent.job.hearing import Hearing
-from cluster_ddp.agent.job.restart.spares import Spares
-from cluster_ddp.agent.job.restart.standby import Standby
-from cluster_ddp.agent.notes import Notes
+from cluster_ddp.agent.job import job_log
+from cluster_ddp.agent.job.restart.spare_nodes import Spares, Standby
+from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.outcome import TERM
-from cluster_ddp.agent.secret import Key
+from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.agent.task import signals
-from cluster_ddp.agent.task.keeper import Keeper, status_of, wake
-from cluster_ddp.agent.task.spare import SPARE
+from cluster_ddp.agent.task.orders import SPARE
 from cluster_ddp.agent.task.spawn import allow_many_files, spawn
+from cluster_ddp.agent.task.supervisor import Supervisor, status_of, wake
 from cluster_ddp.protocol import Env
 
 HELD = signals.WARNINGS
@@ -82,21 +80,21 @@ class Tasks:
         self._drop_standby()
         self._server.close()
 
-    def start(self, command: Sequence[str], env: Mapping[str, str], hearing: Hearing, early: Sequence[int]) -> None:
+    def start(self, command: Sequence[str], env: Mapping[str, str], reports: TaskReports, early: Sequence[int]) -> None:
         """Start a step.
 
         Args:
             command: srun's.
             env: srun's environment, with `Env.START`.
-            hearing: hears its tasks.
+            reports: hears its tasks.
             early: signals that came before.
         """
         self._drop_standby()
-        self._expect(hearing, env, int(env[Env.START]))
-        self._srun = self._keeper.start(None, command, env)
+        self._expect(reports, env, int(env[Env.START]))
+        self._srun = self._supervisor.start(None, command, env)
         allow_many_files()
         for number in early:
-            self._keeper.received(signal.Signals(number))
+            self._supervisor.received(signal.Signals(number))
 
     def stand_by(
         self, mark: str, command: Sequence[str], env: Mapping[str, str], nodes: Sequence[str], tasks: int
@@ -104,13 +102,13 @@ class Tasks:
         """Start a step whose agents wait. See `Standby`."""
         self._standby = Standby(mark, command, env, nodes, tasks)
 
-    def start_waiting(self, nodes: Sequence[str], env: Mapping[str, str], hearing: Hearing, log_dir: str) -> bool:
+    def start_waiting(self, nodes: Sequence[str], env: Mapping[str, str], reports: TaskReports, log_dir: str) -> bool:
         """Let the agents that wait start their commands.
 
         Args:
             nodes: of the start.
             env: see `start`.
-            hearing: hears its tasks.
+            reports: hears its tasks.
             log_dir: where the tasks' logs are; empty if they have none.
 
         Returns:
@@ -119,19 +117,19 @@ class Tasks:
         standby = self._standby
         if standby is None or not standby.is_ready_for(int(env[Env.START]), nodes):
             return False
-        self._expect(hearing, env, standby.mark)
+        self._expect(reports, env, standby.mark)
         self._standby = None
         for hello in standby.gone_since:  # a moment ago
-            hearing.gone(hello)
+            reports.gone(hello)
         self._srun = standby.srun
-        self._keeper.adopt(None, standby.srun)
+        self._supervisor.adopt(None, standby.srun)
         self._tell_again(env, log_dir)
         return True
 
-    def _expect(self, hearing: Hearing, env: Mapping[str, str], step: int | str) -> None:
+    def _expect(self, reports: TaskReports, env: Mapping[str, str], step: int | str) -> None:
         """Begin to hear the tasks of a new step."""
-        self._hearing, self._step, self._start = hearing, step, int(env[Env.START])
-        self._keeper = Keeper(self._noted, lambda end: None, held=HELD, takers=self._srun_if_ready())
+        self._reports, self._step, self._start = reports, step, int(env[Env.START])
+        self._supervisor = Supervisor(self._noted, lambda end: None, held=HELD, takers=self._srun_if_ready())
         signal.signal(signal.SIGINT, lambda number, frame: None)
 
     def _drop_standby(self) -> None:
@@ -140,10 +138,10 @@ class Tasks:
             self._standby.end()
             self._standby = None
 
-    def again(self, hearing: Hearing, env: Mapping[str, str]) -> None:
+    def again(self, reports: TaskReports, env: Mapping[str, str]) -> None:
         """Let the step's agents start their commands again. See `start`."""
         self._drop_standby()
-        self._hearing, self._start = hearing, int(env[Env.START])
+        self._reports, self._start = reports, int(env[Env.START])
         self._tell_again(env)
 
     def _tell_again(self, env: Mapping[str, str], log_dir: str = "") -> None:
@@ -153,29 +151,29 @@ class Tasks:
 
     def wait(self) -> int:
         """Wait for the end of a start. Returns the exit status of its tasks, or srun's."""
-        status = self._keeper.keep(self._due, until=self._is_over)
-        if not self._keeper.is_running:
+        status = self._supervisor.keep(self._due, until=self._is_over)
+        if not self._supervisor.is_running:
             self._server.drain(_LAST_WORDS_S if not self.stays else 0.0)
             return status
-        self._hearing.close()
-        if not self._hearing.are_idle:
+        self._reports.close()
+        if not self._reports.are_idle:
             self._tell("stop")
             self._wait(_KILLED_S, idle=True)
-        if TERM in self._hearing.statuses:
+        if TERM in self._reports.statuses:
             time.sleep(_TERM_S)
-        return status_of(self._hearing.statuses)
+        return status_of(self._reports.statuses)
 
     @property
     def can_start_again(self) -> bool:
         """Whether all agents of the step wait for another start."""
-        return self._keeper.is_running and self._hearing.are_idle and not self._hearing.gone_from
+        return self._supervisor.is_running and self._reports.are_idle and not self._reports.gone_from
 
     def end(self) -> None:
         """End the step, if it still runs: the job is over, or its next start is on other nodes."""
         self._tell("over")
-        if not self._hearing.gone_from:
+        if not self._reports.gone_from:
             self._wait(_IN_PEACE_S)
-        if self._keeper.is_running:
+        if self._supervisor.is_running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._srun, signal.SIGTERM)
             self._wait(_END_S)
@@ -207,7 +205,7 @@ class Tasks:
             if (standby := self._standby) is not None and message["standby"] == standby.mark:
                 standby.hear(message)
         elif message.get("start") == self._start:  # else it is of a rank that was left behind
-            self._hearing.hear(message)
+            self._reports.hear(message)
         wake()
 
     def _gone(self, hello: Message) -> None:
@@ -217,24 +215,24 @@ class Tasks:
             if (standby := self._standby) is not None and hello["standby"] == standby.mark:
                 standby.gone(hello)
         elif "standby" in hello or hello.get("start") in (self._step, self._start):
-            self._hearing.gone(hello)
+            self._reports.gone(hello)
         wake()
 
     def _is_over(self) -> bool:
-        return self.stays and self._hearing.is_over(time.monotonic())
+        return self.stays and self._reports.is_over(time.monotonic())
 
     def _due(self) -> float:
         """Look after the spares, and for silent nodes. Returns the seconds until the next look."""
         if not self.stays:
             return float("inf")
         self._note_gone(self._spares.lost)
-        due_s = self._hearing.due_s(time.monotonic())
+        due_s = self._reports.due_s(time.monotonic())
         if not self._spares.nodes:
             return due_s
         silent = [hello["host"] for hello in self._server.silent()]
-        if not silent and not self._hearing.gone_from:
+        if not silent and not self._reports.gone_from:
             if self._standby is not None:
-                report.say("All nodes answer again.")
+                job_log.say("All nodes answer again.")
             self._drop_standby()
         elif silent and self._standby is None:
             self._prepare(silent)
@@ -243,9 +241,9 @@ class Tasks:
     def _wait(self, limit_s: float, *, idle: bool = False) -> None:
         """Wait for the end of srun, or until all agents are idle, at most so many seconds."""
         deadline = time.monotonic() + limit_s
-        self._keeper.keep(
+        self._supervisor.keep(
             lambda: deadline - time.monotonic(),
-            until=lambda: time.monotonic() >= deadline or (idle and self._hearing.are_idle),
+            until=lambda: time.monotonic() >= deadline or (idle and self._reports.are_idle),
         )
 
     def _srun_if_ready(self) -> Callable[[int, int], list[int]]:
@@ -253,7 +251,7 @@ class Tasks:
         at_the_latest = time.monotonic() + _FIRST_WORDS_S
 
         def takers(srun: int, number: int) -> list[int]:
-            are_ready = self._hearing.all_have_begun or time.monotonic() > at_the_latest
+            are_ready = self._reports.all_have_begun or time.monotonic() > at_the_latest
             waits = processes.blocks(srun, number) or processes.catches(srun, number)
             return [srun] if are_ready and waits else []
 

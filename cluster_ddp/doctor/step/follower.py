@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from cluster_ddp.agent import notes
+from cluster_ddp.agent import rank_notes
 from cluster_ddp.doctor.findings import Finding
 from cluster_ddp.doctor.step import comparison
 from cluster_ddp.doctor.step.rank import TIER_S, Identity, Options, Rank
@@ -97,7 +97,9 @@ class Follower(Rank):
         That must not become the step's status: srun's is the highest of its tasks', and that of a TERM is 143.
         """
         if status:
-            notes.failed(self.env, self.identity.rank, "stopped: another rank says what is wrong.", consequence=True)
+            rank_notes.failed(
+                self.env, self.identity.rank, "stopped: another rank says what is wrong.", consequence=True
+            )
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(status))
             time.sleep(_LAST_S)
         return status

@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.agent import notes
-from cluster_ddp.agent.channel.lines import Message
-from cluster_ddp.agent.secret import Key
+from cluster_ddp.agent import rank_notes
+from cluster_ddp.agent.channel.lines import Key, Message
 from cluster_ddp.doctor import forked_tasks
 from cluster_ddp.doctor.checks import Site, all_checks, resource_limits
 from cluster_ddp.doctor.findings import Finding, Verdict
@@ -204,7 +203,7 @@ class Rank:
         status = self.verdict.status(strict=self.options.strict)
         if self.verdict.broken_tier:
             first = self.verdict.findings[0]
-            notes.failed(self.env, self.identity.rank, f"{first.what} {first.evidence}")
+            rank_notes.failed(self.env, self.identity.rank, f"{first.what} {first.evidence}")
             for node, why in self.verdict.nodes_at_fault().items():
                 sick_nodes.note(self.env, node, f"{why} (cluster-ddp doctor)")
         self.verdict.show(as_json=self.options.as_json)

@@ -19,11 +19,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from cluster_ddp.agent import threads
+from cluster_ddp import processes
 from cluster_ddp.agent.channel.client import Client
-from cluster_ddp.agent.channel.lines import Message
+from cluster_ddp.agent.channel.lines import Key, Message
 from cluster_ddp.agent.channel.server import Server
-from cluster_ddp.agent.secret import Key
 from cluster_ddp.doctor.step import connecting
 from cluster_ddp.doctor.step.report_folder import ReportFolder
 from cluster_ddp.errors import RendezvousError
@@ -187,7 +186,7 @@ class ReportClient:
         """Say that this rank is here, and try to reach rank 0 from now on. Call it once."""
         self.send(here)
         if self._topology is not None:
-            threads.start(self._reach, "doctor")
+            processes.start_thread(self._reach, "doctor")
 
     def send(self, message: Message) -> None:
         """Send a message to rank 0; without a connection, write it to a file, and send it once there is one."""

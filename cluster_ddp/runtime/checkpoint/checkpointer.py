@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from cluster_ddp.agent import notes
+from cluster_ddp.agent import rank_notes
 from cluster_ddp.errors import CheckpointError, SpecError, nearest
 from cluster_ddp.protocol import File, Record
 from cluster_ddp.runtime.checkpoint import folder, time_limit
@@ -388,7 +388,7 @@ class Checkpointer:
         if saved < self.steps and saved <= self._steps_at_start:
             found = f"nothing could be saved since step {self._steps_at_start}: a restart would end here again."
             raise CheckpointError(asked, found, "see the errors above; is the disk full, or a quota used up?")
-        notes.stopped(os.environ, self.world.rank)  # launchers may hide the exit status
+        rank_notes.stopped(os.environ, self.world.rank)  # launchers may hide the exit status
         self.run_dir.note_end("STOPPED", f"Stopped in time: {reason}.", saved=saved == self.steps)
         is_saved = "Saved" if saved == self.steps else "NOT saved"
         words = f"{asked} {is_saved}. To resume from {last_good}, unless the job is queued again:"

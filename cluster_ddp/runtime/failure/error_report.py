@@ -18,8 +18,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from cluster_ddp.agent import notes
-from cluster_ddp.agent.outcome import LOST_WORDS
+from cluster_ddp.agent import rank_notes
+from cluster_ddp.agent.first_failure import LOST_WORDS
 from cluster_ddp.errors import ClusterDDPError, CommunicatorError
 from cluster_ddp.files import spare_descriptor
 from cluster_ddp.protocol import Env
@@ -231,7 +231,8 @@ class FailureReporter:
     def _note(self, error: BaseException | str, *, consequence: bool = False, waits: bool = False) -> None:
         spare_descriptor()
         words = _in_short(error)
-        notes.failed(os.environ, self._rank(), words, consequence=consequence, step=rank_progress.steps, waits=waits)
+        steps = rank_progress.steps
+        rank_notes.failed(os.environ, self._rank(), words, consequence=consequence, step=steps, waits=waits)
 
     def _rank(self) -> str:
         if self.topology is not None:

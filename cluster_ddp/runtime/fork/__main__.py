@@ -20,25 +20,25 @@ from typing import Any, NoReturn
 
 from cluster_ddp import processes
 from cluster_ddp.agent.channel.client import Client
-from cluster_ddp.agent.notes import Notes
-from cluster_ddp.agent.options import count
+from cluster_ddp.agent.launch_options import count
 from cluster_ddp.agent.outcome import End
-from cluster_ddp.agent.task import alone, signals
-from cluster_ddp.agent.task.keeper import Keeper, say
+from cluster_ddp.agent.rank_notes import Notes
+from cluster_ddp.agent.task import process_group_check, signals
+from cluster_ddp.agent.task.supervisor import Supervisor, say
 from cluster_ddp.errors import exit_on_error
 from cluster_ddp.protocol import EXIT_STOPPED, Env, File
 from cluster_ddp.runtime.device import cpu_affinity
 from cluster_ddp.runtime.fork import preload, rank_exit
 from cluster_ddp.runtime.fork.target import Target
 from cluster_ddp.runtime.run_dir.fenced_writes import open_own
-from cluster_ddp.slurm.rank_env import NodeRanks
+from cluster_ddp.slurm.node_ranks import NodeRanks
 from cluster_ddp.slurm.variables import node_name
 
 PROGRAM = "python -m cluster_ddp.runtime.fork"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Fork the ranks, keep them, and exit with the status of `Keeper.keep`. In a rank, run the script."""
+    """Fork the ranks, keep them, and exit with the status of `Supervisor.keep`. In a rank, run the script."""
     words = list(sys.argv[1:] if argv is None else argv)
     at = words.index("--") if "--" in words else len(words)
     arguments = _parser().parse_args(words[:at])
@@ -80,13 +80,15 @@ def _fork(node: NodeRanks, target: Target, log_dir: Path | None, handlers: Mappi
             rank_exit.after(target.run, shared)
         pids[rank] = pid
     notes = Notes(Path(os.environ.get(Env.NOTES) or os.devnull))
-    keeper = Keeper(notes, lambda end: _ended(client, end))
+    supervisor = Supervisor(notes, lambda end: _ended(client, end))
     for rank, pid in pids.items():
-        keeper.adopt(rank, pid)
+        supervisor.adopt(rank, pid)
     for number in early:
-        keeper.received(number)
-    watches = [alone.Watch(pid, rank, node.num_nodes * node.ranks, notes, client) for rank, pid in pids.items()]
-    status = keeper.keep(lambda: min(watch.look() for watch in watches))
+        supervisor.received(number)
+    watches = [
+        process_group_check.Watch(pid, rank, node.num_nodes * node.ranks, notes, client) for rank, pid in pids.items()
+    ]
+    status = supervisor.keep(lambda: min(watch.look() for watch in watches))
     os._exit(status)  # nothing is left to clean up, and torch's own cleanup is slow
 
 

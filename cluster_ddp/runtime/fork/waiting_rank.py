@@ -3,7 +3,7 @@
 The words after FD are those of the rank: `script.py ARGUMENTS …` or `-m module ARGUMENTS …`. FD is a connected socket.
 On it, this process says that it is ready; or why it can't be, and ends. The agent sends one line of JSON, with the
 words of the rank, changes of the environment, and its own standard streams; until then this process prints nothing. If
-the agent ends, or needs no rank, the connection ends, and so does this process. See cluster_ddp/agent/task/warm.py.
+the agent ends, or needs no rank, the connection ends, and so does this process. See agent/task/warm_process.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from cluster_ddp import processes
 from cluster_ddp.agent.task import signals
-from cluster_ddp.agent.task.warm import READY
+from cluster_ddp.agent.task.warm_process import READY
 from cluster_ddp.errors import ForkError, SpecError
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.fork import preload

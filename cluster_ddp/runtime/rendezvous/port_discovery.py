@@ -26,8 +26,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from cluster_ddp.agent.channel.lines import new_nonce
-from cluster_ddp.agent.secret import Key
+from cluster_ddp.agent.channel.lines import Key, new_nonce
 from cluster_ddp.protocol import Env
 from cluster_ddp.slurm.topology import Topology
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.agent import log_words, outcome
+from cluster_ddp.agent import first_failure, outcome
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.protocol import ASIDE, RECORDS_VERSION, RESTART, File
 from cluster_ddp.run_files import json_lines, tail
@@ -89,7 +89,7 @@ def _cause(run_dir: Path, topology: Topology, last: Mapping[str, Any]) -> str:
     log = tail(folder / File.JOB_LOG)
     starts = _RESTART.split(log)
     before = starts[-2 if is_same_job and topology.restart_count and len(starts) > 1 else -1]
-    if lost := log_words.lost_nodes(before):
+    if lost := first_failure.lost_nodes(before):
         return f"{outcome.in_words(lost)}."
     # Slurm says in the log why it ends a batch script, unless the node of that script is gone.
     is_silent = (

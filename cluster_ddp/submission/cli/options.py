@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from cluster_ddp.agent.options import RESTARTS_BEFORE
+from cluster_ddp.agent.launch_options import RESTARTS_BEFORE
 from cluster_ddp.agent.python_command import is_python, program_words, python_target, shell_script
 from cluster_ddp.argument_parser import ASKED, Parser, add_fields, add_on, joined, nearest_options, unknown
 from cluster_ddp.errors import SpecError

@@ -7,7 +7,7 @@ import json
 import pytest
 from stand_ins import HOSTILE
 
-from cluster_ddp.agent.options import Options, parse, words
+from cluster_ddp.agent.launch_options import Options, parse, words
 
 PROGRAM = "cluster-ddp launch"
 

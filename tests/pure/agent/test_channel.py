@@ -18,9 +18,8 @@ from slowness import scaled
 
 from cluster_ddp.agent.channel import server, sockets
 from cluster_ddp.agent.channel.client import Client
-from cluster_ddp.agent.channel.lines import Message
+from cluster_ddp.agent.channel.lines import Key, Message
 from cluster_ddp.agent.channel.server import Server
-from cluster_ddp.agent.secret import Key
 from cluster_ddp.protocol import Env
 
 KEY = Key(b"secret")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.agent import outcome
-from cluster_ddp.agent.outcome import End, Failure, Outcome, first_failure
+from cluster_ddp.agent import first_failure, outcome
+from cluster_ddp.agent.outcome import End, Failure, Outcome
 
 LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.2]:33"
 
@@ -59,7 +59,7 @@ EARLY = "ended with status 0 while other ranks still computed"
     ],
 )
 def test_what_failed_first(told: list[End], first: str | None) -> None:
-    found = first_failure(told)
+    found = first_failure.by_ends(told)
     assert (None if found is None else f"{found.text} ({found.status})") == first
 
 
@@ -73,7 +73,7 @@ def test_what_failed_first(told: list[End], first: str | None) -> None:
     ],
 )
 def test_an_agent_that_vanished_is_a_cause(told: list[End], first: str) -> None:
-    found = first_failure(told, [End(3, "n4", 0)])
+    found = first_failure.by_ends(told, [End(3, "n4", 0)])
     assert found is not None
     assert found.text == first
     assert found.status in (137, 1)
@@ -93,7 +93,7 @@ SILENT = Failure(None, "n2", 2, "task 1: Exited with exit code 2")
 )
 def test_a_task_that_never_began_counts_before_consequences(told: list[End], silent: Failure, text: str) -> None:
     for gone in ([], [End(0, "n0", 137)]) if silent is SILENT else ([],):
-        found = first_failure(told, gone, silent)
+        found = first_failure.by_ends(told, gone, silent)
         assert found is not None and found.text == text
 
 
@@ -108,7 +108,7 @@ def test_a_task_that_never_began_counts_before_consequences(told: list[End], sil
 )
 def test_a_parent_of_ranks_says_why_it_failed(told: list[End], words: str, text: str) -> None:
     """Torch is missing, for example. The failure of a rank counts before it."""
-    found = first_failure(told, words_of=lambda end: words)
+    found = first_failure.by_ends(told, words_of=lambda end: words)
     assert found is not None and found.text == text
 
 
@@ -122,7 +122,7 @@ def test_a_parent_of_ranks_says_why_it_failed(told: list[End], words: str, text:
     ],
 )
 def test_out_of_memory_is_not_said_of_a_rank_that_term_ended(end: End, words: str) -> None:
-    assert first_failure([end]) == Failure(0, "n1", end.status, words)
+    assert first_failure.by_ends([end]) == Failure(0, "n1", end.status, words)
 
 
 def test_the_log_is_asked_of_ranks_that_have_not_said_why_until_a_cause_is_found() -> None:
@@ -134,7 +134,7 @@ def test_the_log_is_asked_of_ranks_that_have_not_said_why_until_a_cause_is_found
 
     told = ends(143, 1, 3, 1, (1, "KeyError: y"))
     told[0:0] = [End(9, "n9", 1, is_consequence=True)]
-    assert first_failure(told, words_of=words_of) == Failure(2, "n2", 3, "ValueError: x")
+    assert first_failure.by_ends(told, words_of=words_of) == Failure(2, "n2", 3, "ValueError: x")
     assert asked == [9, 1, 2]
 
 
@@ -155,7 +155,7 @@ def test_the_log_is_asked_of_ranks_that_have_not_said_why_until_a_cause_is_found
 )
 def test_which_errors_say_that_another_rank_is_gone(words: str, is_lost: bool) -> None:
     """A library's connection to some server is no rank's."""
-    assert outcome.has_lost_another(words) == is_lost
+    assert first_failure.has_lost_another(words) == is_lost
 
 
 FIRST = Failure(1, "node2", 1, "ValueError: x")

@@ -6,7 +6,7 @@ import re
 import signal
 from pathlib import Path
 
-from cluster_ddp.agent import threads
+from cluster_ddp import processes
 from cluster_ddp.agent.job import scontrol
 
 
@@ -19,7 +19,7 @@ def blocked(status: str) -> set[int]:
 def test_the_end_of_a_child_reaches_the_thread_that_waits_for_it() -> None:
     """With another thread that takes SIGCHLD, a job's agent could wait an hour for a child that had ended."""
     before, found = signal.pthread_sigmask(signal.SIG_BLOCK, ()), list[str]()
-    thread = threads.start(lambda: found.append(Path("/proc/thread-self/status").read_text()), "test")
+    thread = processes.start_thread(lambda: found.append(Path("/proc/thread-self/status").read_text()), "test")
     thread.join()
     assert thread.daemon
     assert blocked(found[0]) >= {signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP}
@@ -35,5 +35,5 @@ def test_term_ends_a_command_of_slurms_that_such_a_thread_has_started() -> None:
             answer = scontrol.ask(["cat", "/proc/self/status"], {"PATH": "/usr/bin:/bin"}, outlives_term=outlives)
             found.append(signal.SIGTERM in blocked(answer.words))
 
-    threads.start(ask, "test").join()
+    processes.start_thread(ask, "test").join()
     assert found == [False, True]

@@ -17,8 +17,8 @@ from slowness import scaled, wait_until
 from stand_ins import HOSTILE, FakeSlurm, fake_slurm
 from strangers import STRANGER, needs_a_stranger
 
-from cluster_ddp.agent import options
-from cluster_ddp.agent.options import Options
+from cluster_ddp.agent import launch_options
+from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.submission import render as rendering
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.render import agent_options
@@ -210,7 +210,7 @@ def test_the_agent_gets_what_was_asked_for(tmp_path: Path) -> None:
     assert status == 7, err
     verb, *words = shown(tmp_path)["argv"]
     assert verb == "job"
-    assert options.parse("x", words) == Options(
+    assert launch_options.parse("x", words) == Options(
         command=(*spec.command, "more $(touch pwned)", "'"),
         container_bind=("/data sets:/data", "/more"),
         container_overlay=("/o.sqsh",),
@@ -258,7 +258,7 @@ def test_a_submitted_job_starts_the_agent_of_its_own_run_directory(
     planned = Plan(spec=spec, runs_dir=runs, code="code/a b")
     run(planned.script, tmp_path, **env)
     verb, *words = shown(runs / folder)["argv"]
-    asked = options.parse("x", words)
+    asked = launch_options.parse("x", words)
     assert (verb, asked.run_dir, asked.code) == ("job", f"{runs}/fit-%j", f"{runs}/fit-%A/code/a b")
 
 
@@ -397,7 +397,7 @@ def test_the_same_job_runs_on_this_machine(tmp_path: Path) -> None:
     assert status == 7, err
     verb, *words = shown(run_dir)["argv"]
     assert verb == "job"
-    assert options.parse("x", words) == Options(
+    assert launch_options.parse("x", words) == Options(
         command=spec.command, ranks=2, run_dir=str(run_dir), code=f"{run_dir}/code/a b", time_limit_s=120, **same
     )
     assert not (tmp_path / "pwned").exists()

@@ -25,7 +25,7 @@ from cluster_ddp.submission.backends.local import ThisMachine
 
 MEMORY = Path("/sys/fs/cgroup/memory")
 JOBS = {
-    "local srun": (*ALL, "keeper", *(["memory"] if os.access(MEMORY, os.W_OK) else [])),
+    "local srun": (*ALL, "supervisor", *(["memory"] if os.access(MEMORY, os.W_OK) else [])),
     "local torchrun": ("stops", "raises", "parent"),
     "local fork": ("stops", "raises"),
 }

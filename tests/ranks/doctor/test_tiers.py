@@ -19,8 +19,8 @@ from ranks import slurm_step
 from slowness import scaled
 
 from cluster_ddp.agent.channel.client import Client
-from cluster_ddp.agent.notes import Notes
-from cluster_ddp.agent.secret import Key
+from cluster_ddp.agent.channel.lines import Key
+from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.doctor.step import connecting
 from cluster_ddp.doctor.step.report_channel import ReportClient, ReportServer
 from cluster_ddp.doctor.step.report_folder import ReportFolder

@@ -27,7 +27,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from cluster_ddp.agent.notes import read_regular
+from cluster_ddp.agent.rank_notes import read_regular
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.files import atomic_write, remove_leftovers, with_reserve
 from cluster_ddp.protocol import Env, File

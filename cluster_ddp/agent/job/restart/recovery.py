@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from cluster_ddp.agent import log_words, outcome
-from cluster_ddp.agent.job import report, scontrol
-from cluster_ddp.agent.job.hearing import Hearing
-from cluster_ddp.agent.job.restart import nodes as allocated
-from cluster_ddp.agent.job.restart import verdict
+from cluster_ddp.agent import first_failure, outcome
+from cluster_ddp.agent.job import job_log, scontrol
+from cluster_ddp.agent.job.restart import decision
+from cluster_ddp.agent.job.restart import decision as allocated
+from cluster_ddp.agent.job.restart.decision import BEFORE, LOST, Nodes, Reason, Verdict
 from cluster_ddp.agent.job.restart.history import NO_CHECKPOINT, Failed, History
-from cluster_ddp.agent.job.restart.nodes import BEFORE, LOST, Nodes, Reason
-from cluster_ddp.agent.job.restart.verdict import Verdict
-from cluster_ddp.agent.options import Options
+from cluster_ddp.agent.job.task_reports import TaskReports
+from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.protocol import Then
 from cluster_ddp.slurm.variables import Variables
@@ -48,19 +47,19 @@ class Recovery:
         self._allocated = 0 if nodes is None else len(nodes.allocated)
         self._requeues = Variables(env).requeues()
 
-    def after(self, ended: Outcome, start: int, hearing: Hearing) -> Verdict:
+    def after(self, ended: Outcome, start: int, reports: TaskReports) -> Verdict:
         """Return what follows a start that failed, and note it.
 
         Args:
             ended: how.
             start: its number.
-            hearing: has heard its tasks.
+            reports: has heard its tasks.
         """
         out = self._out(ended)
-        now = self._failed(ended, start, hearing, out)
+        now = self._failed(ended, start, reports, out)
         self.give_back(ended.lost_nodes)  # at once: Slurm ends the job soon
         found = self._on_healthy_nodes(now, out)
-        is_sruns = ended.first is not None and ended.first.host == log_words.SRUN and not hearing.has_begun
+        is_sruns = ended.first is not None and ended.first.host == first_failure.SRUN and not reports.has_begun
         if found.then == Then.RESTART and self.nodes is not None and is_sruns:
             # Slurm makes no step. After a job was made smaller and requeued, 22.05 has forgotten its GPUs.
             found = Verdict(Then.REQUEUE, left_out=found.left_out)
@@ -71,10 +70,10 @@ class Recovery:
             self.nodes = found.nodes
         return found
 
-    def lost(self, hearing: Hearing) -> tuple[str, ...]:
+    def lost(self, reports: TaskReports) -> tuple[str, ...]:
         """Return which nodes are lost: an agent is gone, and Slurm's daemon can't be reached."""
         known = () if self.nodes is None else self.nodes.training
-        gone = (node for node in hearing.gone_from if node in known)
+        gone = (node for node in reports.gone_from if node in known)
         return tuple(node for node in gone if allocated.is_lost(node, self._slurmd_port))
 
     def note_gone(self, spares: Sequence[str]) -> None:
@@ -85,7 +84,7 @@ class Recovery:
         out = {node: LOST if node in lost else Reason(outcome.AGENT_KILLED) for node in new}
         self.nodes = self.nodes._replace(left_out={**self.nodes.left_out, **out})
         for node, why in out.items():
-            report.say(f"Left out from now on: {node}, a spare: {why.words}")
+            job_log.say(f"Left out from now on: {node}, a spare: {why.words}")
         self.give_back(lost)
 
     def give_back(self, lost: Sequence[str]) -> None:
@@ -94,7 +93,7 @@ class Recovery:
             return
         left = self.nodes.losing(lost)
         if refusal := allocated.resize(left, self._env):
-            report.say(
+            job_log.say(
                 f"warning: Slurm did not let job {self._env['SLURM_JOB_ID']} give {', '.join(lost)} back: {refusal}\n"
                 "  It ends the job once it finds the node lost. The job is requeued then, if it may be."
             )
@@ -112,7 +111,7 @@ class Recovery:
         out = {**sick, **self._new_sick(), **found.left_out}
         if not out or self._has_others(out):
             return {node: why.words for node, why in out.items()}
-        report.say(f"Slurm has too few other nodes for the job: it may start on {', '.join(out)} again.")
+        job_log.say(f"Slurm has too few other nodes for the job: it may start on {', '.join(out)} again.")
         return {}
 
     def _new_sick(self) -> dict[str, Reason]:
@@ -147,11 +146,11 @@ class Recovery:
         return Verdict(Then.END, f"{why} (--restarts {most})")
 
     def _judged(self, now: Failed, out: Mapping[str, Reason]) -> Verdict:
-        return verdict.after(now, self._history.failures, out, self._options.restarts, self.nodes, self._has_others)
+        return decision.after(now, self._history.failures, out, self._options.restarts, self.nodes, self._has_others)
 
-    def _failed(self, ended: Outcome, start: int, hearing: Hearing, out: Mapping[str, Reason]) -> Failed:
-        first, end = ended.first, hearing.end_of(ended.first)
-        checkpoint, lost_s = self._history.newest_checkpoint(hearing.began)
+    def _failed(self, ended: Outcome, start: int, reports: TaskReports, out: Mapping[str, Reason]) -> Failed:
+        first, end = ended.first, reports.end_of(ended.first)
+        checkpoint, lost_s = self._history.newest_checkpoint(reports.began)
         words = ended.failure if first is None else first.words
         node, rank = ("", None) if first is None else (first.host, first.rank)
         if end is not None and end.waits:
@@ -159,7 +158,7 @@ class Recovery:
         if out and (node not in out or words == outcome.AGENT_KILLED):
             node = node if node in out else next(iter(out))  # those that wait for a node fail in its place
             words, rank = out[node].words, None
-        everywhere = hearing.failed_everywhere(words)
+        everywhere = reports.failed_everywhere(words)
         step = None if end is None else end.step
         return Failed(round(time.time(), 3), start, node, rank, words, step, checkpoint, everywhere, round(lost_s, 1))
 
@@ -176,14 +175,14 @@ class Recovery:
 
     def _say(self, found: Verdict, now: Failed) -> None:
         for node, why in found.left_out.items():
-            report.say(f"Left out from now on: {node}: {why.words}")
+            job_log.say(f"Left out from now on: {node}: {why.words}")
         if found.then == Then.RESTART:
             what = outcome.failure_text(now.rank, now.node, now.words).rstrip(".")
             where = f"from {now.checkpoint}" if now.checkpoint != NO_CHECKPOINT else "from the beginning"
             lost = "" if now.lost_s is None else f"; {now.lost_s:.0f} s of the training are lost"
-            report.say(f"Starting again in the allocation, {where}, after {what}{lost}.")
+            job_log.say(f"Starting again in the allocation, {where}, after {what}{lost}.")
         elif found.why:
-            report.say(f"error: {found.why}; not started again.")
+            job_log.say(f"error: {found.why}; not started again.")
 
 
 def _at_fault(found: Mapping[str, str]) -> dict[str, Reason]:

@@ -1,4 +1,4 @@
-"""agent.job.report: the last lines of a job's log."""
+"""agent.job.job_log: the last lines of a job's log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.agent.job import report
+from cluster_ddp.agent.job import job_log
 from cluster_ddp.agent.outcome import FOR_MEMORY, Failure, Outcome
 
 FAILED = Outcome("12", 0, "FAILED", 3, Failure(1, "node2", 3, "ValueError: x"))
@@ -16,19 +16,19 @@ FAILED = Outcome("12", 0, "FAILED", 3, Failure(1, "node2", 3, "ValueError: x"))
 
 def test_what_failed_first_is_said_with_its_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (log := tmp_path / "it's task-1.log").touch()
-    report.show(FAILED, log, {})
+    job_log.show(FAILED, log, {})
     first = "Failed first, with status 3: rank 1 on node2: ValueError: x\n"
     assert capfd.readouterr().err == f"{first}  Its log: {log}\n"
     for missing in (None, tmp_path / "none"):
-        report.show(FAILED, missing, {})
+        job_log.show(FAILED, missing, {})
         assert capfd.readouterr().err == first
-    report.show(Outcome("12", 0, "COMPLETED", 0), log, {})
+    job_log.show(Outcome("12", 0, "COMPLETED", 0), log, {})
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize(("env", "than"), [({}, ""), ({"SLURM_MEM_PER_NODE": "500"}, " than 500 MB")])
 def test_more_memory_is_the_hint(env: dict[str, str], than: str, capfd: pytest.CaptureFixture[str]) -> None:
-    report.show(FAILED._replace(first=Failure(1, "node2", 137, FOR_MEMORY)), None, env)
+    job_log.show(FAILED._replace(first=Failure(1, "node2", 137, FOR_MEMORY)), None, env)
     assert f"  Hint: ask for more memory per node{than}: --mem; " in capfd.readouterr().err
 
 
@@ -41,13 +41,13 @@ def test_how_to_resume_is_said_where_there_is_a_checkpoint(
 ) -> None:
     if has_checkpoint:
         (tmp_path / "checkpoints").mkdir()
-    report.show_how_to_resume(status, {"CLUSTER_DDP_RUN_DIR": str(tmp_path), "CLUSTER_DDP_RESUME": resume})
+    job_log.show_how_to_resume(status, {"CLUSTER_DDP_RUN_DIR": str(tmp_path), "CLUSTER_DDP_RESUME": resume})
     assert capfd.readouterr().err == (f"To resume: {resume}\n" if said else "")
 
 
 def test_only_what_this_start_has_written_is_read(tmp_path: Path) -> None:
     (tmp_path / "task-0.log").write_text("of an earlier start\n")
-    logs = report.Logs(tmp_path)
+    logs = job_log.Logs(tmp_path)
     with (tmp_path / "task-0.log").open("ab") as file:
         file.write(b"of this one\0\xff\n" + b"x" * 10)
     (tmp_path / "task-1.log").write_text("new\n")
@@ -57,14 +57,14 @@ def test_only_what_this_start_has_written_is_read(tmp_path: Path) -> None:
 
 
 def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
-    logs = report.Logs(tmp_path)
+    logs = job_log.Logs(tmp_path)
     (tmp_path / "task-0.log").write_text("first\n" + "x" * 200_000 + "\nlast\n")
     text = logs.of(tmp_path / "task-0.log")
     assert text.endswith("\nlast\n") and "first" not in text and len(text) < 150_000
 
 
 def test_a_full_disk_is_no_reason_to_fail() -> None:
-    code = "from cluster_ddp.agent.job import report; report.say('x'); print('still here')"
+    code = "from cluster_ddp.agent.job import job_log; job_log.say('x'); print('still here')"
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=full, text=True)
     assert done.stdout == "still here\n"

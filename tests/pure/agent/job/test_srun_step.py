@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from stand_ins import HOSTILE, FakeSlurm, fake_slurm
 
-from cluster_ddp.agent import options
-from cluster_ddp.agent.job import scontrol, step
+from cluster_ddp.agent import launch_options
+from cluster_ddp.agent.job import scontrol, srun_step
 from cluster_ddp.agent.job.scontrol import Configuration
-from cluster_ddp.agent.options import Options
-from cluster_ddp.agent.place import Shape
+from cluster_ddp.agent.launch_env import Shape
+from cluster_ddp.agent.launch_options import Options
 
 __all__ = ["fake_slurm"]
 
-AGENT = [sys.executable, str(Path(options.__file__).parent)]
+AGENT = [sys.executable, str(Path(launch_options.__file__).parent)]
 SIZE = Shape(nodes=2, ranks_per_node=4, node_cpus=12, cpus_per_task=3)
 COMMAND = ("python", "train.py", "--", *HOSTILE)
 A_RUN = Path("/it's a run of 50%/x-71")
@@ -38,7 +38,7 @@ EACH_NODE = ["--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=12"]
 )
 def test_sruns_command(launcher: str, folder: Path | None, tasks: list[str]) -> None:
     asked = Options(command=COMMAND, launcher=launcher)
-    said = step.srun(asked, SIZE, folder, ignore_warnings=False)
+    said = srun_step.srun(asked, SIZE, folder, ignore_warnings=False)
     of_task = [] if launcher == "srun" else [f"--launcher={launcher}"]
     assert said == ["srun", *tasks, *AGENT, "task", *of_task, "--", *COMMAND]
 
@@ -46,14 +46,14 @@ def test_sruns_command(launcher: str, folder: Path | None, tasks: list[str]) -> 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun", "fork"])
 def test_cpus_that_nobody_knows_are_slurms_to_choose(launcher: str) -> None:
     unknown = SIZE._replace(node_cpus=None, cpus_per_task=None)
-    said = step.srun(Options(command=COMMAND, launcher=launcher), unknown, None, ignore_warnings=False)
+    said = srun_step.srun(Options(command=COMMAND, launcher=launcher), unknown, None, ignore_warnings=False)
     assert not [word for word in said if word.startswith("--cpus-per-task")]
 
 
 def test_sruns_own_options_come_after_ours() -> None:
     """srun takes the last of two."""
     asked = Options(command=COMMAND, srun_options=("--kill-on-bad-exit=0", "--cpu-bind=none"))
-    said = step.srun(asked, SIZE, A_RUN, ignore_warnings=False)
+    said = srun_step.srun(asked, SIZE, A_RUN, ignore_warnings=False)
     at = said.index("--cpu-bind=none")
     assert said[at - 1 : at + 2] == ["--kill-on-bad-exit=0", "--cpu-bind=none", AGENT[0]]
     assert said.index("--kill-on-bad-exit=1") < at
@@ -83,12 +83,12 @@ def test_a_task_learns_what_it_needs_and_no_more(ignore_warnings: bool) -> None:
         restart_args="--resume",
         cold=True,
     )
-    verb, *words = step.task(asked, ignore_warnings=ignore_warnings)[len(AGENT) :]
+    verb, *words = srun_step.task(asked, ignore_warnings=ignore_warnings)[len(AGENT) :]
     assert (verb, words[:1] == ["--ignore-warnings"]) == ("task", ignore_warnings)
     jobs = ("run_dir", "max_requeues", "track", "srun_options", "cleanup", "grid")
     of_restarts = ("restarts", "spare_nodes", "hang_restart_s")
     of_task = asked._replace(**{name: getattr(Options(), name) for name in (*jobs, *of_restarts)})
-    assert options.parse("x", words[ignore_warnings:]) == of_task
+    assert launch_options.parse("x", words[ignore_warnings:]) == of_task
 
 
 BESIDE = ["--nodes=2", "--nodelist=node1,node3", "--overlap", "--mem=0"]
@@ -96,29 +96,29 @@ BESIDE = ["--nodes=2", "--nodelist=node1,node3", "--overlap", "--mem=0"]
 
 def test_a_later_step_starts_beside_the_old_one_and_names_its_nodes() -> None:
     """Which still holds the CPUs, GPUs and memory of the job."""
-    asked, on = Options(command=COMMAND, srun_options=("--overlap",)), step.On(("node1", "node3"), True)
-    said = step.srun(asked, SIZE, None, ignore_warnings=True, on=on, stays=True)
+    asked, on = Options(command=COMMAND, srun_options=("--overlap",)), srun_step.On(("node1", "node3"), True)
+    said = srun_step.srun(asked, SIZE, None, ignore_warnings=True, on=on, stays=True)
     assert said[said.index("--cpus-per-task=3") + 1 :][:5] == [*BESIDE, "--kill-on-bad-exit=1"]
     assert said[said.index("task") :][:3] == ["task", "--ignore-warnings", "--stays"]
     of_all = {"SLURM_NTASKS": "12", "SLURM_NNODES": "3", "SLURM_NODELIST": "node[1-3]", "SLURM_JOB_ID": "71"}
     size = SIZE._replace(tasks_per_node=4)
-    assert step.step_env(asked, size, of_all, on) == {"SLURM_JOB_ID": "71"}
-    assert step.step_env(asked, size, of_all) == of_all
+    assert srun_step.step_env(asked, size, of_all, on) == {"SLURM_JOB_ID": "71"}
+    assert srun_step.step_env(asked, size, of_all) == of_all
 
 
 def test_one_agent_waits_on_each_spare_node() -> None:
     asked = Options(command=COMMAND, launcher="fork", restarts=4, spare_nodes=1)
-    said = step.spares(asked, SIZE, ["node1", "node3"])
+    said = srun_step.spares(asked, SIZE, ["node1", "node3"])
     assert said == ["srun", *EACH_NODE, *BESIDE, *AGENT, "spare", "--launcher=fork", "--", *COMMAND]
 
 
 def test_apptainer_is_the_tasks_to_start_and_pyxis_sruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    inside = step.srun(Options(command=COMMAND, container="/i.sif"), SIZE, A_RUN, ignore_warnings=False)
+    inside = srun_step.srun(Options(command=COMMAND, container="/i.sif"), SIZE, A_RUN, ignore_warnings=False)
     assert not [word for word in inside if word.startswith("--container-image")]
     assert "--container=/i.sif" in inside
     asked = Options(command=COMMAND, container_image="nvcr.io#a/b:1", container_bind=("/data", "/a:/b c"))
-    around = step.srun(asked, SIZE, A_RUN, ignore_warnings=False)
+    around = srun_step.srun(asked, SIZE, A_RUN, ignore_warnings=False)
     mounts = f"{tmp_path}:{tmp_path},{A_RUN}:{A_RUN},/data:/data,/a:/b c"
     assert around[around.index("--container-image=nvcr.io#a/b:1") :][1:3] == [
         f"--container-workdir={tmp_path}",
@@ -129,7 +129,7 @@ def test_apptainer_is_the_tasks_to_start_and_pyxis_sruns(tmp_path: Path, monkeyp
 
 def in_image(path: str, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the words that an image gets, where the PATH has what the image has."""
-    words = step.srun(Options(command=command, container_image="x"), SIZE, None, ignore_warnings=False)
+    words = srun_step.srun(Options(command=command, container_image="x"), SIZE, None, ignore_warnings=False)
     place = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "PATH": path, **env}
     return subprocess.run(words[words.index("sh") :], env=place, capture_output=True, text=True, timeout=60)
 
@@ -137,7 +137,7 @@ def in_image(path: str, *command: str, **env: str) -> subprocess.CompletedProces
 def test_an_image_without_this_python_has_its_own_or_runs_the_command_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step, "agent", lambda: ["/no/such/python", "-I", "/r/agent.pyz"])
+    monkeypatch.setattr(srun_step, "agent", lambda: ["/no/such/python", "-I", "/r/agent.pyz"])
     for name in ("sh", "printf"):
         (tmp_path / name).symlink_to(f"/usr/bin/{name}")
     shown = in_image(str(tmp_path), "sh", "-c", 'printf "%s|" "$RANK" "$LOCAL_RANK" "$NODE_RANK" "$@"', "sh", *HOSTILE)
@@ -159,9 +159,9 @@ def test_a_step_of_other_tasks_than_the_jobs_forgets_those(launcher: str, tasks:
     env = {**kept, "SLURM_CPUS_PER_TASK": "3", "SLURM_TRES_PER_TASK": "cpu=3,gres/gpu=2", "SLURM_GPUS_PER_TASK": "2"}
     env["SLURM_TRES_BIND"] = "gres/gpu:per_task:2"
     asked, size = Options(launcher=launcher), SIZE._replace(tasks_per_node=tasks, gpus_per_node=8, gpus_per_task=2)
-    assert step.step_env(asked, size, env) == (kept if is_another else env)
-    assert ("--gres=gpu:8" in step.tasks(asked, size)) is is_another
-    assert "--gres" not in " ".join(step.tasks(asked, size._replace(gpus_per_task=0)))
+    assert srun_step.step_env(asked, size, env) == (kept if is_another else env)
+    assert ("--gres=gpu:8" in srun_step.tasks(asked, size)) is is_another
+    assert "--gres" not in " ".join(srun_step.tasks(asked, size._replace(gpus_per_task=0)))
 
 
 @pytest.mark.parametrize(("status", "is_said"), [(0, True), (1, False)])
@@ -171,15 +171,15 @@ def test_each_node_unpacks_the_environment(
     asked = Options(command=COMMAND, venv="/a venv", stage_env="/it's a venv.tar")
     fake_slurm.command("srun", f"exit {status}")
     env = {**os.environ, "SLURM_JOB_ID": "71", "SLURM_CPUS_PER_TASK": "3"}
-    added = step.staged(asked, SIZE, env)
+    added = srun_step.staged(asked, SIZE, env)
     (name,) = added
     assert name == "CLUSTER_DDP_COPY"
     assert fake_slurm.calls("srun") == [[*EACH_NODE, *AGENT, "unpack", "/it's a venv.tar", "/a venv"]]
     assert fake_slurm.env("srun")["CLUSTER_DDP_COPY"] == added[name]
     assert "SLURM_CPUS_PER_TASK" not in fake_slurm.env("srun")
     assert ("Unpacked the environment on 2 node(s) in 0 s." in capfd.readouterr().err) is is_said
-    assert step.staged(Options(command=COMMAND, venv="/a venv"), SIZE, env) == {}
-    step.staged(asked._replace(spare_nodes=1), SIZE, env)
+    assert srun_step.staged(Options(command=COMMAND, venv="/a venv"), SIZE, env) == {}
+    srun_step.staged(asked._replace(spare_nodes=1), SIZE, env)
     assert fake_slurm.calls("srun")[1][0] == "--ntasks=3", "the spares, too"
 
 

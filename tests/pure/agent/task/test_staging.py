@@ -125,7 +125,7 @@ def test_the_last_task_of_the_node_removes_it(node: Node) -> None:
 
 
 def test_what_the_command_has_started_keeps_the_copy(node: Node) -> None:
-    """A keeper may be killed before the rank has ended."""
+    """A supervisor may be killed before the rank has ended."""
     node.unpack()
     staged = node.use()
     child = os.posix_spawn("/bin/sleep", ["sleep", "60"], staged.env)

@@ -18,12 +18,11 @@ from slowness import scaled, wait_until
 
 from cluster_ddp import processes
 from cluster_ddp.agent.channel.client import Client
-from cluster_ddp.agent.job.hearing import Hearing
-from cluster_ddp.agent.job.restart import spares as spare_nodes
-from cluster_ddp.agent.job.restart import standby
+from cluster_ddp.agent.job.restart import spare_nodes as spare_nodes
+from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.job.tasks import Tasks
-from cluster_ddp.agent.notes import Notes
 from cluster_ddp.agent.outcome import End, Outcome
+from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.agent.task import spawn
 
 ENV = {"CLUSTER_DDP_SECRET": "5e" * 32, "MASTER_ADDR": "node1", "MASTER_PORT": "7"}
@@ -44,27 +43,27 @@ def task_of(running: Tasks, start: int, rank: int) -> Client:
 
 def test_ranks_that_were_left_behind_are_not_heard(running: Tasks) -> None:
     """On a node that was cut off, say, and is back: neither what they say, nor their end."""
-    hearing = Hearing("srun", 2, tasks=2)
-    running.again(hearing, {**ENV, "CLUSTER_DDP_START": "2"})
+    reports = TaskReports("srun", 2, tasks=2)
+    running.again(reports, {**ENV, "CLUSTER_DDP_START": "2"})
     old, new = task_of(running, 1, 0), task_of(running, 2, 1)
     old.say("ended", **End(0, "node0", 3)._asdict())
     old.say("idle", task="0", status=3)
     old.close()
     new.say("ended", **End(1, "node1", 4)._asdict())
     new.close()
-    wait_until(lambda: hearing.gone_from)
+    wait_until(lambda: reports.gone_from)
     running._server.drain(scaled(10))
-    assert hearing.gone_from == ["node1"] and not hearing.are_idle
-    ended = hearing.judge(Outcome("7", 2, "COMPLETED", 1))
+    assert reports.gone_from == ["node1"] and not reports.are_idle
+    ended = reports.judge(Outcome("7", 2, "COMPLETED", 1))
     assert ended.first is not None and ended.first.rank == 1
 
 
 def test_the_next_start_is_told_where_to_meet(running: Tasks) -> None:
-    hearing = Hearing("srun", 1, tasks=1)
-    running.again(hearing, {**ENV, "CLUSTER_DDP_START": "-1"})
+    reports = TaskReports("srun", 1, tasks=1)
+    running.again(reports, {**ENV, "CLUSTER_DDP_START": "-1"})
     with contextlib.closing(task_of(running, -1, 0)) as client:
-        wait_until(lambda: hearing.all_have_begun)
-        running.again(hearing, {**ENV, "CLUSTER_DDP_START": "2", "HOME": "/it's mine"})
+        wait_until(lambda: reports.all_have_begun)
+        running.again(reports, {**ENV, "CLUSTER_DDP_START": "2", "HOME": "/it's mine"})
         told = client.hear(scaled(10))
     meeting = {"CLUSTER_DDP_START": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "7"}
     assert told == {"kind": "again", "step": -1, "env": meeting, "log_dir": ""}
@@ -77,12 +76,12 @@ def test_tasks_that_term_has_ended_may_be_the_first_of_the_job(
     """Slurm ends each step by itself, the batch script last: that is no failure of the ranks."""
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(running, "_keeper", SimpleNamespace(keep=lambda *a, **b: 0, is_running=True), raising=False)
-    hearing = Hearing("srun", 1, tasks=1)
-    running.again(hearing, {**ENV, "CLUSTER_DDP_START": "0"})
+    monkeypatch.setattr(running, "_supervisor", SimpleNamespace(keep=lambda *a, **b: 0, is_running=True), raising=False)
+    reports = TaskReports("srun", 1, tasks=1)
+    running.again(reports, {**ENV, "CLUSTER_DDP_START": "0"})
     with contextlib.closing(task_of(running, 0, 0)) as client:
         client.say("idle", task="0", status=status)
-        while not hearing.are_idle:
+        while not reports.are_idle:
             threading.Event().wait(0.01)
     assert (running.wait(), bool(slept)) == (status, waits)
 
@@ -131,9 +130,9 @@ def prepared(running: Tasks) -> Iterator[Tasks]:
 
 
 def test_a_step_that_waits_becomes_that_of_the_start_it_was_made_for(prepared: Tasks) -> None:
-    hearing = Hearing("srun", 1, tasks=1)
+    reports = TaskReports("srun", 1, tasks=1)
     with contextlib.closing(waiting_task(prepared)) as client:
-        assert prepared.start_waiting(NODES, WAITING, hearing, "/it's here")
+        assert prepared.start_waiting(NODES, WAITING, reports, "/it's here")
         told = client.hear(scaled(10))
         assert (told["kind"], told["step"], told["log_dir"]) == ("again", "standby", "/it's here")
         assert told["env"] == {name: WAITING[name] for name in ("CLUSTER_DDP_START", "MASTER_ADDR", "MASTER_PORT")}
@@ -144,8 +143,8 @@ def test_a_step_that_waits_becomes_that_of_the_start_it_was_made_for(prepared: T
 
 @pytest.mark.parametrize("fault", ["other nodes", "another start", "srun ended", "a task is gone", "too late"])
 def test_a_step_that_waits_in_vain_is_not_used(prepared: Tasks, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standby, "_READY_S", 0.3)
-    monkeypatch.setattr(standby, "_PEACE_S", 0.1)
+    monkeypatch.setattr(spare_nodes, "_READY_S", 0.3)
+    monkeypatch.setattr(spare_nodes, "_PEACE_S", 0.1)
     step = prepared._standby
     assert step is not None
     client = contextlib.nullcontext() if fault == "too late" else contextlib.closing(waiting_task(prepared))
@@ -160,14 +159,14 @@ def test_a_step_that_waits_in_vain_is_not_used(prepared: Tasks, fault: str, monk
             wait_until(lambda: not step._waiting)
         nodes = ("c", "b") if fault == "other nodes" else NODES
         env = {**WAITING, "CLUSTER_DDP_START": "4"} if fault == "another start" else WAITING
-        assert not prepared.start_waiting(nodes, env, Hearing("srun", 1, tasks=1), "")
-        prepared.again(hearing := Hearing("srun", 1, tasks=1), WAITING)  # a start with the same number
+        assert not prepared.start_waiting(nodes, env, TaskReports("srun", 1, tasks=1), "")
+        prepared.again(reports := TaskReports("srun", 1, tasks=1), WAITING)  # a start with the same number
         if fault not in ("a task is gone", "too late"):
             assert one.hear(scaled(10)) == {"kind": "over", "step": "standby"}
     with contextlib.closing(waiting_task(prepared, "an earlier one")):
         pass
     prepared._server.drain(scaled(10))
-    assert not hearing.gone_from, "those that end now are no tasks of that start"
+    assert not reports.gone_from, "those that end now are no tasks of that start"
     wait_until(lambda: not Path(f"/proc/{step.srun}").exists())
 
 
@@ -179,7 +178,7 @@ def test_a_silent_node_has_a_step_prepared_and_one_that_answers_again_ends_it(
     monkeypatch.setattr(
         running, "_prepare", lambda nodes: running.stand_by("standby", ["sleep", "600"], WAITING, nodes, 1)
     )
-    running._hearing, running._spares = Hearing("srun", 1, tasks=1), spare_nodes.Spares(["spare"])
+    running._reports, running._spares = TaskReports("srun", 1, tasks=1), spare_nodes.Spares(["spare"])
     running._due()
     assert running._standby is None
     silent.append({"host": "it's a node"})
@@ -202,7 +201,7 @@ def test_later_ranks_keep_the_limit_of_open_files(running: Tasks, tmp_path: Path
     try:
         for name in ("first", "again"):
             srun = ["sh", "-c", 'ulimit -Sn >"$0"; ulimit -Hn >>"$0"', str(tmp_path / f"it's {name}")]
-            running.start(srun, {**WAITING, "CLUSTER_DDP_START": "0"}, Hearing("srun", 1, tasks=1), ())
+            running.start(srun, {**WAITING, "CLUSTER_DDP_START": "0"}, TaskReports("srun", 1, tasks=1), ())
             assert running.wait() == 0
             assert resource.getrlimit(resource.RLIMIT_NOFILE) == (first[1], first[1])
         assert (tmp_path / "it's again").read_text() == (tmp_path / "it's first").read_text()

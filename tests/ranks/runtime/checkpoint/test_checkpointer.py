@@ -30,7 +30,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import cluster_ddp
-from cluster_ddp.agent.notes import Notes
+from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.errors import CheckpointError, RunDirError, SpecError
 from cluster_ddp.runtime.checkpoint import checkpoint_file, folder, saver, stop_agreement
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import cluster_ddp
 from cluster_ddp import processes
-from cluster_ddp.agent.notes import Notes
+from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.doctor.hang_autopsy import autopsy
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.failure import rank_progress

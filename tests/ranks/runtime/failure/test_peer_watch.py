@@ -16,7 +16,7 @@ from ranks import run_ranks, slurm_step
 from slowness import scaled
 
 import cluster_ddp
-from cluster_ddp.agent.notes import Notes
+from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.errors import CommunicatorError
 from cluster_ddp.runtime import distributed as distributed_module
 from cluster_ddp.runtime import process_group

@@ -25,8 +25,8 @@ from cluster_ddp.slurm.variables import node_name
 WITHOUT_TORCH = (
     "import os, sys; from cluster_ddp.runtime.fork import __main__ as fork, preload; preload.MODULES = ();"
     "preload._check = lambda forks: None; preload.reinit_after_fork = lambda cpus: None;"
-    "from cluster_ddp.agent.task import keeper; keeper.PATIENCE_S = 1.0;"
-    "keeper.Keeper.__init__.__kwdefaults__['patience_s'] = 1.0;"
+    "from cluster_ddp.agent.task import supervisor; supervisor.PATIENCE_S = 1.0;"
+    "supervisor.Supervisor.__init__.__kwdefaults__['patience_s'] = 1.0;"
     "sys.path[0] = os.getcwd(); fork.main()"
 )
 STAND_IN = (sys.executable, "-c", WITHOUT_TORCH)

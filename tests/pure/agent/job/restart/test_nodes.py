@@ -1,4 +1,4 @@
-"""agent.job.restart.nodes: which nodes of the allocation train; and Slurm's part, with a scontrol that stands in."""
+"""agent.job.restart.decision: which nodes of the allocation train; and Slurm's part, with a scontrol that stands in."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp.agent.job.restart import nodes
-from cluster_ddp.agent.job.restart.nodes import LOST, Nodes, Reason
+from cluster_ddp.agent.job.restart import decision
+from cluster_ddp.agent.job.restart.decision import LOST, Nodes, Reason
 
 __all__ = ["fake_slurm"]
 
@@ -28,7 +28,7 @@ ENV = {"SLURM_JOB_ID": "71", "SLURM_JOB_NODELIST": "node[1-3]"}
 )
 def test_the_last_nodes_are_the_spares(fake_slurm: FakeSlurm, says: str, spares: int, found: Nodes | None) -> None:
     fake_slurm.command("scontrol", says)
-    assert nodes.of_job({**os.environ, **ENV}, spares) == found
+    assert decision.of_job({**os.environ, **ENV}, spares) == found
     assert fake_slurm.calls("scontrol") == [["show", "hostnames", "node[1-3]"]]
 
 
@@ -49,6 +49,6 @@ def test_a_node_is_given_back_and_nothing_is_left_in_the_folder(
     monkeypatch.chdir(here)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     fake_slurm.command("scontrol", f"touch slurm_job_71_resize.sh\n{does}")
-    assert nodes.resize(Nodes(("node1", "node3"), ("node1", "node2")), {**os.environ, **ENV}) == refusal
+    assert decision.resize(Nodes(("node1", "node3"), ("node1", "node2")), {**os.environ, **ENV}) == refusal
     assert fake_slurm.calls("scontrol") == [["update", "JobId=71", "NodeList=node1,node3"]]
     assert not [*here.iterdir()]

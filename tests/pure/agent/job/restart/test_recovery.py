@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
-from cluster_ddp.agent.job.hearing import Hearing
+from cluster_ddp.agent.job.restart.decision import LOST, Nodes, Reason, Verdict
 from cluster_ddp.agent.job.restart.history import Failed, History
-from cluster_ddp.agent.job.restart.nodes import LOST, Nodes, Reason
 from cluster_ddp.agent.job.restart.recovery import Recovery
-from cluster_ddp.agent.job.restart.verdict import Verdict
-from cluster_ddp.agent.options import Options
+from cluster_ddp.agent.job.task_reports import TaskReports
+from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import End, Failure, Outcome
 from cluster_ddp.protocol import File
 
@@ -71,7 +70,7 @@ def ended(first: Failure | None = FIRST, **more: Any) -> Outcome:
     return Outcome("71", 0, "FAILED", 137, first, **more)
 
 
-SILENT = Hearing("srun", 2, tasks=2)
+SILENT = TaskReports("srun", 2, tasks=2)
 
 
 def test_a_failed_rank_starts_again_where_it_was(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
@@ -89,9 +88,9 @@ def test_a_failed_rank_starts_again_where_it_was(job: Job, capfd: pytest.Capture
 
 
 def test_a_rank_that_has_waited_for_others_is_not_where_it_failed(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
-    hearing, words = Hearing("srun", 2, tasks=2), "Waiting 9 s for rank 0 on n1 to answer: rank 0 does not answer."
-    hearing.hear({"kind": "ended", **End(1, "n2", 1, words, waits=True)._asdict()})
-    assert job.recovery().after(ended(Failure(1, "n2", 1, words)), 0, hearing).then == "restart"
+    reports, words = TaskReports("srun", 2, tasks=2), "Waiting 9 s for rank 0 on n1 to answer: rank 0 does not answer."
+    reports.hear({"kind": "ended", **End(1, "n2", 1, words, waits=True)._asdict()})
+    assert job.recovery().after(ended(Failure(1, "n2", 1, words)), 0, reports).then == "restart"
     assert job.noted()[2:5] == ("", 1, words)
     assert " after rank 1: Waiting 9 s for rank 0 on n1 to answer: rank 0 does not answer; " in capfd.readouterr().err
 
@@ -228,7 +227,7 @@ def test_a_node_is_lost_if_its_agent_is_gone_and_slurms_daemon_too(job: Job) -> 
     with socket.create_server((here, 0)) as slurmd:
         nodes, slurmd_port = Nodes((here, there, "127.0.0.3"), (here, there)), slurmd.getsockname()[1]
         recovery = job.recovery(nodes=nodes, slurmd_port=slurmd_port)
-        hearing = Hearing("srun", 2, tasks=2)
+        reports = TaskReports("srun", 2, tasks=2)
         for task, host in enumerate((here, there, "127.0.0.3")):
-            hearing.gone({"kind": "hello", "ranks": [task], "host": host, "task": str(task), "stays": True})
-        assert recovery.lost(hearing) == (there,)
+            reports.gone({"kind": "hello", "ranks": [task], "host": host, "task": str(task), "stays": True})
+        assert recovery.lost(reports) == (there,)

@@ -1,4 +1,4 @@
-"""agent.task.alone: whether a rank surely trains alone, by real processes that have mapped a library like torch's."""
+"""agent.task.process_group_check: whether a rank surely trains alone; real processes map a library like torch's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.agent import notes
+from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.channel.client import Client
-from cluster_ddp.agent.notes import Notes
-from cluster_ddp.agent.secret import Key
-from cluster_ddp.agent.task import alone
+from cluster_ddp.agent.channel.lines import Key
+from cluster_ddp.agent.rank_notes import Notes
+from cluster_ddp.agent.task import process_group_check
 
 MAP = "import mmap, socket, sys, time; file = open(sys.argv[1], 'rb')\n"
 MAP += "held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
@@ -59,20 +59,20 @@ def test_who_has_torch_and_no_connection_is_alone(
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         pid = stack.enter_context(running(code, tmp_path / library, str(server.getsockname()[1]), shell=shell))
-        assert alone.is_alone(pid) is is_alone
+        assert process_group_check.is_alone(pid) is is_alone
 
 
 def test_of_a_process_that_has_ended_or_cannot_be_seen_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["true"]) as process:
         pass
-    assert not alone.is_alone(process.pid)
+    assert not process_group_check.is_alone(process.pid)
 
     def refuse(pid: int) -> bool:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(alone, "_has_torch", lambda pid: True)
-    monkeypatch.setattr(alone, "_has_tcp", refuse)
-    assert not alone.is_alone(1)
+    monkeypatch.setattr(process_group_check, "_has_torch", lambda pid: True)
+    monkeypatch.setattr(process_group_check, "_has_tcp", refuse)
+    assert not process_group_check.is_alone(1)
 
 
 class Said(Client):
@@ -102,15 +102,15 @@ def test_it_looks_once_when_it_is_time(
     said: list[tuple[str, int]],
 ) -> None:
     """A rank's agent sleeps until then, and afterwards until the rank ends."""
-    monkeypatch.setattr(alone, "is_alone", lambda pid: True)
+    monkeypatch.setattr(process_group_check, "is_alone", lambda pid: True)
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     client = Said()
-    watch = alone.Watch(1, rank, world_size, Notes(tmp_path), client)
+    watch = process_group_check.Watch(1, rank, world_size, Notes(tmp_path), client)
     if has_joined:
-        notes.joined({"CLUSTER_DDP_NOTES": str(tmp_path)}, 3)
-    assert watch.look() == (alone.LOOK_AFTER_S if rank is not None and world_size > 1 else float("inf"))
+        rank_notes.joined({"CLUSTER_DDP_NOTES": str(tmp_path)}, 3)
+    assert watch.look() == (process_group_check.LOOK_AFTER_S if rank is not None and world_size > 1 else float("inf"))
     assert client.said == []
-    now[0] += alone.LOOK_AFTER_S
+    now[0] += process_group_check.LOOK_AFTER_S
     assert watch.look() == watch.look() == float("inf")
     assert client.said == said

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster_ddp.agent.options import Options
+from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.errors import RendezvousError, SpecError, TopologyError
 from cluster_ddp.protocol import RESUME, Env, File
 from cluster_ddp.slurm import port, variables

@@ -1,4 +1,6 @@
-"""Ranks in containers: arguments and variables for Apptainer (or Singularity) and for Pyxis, srun's plugin.
+"""The command that starts the ranks of a node: the user's own, torchrun's, or the fork launcher's; in containers, too.
+
+Containers are those of Apptainer (or Singularity) and of Pyxis, srun's plugin.
 
 Apptainer runs inside a task, around the command. Pyxis runs the whole task in the container.
 """
@@ -6,11 +8,13 @@ Apptainer runs inside a task, around the command. Pyxis runs the whole task in t
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster_ddp.agent.options import Options
+from cluster_ddp.agent import python_command
+from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.task.spawn import agent
 from cluster_ddp.errors import JobError
 from cluster_ddp.protocol import Env
@@ -60,6 +64,46 @@ class Prepared(NamedTuple):
 
     command: list[str]
     env: dict[str, str]
+
+
+def launched(
+    options: Options, env: Mapping[str, str], *, ignore_warnings: bool = False
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that starts the ranks of a node, and its environment: the user's own with srun."""
+    command, env = list(options.command), dict(env)
+    command += shlex.split(options.restart_args) if env.get(Env.START, "0") != "0" else []
+    ranks = env["LOCAL_WORLD_SIZE"]
+    if options.launcher == "fork":
+        at = python_command.interpreter_words(command)
+        run_dir = env.get(Env.RUN_DIR)
+        forking = ["-m", "cluster_ddp.runtime.fork", f"--ranks={ranks}"]
+        forking += [f"--log-dir={run_dir}"] if run_dir else []
+        return [*command[:at], *forking, "--", *command[at:]], env
+    if options.launcher == "torchrun":
+        cpus = env.get(Env.CPUS_PER_TASK) or str(options.cpus_per_task or 1)
+        env["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS") or cpus
+        rank = ["rank", *(["--ignore-warnings"] if ignore_warnings else []), "--"]
+        around = [*agent(), *rank, *command]
+        return [
+            *_torchrun(command, env),
+            *(around if options.container is None else in_image(around)),
+        ], env
+    return command, env
+
+
+def _torchrun(command: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """torchrun's agent of one node. Warnings pass it by: it would end its workers after them, saved or not."""
+    return [
+        *(python_command.interpreter(command), "-m", "torch.distributed.run"),
+        f"--nnodes={env.get('SLURM_STEP_NUM_NODES') or env.get('SLURM_JOB_NUM_NODES', '1')}",
+        f"--nproc-per-node={env['LOCAL_WORLD_SIZE']}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={env['MASTER_ADDR']}:{env['MASTER_PORT']}",
+        f"--rdzv-conf=is_host={int(env['NODE_RANK'] == '0')}",
+        f"--rdzv-id={env.get('SLURM_JOB_ID') or env[Env.LOCAL_JOB_ID]}.{env.get(Env.START, '0')}",
+        f"--local-addr={env.get('SLURMD_NODENAME') or env['MASTER_ADDR']}",
+        *("--max-restarts=0", "--no-python"),
+    ]
 
 
 def started(options: Options, command: list[str], env: dict[str, str], ignored: bool) -> Prepared:

@@ -1,4 +1,4 @@
-"""agent.notes: what a rank leaves for its keeper."""
+"""agent.rank_notes: what a rank leaves for its supervisor."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.agent import notes
-from cluster_ddp.agent.notes import Notes
+from cluster_ddp.agent import rank_notes
+from cluster_ddp.agent.rank_notes import Notes
 
 
 def env_of(folder: Path) -> dict[str, str]:
@@ -21,9 +21,9 @@ def env_of(folder: Path) -> dict[str, str]:
 def test_a_rank_leaves_why_it_failed_and_its_first_word_counts(tmp_path: Path) -> None:
     folder = tmp_path / "it's here"
     folder.mkdir()
-    notes.failed(env_of(folder), 2, "ValueError: two\nlines \x1b[31m")
-    notes.failed(env_of(folder), 2, "RuntimeError: later")
-    notes.failed(env_of(folder), 0, "stopped: rank 2 failed", consequence=True, step=120)
+    rank_notes.failed(env_of(folder), 2, "ValueError: two\nlines \x1b[31m")
+    rank_notes.failed(env_of(folder), 2, "RuntimeError: later")
+    rank_notes.failed(env_of(folder), 0, "stopped: rank 2 failed", consequence=True, step=120)
     read = Notes(folder)
     assert read.failure(2) == ("ValueError: two lines ?[31m", False, None, False)
     assert read.failure(0) == ("stopped: rank 2 failed", True, 120, False)
@@ -34,16 +34,16 @@ def test_a_rank_leaves_why_it_failed_and_its_first_word_counts(tmp_path: Path) -
 def test_it_says_that_it_was_stopped_or_has_joined(tmp_path: Path) -> None:
     read = Notes(tmp_path)
     assert not (read.is_stopped() or read.has_joined() or Notes(tmp_path / "missing").has_joined())
-    notes.stopped(env_of(tmp_path), 11)
-    notes.joined(env_of(tmp_path), "3")
+    rank_notes.stopped(env_of(tmp_path), 11)
+    rank_notes.joined(env_of(tmp_path), "3")
     assert (read.is_stopped(), read.is_stopped(11), read.is_stopped(1)) == (True, True, False)
     assert (read.has_joined(), read.has_joined(3), read.has_joined(11)) == (True, True, False)
 
 
 def test_what_cannot_be_written_is_passed_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    notes.failed({}, 0, "x")
-    notes.stopped({"CLUSTER_DDP_NOTES": ""}, 0)
-    notes.joined(env_of(tmp_path / "missing"), 0)
+    rank_notes.failed({}, 0, "x")
+    rank_notes.stopped({"CLUSTER_DDP_NOTES": ""}, 0)
+    rank_notes.joined(env_of(tmp_path / "missing"), 0)
     assert (capfd.readouterr(), list(tmp_path.iterdir())) == (("", ""), [])
 
 
@@ -53,7 +53,7 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     secret.write_text('{"words": "secret", "consequence": false}')
     (folder / "failed-0").symlink_to(secret)
     (folder / "failed-1").symlink_to(tmp_path / "new")
-    notes.failed(env_of(folder), 1, "x")
+    rank_notes.failed(env_of(folder), 1, "x")
     assert Notes(folder).failure(0) is None
     assert not (tmp_path / "new").exists()
 
@@ -82,9 +82,9 @@ def test_the_folder_is_its_owners_and_in_memory_if_that_can_be(
     temporary.mkdir()
     if has_memory:
         in_memory.mkdir()
-    monkeypatch.setattr(notes, "_IN_MEMORY", in_memory)
+    monkeypatch.setattr(rank_notes, "_IN_MEMORY", in_memory)
     monkeypatch.setenv("TMPDIR", str(temporary))
-    with notes.folder() as one, notes.folder() as other:
+    with rank_notes.folder() as one, rank_notes.folder() as other:
         assert one != other
         for folder in (one, other):
             assert folder.parent == (in_memory if has_memory else temporary)
@@ -95,16 +95,16 @@ def test_the_folder_is_its_owners_and_in_memory_if_that_can_be(
 
 def test_without_any_place_nothing_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full must not end a training."""
-    monkeypatch.setattr(notes, "_IN_MEMORY", tmp_path / "none")
+    monkeypatch.setattr(rank_notes, "_IN_MEMORY", tmp_path / "none")
     monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
-    with notes.folder() as folder:
-        notes.failed({"CLUSTER_DDP_NOTES": str(folder)}, 1, "ValueError: x")
+    with rank_notes.folder() as folder:
+        rank_notes.failed({"CLUSTER_DDP_NOTES": str(folder)}, 1, "ValueError: x")
         assert Notes(folder).failure(1) is None and not Notes(folder).is_stopped()
 
 
 HOLDER = """import time
-from cluster_ddp.agent import notes
-with notes.folder() as folder:
+from cluster_ddp.agent import rank_notes
+with rank_notes.folder() as folder:
     (folder / "failed-1").touch()
     print(folder, flush=True)
     time.sleep(600)
@@ -116,14 +116,14 @@ def test_the_folder_of_a_process_that_was_killed_is_removed_later(
 ) -> None:
     """Not that of one which runs, a new one, or what somebody else has named so."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(notes, "_IN_MEMORY", tmp_path)
+    monkeypatch.setattr(rank_notes, "_IN_MEMORY", tmp_path)
     code = HOLDER.replace("with", f"notes._IN_MEMORY = notes.Path({str(tmp_path)!r})\nwith", 1)
     holders = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     folders = [Path(holder.stdout.readline().strip()) for holder in holders if holder.stdout is not None]
     try:
         holders[0].kill()
         holders[0].wait()
-        with notes.folder() as new:
+        with rank_notes.folder() as new:
             assert folders[0].exists()
         for folder in folders:
             os.utime(folder, (0, 0))
@@ -131,7 +131,7 @@ def test_the_folder_of_a_process_that_was_killed_is_removed_later(
         (tmp_path / f"{new.name}x").symlink_to(foreign)
         (foreign / "kept").touch()
         os.utime(foreign, (0, 0))
-        with notes.folder():
+        with rank_notes.folder():
             assert [folder.exists() for folder in folders] == [False, True]
             assert (folders[1] / "failed-1").exists() and (foreign / "kept").exists()
     finally:

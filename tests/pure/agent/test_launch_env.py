@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.agent import place
-from cluster_ddp.agent.options import Options
+from cluster_ddp.agent import launch_env
+from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.errors import RendezvousError, SpecError, TopologyError
 from cluster_ddp.slurm.port import candidates
 
 SRUN, TORCHRUN = Options(), Options(launcher="torchrun")
-SIZE = place.Shape(nodes=2, ranks_per_node=2, node_cpus=None, cpus_per_task=None)
+SIZE = launch_env.Shape(nodes=2, ranks_per_node=2, node_cpus=None, cpus_per_task=None)
 JOB = {"SLURM_JOB_ID": "71", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURMD_NODENAME": "localhost"}
 
 
@@ -52,7 +52,7 @@ JOB = {"SLURM_JOB_ID": "71", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE"
     ],
 )
 def test_the_shape_of_a_job(env: dict[str, str], options: Options, shape: tuple[int | None, ...]) -> None:
-    found = place.shape(options, {"SLURM_JOB_NUM_NODES": "2", **env})
+    found = launch_env.shape(options, {"SLURM_JOB_NUM_NODES": "2", **env})
     assert found[:4] == shape
     assert found.world_size == found.nodes * found.ranks_per_node
     gpus = env.get("SLURM_GPUS_ON_NODE")
@@ -70,35 +70,35 @@ def test_the_shape_of_a_job(env: dict[str, str], options: Options, shape: tuple[
     ],
 )
 def test_gpus_that_were_asked_for_each_task(env: dict[str, str], on_node: int | None, of_task: int) -> None:
-    found = place.shape(SRUN, {**JOB, **env})
+    found = launch_env.shape(SRUN, {**JOB, **env})
     assert (found.gpus_per_node, found.gpus_per_task) == (on_node, of_task)
 
 
 def test_spare_nodes_take_no_ranks() -> None:
-    assert place.shape(Options(spare_nodes=1), {**JOB, "SLURM_JOB_NUM_NODES": "3"}).world_size == 4
+    assert launch_env.shape(Options(spare_nodes=1), {**JOB, "SLURM_JOB_NUM_NODES": "3"}).world_size == 4
     with pytest.raises(SpecError, match=r"the job has 2 node\(s\), and 2 of them are to be spares") as error:
-        place.shape(Options(spare_nodes=2), JOB)
+        launch_env.shape(Options(spare_nodes=2), JOB)
     assert "--spare-nodes" in error.value.hint
 
 
 @pytest.mark.parametrize("counts", ["2,1", "1,2(x3)"])
 def test_unequal_tasks_are_refused(counts: str) -> None:
     with pytest.raises(SpecError, match="not equal on all nodes") as error:
-        place.shape(SRUN, {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": counts})
+        launch_env.shape(SRUN, {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": counts})
     assert f"SLURM_TASKS_PER_NODE={counts}" in error.value.found
     assert "--ranks-per-node" in error.value.hint
 
 
 def test_what_is_no_number_is_named() -> None:
     with pytest.raises(TopologyError, match=r"SLURM_JOB_NUM_NODES=two"):
-        place.shape(SRUN, {"SLURM_JOB_NUM_NODES": "two"})
+        launch_env.shape(SRUN, {"SLURM_JOB_NUM_NODES": "two"})
 
 
 def test_the_run_directory_has_the_jobs_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert place.run_dir(SRUN, "12") is None
-    assert place.run_dir(Options(run_dir="/it's/x-%j"), "12_3") == Path("/it's/x-12_3")
-    assert place.run_dir(Options(run_dir="x"), "12") == tmp_path / "x"
+    assert launch_env.run_dir(SRUN, "12") is None
+    assert launch_env.run_dir(Options(run_dir="/it's/x-%j"), "12_3") == Path("/it's/x-12_3")
+    assert launch_env.run_dir(Options(run_dir="x"), "12") == tmp_path / "x"
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,11 @@ def test_the_run_directory_has_the_jobs_label(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_the_code_is_that_of_the_whole_array(env: dict[str, str], named: str) -> None:
-    assert place.named("/x-%A/code", env) == named.replace("PID", str(os.getpid()))
+    assert launch_env.named("/x-%A/code", env) == named.replace("PID", str(os.getpid()))
 
 
 def test_what_a_job_on_slurm_gives_its_tasks() -> None:
-    found = place.on_slurm(Options(run_dir="/r/x-%j", launcher="srun"), SIZE, "71")
+    found = launch_env.on_slurm(Options(run_dir="/r/x-%j", launcher="srun"), SIZE, "71")
     assert len(bytes.fromhex(found.pop("CLUSTER_DDP_SECRET"))) == 32
     found.pop("PYTHONUNBUFFERED", None)
     assert found == {
@@ -123,18 +123,18 @@ def test_what_a_job_on_slurm_gives_its_tasks() -> None:
         "SLURM_EXPORT_ENV": "ALL",
         "CLUSTER_DDP_RUN_DIR": "/r/x-71",
     }
-    again = place.on_slurm(SRUN, SIZE, "71")
-    assert again["CLUSTER_DDP_SECRET"] != place.on_slurm(SRUN, SIZE, "71")["CLUSTER_DDP_SECRET"]
+    again = launch_env.on_slurm(SRUN, SIZE, "71")
+    assert again["CLUSTER_DDP_SECRET"] != launch_env.on_slurm(SRUN, SIZE, "71")["CLUSTER_DDP_SECRET"]
     assert "CLUSTER_DDP_RUN_DIR" not in again
 
 
 def test_each_start_meets_on_another_port_where_rank_0_is() -> None:
     hosts = enumerate(("localhost", "127.0.0.2"))
-    found = [place.meeting({"SLURM_JOB_ID": "71"}, host, start) for start, host in hosts]
+    found = [launch_env.meeting({"SLURM_JOB_ID": "71"}, host, start) for start, host in hosts]
     assert [(one["CLUSTER_DDP_START"], one["MASTER_ADDR"]) for one in found] == [("0", "localhost"), ("1", "127.0.0.2")]
     ports = {int(one["MASTER_PORT"]) for one in found}
     assert len(ports) == 2 and ports <= {*candidates(71)}
-    last = place.meeting({"SLURM_JOB_ID": "71"}, "localhost", len(candidates(71)))
+    last = launch_env.meeting({"SLURM_JOB_ID": "71"}, "localhost", len(candidates(71)))
     assert last["MASTER_PORT"] == found[0]["MASTER_PORT"], "the candidates begin anew"
 
 
@@ -143,8 +143,8 @@ def test_each_start_meets_on_another_port_where_rank_0_is() -> None:
 def test_the_ranks_of_a_nodes_task_learn_their_own_cpus(launcher: str, cpus: int | None, said: str) -> None:
     """The step's are those of all ranks of the node."""
     size = SIZE._replace(cpus_per_task=cpus)
-    assert place.on_slurm(Options(launcher=launcher), size, "71")["CLUSTER_DDP_CPUS_PER_TASK"] == said
-    assert "CLUSTER_DDP_CPUS_PER_TASK" not in place.on_slurm(SRUN, size, "71")
+    assert launch_env.on_slurm(Options(launcher=launcher), size, "71")["CLUSTER_DDP_CPUS_PER_TASK"] == said
+    assert "CLUSTER_DDP_CPUS_PER_TASK" not in launch_env.on_slurm(SRUN, size, "71")
 
 
 def test_options_that_ranks_learn_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_options_that_ranks_learn_by_the_environment(tmp_path: Path, monkeypatch
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     folder = tmp_path / "it's a run"
     folder.mkdir()
-    found = place.common(asked, folder)
+    found = launch_env.common(asked, folder)
     assert {name: found[name] for name in found if name not in ("CLUSTER_DDP_SECRET", "CLUSTER_DDP_RUN_DIR")} == {
         "PYTHONUNBUFFERED": "1",
         "CLUSTER_DDP_GPUS_PER_TASK": "2",
@@ -162,11 +162,11 @@ def test_options_that_ranks_learn_by_the_environment(tmp_path: Path, monkeypatch
         "CLUSTER_DDP_SHARE": "1",
     }
     (folder / "spec.json").touch()  # made by `submit`, which can resume it
-    resume = place.common(SRUN, folder)["CLUSTER_DDP_RESUME"]
+    resume = launch_env.common(SRUN, folder)["CLUSTER_DDP_RESUME"]
     assert resume == f"cluster-ddp submit --resume '{tmp_path}/it'\"'\"'s a run'"
     monkeypatch.setenv("PYTHONUNBUFFERED", "")
-    assert "PYTHONUNBUFFERED" not in place.common(SRUN, folder), "the user's own choice"
-    assert set(place.common(SRUN, None)) == {"CLUSTER_DDP_SECRET"}
+    assert "PYTHONUNBUFFERED" not in launch_env.common(SRUN, folder), "the user's own choice"
+    assert set(launch_env.common(SRUN, None)) == {"CLUSTER_DDP_SECRET"}
 
 
 STEP = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
@@ -183,7 +183,7 @@ STEP = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_S
     ],
 )
 def test_what_a_task_adds(env: dict[str, str], options: Options, found: dict[str, str]) -> None:
-    added = place.of_task(options, env)
+    added = launch_env.of_task(options, env)
     assert {name: added.get(name) for name in found} == found
     assert ("RANK" in added) == (options.launcher == "srun")
     assert ("SUBMITIT_EXECUTOR" in added) == options.function
@@ -192,7 +192,7 @@ def test_what_a_task_adds(env: dict[str, str], options: Options, found: dict[str
 def test_what_a_job_on_this_machine_gives_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "SUBMITIT_LOG_LEVEL"):
         monkeypatch.delenv(name, raising=False)
-    found = place.on_this_machine(Options(gpus_per_task=2, cpus_per_task=3), 2, 0)
+    found = launch_env.on_this_machine(Options(gpus_per_task=2, cpus_per_task=3), 2, 0)
     assert int(found.pop("MASTER_PORT")) in candidates(os.getpid())
     assert found == {
         "CLUSTER_DDP_LOCAL_JOB_ID": str(os.getpid()),
@@ -204,46 +204,46 @@ def test_what_a_job_on_this_machine_gives_its_ranks(monkeypatch: pytest.MonkeyPa
         "CUDA_VISIBLE_DEVICES": "0,1,2,3",
         "OMP_NUM_THREADS": "3",
     }
-    assert place.of_local_rank(SRUN, 1) == {"RANK": "1", "LOCAL_RANK": "1"}
-    restarted = place.on_this_machine(TORCHRUN, 2, 1)
+    assert launch_env.of_local_rank(SRUN, 1) == {"RANK": "1", "LOCAL_RANK": "1"}
+    restarted = launch_env.on_this_machine(TORCHRUN, 2, 1)
     assert restarted["CLUSTER_DDP_START"] == "1"
     assert "OMP_NUM_THREADS" not in restarted, "torchrun's workers get theirs from it"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    mine = place.on_this_machine(SRUN, 2, 0)
+    mine = launch_env.on_this_machine(SRUN, 2, 0)
     assert (mine["CUDA_VISIBLE_DEVICES"], mine["OMP_NUM_THREADS"]) == ("5", "7")
 
 
 def test_cpus_are_shared_out_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(5)))
-    assert place.on_this_machine(SRUN, 2, 0)["OMP_NUM_THREADS"] == "2"
-    assert place.on_this_machine(SRUN, 9, 0)["OMP_NUM_THREADS"] == "1"
+    assert launch_env.on_this_machine(SRUN, 2, 0)["OMP_NUM_THREADS"] == "2"
+    assert launch_env.on_this_machine(SRUN, 9, 0)["OMP_NUM_THREADS"] == "1"
 
 
 def test_submitits_variables_on_this_machine() -> None:
     asked = Options(function=True)
-    found = place.on_this_machine(asked, 2, 0)
+    found = launch_env.on_this_machine(asked, 2, 0)
     assert (found["SUBMITIT_EXECUTOR"], found["SUBMITIT_LOCAL_NTASKS"]) == ("local", "2")
     assert found["SUBMITIT_LOCAL_JOB_ID"] == str(os.getpid())
     own = {"SUBMITIT_LOCAL_GLOBALID": "1", "SUBMITIT_LOCAL_LOCALID": "1"}
-    assert place.of_local_rank(asked, 1) == {"RANK": "1", "LOCAL_RANK": "1", **own}
+    assert launch_env.of_local_rank(asked, 1) == {"RANK": "1", "LOCAL_RANK": "1", **own}
 
 
 @pytest.mark.parametrize("job_id", [0, 71, 22750, 22751, 4_294_967_295])
 def test_a_port_on_which_something_listens_is_not_chosen(job_id: int) -> None:
     """Not where the first candidate is in use."""
     env = {"SLURM_JOB_ID": str(job_id)}
-    first = int(place.meeting(env, "localhost", 0)["MASTER_PORT"])
+    first = int(launch_env.meeting(env, "localhost", 0)["MASTER_PORT"])
     assert first in candidates(job_id)
     with socket.create_server(("127.0.0.1", first)):
-        second = int(place.meeting(env, "localhost", 0)["MASTER_PORT"])
+        second = int(launch_env.meeting(env, "localhost", 0)["MASTER_PORT"])
     assert second in candidates(job_id) and second != first
 
 
 def test_if_all_ports_are_in_use_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
-        monkeypatch.setattr(place.port, "candidates", lambda job_id: [held.getsockname()[1]])
+        monkeypatch.setattr(launch_env.port, "candidates", lambda job_id: [held.getsockname()[1]])
         with pytest.raises(RendezvousError, match="all 1 candidate ports are in use") as error:
-            place.meeting(JOB, "localhost", 0)
+            launch_env.meeting(JOB, "localhost", 0)
     assert "ssh localhost ss -ltn" in error.value.hint

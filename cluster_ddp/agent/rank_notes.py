@@ -1,11 +1,11 @@
-"""What a rank leaves for the process that started it, its keeper: files in a folder on their node.
+"""What a rank leaves for the process that started it, its supervisor: files in a folder on their node.
 
 failed-RANK   {"words": "ValueError: x", "consequence": false, "step": 120}
 stopped-RANK  {}: it was stopped in time; launchers may hide its exit status
 joined-RANK   {}: its process group is up
 
-The keeper makes the folder, names it in `Env.NOTES`, and reads the notes when the rank has ended. Each is written once:
-the first word of a rank counts.
+The supervisor makes the folder, names it in `Env.NOTES`, and reads the notes when the rank has ended. Each is written
+once: the first word of a rank counts.
 """
 
 from __future__ import annotations

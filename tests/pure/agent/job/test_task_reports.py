@@ -1,4 +1,4 @@
-"""agent.job.hearing: what the tasks of a start have said."""
+"""agent.job.job_logs: what the tasks of a start have said."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster_ddp.agent.channel.lines import Message
-from cluster_ddp.agent.job.hearing import Hearing
+from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.outcome import AGENT_KILLED, End, Failure, Outcome
 
 
@@ -25,15 +25,15 @@ def idle(task: int, status: int = 0) -> Message:
     return {"kind": "idle", "task": str(task), "status": status}
 
 
-def heard(*messages: Message, launcher: str = "srun", tasks: int = 0) -> Hearing:
-    hearing = Hearing(launcher, 2, tasks=tasks)
+def heard(*messages: Message, launcher: str = "srun", tasks: int = 0) -> TaskReports:
+    reports = TaskReports(launcher, 2, tasks=tasks)
     for message in messages:
-        hearing.hear(message)
-    return hearing
+        reports.hear(message)
+    return reports
 
 
-def judged(hearing: Hearing, status: int = 1) -> Outcome:
-    return hearing.judge(Outcome("12", 0, "COMPLETED", status))
+def judged(reports: TaskReports, status: int = 1) -> Outcome:
+    return reports.judge(Outcome("12", 0, "COMPLETED", status))
 
 
 @pytest.mark.parametrize("message", [ended(1, 75), ended(1, 0, was_stopped=True), ended(1, 1, was_stopped=True)])
@@ -42,26 +42,26 @@ def test_one_that_was_stopped_in_time_is_enough(message: Message) -> None:
 
 
 def test_a_connection_that_ends_without_a_word_was_killed() -> None:
-    hearing = heard(hello(0, 1), hello(2, 3, host="node2"), ended(0, 0), ended(1, 0), ended(2, 0, host="node2"))
-    hearing.gone(hello(0, 1))
-    assert judged(hearing).first is None
-    hearing.gone(hello(2, 3, host="node2"))
-    assert judged(hearing).first == Failure(3, "node2", 137, AGENT_KILLED)
+    reports = heard(hello(0, 1), hello(2, 3, host="node2"), ended(0, 0), ended(1, 0), ended(2, 0, host="node2"))
+    reports.gone(hello(0, 1))
+    assert judged(reports).first is None
+    reports.gone(hello(2, 3, host="node2"))
+    assert judged(reports).first == Failure(3, "node2", 137, AGENT_KILLED)
 
 
 def test_the_parent_of_a_nodes_ranks_is_named_by_its_node() -> None:
     """Its agent was killed; its ranks, and those of other nodes, end by TERM after it."""
-    hearing = heard(hello(task="1"), hello(2, 3, task="1"), hello(0, task="0"), ended(2, 143), ended(0, 143))
-    hearing.gone(hello(host="node2"))
-    assert judged(hearing).first == Failure(None, "node2", 137, AGENT_KILLED)
+    reports = heard(hello(task="1"), hello(2, 3, task="1"), hello(0, task="0"), ended(2, 143), ended(0, 143))
+    reports.gone(hello(host="node2"))
+    assert judged(reports).first == Failure(None, "node2", 137, AGENT_KILLED)
 
 
 @pytest.mark.parametrize("rank", [0, None])
 def test_one_that_has_told_its_end_was_not_killed(rank: int | None) -> None:
     said = hello() if rank is None else hello(rank)
-    hearing = heard(said, ended(rank, 0))
-    hearing.gone(said)
-    assert judged(hearing).first is None
+    reports = heard(said, ended(rank, 0))
+    reports.gone(said)
+    assert judged(reports).first is None
 
 
 def test_a_task_has_begun_however_many_of_it_say_hello() -> None:
@@ -86,9 +86,9 @@ def test_a_task_has_begun_however_many_of_it_say_hello() -> None:
     ],
 )
 def test_which_log_is_whose(tmp_path: Path, launcher: str, tasks: int, end: End, log: int | None) -> None:
-    hearing = Hearing(launcher, 8, tmp_path, tasks=tasks)
-    hearing.hear(hello(host="node2", task="1"))
-    assert hearing.log_of(end) == (None if log is None else tmp_path / f"task-{log}.log")
+    reports = TaskReports(launcher, 8, tmp_path, tasks=tasks)
+    reports.hear(hello(host="node2", task="1"))
+    assert reports.log_of(end) == (None if log is None else tmp_path / f"task-{log}.log")
 
 
 def test_who_has_begun_is_read_while_nobody_adds_to_it() -> None:
@@ -96,18 +96,18 @@ def test_who_has_begun_is_read_while_nobody_adds_to_it() -> None:
 
     class Begun(set[int]):
         def __len__(self) -> int:
-            assert hearing._lock.locked()
+            assert reports._lock.locked()
             return super().__len__()
 
-    hearing = heard(tasks=1)
-    hearing._begun = Begun([0])
-    assert hearing.all_have_begun and hearing.has_begun
+    reports = heard(tasks=1)
+    reports._begun = Begun([0])
+    assert reports.all_have_begun and reports.has_begun
 
 
 def test_all_alone_is_said_once_and_one_alone_never(capfd: pytest.CaptureFixture[str]) -> None:
-    hearing = heard({"kind": "alone", "rank": 1}, {"kind": "alone", "rank": 1})
+    reports = heard({"kind": "alone", "rank": 1}, {"kind": "alone", "rank": 1})
     assert capfd.readouterr().err == ""
-    hearing.hear({"kind": "alone", "rank": 0})
+    reports.hear({"kind": "alone", "rank": 0})
     said = capfd.readouterr().err
     assert said.startswith("warning: None of the 2 ranks of this job has joined a process group so far")
     assert "Hint: " in said
@@ -137,11 +137,11 @@ LOST = hello(1, host="node2", task="1", stays=True)
 def test_commands_that_have_ended_and_agents_that_are_gone(
     messages: list[Message], gone: list[Message], are_idle: bool, gone_from: list[str], statuses: list[int]
 ) -> None:
-    hearing = heard(*messages, tasks=2)
+    reports = heard(*messages, tasks=2)
     for one in gone:
-        hearing.gone(one)
-    assert (hearing.are_idle, hearing.gone_from, hearing.statuses) == (are_idle, gone_from, statuses)
-    assert hearing.is_over(time.monotonic()) is are_idle
+        reports.gone(one)
+    assert (reports.are_idle, reports.gone_from, reports.statuses) == (are_idle, gone_from, statuses)
+    assert reports.is_over(time.monotonic()) is are_idle
 
 
 @pytest.mark.parametrize(
@@ -160,20 +160,20 @@ def test_a_start_is_over_soon_after_a_rank_has_failed(
 ) -> None:
     now = 7.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    hearing = heard(message, tasks=2)
-    assert hearing.due_s(now) == most_s and not hearing.is_over(now)
-    assert hearing.is_over(now + min(most_s, 1000)) is (most_s <= 1000)
-    hearing.hear(ended(1, 75))
-    assert hearing.due_s(now) == min(most_s, 30), "a second end does not put it off"
+    reports = heard(message, tasks=2)
+    assert reports.due_s(now) == most_s and not reports.is_over(now)
+    assert reports.is_over(now + min(most_s, 1000)) is (most_s <= 1000)
+    reports.hear(ended(1, 75))
+    assert reports.due_s(now) == min(most_s, 30), "a second end does not put it off"
 
 
 def test_ranks_that_are_killed_because_of_a_failure_are_no_news() -> None:
-    hearing = heard(ended(0, 3), tasks=2)
-    hearing.close()
+    reports = heard(ended(0, 3), tasks=2)
+    reports.close()
     for message in (ended(1, 137), idle(0, 3), idle(1, 137)):
-        hearing.hear(message)
-    assert judged(hearing).first == Failure(0, "node1", 3, "")
-    assert hearing.are_idle
+        reports.hear(message)
+    assert judged(reports).first == Failure(0, "node1", 3, "")
+    assert reports.are_idle
 
 
 @pytest.mark.parametrize(
@@ -186,5 +186,5 @@ def test_ranks_that_are_killed_because_of_a_failure_are_no_news() -> None:
     ],
 )
 def test_an_error_of_all_ranks(ends: list[tuple[int, str]], everywhere: bool) -> None:
-    hearing = heard(*(ended(rank, 1, words=words) for rank, words in ends), tasks=2)
-    assert hearing.failed_everywhere(ends[0][1]) is everywhere
+    reports = heard(*(ended(rank, 1, words=words) for rank, words in ends), tasks=2)
+    assert reports.failed_everywhere(ends[0][1]) is everywhere

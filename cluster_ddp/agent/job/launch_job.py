@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cluster_ddp import ownership
-from cluster_ddp.agent import place, python_command
-from cluster_ddp.agent.job import allocation, report
+from cluster_ddp.agent import launch_env, python_command
+from cluster_ddp.agent.job import allocation, job_log
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import Job
-from cluster_ddp.agent.options import Options
-from cluster_ddp.errors import RunDirError, SpecError
+from cluster_ddp.agent.launch_env import Shape
+from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.errors import RunDirError, SpecError, counted
 from cluster_ddp.files import make_dir
 from cluster_ddp.protocol import File
 
@@ -53,9 +54,11 @@ def run(job: Job | LocalJob) -> int:
             _warn_of_array(asked.run_dir or "", job.env)
         make_run_dir(job.folder, shared=asked.share)
     if asked.code is not None:
-        _enter(Path(place.named(asked.code, os.environ)))
+        _enter(Path(launch_env.named(asked.code, os.environ)))
     if asked.container is None and asked.container_image is None:
         python_command.check_script(asked.command, Path.cwd())
+    if isinstance(job, Job) and (remark := gpu_remark(job.size, asked)):
+        job_log.say(remark)
     return job.run()
 
 
@@ -71,7 +74,7 @@ def _warn_of_array(run_dir: str, env: Mapping[str, str]) -> None:
     is_alone = task is None or env.get("SLURM_ARRAY_TASK_COUNT") == "1"
     if is_alone or any(word in run_dir for word in of_task) or re.search(rf"(?<!\d){task}(?!\d)", run_dir):
         return
-    report.say(
+    job_log.say(
         f"warning: The run directory {run_dir} does not name task {task} of the array: tasks that use it at the same\n"
         f"  time write the same logs and checkpoints.\n  Hint: --run-dir {shlex.quote(run_dir + '-%j')}"
     )
@@ -111,3 +114,33 @@ def _refuse_planted(run_dir: Path) -> None:
         found = f"it {found}." if found else f"{links[0]} is a symbolic link: the output of a rank would go elsewhere."
         hint = f"choose another one; if it is yours, and nobody has changed it: chmod go-w {shlex.quote(str(run_dir))}"
         raise RunDirError(f"Using the run directory {run_dir}:", found, hint)
+
+
+def gpu_remark(size: Shape, options: Options) -> str:
+    """Return what to say of a job whose tasks are not as many as its GPUs; empty if each task drives its GPUs.
+
+    Raises:
+        SpecError: srun would refuse to start so many ranks.
+    """
+    _check_cpus(size, options)
+    ranks, gpus, each = size.ranks_per_node, size.gpus_per_node, options.gpus_per_task
+    if gpus is None:
+        return ""
+    if ranks * each == gpus:
+        if size.tasks_per_node == ranks:
+            return ""
+        asked = counted(size.tasks_per_node, "task")
+        return f"The job has {asked} and {gpus} GPUs on each node: starting {counted(ranks, 'rank')} there."
+    needed = f"{counted(ranks, 'rank')} on each node, with {counted(each, 'GPU')} each"
+    fault = "some have no GPU of their own" if ranks * each > gpus else "the others stay idle"
+    hint = f"--ntasks-per-node={max(1, gpus // each)}, or cluster-ddp launch --ranks-per-node {max(1, gpus // each)}"
+    return f"warning: Starting {needed}: the job has {counted(gpus, 'GPU')} there; {fault}.\n  Hint: {hint}"
+
+
+def _check_cpus(size: Shape, options: Options) -> None:
+    ranks, cpus = size.ranks_per_node, size.node_cpus
+    may_be_more = size.is_overcommitted or any(re.match(r"--overc|-\w*O", one) for one in options.srun_options)
+    if options.launcher == "srun" and cpus is not None and ranks > cpus and not may_be_more:
+        asked = f"Starting {counted(ranks, 'rank')} on each node:"
+        found = f"the job has {counted(cpus, 'CPU')} there, and srun gives each rank one of its own."
+        raise SpecError(asked, found, f"ask for them: --ntasks-per-node={ranks}, or --cpus-per-task={ranks}")

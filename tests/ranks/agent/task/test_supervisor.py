@@ -1,4 +1,4 @@
-"""agent.task.keeper: several commands under one keeper, in a process of its own, since it holds that one's signals."""
+"""agent.task.supervisor: several commands under one, in a process of its own, since it holds that one's signals."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 from slowness import scaled, wait_until
 from tasks import PLACE
 
-from cluster_ddp.agent.task.keeper import status_of
+from cluster_ddp.agent.task.supervisor import status_of
 from cluster_ddp.slurm.variables import node_name
 
 CODE = """import json, os, sys
 from pathlib import Path
-from cluster_ddp.agent.notes import Notes
-from cluster_ddp.agent.task import keeper as module
-from cluster_ddp.agent.task.keeper import Keeper
+from cluster_ddp.agent.rank_notes import Notes
+from cluster_ddp.agent.task import supervisor as module
+from cluster_ddp.agent.task.supervisor import Supervisor
 from cluster_ddp import processes
 options = json.loads(sys.argv[1])
 module.PATIENCE_S = options.pop("patience_s", 1.0)
@@ -31,17 +31,17 @@ if "kills" in options:
 commands = options.pop("commands")
 logs = options.pop("logs", None)
 ends = []
-keeper = Keeper(Notes(Path(os.environ["NOTES"])), ends.append, patience_s=1.0)
+supervisor = Supervisor(Notes(Path(os.environ["NOTES"])), ends.append, patience_s=1.0)
 pids = []
 for rank, command in enumerate(commands):
     log = Path(logs, f"{rank}.log") if logs else None
-    pids.append(keeper.start(rank, ["bash", "-c", command], dict(os.environ), log=log))
+    pids.append(supervisor.start(rank, ["bash", "-c", command], dict(os.environ), log=log))
 print("started", *pids, flush=True)
 until = options.pop("until", None)
-status = keeper.keep(lambda: 0.05, until=lambda: until is not None and Path(until).exists())
-if keeper.is_running:
-    keeper.kill()
-print(json.dumps([status, keeper.has_killed, [end[:1] + end[2:] for end in ends]]))
+status = supervisor.keep(lambda: 0.05, until=lambda: until is not None and Path(until).exists())
+if supervisor.is_running:
+    supervisor.kill()
+print(json.dumps([status, supervisor.has_killed, [end[:1] + end[2:] for end in ends]]))
 """
 HOST = node_name(os.environ)
 LISTENS = "trap 'exit 75' USR1; touch ready$$; while :; do sleep 0.05; done"
@@ -90,7 +90,7 @@ def test_who_will_not_end_is_killed(tmp_path: Path) -> None:
 
 
 def test_all_are_killed_at_once_when_nobody_waits_any_longer(tmp_path: Path) -> None:
-    """Also one that ignores TERM, and one that is suspended. The keeper reports each end."""
+    """Also one that ignores TERM, and one that is suspended. The supervisor reports each end."""
     told = tmp_path / "it's told"
     kept = Kept(tmp_path, DEAF, "touch ready$$; kill -STOP $$", until=str(told))
     kept.wait_until_ready(2)

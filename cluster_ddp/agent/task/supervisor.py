@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cluster_ddp import processes
-from cluster_ddp.agent.notes import FailureNote, Notes
 from cluster_ddp.agent.outcome import End
-from cluster_ddp.agent.task import on_the_way, signals
-from cluster_ddp.agent.task.on_the_way import OnTheWay
+from cluster_ddp.agent.rank_notes import FailureNote, Notes
+from cluster_ddp.agent.task import signals
+from cluster_ddp.agent.task.signals import PendingSignals
 from cluster_ddp.agent.task.spawn import spawn
 from cluster_ddp.protocol import EXIT_STOPPED, Env
 from cluster_ddp.slurm.variables import node_name
@@ -43,7 +43,7 @@ class Child(NamedTuple):
     """For messages, such as "rank 3"."""
 
 
-class Keeper:
+class Supervisor:
     """Keeps commands. From its making on, it holds the signals of this process, until it passes them on.
 
     Args:
@@ -68,7 +68,7 @@ class Keeper:
         self._notes, self._tell, self._patience_s, self._on_term = notes, ended, patience_s, on_term
         self._running: dict[int, Child] = {}
         self._statuses: list[int] = []  # other than 0, in the order in which they came
-        self._on_the_way = OnTheWay(takers)
+        self._pending = PendingSignals(takers)
         self._term_at = self._kill_at = _NEVER  # on the clock of time.monotonic()
         self._is_ending = False
         self.has_killed = False
@@ -139,13 +139,13 @@ class Keeper:
         self._reap()
         while self._running and not (until is not None and until()):
             wait_s = _LONGEST_WAIT_S if tick is None else tick()
-            due = min(self._term_at, self._kill_at, self._on_the_way.due)
+            due = min(self._term_at, self._kill_at, self._pending.due)
             wait_s = min(wait_s, due - time.monotonic())
             received = signal.sigtimedwait(self._held, max(0.0, min(wait_s, _LONGEST_WAIT_S)))
             if received is not None and not signals.is_known_to_all(received):
                 self.received(signal.Signals(received.si_signo))
             self._reap()
-            self._on_the_way.deliver(self._running)
+            self._pending.deliver(self._running)
             self._end_overdue()
         return status_of(self._statuses)
 
@@ -156,7 +156,7 @@ class Keeper:
             return
         # Of an agent around it, Slurm has told that one, which has waited.
         is_first = "SLURM_PROCID" in os.environ and Env.NOTES not in os.environ
-        self._on_the_way.add(self._running, number, wait_s=_PASS_ON_S if is_first else 0.0)
+        self._pending.add(self._running, number, wait_s=_PASS_ON_S if is_first else 0.0)
 
     def end(self) -> None:
         """End all commands: TERM, later KILL."""
@@ -167,7 +167,7 @@ class Keeper:
         """Kill all commands, and wait for their ends. A wait in the kernel takes its time."""
         self._is_ending = True
         for pid in self._running:
-            on_the_way.send(pid, signal.SIGKILL)
+            signals.send(pid, signal.SIGKILL)
         self.keep()
 
     def _reap(self) -> None:
@@ -200,13 +200,13 @@ class Keeper:
         """Send TERM, and later KILL, to the commands that still run, when that is due."""
         now = time.monotonic()
         if now >= self._term_at and self._running:
-            self._on_the_way.add(self._running, signal.SIGTERM)
+            self._pending.add(self._running, signal.SIGTERM)
             self._term_at, self._kill_at, self._is_ending = _NEVER, now + self._patience_s, True
         elif now >= self._kill_at and self._running:
             names = ", ".join(child.name for child in self._running.values())
             say(f"{names} did not end within {self._patience_s:g} s of TERM: killing.")
             for pid in self._running:  # not reaped yet: the ids are still theirs
-                on_the_way.send(pid, signal.SIGKILL)
+                signals.send(pid, signal.SIGKILL)
             self._kill_at, self.has_killed = _NEVER, True
 
 
@@ -217,7 +217,7 @@ def status_of(statuses: Sequence[int]) -> int:
         statuses: those other than 0, in the order in which the commands ended.
 
     Returns:
-        The first one that TERM did not cause, since TERM came from outside or from the keeper; else the first, or 0.
+        The first one that TERM did not cause, since TERM comes from outside or from here; else the first, or 0.
     """
     ended = 128 + signal.SIGTERM
     return next((status for status in statuses if status != ended), statuses[0] if statuses else 0)

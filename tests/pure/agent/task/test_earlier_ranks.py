@@ -1,4 +1,4 @@
-"""agent.task.predecessors: ranks of an earlier start on this node are killed, and nobody else."""
+"""agent.task.task: ranks of an earlier start on this node are killed, and nobody else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from slowness import scaled
 
-from cluster_ddp.agent.task import predecessors
+from cluster_ddp.agent.task import task
 from cluster_ddp.errors import JobError
 
 TASK = {
@@ -33,7 +33,7 @@ def test_ranks_of_earlier_starts_are_killed_and_nobody_else() -> None:
     started = {name: subprocess.Popen(["sleep", "600"], env=env) for name, env in others.items()}
     victims = [subprocess.Popen(["sleep", "600"], env={**EARLIER, "CLUSTER_DDP_START": start}) for start in "01"]
     try:
-        predecessors.kill(TASK)
+        task.kill_earlier_ranks(TASK)
         assert [one.wait(timeout=scaled(10)) for one in victims] == [-signal.SIGKILL] * 2
         assert [name for name, one in started.items() if one.poll() is not None] == []
     finally:
@@ -44,13 +44,13 @@ def test_ranks_of_earlier_starts_are_killed_and_nobody_else() -> None:
 
 def test_one_that_does_not_end_is_the_nodes_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as one that waits for a driver: here the signal does not arrive."""
-    monkeypatch.setattr(predecessors, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(task, "PATIENCE_S", 0.2)
     one = subprocess.Popen(["sleep", "600"], env=EARLIER)
     try:
         with monkeypatch.context() as patched:
             patched.setattr(os, "kill", lambda pid, number: None)
             with pytest.raises(JobError, match=f"process {one.pid} of an earlier start does not end within 0.2 s"):
-                predecessors.kill(TASK)
+                task.kill_earlier_ranks(TASK)
     finally:
         one.kill()
         one.wait()

@@ -11,20 +11,20 @@ import errno
 import os
 import shlex
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import outcome, place, python_command
+from cluster_ddp.agent import launch_env, outcome, python_command
 from cluster_ddp.agent.channel.client import Client
-from cluster_ddp.agent.notes import Notes, folder, one_line
-from cluster_ddp.agent.options import Options
+from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import End
-from cluster_ddp.agent.task import alone, containers, predecessors, signals
-from cluster_ddp.agent.task.keeper import Keeper, say, wake
+from cluster_ddp.agent.rank_notes import Notes, folder, one_line
+from cluster_ddp.agent.task import process_group_check, rank_command, signals
 from cluster_ddp.agent.task.orders import Orders
-from cluster_ddp.agent.task.spawn import agent
-from cluster_ddp.agent.task.warm import Warm
+from cluster_ddp.agent.task.supervisor import Supervisor, say, wake
+from cluster_ddp.agent.task.warm_process import Warm
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, JobError
 from cluster_ddp.files import open_own
 from cluster_ddp.protocol import Env, File
@@ -45,7 +45,7 @@ def run(options: Options, *, ignore_warnings: bool, stays: bool = False, waits: 
         # Slurm ends what a killed job leaves behind; here nobody would.
         processes.end_with_parent(signal.SIGTERM, os.getppid())
     else:
-        env |= place.of_task(options, env)
+        env |= launch_env.of_task(options, env)
     rank = int(env["RANK"]) if options.launcher == "srun" else None
     around = Task(options, rank, ignore_warnings, stays=stays, waits=waits)
     if options.venv is None:
@@ -104,7 +104,7 @@ class Task:
 
     def _ready(self, env: Mapping[str, str], client: Client) -> Mapping[str, str] | None:
         """Get ready for a start that may come. Returns what `_next` does."""
-        self._warm.begin_at_once(*launched(self.options, env))
+        self._warm.begin_at_once(*rank_command.launched(self.options, env))
         client.always["standby"] = self._waits
         client.say("waiting", **self._place(env))
         return self._next(env, client)
@@ -137,81 +137,44 @@ class Task:
         client.say("hello", **self._place(env))
         try:
             if self._orders is not None and self._may_be_left:
-                predecessors.kill(env)
+                kill_earlier_ranks(env)
             if options.doctor and (status := _examined(options, env, rank, notes, client)):
                 return status
-            keeper = Keeper(notes, lambda end: client.say("ended", **end._asdict()))
+            supervisor = Supervisor(notes, lambda end: client.say("ended", **end._asdict()))
             ignored = options.launcher == "torchrun" or (
                 self._ignore_warnings and not signals.is_shell(options.command)
             )
-            words = launched(options, env, ignore_warnings=self._ignore_warnings)
-            pid = self._begun(keeper, containers.started(options, *words, ignored), ignored)
+            words = rank_command.launched(options, env, ignore_warnings=self._ignore_warnings)
+            pid = self._begun(supervisor, rank_command.started(options, *words, ignored), ignored)
         except (OSError, ClusterDDPError) as error:
             status, why = _not_started(options.command, error)
             client.say("ended", **End(rank, node_name(os.environ), status, why)._asdict())
             return status
-        watch = alone.Watch(pid, rank, int(env.get("WORLD_SIZE", "1")), notes, client)
-        status = keeper.keep(lambda: self._look(keeper, watch), until=self._is_told)
-        if keeper.is_running:  # the job ends this start
-            keeper.kill()
+        watch = process_group_check.Watch(pid, rank, int(env.get("WORLD_SIZE", "1")), notes, client)
+        status = supervisor.keep(lambda: self._look(supervisor, watch), until=self._is_told)
+        if supervisor.is_running:  # the job ends this start
+            supervisor.kill()
             status = outcome.KILL
         return status
 
-    def _begun(self, keeper: Keeper, rank: containers.Prepared, ignored: bool) -> int:
+    def _begun(self, supervisor: Supervisor, rank: rank_command.Prepared, ignored: bool) -> int:
         """Start the rank, in the process that waits for that if there is one. Returns its process id."""
         pid = self._warm.become(*rank, ignore_warnings=ignored)
         if pid is None:
-            pid = keeper.start(self._rank, *rank, ignore_warnings=ignored)
+            pid = supervisor.start(self._rank, *rank, ignore_warnings=ignored)
         else:
-            keeper.adopt(self._rank, pid)
+            supervisor.adopt(self._rank, pid)
         if self._orders is not None:
             self._warm.begin(*rank)
         return pid
 
-    def _look(self, keeper: Keeper, watch: alone.Watch) -> float:
+    def _look(self, supervisor: Supervisor, watch: process_group_check.Watch) -> float:
         if self._warm.was_killed():
-            keeper.count_oom_kills()
+            supervisor.count_oom_kills()
         return min(watch.look(), self._warm.look())
 
     def _is_told(self) -> bool:
         return self._orders is not None and self._orders.must_end
-
-
-def launched(
-    options: Options, env: Mapping[str, str], *, ignore_warnings: bool = False
-) -> tuple[list[str], dict[str, str]]:
-    """Return the command that starts the ranks of a node, and its environment: the user's own with srun."""
-    command, env = list(options.command), dict(env)
-    command += shlex.split(options.restart_args) if env.get(Env.START, "0") != "0" else []
-    ranks = env["LOCAL_WORLD_SIZE"]
-    if options.launcher == "fork":
-        at = python_command.interpreter_words(command)
-        run_dir = env.get(Env.RUN_DIR)
-        forking = ["-m", "cluster_ddp.runtime.fork", f"--ranks={ranks}"]
-        forking += [f"--log-dir={run_dir}"] if run_dir else []
-        return [*command[:at], *forking, "--", *command[at:]], env
-    if options.launcher == "torchrun":
-        cpus = env.get(Env.CPUS_PER_TASK) or str(options.cpus_per_task or 1)
-        env["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS") or cpus
-        rank = ["rank", *(["--ignore-warnings"] if ignore_warnings else []), "--"]
-        around = [*agent(), *rank, *command]
-        return [*_torchrun(command, env), *(around if options.container is None else containers.in_image(around))], env
-    return command, env
-
-
-def _torchrun(command: Sequence[str], env: Mapping[str, str]) -> list[str]:
-    """torchrun's agent of one node. Warnings pass it by: it would end its workers after them, saved or not."""
-    return [
-        *(python_command.interpreter(command), "-m", "torch.distributed.run"),
-        f"--nnodes={env.get('SLURM_STEP_NUM_NODES') or env.get('SLURM_JOB_NUM_NODES', '1')}",
-        f"--nproc-per-node={env['LOCAL_WORLD_SIZE']}",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={env['MASTER_ADDR']}:{env['MASTER_PORT']}",
-        f"--rdzv-conf=is_host={int(env['NODE_RANK'] == '0')}",
-        f"--rdzv-id={env.get('SLURM_JOB_ID') or env[Env.LOCAL_JOB_ID]}.{env.get(Env.START, '0')}",
-        f"--local-addr={env.get('SLURMD_NODENAME') or env['MASTER_ADDR']}",
-        *("--max-restarts=0", "--no-python"),
-    ]
 
 
 def _examined(options: Options, env: Mapping[str, str], rank: int | None, notes: Notes, client: Client) -> int:
@@ -221,12 +184,12 @@ def _examined(options: Options, env: Mapping[str, str], rank: int | None, notes:
         env[Env.GPUS_PER_TASK] = str(int(env["LOCAL_WORLD_SIZE"]) * options.gpus_per_task)
         env = {name: value for name, value in env.items() if name not in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
         if Env.LOCAL_JOB_ID in env:
-            env |= place.ALONE
+            env |= launch_env.ALONE
         rank = int(env.get("RANK") or env["SLURM_PROCID"])
     held = [signal.SIGTERM]  # any other waits for the ranks
-    keeper = Keeper(notes, lambda end: client.say("ended", **end._asdict()) if end.status else None, held=held)
-    keeper.start(rank, python_command.doctor(options.command), env)
-    return keeper.keep()
+    supervisor = Supervisor(notes, lambda end: client.say("ended", **end._asdict()) if end.status else None, held=held)
+    supervisor.start(rank, python_command.doctor(options.command), env)
+    return supervisor.keep()
 
 
 def _write_to(log: Path) -> None:
@@ -247,3 +210,32 @@ def _not_started(command: Sequence[str], error: OSError | ClusterDDPError) -> tu
         status = 126 if is_there else 127
     say(f"error: {error}")
     return status, one_line(f"{error.asked} {error.found}")
+
+
+PATIENCE_S = 60.0
+"""Seconds until a killed process has to be gone. The kernel may have to wait for a driver or a file system."""
+
+
+def kill_earlier_ranks(env: Mapping[str, str]) -> None:
+    """Kill the task's predecessors: the commands of this place in earlier starts of the job. Wait for their ends.
+
+    Args:
+        env: of the task.
+
+    Raises:
+        JobError: one does not end.
+    """
+    of_place = {name: env[name] for name in (Env.SECRET, "SLURMD_NODENAME", "SLURM_LOCALID")}
+    deadline = time.monotonic() + PATIENCE_S
+    while left := [pid for pid, of_it in processes.environments(of_place).items() if _is_earlier(of_it, env)]:
+        if time.monotonic() > deadline:
+            found = f"process {left[0]} of an earlier start does not end within {PATIENCE_S:g} s of KILL."
+            raise JobError(f"Starting a rank on {node_name(os.environ)}:", found, "the node is at fault: leave it out")
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def _is_earlier(found: Mapping[str, str], env: Mapping[str, str]) -> bool:
+    return Env.NOTES in found and found.get(Env.START) != env[Env.START]  # agents have no notes

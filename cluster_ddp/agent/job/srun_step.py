@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster_ddp.agent.job import report
-from cluster_ddp.agent.options import Options, words
-from cluster_ddp.agent.place import Shape
-from cluster_ddp.agent.task import containers, signals, staging
+from cluster_ddp.agent.job import job_log
+from cluster_ddp.agent.launch_env import Shape
+from cluster_ddp.agent.launch_options import Options, words
+from cluster_ddp.agent.task import rank_command, signals, staging
 from cluster_ddp.agent.task.spawn import agent, spawn
 from cluster_ddp.protocol import Env, File
 
@@ -67,8 +67,8 @@ def srun(
     if options.container_image is not None:
         frozen = [str(Path(word).parent) for word in words[:4] if word.endswith(".pyz")]
         folders = dict.fromkeys([str(Path.cwd()), *([str(folder)] if folder is not None else []), *frozen])
-        command += containers.pyxis_options(options.container_image, options.container_bind, folders=[*folders])
-        words = containers.in_image(words)
+        command += rank_command.pyxis_options(options.container_image, options.container_bind, folders=[*folders])
+        words = rank_command.in_image(words)
     return [*command, *words]
 
 
@@ -138,7 +138,7 @@ def staged(options: Options, size: Shape, env: Mapping[str, str]) -> dict[str, s
     command = ["srun", *on_each_node(size), *agent(), "unpack", options.stage_env, options.venv]
     done = subprocess.run(command, env={**_without_tasks(env), Env.COPY: copy})
     if done.returncode == 0:
-        report.say(f"Unpacked the environment on {size.nodes} node(s) in {time.monotonic() - start:.0f} s.")
+        job_log.say(f"Unpacked the environment on {size.nodes} node(s) in {time.monotonic() - start:.0f} s.")
     return {Env.COPY: copy}
 
 

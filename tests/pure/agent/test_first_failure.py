@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_ddp.agent import log_words
+from cluster_ddp.agent import first_failure
 from cluster_ddp.agent.outcome import Failure
 
 
@@ -22,7 +22,7 @@ from cluster_ddp.agent.outcome import Failure
     ],
 )
 def test_which_nodes_slurm_has_lost(log: str, nodes: tuple[str, ...]) -> None:
-    assert log_words.lost_nodes(log) == nodes
+    assert first_failure.lost_nodes(log) == nodes
 
 
 @pytest.mark.parametrize(
@@ -44,23 +44,25 @@ def test_which_nodes_slurm_has_lost(log: str, nodes: tuple[str, ...]) -> None:
     ],
 )
 def test_which_task_failed_first_as_srun_says(log: str, first: Failure | None) -> None:
-    assert log_words.srun_says(log, of_ranks=False) == first
+    assert first_failure.by_srun(log, of_ranks=False) == first
 
 
 @pytest.mark.parametrize(("heard", "is_named"), [((), True), ((0,), True), ((1,), False)])
 def test_srun_counts_if_its_first_task_was_not_heard(heard: tuple[int, ...], is_named: bool) -> None:
     log = "srun: error: n1: task 0: Terminated\nsrun: error: n2: task 1: Exited with exit code 2\n"
-    first = log_words.srun_says(log, of_ranks=True, heard=heard)
+    first = first_failure.by_srun(log, of_ranks=True, heard=heard)
     assert first == (Failure(1, "n2", 2, "Exited with exit code 2") if is_named else None)
 
 
 def test_which_task_srun_could_not_start() -> None:
     log = "[task 0 launch failed: x]\nsrun: error: task 1 launch failed: Slurmd could not connect IO\n"
-    assert log_words.not_launched(log) == Failure(None, "srun", 1, "task 1 launch failed: Slurmd could not connect IO")
+    assert first_failure.not_launched(log) == Failure(
+        None, "srun", 1, "task 1 launch failed: Slurmd could not connect IO"
+    )
     refused = "srun: error: Unable to create step for job 9: Invalid generic resource (gres) specification\n"
-    found = log_words.not_launched(refused)
+    found = first_failure.not_launched(refused)
     assert found is not None and found.words.startswith("Unable to create step for job 9: Invalid generic resource")
-    assert log_words.not_launched("[srun: error: task 1 launch failed]") is None
+    assert first_failure.not_launched("[srun: error: task 1 launch failed]") is None
 
 
 OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=71.0. Some of the step tasks have been OOM Killed."
@@ -77,7 +79,7 @@ OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=71.0. Some of the 
     ],
 )
 def test_what_slurm_says_of_memory(words: str, status: int, log: str, said: str) -> None:
-    assert log_words.with_memory(Failure(0, "n1", status, words), log).words == said
+    assert first_failure.with_memory(Failure(0, "n1", status, words), log).words == said
 
 
 ELASTIC = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
@@ -99,4 +101,4 @@ ELASTIC = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
     ],
 )
 def test_the_last_error_of_a_rank(lines: list[str], found: str) -> None:
-    assert log_words.last_error("\n".join(lines), 3) == found
+    assert first_failure.last_error("\n".join(lines), 3) == found

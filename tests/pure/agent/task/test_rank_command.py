@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from stand_ins import APPTAINER, HOSTILE
 
-from cluster_ddp.agent.task import containers
-from cluster_ddp.agent.task.containers import Container
+from cluster_ddp.agent.task import rank_command
+from cluster_ddp.agent.task.rank_command import Container
 from cluster_ddp.errors import JobError
 
 SIF = Container("/i.sif")
@@ -43,7 +43,7 @@ def run(
     """Run a command in a container, with the working folder and another one bound."""
     env = {"PATH": f"{tools}:{os.environ['PATH']}", **(env or {})}
     folders = (str(tools.parent), "/a run's dir")
-    argv, variables = containers.apptainer(container, command, env, folders=folders, ignore_warnings=ignore_warnings)
+    argv, variables = rank_command.apptainer(container, command, env, folders=folders, ignore_warnings=ignore_warnings)
     return subprocess.run(argv, env={**env, **variables}, cwd=tools.parent, capture_output=True, text=True, timeout=60)
 
 
@@ -66,7 +66,7 @@ def test_a_rank_gets_its_place_and_its_settings(tools: Path) -> None:
 
 
 def test_it_has_folders_and_overlays(tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(containers, "_AMD_DRIVER", tmp_path / "none")
+    monkeypatch.setattr(rank_command, "_AMD_DRIVER", tmp_path / "none")
     stand_in(tools, "apptainer", APPTAINER)
     container = Container(IMAGE, ("/data sets:/data", "/more"), ("/o.sqsh", "/it's.img"))
     done = run(tools, "true", container=container)
@@ -90,7 +90,7 @@ def test_the_command_stays_as_it_is(tools: Path, ignore_warnings: bool) -> None:
 
 
 def test_amds_gpus(tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(containers, "_AMD_DRIVER", tmp_path)
+    monkeypatch.setattr(rank_command, "_AMD_DRIVER", tmp_path)
     stand_in(tools, "apptainer", APPTAINER)
     env = {"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "0"}
     lines = run(tools, "env", env=env).stdout.splitlines()
@@ -103,7 +103,7 @@ def test_singularity_has_variables_of_its_own(tools: Path) -> None:
     (tools / "env").symlink_to("/usr/bin/env")
     assert "RANK=3" in run(tools, "env", env={"PATH": str(tools), "RANK": "3"}).stdout.splitlines()
     stand_in(tools, "apptainer", APPTAINER)
-    argv, variables = containers.apptainer(
+    argv, variables = rank_command.apptainer(
         SIF, ["env"], {"PATH": str(tools), "RANK": "3"}, folders=["/"], ignore_warnings=False
     )
     assert (argv[0], variables) == (str(tools / "apptainer"), {"APPTAINERENV_RANK": "3"})

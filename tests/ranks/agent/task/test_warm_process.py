@@ -25,7 +25,7 @@ JOB = {
 }
 AGAIN = {"CLUSTER_DDP_START": "1", "MASTER_ADDR": "node 8", "MASTER_PORT": "7"}
 AT_ONCE = (
-    "import sys; from cluster_ddp.agent.task import warm; warm.AFTER_S = 0.0;"
+    "import sys; from cluster_ddp.agent.task import warm_process; warm_process.AFTER_S = 0.0;"
     "from cluster_ddp.agent import __main__ as agent; agent.run()"
 )
 # What a script can see of its process.

@@ -15,11 +15,11 @@ import time
 from collections.abc import Mapping, Sequence
 
 from cluster_ddp.agent import python_command
-from cluster_ddp.agent.notes import one_line
-from cluster_ddp.agent.options import Options
+from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.rank_notes import one_line
 from cluster_ddp.agent.task import signals
-from cluster_ddp.agent.task.keeper import say
 from cluster_ddp.agent.task.spawn import spawn
+from cluster_ddp.agent.task.supervisor import say
 from cluster_ddp.errors import SpecError
 from cluster_ddp.protocol import Env
 

@@ -6,11 +6,11 @@ import threading
 import time
 from pathlib import Path
 
-from cluster_ddp.agent import log_words, outcome
+from cluster_ddp.agent import first_failure, outcome
 from cluster_ddp.agent.channel.lines import Message
-from cluster_ddp.agent.job import report
+from cluster_ddp.agent.job import job_log
 from cluster_ddp.agent.outcome import End, Failure, Outcome
-from cluster_ddp.agent.task.keeper import PATIENCE_S
+from cluster_ddp.agent.task.supervisor import PATIENCE_S
 from cluster_ddp.protocol import EXIT_STOPPED, File
 
 # Seconds that other ranks have to say how they fail, after the first one: after an exception, after a signal.
@@ -23,7 +23,7 @@ warning: None of the {} ranks of this job has joined a process group so far, and
   Hint: let the script join the process group: cluster_ddp.distributed(), or torch.distributed.init_process_group()"""
 
 
-class Hearing:
+class TaskReports:
     """Hears the tasks of one start. `hear` and `gone` are called in the thread of the channel.
 
     Args:
@@ -37,7 +37,7 @@ class Hearing:
         self.began = time.time()
         """When the start began, in seconds of UNIX time."""
         self._launcher, self._world_size, self._folder, self._tasks = launcher, world_size, folder, tasks
-        self._logs = report.Logs(folder)
+        self._logs = job_log.Logs(folder)
         self._lock = threading.Lock()
         self._begun: set[int] = set()
         self._on: dict[str, int] = {}  # host -> the number of a task there
@@ -127,11 +127,11 @@ class Hearing:
         if ended.status == 0 and self.all_have_begun:
             return ended
         said = self._logs.of_job()
-        first = log_words.not_launched(said) if ended.status == 0 else self._first_failure(said)
+        first = first_failure.not_launched(said) if ended.status == 0 else self._first_failure(said)
         if first is not None:
-            first = log_words.with_memory(first, said)
+            first = first_failure.with_memory(first, said)
             ended = ended._replace(status=first.status, first=first)
-        return ended._replace(state="FAILED", lost_nodes=log_words.lost_nodes(said)) if ended.status else ended
+        return ended._replace(state="FAILED", lost_nodes=first_failure.lost_nodes(said)) if ended.status else ended
 
     def log_of(self, one: End | Failure | None) -> Path | None:
         """The log of a rank, under torchrun that of its node; None if it is the job's, or there is no rank."""
@@ -147,15 +147,15 @@ class Hearing:
         if not self.all_have_begun:  # a node that can't start the agent, or a task that can't reach the job
             with self._lock:
                 heard = set(self._begun)
-            silent = log_words.srun_says(said, of_ranks=of_ranks, heard=heard) or log_words.not_launched(said)
+            silent = first_failure.by_srun(said, of_ranks=of_ranks, heard=heard) or first_failure.not_launched(said)
         with self._lock:
-            first = outcome.first_failure(self._ends, self._gone, silent, words_of=self._last_error)
-        return first or log_words.srun_says(said, of_ranks=of_ranks)
+            first = first_failure.by_ends(self._ends, self._gone, silent, words_of=self._last_error)
+        return first or first_failure.by_srun(said, of_ranks=of_ranks)
 
     def _last_error(self, end: End) -> str:
         """For a script that does not use cluster_ddp, and a parent of ranks: the last error in its log."""
         path = self.log_of(end)
-        return log_words.last_error(self._logs.of_job() if path is None else self._logs.of(path), end.rank)
+        return first_failure.last_error(self._logs.of_job() if path is None else self._logs.of(path), end.rank)
 
     def hear(self, message: Message) -> None:
         """Take a message of a task."""
@@ -178,7 +178,7 @@ class Hearing:
                 is_new = message["rank"] not in self._alone
                 self._alone.add(message["rank"])
                 if is_new and len(self._alone) == self._world_size:
-                    report.say(_ALONE.format(self._world_size))
+                    job_log.say(_ALONE.format(self._world_size))
 
     def _note_over(self, end: End) -> None:
         """Note when the start is over because of an end."""

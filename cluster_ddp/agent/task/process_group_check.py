@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cluster_ddp import processes
 from cluster_ddp.agent.channel.client import Client
-from cluster_ddp.agent.notes import Notes
+from cluster_ddp.agent.rank_notes import Notes
 
 _NEVER = float("inf")
 
