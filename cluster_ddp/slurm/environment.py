@@ -14,9 +14,7 @@ from cluster_ddp.slurm.variables import Variables
 
 TORCH_DEFAULT_PORT = 29500
 
-
 Launcher = Literal["slurm", "torchrun", "manual", "submitit-local", "single"]
-
 
 Fields = dict[str, Any]
 """Fields of `topology.Topology` by name; unknown ones are left out."""
@@ -25,7 +23,7 @@ Fields = dict[str, Any]
 def read(env: Mapping[str, str]) -> Fields:
     """Return the fields of `Topology` that an environment describes; see `Topology.from_environ` for errors."""
     v = Variables(env)
-    return {**_place(v, env), "gpus_per_task": v.integer(*variables.GPUS_PER_TASK) or 1}
+    return {**_place(v, env), "gpus_per_task": v.gpus_per_task()}
 
 
 def _place(v: Variables, env: Mapping[str, str]) -> Fields:
@@ -47,16 +45,13 @@ def _place(v: Variables, env: Mapping[str, str]) -> Fields:
 def _in_step(v: Variables) -> bool:
     """Whether srun started this process. The batch shell has SLURM_PROCID=0, too, but always with SLURM_LOCALID."""
     rank = v.integer(*variables.RANK)
-    if rank is None:
-        return False
-    return v.step_id() is not None or rank > 0 or v.text(*variables.LOCAL_RANK) is None
+    return rank is not None and (v.step_id() is not None or rank > 0 or v.text(*variables.LOCAL_RANK) is None)
 
 
 def _has_launcher_of_its_own(v: Variables) -> bool:
     """Whether the step's tasks start their own ranks: RANK and WORLD_SIZE are set, for another size than the step's."""
     world_size = v.integer("WORLD_SIZE")
-    complete = v.text("RANK") is not None and world_size is not None
-    return complete and world_size != v.integer(*variables.WORLD_SIZE)
+    return None not in (v.text("RANK"), world_size) and world_size != v.integer(*variables.WORLD_SIZE)
 
 
 def _slurm_step(v: Variables) -> Fields:
@@ -69,44 +64,32 @@ def _slurm_step(v: Variables) -> Fields:
             "pass Slurm's variables into the container, or export WORLD_SIZE, RANK, LOCAL_RANK and MASTER_ADDR",
         )
     _check_inherited(v, rank, world_size)
-    ranks_on_node, tasks = _ranks_on_node(v), v.tasks_per_node() or ()
+    gpus_are_for = (v.integer(*variables.GPUS_ON_NODE) or 0) // v.gpus_per_task() or None  # so many ranks
+    tasks = v.tasks_per_node() or ()
     if sum(tasks) != world_size:  # the job's, not the step's: the container kept only those
         tasks = ()
-    local_rank = _local_rank(v, rank, ranks_on_node, tasks)
+    local_rank = _local_rank(v, rank, gpus_are_for, tasks)
     nodes = master_addr.node_names(v, variables.NODELIST)
-    num_nodes = len(nodes) or v.integer(*variables.NUM_NODES) or len(tasks) or _fewest_nodes(world_size, ranks_on_node)
-    node_rank = _node_rank(v, rank, ranks_on_node, num_nodes)
-    local_world_size = world_size if num_nodes == 1 else ranks_on_node
+    num_nodes = len(nodes) or v.integer(*variables.NUM_NODES) or len(tasks) or (1 if world_size == 1 else None)
+    if num_nodes is None and gpus_are_for:
+        num_nodes = -(-world_size // gpus_are_for)
+    node_rank = v.integer(*variables.NODE_RANK)
+    if node_rank is None:  # a container removed it: block distribution over equal nodes
+        node_rank = rank // gpus_are_for if gpus_are_for else 0 if num_nodes == 1 else None
+    local_world_size = world_size if num_nodes == 1 else gpus_are_for
     if tasks and node_rank is not None:
         local_world_size = tasks[min(node_rank, len(tasks) - 1)]
     _check_gpus(v, local_world_size)
     job_id, step_id = v.integer(*variables.JOB_ID) or 0, v.step_id() or 0
     ports = port.candidates(job_id, step_id), port.candidates(job_id)
     return {
-        "launcher": "slurm",
-        "rank": rank,
-        "local_rank": local_rank,
-        "world_size": world_size,
-        "local_world_size": local_world_size,
-        "node_rank": node_rank,
-        "num_nodes": num_nodes,
-        "nodes": nodes,
-        "tasks_per_node": tasks,
+        **{"launcher": "slurm", "rank": rank, "local_rank": local_rank, "node_rank": node_rank, "step_id": step_id},
+        **{"world_size": world_size, "local_world_size": local_world_size, "tasks_per_node": tasks},
+        **{"nodes": nodes, "num_nodes": num_nodes, "gpus_on_node": v.integer(*variables.GPUS_ON_NODE)},
         "master_addr": master_addr.step_address(v, nodes, num_nodes),
         "port_candidates": master_addr.port_candidates(v, *ports),
-        "step_id": step_id,
-        "cpus_per_task": v.integer(*variables.CPUS_PER_TASK),
-        "gpus_on_node": v.integer(*variables.GPUS_ON_NODE),
         **_job(v),
     }
-
-
-def _node_rank(v: Variables, rank: int, ranks_on_node: int | None, num_nodes: int | None) -> int | None:
-    """SLURM_NODEID; if a container removed it, derived for block distribution over equal nodes."""
-    node_rank = v.integer(*variables.NODE_RANK)
-    if node_rank is None and ranks_on_node:
-        return rank // ranks_on_node
-    return 0 if node_rank is None and num_nodes == 1 else node_rank
 
 
 def _slurm_without_step(v: Variables) -> Fields:
@@ -122,15 +105,9 @@ def _slurm_without_step(v: Variables) -> Fields:
             "start it with srun, which starts all tasks: srun python …",
         )
     nodes = master_addr.node_names(v, variables.JOB_NODELIST)
-    return {
-        "launcher": "slurm",
-        **_alone(v, port.candidates(v.integer(*variables.JOB_ID) or 0)),
-        "nodes": nodes,
-        "tasks_per_node": (1,) if nodes else (),
-        "cpus_per_task": v.integer(*variables.CPUS_PER_TASK),
-        "gpus_on_node": v.integer(*variables.GPUS_ON_NODE),
-        **_job(v),
-    }
+    of_slurm = {"launcher": "slurm", "nodes": nodes, "tasks_per_node": (1,) if nodes else ()}
+    ports = port.candidates(v.integer(*variables.JOB_ID) or 0)
+    return {**of_slurm, **_alone(v, ports), "gpus_on_node": v.integer(*variables.GPUS_ON_NODE), **_job(v)}
 
 
 def _torchrun(v: Variables) -> Fields:
@@ -138,7 +115,8 @@ def _torchrun(v: Variables) -> Fields:
     fields, agent_restarts = _hand_set(v), v.integer("TORCHELASTIC_RESTART_COUNT") or 0
     fields |= {"launcher": "torchrun", "agent_restarts": agent_restarts}
     fields["restart_count"] += agent_restarts
-    fields["cpus_per_task"] = _cpus_of_worker(v, fields["local_world_size"])
+    if (cpus := fields["cpus_per_task"]) is not None:  # those of the agent's task
+        fields["cpus_per_task"] = max(1, cpus // (fields["local_world_size"] or 1))
     if v.text("TORCHELASTIC_USE_AGENT_STORE") == "True":
         fields["port_candidates"] = port.candidates(fields["port_candidates"][0])
     return fields
@@ -146,17 +124,12 @@ def _torchrun(v: Variables) -> Fields:
 
 def _hand_set(v: Variables) -> Fields:
     """RANK, WORLD_SIZE, LOCAL_RANK in the environment: the user's own, or torchrun's."""
-    rank, world_size = v.integer("RANK"), v.integer("WORLD_SIZE")
-    if rank is None or world_size is None:
+    rank, world_size, local_rank = v.integer("RANK"), v.integer("WORLD_SIZE"), v.integer("LOCAL_RANK")
+    if rank is None or world_size is None or (local_rank is None and world_size > 1):
         raise _partial(v)
-    local_rank = v.integer("LOCAL_RANK")
-    if local_rank is None:
-        if world_size > 1:
-            raise _partial(v)
-        local_rank = 0
     local_world_size = v.integer("LOCAL_WORLD_SIZE") or (1 if world_size == 1 else None)
-    even = local_world_size is not None and world_size % local_world_size == 0
-    num_nodes = world_size // local_world_size if local_world_size and even else None
+    is_even = local_world_size is not None and world_size % local_world_size == 0
+    num_nodes = world_size // local_world_size if local_world_size and is_even else None
     node_rank = v.integer("GROUP_RANK", "NODE_RANK")
     job = _job(v)
     ports: tuple[int, ...] = (TORCH_DEFAULT_PORT,)
@@ -165,22 +138,15 @@ def _hand_set(v: Variables) -> Fields:
     return {
         "launcher": "manual",
         "rank": rank,
-        "local_rank": local_rank,
+        "local_rank": local_rank or 0,
         "world_size": world_size,
         "local_world_size": local_world_size,
         "node_rank": 0 if node_rank is None and num_nodes == 1 else node_rank,
         "num_nodes": num_nodes,
         "master_addr": master_addr.hand_set_address(v, several_nodes=num_nodes != 1),
         "port_candidates": master_addr.port_candidates(v, ports),
-        "cpus_per_task": v.integer(*variables.CPUS_PER_TASK),
         **job,
     }
-
-
-def _cpus_of_worker(v: Variables, workers: int | None) -> int | None:
-    """A worker's part of the CPUs of its task, which is torchrun's agent."""
-    cpus = v.integer(*variables.CPUS_PER_TASK)
-    return None if cpus is None else max(1, cpus // (workers or 1))
 
 
 def _submitit_local(v: Variables) -> Fields:
@@ -194,36 +160,15 @@ def _submitit_local(v: Variables) -> Fields:
             "submit it with submitit, or unset SUBMITIT_EXECUTOR",
         )
     job_id = v.integer("SUBMITIT_LOCAL_JOB_ID") or 0
-    return {
-        "launcher": "submitit-local",
-        "rank": rank,
-        "local_rank": local_rank,
-        "world_size": tasks,
-        "local_world_size": tasks,
-        "node_rank": 0,
-        "num_nodes": 1,
-        "master_addr": v.text("MASTER_ADDR") or master_addr.LOCALHOST,
-        "port_candidates": master_addr.port_candidates(v, port.candidates(job_id)),
-        "job_id": job_id,
-        "restart_count": v.integer(*variables.RESTART_COUNT) or 0,
-    }
-
-
-def _fewest_nodes(world_size: int, ranks_on_node: int | None) -> int | None:
-    """The number of nodes that `world_size` ranks fill with `ranks_on_node` on each; None if unknown."""
-    if world_size == 1:
-        return 1
-    return -(-world_size // ranks_on_node) if ranks_on_node else None
+    ranks = {"rank": rank, "local_rank": local_rank, "world_size": tasks, "local_world_size": tasks}
+    job = {"job_id": job_id, "restart_count": v.integer(*variables.RESTART_COUNT) or 0}
+    return {"launcher": "submitit-local", **_alone(v, port.candidates(job_id)), **ranks, **job}
 
 
 def _alone(v: Variables, ports: tuple[int, ...]) -> Fields:
+    """A single process on a single node."""
     return {
-        "rank": 0,
-        "local_rank": 0,
-        "world_size": 1,
-        "local_world_size": 1,
-        "node_rank": 0,
-        "num_nodes": 1,
+        **{"rank": 0, "local_rank": 0, "world_size": 1, "local_world_size": 1, "node_rank": 0, "num_nodes": 1},
         "master_addr": v.text("MASTER_ADDR") or master_addr.LOCALHOST,
         "port_candidates": master_addr.port_candidates(v, ports),
     }
@@ -235,6 +180,7 @@ def _job(v: Variables) -> Fields:
         "array_job_id": v.integer(*variables.ARRAY_JOB_ID),
         "array_task_id": v.integer(*variables.ARRAY_TASK_ID),
         "restart_count": v.integer(*variables.RESTART_COUNT) or 0,
+        "cpus_per_task": v.integer(*variables.CPUS_PER_TASK),
         "end_time": v.integer(*variables.END_TIME),
     }
 
@@ -244,9 +190,9 @@ def _local_rank(v: Variables, rank: int, ranks_on_node: int | None, tasks: tuple
     local_rank = v.integer(*variables.LOCAL_RANK)
     if local_rank is not None:
         return local_rank
-    block = (v.text(*variables.DISTRIBUTION) or "block").startswith("block")
-    if ranks_on_node and block and len(set(tasks)) <= 1:
-        return rank - ranks_on_node * (rank // ranks_on_node)
+    is_block = (v.text(*variables.DISTRIBUTION) or "block").startswith("block")
+    if ranks_on_node and is_block and len(set(tasks)) <= 1:
+        return rank % ranks_on_node
     raise TopologyError(
         "Finding this process's local rank:",
         f"{v.shown('SLURM_LOCALID', 'SLURM_GPUS_ON_NODE', 'SLURM_DISTRIBUTION', *variables.TASKS_PER_NODE[:1])}: "
@@ -263,7 +209,7 @@ def _check_inherited(v: Variables, rank: int, world_size: int) -> None:
         ("LOCAL_RANK", v.integer(*variables.LOCAL_RANK), "SLURM_LOCALID"),
     ):
         preset = v.integer(name)
-        if preset is not None and ours is not None and preset != ours:
+        if None not in (preset, ours) and preset != ours:
             raise TopologyError(
                 "Finding the rank of this task:",
                 f"{v.shown(name, theirs)}, which contradict each other. A batch script that exports "
@@ -272,23 +218,18 @@ def _check_inherited(v: Variables, rank: int, world_size: int) -> None:
             )
 
 
-def _ranks_on_node(v: Variables) -> int | None:
-    """The number of ranks that the node's GPUs are for."""
-    return (v.integer(*variables.GPUS_ON_NODE) or 0) // (v.integer(*variables.GPUS_PER_TASK) or 1) or None
-
-
 def _check_gpus(v: Variables, local_world_size: int | None) -> None:
-    gpus, gpus_per_task = v.integer(*variables.GPUS_ON_NODE), v.integer(*variables.GPUS_PER_TASK) or 1
-    if not gpus or local_world_size is None or local_world_size * gpus_per_task == gpus:
+    gpus, each = v.integer(*variables.GPUS_ON_NODE), v.gpus_per_task()
+    if not gpus or local_world_size is None or local_world_size * each == gpus:
         return
-    shown = ["SLURM_GPUS_ON_NODE", *variables.TASKS_PER_NODE[:1], "SLURM_NTASKS"]
-    if gpus_per_task > 1:
-        asked, matching = f"{gpus_per_task} GPUs each", gpus_per_task * local_world_size
-        found = f"{v.shown(*shown, *variables.GPUS_PER_TASK)}: that needs {matching} GPUs."
-        hint = f"--ntasks-per-node={local_world_size} --gres=gpu:{matching}"
+    shown = v.shown("SLURM_GPUS_ON_NODE", *variables.TASKS_PER_NODE[:1], "SLURM_NTASKS")
+    if each > 1:
+        asked, needed = f"{each} GPUs each", each * local_world_size
+        found = f"{shown}, {v.shown(*variables.GPUS_PER_TASK)}: that needs {needed} GPUs."
+        hint = f"--ntasks-per-node={local_world_size} --gres=gpu:{needed}"
     else:
         asked, more = "one GPU each", "more" if local_world_size > gpus else "fewer"
-        found = f"{v.shown(*shown)}: {more} tasks than GPUs."
+        found = f"{shown}: {more} tasks than GPUs."
         hint = f"ask for as many tasks as GPUs: --ntasks-per-node={gpus} --gres=gpu:{gpus}"
         if gpus % local_world_size == 0:
             hint += f"; for a model over several GPUs: export {variables.GPUS_PER_TASK[0]}={gpus // local_world_size}"

@@ -40,13 +40,13 @@ class JobStatus:
     """SLURM_JOB_ID: each array task has its own."""
     state: str
     """As in squeue's long form: PENDING, RUNNING, COMPLETED …"""
-    reason: str
+    reason: str = "None"
     """Why it is pending or failed; "None" without a reason, or from sacct."""
     exit_code: int
     """Exit code of the batch script; 0 before its end."""
     signal: int
     """Signal that ended the batch script, else 0."""
-    stdout: str
+    stdout: str = ""
     """Path of the job's output file; empty from sacct or squeue."""
     array_task: str | None = None
     """Of an array: the task, or the tasks that are still pending together ("3-7%4")."""
@@ -109,14 +109,7 @@ def job_statuses(
 def all_jobs(*, cluster: str | None = None, env: Mapping[str, str] | None = None) -> dict[str, list[JobStatus]]:
     """Return all jobs that the controller knows, by job id; array tasks are listed under the id of their array.
 
-    Output files are empty and start times None: squeue is not asked for them.
-
-    Args:
-        cluster: its name; None for the default one.
-        env: the environment of squeue; default: this process's.
-
-    Raises:
-        SlurmError: squeue failed or did not answer.
+    Arguments and errors are those of `job_statuses`. squeue is not asked for output files and start times.
     """
     columns = ",".join(f"{name}:{width}" for name, width in _QUEUE.items())
     command = ["squeue", *on(cluster), "--all", "--noheader", "--states=all", f"--Format={columns}"]
@@ -134,7 +127,6 @@ def all_jobs(*, cluster: str | None = None, env: Mapping[str, str] | None = None
                 reason=reason,
                 exit_code=exit_code,
                 signal=signal,
-                stdout="",
                 array_task=None if task == "N/A" else task,
                 restarts=int(restarts),
                 elapsed=_padded(elapsed),
@@ -198,8 +190,7 @@ def remembered_jobs(
 
     Args:
         labels: the jobs as squeue shows them.
-        cluster: their cluster; None for the default one.
-        env: the environment of sacct; default: this process's.
+        cluster, env: see `job_statuses`.
     """
     columns = "JobIDRaw,JobID,State,ExitCode,Elapsed,Submit"
     form = ("--allocations", "--duplicates", "--parsable2", "--noheader", f"--format={columns}")
@@ -240,10 +231,8 @@ def _remembered(raw_id: str, shown_id: str, state: str, exit_status: str, elapse
     return JobStatus(
         job_id=int(raw_id),
         state=state.split()[0],  # "CANCELLED by 1000"
-        reason="None",
         exit_code=int(exit_code),
         signal=int(signal or 0),
-        stdout="",
         array_task=shown_id.partition("_")[2] or None,
         elapsed=elapsed,
         submitted_s=_unix_s(submitted),

@@ -19,7 +19,7 @@ def node_names(v: Variables, names: tuple[str, ...]) -> tuple[str, ...]:
     Raises:
         HostlistError: its value is not a hostlist.
     """
-    name = next((name for name in names if v.text(name)), None)
+    name = v.first(*names)
     if name is None:
         return ()
     try:

@@ -42,26 +42,20 @@ class NodeRanks:
         Raises:
             TopologyError: the variables contradict each other or `ranks`.
         """
-        v = Variables(env)
+        v, asked = Variables(env), f"Forking {ranks} ranks on each node:"
         on_this_machine = env.get("SUBMITIT_EXECUTOR") == "local"
         if not on_this_machine and v.step_id() is not None and v.text(*variables.RANK) is not None:
             num_nodes = v.integer(*variables.NUM_NODES) or 1
             node_rank = v.integer(*variables.NODE_RANK) or 0
             if v.integer(*variables.WORLD_SIZE) != num_nodes:
-                raise TopologyError(
-                    f"Forking {ranks} ranks on each node:",
-                    f"{v.shown(variables.WORLD_SIZE[0], variables.NUM_NODES[0])}: one task on each node is needed.",
-                    "srun --ntasks-per-node=1 --ntasks=$SLURM_JOB_NUM_NODES …",
-                )
+                found = f"{v.shown(variables.WORLD_SIZE[0], variables.NUM_NODES[0])}: one task on each node is needed."
+                raise TopologyError(asked, found, "srun --ntasks-per-node=1 --ntasks=$SLURM_JOB_NUM_NODES …")
         else:
             num_nodes, rest = divmod(v.integer("WORLD_SIZE") or ranks, ranks)
             node_rank = v.integer("NODE_RANK") or 0
             if rest or node_rank >= num_nodes:
-                raise TopologyError(
-                    f"Forking {ranks} ranks on each node:",
-                    f"{v.shown('WORLD_SIZE', 'NODE_RANK')} does not fit {ranks} ranks on each node.",
-                    "unset both, or set them for equal nodes",
-                )
+                found = f"{v.shown('WORLD_SIZE', 'NODE_RANK')} does not fit {ranks} ranks on each node."
+                raise TopologyError(asked, found, "unset both, or set them for equal nodes")
         return NodeRanks(env=env, ranks=ranks, node_rank=node_rank, num_nodes=num_nodes)
 
     def rank(self, local_rank: int) -> int:
@@ -69,14 +63,14 @@ class NodeRanks:
         return self.node_rank * self.ranks + local_rank
 
     def environ(self, local_rank: int, pid: int) -> dict[str, str | None]:
-        """Return the variables that the launcher and the templates would set in a task for this rank alone.
+        """Return the variables that a task for this rank alone would have, as far as they may differ from `env`.
 
         Args:
             local_rank: 0 … ranks - 1.
             pid: the rank's process id.
 
         Returns:
-            The variables that may differ from `env`; None for one that must be unset.
+            None for a variable that must be unset.
 
         Raises:
             TopologyError: the address or port of rank 0 is unknown or wrong, or a variable is not a number.

@@ -52,9 +52,14 @@ class Variables:
     def __init__(self, env: Mapping[str, str]) -> None:
         self.env = env
 
+    def first(self, *names: str) -> str | None:
+        """Return the first of `names` that is set, else None."""
+        return next((name for name in names if self.env.get(name)), None)
+
     def text(self, *names: str) -> str | None:
         """Return the value of the first of `names` that is set, else None."""
-        return next((self.env[name] for name in names if self.env.get(name)), None)
+        name = self.first(*names)
+        return None if name is None else self.env[name]
 
     def integer(self, *names: str) -> int | None:
         """Return the value of the first of `names` that is set, as an integer of 0 or more, else None.
@@ -62,7 +67,7 @@ class Variables:
         Raises:
             TopologyError: the value is not such an integer.
         """
-        name = next((name for name in names if self.env.get(name)), None)
+        name = self.first(*names)
         if name is None:
             return None
         if not re.fullmatch(r"\d+", self.env[name].strip()):
@@ -78,11 +83,7 @@ class Variables:
         return ", ".join(f"{name}={self.env[name]}" if self.env.get(name) else f"{name} unset" for name in names)
 
     def requeues(self) -> int:
-        """Return how often Slurm has started the job again.
-
-        Raises:
-            TopologyError: see `integer`.
-        """
+        """Return how often Slurm has started the job again. See `integer` for errors."""
         return self.integer("SLURM_RESTART_COUNT") or 0  # unset at first; 0 from Slurm 26.11 on
 
     def step_id(self) -> int | None:
@@ -91,6 +92,10 @@ class Variables:
         if text is None or not text.isdigit() or int(text) >= _SPECIAL_STEP_IDS:
             return None
         return int(text)
+
+    def gpus_per_task(self) -> int:
+        """Return how many GPUs each rank drives. See `integer` for errors."""
+        return self.integer(*GPUS_PER_TASK) or 1
 
     def job_label(self) -> str:
         """Return the job's label; see `job_label`."""
