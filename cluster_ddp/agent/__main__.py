@@ -1,11 +1,10 @@
 """`python -m cluster_ddp.agent`, and the program that a submission freezes into one file.
 
-job OPTIONS -- COMMAND                       on the batch host, or on this machine: starts the ranks, and what follows
-task [--ignore-warnings] [--stays [--waits=MARK]] OPTIONS -- COMMAND
-                                             in each task of a step
-rank [--ignore-warnings] -- COMMAND          around each worker of torchrun
-spare OPTIONS -- COMMAND                     on each spare node
-unpack ARCHIVE VENV                          on each node, before the ranks: the environment of --stage-env
+job OPTIONS -- COMMAND       on the batch host, or on this machine: starts the ranks, and what follows
+task OPTIONS -- COMMAND      in each task of a step
+rank OPTIONS -- COMMAND      around each worker of torchrun
+spare OPTIONS -- COMMAND     on each spare node
+unpack ARCHIVE VENV          on each node, before the ranks: the environment of --stage-env
 """
 
 from __future__ import annotations
@@ -32,36 +31,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         if verb not in _VERBS:
             found = f"its first word is {verb!r}, not one of {', '.join(_VERBS)}."
             raise SpecError("Starting the agent of a job:", found, f"{PROGRAM} --help")
-        if verb == "job":
-            from cluster_ddp.agent import launch_options
-            from cluster_ddp.agent.job import allocation, launch_job
-
-            return launch_job.run(launch_job.job_of(launch_options.parse(PROGRAM, words), allocation.own(os.environ)))
         if verb == "unpack":
             from cluster_ddp.agent.task import staging
 
             return 0 if staging.unpack(Path(words[0]), os.environ[Env.COPY], words[1], os.environ) else 1
-        signals.hold()  # one that comes now waits for the supervisor
-        return _around(verb, words)
+        if verb != "job":
+            signals.hold()  # one that comes now waits for the supervisor
+        from cluster_ddp.agent import launch_options
 
+        asked = launch_options.parse(PROGRAM if verb == "job" else f"{PROGRAM} ({verb})", words)
+        if verb == "job":
+            from cluster_ddp.agent.job import allocation, launch_job
 
-def _around(verb: str, words: Sequence[str]) -> int:
-    """Around a task, or a rank below torchrun."""
-    from cluster_ddp.agent import launch_options
-    from cluster_ddp.agent.task import task
+            return launch_job.run(launch_job.job_of(asked, allocation.own(os.environ)))
+        from cluster_ddp.agent.task import orders, task
 
-    words, flags = list(words), set()
-    while words[0] in ("--ignore-warnings", "--stays"):
-        flags.add(words.pop(0))
-    waits = words.pop(0).partition("=")[2] if words[0].startswith("--waits=") else ""
-    asked, ignores = launch_options.parse(f"{PROGRAM} ({verb})", words), "--ignore-warnings" in flags
-    if verb == "rank":
-        return task.Task(asked, int(os.environ["RANK"]), ignores).keep(os.environ)
-    if verb == "spare":
-        from cluster_ddp.agent.task import orders
-
-        return orders.wait_as_spare(asked)
-    return task.run(asked, ignore_warnings=ignores, stays="--stays" in flags, waits=waits)
+        if verb == "spare":
+            return orders.wait_as_spare(asked)
+        if verb == "rank":
+            return task.Task(asked, int(os.environ["RANK"]), os.environ).keep()
+        return task.run(asked)
 
 
 def run() -> NoReturn:

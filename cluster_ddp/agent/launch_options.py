@@ -77,6 +77,12 @@ class Options(NamedTuple):
     """Values of each placeholder of the command in an array; the last one varies fastest."""
     function: bool = False
     """Whether the command is submitit's runner, which calls a pickled function."""
+    ignore_warnings: bool = False
+    """Of a task: whether its command may be sent a warning (USR1, USR2) before it has a handler."""
+    stays: bool = False
+    """Of a task: whether the job may have its command started again."""
+    waits: str = ""
+    """Of a task: the name of its step, if its command starts only when the job says so."""
 
 
 def add_to(top: argparse.ArgumentParser) -> None:
@@ -108,6 +114,9 @@ def parse(program: str, words: Sequence[str]) -> Options:
     """
     top = argparse.ArgumentParser(prog=program, usage="%(prog)s [OPTIONS] -- COMMAND …", allow_abbrev=False)
     add_to(top)
+    for flag in ("--ignore-warnings", "--stays"):
+        top.add_argument(flag, action="store_true")
+    top.add_argument("--waits", default="")
     own, command = split(words)
     found = top.parse_args(own)
     if not command:

@@ -50,7 +50,7 @@ class LocalJob:
 
     def command(self) -> list[str]:
         """Return the command that starts a task."""
-        return srun_step.task(self.options, ignore_warnings=False)
+        return srun_step.task(self.options)
 
     def run(self) -> int:
         """Run the ranks to their end; start them again if they were stopped in time. Returns the exit status.

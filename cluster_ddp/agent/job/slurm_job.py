@@ -101,9 +101,9 @@ class Job:
         """Write how a start has ended."""
         outcome.write(self.records, ended, shared=self.options.share)
 
-    def command(self, *, ignore_warnings: bool = False) -> list[str]:
-        """Return the command that starts the tasks; see `task.run`."""
-        return srun_step.srun(self.options, self.size, self.folder, ignore_warnings=ignore_warnings)
+    def command(self) -> list[str]:
+        """Return the command that starts the tasks."""
+        return srun_step.srun(self.options, self.size, self.folder)
 
 
 class Starts:
@@ -185,12 +185,10 @@ class Starts:
 
     def _step(self, on: srun_step.On, env: Mapping[str, str], *, waits: str = "") -> tuple[list[str], dict[str, str]]:
         """Return srun's command, and its environment."""
-        job, ignored, stays = self._job, self._slurm.all_get_signals, self._tasks.stays
-        options = job.options._replace(doctor=job.options.doctor and not on.is_beside)
-        command = srun_step.srun(
-            options, job.size, job.folder, ignore_warnings=ignored, on=on, stays=stays, waits=waits
-        )
-        return command, srun_step.step_env(options, job.size, env, on)
+        job, doctor = self._job, self._job.options.doctor and not on.is_beside
+        ignored, stays = self._slurm.all_get_signals, self._tasks.stays
+        options = job.options._replace(doctor=doctor, ignore_warnings=ignored, stays=stays, waits=waits)
+        return srun_step.srun(options, job.size, job.folder, on), srun_step.step_env(options, job.size, env, on)
 
     def _judge(self) -> Outcome:
         """Say how a start has ended."""

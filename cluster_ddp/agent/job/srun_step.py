@@ -25,7 +25,7 @@ _BINDINGS = ("SLURM_TRES_BIND", "SLURM_GPU_BIND")  # of GPUs
 _OF_TASKS = (
     *("command", "launcher", "gpus_per_task", "cpus_per_task", "doctor", "function", "venv", "stage_env"),
     *("restart_args", "cold"),
-    *("container", "container_bind", "container_overlay"),
+    *("container", "container_bind", "container_overlay", "ignore_warnings", "stays", "waits"),
 )
 
 
@@ -47,23 +47,14 @@ ALL = On()
 """On all nodes, with nothing beside it."""
 
 
-def srun(
-    options: Options,
-    size: Shape,
-    folder: Path | None,
-    *,
-    ignore_warnings: bool,
-    on: On = ALL,
-    stays: bool = False,
-    waits: str = "",
-) -> list[str]:
-    """Return the command that starts the tasks of a job. See `task.run`; those that wait write to their logs later."""
+def srun(options: Options, size: Shape, folder: Path | None, on: On = ALL) -> list[str]:
+    """Return the command that starts the tasks of a job. Those that wait write to their logs later."""
     command = ["srun", *tasks(options, size), *on.options(), "--kill-on-bad-exit=1"]
-    if (logs := logs_of_tasks(options, folder)) is not None and not waits:
+    if (logs := logs_of_tasks(options, folder)) is not None and not options.waits:
         log = str(logs).replace("%", "%%") + "/" + File.TASK_LOG.format("%t")
         command += [f"--output={log}", "--open-mode=append"]
     command += options.srun_options
-    words = task(options, ignore_warnings=ignore_warnings, stays=stays, waits=waits)
+    words = task(options)
     if options.container_image is not None:
         frozen = [str(Path(word).parent) for word in words[:4] if word.endswith(".pyz")]
         folders = dict.fromkeys([str(Path.cwd()), *([str(folder)] if folder is not None else []), *frozen])
@@ -77,11 +68,9 @@ def logs_of_tasks(options: Options, folder: Path | None) -> Path | None:
     return None if options.launcher == "fork" else folder
 
 
-def task(options: Options, *, ignore_warnings: bool, stays: bool = False, waits: str = "") -> list[str]:
-    """Return the command of a task's agent: what it needs of the job's options. See `task.run`."""
-    asked = {"--ignore-warnings": ignore_warnings, "--stays": stays, f"--waits={waits}": waits}
-    flags = [flag for flag, is_asked in asked.items() if is_asked]
-    return [*agent(), "task", *flags, *_needed(options)]
+def task(options: Options) -> list[str]:
+    """Return the command of a task's agent."""
+    return [*agent(), "task", *_needed(options)]
 
 
 def spares(options: Options, size: Shape, nodes: Sequence[str]) -> list[str]:
@@ -91,6 +80,7 @@ def spares(options: Options, size: Shape, nodes: Sequence[str]) -> list[str]:
 
 
 def _needed(options: Options) -> list[str]:
+    """What a task needs of the job's options."""
     return words(Options()._replace(**{name: getattr(options, name) for name in _OF_TASKS}))
 
 

@@ -20,7 +20,7 @@ LOOK_AFTER_S = 100.0
 """Seconds after the start of a command."""
 
 
-class Watch:
+class GroupCheck:
     """Looks at one command, once.
 
     Args:

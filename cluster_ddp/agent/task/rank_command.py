@@ -11,7 +11,6 @@ import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from cluster_ddp.agent import python_command
 from cluster_ddp.agent.launch_options import Options
@@ -34,7 +33,6 @@ FORWARDED = (
 FORWARDED_PREFIXES = ("NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_")
 """So begin the names of further ones."""
 
-
 _AMD_DRIVER = Path("/dev/kfd")
 # Apptainer is a Go program: what it starts has the signals' defaults.
 _IGNORE_WARNINGS = ("sh", "-c", 'trap "" USR1 USR2; exec "$@"', "sh")
@@ -48,27 +46,7 @@ export RANK="${RANK-$SLURM_PROCID}" LOCAL_RANK="${LOCAL_RANK-$SLURM_LOCALID}" NO
 exec "$@\""""
 
 
-class Container(NamedTuple):
-    """A container of Apptainer's or Singularity's."""
-
-    image: str
-    """A .sif file, a folder, or an address such as docker://…"""
-    binds: tuple[str, ...] = ()
-    """Folders that it also has, each PATH or SOURCE:DESTINATION."""
-    overlays: tuple[str, ...] = ()
-    """Images of folders that lie over its own, read-only."""
-
-
-class Prepared(NamedTuple):
-    """What a task starts."""
-
-    command: list[str]
-    env: dict[str, str]
-
-
-def launched(
-    options: Options, env: Mapping[str, str], *, ignore_warnings: bool = False
-) -> tuple[list[str], dict[str, str]]:
+def launched(options: Options, env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Return the command that starts the ranks of a node, and its environment: the user's own with srun."""
     command, env = list(options.command), dict(env)
     command += shlex.split(options.restart_args) if env.get(Env.START, "0") != "0" else []
@@ -82,12 +60,9 @@ def launched(
     if options.launcher == "torchrun":
         cpus = env.get(Env.CPUS_PER_TASK) or str(options.cpus_per_task or 1)
         env["OMP_NUM_THREADS"] = env.get("OMP_NUM_THREADS") or cpus
-        rank = ["rank", *(["--ignore-warnings"] if ignore_warnings else []), "--"]
+        rank = ["rank", *(["--ignore-warnings"] if options.ignore_warnings else []), "--"]
         around = [*agent(), *rank, *command]
-        return [
-            *_torchrun(command, env),
-            *(around if options.container is None else in_image(around)),
-        ], env
+        return [*_torchrun(command, env), *(around if options.container is None else in_image(around))], env
     return command, env
 
 
@@ -106,8 +81,10 @@ def _torchrun(command: Sequence[str], env: Mapping[str, str]) -> list[str]:
     ]
 
 
-def started(options: Options, command: list[str], env: dict[str, str], ignored: bool) -> Prepared:
-    """Return how a task starts a command: in the job's Apptainer container, if it has one.
+def in_container(
+    options: Options, command: Sequence[str], env: Mapping[str, str], ignored: bool
+) -> tuple[Sequence[str], Mapping[str, str]]:
+    """Return how a task starts a command, and its environment: in the job's Apptainer container, if it has one.
 
     Args:
         options: of the job.
@@ -116,61 +93,46 @@ def started(options: Options, command: list[str], env: dict[str, str], ignored: 
         ignored: whether it starts with warnings ignored.
     """
     if options.container is None:
-        return Prepared(command, env)
+        return command, env
     folders = [str(Path.cwd()), env[Env.NOTES], *([env[Env.RUN_DIR]] if env.get(Env.RUN_DIR) else [])]
     times = Path(env.get(Env.JOB_TIMES, "")).parent
     folders += [str(times)] if Env.JOB_TIMES in env and times.is_dir() else []  # the batch host has it
     # The agent's own, which starts torchrun's workers: of an array, it is beside the run directory.
     folders = [*dict.fromkeys([*folders, str(Path(agent()[-1]).parent)])]
-    container = Container(options.container, options.container_bind, options.container_overlay)
-    words, more = apptainer(container, command, env, folders=folders, ignore_warnings=ignored)
-    return Prepared(words, {**env, **more})
+    words, more = apptainer(options, command, env, folders=folders, ignored=ignored)
+    return words, {**env, **more}
 
 
 def apptainer(
-    container: Container,
-    command: Sequence[str],
-    env: Mapping[str, str],
-    *,
-    folders: Sequence[str],
-    ignore_warnings: bool,
+    options: Options, command: Sequence[str], env: Mapping[str, str], *, folders: Sequence[str], ignored: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """Return a task's command in a container.
+    """Return the command of a container, and the variables to add to the task's environment.
 
     Args:
-        container: where it runs.
-        command: the command inside.
+        options: of the job.
+        command: inside.
         env: environment of the task. Its PATH has the runtime: Apptainer before Singularity.
         folders: those that the container also has, under the same paths; the command's working folder is first.
-        ignore_warnings: whether the command starts with the warnings before the end (USR1, USR2) ignored.
-
-    Returns:
-        The command around it, and the variables to add to the task's environment.
+        ignored: whether the command starts with warnings ignored.
 
     Raises:
         JobError: there is no runtime.
     """
     import shutil  # of the tasks, only those in containers need it
 
-    search_path = env.get("PATH", os.defpath)
+    image, search_path = str(options.container), env.get("PATH", os.defpath)
     runtime = shutil.which("apptainer", path=search_path) or shutil.which("singularity", path=search_path)
     if runtime is None:
-        raise JobError(
-            f"Starting the container {container.image} on {os.uname().nodename}:",
-            "neither apptainer nor singularity is on the PATH.",
-            "load the module that has one: --modules apptainer",
-        )
-    options = ["--rocm" if _AMD_DRIVER.exists() else "--nv", "--pwd", folders[0]]
-    options += [word for bind in (*folders, *container.binds) for word in ("--bind", bind)]
-    options += [word for overlay in container.overlays for word in ("--overlay", f"{overlay}:ro")]
-    inside = [*(_IGNORE_WARNINGS if ignore_warnings else ()), *command]
+        asked, found = f"Starting the container {image} on {os.uname().nodename}:", "neither apptainer nor singularity"
+        raise JobError(asked, f"{found} is on the PATH.", "load the module that has one: --modules apptainer")
+    words = ["--rocm" if _AMD_DRIVER.exists() else "--nv", "--pwd", folders[0]]
+    words += [word for bind in (*folders, *options.container_bind) for word in ("--bind", bind)]
+    words += [word for overlay in options.container_overlay for word in ("--overlay", f"{overlay}:ro")]
+    inside = [*(_IGNORE_WARNINGS if ignored else ()), *command]
     prefix = "APPTAINERENV_" if Path(runtime).name == "apptainer" else "SINGULARITYENV_"
-    variables = {f"{prefix}{name}": env[name] for name in _forwarded(env)}
-    return [runtime, "exec", *options, container.image, *inside], variables
-
-
-def _forwarded(env: Mapping[str, str]) -> list[str]:
-    return [name for name in env if name in FORWARDED or name.startswith(FORWARDED_PREFIXES)]
+    is_forwarded = {name: name in FORWARDED or name.startswith(FORWARDED_PREFIXES) for name in env}
+    variables = {f"{prefix}{name}": value for name, value in env.items() if is_forwarded[name]}
+    return [runtime, "exec", *words, image, *inside], variables
 
 
 def in_image(agent: Sequence[str]) -> list[str]:
@@ -195,8 +157,5 @@ def pyxis_options(image: str, binds: Iterable[str], *, folders: Sequence[str]) -
     """
     mounts = [f"{folder}:{folder}" for folder in folders]
     mounts += [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
-    return [
-        f"--container-image={image}",
-        f"--container-workdir={folders[0]}",
-        f"--container-mounts={','.join(mounts)}",
-    ]
+    where = f"--container-workdir={folders[0]}"
+    return [f"--container-image={image}", where, f"--container-mounts={','.join(mounts)}"]

@@ -16,13 +16,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import launch_env, outcome, python_command
+from cluster_ddp.agent import launch_env, outcome, python_command, rank_notes
 from cluster_ddp.agent.channel.client import Client
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import End
-from cluster_ddp.agent.rank_notes import Notes, folder, one_line
-from cluster_ddp.agent.task import process_group_check, rank_command, signals
+from cluster_ddp.agent.rank_notes import Notes, one_line
+from cluster_ddp.agent.task import rank_command, signals
 from cluster_ddp.agent.task.orders import Orders
+from cluster_ddp.agent.task.process_group_check import GroupCheck
 from cluster_ddp.agent.task.supervisor import Supervisor, say, wake
 from cluster_ddp.agent.task.warm_process import Warm
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, JobError
@@ -30,16 +31,12 @@ from cluster_ddp.files import open_own
 from cluster_ddp.protocol import Env, File
 from cluster_ddp.slurm.variables import node_name
 
+PATIENCE_S = 60.0
+"""Seconds until a killed process has to be gone. The kernel may have to wait for a driver or a file system."""
 
-def run(options: Options, *, ignore_warnings: bool, stays: bool = False, waits: str = "") -> int:
-    """Keep the command of a task of Slurm. Returns its exit status.
 
-    Args:
-        options: of the job.
-        ignore_warnings: whether a command may be sent a warning before it has a handler.
-        stays: whether the job may have the command started again.
-        waits: the name of a step whose commands start only when the job says so; empty for others.
-    """
+def run(options: Options) -> int:
+    """Keep the command of a task of Slurm. Returns its exit status."""
     env = dict(os.environ)
     if Env.LOCAL_JOB_ID in env:
         # Slurm ends what a killed job leaves behind; here nobody would.
@@ -47,15 +44,13 @@ def run(options: Options, *, ignore_warnings: bool, stays: bool = False, waits: 
     else:
         env |= launch_env.of_task(options, env)
     rank = int(env["RANK"]) if options.launcher == "srun" else None
-    around = Task(options, rank, ignore_warnings, stays=stays, waits=waits)
     if options.venv is None:
-        return around.keep(env)
+        return Task(options, rank, env).keep()
     from cluster_ddp.agent.task import staging  # few tasks need it
 
     staged = staging.use(options.venv, options.command, env)
     try:
-        around.options = options._replace(command=tuple(staged.command))
-        return around.keep(staged.env)
+        return Task(options._replace(command=tuple(staged.command)), rank, staged.env).keep()
     finally:
         staging.remove(staged)
 
@@ -66,99 +61,99 @@ class Task:
     Args:
         options: of the job.
         rank: its rank; None for the parent of several.
-        ignore_warnings, stays, waits: see `run`.
+        env: its environment.
     """
 
-    def __init__(
-        self, options: Options, rank: int | None, ignore_warnings: bool, *, stays: bool = False, waits: str = ""
-    ) -> None:
-        self.options, self._rank, self._ignore_warnings = options, rank, ignore_warnings
-        self._stays, self._waits = stays, waits
+    def __init__(self, options: Options, rank: int | None, env: Mapping[str, str]) -> None:
+        self._options, self._rank, self._env = options, rank, env
+        self._client = Client.of_job(env)
         self._orders: Orders | None = None
         self._may_be_left = True  # ranks of an earlier start, here
-        self._warm = Warm(options if stays else options._replace(cold=True))
+        self._warm = Warm(options if options.stays else options._replace(cold=True))
 
-    def keep(self, env: Mapping[str, str]) -> int:
-        """Keep the command, again as often as the job says, and report each end. Returns its last exit status.
-
-        Args:
-            env: its environment.
-        """
-        client = Client.of_job(env)
-        with contextlib.closing(client):
-            if self._waits and not client.is_connected:
+    def keep(self) -> int:
+        """Keep the command, again as often as the job says, and report each end. Returns its last exit status."""
+        with contextlib.closing(self._client):
+            if self._options.stays and self._client.is_connected:
+                return self._keep_for_the_job()
+            if self._options.waits:
                 say("The job's agent can't be reached: this task does not wait for the next start.")
                 return USAGE_EXIT_STATUS
-            if not self._stays or not client.is_connected:
-                return self._start(env, client)
-            processes.adopt_orphans()
-            self._orders = Orders(client, self._waits or int(env[Env.START]), wake)
-            status, again = 0, self._ready(env, client) if self._waits else env
-            while again is not None:
-                status = self._start(again, client)
-                self._may_be_left = not processes.kill_all_below(but=self._warm.pid)
-                client.say("idle", task=env["SLURM_PROCID"], status=status)
-                again = self._next(again, client)
-            self._warm.end()
-            return status
+            return self._start()
 
-    def _ready(self, env: Mapping[str, str], client: Client) -> Mapping[str, str] | None:
-        """Get ready for a start that may come. Returns what `_next` does."""
-        self._warm.begin_at_once(*rank_command.launched(self.options, env))
-        client.always["standby"] = self._waits
-        client.say("waiting", **self._place(env))
-        return self._next(env, client)
+    def _keep_for_the_job(self) -> int:
+        """Start the command whenever the job says so, until it is over."""
+        status, waits = 0, self._options.waits
+        processes.adopt_orphans()
+        self._orders = Orders(self._client, waits or int(self._env[Env.START]), wake)
+        if waits:
+            self._warm.begin_at_once(*rank_command.launched(self._options, self._env))
+            self._client.always["standby"] = waits
+            self._client.say("waiting", **self._place())
+        is_to_start = not waits or self._is_to_start_again()
+        while is_to_start:
+            status = self._start()
+            self._may_be_left = not processes.kill_all_below(but=self._warm.pid)
+            self._client.say("idle", task=self._env["SLURM_PROCID"], status=status)
+            is_to_start = self._is_to_start_again()
+        self._warm.end()
+        return status
 
-    def _next(self, env: Mapping[str, str], client: Client) -> Mapping[str, str] | None:
-        """Wait for the next start. Returns its environment; None if the job is over."""
+    def _is_to_start_again(self) -> bool:
+        """Wait for the next start, and take its variables. False if the job is over."""
         assert self._orders is not None
         while (order := self._orders.wait())["kind"] == "stop":
             pass  # it has ended already
         if order["kind"] != "again":
-            return None
-        env = {**env, **order["env"]}
-        client.always["start"] = int(env[Env.START])
-        self.options = self.options._replace(doctor=False)  # the nodes are the same
+            return False
+        self._env = {**self._env, **order["env"]}
+        self._client.always["start"] = int(self._env[Env.START])
+        self._options = self._options._replace(doctor=False)  # the nodes are the same
         if log_dir := order.get("log_dir"):
-            _write_to(Path(log_dir) / File.TASK_LOG.format(env["SLURM_PROCID"]))
-        return env
+            log = Path(log_dir) / File.TASK_LOG.format(self._env["SLURM_PROCID"])
+            with contextlib.suppress(OSError):  # a full disk: the output goes to the job's log
+                processes.write_output_to(open_own(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT))
+        return True
 
-    def _place(self, env: Mapping[str, str]) -> dict[str, object]:
+    def _place(self) -> dict[str, object]:
         """What the job must know of this task."""
-        ranks = [] if self._rank is None else [self._rank]
-        return {"ranks": ranks, "host": node_name(os.environ), "task": env.get("SLURM_PROCID"), "stays": self._stays}
+        ranks, task = [] if self._rank is None else [self._rank], self._env.get("SLURM_PROCID")
+        return {"ranks": ranks, "host": node_name(os.environ), "task": task, "stays": self._options.stays}
 
-    def _start(self, env: Mapping[str, str], client: Client) -> int:
-        with folder() as place_of_notes:
-            return self._kept({**env, Env.NOTES: str(place_of_notes)}, client, Notes(place_of_notes))
+    def _start(self) -> int:
+        """Start the command, and wait for its end. Returns its exit status."""
+        with rank_notes.folder() as folder:
+            return self._kept({**self._env, Env.NOTES: str(folder)}, Notes(folder))
 
-    def _kept(self, env: Mapping[str, str], client: Client, notes: Notes) -> int:
-        options, rank = self.options, self._rank
-        client.say("hello", **self._place(env))
+    def _kept(self, env: Mapping[str, str], notes: Notes) -> int:
+        self._client.say("hello", **self._place())
         try:
             if self._orders is not None and self._may_be_left:
                 kill_earlier_ranks(env)
-            if options.doctor and (status := _examined(options, env, rank, notes, client)):
+            if self._options.doctor and (status := self._examined(env, notes)):
                 return status
-            supervisor = Supervisor(notes, lambda end: client.say("ended", **end._asdict()))
-            ignored = options.launcher == "torchrun" or (
-                self._ignore_warnings and not signals.is_shell(options.command)
-            )
-            words = rank_command.launched(options, env, ignore_warnings=self._ignore_warnings)
-            pid = self._begun(supervisor, rank_command.started(options, *words, ignored), ignored)
+            supervisor = Supervisor(notes, self._tell)
+            pid = self._begun(supervisor, env)
         except (OSError, ClusterDDPError) as error:
-            status, why = _not_started(options.command, error)
-            client.say("ended", **End(rank, node_name(os.environ), status, why)._asdict())
+            status, why = _not_started(self._options.command, error)
+            self._tell(End(self._rank, node_name(os.environ), status, why))
             return status
-        watch = process_group_check.Watch(pid, rank, int(env.get("WORLD_SIZE", "1")), notes, client)
-        status = supervisor.keep(lambda: self._look(supervisor, watch), until=self._is_told)
+        check = GroupCheck(pid, self._rank, int(env.get("WORLD_SIZE", "1")), notes, self._client)
+        status = supervisor.keep(lambda: self._look(supervisor, check), until=self._is_told)
         if supervisor.is_running:  # the job ends this start
             supervisor.kill()
             status = outcome.KILL
         return status
 
-    def _begun(self, supervisor: Supervisor, rank: rank_command.Prepared, ignored: bool) -> int:
+    def _tell(self, end: End) -> None:
+        self._client.say("ended", **end._asdict())
+
+    def _begun(self, supervisor: Supervisor, env: Mapping[str, str]) -> int:
         """Start the rank, in the process that waits for that if there is one. Returns its process id."""
+        options = self._options
+        ignored = options.launcher == "torchrun"
+        ignored = ignored or (options.ignore_warnings and not signals.is_shell(options.command))
+        rank = rank_command.in_container(options, *rank_command.launched(options, env), ignored)
         pid = self._warm.become(*rank, ignore_warnings=ignored)
         if pid is None:
             pid = supervisor.start(self._rank, *rank, ignore_warnings=ignored)
@@ -168,34 +163,27 @@ class Task:
             self._warm.begin(*rank)
         return pid
 
-    def _look(self, supervisor: Supervisor, watch: process_group_check.Watch) -> float:
+    def _look(self, supervisor: Supervisor, check: GroupCheck) -> float:
         if self._warm.was_killed():
             supervisor.count_oom_kills()
-        return min(watch.look(), self._warm.look())
+        return min(check.look(), self._warm.look())
 
     def _is_told(self) -> bool:
         return self._orders is not None and self._orders.must_end
 
-
-def _examined(options: Options, env: Mapping[str, str], rank: int | None, notes: Notes, client: Client) -> int:
-    """Run the doctor before the ranks: it takes seconds. Returns its exit status."""
-    env = dict(env)
-    if rank is None:  # one examines the node, which stands for a rank
-        env[Env.GPUS_PER_TASK] = str(int(env["LOCAL_WORLD_SIZE"]) * options.gpus_per_task)
-        env = {name: value for name, value in env.items() if name not in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
-        if Env.LOCAL_JOB_ID in env:
-            env |= launch_env.ALONE
-        rank = int(env.get("RANK") or env["SLURM_PROCID"])
-    held = [signal.SIGTERM]  # any other waits for the ranks
-    supervisor = Supervisor(notes, lambda end: client.say("ended", **end._asdict()) if end.status else None, held=held)
-    supervisor.start(rank, python_command.doctor(options.command), env)
-    return supervisor.keep()
-
-
-def _write_to(log: Path) -> None:
-    """Let this process's output, and that of all that it starts, go to a file from now on."""
-    with contextlib.suppress(OSError):  # a full disk: it goes to the job's log
-        processes.write_output_to(open_own(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT))
+    def _examined(self, env: Mapping[str, str], notes: Notes) -> int:
+        """Run the doctor before the ranks: it takes seconds. Returns its exit status."""
+        env, rank = dict(env), self._rank
+        if rank is None:  # one examines the node, which stands for a rank
+            env[Env.GPUS_PER_TASK] = str(int(env["LOCAL_WORLD_SIZE"]) * self._options.gpus_per_task)
+            env = {name: value for name, value in env.items() if name not in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+            if Env.LOCAL_JOB_ID in env:
+                env |= launch_env.ALONE
+            rank = int(env.get("RANK") or env["SLURM_PROCID"])
+        held = [signal.SIGTERM]  # any other waits for the ranks
+        supervisor = Supervisor(notes, lambda end: self._tell(end) if end.status else None, held=held)
+        supervisor.start(rank, python_command.doctor(self._options.command), env)
+        return supervisor.keep()
 
 
 def _not_started(command: Sequence[str], error: OSError | ClusterDDPError) -> tuple[int, str]:
@@ -212,30 +200,23 @@ def _not_started(command: Sequence[str], error: OSError | ClusterDDPError) -> tu
     return status, one_line(f"{error.asked} {error.found}")
 
 
-PATIENCE_S = 60.0
-"""Seconds until a killed process has to be gone. The kernel may have to wait for a driver or a file system."""
-
-
 def kill_earlier_ranks(env: Mapping[str, str]) -> None:
-    """Kill the task's predecessors: the commands of this place in earlier starts of the job. Wait for their ends.
-
-    Args:
-        env: of the task.
+    """Kill the ranks of earlier starts of the job in this place, whose GPUs a new start needs. Wait for their ends.
 
     Raises:
         JobError: one does not end.
     """
     of_place = {name: env[name] for name in (Env.SECRET, "SLURMD_NODENAME", "SLURM_LOCALID")}
     deadline = time.monotonic() + PATIENCE_S
-    while left := [pid for pid, of_it in processes.environments(of_place).items() if _is_earlier(of_it, env)]:
+    while left := [
+        pid
+        for pid, found in processes.environments(of_place).items()
+        if Env.NOTES in found and found.get(Env.START) != env[Env.START]  # agents have no notes
+    ]:
         if time.monotonic() > deadline:
-            found = f"process {left[0]} of an earlier start does not end within {PATIENCE_S:g} s of KILL."
-            raise JobError(f"Starting a rank on {node_name(os.environ)}:", found, "the node is at fault: leave it out")
+            what = f"process {left[0]} of an earlier start does not end within {PATIENCE_S:g} s of KILL."
+            raise JobError(f"Starting a rank on {node_name(os.environ)}:", what, "the node is at fault: leave it out")
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)
-
-
-def _is_earlier(found: Mapping[str, str], env: Mapping[str, str]) -> bool:
-    return Env.NOTES in found and found.get(Env.START) != env[Env.START]  # agents have no notes

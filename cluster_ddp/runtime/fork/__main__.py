@@ -23,7 +23,8 @@ from cluster_ddp.agent.channel.client import Client
 from cluster_ddp.agent.launch_options import count
 from cluster_ddp.agent.outcome import End
 from cluster_ddp.agent.rank_notes import Notes
-from cluster_ddp.agent.task import process_group_check, signals
+from cluster_ddp.agent.task import signals
+from cluster_ddp.agent.task.process_group_check import GroupCheck
 from cluster_ddp.agent.task.supervisor import Supervisor, say
 from cluster_ddp.errors import exit_on_error
 from cluster_ddp.protocol import EXIT_STOPPED, Env, File
@@ -85,9 +86,7 @@ def _fork(node: NodeRanks, target: Target, log_dir: Path | None, handlers: Mappi
         supervisor.adopt(rank, pid)
     for number in early:
         supervisor.received(number)
-    watches = [
-        process_group_check.Watch(pid, rank, node.num_nodes * node.ranks, notes, client) for rank, pid in pids.items()
-    ]
+    watches = [GroupCheck(pid, rank, node.num_nodes * node.ranks, notes, client) for rank, pid in pids.items()]
     status = supervisor.keep(lambda: min(watch.look() for watch in watches))
     os._exit(status)  # nothing is left to clean up, and torch's own cleanup is slow
 

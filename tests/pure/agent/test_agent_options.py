@@ -41,6 +41,9 @@ ALL_SET = Options(
     cleanup='rm -rf "$HERE"\necho "it\'s $status"\n',
     grid={"seed": ["1", "-1"], "lr": HOSTILE},
     function=True,
+    ignore_warnings=True,
+    stays=True,
+    waits="it's standby",
 )
 
 

@@ -38,7 +38,7 @@ EACH_NODE = ["--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=12"]
 )
 def test_sruns_command(launcher: str, folder: Path | None, tasks: list[str]) -> None:
     asked = Options(command=COMMAND, launcher=launcher)
-    said = srun_step.srun(asked, SIZE, folder, ignore_warnings=False)
+    said = srun_step.srun(asked, SIZE, folder)
     of_task = [] if launcher == "srun" else [f"--launcher={launcher}"]
     assert said == ["srun", *tasks, *AGENT, "task", *of_task, "--", *COMMAND]
 
@@ -46,14 +46,14 @@ def test_sruns_command(launcher: str, folder: Path | None, tasks: list[str]) -> 
 @pytest.mark.parametrize("launcher", ["srun", "torchrun", "fork"])
 def test_cpus_that_nobody_knows_are_slurms_to_choose(launcher: str) -> None:
     unknown = SIZE._replace(node_cpus=None, cpus_per_task=None)
-    said = srun_step.srun(Options(command=COMMAND, launcher=launcher), unknown, None, ignore_warnings=False)
+    said = srun_step.srun(Options(command=COMMAND, launcher=launcher), unknown, None)
     assert not [word for word in said if word.startswith("--cpus-per-task")]
 
 
 def test_sruns_own_options_come_after_ours() -> None:
     """srun takes the last of two."""
     asked = Options(command=COMMAND, srun_options=("--kill-on-bad-exit=0", "--cpu-bind=none"))
-    said = srun_step.srun(asked, SIZE, A_RUN, ignore_warnings=False)
+    said = srun_step.srun(asked, SIZE, A_RUN)
     at = said.index("--cpu-bind=none")
     assert said[at - 1 : at + 2] == ["--kill-on-bad-exit=0", "--cpu-bind=none", AGENT[0]]
     assert said.index("--kill-on-bad-exit=1") < at
@@ -82,13 +82,14 @@ def test_a_task_learns_what_it_needs_and_no_more(ignore_warnings: bool) -> None:
         hang_restart_s=30,
         restart_args="--resume",
         cold=True,
+        ignore_warnings=ignore_warnings,
     )
-    verb, *words = srun_step.task(asked, ignore_warnings=ignore_warnings)[len(AGENT) :]
-    assert (verb, words[:1] == ["--ignore-warnings"]) == ("task", ignore_warnings)
+    verb, *words = srun_step.task(asked)[len(AGENT) :]
+    assert (verb, "--ignore-warnings" in words) == ("task", ignore_warnings)
     jobs = ("run_dir", "max_requeues", "track", "srun_options", "cleanup", "grid")
     of_restarts = ("restarts", "spare_nodes", "hang_restart_s")
     of_task = asked._replace(**{name: getattr(Options(), name) for name in (*jobs, *of_restarts)})
-    assert launch_options.parse("x", words[ignore_warnings:]) == of_task
+    assert launch_options.parse("x", words) == of_task
 
 
 BESIDE = ["--nodes=2", "--nodelist=node1,node3", "--overlap", "--mem=0"]
@@ -97,7 +98,7 @@ BESIDE = ["--nodes=2", "--nodelist=node1,node3", "--overlap", "--mem=0"]
 def test_a_later_step_starts_beside_the_old_one_and_names_its_nodes() -> None:
     """Which still holds the CPUs, GPUs and memory of the job."""
     asked, on = Options(command=COMMAND, srun_options=("--overlap",)), srun_step.On(("node1", "node3"), True)
-    said = srun_step.srun(asked, SIZE, None, ignore_warnings=True, on=on, stays=True)
+    said = srun_step.srun(asked._replace(ignore_warnings=True, stays=True), SIZE, None, on)
     assert said[said.index("--cpus-per-task=3") + 1 :][:5] == [*BESIDE, "--kill-on-bad-exit=1"]
     assert said[said.index("task") :][:3] == ["task", "--ignore-warnings", "--stays"]
     of_all = {"SLURM_NTASKS": "12", "SLURM_NNODES": "3", "SLURM_NODELIST": "node[1-3]", "SLURM_JOB_ID": "71"}
@@ -114,11 +115,11 @@ def test_one_agent_waits_on_each_spare_node() -> None:
 
 def test_apptainer_is_the_tasks_to_start_and_pyxis_sruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    inside = srun_step.srun(Options(command=COMMAND, container="/i.sif"), SIZE, A_RUN, ignore_warnings=False)
+    inside = srun_step.srun(Options(command=COMMAND, container="/i.sif"), SIZE, A_RUN)
     assert not [word for word in inside if word.startswith("--container-image")]
     assert "--container=/i.sif" in inside
     asked = Options(command=COMMAND, container_image="nvcr.io#a/b:1", container_bind=("/data", "/a:/b c"))
-    around = srun_step.srun(asked, SIZE, A_RUN, ignore_warnings=False)
+    around = srun_step.srun(asked, SIZE, A_RUN)
     mounts = f"{tmp_path}:{tmp_path},{A_RUN}:{A_RUN},/data:/data,/a:/b c"
     assert around[around.index("--container-image=nvcr.io#a/b:1") :][1:3] == [
         f"--container-workdir={tmp_path}",
@@ -129,7 +130,7 @@ def test_apptainer_is_the_tasks_to_start_and_pyxis_sruns(tmp_path: Path, monkeyp
 
 def in_image(path: str, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the words that an image gets, where the PATH has what the image has."""
-    words = srun_step.srun(Options(command=command, container_image="x"), SIZE, None, ignore_warnings=False)
+    words = srun_step.srun(Options(command=command, container_image="x"), SIZE, None)
     place = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "PATH": path, **env}
     return subprocess.run(words[words.index("sh") :], env=place, capture_output=True, text=True, timeout=60)
 

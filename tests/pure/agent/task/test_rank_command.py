@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from stand_ins import APPTAINER, HOSTILE
 
+from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.task import rank_command
-from cluster_ddp.agent.task.rank_command import Container
 from cluster_ddp.errors import JobError
 
-SIF = Container("/i.sif")
+SIF = Options(container="/i.sif")
 IMAGE = "/images/it's $(touch pwned).sif"
 # As a program in Go: what it starts has the signals' defaults.
 GO = '#!/bin/bash\nwhile [[ $1 != /i.sif ]]; do shift; done; exec env --default-signal "${@:2}"\n'
@@ -36,14 +36,14 @@ def stand_in(tools: Path, name: str, text: str) -> None:
 def run(
     tools: Path,
     *command: str,
-    container: Container = SIF,
+    container: Options = SIF,
     ignore_warnings: bool = False,
     env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a container, with the working folder and another one bound."""
     env = {"PATH": f"{tools}:{os.environ['PATH']}", **(env or {})}
     folders = (str(tools.parent), "/a run's dir")
-    argv, variables = rank_command.apptainer(container, command, env, folders=folders, ignore_warnings=ignore_warnings)
+    argv, variables = rank_command.apptainer(container, command, env, folders=folders, ignored=ignore_warnings)
     return subprocess.run(argv, env={**env, **variables}, cwd=tools.parent, capture_output=True, text=True, timeout=60)
 
 
@@ -68,7 +68,9 @@ def test_a_rank_gets_its_place_and_its_settings(tools: Path) -> None:
 def test_it_has_folders_and_overlays(tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_command, "_AMD_DRIVER", tmp_path / "none")
     stand_in(tools, "apptainer", APPTAINER)
-    container = Container(IMAGE, ("/data sets:/data", "/more"), ("/o.sqsh", "/it's.img"))
+    container = SIF._replace(
+        container=IMAGE, container_bind=("/data sets:/data", "/more"), container_overlay=("/o.sqsh", "/it's.img")
+    )
     done = run(tools, "true", container=container)
     assert done.stdout.splitlines() == [
         *("option --nv", "option --pwd", f"  {tmp_path}"),
@@ -104,7 +106,7 @@ def test_singularity_has_variables_of_its_own(tools: Path) -> None:
     assert "RANK=3" in run(tools, "env", env={"PATH": str(tools), "RANK": "3"}).stdout.splitlines()
     stand_in(tools, "apptainer", APPTAINER)
     argv, variables = rank_command.apptainer(
-        SIF, ["env"], {"PATH": str(tools), "RANK": "3"}, folders=["/"], ignore_warnings=False
+        SIF, ["env"], {"PATH": str(tools), "RANK": "3"}, folders=["/"], ignored=False
     )
     assert (argv[0], variables) == (str(tools / "apptainer"), {"APPTAINERENV_RANK": "3"})
 

@@ -106,7 +106,7 @@ def test_it_looks_once_when_it_is_time(
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     client = Said()
-    watch = process_group_check.Watch(1, rank, world_size, Notes(tmp_path), client)
+    watch = process_group_check.GroupCheck(1, rank, world_size, Notes(tmp_path), client)
     if has_joined:
         rank_notes.joined({"CLUSTER_DDP_NOTES": str(tmp_path)}, 3)
     assert watch.look() == (process_group_check.LOOK_AFTER_S if rank is not None and world_size > 1 else float("inf"))
