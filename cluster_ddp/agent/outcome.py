@@ -117,9 +117,9 @@ def write(folder: Path | None, outcome: Outcome, *, shared: bool = False) -> Non
     """Write outcome.json, whole or not at all: a full disk must not cost the job's status, nor its requeue.
 
     Args:
-        folder: the run directory, if there is one.
-        outcome: what to write. Its time is now, if it has none.
-        shared: whether the group may read it, else its owner only.
+        folder: the run directory; None if there is none.
+        outcome: its time is now, if it has none.
+        shared: whether the group may read the file.
     """
     if folder is None:
         return

@@ -59,13 +59,9 @@ def failed(
     Args:
         env: an environment, such as os.environ; without `Env.NOTES` there, nothing is done.
         rank: the rank.
-        words: why.
-        consequence: whether it failed because another rank did, or was gone.
-        step: number of steps of the training that were done; None if unknown.
-        waits: whether it has waited for others in vain.
+        words, consequence, step, waits: see `FailureNote`.
     """
-    note = FailureNote(one_line(words), consequence, step, waits)
-    _write(env, f"failed-{rank}", note._asdict())
+    _write(env, f"failed-{rank}", FailureNote(one_line(words), consequence, step, waits)._asdict())
 
 
 def stopped(env: Mapping[str, str], rank: int | str) -> None:
@@ -137,11 +133,7 @@ def _remove(made: Path) -> None:
 
 
 class Notes:
-    """Reads what the ranks have left in a folder.
-
-    Args:
-        folder: the one that `Env.NOTES` names for them.
-    """
+    """Reads what the ranks have left in a folder, which `Env.NOTES` names for them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

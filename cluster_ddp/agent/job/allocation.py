@@ -104,11 +104,6 @@ def _in_own_array(env: Mapping[str, str]) -> dict[str, str]:
     return dict(env)
 
 
-def is_on_node(env: Mapping[str, str]) -> bool:
-    """Whether a job's shell runs on a node of the job."""
-    return _NODE in env
-
-
 @contextlib.contextmanager
 def times_noted(label: str, env: dict[str, str], path: Path) -> Iterator[None]:
     """During the body, ask Slurm for a job's start and end, which may change; rank 0 reads the answer.
@@ -142,12 +137,7 @@ def times_noted(label: str, env: dict[str, str], path: Path) -> Iterator[None]:
 
 
 def ask_times(label: str, env: Mapping[str, str], *, tries: int = 1) -> str:
-    """Ask Slurm when the job started and when it will end.
-
-    Args:
-        label: of the job.
-        env: the environment of squeue.
-        tries: how often to ask, `RETRY_S` apart, until there is an answer.
+    """Ask Slurm when a job started and when it will end, up to so many times, `RETRY_S` apart.
 
     Returns:
         The answer in seconds of UNIX time: "1896087600 1896091200", or "1896087600 NONE" without a time limit. Empty if

@@ -35,7 +35,7 @@ def job_of(asked: Options, env: Mapping[str, str]) -> Job | LocalJob:
     if asked.ranks is not None:
         return LocalJob(asked, env)
     if "SLURM_JOB_ID" in env:
-        return Job(asked, allocation.completed(env), is_on_node=allocation.is_on_node(env))
+        return Job(asked, allocation.completed(env), is_on_node="SLURMD_NODENAME" in env)
     found = "this shell is not in a job of Slurm, and the number of ranks on this machine is not given."
     raise SpecError("Starting ranks:", found, "sbatch SCRIPT, or in salloc; on this machine: --ranks N")
 

@@ -29,6 +29,12 @@ EXCLUDE_TRIES = 10
 
 _FINAL = re.compile("disabled|denied|Invalid job|Only batch jobs|command not found")
 _LONGEST_WORDS = 300
+_HINTS = (
+    ("disabled", "submit it with --requeue, so that it may be requeued."),
+    ("Only batch jobs", "salloc's jobs are not requeued: start the command again; or use sbatch."),
+    ("command not found", "put Slurm's commands on the PATH of the batch script. Then resume the run by hand."),
+)
+_HINT = "see whether the controller answers: scontrol ping. Then resume the run by hand."
 
 NOT_FINISHED = f"""\
 error: A training was stopped in time, but the command ended with status 0:
@@ -56,12 +62,12 @@ def ask_for(
     asks for others, and then this returns.
 
     Args:
-        job: its label.
+        job: its label, such as "12_3".
         why: for the log.
         start: number of the next start.
         env: the environment of scontrol.
-        leave: nodes to exclude -> why.
-        nodes: see `Requeueing`.
+        leave: nodes to exclude, in addition to those that are excluded already -> why.
+        nodes: how many nodes to ask for, if the job has given some back.
 
     Returns:
         True: Slurm is ending this start. End this process soon. False: the job is not requeued, and the log says why.
@@ -69,7 +75,7 @@ def ask_for(
     job_log.say(f"{why}: requeueing job {job} (restart {start}).")
     for node, fault in leave.items():
         job_log.say(f"Requeueing job {job} without {node}: {fault}")
-    return Requeueing(job, [*leave], env, nodes).ask()
+    return _Requeue(job, [*leave], env, nodes).ask()
 
 
 class _HeldTerm:
@@ -79,8 +85,7 @@ class _HeldTerm:
     """
 
     def __init__(self) -> None:
-        self.is_held = False
-        self._came = False
+        self.is_held = self._came = False
         self._before: Callable[[int, FrameType | None], object] | int | None = None
 
     def came(self) -> bool:
@@ -102,28 +107,15 @@ class _HeldTerm:
         self._came = True
 
 
-class Requeueing:
-    """One requeue of a job. Use it in the main thread.
+class _Requeue:
+    """One requeue of a job; see `ask_for`."""
 
-    Args:
-        job: its label, such as "12_3".
-        leave: nodes to exclude, in addition to those that are excluded already.
-        env: the environment of scontrol.
-        nodes: how many nodes to ask for, if the job has given some back.
-    """
-
-    def __init__(self, job: str, leave: Sequence[str], env: Mapping[str, str], nodes: int | None = None) -> None:
+    def __init__(self, job: str, leave: Sequence[str], env: Mapping[str, str], nodes: int | None) -> None:
         self._job, self._leave, self._env, self._nodes = job, leave, env, nodes
         self._term = _HeldTerm()
 
     def ask(self) -> bool:
-        """Ask Slurm to requeue the job, until it ends this process with TERM, it refuses, or `PATIENCE_S` are over.
-
-        TERM has its usual effect, unless nodes are to be excluded. Then it is kept until they are, and this returns.
-
-        Returns:
-            True: TERM came. False: the job is not requeued; the log says why.
-        """
+        """Ask Slurm, until it ends this process with TERM, it refuses, or `PATIENCE_S` are over."""
         try:
             found = self._ask_until_ended()
             if self._term.came():
@@ -131,14 +123,7 @@ class Requeueing:
                 return True
         finally:
             self._term.release()
-        if "disabled" in found:
-            hint = "submit it with --requeue, so that it may be requeued."
-        elif "Only batch jobs" in found:
-            hint = "salloc's jobs are not requeued: start the command again; or use sbatch."
-        elif "command not found" in found:
-            hint = "put Slurm's commands on the PATH of the batch script. Then resume the run by hand."
-        else:
-            hint = "see whether the controller answers: scontrol ping. Then resume the run by hand."
+        hint = next((hint for sign, hint in _HINTS if sign in found), _HINT)
         job_log.say(f"error: Requeueing job {self._job}:\n  {found}\n  Hint: {hint}")
         return False
 
@@ -148,15 +133,15 @@ class Requeueing:
         while not self._term.came() and time.monotonic() < give_up_at:
             if self._leave or self._nodes:
                 self._term.hold()
-            answer = self._scontrol("requeue", self._job)
-            if answer.is_ok:
+            refusal = self._scontrol("requeue", self._job)
+            if not refusal:
                 self._leave_behind()
                 if not self._term.came():
                     time.sleep(END_S)  # until TERM; a controller that is killed now may forget the request
                 found = f"Slurm accepted the request, but did not end this start within {END_S:g} s."
                 continue
-            last, found = found, f"Slurm said: {_in_a_line(answer.words)}"
-            if _FINAL.search(answer.words):
+            last, found = found, f"Slurm said: {_in_a_line(refusal)}"
+            if _FINAL.search(refusal):
                 break
             if found != last:
                 job_log.say(f"{found}. Trying again for half an hour.")
@@ -169,7 +154,7 @@ class Requeueing:
             return
         for _ in range(EXCLUDE_TRIES):
             wishes, refusal = self._wishes()
-            if not refusal and not (refusal := self._update(wishes)):
+            if not refusal and not (refusal := self._scontrol("update", f"JobId={self._job}", *wishes)):
                 break
             time.sleep(1)
         else:
@@ -185,19 +170,19 @@ class Requeueing:
         wishes = [] if self._nodes is None else [f"NumNodes={self._nodes}"]
         if not self._leave:
             return wishes, ""
-        shown = self._scontrol("show", "job", self._job)
+        shown = self._ask("show", "job", self._job)
         known = re.search(r"(?<!\S)ExcNodeList=(\S+)", shown.words)
         if known is None:
             return wishes, shown.words or "nothing about the job"
         nodes = [*(() if known[1] == "(null)" else (known[1],)), *self._leave]  # an update replaces the list
         return [*wishes, f"ExcNodeList={','.join(nodes)}"], ""
 
-    def _update(self, wishes: Sequence[str]) -> str:
-        """Return what Slurm said if it did not change the job."""
-        answer = self._scontrol("update", f"JobId={self._job}", *wishes)
+    def _scontrol(self, *arguments: str) -> str:
+        """Return what Slurm said if it refused; empty if it did what was asked."""
+        answer = self._ask(*arguments)
         return "" if answer.is_ok else answer.words
 
-    def _scontrol(self, *arguments: str) -> scontrol.Answer:
+    def _ask(self, *arguments: str) -> scontrol.Answer:
         return scontrol.ask(["scontrol", *arguments], self._env, with_stderr=True, outlives_term=self._term.is_held)
 
 

@@ -21,15 +21,7 @@ LOOK_AFTER_S = 100.0
 
 
 class GroupCheck:
-    """Looks at one command, once.
-
-    Args:
-        pid: its process.
-        rank: its rank; None for the parent of several.
-        world_size: number of ranks.
-        notes: where it says that it has joined.
-        client: to the job, which is told.
-    """
+    """Looks once at the process of a rank (None: the parent of several). The job is told of one that trains alone."""
 
     def __init__(self, pid: int, rank: int | None, world_size: int, notes: Notes, client: Client) -> None:
         self._pid, self._rank, self._notes, self._client = pid, rank, notes, client

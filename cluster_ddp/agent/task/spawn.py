@@ -39,7 +39,7 @@ def spawn(
     default: Sequence[int] = (),
     ignored: Sequence[int] = (),
 ) -> int:
-    """Start a command. No signal is blocked in it.
+    """Start a command, in which no signal is blocked. Returns its process id.
 
     Args:
         command: program and arguments.
@@ -49,9 +49,6 @@ def spawn(
         default: signals that have their default effect in it.
         ignored: signals that it ignores, until it has a handler. They must be blocked here, and have a handler that
             may be replaced by one that does nothing. What is pending of them is lost.
-
-    Returns:
-        Its process id.
 
     Raises:
         OSError: the log can't be written, or there is no such program.

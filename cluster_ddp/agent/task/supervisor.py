@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from cluster_ddp import processes
 from cluster_ddp.agent.outcome import End
@@ -32,15 +31,6 @@ PATIENCE_S = 30.0
 _PASS_ON_S = 1.0
 _LONGEST_WAIT_S = 3600.0
 _NEVER = float("inf")
-
-
-class Child(NamedTuple):
-    """A command that runs."""
-
-    rank: int | None
-    """None for the parent of several ranks: torchrun's agent, a process that forks."""
-    name: str
-    """For messages, such as "rank 3"."""
 
 
 class Supervisor:
@@ -66,7 +56,7 @@ class Supervisor:
         takers: Callable[[int, int], Sequence[int]] = signals.takers,
     ) -> None:
         self._notes, self._tell, self._patience_s, self._on_term = notes, ended, patience_s, on_term
-        self._running: dict[int, Child] = {}
+        self._running: dict[int, int | None] = {}  # process id -> rank
         self._statuses: list[int] = []  # other than 0, in the order in which they came
         self._pending = PendingSignals(takers)
         self._term_at = self._kill_at = _NEVER  # on the clock of time.monotonic()
@@ -90,20 +80,12 @@ class Supervisor:
         log: Path | None = None,
         ignore_warnings: bool = False,
     ) -> int:
-        """Start a command.
+        """Start a command. Returns its process id.
 
         Args:
             rank: its rank; None for the parent of several.
-            command: program and arguments.
-            env: its environment.
-            log: where its output is appended; None for this process's own.
+            command, env, log: see `spawn`, also for errors.
             ignore_warnings: start it with USR1 and USR2 ignored, until it has a handler.
-
-        Returns:
-            Its process id.
-
-        Raises:
-            OSError: the log can't be written, or there is no such program.
         """
         ignored = signals.WARNINGS if ignore_warnings else ()
         early = signals.taken(ignored)
@@ -115,7 +97,7 @@ class Supervisor:
 
     def adopt(self, rank: int | None, pid: int) -> None:
         """Keep a child of this process that is running already."""
-        self._running[pid] = Child(rank, "the ranks' parent" if rank is None else f"rank {rank}")
+        self._running[pid] = rank
 
     def count_oom_kills(self) -> None:
         """Leave out, in what is said of later ends, whom the kernel has killed for memory so far."""
@@ -176,19 +158,17 @@ class Supervisor:
             if ended:
                 self._ended(self._running.pop(pid), os.waitstatus_to_exitcode(wait_status))
 
-    def _ended(self, child: Child, code: int) -> None:
+    def _ended(self, rank: int | None, code: int) -> None:
         status = code if code >= 0 else 128 - code
-        if child.rank is None:  # it ends with a status of its own because of a rank
-            noted = FailureNote("", code >= 0)
-        else:
-            noted = self._notes.failure(child.rank) or FailureNote("", False)
+        note = None if rank is None else self._notes.failure(rank)
+        # The parent of several ranks ends with a status of its own because of one of them.
+        words, consequence, step, waits = note or FailureNote("", rank is None and code >= 0)
         is_oom = status not in (0, EXIT_STOPPED, 128 + signal.SIGTERM) and processes.oom_kills() != self._oom_kills
-        was_stopped = status == EXIT_STOPPED or self._notes.is_stopped(child.rank)
+        was_stopped = status == EXIT_STOPPED or self._notes.is_stopped(rank)
         host = node_name(os.environ)
-        words, is_consequence, step, waits = noted
-        self._tell(End(child.rank, host, status, words, is_consequence, is_oom, was_stopped, step, waits))
+        self._tell(End(rank, host, status, words, consequence, is_oom, was_stopped, step, waits))
         if is_oom:
-            say(f"The kernel has killed a process of {child.name} on {host} for memory (oom_kill).")
+            say(f"The kernel has killed a process of {_name(rank)} on {host} for memory (oom_kill).")
         if status == 0:
             return
         self._statuses.append(status)
@@ -203,11 +183,16 @@ class Supervisor:
             self._pending.add(self._running, signal.SIGTERM)
             self._term_at, self._kill_at, self._is_ending = _NEVER, now + self._patience_s, True
         elif now >= self._kill_at and self._running:
-            names = ", ".join(child.name for child in self._running.values())
+            names = ", ".join(map(_name, self._running.values()))
             say(f"{names} did not end within {self._patience_s:g} s of TERM: killing.")
             for pid in self._running:  # not reaped yet: the ids are still theirs
                 signals.send(pid, signal.SIGKILL)
             self._kill_at, self.has_killed = _NEVER, True
+
+
+def _name(rank: int | None) -> str:
+    """For messages. None is torchrun's agent, or a process that forks."""
+    return "the ranks' parent" if rank is None else f"rank {rank}"
 
 
 def status_of(statuses: Sequence[int]) -> int:
