@@ -101,9 +101,7 @@ def children(pid: int) -> list[int]:
 def end_with_parent(number: int, parent: int) -> None:
     """Let the kernel send this process a signal when its parent ends (prctl(2)), also if it has ended already.
 
-    Args:
-        number: the signal.
-        parent: the parent's process id, as it was when this process began.
+    `parent` is the parent's process id, as it was when this process began.
     """
     import ctypes  # not needed in each task
 
@@ -134,15 +132,7 @@ def adopt_orphans() -> None:
 
 
 def kill_all_below(*, but: int | None = None, timeout_s: float = 10.0) -> bool:
-    """Kill all processes below this one, the adopted ones too, and wait for their ends.
-
-    Args:
-        but: a child that is left alone.
-        timeout_s: seconds that this takes at most.
-
-    Returns:
-        Whether all have ended.
-    """
+    """Kill all processes below this one but one child, the adopted ones too. Returns whether all have ended in time."""
     deadline = time.monotonic() + timeout_s
     while (left := [pid for pid in children(os.getpid()) if pid != but]) and time.monotonic() < deadline:
         for pid in left:  # what these leave behind comes next

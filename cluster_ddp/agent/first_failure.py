@@ -162,11 +162,9 @@ def _of_srun(match: re.Match[str]) -> Failure:
 
 
 def last_error(log_text: str, rank: int | None) -> str:
-    """Return the last line with an error: for scripts that do not use cluster_ddp. Empty without one.
+    """Return the last line with an error, for scripts that do not use cluster_ddp; empty without one.
 
-    Args:
-        log_text: what a log has of this start. Torch writes "[rank3]: " before the errors of a rank.
-        rank: the rank that failed; None for the parent of several.
+    Torch writes "[rank3]: " before the errors of a rank. For the parent of several, the rank is None.
     """
     mine, errors = f"[rank{rank}]: ", [line for line in log_text.splitlines() if _ERROR.match(line)]
     found = [line for line in errors if mine in line] or [one for one in errors if not _OF_OTHERS.match(one)]
@@ -174,11 +172,9 @@ def last_error(log_text: str, rank: int | None) -> str:
 
 
 def with_memory(failure: Failure, log_text: str) -> Failure:
-    """Return a failure that also says that the kernel has killed a process for memory, if Slurm says so.
+    """Return a failure that also says that the kernel has killed a process for memory, if the job's log says so.
 
-    Args:
-        failure: what failed first.
-        log_text: what the job's log has of this start. Slurm does not name the rank there.
+    Slurm does not name the rank there.
     """
     if not _OUT_OF_MEMORY.search(log_text):
         return failure

@@ -119,12 +119,7 @@ def common(options: Options, folder: Path | None) -> dict[str, str]:
 
 
 def meeting(env: Mapping[str, str], host: str, start: int) -> dict[str, str]:
-    """Return the variables of one start of a job of Slurm: its number, and where the ranks meet.
-
-    Args:
-        env: of the job.
-        host: the node of rank 0.
-        start: number of starts before.
+    """Return the variables of one start of a job of Slurm: its number, and where the ranks meet; rank 0 is on `host`.
 
     Raises:
         RendezvousError: all ports for the rendezvous are in use.

@@ -12,10 +12,6 @@ from cluster_ddp.slurm import commands
 def read(user: str, *, env: Mapping[str, str] | None = None) -> list[str]:
     """Return the accounts of a user, the default one first; empty if the accounting does not know the user.
 
-    Args:
-        user: login name.
-        env: the environment of sacctmgr; default: this process's.
-
     Raises:
         SlurmError: the cluster has no accounting, or sacctmgr failed.
     """
@@ -40,12 +36,7 @@ class Access(NamedTuple):
 
 
 def access(partition: str, *, cluster: str | None = None, env: Mapping[str, str] | None = None) -> Access:
-    """Read which accounts may use a partition.
-
-    Args:
-        partition: its name.
-        cluster: name of the cluster; None for the default one.
-        env: the environment of scontrol; default: this process's.
+    """Read which accounts may use a partition; of the default cluster, if none is named.
 
     Raises:
         SlurmError: there is no such partition, or the controller does not answer.

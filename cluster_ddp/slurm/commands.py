@@ -168,15 +168,9 @@ def submit(
 
 
 def cancel_by_comment(comment: str) -> bool:
-    """Cancel a job that sbatch may have submitted although it did not answer in time.
+    """Cancel a job that sbatch may have submitted although it did not answer in time. Returns whether it was found.
 
-    Looks for the job for up to `TIMEOUT_S` seconds: a slow controller may list it late.
-
-    Args:
-        comment: a comment that only this job has.
-
-    Returns:
-        Whether the job was found.
+    Looks for up to `TIMEOUT_S` seconds for the job with this comment: a slow controller may list it late.
 
     Raises:
         SlurmError: the job was found, but can't be cancelled.

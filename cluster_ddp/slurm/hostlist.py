@@ -30,10 +30,7 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def expand(text: str) -> list[str]:
-    """Return the host names of a hostlist, in its order.
-
-    Args:
-        text: a hostlist, such as the value of SLURM_STEP_NODELIST. Empty text gives an empty list.
+    """Return the host names of a hostlist, in its order; none of an empty one.
 
     Raises:
         HostlistError: brackets that don't match, an empty or backward range, a range of over 65,536 hosts,

@@ -51,15 +51,10 @@ class NodeGroup:
 
 
 def read(*, cluster: str | None = None, env: Mapping[str, str] | None = None) -> list[NodeGroup]:
-    """Read all partitions with one call of sinfo.
+    """Read all partitions with one call of sinfo; of the default cluster, if none is named.
 
-    Args:
-        cluster: its name; None for the default one.
-        env: the environment of sinfo; default: this process's.
-
-    Returns:
-        The groups in sinfo's order. Hidden partitions are included, since jobs may use them. Lines that can't be read
-        are left out, because versions of sinfo differ.
+    Hidden partitions are included, since jobs may use them. Lines that can't be read are left out, because versions of
+    sinfo differ.
 
     Raises:
         SlurmError: sinfo is not installed, failed, or did not answer.

@@ -20,14 +20,7 @@ CANDIDATE_COUNT = 8
 
 
 def master_port(job_id: int, step_id: int = 0) -> int:
-    """Return the first port to try for a job step.
-
-    Args:
-        job_id: SLURM_JOB_ID, 0 or more (each array task has its own).
-        step_id: SLURM_STEP_ID, 0 or more.
-
-    Returns:
-        A TCP port in 10000–32750.
+    """Return the first port to try for a job step, in 10000–32750. Each array task has a job id of its own.
 
     Raises:
         ValueError: an id is below 0.

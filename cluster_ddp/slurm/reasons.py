@@ -75,10 +75,9 @@ _WHAT = {
 
 
 def of_waiting(reason: str) -> str:
-    """Return a reason with its meaning, such as "Priority: jobs with …"; one that is not known here as it is.
+    """Return a reason as squeue shows it with its meaning: "Priority: jobs with …"; one that is not known as it is.
 
-    Args:
-        reason: as squeue shows it. Text in parentheses or behind a comma may follow the code.
+    Text in parentheses or behind a comma may follow the code.
     """
     if reason.startswith("Job's_"):  # scontrol writes a sentence so
         reason = reason.replace("_", " ")

@@ -124,11 +124,7 @@ class Variables:
 
 
 def job_label(job: int | str | None, array: int | str | None, task: int | str | None) -> str:
-    """Return a job as squeue shows it: "12", or "12_3" for a task of an array; empty outside a job.
-
-    Args:
-        job, array, task: the ids of the job, of its array, and of its task in that; None for none.
-    """
+    """Return a job as squeue shows it: "12", or "12_3" for a task of an array; empty outside a job."""
     if array is not None and task is not None:
         return f"{array}_{task}"
     return "" if job is None else str(job)
@@ -138,8 +134,5 @@ def node_name(env: Mapping[str, str]) -> str:
     """Return the name of this node as Slurm has it; outside of a job, the host's short name.
 
     A host's own name may have a domain, which the node's name lacks.
-
-    Args:
-        env: an environment, such as os.environ.
     """
     return env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]

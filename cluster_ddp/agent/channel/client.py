@@ -48,11 +48,7 @@ class Client:
 
     @staticmethod
     def of_job(env: Mapping[str, str]) -> Client:
-        """Connect to the job's agent. If it can't be reached, stay silent: srun still reports the exit status.
-
-        Args:
-            env: the environment of a task, with `Env.CHANNEL` and `Env.SECRET`.
-        """
+        """Connect to the job's agent. If it can't be reached, stay silent: srun still reports the exit status."""
         host, _, port = env.get(Env.CHANNEL, "").rpartition(":")
         key = Key.of_job(env)
         if host:

@@ -59,11 +59,7 @@ def completed(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def own(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what is another job's.
-
-    Args:
-        env: that of the shell. Where Slurm does not answer, it counts.
-    """
+    """Return a shell's environment without what is another job's. Where Slurm does not answer, it stays as it is."""
     if Env.SECRET in env:  # a rank of a job of ours has submitted this one, or starts ranks itself
         env = {name: value for name, value in env.items() if not is_of_ranks(name)}
     if "SLURM_JOB_ID" not in env:
@@ -106,12 +102,9 @@ def _in_own_array(env: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def times_noted(label: str, env: dict[str, str], path: Path) -> Iterator[None]:
-    """During the body, ask Slurm for a job's start and end, which may change; rank 0 reads the answer.
+    """During the body, ask Slurm for a job's start and end, which may change, and write them to a file, for rank 0.
 
-    Args:
-        label: of the job.
-        env: the environment of its ranks; it gets the times as they are now, and the path.
-        path: where the answer is written.
+    The environment of the ranks gets the times as they are now, and the file's path.
     """
     over = threading.Event()
     said = ask_times(label, env, tries=3)

@@ -16,13 +16,7 @@ _JOB_LOG = Path(f"/proc/self/fd/{_STDERR}")
 
 
 def show(ended: Outcome, log: Path | None, env: Mapping[str, str]) -> None:
-    """Say what failed first, if something did.
-
-    Args:
-        ended: how the start ended.
-        log: that of the rank which failed first; None if it has none of its own.
-        env: the job's environment.
-    """
+    """Say what failed first, if something did; and its log, if it has one of its own."""
     if not ended.failure:
         return
     say(f"Failed first, with status {ended.status}: {ended.failure}")
@@ -48,11 +42,7 @@ def say(text: str) -> None:
 
 
 class Logs:
-    """The logs of a start: only what is written from the making of this object on, since logs are appended to.
-
-    Args:
-        folder: the run directory, with the logs of tasks; None if there is none.
-    """
+    """The logs of a start: only what is written from the making of this object on, since logs are appended to."""
 
     def __init__(self, folder: Path | None) -> None:
         before = [_JOB_LOG, *(folder.glob(File.TASK_LOG.format("*")) if folder is not None else ())]

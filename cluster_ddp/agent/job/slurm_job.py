@@ -107,13 +107,7 @@ class Job:
 
 
 class Starts:
-    """The starts of a job's ranks in its allocation: each begins, ends, is judged, and it is decided what follows.
-
-    Args:
-        job: whose ranks.
-        noted: an empty folder.
-        history: the job's failures so far.
-    """
+    """The starts of a job's ranks in its allocation: each begins, ends, is judged, and it is decided what follows."""
 
     def __init__(self, job: Job, noted: Notes, history: History) -> None:
         slurm, stays = scontrol.configuration(job.env), job.options.restarts > 0
@@ -214,10 +208,8 @@ class Starts:
 def _leave_nothing(folder: Path, *, ranks_too: bool) -> None:
     """TERM ends this process as it did before, but removes a folder first.
 
-    Args:
-        folder: to remove.
-        ranks_too: whether srun gets TERM, too, and kills the ranks. Of a batch job Slurm itself ends them, and gives
-            them more time; an allocation of salloc goes on.
+    `ranks_too`: srun gets TERM, too, and kills the ranks. Of a batch job Slurm itself ends them, and gives them more
+    time; an allocation of salloc goes on.
     """
 
     def end(number: int, frame: object) -> None:

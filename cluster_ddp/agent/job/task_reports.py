@@ -119,8 +119,7 @@ class TaskReports:
     def judge(self, ended: Outcome) -> Outcome:
         """Say how the start ended, by what the tasks have said; where they are silent, by what srun has.
 
-        Args:
-            ended: with the status of srun, or of all tasks together.
+        What is given has the status of srun, or of all tasks together.
         """
         if self.was_stopped or ended.status == EXIT_STOPPED:
             return ended._replace(state="STOPPED", status=EXIT_STOPPED)

@@ -81,14 +81,7 @@ class Tasks:
         self._server.close()
 
     def start(self, command: Sequence[str], env: Mapping[str, str], reports: TaskReports, early: Sequence[int]) -> None:
-        """Start a step.
-
-        Args:
-            command: srun's.
-            env: srun's environment, with `Env.START`.
-            reports: hears its tasks.
-            early: signals that came before.
-        """
+        """Start a step: srun's command and environment, with `Env.START`. Signals that came before are passed on."""
         self._drop_standby()
         self._expect(reports, env, int(env[Env.START]))
         self._srun = self._supervisor.start(None, command, env)
@@ -103,17 +96,7 @@ class Tasks:
         self._standby = Standby(mark, command, env, nodes, tasks)
 
     def start_waiting(self, nodes: Sequence[str], env: Mapping[str, str], reports: TaskReports, log_dir: str) -> bool:
-        """Let the agents that wait start their commands.
-
-        Args:
-            nodes: of the start.
-            env: see `start`.
-            reports: hears its tasks.
-            log_dir: where the tasks' logs are; empty if they have none.
-
-        Returns:
-            Whether there are such agents, on these nodes.
-        """
+        """Let the agents that wait start their commands, with logs in a folder. Returns whether there are any."""
         standby = self._standby
         if standby is None or not standby.is_ready_for(int(env[Env.START]), nodes):
             return False
@@ -179,13 +162,7 @@ class Tasks:
             self._wait(_END_S)
 
     def watch(self, command: Sequence[str], env: Mapping[str, str], nodes: Sequence[str]) -> None:
-        """Start the step of the spares.
-
-        Args:
-            command: srun's.
-            env: srun's environment.
-            nodes: the spares.
-        """
+        """Start the step of the spares: srun's command and environment."""
         self._spares = Spares(nodes)
         spawn(command, env, default=signals.PASSED_ON)
 

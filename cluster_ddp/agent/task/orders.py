@@ -27,15 +27,10 @@ CUT: Message = {"kind": "cut"}
 
 
 class Orders:
-    """Hears the job in a thread.
+    """Hears the job in a thread, and calls `wake` there after each order for this step: a start's number, or a name.
 
     If the job's agent has ended, the job is over: Slurm ends what still runs, as it ends other jobs. If it is silent,
     this node is cut off, or the batch host: ranks may have started elsewhere, so those here must end.
-
-    Args:
-        client: connected to the job.
-        step: number of the start with which this step began, or its name: orders for others are not for this task.
-        wake: is called in that thread after each order.
     """
 
     def __init__(self, client: Client, step: int | str, wake: Callable[[], None]) -> None:

@@ -84,13 +84,9 @@ def _torchrun(command: Sequence[str], env: Mapping[str, str]) -> list[str]:
 def in_container(
     options: Options, command: Sequence[str], env: Mapping[str, str], ignored: bool
 ) -> tuple[Sequence[str], Mapping[str, str]]:
-    """Return how a task starts a command, and its environment: in the job's Apptainer container, if it has one.
+    """Return a command of a task, and its environment, in the job's Apptainer container, if it has one.
 
-    Args:
-        options: of the job.
-        command: inside.
-        env: its environment.
-        ignored: whether it starts with warnings ignored.
+    `ignored`: it starts with warnings ignored.
     """
     if options.container is None:
         return command, env
@@ -108,12 +104,8 @@ def apptainer(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command of a container, and the variables to add to the task's environment.
 
-    Args:
-        options: of the job.
-        command: inside.
-        env: environment of the task. Its PATH has the runtime: Apptainer before Singularity.
-        folders: those that the container also has, under the same paths; the command's working folder is first.
-        ignored: whether the command starts with warnings ignored.
+    The PATH of the task has the runtime: Apptainer before Singularity. The container has these folders, too, under the
+    same paths; the command's working folder is first.
 
     Raises:
         JobError: there is no runtime.
@@ -140,21 +132,12 @@ def in_image(agent: Sequence[str]) -> list[str]:
 
     Without a Python of 3.9 or later the command runs alone: it has its place, and gets the signals of Slurm itself, but
     nobody says why it failed.
-
-    Args:
-        agent: the interpreter and its arguments, then two dashes and the user's command.
     """
     return ["sh", "-c", _FIND_PYTHON, "sh", *agent]
 
 
 def pyxis_options(image: str, binds: Iterable[str], *, folders: Sequence[str]) -> list[str]:
-    """Return srun's options for tasks in a container of Pyxis'.
-
-    Args:
-        image: such as nvcr.io#nvidia/pytorch:25.10-py3.
-        binds: folders that it also has, each PATH or SOURCE:DESTINATION.
-        folders: those that it has under the same paths; the tasks' working folder is first.
-    """
+    """Return srun's options for tasks in a container of Pyxis', which has folders: the working one first."""
     mounts = [f"{folder}:{folder}" for folder in folders]
     mounts += [bind if ":" in bind else f"{bind}:{bind}" for bind in binds]
     where = f"--container-workdir={folders[0]}"

@@ -119,11 +119,7 @@ class _Look(NamedTuple):
 
 
 class PendingSignals:
-    """Signals that commands are to get.
-
-    Args:
-        takers: says which processes get a signal other than TERM for a command; none: not yet.
-    """
+    """Signals that commands are to get. `takers` says which processes get one other than TERM; none: not yet."""
 
     def __init__(self, takers: Callable[[int, int], Sequence[int]]) -> None:
         self._takers = takers

@@ -101,13 +101,7 @@ def _reason(error: OSError | _GaveUpError) -> str:
 
 
 def use(venv: str, command: Sequence[str], env: Mapping[str, str]) -> Staged:
-    """Let a task use its node's copy, if there is one: by PATH, VIRTUAL_ENV, and the first word of its command.
-
-    Args:
-        venv: the environment.
-        command: of the task. A first word in the environment becomes that in the copy.
-        env: environment of the task, with the copies' name in `protocol.Env.COPY`.
-    """
+    """Let a task use its node's copy, if there is one: by PATH, VIRTUAL_ENV, and the first word of its command."""
     as_it_is = Staged(list(command), dict(env))
     if not env.get(Env.COPY):
         return as_it_is

@@ -109,14 +109,11 @@ class Supervisor:
         return bool(self._running)
 
     def keep(self, tick: Callable[[], float] | None = None, *, until: Callable[[], bool] | None = None) -> int:
-        """Wait for the end of all commands.
+        """Wait for the end of all commands. Returns the `status_of` those that have ended.
 
         Args:
             tick: is called after each event. It returns after how many seconds it is to be called at the latest.
             until: is asked after each event whether to wait no longer.
-
-        Returns:
-            The `status_of` those that have ended.
         """
         self._reap()
         while self._running and not (until is not None and until()):
@@ -196,13 +193,9 @@ def _name(rank: int | None) -> str:
 
 
 def status_of(statuses: Sequence[int]) -> int:
-    """Return the exit status for several commands.
+    """Return the exit status for several commands, by those other than 0 in the order in which the commands ended.
 
-    Args:
-        statuses: those other than 0, in the order in which the commands ended.
-
-    Returns:
-        The first one that TERM did not cause, since TERM comes from outside or from here; else the first, or 0.
+    It is the first one that TERM did not cause, since TERM comes from outside or from here; else the first, or 0.
     """
     ended = 128 + signal.SIGTERM
     return next((status for status in statuses if status != ended), statuses[0] if statuses else 0)

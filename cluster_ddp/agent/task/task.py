@@ -56,13 +56,7 @@ def run(options: Options) -> int:
 
 
 class Task:
-    """A task's command.
-
-    Args:
-        options: of the job.
-        rank: its rank; None for the parent of several.
-        env: its environment.
-    """
+    """A task's command. Its rank is None for the parent of several."""
 
     def __init__(self, options: Options, rank: int | None, env: Mapping[str, str]) -> None:
         self._options, self._rank, self._env = options, rank, env

@@ -37,11 +37,7 @@ _NEVER = float("inf")
 
 
 class Warm:
-    """The waiting process of one task; there may be none.
-
-    Args:
-        options: of the job.
-    """
+    """The waiting process of one task; there may be none."""
 
     def __init__(self, options: Options) -> None:
         self.pid: int | None = None
@@ -52,12 +48,7 @@ class Warm:
         self._command: Sequence[str] = ()
 
     def begin(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Note that a rank has been started: the process becomes that of the start after it.
-
-        Args:
-            command: of the rank.
-            env: of the rank.
-        """
+        """Note that a rank has been started: the process becomes that of the start after it."""
         self._expect(command, {**env, Env.START: str(int(env[Env.START]) + 1)}, AFTER_S)
 
     def begin_at_once(self, command: Sequence[str], env: Mapping[str, str]) -> None:
@@ -87,15 +78,9 @@ class Warm:
         return is_killed
 
     def become(self, command: Sequence[str], env: Mapping[str, str], *, ignore_warnings: bool) -> int | None:
-        """Let the process become a rank, once it has imported all.
+        """Let the process become a rank, once it has imported all. Returns its process id.
 
-        Args:
-            command: of the rank.
-            env: of the rank.
-            ignore_warnings: whether it ignores USR1 and USR2, until it has a handler.
-
-        Returns:
-            Its process id; None if there is no such process: then the command has to be started.
+        None if there is no such process: then the command has to be started.
         """
         self._due = _NEVER
         self.was_killed()

@@ -54,12 +54,7 @@ class Nodes(NamedTuple):
 
 
 def of_job(env: Mapping[str, str], spares: int) -> Nodes | None:
-    """Return the nodes of a job; the last ones are the spares. None if Slurm does not name them.
-
-    Args:
-        env: the environment of the batch script.
-        spares: number of spares.
-    """
+    """Return the nodes of a job; the last ones are the spares. None if Slurm does not name them."""
     names = scontrol.hostnames(env)
     return Nodes(names, names[: len(names) - spares]) if len(names) > spares else None
 
@@ -107,8 +102,7 @@ def after(
     """Return what follows a failure.
 
     Args:
-        now: the failure.
-        before: earlier ones of this job.
+        now, before: the failure, and earlier ones of this job.
         out: nodes that are lost or at fault.
         restarts: --restarts.
         nodes: of the allocation; None if they are not known: then all start again as they are.

@@ -84,11 +84,7 @@ class History:
         return False
 
     def newest_checkpoint(self, since: float) -> tuple[str, float]:
-        """Return the name of the newest checkpoint, and for how many seconds nothing was saved.
-
-        Args:
-            since: when the ranks were started, in seconds of UNIX time.
-        """
+        """Return the name of the newest checkpoint, and for how many seconds nothing was saved since ranks started."""
         name, saved = NO_CHECKPOINT, since
         if self._run_dir is not None and (lines := self._lines(File.PROGRESS)):
             name = lines[0] or NO_CHECKPOINT

@@ -19,15 +19,7 @@ from cluster_ddp.slurm.variables import Variables
 
 
 class Recovery:
-    """What a job knows for its restarts.
-
-    Args:
-        options: of the job.
-        env: of the job.
-        history: its failures so far.
-        nodes: of the job; None if they are not known, or need not be.
-        slurmd_port: where Slurm's daemons listen on them.
-    """
+    """What a job knows for its restarts. Its nodes are None if they are not known, or need not be."""
 
     def __init__(
         self,
@@ -48,13 +40,7 @@ class Recovery:
         self._requeues = Variables(env).requeues()
 
     def after(self, ended: Outcome, start: int, reports: TaskReports) -> Verdict:
-        """Return what follows a start that failed, and note it.
-
-        Args:
-            ended: how.
-            start: its number.
-            reports: has heard its tasks.
-        """
+        """Return what follows a start that failed, and note it."""
         out = self._out(ended)
         now = self._failed(ended, start, reports, out)
         self.give_back(ended.lost_nodes)  # at once: Slurm ends the job soon
@@ -101,11 +87,7 @@ class Recovery:
             self.nodes = left
 
     def left_behind(self, found: Verdict) -> dict[str, str]:
-        """Return which nodes a requeue is to exclude -> why; none if Slurm would have too few for the job then.
-
-        Args:
-            found: what follows the last start.
-        """
+        """Return which nodes a requeue is to exclude -> why; none if Slurm would have too few for the job then."""
         left_out = {} if self.nodes is None else self.nodes.left_out
         sick = {node: why for node, why in left_out.items() if why.is_at_fault}
         out = {**sick, **self._new_sick(), **found.left_out}

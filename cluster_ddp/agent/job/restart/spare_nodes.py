@@ -24,15 +24,7 @@ _HAS_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 
 class Standby:
-    """The step. `hear` and `gone` may be called in any thread.
-
-    Args:
-        mark: its name, which no other step has.
-        command: srun's.
-        env: srun's environment, with the number of the next start.
-        nodes: where it runs.
-        tasks: how many agents it has.
-    """
+    """The step, under a name that no other has, of so many agents. `hear` and `gone` may be called in any thread."""
 
     def __init__(
         self, mark: str, command: Sequence[str], env: Mapping[str, str], nodes: Sequence[str], tasks: int
@@ -57,12 +49,7 @@ class Standby:
             self.gone_since.append(hello)
 
     def is_ready_for(self, number: int, nodes: Sequence[str]) -> bool:
-        """Wait until all agents wait, some seconds at most. Returns whether the step can be that of a start.
-
-        Args:
-            number: of the start.
-            nodes: where it is to be.
-        """
+        """Wait some seconds until all agents wait. Returns whether the step can be that of a start on these nodes."""
         deadline = time.monotonic() + _READY_S
         is_it = (number, tuple(nodes)) == (self._number, self._nodes)
         while is_it and time.monotonic() < deadline and os.waitid(os.P_PID, self.srun, _HAS_ENDED) is None:
