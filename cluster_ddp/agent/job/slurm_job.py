@@ -12,8 +12,7 @@ from pathlib import Path
 from cluster_ddp import processes
 from cluster_ddp.agent import grid, launch_env, outcome, rank_notes
 from cluster_ddp.agent.job import allocation, job_log, requeue, scontrol, srun_step, tasks
-from cluster_ddp.agent.job.restart import decision as allocated
-from cluster_ddp.agent.job.restart import fence
+from cluster_ddp.agent.job.restart import decision, fence
 from cluster_ddp.agent.job.restart.decision import LOST, Verdict
 from cluster_ddp.agent.job.restart.history import History
 from cluster_ddp.agent.job.restart.recovery import Recovery
@@ -111,7 +110,7 @@ class Starts:
 
     def __init__(self, job: Job, noted: Notes, history: History) -> None:
         slurm, stays = scontrol.configuration(job.env), job.options.restarts > 0
-        nodes = allocated.of_job(job.env, job.options.spare_nodes) if stays else None
+        nodes = decision.of_job(job.env, job.options.spare_nodes) if stays else decision.UNKNOWN
         self._job, self._slurm = job, slurm
         self.number = job.requeues + history.restarts
         """Number of starts before this one."""
@@ -120,19 +119,17 @@ class Starts:
             noted, job.env, slurm.srun_ports, stays=stays, note_gone=self.recovery.note_gone, prepare=self._prepare
         )
         self.recovery.examine = self._tasks.examine
-        self._on, self._is_in_step = srun_step.On(self._training), False  # where the next one begins
+        self._on, self._is_in_step = srun_step.On(self.recovery.nodes.training), False  # where the next one begins
         self._left_logs: list[Path] = []  # of tasks that nobody can end
-
-    @property
-    def _training(self) -> tuple[str, ...]:
-        return () if self.recovery.nodes is None else self.recovery.nodes.training
 
     def run(self) -> Outcome:
         """Start the ranks, again as often as they may be. Returns how the last start ended."""
         with contextlib.closing(self._tasks):
             # Nodes may not know a login node by its name; Slurm tells each task where srun was started.
             self._job.env[Env.CHANNEL] = f"{self._job.host if self._job.is_on_node else ''}:{self._tasks.port}"
-            self._watch_spares()
+            if spares := self.recovery.nodes.spares:
+                env = srun_step.step_env(self._job.options, self._job.size, self._job.env, srun_step.On(spares))
+                self._tasks.watch(srun_step.spares(self._job.options, self._job.size, spares), env, spares)
             while True:
                 self._begin()
                 self.status = self._tasks.wait()
@@ -142,11 +139,6 @@ class Starts:
                     return ended
                 self._job.note(ended._replace(requeued=True))
                 self.number += 1
-
-    def _watch_spares(self) -> None:
-        if self.recovery.nodes is not None and (spares := self.recovery.nodes.spares):
-            env = srun_step.step_env(self._job.options, self._job.size, self._job.env, srun_step.On(spares))
-            self._tasks.watch(srun_step.spares(self._job.options, self._job.size, spares), env, spares)
 
     def _begin(self) -> None:
         """Begin a start: in the step that runs, or in a new one."""
@@ -167,7 +159,7 @@ class Starts:
     def _prepare(self, silent: Sequence[str]) -> None:
         """Let agents wait for the next start where it will be if silent nodes are lost."""
         job, nodes = self._job, self.recovery.nodes
-        others = nodes and nodes.without(dict.fromkeys(silent, LOST))
+        others = nodes.without(dict.fromkeys(silent, LOST))
         if others is not None and others.training != self._on.nodes:
             on = srun_step.On(others.training, is_beside=True)
             with contextlib.suppress(OSError, ClusterDDPError):  # such as too many processes: the next start tells
@@ -197,11 +189,11 @@ class Starts:
         if ended.state == "FAILED":
             follows = self.recovery.after(ended, self.number, self._reports)
         self._left_logs = self._reports.logs_of_gone()
-        are_same = self._training == self._on.nodes
-        self._is_in_step = follows.then == Then.RESTART and self._tasks.can_start_again and are_same
+        training = self.recovery.nodes.training
+        self._is_in_step = follows.then == Then.RESTART and self._tasks.can_start_again and training == self._on.nodes
         if not self._is_in_step:
             self._tasks.end()
-        self._on = srun_step.On(self._training, is_beside=True)
+        self._on = srun_step.On(training, is_beside=True)
         return follows
 
 

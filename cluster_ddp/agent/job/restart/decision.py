@@ -27,10 +27,10 @@ BEFORE = Reason("left out before", is_at_fault=False)  # the requeue that came t
 
 
 class Nodes(NamedTuple):
-    """Nodes, in the order of the allocation: Slurm numbers ranks by it."""
+    """Nodes, in the order of the allocation: Slurm numbers ranks by it. None, if they are not known."""
 
-    allocated: tuple[str, ...]
-    training: tuple[str, ...]
+    allocated: tuple[str, ...] = ()
+    training: tuple[str, ...] = ()
     left_out: Mapping[str, Reason] = {}
 
     @property
@@ -53,10 +53,14 @@ class Nodes(NamedTuple):
         return Nodes(self.allocated, tuple(node for node in self.allocated if node in chosen), left_out)
 
 
-def of_job(env: Mapping[str, str], spares: int) -> Nodes | None:
-    """Return the nodes of a job; the last ones are the spares. None if Slurm does not name them."""
+UNKNOWN = Nodes()
+"""Where Slurm does not name them, or nobody needs to know them."""
+
+
+def of_job(env: Mapping[str, str], spares: int) -> Nodes:
+    """Return the nodes of a job; the last ones are the spares."""
     names = scontrol.hostnames(env)
-    return Nodes(names, names[: len(names) - spares]) if len(names) > spares else None
+    return Nodes(names, names[: len(names) - spares]) if len(names) > spares else UNKNOWN
 
 
 def is_lost(node: str, slurmd_port: int) -> bool:
@@ -96,7 +100,7 @@ def after(
     before: Sequence[Failed],
     out: Mapping[str, Reason],
     restarts: int,
-    nodes: Nodes | None,
+    nodes: Nodes,
     has_others: Callable[[Mapping[str, Reason]], bool],
 ) -> Verdict:
     """Return what follows a failure.
@@ -105,14 +109,14 @@ def after(
         now, before: the failure, and earlier ones of this job.
         out: nodes that are lost or at fault.
         restarts: --restarts.
-        nodes: of the allocation; None if they are not known: then all start again as they are.
+        nodes: of the allocation. If they are not known, all start again as they are.
         has_others: whether the cluster has nodes enough for the job if these are left out.
     """
     if not restarts:
         return Verdict(Then.END)
     if why := _no_more(now, before, restarts):
         return Verdict(Then.END, why)
-    if nodes is None:
+    if not nodes.training:
         return Verdict(Then.RESTART)
     twice = _twice(now, before) if len(nodes.training) > 1 else {}
     for left_out in ({**twice, **out}, out):

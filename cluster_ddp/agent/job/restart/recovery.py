@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from cluster_ddp.agent import first_failure, outcome
 from cluster_ddp.agent.job import job_log, scontrol
 from cluster_ddp.agent.job.restart import decision
-from cluster_ddp.agent.job.restart import decision as allocated
-from cluster_ddp.agent.job.restart.decision import BEFORE, LOST, Nodes, Reason, Verdict
+from cluster_ddp.agent.job.restart.decision import BEFORE, LOST, UNKNOWN, Nodes, Reason, Verdict
 from cluster_ddp.agent.job.restart.history import NO_CHECKPOINT, Failed, History
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.launch_options import Options
@@ -19,34 +18,28 @@ from cluster_ddp.slurm.variables import Variables
 
 
 class Recovery:
-    """What a job knows for its restarts. Its nodes are None if they are not known, or need not be."""
+    """What a job knows for its restarts. Its nodes may not be known, or need not be."""
 
     def __init__(
-        self,
-        options: Options,
-        env: Mapping[str, str],
-        history: History,
-        nodes: Nodes | None = None,
-        slurmd_port: int = 0,
+        self, options: Options, env: Mapping[str, str], history: History, nodes: Nodes = UNKNOWN, slurmd_port: int = 0
     ) -> None:
-        self._options, self._env, self._history = options, env, history
-        self._slurmd_port = slurmd_port
+        self._options, self._env, self._history, self._slurmd_port = options, env, history, slurmd_port
         self.examine: Callable[[Sequence[str]], Mapping[str, str]] = lambda nodes: {}
         """Lets spares examine themselves; returns node -> what is wrong, for those that can't be used."""
         before = {node: BEFORE for one in history.failures for node in one.without}
-        self.nodes = nodes and (nodes.without(before) or nodes)
-        """See above; those of the next start."""
-        self._allocated = 0 if nodes is None else len(nodes.allocated)
+        self.nodes = nodes.without(before) or nodes
+        """Those of the next start."""
+        self._allocated = len(nodes.allocated)
         self._requeues = Variables(env).requeues()
 
     def after(self, ended: Outcome, start: int, reports: TaskReports) -> Verdict:
         """Return what follows a start that failed, and note it."""
-        out = self._out(ended)
+        out = {**self._new_sick(), **dict.fromkeys(filter(None, ended.lost_nodes), LOST)}  # lost, or at fault
         now = self._failed(ended, start, reports, out)
         self.give_back(ended.lost_nodes)  # at once: Slurm ends the job soon
         found = self._on_healthy_nodes(now, out)
         is_sruns = ended.first is not None and ended.first.host == first_failure.SRUN and not reports.has_begun
-        if found.then == Then.RESTART and self.nodes is not None and is_sruns:
+        if found.then == Then.RESTART and self.nodes.training and is_sruns:
             # Slurm makes no step. After a job was made smaller and requeued, 22.05 has forgotten its GPUs.
             found = Verdict(Then.REQUEUE, left_out=found.left_out)
         if self._options.restarts:
@@ -58,15 +51,13 @@ class Recovery:
 
     def lost(self, reports: TaskReports) -> tuple[str, ...]:
         """Return which nodes are lost: an agent is gone, and Slurm's daemon can't be reached."""
-        known = () if self.nodes is None else self.nodes.training
-        gone = (node for node in reports.gone_from if node in known)
-        return tuple(node for node in gone if allocated.is_lost(node, self._slurmd_port))
+        gone = (node for node in reports.gone_from if node in self.nodes.training)
+        return tuple(node for node in gone if decision.is_lost(node, self._slurmd_port))
 
     def note_gone(self, spares: Sequence[str]) -> None:
         """Leave out spares whose agents are gone; give back those that are lost."""
-        if self.nodes is None or not (new := [node for node in spares if node in self.nodes.spares]):
-            return
-        lost = [node for node in new if allocated.is_lost(node, self._slurmd_port)]
+        new = [node for node in spares if node in self.nodes.spares]
+        lost = [node for node in new if decision.is_lost(node, self._slurmd_port)]
         out = {node: LOST if node in lost else Reason(outcome.AGENT_KILLED) for node in new}
         self.nodes = self.nodes._replace(left_out={**self.nodes.left_out, **out})
         for node, why in out.items():
@@ -75,10 +66,10 @@ class Recovery:
 
     def give_back(self, lost: Sequence[str]) -> None:
         """Take lost nodes out of the job: else Slurm would end it once it learns that they are lost."""
-        if self.nodes is None or not (lost := [node for node in lost if node in self.nodes.allocated]):
+        if not (lost := [node for node in lost if node in self.nodes.allocated]):
             return
         left = self.nodes.losing(lost)
-        if refusal := allocated.resize(left, self._env):
+        if refusal := decision.resize(left, self._env):
             job_log.say(
                 f"warning: Slurm did not let job {self._env['SLURM_JOB_ID']} give {', '.join(lost)} back: {refusal}\n"
                 "  It ends the job once it finds the node lost. The job is requeued then, if it may be."
@@ -88,8 +79,7 @@ class Recovery:
 
     def left_behind(self, found: Verdict) -> dict[str, str]:
         """Return which nodes a requeue is to exclude -> why; none if Slurm would have too few for the job then."""
-        left_out = {} if self.nodes is None else self.nodes.left_out
-        sick = {node: why for node, why in left_out.items() if why.is_at_fault}
+        sick = {node: why for node, why in self.nodes.left_out.items() if why.is_at_fault}
         out = {**sick, **self._new_sick(), **found.left_out}
         if not out or self._has_others(out):
             return {node: why.words for node, why in out.items()}
@@ -98,19 +88,18 @@ class Recovery:
 
     def _new_sick(self) -> dict[str, Reason]:
         """Nodes of the job that its ranks have found at fault since the last call."""
-        known = () if self.nodes is None else self.nodes.allocated
-        return {node: why for node, why in _at_fault(self._history.new_sick_nodes()).items() if node in known}
+        sick = _at_fault(self._history.new_sick_nodes())
+        return {node: why for node, why in sick.items() if node in self.nodes.allocated}
 
     @property
     def nodes_given_back(self) -> int | None:
         """How many nodes the job asks for in a requeue, if it has given some back."""
-        is_smaller = self.nodes is not None and len(self.nodes.allocated) < self._allocated
-        return self._allocated if is_smaller else None
+        return self._allocated if len(self.nodes.allocated) < self._allocated else None
 
     def _on_healthy_nodes(self, now: Failed, out: Mapping[str, Reason]) -> Verdict:
         """Return what follows, with spares that have examined themselves."""
         found = self._judged(now, out)
-        while found.nodes is not None and self.nodes is not None:
+        while found.nodes is not None:
             new = [node for node in found.nodes.training if node not in self.nodes.training]
             if not (faults := self.examine(new) if new else {}):
                 break
@@ -143,10 +132,6 @@ class Recovery:
         everywhere = reports.failed_everywhere(words)
         step = None if end is None else end.step
         return Failed(round(time.time(), 3), start, node, rank, words, step, checkpoint, everywhere, round(lost_s, 1))
-
-    def _out(self, ended: Outcome) -> dict[str, Reason]:
-        """Nodes that are lost or at fault."""
-        return {**self._new_sick(), **dict.fromkeys(filter(None, ended.lost_nodes), LOST)}
 
     def _has_others(self, out: Mapping[str, Reason]) -> bool:
         """Whether the job's partition has nodes enough for it if these are left out, too."""

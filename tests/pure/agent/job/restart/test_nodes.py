@@ -21,12 +21,12 @@ ENV = {"SLURM_JOB_ID": "71", "SLURM_JOB_NODELIST": "node[1-3]"}
     [
         ("printf 'node1\\nnode2\\nnode3\\n'", 1, Nodes(("node1", "node2", "node3"), ("node1", "node2"))),
         ("printf 'node1\\nnode2\\n'", 0, Nodes(("node1", "node2"), ("node1", "node2"))),
-        ("printf 'node1\\n'", 1, None),
-        ("echo node1; exit 1", 0, None),
-        ("", 0, None),
+        ("printf 'node1\\n'", 1, Nodes()),
+        ("echo node1; exit 1", 0, Nodes()),
+        ("", 0, Nodes()),
     ],
 )
-def test_the_last_nodes_are_the_spares(fake_slurm: FakeSlurm, says: str, spares: int, found: Nodes | None) -> None:
+def test_the_last_nodes_are_the_spares(fake_slurm: FakeSlurm, says: str, spares: int, found: Nodes) -> None:
     fake_slurm.command("scontrol", says)
     assert decision.of_job({**os.environ, **ENV}, spares) == found
     assert fake_slurm.calls("scontrol") == [["show", "hostnames", "node[1-3]"]]

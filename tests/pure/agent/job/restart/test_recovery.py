@@ -39,7 +39,7 @@ class Job:
         self,
         *,
         restarts: int = 9,
-        nodes: Nodes | None = NODES,
+        nodes: Nodes = NODES,
         requeues: int = 0,
         run_dir: bool = True,
         slurmd_port: int = 0,
@@ -123,7 +123,7 @@ def test_a_refusal_to_give_a_node_back_is_said(job: Job, capfd: pytest.CaptureFi
     job.slurm.command("scontrol", "echo 'it is disabled' >&2; exit 1")
     recovery = job.recovery()
     assert recovery.after(ended(lost_nodes=("n2",)), 0, SILENT).then == "restart"
-    assert recovery.nodes is not None and recovery.nodes.training == ("n1", "n3")
+    assert recovery.nodes.training == ("n1", "n3")
     assert recovery.nodes_given_back is None
     said = "warning: Slurm did not let job 71 give n2 back: it is disabled\n  It ends the job once it finds"
     assert said in capfd.readouterr().err
@@ -140,7 +140,7 @@ def test_a_spare_whose_agent_is_gone_is_left_out_and_given_back_if_it_is_lost(jo
             recovery.note_gone([spare, "n1", "another's"])
     shrink = [["update", "JobId=71", "NodeList=n1,n2,n4"]] if is_lost else []
     assert job.slurm.calls("scontrol") == shrink
-    assert recovery.nodes is not None and recovery.nodes.spares == ("n4",)
+    assert recovery.nodes.spares == ("n4",)
     assert [*recovery.left_behind(Verdict("end"))] == ([] if is_lost else [spare])
     recovery.after(ended(lost_nodes=("n2",)), 0, SILENT)
     assert recovery.nodes.training == ("n1", "n4")
@@ -192,7 +192,7 @@ def test_what_was_left_out_stays_so_after_a_requeue(job: Job) -> None:
     """If the job has got the node once more, and has enough others."""
     History(job.run_dir, is_first=True).add(Failed(0.0, 0, "n1", 0, "x", then="requeue", without=("n1",)))
     again = job.recovery(requeues=1)
-    assert again.nodes is not None and again.nodes.training == ("n2", "n3")
+    assert again.nodes.training == ("n2", "n3")
     few = Nodes(("n1", "n2"), ("n1", "n2"))
     assert job.recovery(requeues=1, nodes=few).nodes == few
 

@@ -41,7 +41,7 @@ class Case(NamedTuple):
     now: Failed
     before: Sequence[Failed] = ()
     out: Mapping[str, Reason] = {}
-    nodes: Nodes | None = SPARE
+    nodes: Nodes = SPARE
     has_others: bool = False
     """How many nodes the cluster has for the job."""
     restarts: int = 9
@@ -52,7 +52,7 @@ class Case(NamedTuple):
 CASES = {
     "not asked for": Case(END, failed("n1"), restarts=0),
     "the first failure": Case(RESTART, failed("n1", ERROR)),
-    "nodes that are not known": Case(("restart",), failed("n1"), [failed("n1")], nodes=None),
+    "nodes that are not known": Case(("restart",), failed("n1"), [failed("n1")], nodes=Nodes()),
     # How often.
     "the last restart": Case(RESTART, failed("n1"), [failed("n2")], restarts=2),
     "one more": Case(END, failed("n1"), [failed("n2")], restarts=1, why="failed twice (--restarts 1)"),
