@@ -25,11 +25,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def blocks(pid: int, number: int) -> bool:
-    """Whether a process, in its main thread, blocks a signal (proc(5), SigBlk): it may wait for it in another one.
-
-    Raises:
-        OSError: there is no such process.
-    """
+    """Whether a process, in its main thread, blocks a signal (SigBlk): it may wait for it in another. See `catches`."""
     return _has(pid, "SigBlk", number)
 
 
@@ -68,24 +64,10 @@ def environment(pid: int) -> dict[str, str]:
     return {name: value for name, is_set, value in (one.partition("=") for one in content.split("\0")) if is_set}
 
 
-def has_environment(pid: int, values: Mapping[str, str]) -> bool:
-    """Whether a process was started with these environment variables. Not if they can't be read."""
-    return values.items() <= environment(pid).items()
-
-
 def environments(values: Mapping[str, str]) -> dict[int, dict[str, str]]:
-    """Return the processes that were started with these environment variables, as far as they can be read.
-
-    Returns:
-        Process id -> all variables that it was started with.
-    """
+    """Return the processes that were started with these variables -> all of theirs, as far as they can be read."""
     found = {int(path.name): environment(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
     return {pid: env for pid, env in found.items() if values.items() <= env.items()}
-
-
-def find(values: Mapping[str, str]) -> list[int]:
-    """Return the ids of these processes; see `environments`."""
-    return list(environments(values))
 
 
 def children(pid: int) -> list[int]:

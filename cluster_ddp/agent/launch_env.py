@@ -98,7 +98,7 @@ def run_dir(options: Options, label: str) -> Path | None:
     return None if options.run_dir is None else Path(options.run_dir.replace("%j", label)).absolute()
 
 
-def named(path: str, env: Mapping[str, str]) -> str:
+def with_job_id(path: str, env: Mapping[str, str]) -> str:
     """Return a path with the job's id for %A: of an array, the id of the whole array."""
     return path.replace("%A", env.get("SLURM_ARRAY_JOB_ID") or env.get("SLURM_JOB_ID") or str(os.getpid()))
 
@@ -118,7 +118,7 @@ def common(options: Options, folder: Path | None) -> dict[str, str]:
     return {**values, Env.SHARE: "1"} if options.share else values
 
 
-def meeting(env: Mapping[str, str], host: str, start: int) -> dict[str, str]:
+def of_start(env: Mapping[str, str], host: str, start: int) -> dict[str, str]:
     """Return the variables of one start of a job of Slurm: its number, and where the ranks meet; rank 0 is on `host`.
 
     Raises:

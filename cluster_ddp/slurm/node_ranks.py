@@ -82,7 +82,7 @@ class NodeRanks:
             "WORLD_SIZE": self.num_nodes * self.ranks,
             "LOCAL_WORLD_SIZE": self.ranks,
             "NODE_RANK": self.node_rank,
-            **self._meeting_place(),
+            **self._rendezvous(),
         }
         for names, value in self._launchers(local_rank, pid).items():
             values |= {name: value for name in names if name in self.env}
@@ -126,7 +126,7 @@ class NodeRanks:
         said = Variables(self.env).text(*variables.DISTRIBUTION)
         return "block" if said == "cyclic" and self.ranks > 1 else said
 
-    def _meeting_place(self) -> dict[str, object]:
+    def _rendezvous(self) -> dict[str, object]:
         v = Variables(self.env)
         job_id, step_id = v.integer(*variables.JOB_ID), v.step_id()
         ours = TORCH_DEFAULT_PORT if job_id is None else port.master_port(job_id, step_id or 0)

@@ -91,7 +91,11 @@ def on_slurm(place: Place, queue: Queue, launcher: str, name: str, run_dir: Path
 
     def batch_process() -> list[int]:
         mark = {"CLUSTER_DDP_RUN_DIR": str(run_dir)}
-        here = [pid for pid in faults.processes_on(layout, job.rank(0)[1]) if processes.has_environment(pid, mark)]
+        here = [
+            pid
+            for pid in faults.processes_on(layout, job.rank(0)[1])
+            if mark.items() <= processes.environment(pid).items()
+        ]
         return list({ancestry(pid)[-1] for pid in here if name_of(pid) == "srun"})
 
     job = Job(

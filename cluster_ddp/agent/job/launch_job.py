@@ -54,7 +54,7 @@ def run(job: Job | LocalJob) -> int:
             _warn_of_array(asked.run_dir or "", job.env)
         make_run_dir(job.folder, shared=asked.share)
     if asked.code is not None:
-        _enter(Path(launch_env.named(asked.code, os.environ)))
+        _enter(Path(launch_env.with_job_id(asked.code, os.environ)))
     if asked.container is None and asked.container_image is None:
         python_command.check_script(asked.command, Path.cwd())
     if isinstance(job, Job) and (remark := gpu_remark(job.size, asked)):

@@ -47,7 +47,7 @@ class Job:
         self.size = launch_env.shape(options, env)
         self.added = {
             **launch_env.on_slurm(options, self.size, self.label),
-            **launch_env.meeting(env, self.host, self.requeues),
+            **launch_env.of_start(env, self.host, self.requeues),
         }
         """Variables that the tasks get beside those of the batch script."""
         self.env = {**env, **self.added}
@@ -144,7 +144,7 @@ class Starts:
         """Begin a start: in the step that runs, or in a new one."""
         job, on = self._job, self._on
         self._reports = TaskReports(job.options.launcher, job.size.world_size, job.folder, tasks=job.tasks)
-        job.env |= launch_env.meeting(job.env, on.nodes[0] if on.nodes else job.host, self.number)
+        job.env |= launch_env.of_start(job.env, on.nodes[0] if on.nodes else job.host, self.number)
         if self._is_in_step:
             self._tasks.again(self._reports, job.env)
             return
@@ -163,7 +163,7 @@ class Starts:
         if others is not None and others.training != self._on.nodes:
             on = srun_step.On(others.training, is_beside=True)
             with contextlib.suppress(OSError, ClusterDDPError):  # such as too many processes: the next start tells
-                env = {**job.env, **launch_env.meeting(job.env, on.nodes[0], self.number + 1)}
+                env = {**job.env, **launch_env.of_start(job.env, on.nodes[0], self.number + 1)}
                 mark = f"standby-{os.urandom(4).hex()}"
                 self._tasks.stand_by(mark, *self._step(on, env, waits=mark), on.nodes, job.tasks)
                 where = f"the next start is prepared on {', '.join(on.nodes)}"

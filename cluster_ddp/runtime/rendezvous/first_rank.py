@@ -36,7 +36,7 @@ def has_said_it(env: Mapping[str, str]) -> bool:
     common = {key: env[key] for key in (_COMMON_OF_OURS if Env.NOTES in env else _COMMON) if env.get(key)}
     own = {**common, name: env[name]}
     # In a container of this rank alone it sees no other: the first process there is its parent, or has its environment.
-    is_alone = os.getppid() <= 1 or processes.has_environment(1, own)
+    is_alone = os.getppid() <= 1 or own.items() <= processes.environment(1).items()
     # A forked rank has the environment of its parent there.
     can_see = bool(common) and not is_alone and os.getpid() in _ranks(own, env)
     deadline = time.monotonic() + _SILENCE_S

@@ -110,7 +110,7 @@ def test_the_run_directory_has_the_jobs_label(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_the_code_is_that_of_the_whole_array(env: dict[str, str], named: str) -> None:
-    assert launch_env.named("/x-%A/code", env) == named.replace("PID", str(os.getpid()))
+    assert launch_env.with_job_id("/x-%A/code", env) == named.replace("PID", str(os.getpid()))
 
 
 def test_what_a_job_on_slurm_gives_its_tasks() -> None:
@@ -130,11 +130,11 @@ def test_what_a_job_on_slurm_gives_its_tasks() -> None:
 
 def test_each_start_meets_on_another_port_where_rank_0_is() -> None:
     hosts = enumerate(("localhost", "127.0.0.2"))
-    found = [launch_env.meeting({"SLURM_JOB_ID": "71"}, host, start) for start, host in hosts]
+    found = [launch_env.of_start({"SLURM_JOB_ID": "71"}, host, start) for start, host in hosts]
     assert [(one["CLUSTER_DDP_START"], one["MASTER_ADDR"]) for one in found] == [("0", "localhost"), ("1", "127.0.0.2")]
     ports = {int(one["MASTER_PORT"]) for one in found}
     assert len(ports) == 2 and ports <= {*candidates(71)}
-    last = launch_env.meeting({"SLURM_JOB_ID": "71"}, "localhost", len(candidates(71)))
+    last = launch_env.of_start({"SLURM_JOB_ID": "71"}, "localhost", len(candidates(71)))
     assert last["MASTER_PORT"] == found[0]["MASTER_PORT"], "the candidates begin anew"
 
 
@@ -234,10 +234,10 @@ def test_submitits_variables_on_this_machine() -> None:
 def test_a_port_on_which_something_listens_is_not_chosen(job_id: int) -> None:
     """Not where the first candidate is in use."""
     env = {"SLURM_JOB_ID": str(job_id)}
-    first = int(launch_env.meeting(env, "localhost", 0)["MASTER_PORT"])
+    first = int(launch_env.of_start(env, "localhost", 0)["MASTER_PORT"])
     assert first in candidates(job_id)
     with socket.create_server(("127.0.0.1", first)):
-        second = int(launch_env.meeting(env, "localhost", 0)["MASTER_PORT"])
+        second = int(launch_env.of_start(env, "localhost", 0)["MASTER_PORT"])
     assert second in candidates(job_id) and second != first
 
 
@@ -245,5 +245,5 @@ def test_if_all_ports_are_in_use_it_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     with socket.create_server(("127.0.0.1", 0)) as held:
         monkeypatch.setattr(launch_env.port, "candidates", lambda job_id: [held.getsockname()[1]])
         with pytest.raises(RendezvousError, match="all 1 candidate ports are in use") as error:
-            launch_env.meeting(JOB, "localhost", 0)
+            launch_env.of_start(JOB, "localhost", 0)
     assert "ssh localhost ss -ltn" in error.value.hint

@@ -98,7 +98,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, s
             yield {(job.launcher, job.name): job for job in jobs}
         finally:
             for job in jobs:  # what a killed job has left behind
-                send(processes.find({"CLUSTER_DDP_RUN_DIR": str(job.run_dir)}), "KILL")
+                send(list(processes.environments({"CLUSTER_DDP_RUN_DIR": str(job.run_dir)})), "KILL")
 
 
 @pytest.mark.parametrize(("launcher", "check"), list(parameters(JOBS)))

@@ -65,8 +65,8 @@ def test_the_next_start_is_told_where_to_meet(running: Tasks) -> None:
         wait_until(lambda: reports.all_have_begun)
         running.again(reports, {**ENV, "CLUSTER_DDP_START": "2", "HOME": "/it's mine"})
         told = client.hear(scaled(10))
-    meeting = {"CLUSTER_DDP_START": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "7"}
-    assert told == {"kind": "again", "step": -1, "env": meeting, "log_dir": ""}
+    of_start = {"CLUSTER_DDP_START": "2", "MASTER_ADDR": "node1", "MASTER_PORT": "7"}
+    assert told == {"kind": "again", "step": -1, "env": of_start, "log_dir": ""}
 
 
 @pytest.mark.parametrize(("status", "waits"), [(143, True), (1, False)])

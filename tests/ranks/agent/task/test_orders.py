@@ -91,7 +91,7 @@ def test_a_task_that_waits_never_begins_by_itself() -> None:
 
 
 def sleepers(said: Path) -> list[int]:
-    return [pid for pid in processes.find({"SAID": str(said)}) if processes.program(pid) == "sleep"]
+    return [pid for pid in processes.environments({"SAID": str(said)}) if processes.program(pid) == "sleep"]
 
 
 @pytest.mark.parametrize("says", [True, False])

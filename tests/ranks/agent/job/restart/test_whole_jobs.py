@@ -103,7 +103,7 @@ class Job:
 
     def left(self) -> list[int]:
         """Processes of it that still run."""
-        return processes.find({"FOLDER": str(self.folder)})
+        return list(processes.environments({"FOLDER": str(self.folder)}))
 
 
 @pytest.fixture
