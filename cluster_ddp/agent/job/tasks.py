@@ -128,9 +128,8 @@ class Tasks:
         self._tell_again(env)
 
     def _tell_again(self, env: Mapping[str, str], log_dir: str = "") -> None:
-        self._tell(
-            "again", env={name: env[name] for name in (Env.START, "MASTER_ADDR", "MASTER_PORT")}, log_dir=log_dir
-        )
+        of_start = {name: env[name] for name in (Env.START, "MASTER_ADDR", "MASTER_PORT")}
+        self._tell("again", env=of_start, log_dir=log_dir)
 
     def wait(self) -> int:
         """Wait for the end of a start. Returns the exit status of its tasks, or srun's."""
@@ -176,24 +175,24 @@ class Tasks:
         self._server.tell(kind, step=self._step, **fields)
 
     def _hear(self, message: Message) -> None:
-        if message.get("spare"):
-            self._spares.hear(message)
-        elif message.get("standby", self._step) != self._step:  # of a step that waits, or has waited in vain
-            if (standby := self._standby) is not None and message["standby"] == standby.mark:
-                standby.hear(message)
-        elif message.get("start") == self._start:  # else it is of a rank that was left behind
-            self._reports.hear(message)
+        if listener := self._listener(message, is_ours=message.get("start") == self._start):
+            listener.hear(message)
         wake()
 
     def _gone(self, hello: Message) -> None:
-        if hello.get("spare"):
-            self._spares.gone(hello["host"])
-        elif hello.get("standby", self._step) != self._step:
-            if (standby := self._standby) is not None and hello["standby"] == standby.mark:
-                standby.gone(hello)
-        elif "standby" in hello or hello.get("start") in (self._step, self._start):
-            self._reports.gone(hello)
+        is_ours = "standby" in hello or hello.get("start") in (self._step, self._start)
+        if listener := self._listener(hello, is_ours=is_ours):
+            listener.gone(hello)
         wake()
+
+    def _listener(self, message: Message, *, is_ours: bool) -> Spares | Standby | TaskReports | None:
+        """Return who hears a message, or of its sender's end; None: it is of a rank or a step that was left behind."""
+        if message.get("spare"):
+            return self._spares
+        if message.get("standby", self._step) != self._step:  # of a step that waits, or has waited in vain
+            standby = self._standby
+            return standby if standby is not None and message["standby"] == standby.mark else None
+        return self._reports if is_ours else None
 
     def _is_over(self) -> bool:
         return self.stays and self._reports.is_over(time.monotonic())

@@ -103,11 +103,11 @@ class Spares:
                 self._faults[message["host"]] = message["fault"]
                 self._changed.notify_all()
 
-    def gone(self, host: str) -> None:
+    def gone(self, hello: Message) -> None:
         """Note that a spare's connection has ended."""
         with self._changed:
-            self._lost.append(host)
-            self._faults[host] = _LOST
+            self._lost.append(hello["host"])
+            self._faults[hello["host"]] = _LOST
             self._changed.notify_all()
 
     def ask(self, nodes: Sequence[str]) -> None:

@@ -90,12 +90,12 @@ def test_spares_that_can_be_used_and_those_that_can_not(monkeypatch: pytest.Monk
     monkeypatch.setattr(spare_nodes, "_EXAMINED_S", 0.2)
     names = ("healthy", "sick", "silent", "gone", "gone before")
     spares = spare_nodes.Spares(names)
-    spares.gone("gone before")
+    spares.gone({"host": "gone before"})
     spares.ask(names)
     spares.hear({"kind": "hello", "host": "silent"})
     spares.hear({"kind": "examined", "host": "healthy", "fault": ""})
     spares.hear({"kind": "examined", "host": "sick", "fault": "it's its GPU"})
-    threading.Timer(0.05, spares.gone, ["gone"]).start()
+    threading.Timer(0.05, spares.gone, [{"host": "gone"}]).start()
     lost, silent = spare_nodes._LOST, spare_nodes._SILENT
     assert spares.answers(names) == {"sick": "it's its GPU", "silent": silent, "gone": lost, "gone before": lost}
     assert spares.lost == ["gone before", "gone"]
