@@ -1,7 +1,7 @@
-"""Which rank failed first, and why: one record for each start of a job, outcome.json in its run directory.
+"""How a start of a job ended, and what failed first: outcome.json in the run directory, one record.
 
 The job's agent writes it at the end of each start. The next start, `status`, `report` and the log's last lines read it.
-What failed is told by the ranks' supervisors (`End`). Only where they are silent, logs count (`log_words`).
+What failed is told by the ranks' supervisors (`End`). Only where they are silent, logs count (`first_failure`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""agent.log_words: srun's and Slurm's English, and Python's last error."""
+"""agent.first_failure, of logs: srun's and Slurm's English, and Python's last error."""
 
 from __future__ import annotations
 
