@@ -89,7 +89,7 @@ def job_statuses(
     Args:
         label: the job as squeue shows it: 12, or 12_3 for an array task.
         cluster: its cluster; None for the default one.
-        env: the environment of scontrol and sacct; default: this process's.
+        env: the environment of Slurm's commands; default: this process's.
 
     Raises:
         JobNotFoundError: neither the controller nor the accounting knows the job.
@@ -188,9 +188,7 @@ def remembered_jobs(
 ) -> dict[str, list[JobStatus]]:
     """Return what sacct knows of jobs that the controller has forgotten, by job id; without accounting, nothing.
 
-    Args:
-        labels: the jobs as squeue shows them.
-        cluster, env: see `job_statuses`.
+    Arguments are as those of `job_statuses`.
     """
     columns = "JobIDRaw,JobID,State,ExitCode,Elapsed,Submit"
     form = ("--allocations", "--duplicates", "--parsable2", "--noheader", f"--format={columns}")
@@ -227,12 +225,12 @@ def elapsed_s(text: str) -> float:
 
 
 def _remembered(raw_id: str, shown_id: str, state: str, exit_status: str, elapsed: str, submitted: str) -> JobStatus:
-    exit_code, _, signal = exit_status.partition(":")
+    exit_code, signal = _exit_status(exit_status)
     return JobStatus(
         job_id=int(raw_id),
         state=state.split()[0],  # "CANCELLED by 1000"
-        exit_code=int(exit_code),
-        signal=int(signal or 0),
+        exit_code=exit_code,
+        signal=signal,
         array_task=shown_id.partition("_")[2] or None,
         elapsed=elapsed,
         submitted_s=_unix_s(submitted),
@@ -246,13 +244,13 @@ def _status(record: str) -> JobStatus:
     slurms = re.sub(r"\sJobName=.*?(?=\sUserId=)", "", record, count=1, flags=re.DOTALL)
     pairs = re.findall(r"(?:^|\s)([A-Za-z:/]+)=(.*?)(?=\s+[A-Za-z:/]+=|\s*$)", slurms, flags=re.DOTALL)
     fields = {**dict(reversed(pairs)), "StdOut": dict(pairs).get("StdOut", "")}
-    exit_code, _, signal = fields.get("ExitCode", "0:0").partition(":")
+    exit_code, signal = _exit_status(fields.get("ExitCode", "0:0"))
     return JobStatus(
         job_id=int(fields["JobId"]),
         state=fields["JobState"],
         reason=fields.get("Reason", "None"),
-        exit_code=int(exit_code),
-        signal=int(signal or 0),
+        exit_code=exit_code,
+        signal=signal,
         stdout=fields["StdOut"],
         array_task=fields.get("ArrayTaskId"),
         restarts=int(fields.get("Restarts", "0")),
