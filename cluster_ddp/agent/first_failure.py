@@ -51,8 +51,7 @@ def by_ends(
         words_of: says why a rank failed that has not noted it, such as the last error in its log, or nothing. It is
             called only until a cause is found.
 
-    Returns:
-        None if nothing failed: status 75 is no failure, nor any other of a rank that was stopped in time.
+    Returns None if nothing failed: status 75 is no failure, nor any other of a rank that was stopped in time.
     """
     failed = [one for one in ends if one.status not in (0, EXIT_STOPPED) and not one.was_stopped]
     killed: list[End] = []  # by KILL, after others failed: perhaps with them

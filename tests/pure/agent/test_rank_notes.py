@@ -117,7 +117,7 @@ def test_the_folder_of_a_process_that_was_killed_is_removed_later(
     """Not that of one which runs, a new one, or what somebody else has named so."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(rank_notes, "_IN_MEMORY", tmp_path)
-    code = HOLDER.replace("with", f"notes._IN_MEMORY = notes.Path({str(tmp_path)!r})\nwith", 1)
+    code = HOLDER.replace("with", f"rank_notes._IN_MEMORY = rank_notes.Path({str(tmp_path)!r})\nwith", 1)
     holders = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     folders = [Path(holder.stdout.readline().strip()) for holder in holders if holder.stdout is not None]
     try:
