@@ -44,7 +44,7 @@ seen += [torch.get_num_threads(), sys.flags.utf8_mode, open("/proc/self/oom_scor
 command = open("/proc/self/cmdline").read()
 name = f"{os.environ['SAID']}.{os.environ['CLUSTER_DDP_START']}"
 with open(f"{name}.part", "w") as file:
-    json.dump({"pid": os.getpid(), "seen": seen, "warm": "fork.warm" in command}, file)
+    json.dump({"pid": os.getpid(), "seen": seen, "warm": "fork.waiting_rank" in command}, file)
 os.rename(f"{name}.part", name)
 print("begun", os.environ["CLUSTER_DDP_START"], flush=True)
 time.sleep(600)
@@ -64,7 +64,7 @@ class Running:
 
     def waiting(self) -> list[int]:
         """The processes that wait to become a rank."""
-        return [pid for pid in processes.children(self.task.pid) if b"fork.warm" in _command(pid)]
+        return [pid for pid in processes.children(self.task.pid) if b"fork.waiting_rank" in _command(pid)]
 
     def again(self) -> None:
         self.job.server.tell("stop", step=0)
