@@ -4,7 +4,7 @@ but `protocol` and `errors`.
 topology     a process's place in its job
 environment  reads it from the variables of each launcher
 variables    Slurm's variable names, and their values
-rank_env     the variables of every rank of a node
+node_ranks   the variables of every rank of a node
 master_addr  the address of rank 0's host
 port         a rendezvous port for every job step
 hostlist     expands node[1-4]
