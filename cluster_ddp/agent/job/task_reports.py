@@ -169,7 +169,8 @@ class TaskReports:
                     self._on[message["host"]] = int(message["task"])
             elif message["kind"] == "ended":
                 # A launcher of an older version, in a container, says less.
-                self._ends.append(end := End(**{name: message[name] for name in End._fields if name in message}))
+                said = {name: message[name] for name in End._fields if name in message}
+                self._ends.append(end := End(message["rank"], message["host"], message["status"])._replace(**said))
                 self._ended.add((end.rank, end.host))
                 self._note_over(end)
             elif message["kind"] == "alone":
