@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
-from detection_parts.coco import CocoBoxes, need_pycocotools
 from detection_parts.generated import GeneratedBoxes
-from detection_parts.mean_average_precision import evaluate
-from detection_parts.model import new_optimizer, new_scheduler, ssd300
 from detection_parts.options import OPTIONS, read
-from detection_parts.training import collate
 from PIL import Image
 from ranks import run_ranks, slurm_step
 from test_examples import EXAMPLES, run
@@ -28,6 +26,11 @@ NAME = "detection.py"
 SMALL = ("--samples", "8", "--batch-size", "2", "--epochs", "2", "--report-every", "1", "--evaluate-at", "0", "1")
 # COCO's 80 categories have the numbers 1 to 90 with gaps.
 CATEGORIES = [number for number in range(1, 91) if number not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)]
+
+
+def part(name: str) -> ModuleType:
+    """A module of the example. Importing torchvision takes seconds: not where tests are collected, in each process."""
+    return importlib.import_module(f"detection_parts.{name}")
 
 
 def test_the_command_line_is_over_the_file(tmp_path: Path) -> None:
@@ -72,20 +75,20 @@ def test_a_wrong_option_is_named(
 def test_without_pycocotools_the_error_has_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pycocotools", None)
     with pytest.raises(cluster_ddp.SpecError, match=r"(?s)not installed.*Hint: pip install pycocotools$"):
-        need_pycocotools()
+        part("coco").need_pycocotools()
 
 
 @pytest.mark.parametrize(("backbone", "channels"), [("resnet18", 256), ("resnet34", 256), ("resnet152", 1024)])
 def test_the_backbone_has_ssds_six_maps(backbone: str, channels: int) -> None:
     with torch.device("meta"):
-        maps = ssd300(backbone, 3).backbone(torch.zeros(1, 3, 300, 300))
+        maps = part("model").ssd300(backbone, 3).backbone(torch.zeros(1, 3, 300, 300))
     assert [one.shape[-1] for one in maps.values()] == [38, 19, 10, 5, 3, 1]
     assert [one.shape[1] for one in maps.values()] == [channels, 512, 512, 256, 256, 256]
 
 
 @pytest.mark.parametrize("backbone", ["resnet18", pytest.param("vgg16", marks=pytest.mark.full)])
 def test_it_finds_boxes_and_has_a_loss(backbone: str) -> None:
-    model = ssd300(backbone, 3)
+    model = part("model").ssd300(backbone, 3)
     image, target = GeneratedBoxes(1)[0]
     with torch.no_grad():
         losses = model((image,), (target,))
@@ -100,17 +103,17 @@ def test_the_weights_of_the_backbone_may_come_from_a_file(tmp_path: Path) -> Non
 
     net = resnet18()
     torch.save(net.state_dict(), tmp_path / "resnet18.pth")
-    model = ssd300("resnet18", 3, str(tmp_path / "resnet18.pth"))
+    model = part("model").ssd300("resnet18", 3, str(tmp_path / "resnet18.pth"))
     assert torch.equal(model.backbone.trunk[0].weight, net.conv1.weight)
 
 
 def test_learning_rates_of_weights_and_biases() -> None:
     options = argparse.Namespace(momentum=0.9, weight_decay=5e-4, warmup_steps=4, decay_at=[2, 3])
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
-    optimizer = new_optimizer(options, model, lr=1.0)
+    optimizer = part("model").new_optimizer(options, model, lr=1.0)
     assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [5e-4, 0]
-    scheduler, rates = new_scheduler(options, optimizer, updates=5), []
+    scheduler, rates = part("model").new_scheduler(options, optimizer, updates=5), []
     for _ in range(20):
         rates.append([group["lr"] for group in optimizer.param_groups])
         optimizer.step()
@@ -159,9 +162,9 @@ def print_maps() -> None:
     with cluster_ddp.distributed() as world:
         for size in (1, 5):
             data = GeneratedBoxes(size)
-            shard = world.shard(data, batch_size=2, collate_fn=collate)
+            shard = world.shard(data, batch_size=2, collate_fn=part("training").collate)
             model, options = Oracle(data, offset=100.0 * world.rank), argparse.Namespace(amp="off")
-            print(f"mAP {evaluate(options, world, model, data, shard)}", flush=True)
+            print(f"mAP {part('mean_average_precision').evaluate(options, world, model, data, shard)}", flush=True)
 
 
 @pytest.mark.full
@@ -201,7 +204,10 @@ def write_coco(folder: Path) -> None:
 
 def test_cocos_images_and_boxes(tmp_path: Path) -> None:
     write_coco(tmp_path)
-    tests, trains = CocoBoxes(str(tmp_path), train=False), CocoBoxes(str(tmp_path), train=True)
+    tests, trains = (
+        part("coco").CocoBoxes(str(tmp_path), train=False),
+        part("coco").CocoBoxes(str(tmp_path), train=True),
+    )
     assert (len(tests), len(trains), len(tests.categories)) == (8, 6, 80)
     image, target = tests[1]
     assert (image.shape, image.dtype, type(target["boxes"])) == ((3, 50, 61), torch.float32, torch.Tensor)
@@ -216,7 +222,7 @@ def test_cocos_images_and_boxes(tmp_path: Path) -> None:
 
 def test_a_folder_without_coco_is_named(tmp_path: Path) -> None:
     with pytest.raises(cluster_ddp.DataError, match=r"there is no .*instances_val2017\.json"):
-        CocoBoxes(str(tmp_path), train=False)
+        part("coco").CocoBoxes(str(tmp_path), train=False)
 
 
 @pytest.mark.full
@@ -254,7 +260,7 @@ def test_a_stopped_training_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
     assert [end.exit_code for end in ended] == [0] * ranks, ended
     assert printed(begun[0].output) + printed(ended[0].output) == printed(whole[0].output) != []
     assert logged(tmp_path / "stopped" / "run") == logged(tmp_path / "whole" / "run")
-    models = [ssd300("resnet18", 3) for _ in range(2)]
+    models = [part("model").ssd300("resnet18", 3) for _ in range(2)]
     for name, model in zip(("whole", "stopped"), models):
         cluster_ddp.load_weights(tmp_path / name / "run", model)
     first, second = (model.state_dict() for model in models)

@@ -21,8 +21,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from torchvision.datasets import MNIST
-from torchvision.transforms import Compose, Normalize, ToTensor
 
 from cluster_ddp.mnist import data
 from cluster_ddp.mnist.idx_files import IdxFile, raw_folder
@@ -227,6 +225,9 @@ def test_the_script_runs_as_a_script() -> None:
 
 def test_torchvision_reads_what_it_brings_and_the_resident_path_has_the_same_pixels(tmp_path: Path) -> None:
     """The real MNIST, from the folder that MNIST_FROM names: every test image as torchvision's transforms have it."""
+    from torchvision.datasets import MNIST
+    from torchvision.transforms import Compose, Normalize, ToTensor
+
     source = os.environ.get("MNIST_FROM", "")
     if not source and not os.environ.get("CI"):
         pytest.skip("MNIST_FROM names no folder with MNIST's files")

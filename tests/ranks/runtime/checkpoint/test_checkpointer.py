@@ -27,7 +27,6 @@ import pytest
 import torch
 from ranks import run_ranks, slurm_step
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 import cluster_ddp
 from cluster_ddp.agent.rank_notes import Notes
@@ -356,6 +355,8 @@ def test_what_cannot_be_saved_is_told_at_once(world: World, tmp_path: Path) -> N
 
 
 def test_a_model_in_parts_is_refused_at_once(world: World, tmp_path: Path) -> None:
+    from torch.distributed.fsdp import fully_shard  # imports 900 modules, in each process that collects tests
+
     mesh = init_device_mesh("cpu", (1,))
     model = fully_shard(torch.nn.Linear(2, 1), mesh=mesh)
     with pytest.raises(CheckpointError, match=r"\['weight'\] is a DTensor, as fully_shard makes"):
