@@ -38,11 +38,11 @@ hypothesis.settings.load_profile("tests")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-_RANKS, _SLURM = (Path(__file__).parent / name for name in ("ranks", "slurm"))
+_SLURM = Path(__file__).parent / "slurm"
 _LONGEST = (
     *("test_gpu_nodes_rehearsal.py", "test_gpu_rehearsal.py", "test_hang_watch.py", "test_examples.py"),
     *("test_options.py", "test_loop.py", "test_detection_example.py", "test_workers_end.py", "test_parts.py"),
-    *("test_local.py", "test_local_launchers.py"),
+    *("test_local.py", "test_local_launchers.py", "test_warm.py", "test_submit_plan.py", "test_make.py"),
 )
 
 _log = logging.getLogger("cluster_ddp")
@@ -66,11 +66,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """`make test` gives a test to any of its processes; those of one file stay together where that is less work.
 
-    They do in `tests/pure`, whose tests are short, in `tests/slurm`, whose files start long jobs first, and where they
-    share a fixture. A Slurm that a file is tested on, too, is a file of its own.
+    They do in `tests/slurm`, whose files start long jobs first, and where they share a fixture. A second Slurm that a
+    file is tested on makes it another file.
     """
     used = [fixture for named in item._fixtureinfo.name2fixturedefs.values() for fixture in named]
-    if _RANKS not in item.path.parents or any(fixture.scope == "module" for fixture in used):
+    if _SLURM in item.path.parents or any(fixture.scope == "module" for fixture in used):
         slurm = item.callspec.params.get("slurm") if hasattr(item, "callspec") else None
         item.add_marker(pytest.mark.xdist_group("-".join(filter(None, (item.path.name, slurm)))))
 
