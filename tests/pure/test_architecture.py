@@ -14,6 +14,7 @@ import pytest
 from cluster_ddp.submission import frozen_agent
 
 PACKAGE = Path(__file__).parents[2] / "cluster_ddp"
+TESTS = Path(__file__).parents[1]
 LEAVES = {
     *("argument_parser", "errors", "files", "ownership", "processes", "protocol", "run_files", "waiting_notice"),
     "_version",
@@ -112,6 +113,12 @@ def test_the_map_of_a_package_is_true(package: Path) -> None:
     listed = {name.rstrip("/") for row in names for name in row.split(", ")}
     there = {path.stem for path in package.glob("*.py")} | {path.parent.name for path in package.glob("*/__init__.py")}
     assert listed | {"__init__", "__main__"} == there | {"__init__", "__main__"}
+
+
+def test_make_quick_has_a_test_of_each_package_with_ranks() -> None:
+    folders = {path.parent for path in (TESTS / "ranks").rglob("test_*.py")} - {TESTS / "ranks"}
+    quick = [path for path in (TESTS / "ranks").rglob("test_*.py") if "mark.quick" in path.read_text()]
+    assert [folder for folder in folders if not any(folder in path.parents for path in quick)] == []
 
 
 def test_functions_are_short() -> None:
