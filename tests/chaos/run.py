@@ -193,7 +193,8 @@ class Run:
         elif self._in_this_job > before and status.restarts == self._restarts_of_job:
             self.since_s = time.time()
         else:
-            if self._restarts_asked and not self._spare_nodes:  # a spare may be what is left
+            has_others = "it may start on" not in self.output.read_text(errors="replace")
+            if self._restarts_asked and not self._spare_nodes and has_others:  # a spare may be what is left
                 self.left_behind = self.left_behind or self.bad_node
             self.bad_node = ""
             self._restarts_of_job, self.since_s = status.restarts, time.time()
