@@ -68,7 +68,7 @@ def seconds(launcher: str, arguments: argparse.Namespace, sandbox: str, folder: 
         time="5",
         launcher=launcher,  # type: ignore[arg-type]  # checked there
     )
-    asked = agent_options(spec, spec.command, run_dir=f"{folder}/{launcher}-%j")
+    asked = agent_options(spec, run_dir=f"{folder}/{launcher}-%j")
     begun = f'run={shlex.quote(f"{folder}/{launcher}")}-$SLURM_JOB_ID; mkdir -p "$run"; date +%s.%N >"$run/begun"'
     script = render(spec, asked, source="").replace("\nexec ", f"\n{begun}\nexec ")
 

@@ -16,6 +16,7 @@ import shlex
 import sys
 import types
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,22 +49,24 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the options, plan, submit. Returns the exit status."""
     words, here = sys.argv[1:] if argv is None else argv, Path.cwd()  # resuming changes to another folder
-
-    def submit_and_follow(plan: Plan, follow: bool) -> int:
-        jobs = submit_plan.submit(plan)
-        print(_announcement(plan, jobs, here), flush=True)
-        if follow:
-            label = jobs[0].id.partition("_")[0]
-            return watch.on_terminal(jobs, if_left=f"job {label} continues.\n{_next_steps(jobs, here)}")
-        print(_next_steps(jobs, here))
-        return 0
-
     with exit_on_error(PROGRAM):
         if (elsewhere := verbs.run_there("submit", words)) is not None:
             return elsewhere
+        submit = partial(_submit, here)
         return command_line.run(
-            words, program=PROGRAM, description=str(__doc__), reference=ReferenceJob(), submit=submit_and_follow
+            words, program=PROGRAM, description=str(__doc__), reference=ReferenceJob(), submit=submit
         )
+
+
+def _submit(here: Path, plan: Plan, follow: bool) -> int:
+    """Submit a plan from the folder `here`, and follow the job if asked. Returns the exit status."""
+    jobs = submit_plan.submit(plan)
+    print(_announcement(plan, jobs, here), flush=True)
+    if follow:
+        label = jobs[0].id.partition("_")[0]
+        return watch.on_terminal(jobs, if_left=f"job {label} continues.\n{_next_steps(jobs, here)}")
+    print(_next_steps(jobs, here))
+    return 0
 
 
 def _next_steps(jobs: list[Job], here: Path) -> str:

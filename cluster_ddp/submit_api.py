@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import shlex
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,6 @@ from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime.submitted_function import WithWorld
 from cluster_ddp.submission import submit_plan
 from cluster_ddp.submission.checks import preflight
-from cluster_ddp.submission.cli.options import as_words
 from cluster_ddp.submission.job import Job
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.resume import find
@@ -51,8 +51,9 @@ def submit(
         SlurmError: Slurm refused; the error has its words. No job is left behind, unless the error names it.
     """
     _check_array(spec, wanted=False)
-    plan = Plan(
-        **_payload(spec, function_or_command),
+    plan = _plan(
+        spec,
+        function_or_command,
         local=local,
         runs_dir=Path(runs_dir),
         run_dir=None if run_dir is None else Path(run_dir),
@@ -82,7 +83,7 @@ def submit_array(
         One job per task, in the order of the task numbers.
     """
     _check_array(spec, wanted=True)
-    plan = Plan(**_payload(spec, function_or_command), runs_dir=Path(runs_dir), take_snapshot=snapshot)
+    plan = _plan(spec, function_or_command, runs_dir=Path(runs_dir), take_snapshot=snapshot)
     return _submitted(plan, check)
 
 
@@ -95,14 +96,18 @@ def _check_array(spec: JobSpec, *, wanted: bool) -> None:
         raise SpecError(f"Submitting one job with array={spec.array!r}:", "this is a job array.", hint)
 
 
-def _payload(spec: JobSpec, function_or_command: Callable[..., Any] | Sequence[str] | None) -> dict[str, Any]:
-    """What runs, as arguments of a `Plan`."""
+def _plan(spec: JobSpec, function_or_command: Callable[..., Any] | Sequence[str] | None, **how: Any) -> Plan:
+    """Plan the job; `how` are further arguments of a `Plan`."""
     if callable(function_or_command):
         _check_call(function_or_command, spec)
-        return {"spec": spec, "function": WithWorld(function_or_command)}
+        return Plan(spec=spec, function=WithWorld(function_or_command), **how)
+    if isinstance(function_or_command, str):
+        found = "it is one string, and no shell splits it into words."
+        hint = f"give its words: {shlex.split(function_or_command)}"
+        raise SpecError(f"Submitting the command {function_or_command!r}:", found, hint)
     if function_or_command is not None:
-        spec = dataclasses.replace(spec, command=as_words(function_or_command))
-    return {"spec": spec}
+        spec = dataclasses.replace(spec, command=tuple(function_or_command))
+    return Plan(spec=spec, **how)
 
 
 def _check_call(function: Callable[..., Any], spec: JobSpec) -> None:
@@ -114,11 +119,8 @@ def _check_call(function: Callable[..., Any], spec: JobSpec) -> None:
     except ValueError:  # a function of C may tell no signature
         return
     except TypeError as error:
-        asked, found = (
-            f"Submitting the function {name}:",
-            f"each rank calls {call}, which does not fit: {error}.",
-        )
-        raise SpecError(asked, found, f"def {call.replace('=…', '')}: …") from error
+        found = f"each rank calls {call}, which does not fit: {error}."
+        raise SpecError(f"Submitting the function {name}:", found, f"def {call.replace('=…', '')}: …") from error
 
 
 def _submitted(plan: Plan, check: bool) -> list[Job]:

@@ -79,7 +79,7 @@ def main() -> int:
             options = "options for the command"
         text = render(
             spec,
-            agent_options(spec, spec.command),
+            agent_options(spec),
             source="Rendered from templates/ by scripts/render_jobs.py: change those, then run `make jobs`.\n"
             f"Submit from the checkout:  sbatch jobs/{path.name} [{options}]",
         )

@@ -184,4 +184,4 @@ def _job(script: Path, partition: str | None, account: str | None) -> str:
         requeue=True,
     )
     source = f"Written by `{PROGRAM}`. Submit it from this folder: sbatch {shlex.quote(f'{script.stem}.sbatch')}"
-    return render(spec, agent_options(spec, spec.command), source=source)
+    return render(spec, agent_options(spec), source=source)

@@ -114,18 +114,16 @@ class Plan:
 
     def _rendered(self, source: str) -> str:
         """The script."""
-        spec, resumes = self.spec, self.earlier is not None
-        if self.function is not None:
-            command, runs = submitit_task.runner(self.folder("%j")), repr(self.function)
-        else:
-            if spec.launcher == "fork":
-                python_command.interpreter_words(spec.command)  # refuses what can't be forked
-            command = (*spec.command, *(shlex.split(spec.restart_args) if resumes else ()))
-            runs = shlex.join(command)
-        asked = agent_options(spec, command, is_function=self.function is not None)
-        if resumes:
-            asked = asked._replace(restart_args="")  # the command has them from its first start on
-        source = f"{source}\nEach task runs: {runs}"
+        spec, is_function = self.spec, self.function is not None
+        command, restart_args = spec.command, spec.restart_args
+        if is_function:
+            command = submitit_task.runner(self.folder("%j"))
+        elif spec.launcher == "fork":
+            python_command.interpreter_words(command)  # refuses what can't be forked
+        if self.earlier is not None:  # the command has them from its first start on
+            command, restart_args = (*command, *shlex.split(restart_args)), ""
+        asked = agent_options(spec, command=command, restart_args=restart_args, function=is_function)
+        source += f"\nEach task runs: {repr(self.function) if is_function else shlex.join(command)}"
         if isinstance(self.scheduler, ThisMachine):
             return render_local(spec, asked, source=source, code=self.code)
         asked = asked._replace(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,27 +22,18 @@ TEMPLATE = "job.sbatch.j2"
 """The template of a batch script."""
 
 
-def agent_options(spec: JobSpec, command: Sequence[str], *, is_function: bool = False, **more: object) -> Options:
-    """Return what the agent needs of a specification.
-
-    Args:
-        spec: the job.
-        command: what each rank runs.
-        is_function: whether submitit's runner calls a function.
-        more: further fields of `Options`.
-    """
+def agent_options(spec: JobSpec, **more: Any) -> Options:
+    """Return what the agent needs of a specification, with further fields of `Options` or other values of them."""
     same = [
-        *("launcher", "gpus_per_task", "share", "max_requeues", "restarts", "spare_nodes", "hang_restart_s"),
+        *("command", "launcher", "gpus_per_task", "share", "max_requeues", "restarts", "spare_nodes", "hang_restart_s"),
         *("restart_args", "cold", "doctor", "trace", "track", "container", "container_image", "srun_options"),
     ]
+    values = {name: getattr(spec, name) for name in same} | more
     return Options(
-        command=tuple(command),
         container_bind=spec.container_binds,
         container_overlay=spec.container_overlays,
-        grid={} if is_function else {key: list(values) for key, values in spec.grid.items()},
-        function=is_function,
-        **{name: getattr(spec, name) for name in same},
-        **more,  # type: ignore[arg-type]
+        grid={} if values.get("function") else {key: list(grid) for key, grid in spec.grid.items()},
+        **values,
     )
 
 

@@ -117,7 +117,7 @@ class Run:
             spare_nodes=self._spare_nodes,
         )
         options = [f"--output={self.folder}/job-%j.log", f"--chdir={SCRIPT.parents[2]}"]
-        text = render(spec, agent_options(spec, spec.command), source="make chaos")
+        text = render(spec, agent_options(spec), source="make chaos")
         self.job_id = commands.submit(text=text, options=options, env=self._env).job_id
         self._restarts_of_job, self._told, self.since_s = 0, 0, time.time()
         self.bad_node = self.left_behind = ""

@@ -112,7 +112,7 @@ class Cluster:
     def script(self, spec: JobSpec) -> str:
         """The batch script of a job, with this session's launcher."""
         spec = replace(spec, launcher=self.launcher)  # type: ignore[arg-type]  # pytest has checked it
-        return render(spec, agent_options(spec, spec.command), source="")
+        return render(spec, agent_options(spec), source="")
 
     def job(self, name: str) -> str | Path:
         """jobs/NAME.sbatch; with another launcher than srun, what it would be with that."""

@@ -77,7 +77,7 @@ from cluster_ddp import submit_api
 
 
 def submitted(spec, function_or_command=None):
-    assert str(submit_api.Plan(**submit_api._payload(spec, function_or_command), must_run=False))
+    assert str(submit_api._plan(spec, function_or_command, must_run=False))
     return create_autospec(cluster_ddp.Job, instance=True)
 
 

@@ -156,7 +156,7 @@ def test_slurm_and_the_agent_need_the_standard_library_only(package: str) -> Non
         "from cluster_ddp.cli.env import main; main([])",
         "from cluster_ddp.submission.render import agent_options, render;"
         "from cluster_ddp.submission.spec import JobSpec;"
-        "spec = JobSpec(name='x', command=('true',)); render(spec, agent_options(spec, spec.command), source='')",
+        "spec = JobSpec(name='x', command=('true',)); render(spec, agent_options(spec), source='')",
         "from cluster_ddp.cli.launch import main; main(['--ranks', '2', '--dry-run', '--', 'python', '-V'])",
         "from cluster_ddp.sandbox.__main__ import parser; parser()",
         "import cluster_ddp.train",

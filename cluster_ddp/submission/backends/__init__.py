@@ -6,7 +6,6 @@ Each first starts a job that waits (`hold`). Its run directory is then made, nam
 slurm             sbatch, scontrol, scancel
 local             this machine; the agent runs the ranks there
 submitit_task     the pickles that submitit's runner loads in each task
-submit_env        the environment that a new job inherits
 identity          what tells a job from another one with the same id
 """
 

@@ -17,7 +17,8 @@ from cluster_ddp.errors import JobError, RunDirError
 from cluster_ddp.protocol import File
 from cluster_ddp.run_files import why
 from cluster_ddp.slurm.job_status import JobStatus
-from cluster_ddp.submission.backends import Held, identity, submit_env
+from cluster_ddp.submission.backends import Held, identity
+from cluster_ddp.submission.backends.slurm import inherited_environment
 
 # Reads the run directory's path from stdin, then becomes the job's script, with the same process id.
 _WAITING = (
@@ -42,7 +43,7 @@ class ThisMachine:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=submit_env.clean(os.environ),
+            env=inherited_environment(os.environ),
             start_new_session=True,
         )
         known = {"host": socket.gethostname(), "process": processes.started(process.pid)}

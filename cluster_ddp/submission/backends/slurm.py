@@ -5,18 +5,25 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cluster_ddp.agent.job import allocation
 from cluster_ddp.errors import JobNotFoundError, SlurmError
-from cluster_ddp.protocol import File
+from cluster_ddp.protocol import Env, File
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
-from cluster_ddp.submission.backends import Held, identity, submit_env
+from cluster_ddp.submission.backends import Held, identity
 
 # The job waits with a late start time, not with --hold: sbatch accepts a held job without checking whether any node can
 # run it (seen with 22.05).
 WAIT = "--begin=now+1hour"
+
+# Variables of a job or a step. sbatch and srun read many of them as options (sbatch(1), INPUT ENVIRONMENT VARIABLES).
+_PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_")
+_KEPT = ("SLURM_CONF", "SLURM_JWT")
+# Slurm sets these in a job. Outside a job they are the user's own.
+_OF_A_JOB = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 _OWN_COMMENT = re.compile(r"^#SBATCH --com", re.MULTILINE)  # sbatch accepts it as --comment
 
@@ -33,7 +40,7 @@ class Slurm:
             SlurmError: sbatch refused; or it did not answer in time. The job is then cancelled if squeue shows it; the
                 error says which.
         """
-        mark, env = job_status.OUR_COMMENTS + os.urandom(8).hex(), submit_env.clean(os.environ)
+        mark, env = job_status.OUR_COMMENTS + os.urandom(8).hex(), inherited_environment(os.environ)
         comment = [] if _OWN_COMMENT.search(script) else [f"--comment={mark}"]
         try:
             answer = commands.submit(text=script, options=[WAIT, *comment, *options], env=env)
@@ -101,4 +108,19 @@ def test_only(script: str, options: Sequence[str]) -> str:
         SlurmError: it would refuse the job, or does not answer.
     """
     argv = ["sbatch", "--test-only", *options]
-    return commands.run(argv, env=submit_env.clean(os.environ), text=script, words_on_stderr=True).strip()
+    return commands.run(argv, env=inherited_environment(os.environ), text=script, words_on_stderr=True).strip()
+
+
+def inherited_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that a new job inherits: this shell's, without the variables of a job around it."""
+    return {name: value for name, value in env.items() if name in _KEPT or not _is_of_a_job(name, env)}
+
+
+def _is_of_a_job(name: str, env: Mapping[str, str]) -> bool:
+    return name.startswith(_PREFIXES) or allocation.is_of_ranks(name) or (name in _OF_A_JOB and "SLURM_JOB_ID" in env)
+
+
+def ignored_options(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the user's shell that set sbatch's options or the run directory. No job inherits them."""
+    in_a_job = "SLURM_JOB_ID" in env
+    return {name: value for name, value in env.items() if name.startswith(("SBATCH_", Env.RUN_DIR)) and not in_a_job}

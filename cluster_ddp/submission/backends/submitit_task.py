@@ -23,12 +23,7 @@ from cluster_ddp.ownership import refuse_others
 
 def runner(folder_pattern: str) -> tuple[str, ...]:
     """Return the command that loads a task's pickle and runs it. %j in the folder's path stands for the job's id."""
-    return (*module("submitit.core._submit"), folder_pattern)
-
-
-def module(name: str) -> tuple[str, ...]:
-    """Return the command that runs a module with the present Python."""
-    return (sys.executable, "-u", "-m", name)
+    return (sys.executable, "-u", "-m", "submitit.core._submit", folder_pattern)
 
 
 def pickled(function: Callable[[], Any]) -> bytes:

@@ -13,8 +13,7 @@ from cluster_ddp.errors import SlurmError, SpecError
 from cluster_ddp.protocol import Env
 from cluster_ddp.slurm import commands, partitions
 from cluster_ddp.submission import grids
-from cluster_ddp.submission.backends import submit_env
-from cluster_ddp.submission.backends.slurm import Slurm
+from cluster_ddp.submission.backends.slurm import Slurm, ignored_options
 from cluster_ddp.submission.checks import (
     command_words,
     feasibility,
@@ -56,7 +55,7 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
     cluster = _ask_cluster(plan.spec, must_run) if on_slurm and (must_run or shutil.which("sinfo")) else _Cluster()
     warnings += [Advice("cluster", text) for text in cluster.warnings]
     warnings += _resumed(plan)
-    for name, value in submit_env.ignored_options(os.environ).items():
+    for name, value in ignored_options(os.environ).items():
         say = "--run-dir for a new run directory, --resume for an earlier one" if name == Env.RUN_DIR else "an option"
         text = f"{name}={value} in your environment is ignored. Use {say}, or cluster.toml."
         warnings.append(Advice("environment", text))

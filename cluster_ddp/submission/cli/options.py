@@ -118,15 +118,3 @@ class _Parser(Parser):
     def hint_for(self, option: str, value: str = "") -> str | None:
         gpus = option_mistakes.gpus(value.strip("'")) if option == "--gpus-per-node" else ""
         return f"{option} {gpus}" if gpus else None
-
-
-def as_words(command: Sequence[str]) -> tuple[str, ...]:
-    """Return a command that was given in Python as a tuple.
-
-    Raises:
-        SpecError: it is one string, not a sequence of words.
-    """
-    if isinstance(command, str):
-        found = "it is one string, and no shell splits it into words."
-        raise SpecError(f"Submitting the command {command!r}:", found, f"give its words: {shlex.split(command)}")
-    return tuple(command)

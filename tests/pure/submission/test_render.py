@@ -45,7 +45,7 @@ sys.exit(7)
 
 
 def render(spec: JobSpec, *, source: str = "", **more: Any) -> str:
-    return rendering.render(spec, agent_options(spec, spec.command), source=source, **more)
+    return rendering.render(spec, agent_options(spec), source=source, **more)
 
 
 def frozen(spec: JobSpec, folder: Path) -> str:
@@ -235,7 +235,7 @@ def test_where_the_installed_package_starts_the_ranks_it_gets_the_same(tmp_path:
 def test_a_function_gets_no_arguments_of_sbatchs_and_no_values_in_its_path(tmp_path: Path) -> None:
     spec = JobSpec(name="x", grid={"seed": ("1", "2")}, array="0-1")
     (tmp_path / "agent.pyz").write_text(AGENT)
-    asked = agent_options(spec, ("runner", "/runs/{seed}/x-%j"), is_function=True)
+    asked = agent_options(spec, command=("runner", "/runs/{seed}/x-%j"), function=True)
     text = rendering.render(spec, asked, source="", agent=shlex.quote(f"{tmp_path}/agent.pyz"))
     run(text, tmp_path, "more")
     assert shown(tmp_path)["argv"] == ["job", "--function", "--", "runner", "/runs/{seed}/x-%j"]
@@ -401,7 +401,7 @@ def test_the_same_job_runs_on_this_machine(tmp_path: Path) -> None:
     run_dir = tmp_path / "it's $(touch pwned) a run"
     run_dir.mkdir()
     (run_dir / "agent.pyz").write_text(AGENT)
-    text = rendering.render_local(spec, agent_options(spec, spec.command), source="", code="code/a b")
+    text = rendering.render_local(spec, agent_options(spec), source="", code="code/a b")
     status, _, err = run(text, tmp_path, str(run_dir))
     assert status == 7, err
     verb, *words = shown(run_dir)["argv"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.submission.backends import submit_env
+from cluster_ddp.submission.backends.slurm import inherited_environment
 from cluster_ddp.submission.checks import job_environment
 from cluster_ddp.submission.render import agent_options, render, render_local
 from cluster_ddp.submission.spec import JobSpec
@@ -100,8 +100,8 @@ def test_a_python_that_does_not_answer_is_left_to_other_checks() -> None:
 
 def test_the_names_get_to_the_ranks_and_only_by_the_option() -> None:
     job = spec("tensorboard", "wandb")
-    for asked in (agent_options(job, job.command), agent_options(spec(), spec().command)):
+    for asked in (agent_options(job), agent_options(spec())):
         script, here = render(job, asked, source=""), render_local(job, asked, source="", code=None)
         said = [f"  --track={name} \\\n" in text for text in (script, here) for name in ("tensorboard", "wandb")]
         assert set(said) == {asked.track != ()}
-    assert submit_env.clean({"CLUSTER_DDP_TRACK": "mlflow"}) == {}
+    assert inherited_environment({"CLUSTER_DDP_TRACK": "mlflow"}) == {}

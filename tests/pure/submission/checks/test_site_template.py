@@ -18,7 +18,7 @@ EXTENDS = '{% extends "job.sbatch.j2" %}\n'
 
 def rendered(path: Path) -> str:
     spec = JobSpec(name="fit", command=("true",), nodes=2, gpus_per_node=2, template=str(path))
-    return render(spec, agent_options(spec, spec.command), source="")
+    return render(spec, agent_options(spec), source="")
 
 
 def of_text(folder: Path, text: str) -> str:
@@ -29,7 +29,7 @@ def of_text(folder: Path, text: str) -> str:
 
 def plain() -> str:
     spec = JobSpec(name="fit", command=("true",), nodes=2, gpus_per_node=2)
-    return render(spec, agent_options(spec, spec.command), source="")
+    return render(spec, agent_options(spec), source="")
 
 
 def test_a_template_adds_to_ours(tmp_path: Path) -> None:
