@@ -5,12 +5,12 @@ No torch. jinja2, submitit and other slow imports are imported on use.
 spec           JobSpec: a job as data
 spec_fields    what its fields may hold, and the error of one that holds something else
 grids          the values of an array's tasks
-planning       from a JobSpec to a plan: run directory and script
+planning       from a JobSpec to a plan: scheduler, run directory, script
 render         the script, from templates
 submit_plan    from a plan to a submitted job, or nothing
 job            a submitted job: state, result, logs
 resume         a new job in the run directory of an earlier one
-run_dirs       the names of run directories
+run_dirs       run directories: made, filled and read
 frozen_agent   the agent as one file, which the job starts with
 code_snapshot  a copy of the code (--snapshot)
 venv_archive   the virtual environment as one file (--stage-env)

@@ -33,8 +33,7 @@ def root(folder: Path) -> Path:
 def files(root: Path) -> list[str]:
     """Return the files of a git checkout: tracked ones, and untracked ones that git does not ignore.
 
-    Args:
-        root: its top. The names are relative to it. A tracked file may have been deleted.
+    The names are relative to `root`, its top. A tracked file may have been deleted.
 
     Raises:
         RunDirError: git fails.

@@ -62,11 +62,7 @@ def prefix(runs_dir: Path, spec: JobSpec) -> str:
 
 
 def prepare(runs_dir: Path, run_dir: Path | None = None) -> Path | None:
-    """Make the folder of the run directories, and check that it can be written.
-
-    Args:
-        runs_dir: the folder.
-        run_dir: the run directory, if it was chosen. Only its name is checked here.
+    """Make the folder of the run directories, and check that it can be written. Of a chosen one, check the name.
 
     Returns:
         The topmost folder that was made; None if all existed.
@@ -103,14 +99,9 @@ def create(path: Path, *, shared: bool) -> None:
 
 
 def fill(path: Path, files: Mapping[str, bytes], *, shared: bool) -> None:
-    """Write a job's files into its run directory.
+    """Write a job's files into its run directory, by name; if `shared`, its group may read them.
 
     They are not fsynced: an array has thousands, and the job is released only after they are written.
-
-    Args:
-        path: the run directory.
-        files: content by file name.
-        shared: whether the group may read them.
 
     Raises:
         RunDirError: a file exists already, or can't be written.
@@ -223,8 +214,4 @@ def remove(paths: Sequence[Path], made: Path | None) -> None:
 
 
 def _error(path: Path, found: str) -> RunDirError:
-    return RunDirError(
-        f"Writing run directories into {path}:",
-        f"{found}.",
-        "choose another folder: --runs-dir PATH",
-    )
+    return RunDirError(f"Writing run directories into {path}:", f"{found}.", "choose another folder: --runs-dir PATH")

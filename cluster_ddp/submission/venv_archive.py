@@ -43,16 +43,14 @@ def require(spec: JobSpec) -> Path:
     if spec.container or spec.container_image:
         raise SpecError(asked, "the job runs in a container, which is one file already.", "leave --stage-env out")
     if spec.conda_env is not None:
-        found = (
-            f"{spec.conda_env} is a conda environment, whose files contain its absolute path, so they can't be moved."
-        )
+        reason = "a conda environment, whose files contain its absolute path, so they can't be moved."
+        found = f"{spec.conda_env} is {reason}"
         hint = "use conda-pack (https://conda.github.io/conda-pack), and unpack its file in --setup; or use --venv"
         raise SpecError(asked, found, hint)
     if spec.venv is None:
         found = f"the job uses no virtual environment, but {sys.prefix}."
-        raise SpecError(
-            asked, found, "make one: python -m venv .venv; .venv/bin/pip install -r requirements.txt; then --venv .venv"
-        )
+        hint = "make one: python -m venv .venv; .venv/bin/pip install -r requirements.txt; then --venv .venv"
+        raise SpecError(asked, found, hint)
     if not Path(spec.venv, "pyvenv.cfg").is_file():
         found = "there is no pyvenv.cfg in it."
         raise SpecError(f"Packing the environment {spec.venv}:", found, "name a virtual environment: --venv PATH")
@@ -64,11 +62,7 @@ def path(venv: Path, folder: Path) -> Path:
 
     Its name follows from the environment's path and its files' names, sizes and times (without Python's compiled
     files). So an environment is packed again only after a change, and a waiting job keeps the one that it was
-    submitted with. Its folder is named after the user, since several may share the folder of their runs.
-
-    Args:
-        venv: the environment.
-        folder: folder of the run directories.
+    submitted with. It is in a folder of the user's, since several may share `folder`, that of their runs.
     """
     digest = hashlib.sha256(os.fsencode(venv))
     for name, entry in _entries(venv):
@@ -79,17 +73,11 @@ def path(venv: Path, folder: Path) -> Path:
 
 
 def pack(venv: Path, archive: Path, *, shared: bool) -> None:
-    """Write the archive, unless it is there already. Say so on stderr: it may take minutes.
+    """Write the archive, as `path` names it, unless it is there already. Say so on stderr: it may take minutes.
 
-    Its folder is made if it is missing. One that somebody else could have written is refused: the ranks will run what
-    is in the archive.
-
-    Scripts in bin/ find their interpreter beside themselves in it. Symbolic links stay links.
-
-    Args:
-        venv: the environment.
-        archive: the file, as `path` names it. It appears whole or not at all.
-        shared: whether the group may read it.
+    It appears whole or not at all; if `shared`, the group may read it. A folder that somebody else could have written
+    is refused: the ranks will run what is in the archive. Scripts in bin/ find their interpreter beside themselves in
+    it. Symbolic links stay links.
 
     Raises:
         RunDirError: a file can't be read or written; somebody else could have written the archive or its folder.
