@@ -58,11 +58,9 @@ def _slurm_step(v: Variables) -> Fields:
     rank, world_size = v.integer(*variables.RANK), v.integer(*variables.WORLD_SIZE)
     assert rank is not None
     if world_size is None:
-        raise TopologyError(
-            "Finding the number of ranks of this step:",
-            f"{v.shown('SLURM_PROCID', *variables.WORLD_SIZE)}.",
-            "pass Slurm's variables into the container, or export WORLD_SIZE, RANK, LOCAL_RANK and MASTER_ADDR",
-        )
+        asked, found = "Finding the number of ranks of this step:", v.shown("SLURM_PROCID", *variables.WORLD_SIZE)
+        hint = "pass Slurm's variables into the container, or export WORLD_SIZE, RANK, LOCAL_RANK and MASTER_ADDR"
+        raise TopologyError(asked, f"{found}.", hint)
     _check_inherited(v, rank, world_size)
     gpus_are_for = (v.integer(*variables.GPUS_ON_NODE) or 0) // v.gpus_per_task() or None  # so many ranks
     tasks = v.tasks_per_node() or ()
@@ -98,12 +96,10 @@ def _slurm_without_step(v: Variables) -> Fields:
     per_node = v.integer("SLURM_NTASKS_PER_NODE") or 1
     tasks = v.integer(*variables.JOB_TASKS) or per_node * (v.integer(*variables.JOB_NODES) or 1)
     if tasks > 1:
-        raise TopologyError(
-            f"Starting rank 0 of {tasks} without srun:",
-            f"{v.shown('SLURM_JOB_ID', 'SLURM_NTASKS', 'SLURM_JOB_NUM_NODES', 'SLURM_STEP_ID')}: the job has "
-            f"{tasks} tasks, and this one process would wait forever for the others.",
-            "start it with srun, which starts all tasks: srun python …",
-        )
+        shown = v.shown("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_JOB_NUM_NODES", "SLURM_STEP_ID")
+        found = f"{shown}: the job has {tasks} tasks, and this one process would wait forever for the others."
+        hint = "start it with srun, which starts all tasks: srun python …"
+        raise TopologyError(f"Starting rank 0 of {tasks} without srun:", found, hint)
     nodes = master_addr.node_names(v, variables.JOB_NODELIST)
     of_slurm = {"launcher": "slurm", "nodes": nodes, "tasks_per_node": (1,) if nodes else ()}
     ports = port.candidates(v.integer(*variables.JOB_ID) or 0)
@@ -136,13 +132,9 @@ def _hand_set(v: Variables) -> Fields:
     if job["job_id"] is None and (local_job_id := v.integer(*variables.LOCAL_JOB_ID)) is not None:
         job["job_id"], ports = local_job_id, port.candidates(local_job_id)
     return {
-        "launcher": "manual",
-        "rank": rank,
-        "local_rank": local_rank or 0,
-        "world_size": world_size,
-        "local_world_size": local_world_size,
+        **{"launcher": "manual", "rank": rank, "local_rank": local_rank or 0, "world_size": world_size},
+        **{"local_world_size": local_world_size, "num_nodes": num_nodes},
         "node_rank": 0 if node_rank is None and num_nodes == 1 else node_rank,
-        "num_nodes": num_nodes,
         "master_addr": master_addr.hand_set_address(v, several_nodes=num_nodes != 1),
         "port_candidates": master_addr.port_candidates(v, ports),
         **job,
@@ -154,11 +146,8 @@ def _submitit_local(v: Variables) -> Fields:
     names = ("SUBMITIT_LOCAL_GLOBALID", "SUBMITIT_LOCAL_LOCALID", "SUBMITIT_LOCAL_NTASKS")
     rank, local_rank, tasks = (v.integer(name) for name in names)
     if rank is None or local_rank is None or tasks is None:
-        raise TopologyError(
-            "Finding this process's place under submitit's local executor:",
-            f"{v.shown(*names)}.",
-            "submit it with submitit, or unset SUBMITIT_EXECUTOR",
-        )
+        asked = "Finding this process's place under submitit's local executor:"
+        raise TopologyError(asked, f"{v.shown(*names)}.", "submit it with submitit, or unset SUBMITIT_EXECUTOR")
     job_id = v.integer("SUBMITIT_LOCAL_JOB_ID") or 0
     ranks = {"rank": rank, "local_rank": local_rank, "world_size": tasks, "local_world_size": tasks}
     job = {"job_id": job_id, "restart_count": v.integer(*variables.RESTART_COUNT) or 0}
@@ -193,12 +182,9 @@ def _local_rank(v: Variables, rank: int, ranks_on_node: int | None, tasks: tuple
     is_block = (v.text(*variables.DISTRIBUTION) or "block").startswith("block")
     if ranks_on_node and is_block and len(set(tasks)) <= 1:
         return rank % ranks_on_node
-    raise TopologyError(
-        "Finding this process's local rank:",
-        f"{v.shown('SLURM_LOCALID', 'SLURM_GPUS_ON_NODE', 'SLURM_DISTRIBUTION', *variables.TASKS_PER_NODE[:1])}: "
-        "deriving it needs SLURM_GPUS_ON_NODE, block distribution and equal nodes.",
-        "pass SLURM_LOCALID into the container",
-    )
+    shown = v.shown("SLURM_LOCALID", "SLURM_GPUS_ON_NODE", "SLURM_DISTRIBUTION", *variables.TASKS_PER_NODE[:1])
+    found = f"{shown}: deriving it needs SLURM_GPUS_ON_NODE, block distribution and equal nodes."
+    raise TopologyError("Finding this process's local rank:", found, "pass SLURM_LOCALID into the container")
 
 
 def _check_inherited(v: Variables, rank: int, world_size: int) -> None:
@@ -210,12 +196,10 @@ def _check_inherited(v: Variables, rank: int, world_size: int) -> None:
     ):
         preset = v.integer(name)
         if None not in (preset, ours) and preset != ours:
-            raise TopologyError(
-                "Finding the rank of this task:",
-                f"{v.shown(name, theirs)}, which contradict each other. A batch script that exports "
-                f"{name} gives every task the same value.",
-                f"remove 'export {name}=…' from the batch script (or unset {name} before srun)",
-            )
+            found = f"{v.shown(name, theirs)}, which contradict each other."
+            found += f" A batch script that exports {name} gives every task the same value."
+            hint = f"remove 'export {name}=…' from the batch script (or unset {name} before srun)"
+            raise TopologyError("Finding the rank of this task:", found, hint)
 
 
 def _check_gpus(v: Variables, local_world_size: int | None) -> None:
@@ -237,8 +221,6 @@ def _check_gpus(v: Variables, local_world_size: int | None) -> None:
 
 
 def _partial(v: Variables) -> TopologyError:
-    return TopologyError(
-        "Taking RANK, WORLD_SIZE and LOCAL_RANK from the environment:",
-        f"{v.shown('RANK', 'WORLD_SIZE', 'LOCAL_RANK')}: all three are needed.",
-        "set all three, or unset all (for one process), or start with srun or torchrun, which set them",
-    )
+    asked, found = "Taking RANK, WORLD_SIZE and LOCAL_RANK from the environment:", "all three are needed."
+    hint = "set all three, or unset all (for one process), or start with srun or torchrun, which set them"
+    return TopologyError(asked, f"{v.shown('RANK', 'WORLD_SIZE', 'LOCAL_RANK')}: {found}", hint)

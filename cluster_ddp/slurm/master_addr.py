@@ -20,10 +20,8 @@ def node_names(v: Variables, names: tuple[str, ...]) -> tuple[str, ...]:
         HostlistError: its value is not a hostlist.
     """
     name = v.first(*names)
-    if name is None:
-        return ()
     try:
-        return tuple(hostlist.expand(v.env[name]))
+        return () if name is None else tuple(hostlist.expand(v.env[name]))
     except HostlistError as error:
         raise HostlistError(f"Reading {name}: {error.asked}", error.found, error.hint) from error
 
@@ -36,17 +34,11 @@ def step_address(v: Variables, nodes: tuple[str, ...], num_nodes: int | None) ->
     """
     preset = v.text("MASTER_ADDR")
     if preset is None:
-        if nodes:
-            return nodes[0]
-        if num_nodes == 1:
-            return LOCALHOST
-        raise _no_address(v, *variables.NODELIST)
+        return nodes[0] if nodes else _localhost(v, variables.NODELIST, several_nodes=num_nodes != 1)
     if nodes and preset != nodes[0] and preset in node_names(v, variables.JOB_NODELIST):
-        raise TopologyError(
-            f"Meeting rank 0 on {preset}:",
-            f"{v.shown('MASTER_ADDR', 'SLURM_STEP_NODELIST')}: rank 0 of this step runs on {nodes[0]}.",
-            "unset MASTER_ADDR MASTER_PORT before an srun on part of the job's nodes",
-        )
+        found = f"{v.shown('MASTER_ADDR', 'SLURM_STEP_NODELIST')}: rank 0 of this step runs on {nodes[0]}."
+        hint = "unset MASTER_ADDR MASTER_PORT before an srun on part of the job's nodes"
+        raise TopologyError(f"Meeting rank 0 on {preset}:", found, hint)
     return preset
 
 
@@ -56,30 +48,23 @@ def hand_set_address(v: Variables, *, several_nodes: bool) -> str:
     Raises:
         TopologyError: MASTER_ADDR is not preset, and there may be several nodes.
     """
-    preset = v.text("MASTER_ADDR")
-    if preset is None and several_nodes:
-        raise _no_address(v, "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    return preset or LOCALHOST
+    of_ranks = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    return v.text("MASTER_ADDR") or _localhost(v, of_ranks, several_nodes=several_nodes)
 
 
-def _no_address(v: Variables, *names: str) -> TopologyError:
-    return TopologyError(
-        "Finding the host of rank 0:",
-        f"{v.shown('MASTER_ADDR', *names)}: the ranks may be on several nodes, and no node is named.",
-        "export MASTER_ADDR=<host of rank 0>, or, if all ranks are on this node, LOCAL_WORLD_SIZE=$WORLD_SIZE",
-    )
+def _localhost(v: Variables, names: tuple[str, ...], *, several_nodes: bool) -> str:
+    if several_nodes:
+        found = f"{v.shown('MASTER_ADDR', *names)}: the ranks may be on several nodes, and no node is named."
+        hint = "export MASTER_ADDR=<host of rank 0>, or, if all ranks are on this node, LOCAL_WORLD_SIZE=$WORLD_SIZE"
+        raise TopologyError("Finding the host of rank 0:", found, hint)
+    return LOCALHOST
 
 
 def port_candidates(v: Variables, ours: tuple[int, ...], templates: tuple[int, ...] = ()) -> tuple[int, ...]:
     """Return the ports to try: `ours`, or MASTER_PORT alone if it is preset to another port.
 
     A preset port that is in `ours` or `templates` is the free one that a batch script found. It then comes first, and
-    the others of its tuple follow.
-
-    Args:
-        v: the environment.
-        ours: candidates of this step.
-        templates: candidates of a batch script, which does not know the step id.
+    the others of its tuple follow. A batch script does not know the step id, so its candidates are others.
 
     Raises:
         TopologyError: MASTER_PORT is not a TCP port.
@@ -88,11 +73,8 @@ def port_candidates(v: Variables, ours: tuple[int, ...], templates: tuple[int, .
     if preset is None:
         return ours
     if not 1 <= preset <= 65535:
-        raise TopologyError(
-            "Reading MASTER_PORT:",
-            f"{v.shown('MASTER_PORT')} is not a TCP port (1 to 65535).",
-            "unset MASTER_PORT; a free port is then chosen",
-        )
+        found = f"{v.shown('MASTER_PORT')} is not a TCP port (1 to 65535)."
+        raise TopologyError("Reading MASTER_PORT:", found, "unset MASTER_PORT; a free port is then chosen")
     for walk in (ours, templates):
         if preset in walk:
             start = walk.index(preset)

@@ -71,11 +71,8 @@ class Variables:
         if name is None:
             return None
         if not re.fullmatch(r"\d+", self.env[name].strip()):
-            raise TopologyError(
-                f"Reading {name}:",
-                f"{self.shown(name)} is not a whole number of 0 or more.",
-                "find what sets it: env | grep " + name,
-            )
+            found = f"{self.shown(name)} is not a whole number of 0 or more."
+            raise TopologyError(f"Reading {name}:", found, f"find what sets it: env | grep {name}")
         return int(self.env[name])
 
     def shown(self, *names: str) -> str:
@@ -114,10 +111,9 @@ class Variables:
         for part in text.split(","):
             match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
             if match is None:
+                found = f"{self.shown(*TASKS_PER_NODE)}: {part!r} is not a count such as 2 or 2(x3)."
                 raise TopologyError(
-                    "Reading the tasks per node:",
-                    f"{self.shown(*TASKS_PER_NODE)}: {part!r} is not a count such as 2 or 2(x3).",
-                    "find what sets it: env | grep TASKS_PER_NODE",
+                    "Reading the tasks per node:", found, "find what sets it: env | grep TASKS_PER_NODE"
                 )
             counts += [int(match[1])] * int(match[2] or 1)
         return tuple(counts)
