@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,11 +76,6 @@ def failures(run_dir: Path) -> list[Failure]:
     """Return what has failed in a run's last job, in this order. Records without a time are left out."""
     records = json_lines(run_dir / File.FAILURES)
     return [_failure(one, at_s) for one in records if (at_s := number(one.get("time"))) is not None and at_s >= 0]
-
-
-def lost_s(failed: Sequence[Failure]) -> float:
-    """Return the seconds of training that were lost by failures, as far as they are known."""
-    return sum(one.lost_s or 0.0 for one in failed)
 
 
 def _failure(record: Mapping[str, Any], time_s: float) -> Failure:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from cluster_ddp.argument_parser import Parser
 from cluster_ddp.errors import SpecError, exit_on_error
-from cluster_ddp.jobs.report import metrics_from_log
+from cluster_ddp.jobs.report import training_figures
 from cluster_ddp.scaling import table
 from cluster_ddp.scaling.points import Point, parse_counts, points
 from cluster_ddp.scaling.results import Results
@@ -100,7 +100,7 @@ class _Scaling:
         self.study = Study(
             folder=arguments.folder,
             points=points(self.counts, per_node=self.per_node, repeats=arguments.repeats),
-            metric=metrics_from_log.compiled(arguments.metric) if arguments.metric is not None else None,
+            metric=training_figures.compiled(arguments.metric) if arguments.metric is not None else None,
             say=self._say,
         )
         for point in self.study.points[: len(self.counts)]:  # nothing is submitted if one of them can't run

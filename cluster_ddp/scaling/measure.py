@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.jobs.report import metrics_from_log, step_breakdown
+from cluster_ddp.jobs.report import training_figures
 from cluster_ddp.protocol import File, Record
 from cluster_ddp.run_files import each_json_line
 
@@ -42,12 +42,12 @@ def measure(run_dir: Path, *, seconds: float | None, metric: re.Pattern[str] | N
         metric: its first group is the samples per second in a line of rank 0's log; None: metrics.jsonl has them.
     """
     if metric is not None:
-        first = next(iter(metrics_from_log.read(run_dir, metric).values()), [])
+        first = next(iter(training_figures.printed(run_dir, metric).values()), [])
         return Measured(samples_per_s=_steady(first), seconds=seconds)
     kinds = (Record.TRAIN, Record.STEPS)
     records = [one for one in each_json_line(run_dir / File.METRICS) if one.get("kind") in kinds]
     train, steps = ([one for one in records if one["kind"] == kind] for kind in kinds)
-    split = step_breakdown.read(run_dir)
+    split = training_figures.read(run_dir)
     communication_s = split.parts.get("communication_s")
     return Measured(
         samples_per_s=_steady(_numbers(train, "samples_per_s") or _numbers(steps, "samples_per_s")),

@@ -1,13 +1,11 @@
 """What became of a run: `cluster-ddp report`.
 
 summary           the report as a value
-step_breakdown    where the time of the steps went, and the starts of the training
+training_figures  where the time of the steps went, the starts of the training, figures that a command prints
 usage             how the nodes were used
-metrics_from_log  figures that a command prints
-notes             what could be better, each with the option to change
-terminal_report   the report on a terminal
+report_text       the report on a terminal, and notes: what could be better, each with the option to change
 page              the report as an HTML page: html/ has its template, script and style, and uPlot
-series            the figures of a run over time, for the page
+curves            the figures of a run over time, for the page
 charts            which curves lie over each other
 array_ranking     the tasks of an array, sorted by their result
 """

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster_ddp.jobs.report import series
-from cluster_ddp.jobs.report.series import Curve, Curves
+from cluster_ddp.jobs.report import curves
+from cluster_ddp.jobs.report.curves import Curve, Curves
 from cluster_ddp.jobs.report.summary import Report
 
 _LOGGED = {
@@ -26,23 +26,19 @@ _OF_STEPS = {
     "rank_s_min": (_RANKS, "ms", 1000.0, "fastest", True),
 }
 _OF_NODES = {
-    "gpu": ("GPUs busy", "%"),
-    "cpu": ("CPUs busy", "%"),
-    "gpu_memory": ("GPU memory", "GiB"),
-    "memory": ("Memory", "GiB"),
-    "received_per_s": ("Network, received", "MiB/s"),
-    "sent_per_s": ("Network, sent", "MiB/s"),
+    name: {"title": title, "unit": unit, "x": "time", "zero": True}
+    for name, title, unit in (
+        ("gpu", "GPUs busy", "%"),
+        ("cpu", "CPUs busy", "%"),
+        ("gpu_memory", "GPU memory", "GiB"),
+        ("memory", "Memory", "GiB"),
+        ("received_per_s", "Network, received", "MiB/s"),
+        ("sent_per_s", "Network, sent", "MiB/s"),
+    )
 }
 _STEPS_SAY_IT_BETTER = ("train waiting_for_data", "train samples_per_s")
-_ORDER = (
-    "Loss",
-    "Accuracy",
-    "Throughput",
-    "Step",
-    _RANKS,
-    *(title for title, _ in _OF_NODES.values()),
-    "Learning rate",
-)
+_TITLES_OF_NODES = [chart["title"] for chart in _OF_NODES.values()]
+_ORDER = ("Loss", "Accuracy", "Throughput", "Step", _RANKS, *_TITLES_OF_NODES, "Learning rate")
 _MOST_OTHERS = 12  # further charts, of what a training logs besides
 
 Points = list[tuple[float, "float | None"]]
@@ -62,18 +58,24 @@ class Run:
     """Its run.json; empty without one."""
 
 
+# A chart without its curves; a label for one of them; that curve.
+Drawn = tuple[dict[str, Any], str, dict[str, Any]]
+
+
 def charts(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the charts that have a curve, as the page's script takes them."""
-    made = _Charts(several=len(runs) > 1)
+    """Return the charts that have a curve, as the page's script takes them; each of several runs has its own colour."""
+    several = len(runs) > 1
     kinds = {run.curves.over for run in runs if run.curves.logged}
     over = next((over for over in ("time", "step", "epoch") if over in kinds), "time")
+    made: dict[str, dict[str, Any]] = {}
     for number, run in enumerate(runs):
-        if run.curves.over == over:
-            made.add_logged(number, run)
-        made.add_steps(number, run)
-        made.add_nodes(number, run)
-        made.add_printed(number, run)
-    found = {title: chart for title, chart in made.by_title.items() if _has_values(chart)}
+        logged = _logged(run) if run.curves.over == over else ()
+        nodes = _nodes_together(run) if several else _each_node(run)
+        for chart, label, curve in (*logged, *_steps(run), *nodes, *_printed(run)):
+            name = " ".join(filter(None, (run.name if several else "", label))) or chart["title"]
+            into = made.setdefault(chart["title"], {**chart, "curves": []})
+            into["curves"].append({"label": name, **curve, "colour": curve.get("colour", number)})
+    found = {title: chart for title, chart in made.items() if _has_values(chart)}
     others = [chart for title, chart in found.items() if title not in _ORDER][:_MOST_OTHERS]
     return [found[title] for title in _ORDER if title in found] + others
 
@@ -84,67 +86,50 @@ def _has_values(chart: Mapping[str, Any]) -> bool:
     return any(values) if chart.get("zero") and chart["unit"] != "%" else bool(values)
 
 
-class _Charts:
-    """The charts so far, by title.
+def _logged(run: Run) -> Iterator[Drawn]:
+    """What the training has logged."""
+    begin = run.curves.began_s if run.curves.over == "time" else 0.0
+    for name in sorted(run.curves.logged, key=lambda name: (name not in _LOGGED, name)):
+        if name in _STEPS_SAY_IT_BETTER and run.curves.by_time:
+            continue
+        title, unit = _LOGGED.get(name, (name, ""))
+        points = _scaled(run.curves.logged[name].points(begin), 100 if unit == "%" else 1)
+        label = name.partition(" ")[0] if title == "Loss" else ""
+        chart = {"title": title, "unit": unit, "x": run.curves.over}
+        yield chart, label, {"points": points, "dashed": name.startswith("test ")}
 
-    Args:
-        several: whether they show several runs, each in a colour of its own.
-    """
 
-    def __init__(self, *, several: bool) -> None:
-        self.several = several
-        self.by_title: dict[str, dict[str, Any]] = {}
+def _steps(run: Run) -> Iterator[Drawn]:
+    """The times of the steps."""
+    for name, (title, unit, factor, label, dashed) in _OF_STEPS.items():
+        if name in run.curves.by_time:
+            points = _scaled(_of_time(run, run.curves.by_time[name]), factor)
+            yield {"title": title, "unit": unit, "x": "time"}, label, {"points": points, "dashed": dashed}
 
-    def add_logged(self, number: int, run: Run) -> None:
-        """Add what the training of a run has logged."""
-        curves = run.curves
-        begin = curves.began_s if curves.over == "time" else 0.0
-        for name in sorted(curves.logged, key=lambda name: (name not in _LOGGED, name)):
-            if name in _STEPS_SAY_IT_BETTER and curves.by_time:
-                continue
-            title, unit = _LOGGED.get(name, (name, ""))
-            points = _scaled(curves.logged[name].points(begin), 100 if unit == "%" else 1)
-            label = name.partition(" ")[0] if title == "Loss" else ""
-            look = {"dashed": name.startswith("test "), "colour": number}
-            self._add({"title": title, "unit": unit, "x": curves.over}, run, label, points, look)
 
-    def add_steps(self, number: int, run: Run) -> None:
-        """Add the times of a run's steps."""
-        for name, (title, unit, factor, label, dashed) in _OF_STEPS.items():
-            if name in run.curves.by_time:
-                points = _scaled(_of_time(run, run.curves.by_time[name]), factor)
-                look = {"dashed": dashed, "colour": number}
-                self._add({"title": title, "unit": unit, "x": "time"}, run, label, points, look)
+def _nodes_together(run: Run) -> Iterator[Drawn]:
+    """How the nodes were used: the mean over them."""
+    for name, chart in _OF_NODES.items():
+        points = _of_time(run, curves.mean(run.curves.of_nodes.get(name, {}).values()))
+        yield chart, "", {"points": points}
 
-    def add_nodes(self, number: int, run: Run) -> None:
-        """Add how a run's nodes were used: of several runs the mean over their nodes."""
-        for name, (title, unit) in _OF_NODES.items():
-            of_nodes, chart = (
-                run.curves.of_nodes.get(name, {}),
-                {"title": title, "unit": unit, "x": "time", "zero": True},
-            )
-            if self.several:
-                self._add(chart, run, "", _of_time(run, series.mean(of_nodes.values())), {"colour": number})
-                continue
-            for at, (node, curve) in enumerate(of_nodes.items()):
-                edges = {edge: run.curves.of_nodes.get(f"{name} {edge}", {}).get(node) for edge in ("least", "most")}
-                known = {edge: _of_time(run, one) for edge, one in edges.items() if one is not None}
-                self._add(chart, run, node, _of_time(run, curve), {"colour": at, **known})
 
-    def add_printed(self, number: int, run: Run) -> None:
-        """Add the figures that a run has printed, in their order: nothing says when it was."""
-        for name, values in run.found.printed.items():
-            curve = Curve()
-            for at, value in enumerate(values, 1):
-                curve.add(at, value)
-            chart = {"title": f"{name}, printed", "unit": "", "x": "number"}
-            self._add(chart, run, "", curve.points(), {"colour": number})
+def _each_node(run: Run) -> Iterator[Drawn]:
+    """How each node was used; each has a colour of its own."""
+    for name, chart in _OF_NODES.items():
+        for at, (node, curve) in enumerate(run.curves.of_nodes.get(name, {}).items()):
+            edges = {edge: run.curves.of_nodes.get(f"{name} {edge}", {}).get(node) for edge in ("least", "most")}
+            known = {edge: _of_time(run, one) for edge, one in edges.items() if one is not None}
+            yield chart, node, {"points": _of_time(run, curve), "colour": at, **known}
 
-    def _add(self, chart: Mapping[str, Any], run: Run, label: str, points: Points, look: Mapping[str, Any]) -> None:
-        words = [run.name] if self.several else []
-        name = " ".join([*words, *([label] if label else [])]) or chart["title"]
-        into = self.by_title.setdefault(chart["title"], {**chart, "curves": []})
-        into["curves"].append({"label": name, "points": points, **look})
+
+def _printed(run: Run) -> Iterator[Drawn]:
+    """The figures that it has printed, in their order: nothing says when it was."""
+    for name, values in run.found.printed.items():
+        curve = Curve()
+        for at, value in enumerate(values, 1):
+            curve.add(at, value)
+        yield {"title": f"{name}, printed", "unit": "", "x": "number"}, "", {"points": curve.points()}
 
 
 def _of_time(run: Run, curve: Curve) -> Points:

@@ -13,12 +13,11 @@ from typing import Any
 from cluster_ddp._version import __version__
 from cluster_ddp.errors import RunDirError, counted
 from cluster_ddp.files import atomic_write
-from cluster_ddp.jobs import progress
-from cluster_ddp.jobs.report import array_ranking, series
+from cluster_ddp.jobs.report import array_ranking, curves
 from cluster_ddp.jobs.report.charts import Run, charts
-from cluster_ddp.jobs.report.notes import notes
-from cluster_ddp.jobs.report.step_breakdown import Start
+from cluster_ddp.jobs.report.report_text import notes
 from cluster_ddp.jobs.report.summary import Report, bars
+from cluster_ddp.jobs.report.training_figures import Start
 from cluster_ddp.protocol import File, Then
 from cluster_ddp.run_files import read_json
 from cluster_ddp.submission.spec_fields import hours
@@ -54,7 +53,7 @@ def page(reports: Sequence[Report]) -> str:
         grid=array_ranking.grid(reports),
         data=_embedded({"charts": charts(runs), "starts": _start_lines(runs)}),
         made=f"cluster-ddp {__version__}, {time.strftime('%Y-%m-%d %H:%M')}",
-        points=series.POINTS,
+        points=curves.POINTS,
         **{name: (_HTML / path).read_text() for name, path in _PARTS.items()},
     )
 
@@ -78,49 +77,30 @@ def _run(found: Report, reports: Sequence[Report]) -> Run:
         description = read_json(run_dir / File.RUN)
     except (OSError, ValueError):
         description = {}
-    return Run(name=name, found=found, curves=series.read(run_dir), description=description)
+    return Run(name=name, found=found, curves=curves.read(run_dir), description=description)
 
 
 def _summary(run: Run) -> dict[str, Any]:
-    found, asked = run.found, run.found.asked
-    size = ""
-    if asked:
-        ranks = asked["nodes"] * found.ranks_per_node
-        size = f"{counted(asked['nodes'], 'node')} × {counted(asked['gpus_per_node'], 'GPU')}, {counted(ranks, 'rank')}"
+    """What the template shows of a run."""
+    found, path = run.found, (run.found.status.run_dir or Path()).resolve()
     step_s = found.training.step_s or 0.0
+    details = ("command", "config", "versions", "topology", "git_commit", "device")
     return {
         "name": run.name,
+        "found": found,
         "status": found.status,
-        "size": size,
-        "run_dir": _relative(found.status.run_dir or Path()),
-        "limit": asked.get("time"),
+        "training": found.training,
+        "size": found.size.replace(" x ", " × "),
+        "run_dir": path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else found.status.run_dir,
         "bars": bars(found),
-        "nodes": found.nodes,
         "over": lambda node: f" over {hours(node.seconds)}" if len(found.nodes) > found.nodes_at_once else "",
         "notes": notes(found),
         "step_ms": 1000 * step_s,
         "parts": [(name.removesuffix("_s"), 100 * value / step_s) for name, value in found.training.parts.items()],
-        "lacks_communication": found.training.lacks_communication,
-        "starts": found.training.starts,
         "lost": hours(sum(one.lost_s or 0.0 for one in found.training.starts)),
         "timeline": _timeline(run),
-        "failures": found.failures,
-        "lost_by_failures": hours(progress.lost_s(found.failures)),
-        "started_again": found.started_again,
-        "spares": found.spares,
-        "printed": {name: (values[0], values[-1]) for name, values in found.printed.items()},
-        "details": {
-            name.replace("_", " "): _flat(run.description[name])
-            for name in ("command", "config", "versions", "topology", "git_commit", "device")
-            if run.description.get(name)
-        },
+        "details": {name.replace("_", " "): _flat(one) for name in details if (one := run.description.get(name))},
     }
-
-
-def _relative(path: Path) -> Path:
-    """A path, relative to the working directory if it lies there."""
-    here = Path.cwd()
-    return path.resolve().relative_to(here) if path.resolve().is_relative_to(here) else path
 
 
 def _flat(value: Any) -> list[tuple[str, str]]:

@@ -16,14 +16,14 @@ from typing import Any
 from cluster_ddp.errors import SpecError, counted
 from cluster_ddp.jobs import progress
 from cluster_ddp.jobs.progress import Failure
-from cluster_ddp.jobs.report import metrics_from_log, step_breakdown, usage
-from cluster_ddp.jobs.report.step_breakdown import Training
-from cluster_ddp.jobs.report.usage import NodeUse
+from cluster_ddp.jobs.report import training_figures, usage
+from cluster_ddp.jobs.report.training_figures import Training
+from cluster_ddp.jobs.report.usage import NodeUse, mean_utilization
 from cluster_ddp.jobs.status import RunStatus
 from cluster_ddp.protocol import File, Then
 from cluster_ddp.run_files import read_json
 from cluster_ddp.slurm.job_status import elapsed_s
-from cluster_ddp.submission.spec_fields import mebibytes, seconds
+from cluster_ddp.submission.spec_fields import hours, mebibytes, seconds
 
 _GIB = 1 << 30
 _MOST = 1_000_000  # of nodes, GPUs or CPUs, in a file that makes sense
@@ -81,6 +81,12 @@ class Report:
         return max((node.memory for node in self.nodes if node.memory is not None), default=None)
 
     @property
+    def gpu_memory(self) -> float | None:
+        """The part of the memory of the fullest GPU that was in use, at most, 0 to 1."""
+        filled = (gpu.filled for node in self.nodes for gpu in node.gpus)
+        return max((part for part in filled if part is not None), default=None)
+
+    @property
     def asked_bytes(self) -> float | None:
         """The memory of a node that the job asked for, in bytes; None if it named no size, or all of a node."""
         mem = self.asked.get("mem")
@@ -90,6 +96,19 @@ class Report:
     def ranks_per_node(self) -> int:
         """Number of ranks on a node, as the job asked for."""
         return int(self.asked.get("gpus_per_node", 1)) // int(self.asked.get("gpus_per_task", 1))
+
+    @property
+    def size(self) -> str:
+        """How large the job is, in words; empty if no submission made it."""
+        if not self.asked:
+            return ""
+        nodes, gpus = counted(self.asked["nodes"], "node"), counted(self.asked["gpus_per_node"], "GPU")
+        return f"{nodes} x {gpus}, {counted(self.asked['nodes'] * self.ranks_per_node, 'rank')}"
+
+    @property
+    def lost_by_failures(self) -> str:
+        """How much of the training was lost by failures, as far as it is known: H:MM:SS."""
+        return hours(sum(one.lost_s or 0.0 for one in self.failures))
 
     @property
     def started_again(self) -> str:
@@ -111,7 +130,7 @@ def report(status: RunStatus, *, metric: re.Pattern[str] | None = None) -> Repor
 
     Args:
         status: its state, with its run directory.
-        metric: finds figures in what rank 0 has printed; see `metrics_from_log.compiled`.
+        metric: finds figures in what rank 0 has printed; see `training_figures.compiled`.
     """
     run_dir = status.run_dir or Path()
     asked, failed = _asked(run_dir), progress.failures(run_dir)
@@ -120,9 +139,9 @@ def report(status: RunStatus, *, metric: re.Pattern[str] | None = None) -> Repor
         asked=asked,
         failures=failed,
         spare_gpu_hours=_spare_gpu_hours(status, asked, failed),
-        training=step_breakdown.read(run_dir),
+        training=training_figures.read(run_dir),
         nodes=usage.read(run_dir),
-        printed=metrics_from_log.read(run_dir, metric) if metric is not None else {},
+        printed=training_figures.printed(run_dir, metric) if metric is not None else {},
     )
 
 
@@ -167,29 +186,17 @@ def bars(found: Report) -> list[Bar]:
     nodes = found.nodes
     if not nodes:
         return []
-    gpus = [(node.seconds, gpu) for node in nodes for gpu in node.gpus]
-    filled = [gpu.memory / gpu.memory_total for _, gpu in gpus if gpu.memory is not None and gpu.memory_total]
     cpu_s = sum(node.cpus * node.seconds for node in nodes)
     used = sum(node.cpu * node.cpus * node.seconds for node in nodes) / cpu_s
     made = [Bar(name="CPUs", part=used, words=f"of {round(cpu_s / found.sampled_s)}")]
-    if found.memory is not None:
-        made.append(_memory(found.memory, found.asked_bytes))
+    if (most := found.memory) is not None and (asked := found.asked_bytes) is not None:
+        words = f"at most: {most / _GIB:.1f} of {asked / _GIB:.1f} GiB on a node"
+        made.append(Bar(name="Memory", part=min(1.0, most / asked), words=words))
+    elif most is not None:
+        made.append(Bar(name="Memory", part=None, words=f"{most / _GIB:.1f} GiB on a node at most"))
     if (busy := mean_utilization(nodes)) is not None:
-        count = round(sum(seconds for seconds, _ in gpus) / found.sampled_s)
+        count = round(sum(len(node.gpus) * node.seconds for node in nodes) / found.sampled_s)
         made.append(Bar(name="GPUs", part=busy, words=f"of {count}"))
-    if filled:
-        made.append(Bar(name="GPU memory", part=max(filled), words="at most, of the fullest GPU"))
+    if (filled := found.gpu_memory) is not None:
+        made.append(Bar(name="GPU memory", part=filled, words="at most, of the fullest GPU"))
     return made
-
-
-def mean_utilization(nodes: Sequence[NodeUse]) -> float | None:
-    """Return how busy the GPUs of nodes were, 0 to 1: the mean over the time; None if unknown."""
-    known = [(node.seconds, gpu.utilization) for node in nodes for gpu in node.gpus if gpu.utilization is not None]
-    return sum(seconds * busy for seconds, busy in known) / sum(seconds for seconds, _ in known) if known else None
-
-
-def _memory(used: float, asked: float | None) -> Bar:
-    if asked is None:
-        return Bar(name="Memory", part=None, words=f"{used / _GIB:.1f} GiB on a node at most")
-    words = f"at most: {used / _GIB:.1f} of {asked / _GIB:.1f} GiB on a node"
-    return Bar(name="Memory", part=min(1.0, used / asked), words=words)

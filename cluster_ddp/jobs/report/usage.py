@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster_ddp.protocol import File
-from cluster_ddp.run_files import each_json_line, json_lines
+from cluster_ddp.run_files import each_json_line, json_lines, number
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _TAIL_BYTES, _MOST_BYTES = 8 * 1024, 64 * _MIB  # several records; those of days
@@ -32,6 +32,11 @@ class GpuUse:
     """The highest temperature of a record."""
     throttled: float | None
     """The part of the time in which heat or power lowered its clocks."""
+
+    @property
+    def filled(self) -> float | None:
+        """The part of its memory that was in use, at most, 0 to 1."""
+        return self.memory / self.memory_total if self.memory is not None and self.memory_total else None
 
     @property
     def words(self) -> str:
@@ -81,80 +86,93 @@ class NodeUse:
 def read(run_dir: Path) -> list[NodeUse]:
     """Return the use of each node of a run, in their order; empty if there is no record. Damaged lines are left out."""
     of_nodes: dict[str, list[dict[str, Any]]] = {}
+    for record in records(run_dir, last_bytes=_MOST_BYTES):
+        of_nodes.setdefault(record["node"], []).append(record)
+    return [_node(name, of_node) for name, of_node in of_nodes.items()]
+
+
+def records(run_dir: Path, **limit: int) -> Iterable[dict[str, Any]]:
+    """Yield the samples of all nodes, one node after the other. Damaged lines are left out."""
     for path in sorted(run_dir.glob(File.USAGE.format("*")), key=lambda path: (len(path.name), path.name)):
-        for record in filter(is_whole, each_json_line(path, last_bytes=_MOST_BYTES)):
-            of_nodes.setdefault(record["node"], []).append(record)
-    return [_node(name, records) for name, records in of_nodes.items()]
+        yield from filter(_is_whole, each_json_line(path, **limit))
 
 
 def newest(run_dir: Path) -> list[str]:
     """Return how busy the nodes were in their last ten seconds, in words: their GPUs, or without GPUs their CPUs."""
     last = []
     for path in run_dir.glob(File.USAGE.format("*")):
-        last += [*filter(is_whole, json_lines(path, last_bytes=_TAIL_BYTES))][-1:]
-    now_s = max((_time_s(record) for record in last), default=0.0)
-    last = [record for record in last if _time_s(record) > now_s - _STALE_S]  # a start before may have had more nodes
+        last += [*filter(_is_whole, json_lines(path, last_bytes=_TAIL_BYTES))][-1:]
+    times_s = [number(record.get("time")) or 0.0 for record in last]
+    now_s = max(times_s, default=0.0)  # a start before may have had more nodes
+    last = [record for record, time_s in zip(last, times_s) if time_s > now_s - _STALE_S]
     gpus = [gpu["utilization"] for record in last for gpu in record["gpus"] if "utilization" in gpu]
     if gpus:
         return [f"GPUs {100 * sum(gpus) / len(gpus):.0f} % busy"]
-    cpus = sum(record["cpus"] for record in last)
-    return [f"CPUs {100 * sum(record['cpu'] * record['cpus'] for record in last) / cpus:.0f} % busy"] if cpus else []
+    busy = weighted_mean((record["cpus"], record["cpu"]) for record in last)
+    return [] if busy is None else [f"CPUs {100 * busy:.0f} % busy"]
 
 
-def _node(name: str, records: Sequence[Mapping[str, Any]]) -> NodeUse:
-    seconds = sum(record["seconds"] for record in records)
-    timed = [(record["seconds"], record) for record in records]
+def mean_utilization(nodes: Sequence[NodeUse]) -> float | None:
+    """Return how busy the GPUs of nodes were, 0 to 1: the mean over the time; None if unknown."""
+    return weighted_mean((node.seconds, gpu.utilization) for node in nodes for gpu in node.gpus)
+
+
+def weighted_mean(weighted: Iterable[tuple[float, float | None]]) -> float | None:
+    """Return the mean of values with weights, those of None left out; None without any."""
+    known = [(weight, value) for weight, value in weighted if value is not None]
+    return sum(weight * value for weight, value in known) / sum(weight for weight, _ in known) if known else None
+
+
+def _node(name: str, samples: Sequence[Mapping[str, Any]]) -> NodeUse:
+    timed = [(sample["seconds"], sample) for sample in samples]
+    gpus: list[list[tuple[float, Mapping[str, Any]]]] = [[] for _ in range(max(len(one["gpus"]) for one in samples))]
+    for seconds, sample in timed:
+        for at, gpu in enumerate(sample["gpus"]):
+            gpus[at].append((seconds, gpu))
     return NodeUse(
         node=name,
-        seconds=seconds,
-        cpus=max(int(record["cpus"]) for record in records),
-        cpu=sum(record["cpu"] * record["seconds"] for record in records) / seconds,
-        memory=max((record["memory"] for record in records if "memory" in record), default=None),
+        seconds=sum(seconds for seconds, _ in timed),
+        cpus=max(int(sample["cpus"]) for sample in samples),
+        cpu=_mean("cpu", timed) or 0.0,
+        memory=_most("memory", timed),
         received_per_s=_mean("received_per_s", timed),
         sent_per_s=_mean("sent_per_s", timed),
-        gpus=tuple(
-            _gpu([(record["seconds"], record["gpus"][at]) for record in records if len(record["gpus"]) > at])
-            for at in range(max(len(record["gpus"]) for record in records))
-        ),
+        gpus=tuple(map(_gpu, gpus)),
     )
 
 
-def _gpu(samples: Sequence[tuple[float, Mapping[str, float]]]) -> GpuUse:
-    def most(name: str) -> float | None:
-        return max((sample[name] for _, sample in samples if name in sample), default=None)
-
+def _gpu(timed: Sequence[tuple[float, Mapping[str, Any]]]) -> GpuUse:
     return GpuUse(
-        utilization=_mean("utilization", samples),
-        memory=most("memory"),
-        memory_total=most("memory_total"),
-        power_w=_mean("power_w", samples),
-        temperature_c=most("temperature_c"),
-        throttled=_mean("throttled", samples),
+        utilization=_mean("utilization", timed),
+        memory=_most("memory", timed),
+        memory_total=_most("memory_total", timed),
+        power_w=_mean("power_w", timed),
+        temperature_c=_most("temperature_c", timed),
+        throttled=_mean("throttled", timed),
     )
 
 
-def _mean(name: str, samples: Sequence[tuple[float, Mapping[str, Any]]]) -> float | None:
+def _mean(name: str, timed: Sequence[tuple[float, Mapping[str, Any]]]) -> float | None:
     """The mean of a figure over the seconds of the samples that have it."""
-    known = [(seconds, sample[name]) for seconds, sample in samples if name in sample]
-    return sum(seconds * value for seconds, value in known) / sum(seconds for seconds, _ in known) if known else None
+    return weighted_mean((seconds, sample.get(name)) for seconds, sample in timed)
 
 
-def _time_s(record: Mapping[str, Any]) -> float:
-    time_s = record.get("time")
-    return float(time_s) if isinstance(time_s, (int, float)) else 0.0
+def _most(name: str, timed: Sequence[tuple[float, Mapping[str, Any]]]) -> float | None:
+    return max((sample[name] for _, sample in timed if name in sample), default=None)
 
 
-def is_whole(record: Mapping[str, Any]) -> bool:
-    """Return whether a record has what each needs, and all its figures are such."""
+def _is_whole(record: Mapping[str, Any]) -> bool:
+    """Whether a record has what each needs, and all its figures are such."""
     gpus = record.get("gpus")
     if not isinstance(record.get("node"), str) or not isinstance(gpus, list):
         return False
-    has_all = all(_is_figure(record.get(name)) for name in ("seconds", "cpus", "cpu"))
-    figures = [record.get(name, 0) for name in ("memory", "received_per_s", "sent_per_s")]
+    figures = [record.get(name) for name in ("seconds", "cpus", "cpu")]
+    figures += [record.get(name, 0) for name in ("memory", "received_per_s", "sent_per_s")]
     for gpu in gpus:
         figures += gpu.values() if isinstance(gpu, dict) else [None]
-    return has_all and record["seconds"] > 0 and record["cpus"] >= 1 and all(map(_is_figure, figures))
+    return all(map(_is_figure, figures)) and record["seconds"] > 0 and record["cpus"] >= 1
 
 
 def _is_figure(value: object) -> bool:
-    return isinstance(value, (int, float)) and 0 <= value < _MOST
+    found = number(value, _MOST)
+    return found is not None and found >= 0

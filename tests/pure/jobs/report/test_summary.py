@@ -14,9 +14,8 @@ from cluster_ddp.agent import outcome
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.cli import report as verb
 from cluster_ddp.jobs.report import usage
-from cluster_ddp.jobs.report.notes import notes
+from cluster_ddp.jobs.report.report_text import as_text, notes
 from cluster_ddp.jobs.report.summary import report
-from cluster_ddp.jobs.report.terminal_report import as_text
 from cluster_ddp.jobs.status import RunStatus
 
 GIB = 1 << 30

@@ -1,21 +1,24 @@
-"""How a training went: where the time of its steps went, its ranks side by side, its starts."""
+"""How a training went: where the time of its steps went, its ranks side by side, its starts, what it has printed."""
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster_ddp.errors import SpecError
+from cluster_ddp.jobs.report.usage import weighted_mean
 from cluster_ddp.protocol import File, Record
-from cluster_ddp.run_files import each_json_line, json_lines
+from cluster_ddp.run_files import LOG_BYTES, each_json_line, json_lines, number, tail
 
 PARTS = ("data_s", "compute_s", "communication_s", "optimizer_s", "checkpoint_s")
 """The parts of a step in a "steps" record."""
-_MOST = 1e12
-RESULTS = {"loss", "accuracy"}
+RESULTS = ("loss", "accuracy")
 """What a training results in."""
+_EXAMPLE = r"--metric 'images/s: ([0-9.]+)'"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,9 +71,9 @@ def read(run_dir: Path) -> Training:
     steps, waiting = [], []
     results: dict[str, dict[str, float | None]] = {}
     for record in each_json_line(run_dir / File.METRICS):
-        for name in RESULTS & record.keys():
-            value = record[name] if _is_finite(record[name]) else None
-            results.setdefault(str(record.get("kind")), {})[name] = value
+        for name in RESULTS:
+            if name in record:
+                results.setdefault(str(record.get("kind")), {})[name] = number(record[name])
         if record.get("kind") == Record.STEPS and _positive(record, "steps", "step_s"):
             steps.append(record)
         elif record.get("kind") == Record.TRAIN:
@@ -98,16 +101,11 @@ def _waiting(values: Sequence[Any], steps: Sequence[Mapping[str, Any]]) -> float
 
 def _mean(steps: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """The mean over all steps of the records that have it."""
-    known = [(one["steps"], one[name]) for one in steps if _is_finite(one.get(name))]
-    return sum(count * value for count, value in known) / sum(count for count, _ in known) if known else None
+    return weighted_mean((one["steps"], number(one.get(name))) for one in steps)
 
 
 def _positive(record: Mapping[str, Any], *names: str) -> bool:
-    return all(_is_finite(record.get(name)) and record[name] > 0 for name in names)
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and abs(value) < _MOST
+    return all((number(record.get(name)) or 0) > 0 for name in names)
 
 
 def _is_start(record: Mapping[str, Any]) -> bool:
@@ -116,12 +114,49 @@ def _is_start(record: Mapping[str, Any]) -> bool:
 
 
 def _start(record: Mapping[str, Any]) -> Start:
-    cause, lost_s = record.get("cause"), record.get("lost_s")
+    cause, lost_s = record.get("cause"), number(record.get("lost_s"))
     return Start(
         time=float(record["time"]),
         restart=record["restart"],
         step=record["step"],
         ranks=record["ranks"],
         cause=cause if isinstance(cause, str) else None,
-        lost_s=float(lost_s) if isinstance(lost_s, (int, float)) and _is_finite(lost_s) else None,
+        lost_s=None if lost_s is None else float(lost_s),
     )
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Return the regular expression of --metric, which has a group for each figure.
+
+    Raises:
+        SpecError: it is no regular expression, or has no group.
+    """
+    asked = f"Reading --metric {pattern!r}:"
+    try:
+        found = re.compile(pattern)
+    except re.error as error:
+        raise SpecError(asked, f"{error}.", _EXAMPLE) from error
+    if not found.groups:
+        raise SpecError(asked, "it has no group, so it does not say which part is the number.", _EXAMPLE)
+    return found
+
+
+def printed(run_dir: Path, pattern: re.Pattern[str]) -> dict[str, list[float]]:
+    """Return the figures that rank 0 has printed, in order: of each group of the pattern, by name or number.
+
+    Args:
+        run_dir: a run directory. Its command need not know anything of cluster_ddp.
+        pattern: from `compiled`. What a group finds may have commas, as in 1,234.5.
+    """
+    names = {group: name for name, group in pattern.groupindex.items()}
+    for path in (run_dir / File.TASK_LOG.format(0), run_dir / File.JOB_LOG):
+        found: dict[str, list[float]] = {}
+        for match in pattern.finditer(tail(path, LOG_BYTES)):
+            for group, text in enumerate(match.groups(), 1):
+                try:
+                    found.setdefault(names.get(group, str(group)), []).append(float((text or "").replace(",", "")))
+                except ValueError:
+                    continue
+        if found:
+            return found
+    return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -36,18 +36,11 @@ class Curve:
     since: array[float] = field(default_factory=lambda: array("d"))
     """Where the stretch begins that a value is of; -inf if not known."""
 
-    def add(self, x: object, y: object, *, scale: float = 1.0, over: object = None) -> None:
-        """Append a point, if both are numbers, and x is a finite one.
-
-        Args:
-            x: its place.
-            y: its value.
-            scale: a factor on the value.
-            over: the length of the stretch up to x that it is of; None if not known.
-        """
+    def add(self, x: object, y: object, *, over: object = None) -> None:
+        """Append a point, if both are numbers, and x is a finite one; `over` is the length of its stretch, if known."""
         if _is_number(x) and isinstance(y, (int, float)):
             self.x.append(float(x))  # type: ignore[arg-type]
-            self.y.append(float(y) * scale if math.isfinite(y) else math.nan)
+            self.y.append(float(y) if math.isfinite(y) else math.nan)
             self.since.append(self.x[-1] - float(over) if _is_number(over) else -math.inf)  # type: ignore[arg-type]
 
     def pauses(self) -> list[float]:
@@ -56,11 +49,7 @@ class Curve:
         return [self.since[at] for last, at in itertools.pairwise(order) if self.since[at] > self.x[last] + _PAUSE_S]
 
     def points(self, begin: float = 0.0) -> list[tuple[float, float | None]]:
-        """Return the points, in ascending order of x, thinned to `POINTS`. None stands for a gap.
-
-        Args:
-            begin: is subtracted from x.
-        """
+        """Return the points, in ascending order of x - `begin`, thinned to `POINTS`. None stands for a gap."""
         order = sorted(range(len(self.x)), key=self.x.__getitem__)
         if len(order) > POINTS:
             order = _thinned(order, self.y)
@@ -89,6 +78,11 @@ class Curves:
         """When the first record was written; 0 without one."""
         return min(self.times, default=0.0)
 
+    def note_time(self, record: Mapping[str, Any]) -> None:
+        """Note when a record was written, if it says."""
+        if _is_number(record.get("time")):
+            self.times.append(float(record["time"]))
+
 
 def read(run_dir: Path) -> Curves:
     """Return the curves of a run."""
@@ -96,7 +90,7 @@ def read(run_dir: Path) -> Curves:
     logged: dict[str, _Logged] = {}
     epoch_size = 0.0
     for record in each_json_line(run_dir / File.METRICS):
-        _note_time(found, record.get("time"))
+        found.note_time(record)
         kind = record.get("kind")
         if kind == Record.STEPS:
             for name in _OF_STEPS & record.keys():
@@ -110,10 +104,11 @@ def read(run_dir: Path) -> Curves:
             elif record[name] is None and f"{kind} {name}" in logged:  # it was not finite
                 logged[f"{kind} {name}"].add(record, math.nan)
     _place(found, logged, epoch_size)
-    for path in sorted(run_dir.glob(File.USAGE.format("*")), key=lambda path: (len(path.name), path.name)):
-        for record in filter(usage.is_whole, each_json_line(path)):
-            _note_time(found, record.get("time"))
-            _add_use(found, record)
+    for record in usage.records(run_dir):
+        found.note_time(record)
+        for name, value in _used(record).items():
+            curve = found.of_nodes.setdefault(name, {}).setdefault(record["node"], Curve())
+            curve.add(record.get("time"), value, over=record.get("seconds"))
     return found
 
 
@@ -129,18 +124,6 @@ class _Logged:
             self.columns[name].append(record[name] if _is_number(record.get(name)) else math.nan)
 
 
-def mean(curves: Iterable[Curve]) -> Curve:
-    """Return the mean of curves, such as those of a run's nodes, in each stretch of ten seconds."""
-    sums: dict[int, list[float]] = {}
-    for curve in curves:
-        for x, y in zip(curve.x, curve.y):
-            sums.setdefault(int(x // _STRETCH_S), []).append(y)
-    found = Curve()
-    for stretch, values in sorted(sums.items()):
-        found.add(stretch * _STRETCH_S, _mean(values), over=2 * _STRETCH_S)  # some stretches have no sample
-    return found
-
-
 def _place(found: Curves, logged: Mapping[str, _Logged], epoch_size: float) -> None:
     """Put what was logged over epochs, steps or time."""
     for over, column in _OVER.items():
@@ -154,29 +137,30 @@ def _place(found: Curves, logged: Mapping[str, _Logged], epoch_size: float) -> N
             curve.add(place - 1 + samples / epoch_size if is_within and not math.isnan(samples) else place, value)
 
 
-def _add_use(found: Curves, record: Mapping[str, Any]) -> None:
-    time_s, node = record.get("time"), record["node"]
-
-    def add(name: str, value: object, scale: float) -> None:
-        found.of_nodes.setdefault(name, {}).setdefault(node, Curve()).add(
-            time_s, value, scale=scale, over=record.get("seconds")
-        )
-
-    add("cpu", record.get("cpu"), 100)
-    for name, scale in (("memory", 1 / _GIB), ("received_per_s", 1 / _MIB), ("sent_per_s", 1 / _MIB)):
-        if name in record:
-            add(name, record[name], scale)
-    gpus = record["gpus"]
-    aggregates: dict[str, Callable[[Sequence[float]], float]] = {"": _mean, " least": min, " most": max}
+def _used(record: Mapping[str, Any]) -> dict[str, float]:
+    """A sample of a node in the units of the page; of its GPUs mean, minimum and maximum."""
+    units = {"memory": _GIB, "received_per_s": _MIB, "sent_per_s": _MIB}
+    found = {
+        "cpu": 100 * record["cpu"],
+        **{name: record[name] / unit for name, unit in units.items() if name in record},
+    }
     for name, key, scale in (("gpu", "utilization", 100.0), ("gpu_memory", "memory", 1 / _GIB)):
-        known = [gpu[key] for gpu in gpus if _is_number(gpu.get(key))]
-        for suffix, of in aggregates.items() if known else ():
-            add(name + suffix, of(known), scale)
+        if known := [gpu[key] for gpu in record["gpus"] if _is_number(gpu.get(key))]:
+            found |= {name: scale * _mean(known)}
+            found |= {f"{name} least": scale * min(known), f"{name} most": scale * max(known)}
+    return found
 
 
-def _note_time(found: Curves, time_s: object) -> None:
-    if _is_number(time_s):
-        found.times.append(float(time_s))  # type: ignore[arg-type]
+def mean(curves: Iterable[Curve]) -> Curve:
+    """Return the mean of curves, such as those of a run's nodes, in each stretch of ten seconds."""
+    sums: dict[int, list[float]] = {}
+    for curve in curves:
+        for x, y in zip(curve.x, curve.y):
+            sums.setdefault(int(x // _STRETCH_S), []).append(y)
+    found = Curve()
+    for stretch, values in sorted(sums.items()):
+        found.add(stretch * _STRETCH_S, _mean(values), over=2 * _STRETCH_S)  # some stretches have no sample
+    return found
 
 
 def _thinned(order: Sequence[int], values: Sequence[float]) -> list[int]:

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.jobs.report import page, step_breakdown
-from cluster_ddp.jobs.report.notes import notes
+from cluster_ddp.jobs.report import page, training_figures
+from cluster_ddp.jobs.report.report_text import as_text, notes
 from cluster_ddp.jobs.report.summary import report
-from cluster_ddp.jobs.report.terminal_report import as_text
 from cluster_ddp.jobs.status import RunStatus
 
 STEPS = {"kind": "steps", "steps": 10, "step_s": 0.2, "data_s": 0.05, "compute_s": 0.15, "progress": 0.25}
@@ -30,7 +29,7 @@ def write(folder: Path, records: list[Any], starts: list[Any] | None = None) -> 
 def test_means_over_all_steps(tmp_path: Path) -> None:
     longer = {**STEPS, "steps": 30, "step_s": 0.4, "data_s": 0.25, "progress": 1.0, "checkpoint_s": 0.01}
     write(tmp_path, [STEPS | RANKS, {"kind": "train", "waiting_for_data": 0.9}, longer | RANKS])
-    found = step_breakdown.read(tmp_path)
+    found = training_figures.read(tmp_path)
     assert found.step_s == 0.35 and found.parts == {"data_s": 0.2, "compute_s": 0.15, "checkpoint_s": 0.01}
     assert (found.slowest, found.slowest_rank, found.progress) == (2.0, 3, 1.0)
     assert found.waiting_for_data == 0.2 / 0.35
@@ -43,13 +42,13 @@ def test_communication_that_nobody_measured_is_said_so(tmp_path: Path) -> None:
     assert "\n  Step: 200 ms: data 25 %, compute 75 %, communication not measured\n" in as_text(found)
     assert "<span>communication not measured</span>" in page.page([found])
     write(tmp_path, [STEPS], STARTS[2:])  # one rank alone
-    assert not step_breakdown.read(tmp_path).lacks_communication
+    assert not training_figures.read(tmp_path).lacks_communication
 
 
 def test_without_records_of_steps_those_of_training_say_how_long_it_waited(tmp_path: Path) -> None:
     write(tmp_path, [{"kind": "train", "waiting_for_data": 0.3}, {"kind": "steps", "steps": 0, "step_s": "x"}, {}])
-    assert step_breakdown.read(tmp_path) == step_breakdown.Training(waiting_for_data=0.3, starts=[])
-    assert step_breakdown.read(tmp_path / "missing") == step_breakdown.Training(starts=[])
+    assert training_figures.read(tmp_path) == training_figures.Training(waiting_for_data=0.3, starts=[])
+    assert training_figures.read(tmp_path / "missing") == training_figures.Training(starts=[])
 
 
 def test_its_restarts_and_its_slow_rank_are_in_the_report(tmp_path: Path) -> None:
@@ -75,3 +74,14 @@ def test_its_restarts_and_its_slow_rank_are_in_the_report(tmp_path: Path) -> Non
         "Rank 3 on n1 needs 2.0 times as long for a step as the fastest: all wait for it. If that is the node's fault: "
         "--exclude n1",
     ]
+
+
+def test_a_rank_that_the_job_does_not_have_and_a_job_without_a_time_limit(tmp_path: Path) -> None:
+    """Another program's record may name any rank."""
+    write(tmp_path, [{**STEPS, **RANKS, "slowest_rank": 99}])
+    (tmp_path / "spec.json").write_text(json.dumps({"spec": {"nodes": 1, "gpus_per_node": 2, "gpus_per_task": 1}}))
+    use = {"node": "n1", "seconds": 100, "cpus": 4, "cpu": 0.5, "gpus": []}
+    (tmp_path / "usage-0.jsonl").write_text(json.dumps(use) + "\n")
+    found = report(RunStatus(job="12", name="fit", state="RUNNING", elapsed="00:01:30", run_dir=tmp_path))
+    assert "Rank 99 needs 2.0 times as long for a step as the fastest: all wait for it." in notes(found)
+    assert "<dt>Time</dt><dd>00:01:30</dd>" in page.page([found])

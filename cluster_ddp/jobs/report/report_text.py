@@ -1,0 +1,217 @@
+"""A run's report in words: on one screen of a terminal, and what could be better, with the option to change."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict
+
+from cluster_ddp.errors import counted, printable
+from cluster_ddp.jobs import progress
+from cluster_ddp.jobs.report.summary import Report, bars
+from cluster_ddp.jobs.report.training_figures import Start, Training
+from cluster_ddp.jobs.report.usage import GpuUse, NodeUse, mean_utilization
+from cluster_ddp.submission.spec_fields import hours, seconds
+
+_GIB = 1 << 30
+_BAR = 20
+_NODES = 16  # of more nodes, a line each
+# A short run says little about what a long one needs.
+_ENOUGH_S = 60.0
+
+
+def as_text(found: Report) -> str:
+    """Return a report as lines for a terminal."""
+    status = found.status
+    lines = [f"{status.name}, {f'job {status.job}' if status.job else 'no job'}: {status.state}"]
+    lines += [f"  Job {status.earlier} was resumed as this one."] if status.earlier else []
+    lines += [f"  Run directory: {status.run_dir}"] if status.run_dir else []
+    lines += [f"  Size: {found.size}"] if found.size else []
+    if status.elapsed:
+        limit = f" of {found.asked['time']}" if found.asked.get("time") else ""
+        lines += [f"  Time: {', '.join(filter(None, (f'{status.elapsed}{limit}', found.started_again)))}"]
+    lines += [f"  Spare: {found.spares}"] if found.spares else []
+    trained = progress.in_words(asdict(status), "epoch", "loss", "accuracy", "samples_per_s")
+    if found.training.waiting_for_data is not None and not found.training.parts:
+        trained.append(f"waited for data {100 * found.training.waiting_for_data:.0f} % of the time")
+    if trained:
+        lines += [f"  Training: {', '.join(trained)}"]
+    if found.printed:
+        values = [f"{name} {one[0]:.6g} … {one[-1]:.6g} ({len(one)})" for name, one in found.printed.items()]
+        lines += [f"  Printed, first … last (how many): {', '.join(values)}"]
+    if found.training.step_s is not None:
+        lines += [f"  Step: {_step(found.training)}"]
+    if len(found.training.starts) > 1:
+        lines += ["  Starts:", *(f"    {_start(one)}" for one in found.training.starts)]
+    if found.failures:
+        lost = f"{found.lost_by_failures} of training lost"
+        lines += [f"  Failures, {lost}:", *(f"    {one.when} {one.text}" for one in found.failures)]
+    if status.failure:
+        lines += [f"  Failed first: {status.failure}"]
+    if status.end:
+        lines += [f"  Ended: {status.end}"]
+    lines += ["", *_use(found)]
+    if said := notes(found):
+        lines += ["", "Notes", *(f"  - {note}" for note in said)]
+    return "\n".join(printable(line) for line in lines)
+
+
+def _step(found: Training) -> str:
+    step_s = found.step_s or 1.0
+    parts = [f"{name.removesuffix('_s')} {100 * value / step_s:.0f} %" for name, value in found.parts.items()]
+    if found.lacks_communication:
+        parts.append("communication not measured")
+    return f"{1000 * step_s:.3g} ms: {', '.join(parts)}"
+
+
+def _start(start: Start) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start.time))
+    words = [f"{when} from step {start.step}, {counted(start.ranks, 'rank')}."]
+    words += [f"The start before: {start.cause}"] if start.cause else []
+    if start.lost_s is not None:
+        words.append(f"Done again: {hours(start.lost_s)}." if start.lost_s else "Nothing was lost.")
+    return " ".join(words)
+
+
+def _use(found: Report) -> list[str]:
+    nodes = found.nodes
+    if not nodes:
+        return ["Use: nothing was recorded. A script with a cluster_ddp.Checkpointer or RunDir records it every 10 s."]
+    lines = [f"Use, over {hours(found.sampled_s)}", *(_bar(bar.name, bar.part, bar.words) for bar in bars(found))]
+    if len(nodes) > 1 or any(node.gpus for node in nodes):
+        few, changed = len(nodes) <= _NODES, len(nodes) > found.nodes_at_once
+        lines += ["", "By node", *(line for node in nodes for line in _node(node, each_gpu=few, timed=changed))]
+    return lines
+
+
+def _node(node: NodeUse, *, each_gpu: bool, timed: bool) -> list[str]:
+    words = [f"of {node.cpus} CPUs{f' over {hours(node.seconds)}' if timed else ''}"]
+    words += [] if node.memory is None else [f"memory {node.memory / _GIB:.1f} GiB"]
+    words += [f"network {node.network}"] if node.network else []
+    if node.gpus and not each_gpu:
+        busy = ("-" if gpu.utilization is None else f"{100 * gpu.utilization:.0f} %" for gpu in node.gpus)
+        words.append(f"GPUs {' '.join(busy)}")
+    gpus = node.gpus if each_gpu else ()
+    return [_bar(node.node, node.cpu, ", ".join(words)), *(_gpu(at, gpu) for at, gpu in enumerate(gpus))]
+
+
+def _gpu(number: int, gpu: GpuUse) -> str:
+    if gpu.utilization is None:
+        return _bar(f"  GPU {number}", None, gpu.words or "unknown")
+    return _bar(f"  GPU {number}", gpu.utilization, gpu.words, separator=", " if gpu.words else "")
+
+
+def _bar(name: str, part: float | None, words: str, separator: str = " ") -> str:
+    if part is None:
+        return f"  {name:11} {words}"
+    full = round(_BAR * part)
+    return f"  {name:11} [{'#' * full}{'-' * (_BAR - full)}] {100 * part:3.0f} %{separator}{words}"
+
+
+def notes(found: Report) -> list[str]:
+    """Return what could be better, each with the option to change."""
+    said = [note] if (note := _non_finite(found)) else []
+    if found.sampled_s < _ENOUGH_S:
+        return said
+    of_training = (_data(found), _communication(found), _slow_rank(found))
+    of_use = (_idle_gpus(found), _gpu_memory(found), _heat(found), _cpus(found), _memory(found))
+    return said + list(filter(None, (*of_training, *of_use, _time(found))))
+
+
+def _non_finite(found: Report) -> str:
+    step, saved = found.status.non_finite_step, found.status.saved_step
+    if step is None:
+        return ""
+    last = "" if saved is None else f" The last good checkpoint is that of step {saved}."
+    cure = 'Check the data, or take a lower learning rate. Checkpointer(on_nan="stop") ends such a job.'
+    return f"The weights are NaN or Inf since step {step}: nothing was saved from there on.{last} {cure}"
+
+
+def _data(found: Report) -> str:
+    waiting = found.training.waiting_for_data
+    if waiting is None or waiting < 0.2:
+        return ""
+    more = 2 * max(1, int(found.asked.get("cpus_per_task") or 1))
+    cure = f"Give loader workers more CPUs: --cpus-per-task {more}; or use fewer GPUs."
+    return f"Ranks wait for data {100 * waiting:.0f} % of the time. {cure}"
+
+
+def _communication(found: Report) -> str:
+    part = found.training.parts.get("communication_s", 0.0) / (found.training.step_s or 1.0)
+    if part < 0.3:
+        return ""
+    fewer = "or use fewer GPUs: cluster-ddp scaling --gpus 1,2,4"
+    cure = f"Use larger batches, add up gradients (world.accumulate), {fewer}"
+    return f"Communication takes {100 * part:.0f} % of a step. {cure}"
+
+
+def _slow_rank(found: Report) -> str:
+    slowest, rank = found.training.slowest, found.training.slowest_rank
+    if slowest is None or rank is None or slowest < 1.3:
+        return ""
+    words = f"needs {slowest:.1f} times as long for a step as the fastest: all wait for it."
+    at = rank // max(1, found.ranks_per_node)
+    # It may have run elsewhere after a restart, or not every node was sampled.
+    if len(found.nodes) != found.asked.get("nodes") or not 0 <= at < len(found.nodes):
+        return f"Rank {rank} {words}"
+    node = found.nodes[at].node
+    return f"Rank {rank} on {node} {words} If that is the node's fault: --exclude {node}"
+
+
+def _idle_gpus(found: Report) -> str:
+    busy = {f"GPU {at} of {node.node}": gpu.utilization for node in found.nodes for at, gpu in enumerate(node.gpus)}
+    known = {name: value for name, value in busy.items() if value is not None}
+    idle = [name for name, value in known.items() if value < 0.02]
+    went_on_elsewhere = len(found.nodes) > found.nodes_at_once  # a start that was cut short has idle GPUs
+    if idle and len(idle) < len(known) and not went_on_elsewhere:
+        fewer = len(known) - len(idle)
+        return f"Idle all the time: {', '.join(idle)}. Ask for {counted(fewer, 'GPU')}, or use a rank for each."
+    mean = mean_utilization(found.nodes)
+    if mean is None or mean >= 0.3:
+        return ""
+    cure = "To see how many are worth it: cluster-ddp scaling --gpus 1,2,4"
+    return f"The GPUs are busy {100 * mean:.0f} % of the time. {cure}"
+
+
+def _gpu_memory(found: Report) -> str:
+    part = found.gpu_memory
+    return f"GPU memory: {100 * part:.0f} % used. A larger batch may be faster." if part and part < 0.3 else ""
+
+
+def _heat(found: Report) -> str:
+    hot = dict.fromkeys(node.node for node in found.nodes for gpu in node.gpus if (gpu.throttled or 0) > 0.1)
+    return f"Heat or power lowered the clocks of GPUs on {', '.join(hot)}: tell your support." if hot else ""
+
+
+def _cpus(found: Report) -> str:
+    asked = found.asked.get("cpus_per_task")
+    used = max((node.cpu * node.cpus for node in found.nodes), default=0.0) / max(1, found.ranks_per_node)
+    fewer = max(1, math.ceil(1.25 * used))
+    if not asked or fewer > asked / 2:
+        return ""
+    return f"CPUs: each rank used {used:.1f} of {asked}: --cpus-per-task {fewer}"
+
+
+def _memory(found: Report) -> str:
+    asked, used = found.asked_bytes, found.memory
+    if asked is None or used is None:
+        return ""
+    if used > 0.9 * asked:
+        more = math.ceil(1.5 * asked / _GIB)
+        return f"Memory: {used / _GIB:.1f} of {asked / _GIB:.1f} GiB used, so a little more ends the job: --mem {more}G"
+    less = max(1, math.ceil(1.3 * used / _GIB))
+    if less > asked / _GIB / 2:
+        return ""
+    return f"Memory: {used / _GIB:.1f} of {asked / _GIB:.1f} GiB used on a node: --mem {less}G"
+
+
+def _time(found: Report) -> str:
+    limit = seconds(found.asked["time"]) if found.asked.get("time") else None
+    used = found.elapsed_s
+    if limit is None or not used or found.status.state != "COMPLETED" or used > limit / 4:
+        return ""
+    if found.status.requeues or len(found.training.starts) > 1:  # the time is that of the last start
+        return ""
+    less_min = max(5, math.ceil(1.5 * used / 60))
+    less = f"{less_min // 60}:{less_min % 60:02}:00"
+    return f"Time: {hours(used)} of {hours(limit)}. A shorter limit may start sooner: --time {less}"
