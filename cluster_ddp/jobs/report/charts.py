@@ -1,4 +1,7 @@
-"""The charts of a report's page: which curves of its runs lie over each other, and how they look."""
+"""The charts of a report's page: which curves of its runs lie over each other; and the tasks of an array by result.
+
+The tasks are a table, and a picture in parallel coordinates (Inselberg 1985).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from typing import Any
 from cluster_ddp.jobs.report import curves
 from cluster_ddp.jobs.report.curves import Curve, Curves
 from cluster_ddp.jobs.report.summary import Report
+from cluster_ddp.jobs.status import RunStatus
+from cluster_ddp.protocol import Record
 
 _LOGGED = {
     "train loss": ("Loss", ""),
@@ -39,6 +44,8 @@ _OF_NODES = {
 _STEPS_SAY_IT_BETTER = ("train waiting_for_data", "train samples_per_s")
 _TITLES_OF_NODES = [chart["title"] for chart in _OF_NODES.values()]
 _ORDER = ("Loss", "Accuracy", "Throughput", "Step", _RANKS, *_TITLES_OF_NODES, "Learning rate")
+# The picture of an array's tasks, in pixels.
+_WIDTH, _HEIGHT, _TOP, _SIDE, _TEXT = 900.0, 260.0, 34.0, 70.0, 14.0
 _MOST_OTHERS = 12  # further charts, of what a training logs besides
 
 Points = list[tuple[float, "float | None"]]
@@ -142,3 +149,84 @@ def _of_time(run: Run, curve: Curve) -> Points:
 
 def _scaled(points: Points, factor: float) -> Points:
     return [(x, None if y is None else float(f"{y * factor:.6g}")) for x, y in points]
+
+
+def grid(reports: Sequence[Report]) -> dict[str, Any] | None:
+    """Return the table and the picture of the runs of a grid, the best first; None if there is no grid.
+
+    The result is the accuracy, if any run has one, else the loss: of "test" records, else of another kind, else of
+    "train" records, but the same kind for all. A run without it comes last.
+    """
+    runs = [one for one in reports if one.status.values]
+    if len(runs) < 2:
+        return None
+    accuracy_kind, loss_kind = _kind(runs, "accuracy"), _kind(runs, "loss")
+    rows: list[dict[str, Any]] = []
+    for one in runs:
+        accuracy = one.training.results.get(accuracy_kind, {}).get("accuracy")
+        loss = one.training.results.get(loss_kind, {}).get("loss")
+        rows.append({"status": one.status, "accuracy": None if accuracy is None else 100 * accuracy, "loss": loss})
+    loss_title = f"{loss_kind} loss".lstrip()
+    by, title, sign = "loss", loss_title, 1
+    if any(row["accuracy"] is not None for row in rows):
+        by, title, sign = "accuracy", "accuracy, %", -1
+    rows.sort(key=lambda row: (row[by] is None, sign * (row[by] or 0.0)))
+    keys = list(dict.fromkeys(key for one in runs for key in one.status.values))
+    columns = [(key, [row["status"].values.get(key) for row in rows]) for key in keys]
+    picture = _picture([*columns, (title, [row[by] for row in rows])], [row["status"] for row in rows])
+    return {"keys": keys, "rows": rows, "loss": loss_title.capitalize(), "width": _WIDTH, "height": _HEIGHT, **picture}
+
+
+def _kind(runs: Sequence[Report], name: str) -> str:
+    """The kind of record that says most of a model, of those that have this result."""
+    kinds = {kind for one in runs for kind, values in one.training.results.items() if name in values}
+    kinds -= {Record.TRAIN} if name == "accuracy" else set()
+    return min(kinds, key=lambda kind: (kind == Record.TRAIN, kind != Record.TEST, kind), default="")
+
+
+def _picture(columns: Sequence[tuple[str, Sequence[Any]]], ranked: Sequence[RunStatus]) -> dict[str, Any]:
+    """The axes with their marks, and a line for each run whose values are all known."""
+    gap = (_WIDTH - 2 * _SIDE) / max(1, len(columns) - 1)
+    axes, heights = [], []
+    for at, (name, values) in enumerate(columns):
+        places = _places(values)
+        heights.append([None if value is None else places[value] for value in values])
+        labels = [(f"{mark:.4g}" if isinstance(mark, float) else str(mark)[:12], y) for mark, y in _apart(places)]
+        axes.append({"name": name, "x": _SIDE + at * gap, "marks": labels, "last": at == len(columns) - 1})
+    lines = []
+    for number, (status, places_of) in enumerate(zip(ranked, zip(*heights))):
+        if None not in places_of:
+            points = " ".join(f"{axis['x']:.1f},{y:.1f}" for axis, y in zip(axes, places_of))
+            words = " ".join(f"{key}={value}" for key, value in status.values.items())
+            worse = round(number / max(1, len(ranked) - 1), 3)
+            lines.append({"points": points, "title": f"{words}: {columns[-1][1][number]:.4g}", "worse": worse})
+    return {"axes": axes, "lines": lines[::-1], "top": _TOP}  # the best on top
+
+
+def _apart(places: dict[Any, float]) -> list[tuple[Any, float]]:
+    """The marks of an axis, from the top, without those that would cover one above."""
+    shown: list[tuple[Any, float]] = []
+    for mark, y in sorted(places.items(), key=lambda item: item[1]):
+        if not shown or y - shown[-1][1] >= _TEXT:
+            shown.append((mark, y))
+    return shown
+
+
+def _places(values: Sequence[Any]) -> dict[Any, float]:
+    """Where the values of an axis lie: numbers in proportion, other words and few numbers one below the other."""
+    known = {value for value in values if value is not None}
+    bottom = _HEIGHT - 14
+    if all(isinstance(value, float) for value in known):
+        least, most = min(known, default=0.0), max(known, default=1.0)
+        span = most - least or 1.0
+        return {value: bottom - (bottom - _TOP) * (value - least) / span for value in known}
+    ordered = sorted(known, key=_as_number)
+    step = (bottom - _TOP) / max(1, len(ordered) - 1)
+    return {value: bottom - number * step for number, value in enumerate(ordered)}
+
+
+def _as_number(word: str) -> tuple[bool, float, str]:
+    try:
+        return (False, float(word), word)
+    except ValueError:
+        return (True, 0.0, word)

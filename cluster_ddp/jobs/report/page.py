@@ -13,8 +13,8 @@ from typing import Any
 from cluster_ddp._version import __version__
 from cluster_ddp.errors import RunDirError, counted
 from cluster_ddp.files import atomic_write
-from cluster_ddp.jobs.report import array_ranking, curves
-from cluster_ddp.jobs.report.charts import Run, charts
+from cluster_ddp.jobs.report import curves
+from cluster_ddp.jobs.report.charts import Run, charts, grid
 from cluster_ddp.jobs.report.report_text import notes
 from cluster_ddp.jobs.report.summary import Report, bars
 from cluster_ddp.jobs.report.training_figures import Start
@@ -50,7 +50,7 @@ def page(reports: Sequence[Report]) -> str:
     return jinja.get_template("page.html.j2").render(
         title=runs[0].name if len(runs) == 1 else counted(len(runs), "run"),
         runs=[_summary(run) for run in runs],
-        grid=array_ranking.grid(reports),
+        grid=grid(reports),
         data=_embedded({"charts": charts(runs), "starts": _start_lines(runs)}),
         made=f"cluster-ddp {__version__}, {time.strftime('%Y-%m-%d %H:%M')}",
         points=curves.POINTS,

@@ -77,7 +77,7 @@ def _use(found: Report) -> list[str]:
     nodes = found.nodes
     if not nodes:
         return ["Use: nothing was recorded. A script with a cluster_ddp.Checkpointer or RunDir records it every 10 s."]
-    lines = [f"Use, over {hours(found.sampled_s)}", *(_bar(bar.name, bar.part, bar.words) for bar in bars(found))]
+    lines = [f"Use, over {hours(found.sampled_s)}", *(_bar(*bar) for bar in bars(found))]
     if len(nodes) > 1 or any(node.gpus for node in nodes):
         few, changed = len(nodes) <= _NODES, len(nodes) > found.nodes_at_once
         lines += ["", "By node", *(line for node in nodes for line in _node(node, each_gpu=few, timed=changed))]

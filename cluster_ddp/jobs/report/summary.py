@@ -30,18 +30,6 @@ _MOST = 1_000_000  # of nodes, GPUs or CPUs, in a file that makes sense
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bar:
-    """How much of something was used."""
-
-    name: str
-    """What was used."""
-    part: float | None
-    """0 to 1; None if it is not known how much there was."""
-    words: str
-    """How much of what."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
     """All that is known of a run. None stands for what is not."""
 
@@ -151,18 +139,22 @@ def _asked(run_dir: Path) -> dict[str, Any]:
         spec = dict(read_json(run_dir / File.SPEC)["spec"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    counts = {name: spec.get(name, 1) for name in ("nodes", "gpus_per_node", "gpus_per_task")}
-    if not all(isinstance(count, int) and 0 < count < _MOST for count in counts.values()):
+    found = {name: spec.get(name, 1) for name in ("nodes", "gpus_per_node", "gpus_per_task")}
+    if not all(map(_is_count, found.values())):
         return {}
-    if isinstance(spares := spec.get("spare_nodes"), int) and 0 < spares < _MOST:
-        counts |= {"spare_nodes": spares}
-    cpus, limit, mem = spec.get("cpus_per_task"), spec.get("time"), spec.get("mem")
-    found: dict[str, Any] = {**counts, "cpus_per_task": cpus if isinstance(cpus, int) and 0 < cpus < _MOST else None}
+    if _is_count(spec.get("spare_nodes")):
+        found["spare_nodes"] = spec["spare_nodes"]
+    found["cpus_per_task"] = spec["cpus_per_task"] if _is_count(spec.get("cpus_per_task")) else None
+    limit, mem = spec.get("time"), spec.get("mem")
     with suppress(SpecError):
         found |= {"time": limit} if limit and seconds(limit) else {}
     with suppress(ValueError, KeyError, AttributeError):
         found |= {"mem": mem} if mem and mebibytes(mem) >= 0 else {}
     return found
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and 0 < value < _MOST
 
 
 def _spare_gpu_hours(status: RunStatus, asked: Mapping[str, Any], failed: Sequence[Failure]) -> float | None:
@@ -181,22 +173,26 @@ def _spare_gpu_hours(status: RunStatus, asked: Mapping[str, Any], failed: Sequen
     return float(sum(min(one, all_s) for one in waited_s) * asked["gpus_per_node"] / 3600)
 
 
-def bars(found: Report) -> list[Bar]:
-    """Return how much of its CPUs, memory and GPUs a run has used, over all nodes and the time that it had each."""
+def bars(found: Report) -> list[tuple[str, float | None, str]]:
+    """Return how much of its CPUs, memory and GPUs a run has used, over all nodes and the time that it had each.
+
+    Returns:
+        What was used; the part of it, 0 to 1, None if it is not known how much there was; how much of what, in words.
+    """
     nodes = found.nodes
     if not nodes:
         return []
     cpu_s = sum(node.cpus * node.seconds for node in nodes)
     used = sum(node.cpu * node.cpus * node.seconds for node in nodes) / cpu_s
-    made = [Bar(name="CPUs", part=used, words=f"of {round(cpu_s / found.sampled_s)}")]
+    made: list[tuple[str, float | None, str]] = [("CPUs", used, f"of {round(cpu_s / found.sampled_s)}")]
     if (most := found.memory) is not None and (asked := found.asked_bytes) is not None:
         words = f"at most: {most / _GIB:.1f} of {asked / _GIB:.1f} GiB on a node"
-        made.append(Bar(name="Memory", part=min(1.0, most / asked), words=words))
+        made.append(("Memory", min(1.0, most / asked), words))
     elif most is not None:
-        made.append(Bar(name="Memory", part=None, words=f"{most / _GIB:.1f} GiB on a node at most"))
+        made.append(("Memory", None, f"{most / _GIB:.1f} GiB on a node at most"))
     if (busy := mean_utilization(nodes)) is not None:
         count = round(sum(len(node.gpus) * node.seconds for node in nodes) / found.sampled_s)
-        made.append(Bar(name="GPUs", part=busy, words=f"of {count}"))
+        made.append(("GPUs", busy, f"of {count}"))
     if (filled := found.gpu_memory) is not None:
-        made.append(Bar(name="GPU memory", part=filled, words="at most, of the fullest GPU"))
+        made.append(("GPU memory", filled, "at most, of the fullest GPU"))
     return made
