@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cluster_ddp.argument_parser import Parser
@@ -48,19 +49,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _init(asked: argparse.Namespace) -> int:
     script: Path | None = asked.script
-    job_script = None if script is None else Path(f"{script.stem}.sbatch")
     if script is not None and not script.is_file():
-        raise SpecError(
-            f"Making a job for {script}:", f"there is no such file in {Path.cwd()}.", "name your training script"
-        )
+        found = f"there is no such file in {Path.cwd()}."
+        raise SpecError(f"Making a job for {script}:", found, "name your training script")
+    job_script = None if script is None else Path(f"{script.stem}.sbatch")
     for path in filter(None, (Path(FILE_NAME), job_script)):
         if path.exists() or path.is_symlink():
             found = "it exists already, and nothing is overwritten."
             raise SpecError(f"Writing {path}:", found, f"edit it, or move it away first: mv {shlex.quote(str(path))} …")
     groups = _groups()
     partition = _partition(groups, asked)
-    known = _accounts() if groups else []
-    fit = _fit(known, partition)
+    known, fit = _accounts(partition) if groups else ([], [])
     account = _choice("account", asked.account, known, fit, asked.yes)
     if account is not None and account in known and account not in fit:
         others = f" It names {' and '.join(fit)}." if fit else ""
@@ -71,29 +70,25 @@ def _init(asked: argparse.Namespace) -> int:
     if script is not None and job_script is not None:
         _write(job_script, _job(script, partition, account))
         print(f"Written: {job_script}, for `sbatch {shlex.quote(str(job_script))}`.")
-    words = shlex.quote(str(script)) if script is not None else "my_train.py"
+    command = f"-- python {shlex.quote(str(script or 'my_train.py'))}"
+    width = len(f"submit --dry-run {command}")
     print("Next:")
-    commands = {
-        f"submit --dry-run -- python {words}": "shows the job",
-        f"submit --watch -- python {words}": "submits it and follows it",
-        "status": "shows how far your jobs are",
-    }
-    for command, what in commands.items():
-        print(f"  cluster-ddp {command:{max(map(len, commands))}}    # {what}")
+    print(f"  cluster-ddp submit --dry-run {command}    # shows the job")
+    print(f"  cluster-ddp {f'submit --watch {command}':{width}}    # submits it and follows it")
+    print(f"  cluster-ddp {'status':{width}}    # shows how far your jobs are")
     return 0
 
 
 def _groups() -> list[NodeGroup]:
     """The cluster's nodes; empty, with a word about it, if Slurm is not here or does not answer."""
+    none = f"{FILE_NAME} gets no partition."
     if shutil.which("sinfo") is None:
-        print(
-            f"There is no Slurm here (no sinfo on the PATH): {FILE_NAME} gets no partition. Run this on a login node."
-        )
+        print(f"There is no Slurm here (no sinfo on the PATH): {none} Run this on a login node.")
         return []
     try:
         return partitions.read()
     except SlurmError as error:
-        print(f"Slurm does not answer here: {error.found} {FILE_NAME} gets no partition. Hint: {error.hint}")
+        print(f"Slurm does not answer here: {error.found} {none} Hint: {error.hint}")
         return []
 
 
@@ -113,17 +108,15 @@ def _choice(what: str, asked: str | None, names: Sequence[str], first: Sequence[
             found = f"there are {', '.join(names)}.{nearest(asked, names)}"
             raise SpecError(f"Using the {what} {asked}:", found, f"--{what} with one of these names")
         return asked
+    default = next(iter([*first, *names]), "")
     if len(names) < 2 or yes:
-        return next(iter([*first, *names]), None)
+        return default or None
     if not sys.stdin.isatty():
         found = f"there are {', '.join(names)}, and nobody can be asked."
-        raise SpecError(
-            f"Choosing the {what}:", found, f"--{what} {first[0] if first else names[0]}, or --yes for that one"
-        )
+        raise SpecError(f"Choosing the {what}:", found, f"--{what} {default}, or --yes for that one")
     print(f"Which {what}?")
     for number, name in enumerate(names, start=1):
         print(f"  {number}  {name}")
-    default = first[0] if first else names[0]
     try:
         answer = input(f"{what} [{default}]: ").strip()
     except (EOFError, KeyboardInterrupt) as error:
@@ -132,23 +125,15 @@ def _choice(what: str, asked: str | None, names: Sequence[str], first: Sequence[
     return _choice(what, chosen, names, first, yes)
 
 
-def _accounts() -> list[str]:
-    """The user's accounts; empty if the cluster does no accounting."""
-    try:
-        return accounts.read(getpass.getuser())
-    except SlurmError:
-        return []
-
-
-def _fit(known: Sequence[str], partition: str | None) -> list[str]:
-    """The accounts that may use the partition; the default one first."""
-    if partition is None or not known:
-        return list(known)
-    try:
-        rule = accounts.access(partition)
-    except SlurmError:
-        return list(known)
-    return [name for name in known if rule.names(name)]
+def _accounts(partition: str | None) -> tuple[list[str], list[str]]:
+    """The user's accounts, and those that may use the partition; the default one first. Empty without accounting."""
+    known: list[str] = []
+    with suppress(SlurmError):
+        known = accounts.read(getpass.getuser())
+        if partition is not None and known:
+            rule = accounts.access(partition)
+            return known, [name for name in known if rule.names(name)]
+    return known, known
 
 
 def _modules() -> list[str]:
@@ -156,9 +141,8 @@ def _modules() -> list[str]:
     listing = "type module >/dev/null 2>&1 && module -t avail 2>&1"
     try:
         with named_if_slow("module avail to answer"):
-            done = subprocess.run(
-                ["bash", "-lc", listing], capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL
-            )
+            command = ["bash", "-lc", listing]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):
         return []
     names = [line.strip().removesuffix("(default)") for line in done.stdout.splitlines()]
@@ -175,13 +159,7 @@ def _write(path: Path, text: str) -> None:
 def _job(script: Path, partition: str | None, account: str | None) -> str:
     """A batch script for the training, on one GPU."""
     command = ("python", str(script))
-    spec = JobSpec(
-        name=options.job_name(command),
-        command=command,
-        partition=partition,
-        account=account,
-        time="1:00:00",
-        requeue=True,
-    )
+    name = options.job_name(command)
+    spec = JobSpec(name=name, command=command, partition=partition, account=account, time="1:00:00", requeue=True)
     source = f"Written by `{PROGRAM}`. Submit it from this folder: sbatch {shlex.quote(f'{script.stem}.sbatch')}"
     return render(spec, agent_options(spec), source=source)
