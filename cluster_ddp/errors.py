@@ -31,7 +31,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 USAGE_EXIT_STATUS = 2
 
@@ -197,9 +197,7 @@ def exit_on_error(program: str) -> Iterator[None]:
         yield
         sys.stdout.flush()
     except ClusterDDPError as error:
-        lines = f"{program}: error: {error}".splitlines()  # they may quote what others wrote
-        print("\n".join(map(printable, lines)), file=sys.stderr, flush=True)
-        sys.exit(USAGE_EXIT_STATUS)
+        _exit(program, error)
     except BrokenPipeError:
         _drop_stdout()
         sys.exit(128 + signal.SIGPIPE)
@@ -207,11 +205,14 @@ def exit_on_error(program: str) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         _drop_stdout()
-        full = ClusterDDPError(
-            f"Writing {error.filename or 'to stdout'}:", f"{error.strerror}.", "free space there: df -h, quota"
-        )
-        print(f"{program}: error: {full}", file=sys.stderr, flush=True)
-        sys.exit(USAGE_EXIT_STATUS)
+        asked, hint = f"Writing {error.filename or 'to stdout'}:", "free space there: df -h, quota"
+        _exit(program, ClusterDDPError(asked, f"{error.strerror}.", hint))
+
+
+def _exit(program: str, error: ClusterDDPError) -> NoReturn:
+    lines = f"{program}: error: {error}".splitlines()  # they may quote what others wrote
+    print("\n".join(map(printable, lines)), file=sys.stderr, flush=True)
+    sys.exit(USAGE_EXIT_STATUS)
 
 
 def _drop_stdout() -> None:

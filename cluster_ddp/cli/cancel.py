@@ -57,11 +57,12 @@ def _cancel(word: str, runs_dir: Path) -> str:
     running = [job for job in map(of_run, found) if not job.status().ended]
     if not running:
         raise _has_ended(word, of_run(found[-1]).state())
-    if len(running) > 1:  # one command for a whole array
-        running[0].scheduler.cancel(found[0].job_id, running[0].cluster, running[0].run_dir)
-    else:
-        running[0].cancel()
-    ids = running[0].id if len(running) == 1 else f"{running[0].id} to {running[-1].id}"
+    first, ids = running[0], running[0].id
+    if len(running) == 1:
+        first.cancel()
+    else:  # one command for a whole array
+        first.scheduler.cancel(found[0].job_id, first.cluster, first.run_dir)
+        ids = f"{first.id} to {running[-1].id}"
     return printable(f"Cancelled job {ids} ({found[0].name}). To see how it ends: cluster-ddp status {word}")
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from typing import Any
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.jobs import progress
@@ -84,35 +84,37 @@ class BottomLine:
     """
 
     def __init__(self) -> None:
-        self._is_terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-        self._stack, self._last, self._again_s = ExitStack(), "", 0.0
+        self._live: Any = None
+        self._last, self._again_s = "", 0.0
 
     def show(self, line: str) -> None:
         """Print a line, above the last one."""
-        if self._is_terminal:
-            self._live.console.out(line, highlight=False)
-        else:
+        if self._live is None:
             print(line, flush=True)
+        else:
+            self._live.console.out(line, highlight=False)
 
     def update(self, text: str) -> None:
         """Change the last line."""
-        if self._is_terminal:
-            self._live.update(self._text(text, no_wrap=True, overflow="ellipsis", style="bold"), refresh=True)
+        if self._live is not None:
+            from rich.text import Text
+
+            self._live.update(Text(text, no_wrap=True, overflow="ellipsis", style="bold"), refresh=True)
         elif text not in ("", self._last) and time.monotonic() >= self._again_s:
             print(text, flush=True)
             self._last, self._again_s = text, time.monotonic() + _REPEAT_S
 
     def __enter__(self) -> BottomLine:
-        if self._is_terminal:
+        if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
             from rich.live import Live
-            from rich.text import Text
 
-            self._text = Text
-            self._live = self._stack.enter_context(Live("", auto_refresh=False, transient=True))
+            self._live = Live("", auto_refresh=False, transient=True)
+            self._live.start(refresh=True)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        if self._live is not None:
+            self._live.stop()
 
 
 class _Following:
@@ -148,12 +150,11 @@ class _Following:
             return False
         if not self.answers:
             self.show("Slurm answers again.")
-            self.answers = True
-        described = self._describe_array() if self.is_array else describe(self.label, self.statuses[0])
-        ended = all(status.ended for status in self.statuses)
+        self.answers, ended = True, all(status.ended for status in self.statuses)
         if ended:
             time.sleep(_LOG_POLL_S)  # the last lines may still be on their way through the file system
             self.show_logs(to_the_end=True)
+        described = self._describe_array() if self.is_array else describe(self.label, self.statuses[0])
         if described != self.said:
             self.show(described)
             self.said = described
