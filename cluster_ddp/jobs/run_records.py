@@ -133,11 +133,9 @@ def in_folder(runs_dir: Path) -> list[RunRecord]:
 def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] = in_folder) -> list[RunRecord]:
     """Return the runs that a word means; none if it is a job without a run directory in `runs_dir`.
 
-    A directory means its run; that of a whole array its tasks. An id means one job, although jobs of other clusters and
-    of this machine may have had the same: the one that has not ended, else the last one.
-
     Args:
-        word: a job id (12; 12_3; the id of an array means its tasks), or the path of a run directory.
+        word: the path of a run directory, or a job id: 12, 12_3; of an array, each means its tasks. Jobs of other
+            clusters and of this machine may have had the same id: then the one that has not ended, else the last one.
         runs_dir: folder of the run directories, in which an id is looked up.
         runs_in: returns the runs of a folder.
 
