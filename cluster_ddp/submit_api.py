@@ -60,8 +60,7 @@ def submit(
         earlier=None if resume is None else find(resume, Path(runs_dir)),
         take_snapshot=snapshot,
     )
-    (submitted,) = _submitted(plan, check)
-    return submitted
+    return _submitted(plan, check)[0]
 
 
 def submit_array(
