@@ -19,15 +19,15 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from cluster_ddp.argument_parser import Parser
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.jobs.report import training_figures
-from cluster_ddp.scaling import table
-from cluster_ddp.scaling.points import Point, parse_counts, points
+from cluster_ddp.scaling import fit, table
+from cluster_ddp.scaling.measure import Point, parse_counts, points
 from cluster_ddp.scaling.results import Results
 from cluster_ddp.scaling.study_folder import Study
 from cluster_ddp.slurm import partitions
@@ -35,15 +35,14 @@ from cluster_ddp.submission import submit_plan
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.checks import feasibility
 from cluster_ddp.submission.cli import command_line
-from cluster_ddp.submission.job import Job
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submit import ReferenceJob
 
 PROGRAM = "cluster-ddp scaling"
-# What the study chooses for each of its jobs.
+# What the study chooses for each of its jobs, and what plans none.
 _CHOSEN = (
     *("--nodes", "--spare-nodes", "--name", "--runs-dir", "--run-dir", "--resume", "--array", "--watch", "--on"),
-    "--test-only",
+    *("--test-only", "--show-config", "--show-template"),
 )
 
 
@@ -111,7 +110,7 @@ class _Scaling:
         for point in self.study.points:
             print(f"{point.name}: {point.nodes} x {point.gpus_per_node} GPUs")
         print()
-        self._submit(self.study.points[len(self.counts) - 1], lambda plan: print(plan, end=""))
+        print(self._planned(self.study.points[len(self.counts) - 1]), end="")
         return 0
 
     def run(self) -> int:
@@ -119,7 +118,10 @@ class _Scaling:
         what = {"words": [*self.rest, *self.command], "global_batch": self.arguments.global_batch}
         self.study.open({**what, "gpus_per_node": self.per_node, "metric": self.arguments.metric})
         try:
-            self.study.run(self._job, one_at_a_time=self.arguments.one_at_a_time or not self.on_slurm)
+            self.study.run(
+                lambda point: submit_plan.submit(self._planned(point))[0],
+                one_at_a_time=self.arguments.one_at_a_time or not self.on_slurm,
+            )
         except KeyboardInterrupt:
             print("\nNo longer following; the jobs continue. To continue the study: the same command.", file=sys.stderr)
             return 130
@@ -147,49 +149,33 @@ class _Scaling:
                 hint = "put {batch} into the command: -- python t.py --batch {batch}"
                 raise SpecError(f"A global batch of {batch}:", "the command does not use it.", hint)
 
-    def _job(self, point: Point) -> Job:
-        jobs: list[Job] = []
-        self._submit(point, lambda plan: jobs.extend(submit_plan.submit(plan)))
-        return jobs[0]
-
     def _planned(self, point: Point, *options: str) -> Plan:
-        plans: list[Plan] = []
-        self._submit(point, plans.append, *options)
-        return plans[0]
-
-    def _submit(self, point: Point, use: Callable[[Plan], object], *options: str) -> None:
         """Plan and check the job of a run as `cluster-ddp submit` does. Warnings are shown once for all jobs."""
-
-        def done(plan: Plan, watch: bool) -> int:
-            use(plan)
-            return 0
-
         size = ("--nodes", str(point.nodes), "--gpus-per-node", str(point.gpus_per_node), "--spare-nodes", "0")
         where = ("--name", point.name, "--runs-dir", str(self.arguments.folder / "runs"))
-        words = [
-            *size,
-            *where,
-            *options,
-            *self.rest,
-            *self._reference(point),
-            *(self._filled(word, point) for word in self.command),
-        ]
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said):
+        command = (self._filled(word, point) for word in self.command)
+        plans: list[Plan] = []
+
+        def keep(plan: Plan, watch: bool) -> int:
+            plans.append(plan)
+            return 0
+
+        with contextlib.redirect_stderr(io.StringIO()) as said:
             command_line.run(
-                words,
+                [*size, *where, *options, *self.rest, *self._reference_options(), *command],
                 program=PROGRAM,
                 description=str(__doc__),
                 reference=ReferenceJob(self.options),
-                submit=done,
+                submit=keep,
                 others=self.options,
             )
         for line in said.getvalue().splitlines():
             if line not in self._said:
                 print(line, file=sys.stderr)
                 self._said.add(line)
+        return plans[0]
 
-    def _reference(self, point: Point) -> list[str]:
+    def _reference_options(self) -> list[str]:
         batch = self.arguments.global_batch
         return ["--global-batch-size", str(batch)] if batch and not self.command else []
 
@@ -202,12 +188,15 @@ class _Scaling:
     def _report(self) -> None:
         """Print and write what was found."""
         arguments, study = self.arguments, self.study
-        results = Results.of(
-            table.rows(study.measured(), study.points, weak=arguments.weak),
+        rows = table.rows(study.measured(), study.points, weak=arguments.weak)
+        # With throughputs the global batch must be the same for all; without, each job is the same work.
+        strong = not arguments.weak and (table.by_time(rows) or arguments.global_batch is not None)
+        results = Results(
+            rows=rows,
             weak=arguments.weak,
-            same_batch=arguments.global_batch is not None,
+            models=fit.models(table.rates(rows, weak=arguments.weak), strong=strong),
             predict=self.predicted,
-            min_efficiency=arguments.min_efficiency,
+            recommendation=table.recommended(rows, min_efficiency=arguments.min_efficiency),
         )
         self._say(f"\n{results.as_text()}")
         for point, words in study.failures.items():

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Terms = Callable[[int], tuple[float, ...]]
 
@@ -31,10 +31,16 @@ class Model:
     """The numbers of GPUs that it was fitted to; between them it interpolates."""
     terms: Terms
     """The terms of the time per sample on n GPUs."""
+    held_out_error: float | None = None
+    """See `held_out_error`."""
 
     def samples_per_s(self, gpus: int) -> float:
         """Return the throughput of a number of GPUs."""
         return 1 / sum(a * x for a, x in zip(self.coefficients, self.terms(gpus)))
+
+    def efficiency(self, gpus: int) -> float:
+        """Return the efficiency of a number of GPUs, against one GPU."""
+        return self.samples_per_s(gpus) / self.samples_per_s(1) / gpus
 
     @property
     def serial_part(self) -> float:
@@ -43,63 +49,29 @@ class Model:
         return serial / (serial + parallel)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fitted:
-    """A model, what it predicts, and how far to trust it."""
-
-    model: Model
-    """The model."""
-    predictions: Mapping[int, float]
-    """Number of GPUs -> work per second, for numbers that were not measured."""
-    held_out_error: float | None
-    """See `held_out_error`."""
-
-    def efficiency(self, gpus: int) -> float:
-        """Return the predicted efficiency of a number of GPUs, against one GPU."""
-        return self.predictions[gpus] / self.model.samples_per_s(1) / gpus
-
-
-def models(measured: Mapping[int, float], *, strong: bool, predict: Sequence[int]) -> list[Fitted | str]:
-    """Fit both models.
+def models(measured: Mapping[int, float], *, strong: bool) -> list[Model | str]:
+    """Fit both models. Returns each; or, in words, why it can't be fitted.
 
     Args:
         measured: number of GPUs -> work per second.
         strong: whether all do the same work, with the same global batch.
-        predict: numbers of GPUs to predict.
-
-    Returns:
-        Each model; or, in words, why it can't be fitted.
     """
-    found: list[Fitted | str] = []
+    found: list[Model | str] = []
     for fit in (amdahl, functools.partial(communication, strong=strong)):
         model = fit(measured)
         if isinstance(model, Model):
-            predictions = {gpus: model.samples_per_s(gpus) for gpus in predict}
-            found.append(Fitted(model=model, predictions=predictions, held_out_error=held_out_error(fit, measured)))
-        else:
-            found.append(model)
+            model = replace(model, held_out_error=held_out_error(fit, measured))
+        found.append(model)
     return found
 
 
 def amdahl(measured: Mapping[int, float]) -> Model | str:
-    """Fit Amdahl's law.
-
-    Args:
-        measured: number of GPUs -> samples per second.
-
-    Returns:
-        The model; or, in words, why it can't be fitted.
-    """
+    """Fit Amdahl's law to number of GPUs -> samples per second. Returns it; or, in words, why it can't be fitted."""
     return _fitted("Amdahl's law", lambda n: (1.0, 1 / n), measured)
 
 
 def communication(measured: Mapping[int, float], *, strong: bool) -> Model | str:
-    """Fit the model of communication. See `amdahl`.
-
-    Args:
-        measured: number of GPUs -> samples per second.
-        strong: whether the global batch is the same for all.
-    """
+    """Fit the model of communication, as `amdahl` does. `strong`: whether the global batch is the same for all."""
 
     def terms(n: int) -> tuple[float, ...]:
         step = (1 / n if strong else 1.0, n - 1.0, (n - 1) / n)
@@ -111,8 +83,7 @@ def communication(measured: Mapping[int, float], *, strong: bool) -> Model | str
 def held_out_error(fit: Callable[[Mapping[int, float]], Model | str], measured: Mapping[int, float]) -> float | None:
     """Return how wrong a model is about the largest measured number of GPUs if it is fitted to the others.
 
-    Returns:
-        The predicted throughput's relative error, such as 0.04 if it is 4 % too high; None if too few are measured.
+    It is relative, such as 0.04 if the predicted throughput is 4 % too high; None if too few are measured.
     """
     if not measured:
         return None

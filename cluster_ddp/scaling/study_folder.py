@@ -23,8 +23,7 @@ from cluster_ddp.files import atomic_write, make_dir
 from cluster_ddp.jobs import progress, run_records
 from cluster_ddp.jobs.run_records import RunRecord, of_run
 from cluster_ddp.run_files import read_json, why
-from cluster_ddp.scaling.measure import Measured, measure
-from cluster_ddp.scaling.points import Point
+from cluster_ddp.scaling.measure import Measured, Point, measure
 from cluster_ddp.slurm.job_status import elapsed_s
 from cluster_ddp.submission.job import Job, describe, poll_intervals_s
 

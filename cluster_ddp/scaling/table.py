@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from cluster_ddp.errors import counted
-from cluster_ddp.scaling.measure import Measured
-from cluster_ddp.scaling.points import Point
+from cluster_ddp.scaling.measure import Measured, Point
 
 _FEW_NODES = 4  # with so few, a spare node rarely pays
 
@@ -63,7 +62,11 @@ def rows(measured: Mapping[Point, Measured], points: Sequence[Point], *, weak: b
         found.append(_row(of_count[0], [measured[point] for point in of_count if point in measured]))
     work = rates(found, weak=weak)
     per_gpu = next((rate / gpus for gpus, rate in work.items()), None)
-    return [_compared(row, work[row.gpus] / per_gpu) if per_gpu and row.gpus in work else row for row in found]
+    for at, row in enumerate(found):
+        if per_gpu and row.gpus in work:
+            speedup = work[row.gpus] / per_gpu
+            found[at] = replace(row, speedup=speedup, efficiency=speedup / row.gpus)
+    return found
 
 
 def by_time(found: Sequence[Row]) -> bool:
@@ -97,22 +100,9 @@ def _spare(row: Row) -> str:
 
 def as_text(found: Sequence[Row]) -> str:
     """Return the table for a terminal."""
-    headings = (
-        "GPUS",
-        "NODES",
-        "RUNS",
-        "SAMPLES/S",
-        "FROM … TO",
-        "SPEEDUP",
-        "EFFICIENCY",
-        "DATA",
-        "COMM",
-        "GPU-H/EPOCH",
-        "TO THE END",
-        "TIME",
-    )
-    table = [headings, *(_cells(row) for row in found)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(headings))]
+    columns = [_cells(row) for row in found]
+    table = [tuple(columns[0]), *(tuple(cells.values()) for cells in columns)]
+    widths = [max(map(len, column)) for column in zip(*table)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in table)
 
 
@@ -146,45 +136,44 @@ def _row(point: Point, found: Sequence[Measured]) -> Row:
         samples_per_s=median,
         samples_per_s_least=min(per_s, default=None),
         samples_per_s_most=max(per_s, default=None),
-        waiting_for_data=_median([one.waiting_for_data for one in found if one.waiting_for_data is not None]),
-        communication=_median([one.communication for one in found if one.communication is not None]),
+        waiting_for_data=_median(one.waiting_for_data for one in found),
+        communication=_median(one.communication for one in found),
         gpu_hours_per_epoch=point.gpus * samples / median / 3600 if samples and median else None,
-        training_s=_median([one.training_s for one in found if one.training_s is not None]),
-        seconds=_median([one.seconds for one in found if one.seconds is not None]),
+        training_s=_median(one.training_s for one in found),
+        seconds=_median(one.seconds for one in found),
     )
 
 
-def _compared(row: Row, speedup: float) -> Row:
-    return replace(row, speedup=speedup, efficiency=speedup / row.gpus)
+def _median(values: Iterable[float | None]) -> float | None:
+    """Return the median of what is known; None if nothing is."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
-def _median(values: Sequence[float]) -> float | None:
-    return statistics.median(values) if values else None
-
-
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row) -> dict[str, str]:
+    """Return heading -> text of a row's cells."""
     spread = "-"
     if row.samples_per_s_least is not None and row.samples_per_s_most is not None and row.runs > 1:
         spread = f"{_rounded(row.samples_per_s_least)} … {_rounded(row.samples_per_s_most)}"
-    return (
-        str(row.gpus),
-        str(row.nodes),
-        str(row.runs),
-        _rounded(row.samples_per_s),
-        spread,
-        "-" if row.speedup is None else f"{row.speedup:.2f}",
-        _per_cent(row.efficiency),
-        _per_cent(row.waiting_for_data),
-        _per_cent(row.communication),
-        "-" if row.gpu_hours_per_epoch is None else f"{row.gpu_hours_per_epoch:.3g}",
-        "-" if row.training_s is None else f"{row.training_s:,.0f} s",
-        "-" if row.seconds is None else f"{row.seconds:.0f} s",
-    )
+    return {
+        "GPUS": str(row.gpus),
+        "NODES": str(row.nodes),
+        "RUNS": str(row.runs),
+        "SAMPLES/S": _rounded(row.samples_per_s),
+        "FROM … TO": spread,
+        "SPEEDUP": _shown(row.speedup, ".2f"),
+        "EFFICIENCY": _shown(row.efficiency, ".0%"),
+        "DATA": _shown(row.waiting_for_data, ".0%"),
+        "COMM": _shown(row.communication, ".0%"),
+        "GPU-H/EPOCH": _shown(row.gpu_hours_per_epoch, ".3g"),
+        "TO THE END": _shown(row.training_s, ",.0f", " s"),
+        "TIME": _shown(row.seconds, ".0f", " s"),
+    }
 
 
-def _per_cent(part: float | None) -> str:
-    return "-" if part is None else f"{100 * part:.0f} %"
+def _shown(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}".replace("%", " %") + unit
 
 
 def _rounded(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return _shown(value, ".3g" if value is not None and value < 100 else ",.0f")

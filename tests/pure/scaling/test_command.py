@@ -96,3 +96,10 @@ def test_its_jobs_have_no_spare_nodes(folder: Path, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         verb.main(["--spare-nodes", "1", *words])
     assert "A scaling study with --spare-nodes:\n  the study chooses it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--show-config", "--show-template"])
+def test_options_that_plan_no_job_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        verb.main(["--gpus", "1", option, "--", "python", "t.py"])
+    assert f"A scaling study with {option}:" in capsys.readouterr().err

@@ -5,10 +5,9 @@ import csv
 import pytest
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.scaling import plot, table
+from cluster_ddp.scaling import results, table
 from cluster_ddp.scaling.fit import Model, amdahl
-from cluster_ddp.scaling.measure import Measured
-from cluster_ddp.scaling.points import parse_counts, points
+from cluster_ddp.scaling.measure import Measured, parse_counts, points
 
 
 def measured(rates: dict[int, list[float | None]], **more: object) -> tuple[dict, list]:
@@ -109,9 +108,9 @@ def test_the_picture(tmp_path) -> None:
     found = rows({1: [90, 110], 2: [180, 200], 4: [390, 410]})
     model = amdahl(table.rates(found, weak=True))
     assert isinstance(model, Model)
-    paths = plot.draw(tmp_path / "results", found, [model], predict=[16])
+    paths = results.draw(tmp_path / "results", found, [model], predict=[16])
     assert [path.name for path in paths] == ["results.png", "results.svg"]
     assert paths[0].read_bytes()[:4] == b"\x89PNG"
     svg = paths[1].read_text()
     assert svg.count("<path") > 10
-    assert plot.draw(tmp_path / "none", found[:1], [], predict=[]) == []
+    assert results.draw(tmp_path / "none", found[:1], [], predict=[]) == []
