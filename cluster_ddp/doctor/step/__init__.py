@@ -7,7 +7,8 @@ report_channel  how reports and instructions pass between rank 0 and the others
 report_folder   files for what can't be sent
 connecting      how connections are tried, and in which way they fail
 fingerprint     tier 1: what each rank reads for the comparison
-comparison      tier 1: what only all reports together show
+comparison      tier 1: what differs between ranks
+absent_ranks    which ranks are missing, doubled or cut off
 links           tier 2: connections between nodes
 training        tiers 3 and 4: collectives, and a step of DDP
 judgement       tiers 2 to 4: what rank 0 says of that

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from cluster_ddp.agent.channel.client import Client
+from cluster_ddp.agent.secret import Key
 
 _Connection = TypeVar("_Connection", socket.socket, Client)
 
@@ -18,6 +19,7 @@ NO_PORT = "no free port"
 """This node has no port left for the connection."""
 HELD, NO_ANSWER = "held by another program", "no answer"
 """Somebody else listens there; a connection was made, and nobody says anything on it."""
+_CONNECT_S, _GREETING_S = 1.5, 4.0
 _TRIES = 8
 _KINDS = {
     errno.ECONNREFUSED: REFUSED,
@@ -45,6 +47,21 @@ def kind_of(error: OSError) -> str:
     if isinstance(error, TimeoutError):
         return FILTERED
     return _KINDS.get(error.errno or 0, error.strerror or str(error))
+
+
+def greet(host: str, port: int, key: Key) -> Client:
+    """Connect to rank 0's port, and let it prove that it is of this run.
+
+    Raises:
+        OSError: it can't be reached, or it is another program.
+    """
+    connection = socket.create_connection((host, port), timeout=_CONNECT_S)
+    try:
+        return Client(connection, key, _GREETING_S)
+    except TimeoutError:
+        raise SilentListenerError from None
+    except OSError as error:
+        raise OSError(errno.EPROTO, HELD) from error
 
 
 def several_tries(attempt: Callable[[], _Connection]) -> _Connection:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.doctor.findings import Finding
-from cluster_ddp.doctor.step import comparison
+from cluster_ddp.doctor.step import absent_ranks
 from cluster_ddp.doctor.step.rank import TIER_S, Identity, Options, Rank
 from cluster_ddp.doctor.step.report_channel import ReportClient, ReportServer
 from cluster_ddp.doctor.step.report_folder import SPEAKS, ReportFolder
@@ -63,7 +63,7 @@ class Follower(Rank):
         topology = self.identity.topology
         assert topology is not None
         host = next(iter(topology.nodes), topology.master_addr)
-        return self._speak(tier, [comparison.ended(0, host, tier, accuses=self._client.was_closed)])
+        return self._speak(tier, [absent_ranks.ended(0, host, tier, accuses=self._client.was_closed)])
 
     def _speak_without_rank_0(self) -> int:
         """Nothing shows that rank 0 has started: one rank says so; the others wait for that."""
@@ -73,12 +73,12 @@ class Follower(Rank):
         server = ReportServer(None, self.key, self.folder)
         server.put(self.report)
         topology, size, failures = self.identity.topology, self.identity.world_size, self._client.failures
-        found = comparison.findings(server.gather("nodes", size, 1.0))
+        found = absent_ranks.findings(server.gather("nodes", size, 1.0))
         here = server.gather("here", 0, 0.0)
-        if topology is not None and (0 in here or comparison.UNREACHED.intersection(failures.values())):
+        if topology is not None and (0 in here or absent_ranks.UNREACHED.intersection(failures.values())):
             report = {**self.report, "failures": failures}
-            found.append(comparison.no_way(self.identity.rank, report, topology.master_addr))
-        found += comparison.missing(topology, size, here, self.options.wait_s, self.env)
+            found.append(absent_ranks.no_way(self.identity.rank, report, topology.master_addr))
+        found += absent_ranks.missing(topology, size, here, self.options.wait_s, self.env)
         self._client.close()
         return self._speak("nodes", found)
 

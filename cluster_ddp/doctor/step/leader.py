@@ -12,7 +12,7 @@ from pathlib import Path
 from cluster_ddp.agent.channel.lines import Message
 from cluster_ddp.doctor.checks import all_checks
 from cluster_ddp.doctor.findings import Finding, shown_ranks
-from cluster_ddp.doctor.step import comparison, judgement
+from cluster_ddp.doctor.step import absent_ranks, comparison, judgement
 from cluster_ddp.doctor.step.links import Link
 from cluster_ddp.doctor.step.rank import TIER_S, Identity, Options, Rank
 from cluster_ddp.doctor.step.report_channel import ReportServer
@@ -43,7 +43,7 @@ class Leader(Rank):
     def run(self) -> int:
         """Judge tier after tier; print the verdict."""
         for tier in (self._nodes, self._network, self._imports, self._training):
-            is_sound = tier() and self.verdict.add("ranks", 0.0, comparison.same_rank(self._server.twice))
+            is_sound = tier() and self.verdict.add("ranks", 0.0, absent_ranks.same_rank(self._server.twice))
             if not is_sound or (self.options.quick and tier == self._network):
                 break
         return self.speak(lambda status: self._server.tell("end", status=status))
@@ -59,9 +59,9 @@ class Leader(Rank):
         here = self._server.gather("here", self.identity.world_size, start + waited_s - time.monotonic())
         self._server.gather("nodes", len(here), self.options.check_limit_s + _REPORT_S)
         self._reports = reports = self._server.settle("nodes", _SETTLE_S)
-        found = sorted(comparison.findings(reports), key=lambda one: one.check != "topology")
-        found += comparison.same_rank(self._server.twice)
-        found += comparison.missing(topology, self.identity.world_size, here, waited_s, self.env)
+        found = sorted(absent_ranks.findings(reports), key=lambda one: one.check != "topology")
+        found += absent_ranks.same_rank(self._server.twice)
+        found += absent_ranks.missing(topology, self.identity.world_size, here, waited_s, self.env)
         found += self._without_answer("nodes", here, reports)
         if self._server.port_error is not None:
             found.append(Finding.of_cause("master_port", self._server.port_error))
@@ -69,7 +69,7 @@ class Leader(Rank):
             found += comparison.differences(topology, reports)
             if self._server.port_error is None:
                 apart = {rank: one for rank, one in sorted(reports.items()) if one.get("by") == "file" and rank}
-                found += [comparison.no_way(rank, one, topology.master_addr) for rank, one in apart.items()]
+                found += [absent_ranks.no_way(rank, one, topology.master_addr) for rank, one in apart.items()]
         return self.verdict.add("nodes", time.monotonic() - start, found, _measured(reports))
 
     def _network(self) -> bool:
@@ -92,7 +92,7 @@ class Leader(Rank):
         found = [
             *self._without_answer("network", self._reports, answers),
             *judgement.of_links(found_links),
-            *comparison.not_shared(answers, self.options.run_dir),
+            *absent_ranks.not_shared(answers, self.options.run_dir),
         ]
         return self.verdict.add("network", time.monotonic() - start, found, judgement.shown_slowest(found_links))
 
@@ -140,7 +140,7 @@ class Leader(Rank):
         reached = {rank: host for rank, host in hosts.items() if rank in answers or rank in self._server.closed}
         may_accuse = sick_nodes.may_accuse(reached, self.identity.world_size, self.env)
         return [
-            comparison.ended(rank, host, tier, accuses=may_accuse or rank in reached)
+            absent_ranks.ended(rank, host, tier, accuses=may_accuse or rank in reached)
             for rank, host in hosts.items()
             if rank not in answers
         ]

@@ -10,11 +10,7 @@ A message's kind is its tier; a report has also the rank, the host and the id of
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import functools
-import json
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -32,7 +28,6 @@ from cluster_ddp.slurm.topology import Topology
 _POLL_S = 0.1
 # How long those that read files may take to read the last message.
 _READ_S = 3.0
-_CONNECT_S, _GREETING_S = 1.5, 4.0
 _LONGEST_PAUSE_S = 1.0
 # How much later than the others rank 0 may take its own start.
 _GRACE_S = 2.0
@@ -144,9 +139,8 @@ class ReportServer:
         """Wait, and read files meanwhile. Returns the messages of a tier."""
         deadline = time.monotonic() + timeout_s
         while not condition():
-            for path in self._folder.report_files():
-                with contextlib.suppress(OSError, ValueError, KeyError):
-                    self.put({**json.loads(path.read_text()), "by": "file"})
+            for report in self._folder.reports():
+                self.put({**report, "by": "file"})
             with self._news:
                 if condition() or time.monotonic() > deadline:
                     break
@@ -246,21 +240,12 @@ class ReportClient:
         host = host_network.LOOPBACK if self._topology.num_nodes == 1 else self._topology.master_addr
         for port in self._topology.port_candidates:
             try:
-                return connecting.several_tries(functools.partial(self._greeted, host, port))
+                return connecting.several_tries(functools.partial(connecting.greet, host, port, self._key))
             except OSError as error:
                 kind = self.failures[str(port)] = connecting.kind_of(error)
                 if kind not in (connecting.REFUSED, connecting.NO_ANSWER, connecting.HELD):
                     break  # the other ports would not answer either
         return None
-
-    def _greeted(self, host: str, port: int) -> Client:
-        connection = socket.create_connection((host, port), timeout=_CONNECT_S)
-        try:
-            return Client(connection, self._key, _GREETING_S)
-        except TimeoutError:
-            raise connecting.SilentListenerError from None
-        except OSError as error:
-            raise OSError(errno.EPROTO, connecting.HELD) from error
 
     def _send_last(self, client: Client | None) -> None:
         if client is None:

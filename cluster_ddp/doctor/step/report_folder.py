@@ -77,6 +77,15 @@ class ReportFolder:
             return [] if self.path is None else list(self.path.glob("report-*.json"))
         return []
 
+    def reports(self) -> list[Message]:
+        """Return the messages in those files."""
+        found = []
+        for path in self.report_files():
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # of another program
+                message = dict(json.loads(path.read_text()))
+                found.append({**message, "kind": str(message["kind"]), "rank": int(message["rank"])})
+        return found
+
     def end(self) -> Message | None:
         """Return the last message of rank 0; None if there is none yet."""
         if self.path is not None:

@@ -17,7 +17,7 @@ import pytest
 from cluster_ddp.doctor import forked_tasks
 from cluster_ddp.doctor.checks import Site, all_checks, folders, gpu_health, network_setup, resource_limits
 from cluster_ddp.doctor.findings import Finding, merged, shown_ranks
-from cluster_ddp.doctor.step import comparison, judgement
+from cluster_ddp.doctor.step import absent_ranks, comparison, judgement
 from cluster_ddp.doctor.step.fingerprint import fingerprint
 from cluster_ddp.slurm.topology import Topology
 
@@ -316,9 +316,9 @@ def test_rank_0s_own_name_may_mean_loopback_there(host: str, is_found: bool, mon
 def test_nodes_that_few_others_miss_are_not_blamed() -> None:
     """Where one of four nodes speaks, the way to it is rather at fault."""
     four = replace(TOPOLOGY, nodes=("node1", "node2", "node3", "node4"), num_nodes=4)
-    (most,) = comparison.missing(four, 4, {1: {"host": "node2"}}, 3, {})
+    (most,) = absent_ranks.missing(four, 4, {1: {"host": "node2"}}, 3, {})
     assert not most.sick_nodes and "--exclude" not in most.hint
-    (few,) = comparison.missing(four, 4, {rank: {"host": f"node{rank + 1}"} for rank in range(3)}, 3, {})
+    (few,) = absent_ranks.missing(four, 4, {rank: {"host": f"node{rank + 1}"} for rank in range(3)}, 3, {})
     assert few.sick_nodes == ("node4",) and "--exclude=node4" in few.hint
 
 
@@ -326,7 +326,7 @@ def test_nodes_that_few_others_miss_are_not_blamed() -> None:
 def test_of_two_halves_the_one_with_the_batch_host_blames_the_other(node: str, is_blamed: bool) -> None:
     reports = {rank: {"host": node} for rank in ((0, 1) if node == "node1" else (2, 3))}
     two = replace(TOPOLOGY, nodes=("node1", "node2"), num_nodes=2, world_size=4)
-    (found,) = comparison.missing(two, 4, reports, 3, {"SLURM_JOB_NODELIST": "node[1-2]"})
+    (found,) = absent_ranks.missing(two, 4, reports, 3, {"SLURM_JOB_NODELIST": "node[1-2]"})
     assert bool(found.sick_nodes) == ("--exclude" in found.hint) == is_blamed
 
 
@@ -357,7 +357,7 @@ def test_an_address_that_two_nodes_have(third: dict[str, Any], is_found: bool) -
 
 def test_ranks_that_do_not_exist_are_not_waited_for() -> None:
     env, reports = {"SLURM_STEP_NUM_TASKS": "4"}, {rank: {"host": f"node{rank // 2 + 1}"} for rank in range(4)}
-    (found,) = comparison.missing(replace(TOPOLOGY, launcher="manual", world_size=6), 6, reports, 3, env)
+    (found,) = absent_ranks.missing(replace(TOPOLOGY, launcher="manual", world_size=6), 6, reports, 3, env)
     assert found.what.startswith("WORLD_SIZE=6, but this step has 4 tasks:") and "--ntasks=6" in found.hint
-    (found,) = comparison.missing(replace(TOPOLOGY, launcher="torchrun", world_size=6), 6, reports, 3, env)
+    (found,) = absent_ranks.missing(replace(TOPOLOGY, launcher="torchrun", world_size=6), 6, reports, 3, env)
     assert found.what.startswith("2 of 6 ranks did not report within 3 s: ")

@@ -191,7 +191,7 @@ def test_a_lost_greeting_is_no_silent_listener(tmp_path: Path, monkeypatch: pyte
             raise TimeoutError
         return real(*arguments)
 
-    monkeypatch.setattr("cluster_ddp.doctor.step.report_channel.Client", client)
+    monkeypatch.setattr("cluster_ddp.doctor.step.connecting.Client", client)
     job_id = next(_JOB_ID)
     of_rank_0, of_rank_1 = (Topology.from_environ(slurm_step(rank, 2, job_id=job_id)) for rank in range(2))
     server = ReportServer(of_rank_0, Key(b""), ReportFolder(tmp_path))
