@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from cluster_ddp.agent.channel.client import Client
-from cluster_ddp.agent.secret import Key
+from cluster_ddp.agent.channel.lines import Key
 
 _Connection = TypeVar("_Connection", socket.socket, Client)
 
