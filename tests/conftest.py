@@ -36,7 +36,8 @@ hypothesis.settings.load_profile("tests")
 
 # `nohup make test &` begins with these ignored, and so would what the tests start and then interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+for _number in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(_number, signal.SIG_DFL)
 
 _SLURM = Path(__file__).parent / "slurm"
 _LONGEST = (

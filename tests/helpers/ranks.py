@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import re
@@ -19,6 +20,14 @@ _TORCHS = re.compile(
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch.distributed", "torchvision", "cluster_ddp.mnist.loop"])
+
+
+_JOB_IDS = itertools.count(os.getpid() % 60_000 * 1000, 20)
+
+
+def job_ids() -> int:
+    """The first of 20 ids of jobs that no other module and no other test process has: two jobs of one id would meet."""
+    return next(_JOB_IDS)
 
 
 @dataclass(frozen=True)

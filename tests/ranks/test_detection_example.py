@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -16,12 +15,12 @@ import torch
 from detection_parts.generated import GeneratedBoxes
 from detection_parts.options import OPTIONS, read
 from PIL import Image
-from ranks import run_ranks, slurm_step
+from ranks import job_ids, run_ranks, slurm_step
 from test_examples import EXAMPLES, run
 
 import cluster_ddp
 
-JOB_ID = 30_000 + os.getpid() % 2000
+JOB_ID = job_ids()
 NAME = "detection.py"
 SMALL = ("--samples", "8", "--batch-size", "2", "--epochs", "2", "--report-every", "1", "--evaluate-at", "0", "1")
 # COCO's 80 categories have the numbers 1 to 90 with gaps.

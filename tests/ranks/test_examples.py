@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import Outcome, run_ranks, slurm_step
+from ranks import Outcome, job_ids, run_ranks, slurm_step
 from slowness import scaled
 
 import cluster_ddp
@@ -26,7 +26,7 @@ from cluster_ddp.mnist.idx_files import IDX_FILES, raw_folder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
-JOB_ID = 28_000 + os.getpid() % 2000
+JOB_ID = job_ids()
 
 
 def run_example(script: Path, arguments: tuple[str, ...], stop_at: int | None, workers: int | None = None) -> None:

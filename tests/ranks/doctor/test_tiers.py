@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import slurm_step
+from ranks import job_ids, slurm_step
 from slowness import scaled
 
 from cluster_ddp.agent.channel.client import Client
@@ -26,7 +26,7 @@ from cluster_ddp.doctor.step.report_channel import ReportClient, ReportServer
 from cluster_ddp.doctor.step.report_folder import ReportFolder
 from cluster_ddp.slurm.topology import Topology
 
-_JOB_ID = itertools.count(54_000 + os.getpid() % 1000 * 10)
+_JOB_ID = itertools.count(job_ids())
 MAIN = "import sys; from cluster_ddp.doctor.__main__ import main; sys.exit(main(sys.argv[1:]))"
 HANG = "import time\nfrom cluster_ddp.doctor.step import rank\n"
 HANG += "from cluster_ddp.doctor.checks import Check, all_checks\n"

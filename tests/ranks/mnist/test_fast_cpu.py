@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import run_ranks, slurm_step
+from ranks import job_ids, run_ranks, slurm_step
 
 import cluster_ddp
 from cluster_ddp.mnist.fast_cpu import fastest
 
-JOB_ID = 42_000 + os.getpid() % 2000
+JOB_ID = job_ids()
 
 
 def tune_on_two_ranks() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import Outcome, run_ranks, slurm_step
+from ranks import Outcome, job_ids, run_ranks, slurm_step
 from slowness import scaled
 
 from cluster_ddp.errors import SpecError
@@ -20,7 +20,7 @@ from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.model import Net
 from cluster_ddp.train import main
 
-JOB_ID = 24_000 + os.getpid() % 2000
+JOB_ID = job_ids()
 
 
 def train(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:

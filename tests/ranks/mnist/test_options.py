@@ -18,7 +18,7 @@ import few_digits
 import pytest
 import signal_handlers
 import torch
-from ranks import Outcome, run_ranks, slurm_step
+from ranks import Outcome, job_ids, run_ranks, slurm_step
 
 import cluster_ddp
 from cluster_ddp.errors import RunDirError, SpecError
@@ -28,7 +28,7 @@ from cluster_ddp.mnist.hyperparameters import RECIPES, chosen, lr_factor
 from cluster_ddp.mnist.train_step import Step, ranges
 from cluster_ddp.runtime.data.data_loader import Loader
 
-JOB_ID = 46_000 + os.getpid() % 2000
+JOB_ID = job_ids()
 SMALL = {"dataset": "digits", "recipe": "fast", "amp": "off", "tune": "never", "cuda": False, "epochs": 1}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks, slurm_step
+from ranks import job_ids, run_ranks, slurm_step
 
 import cluster_ddp
 from cluster_ddp.errors import NonFiniteError
@@ -18,7 +18,7 @@ from cluster_ddp.runtime import non_finite
 from cluster_ddp.runtime.non_finite import FiniteCheck, OnNan
 from cluster_ddp.slurm.variables import node_name
 
-JOB_ID = 32_000 + os.getpid() % 2000
+JOB_ID = job_ids()
 
 
 def check(

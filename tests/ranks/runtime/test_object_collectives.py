@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ranks import run_ranks, slurm_step
+from ranks import job_ids, run_ranks, slurm_step
 
 import cluster_ddp
 from cluster_ddp.agent.channel.lines import Key
@@ -21,7 +21,7 @@ from cluster_ddp.runtime import object_collectives
 from cluster_ddp.runtime.checkpoint import rng
 
 NO_SECRET, OURS, OTHERS = Key(b"", "run"), Key(b"ours", "run"), Key(b"others", "run")
-JOB_ID = 700_000 + os.getpid() % 20_000
+JOB_ID = job_ids()
 
 
 class Malicious:

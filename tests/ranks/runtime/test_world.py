@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import run_ranks, slurm_step
+from ranks import job_ids, run_ranks, slurm_step
 from slowness import scaled
 
 import cluster_ddp
 from cluster_ddp.runtime.rendezvous.host_network import interface_towards
 
-JOB_ID = 20_000 + os.getpid() % 2000
+JOB_ID = job_ids()
 
 
 def use_everything() -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from ranks import run_ranks, slurm_step
+from ranks import job_ids, run_ranks, slurm_step
 from torch.distributed.device_mesh import init_device_mesh
 
 import cluster_ddp
@@ -41,7 +41,7 @@ from cluster_ddp.runtime.seeds import seed_all
 from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
 
-JOB_ID = 34_000 + os.getpid() % 2000
+JOB_ID = job_ids()
 log = logging.getLogger("cluster_ddp")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks, slurm_step
+from ranks import job_ids, run_ranks, slurm_step
 from torch.utils.data import TensorDataset
 
 import cluster_ddp
@@ -26,7 +26,7 @@ from cluster_ddp.runtime.non_finite import FiniteState
 from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
 
-JOB_ID = 46_000 + os.getpid() % 2000
+JOB_ID = job_ids()
 NAN, INF = math.nan, math.inf
 Spoil = Callable[["Masked", torch.optim.Optimizer], None]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import few_digits
 import pytest
 import torch
-from ranks import Outcome, run_ranks, slurm_step
+from ranks import Outcome, job_ids, run_ranks, slurm_step
 
 import cluster_ddp
 from cluster_ddp.mnist import loop
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
 
-JOB_ID = 30_000 + os.getpid() % 2000
+JOB_ID = job_ids()
 VOLATILE = ("time", "samples_per_s", "waiting_for_data")
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import run_ranks, slurm_step
+from ranks import job_ids, run_ranks, slurm_step
 from slowness import scaled
 
 import cluster_ddp
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 
-JOB_ID = 48_000 + os.getpid() % 2000
+JOB_ID = job_ids()
 
 
 class WithBuffers(torch.nn.Module):

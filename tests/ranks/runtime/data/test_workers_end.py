@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
-from ranks import slurm_step
+from ranks import job_ids, slurm_step
 from slowness import scaled
 
+JOB_ID = job_ids()
 FORKS_RANKS = Path(__file__).with_name("forked_cases.py")
 RANKS = 2
 ENDINGS = {"success": 0, "USR1": 75, "TERM": 75, "exception": 1}
@@ -95,7 +96,7 @@ def case(folder: Path, number: int, form: str, loader: str, ending: str, workers
     script = place / "script.py"
     script.write_text(SCRIPT.format(workers=workers, persist=persist, body=body))
     run_dir = {"CLUSTER_DDP_RUN_DIR": str(place / "run")}
-    environments = [slurm_step(rank, RANKS, job_id=70_000 + number, **run_dir) for rank in range(RANKS)]
+    environments = [slurm_step(rank, RANKS, job_id=JOB_ID + number, **run_dir) for rank in range(RANKS)]
     warning = ending if ending in ("USR1", "TERM") else None
     return Case(name, str(script), str(place), environments, warning)
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
-from ranks import run_ranks, slurm_step
+from ranks import job_ids, run_ranks, slurm_step
 from slowness import scaled
 
 import cluster_ddp
@@ -26,7 +26,7 @@ from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.rendezvous import arrived_ranks
 from cluster_ddp.slurm.topology import Topology
 
-JOB_ID = 50_000 + os.getpid() % 2000
+JOB_ID = job_ids()
 HOST = os.uname().nodename
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
-from ranks import slurm_step
+from ranks import job_ids, slurm_step
 
 from cluster_ddp.runtime.failure import hang_verdict, hang_watch, rank_progress
 from cluster_ddp.runtime.failure.hang_verdict import Answer
@@ -19,7 +19,7 @@ from cluster_ddp.runtime.failure.hang_watch import HangWatch
 from cluster_ddp.runtime.failure.stack_file import StackFile
 from cluster_ddp.slurm.topology import Topology
 
-JOB_ID = 54_000 + os.getpid() % 2000
+JOB_ID = job_ids()
 HOST = os.uname().nodename
 COLLECTIVE = '  File "/lib/site-packages/torch/distributed/distributed_c10d.py", line 5 in all_reduce\n'
 

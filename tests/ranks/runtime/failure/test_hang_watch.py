@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Outcome, run_ranks, slurm_step
+from ranks import Outcome, job_ids, run_ranks, slurm_step
 from slowness import scaled
 from torch.utils.data import DataLoader, Dataset
 
@@ -30,7 +30,7 @@ from cluster_ddp.doctor.hang_autopsy import autopsy
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.failure import rank_progress
 
-JOB_ID = 52_000 + os.getpid() % 2000
+JOB_ID = job_ids()
 HOST = os.uname().nodename
 FILE = Path(__file__).name
 Ends = tuple[list[Outcome], Path]

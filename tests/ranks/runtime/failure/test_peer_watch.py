@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from ranks import run_ranks, slurm_step
+from ranks import job_ids, run_ranks, slurm_step
 from slowness import scaled
 
 import cluster_ddp
@@ -26,7 +26,7 @@ from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.failure.peer_watch import PeerWatch
 from cluster_ddp.slurm.topology import Topology
 
-JOB_ID = 46_000 + os.getpid() % 2000
+JOB_ID = job_ids()
 HOST = os.uname().nodename
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import run_ranks, slurm_step
+from ranks import job_ids, run_ranks, slurm_step
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -17,7 +17,7 @@ from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime.model import ddp
 from cluster_ddp.runtime.model.ddp import unwrapped
 
-JOB_ID = 26_000 + os.getpid() % 2000
+JOB_ID = job_ids()
 
 
 class Branches(nn.Module):

@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from ranks import slurm_step
+from ranks import job_ids, slurm_step
 from slowness import scaled
 
 HOST = os.uname().nodename
-JOB_ID = 70_000 + os.getpid() % 2000
+JOB_ID = job_ids()
 DISTRIBUTED = "import cluster_ddp\nwith cluster_ddp.distributed(): ..."
 MISTAKE = "error: Running 3 tasks on this node, one GPU each:\n"
 OURS = {"CLUSTER_DDP_NOTES": "/it's here", "CLUSTER_DDP_SECRET": "5e"}

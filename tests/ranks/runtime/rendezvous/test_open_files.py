@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import run_ranks, slurm_step
+from ranks import job_ids, run_ranks, slurm_step
 
 import cluster_ddp
 
-JOB_ID = 52_000 + os.getpid() % 2000
+JOB_ID = job_ids()
 
 TRAINING = """
     import os, resource, socket, sys

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import run_ranks, slurm_step
+from ranks import job_ids, run_ranks, slurm_step
 from slowness import scaled
 
 from cluster_ddp.errors import DeviceError, RendezvousError
@@ -26,7 +26,7 @@ from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
 
 TIMEOUT_S = scaled(4.0)
-_JOB_IDS = itertools.count(os.getpid() % 10_000)
+_JOB_IDS = itertools.count(job_ids())
 
 
 def meet_and_greet() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ranks import run_ranks, slurm_step
+from ranks import job_ids, run_ranks, slurm_step
 from test_store import greeting, is_free, meet_and_greet
 
 from cluster_ddp.agent.channel.lines import Key
@@ -27,7 +27,8 @@ SECRET = "5a" * 32
 
 @pytest.fixture
 def job_id() -> int:
-    return next(job for job in range(os.getpid() % 10_000, 20_000) if all(map(is_free, candidates(job))))
+    first = job_ids()
+    return next(job for job in range(first, first + 1000) if all(map(is_free, candidates(job))))
 
 
 def of_the_job(rank: int, job_id: int) -> dict[str, str]:
