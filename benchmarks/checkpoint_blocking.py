@@ -61,7 +61,7 @@ def reference(world: World, folder: Path) -> list[Figure]:
         F.nll_loss(model(images), labels).backward()
         optimizer.step()
         taken_ms.append(1000 * seconds(checkpoint.step))
-        checkpoint._folder.wait()
+        checkpoint._folder.writer.wait()
     first, *others = taken_ms  # the first save also gets the memory for its copy
     size_mb = checkpoint.last_good.stat().st_size / 1e6 if checkpoint.last_good else 0
     what = f"the reference training's state, {size_mb:.0f} MB: blocked for"
@@ -86,7 +86,7 @@ def large(world: World, folder: Path, options: argparse.Namespace) -> list[Figur
             seconds(lambda: checkpoint_file.write(folder / "foreground.pt", copy.of(model.module.state_dict())))
         )
         background.append(seconds(checkpoint.step))
-        checkpoint._folder.wait()
+        checkpoint._folder.writer.wait()
         look.append(seconds(lambda: finite.non_finite({"model": model.module.state_dict()})))
     in_foreground = f"{options.mb} MB: saved in the foreground"
     return [

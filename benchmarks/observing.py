@@ -59,7 +59,7 @@ def main() -> None:
         folder = Path(world.gather(tempfile.mkdtemp() if world.is_main else "")[0])
         training = Training(world, folder, 64)
         parts = [training.model, training.optimizer]
-        training.checkpoint._times = timed = Timed([], parts, world_size=world.world_size)
+        training.checkpoint._boundary.times = timed = Timed([], parts, world_size=world.world_size)
         for _ in range(WARMUP):
             training.step()
         rows = [run(training, timed, options.steps) for _ in range(options.runs)]

@@ -26,21 +26,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from cluster_ddp.agent import rank_notes
-from cluster_ddp.errors import CheckpointError, SpecError, nearest
-from cluster_ddp.protocol import File, Record
-from cluster_ddp.runtime.checkpoint import folder, time_limit
+from cluster_ddp.errors import SpecError, nearest
+from cluster_ddp.protocol import File
+from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder
 from cluster_ddp.runtime.checkpoint.interval import Interval
 from cluster_ddp.runtime.checkpoint.restore import load_into
-from cluster_ddp.runtime.checkpoint.saver import OnNan, Place, Saver
+from cluster_ddp.runtime.checkpoint.saver import OnNan, Saver
 from cluster_ddp.runtime.checkpoint.state import Stateful, TrainingState
-from cluster_ddp.runtime.checkpoint.stop_agreement import StopAgreement
+from cluster_ddp.runtime.checkpoint.step_boundary import StepBoundary
 from cluster_ddp.runtime.data.shard import Shard
-from cluster_ddp.runtime.failure import rank_progress
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.running_mean import PerRank
-from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag, Stopped
-from cluster_ddp.runtime.usage.step_times import StepTimes
+from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag
 from cluster_ddp.runtime.usage.step_trace import StepTrace, asked_steps
 from cluster_ddp.runtime.world import World
 
@@ -100,25 +97,21 @@ class Checkpointer:
     ) -> None:
         self.world, self._shards = world, _several(shard)
         self._stop_flag = StopFlag(stop_signals, told=world.is_main)
-        self._interval = _interval(every, has_epochs=bool(self._shards))
+        interval = Interval.of(every, has_epochs=bool(self._shards))
         _check(keep, on_nan)
         self.run_dir = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir, world)
         self._state = TrainingState(world, self._shards, identity=identity or {}, meters=meters or {}, parts=parts)
-        self._folder = folder.CheckpointFolder(self.run_dir.path / File.CHECKPOINTS, keep=keep)
-        self._trained: Place = (-1, -1)
-        self._keeps_best = False
+        self._folder = CheckpointFolder(self.run_dir.path / File.CHECKPOINTS, keep=keep)
         is_own = load_into(self._state, self._folder, self.run_dir, resume)
         self._saver = Saver(self._state, self._folder, self.run_dir, before_save, on_nan)
         self._state.is_finished &= is_own  # another run's end is a beginning
         if is_own:
             self._saver.saved = self._saver.place
-        self._is_training = any(map(_is_done, self._shards))  # perhaps only the code after the last batch remains
-        self._steps_at_start = self.run_dir.steps = rank_progress.steps = self.steps
-        time_limit.watch(self._stop_flag, world, os.environ)
-        self._exchange, self._evaluation_exchange = StopAgreement(world), StopAgreement(world)
-        self._times, self._total = StepTimes(self._shards, parts.values(), world_size=world.world_size), 0
         path = self.run_dir.path / File.TRACE.format(world.rank)
-        self._trace = StepTrace(trace or asked_steps(os.environ), path, world.device, after=trace_after)
+        tracing = StepTrace(trace or asked_steps(os.environ), path, world.device, after=trace_after)
+        self._boundary = StepBoundary(
+            self._state, self._saver, self.run_dir, interval, self._stop_flag, tracing, parts.values()
+        )
 
     @property
     def steps(self) -> int:
@@ -152,23 +145,22 @@ class Checkpointer:
             hint = "give shard=world.shard(dataset, …), or loop over checkpoint.until(steps)"
             raise SpecError(f"Training for {count} epochs:", "without a shard an epoch has no end.", hint)
         self._tell_if_done(f"{count} epochs", done=self.epoch >= count)
-        self._total = count
+        self._boundary.total = count
         for shard in self._shards:
-            shard.at_end = self._after_training
+            shard.at_end = self._boundary.after_last_batch
         try:
             while self.epoch < count and not self._is_finished():
-                self._set_epoch()
+                self._state.set_epoch(self.epoch)
                 self._state.restore_rng()
                 yield self.epoch
                 if self._is_finished():
                     return
-                self._end_epoch()
-                self._after(epoch_ended=True)
+                self._boundary.after_epoch()
         finally:
             for shard in self._shards:
-                if shard.at_end == self._after_training:
-                    shard.at_end = None  # it refers to this object and all its memory
-        self._finish()
+                if shard.at_end == self._boundary.after_last_batch:
+                    shard.at_end = None  # it refers to this training and all its memory
+        self._boundary.end()
 
     def until(self, steps: int) -> Iterator[int]:
         """Yield the number of steps done, up to `steps` of the whole training. For a training without a shard.
@@ -192,7 +184,7 @@ class Checkpointer:
             hint = "loop over checkpoint.epochs(count), or leave shard= out"
             raise SpecError(f"Training for {steps} steps:", "a training with a shard has epochs.", hint)
         self._tell_if_done(f"{steps} steps", done=self.steps >= steps)
-        self._total = steps
+        self._boundary.total = steps
         self._state.restore_rng()
         while (done := self.steps) < steps and not self._is_finished():
             yield done
@@ -202,7 +194,7 @@ class Checkpointer:
                 raise SpecError(
                     f"Step {done + 1} of {steps}:", "it was not counted.", "call checkpoint.step() in the loop"
                 )
-        self._finish()
+        self._boundary.end()
 
     def finish(self) -> None:
         """End the training before all its epochs or steps are done. Call it on every rank, then leave the loop.
@@ -213,13 +205,8 @@ class Checkpointer:
         Raises:
             CheckpointError, RunDirError: as `step`.
         """
-        if self._state.is_finished:
-            return
-        self._state.is_finished = True
-        if self._is_at_end():
-            self._end_epoch()
-        self._saver.saved = (-1, -1)  # a checkpoint of this step does not say that it is the last one
-        self._finish()
+        if not self._state.is_finished:
+            self._boundary.end_early()
 
     def step(self) -> None:
         """Save if a save is due, and stop if the job is told to. Call it on every rank after each optimizer step.
@@ -233,17 +220,7 @@ class Checkpointer:
         if self._state.is_finished:
             hint = "leave the loop after checkpoint.finish(), or loop over checkpoint.epochs(…)"
             raise SpecError(f"Step {self.steps + 1}:", f"the training was finished at step {self.steps}.", hint)
-        self._times.begin()
-        self._state.steps, self._is_training = self.steps + 1, True
-        self.run_dir.steps = rank_progress.steps = self.steps
-        if self.steps == self._steps_at_start + 1:
-            self._state.reserve()  # now the optimizer also has its state
-        self._after(epoch_ended=False)
-        if self._is_at_end():  # also if the loop ends with a break, or by counting
-            self._after_training()
-            self._trace.stop()
-        self._trace.step()
-        self._times.end()
+        self._boundary.after_step()
 
     def best(self, name: str, value: float, *, mode: Literal["max", "min"] = "max") -> bool:
         """Keep the state as checkpoints/best-<name>.pt if its value is the best in the run directory. A collective.
@@ -266,11 +243,11 @@ class Checkpointer:
             asked = f"Keeping the best {name!r} by mode={mode!r}:"
             raise SpecError(asked, "that is no mode, or no name of a file.", 'best("accuracy", value, mode="max")')
         sign, value = 1 if mode == "max" else -1, float(value)
-        self._keeps_best = True
+        self._boundary.keeps_best = True
         before = self._folder.best(name) if self.world.is_main else None
         is_best = value == value if before is None else sign * (value - before) > 0
         if is_best := self.world.broadcast(is_best):
-            self._saver.save_best(name, value, of_copy=self._trained == self._saver.place)
+            self._saver.save_best(name, value, of_copy=self._boundary.has_trained)
         return is_best
 
     def stop_if_asked(self) -> None:
@@ -282,11 +259,7 @@ class Checkpointer:
         Raises:
             Stopped, CheckpointError: as `step`.
         """
-        if self._evaluation_exchange.is_due():
-            (stop,) = self._evaluation_exchange.collect(self._stop_flag.is_set())
-            if stop:
-                self._stop()
-            self._evaluation_exchange.begin(self._stop_flag.is_set())
+        self._boundary.in_evaluation()
 
     def _is_finished(self) -> bool:
         return self._state.is_finished
@@ -298,105 +271,6 @@ class Checkpointer:
         elif done:
             self.world.print(f"All {all_of_it} are already done: nothing to train.")
 
-    def _end_epoch(self) -> None:
-        self._state.epoch, self._is_training = self.epoch + 1, False
-        self._set_epoch()
-
-    def _set_epoch(self) -> None:
-        for shard in self._shards:
-            shard.set_epoch(self.epoch)
-
-    def _is_at_end(self) -> bool:
-        """Whether the epoch's last batch is done; of several shards, those of all."""
-        return bool(self._shards) and all(map(_is_done, self._shards))
-
-    def _finish(self) -> None:
-        """Save the final state."""
-        self._trace.stop()
-        self._exchange.finish()
-        self._evaluation_exchange.finish()
-        self._log_steps()
-        self._times.close()
-        if self._saver.saved != self._saver.place and self._interval.unit != "never":
-            self._saver.save_now()
-        self._saver.wait()
-        self.run_dir.note_end("COMPLETED", "The training reached its end.", saved=not self._saver.left_out)
-        self._stop_flag.give_back()
-
-    def _after_training(self) -> None:
-        """Copy the state after an epoch's last batch, and save it if a save is due. A collective."""
-        if not self._is_training or self._trained == self._saver.place:  # another pass over the same data
-            return
-        self._trained = self._saver.place
-        if self._keeps_best:  # it needs the copy: none is made during a save
-            self._saver.wait()
-        if self._saver.saved != self._saver.place:
-            self._saver.save(write=self._interval.is_due(self.steps, self.epoch + 1, epoch_ended=True))
-
-    def _after(self, *, epoch_ended: bool) -> None:
-        """Save or stop after a step or an epoch."""
-        save = self._interval.is_due(self.steps, self.epoch, epoch_ended=epoch_ended)
-        save = save and not (epoch_ended and self._saver.saved[1] == self.steps)  # already saved after the last batch
-        is_exchange = epoch_ended or self._exchange.is_due()
-        if is_exchange:
-            stop, minutes_are_over = self._exchange.collect(*self._flags(), own_s=self._times.own_s)
-            if stop:
-                self._stop()
-            if self._times.is_due():
-                self._log_steps()
-            save = save or minutes_are_over
-        if save:
-            self._saver.save()
-        if is_exchange:
-            # After the save, which restarts the minutes.
-            self._exchange.begin(*self._flags(), own_s=self._times.own_s)
-
-    def _log_steps(self) -> None:
-        """Log where the time of the steps since the last such record went."""
-        if values := self._times.record(self._exchange.own_s_of_ranks):
-            restart = {"restart": self.world.topology.restart_count}
-            self.run_dir.log(Record.STEPS, {**restart, **self._progress(), **values})
-
-    def _progress(self) -> dict[str, float]:
-        """The part of the whole training that is done, if its length is known."""
-        if not self._total:
-            return {}
-        in_epoch = sum(shard.seen for shard in self._shards) / max(1, sum(shard.size for shard in self._shards))
-        done = self.epoch + in_epoch if self._shards else self.steps
-        return {"progress": round(min(1.0, done / self._total), 6)}
-
-    def _flags(self) -> tuple[bool, bool]:
-        """Whether to stop; and whether a save every so many minutes is due, by rank 0's clock."""
-        self._folder.writer.check()  # raises where another job has taken the run directory
-        minutes_are_over = self.world.is_main and self._interval.is_over(self._saver.age_s)
-        return self._stop_flag.is_set(), minutes_are_over
-
-    def _stop(self) -> None:
-        """Save, print that, and end this process together with all others."""
-        self._log_steps()
-        self._trace.stop()
-        if self._trained == self._saver.place:
-            self._saver.save_copy()
-        else:
-            self._saver.save_now()
-        reasons = self.world.gather(self._stop_flag.reason())
-        rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason)
-        epoch = f" (epoch {self.epoch + 1})" if self._shards else ""
-        asked = f"Stopped after step {self.steps}{epoch}: rank {rank}: {reason}."
-        last_good = self.world.broadcast(self.last_good)
-        saved = -1 if last_good is None else folder.step_of(last_good)
-        if saved < self.steps and saved <= self._steps_at_start:
-            found = f"nothing could be saved since step {self._steps_at_start}: a restart would end here again."
-            raise CheckpointError(asked, found, "see the errors above; is the disk full, or a quota used up?")
-        rank_notes.stopped(os.environ, self.world.rank)  # launchers may hide the exit status
-        self.run_dir.note_end("STOPPED", f"Stopped in time: {reason}.", saved=saved == self.steps)
-        is_saved = "Saved" if saved == self.steps else "NOT saved"
-        words = f"{asked} {is_saved}. To resume from {last_good}, unless the job is queued again:"
-        self.world.print(f"{words} {self.run_dir.resume_command}")
-        self._stop_flag.ignore()
-        self.world.barrier()  # rank 0 has saved: now the first rank to end may end the others
-        raise Stopped
-
 
 def _check(keep: int, on_nan: str) -> None:
     if keep < 1:
@@ -406,20 +280,7 @@ def _check(keep: int, on_nan: str) -> None:
         raise SpecError(f"Saving with on_nan={on_nan!r}:", found, f"on_nan= takes {', '.join(legal)}")
 
 
-def _interval(every: str | None, *, has_epochs: bool) -> Interval:
-    """How often to save. Raises SpecError for epochs where there are none."""
-    interval = Interval.parse(every or ("1epoch" if has_epochs else "10min"))
-    if interval.unit == "epoch" and not has_epochs:
-        found = "a training without a shard has no epochs."
-        raise SpecError(f"Saving every {every}:", found, "save every 500steps or 10min, or give shard=")
-    return interval
-
-
 def _several(shard: Shard | Sequence[Shard] | None) -> list[Shard]:
     if shard is None:
         return []
     return [shard] if isinstance(shard, Shard) else list(shard)
-
-
-def _is_done(shard: Shard) -> bool:
-    return shard.seen == shard.size

@@ -6,10 +6,12 @@ Only rank 0 uses it, and one run at a time: `RunDir` holds the lock of the run d
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,17 @@ class LeftOutError(Exception):
     """Raised by what comes first in a save: the state is left out, and that was logged."""
 
 
+@dataclass(frozen=True)
+class _Save:
+    """A checkpoint to write: its state, and what must be on disk before, which `first` writes."""
+
+    path: Path
+    state: Mapping[str, Any]
+    first: Callable[[], None]
+    best: str | None = None
+    """The name of the value that is the best one, if it is; else this is one more step's."""
+
+
 class CheckpointFolder:
     """The checkpoints of a run, by step.
 
@@ -48,7 +61,7 @@ class CheckpointFolder:
         checkpoint_file.import_all()
         self._best: dict[str, float] = {}
         self._failure = ""
-        self._again: Callable[[], None] | None = None
+        self._last: _Save | None = None  # which `finish` tries again if it has failed
         self._has_ended = False  # the training: from then on `finish` reports failures, not `_write`
 
     def files(self) -> list[Path]:
@@ -58,40 +71,30 @@ class CheckpointFolder:
         return [steps[step] for step in sorted(steps, reverse=True)]
 
     def newest(
-        self,
-        *,
-        set_aside: bool,
-        look: Callable[[Path], object] = lambda path: None,
-        if_none: Callable[[dict[Path, DamagedError]], object] = lambda refused: None,
-    ) -> tuple[Path, str] | None:
-        """Return the newest checkpoint that can be used and its SHA-256; None without one. Newer ones are logged.
+        self, check: Callable[[Path], object] = lambda path: None
+    ) -> tuple[tuple[Path, str] | None, dict[Path, DamagedError]]:
+        """Return the newest checkpoint that can be used, with its SHA-256, or None; and why newer ones can't be.
 
         Args:
-            set_aside: rename newer ones to *.damaged.
-            look: raises a DamagedError for one whose content can't be used.
-            if_none: called with all that there are and why, if none can be used, before they are renamed.
+            check: raises a DamagedError for one whose content can't be used.
 
         Raises:
             CheckpointError: a checkpoint can't be read.
         """
-        found, refused = None, dict[Path, DamagedError]()
+        refused: dict[Path, DamagedError] = {}
         for path in self.files():
             try:
                 digest = checkpoint_file.digest(path)
-                look(path)
+                check(path)
                 _check_name(path)
             except DamagedError as error:
                 refused[path] = error
-                continue
             except OSError as error:
                 raise _unreadable(path, error) from error
-            self.last_good, found = path, (path, digest)
-            break
-        if refused and not found:
-            if_none(refused)
-        for path, why in refused.items():
-            _put_aside(path, why, found) if set_aside else log.warning(_REFUSED, path, why.verdict, why)
-        return found
+            else:
+                self.last_good = path
+                return (path, digest), refused
+        return None, refused
 
     def remove_leftovers(self) -> None:
         """Remove the half-written files of killed processes."""
@@ -106,8 +109,7 @@ class CheckpointFolder:
             first: called first, to write what must be on disk before. It may raise LeftOutError. `writer` raises its
                 RunDirError and NonFiniteError.
         """
-        path = self.path / f"step-{step:08}.pt"
-        self._begin(path, state, first, written=lambda: self._note_newest(path))
+        self._begin(_Save(self.path / f"step-{step:08}.pt", state, first))
 
     def best(self, name: str) -> float | None:
         """Return the value of the best checkpoint by that name; None without one. A damaged one is logged."""
@@ -121,9 +123,8 @@ class CheckpointFolder:
 
     def save_best(self, name: str, value: float, state: Mapping[str, Any], *, first: Callable[[], None]) -> None:
         """Write the best checkpoint by a name in the background, in place of the one before. See `save`."""
-        whole = {**state, "best": {name: value}}
         self._best[name] = value
-        self._begin(self._best_path(name), whole, first, failed=lambda: self._best.pop(name, None))
+        self._begin(_Save(self._best_path(name), {**state, "best": {name: value}}, first, best=name))
 
     @property
     def has_failed(self) -> bool:
@@ -136,11 +137,7 @@ class CheckpointFolder:
         Args:
             words: what failed, for the error of `finish`.
         """
-        self._failure, self._again = words, None
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all is written or has failed, at most `timeout_s` seconds. Return whether that is so."""
-        return self.writer.wait(timeout_s)
+        self._failure, self._last = words, None
 
     def finish(self, timeout_s: float) -> str | None:
         """Try the last save again if it failed.
@@ -155,10 +152,10 @@ class CheckpointFolder:
             CheckpointError: the last state can't be saved at all.
         """
         if self._failure and not self.writer.is_busy():
-            if self._again is None:
+            if self._last is None:
                 raise CheckpointError("Saving the end of the training:", self._failure, "see the errors above")
             self._has_ended = True
-            self._again()
+            self._begin(self._last)
         if not self.writer.wait(timeout_s):
             return f"still being written: {self.writer.at_work()}"
         return self._failure or None
@@ -170,23 +167,20 @@ class CheckpointFolder:
     def _best_path(self, name: str) -> Path:
         return self.path / f"best-{name}.pt"
 
-    def _begin(
-        self,
-        path: Path,
-        state: Mapping[str, Any],
-        first: Callable[[], None],
-        *,
-        written: Callable[[], object] = lambda: None,
-        failed: Callable[[], object] = lambda: None,
-    ) -> None:
-        def write() -> None:
-            written() if self._write(path, state, first) else failed()
-            if not self._failure:
-                self._again = None  # it refers to the state, and `first` to all that the training has
-            reserve_descriptors()
+    def _begin(self, save: _Save) -> None:
+        self._last = save
+        self.writer.begin(save.path, functools.partial(self._carry_out, save))
 
-        self._again = lambda: self.writer.begin(path, write)
-        self._again()
+    def _carry_out(self, save: _Save) -> None:
+        """Write a checkpoint, in the background."""
+        is_written = self._write(save.path, save.state, save.first)
+        if is_written and save.best is None:
+            self._note_newest(save.path)
+        if not is_written and save.best is not None:
+            self._best.pop(save.best, None)
+        if not self._failure:
+            self._last = None  # it refers to the state, and `first` to all that the training has
+        reserve_descriptors()
 
     def _write(self, path: Path, state: Mapping[str, Any], first: Callable[[], None]) -> bool:
         try:
@@ -220,13 +214,14 @@ class CheckpointFolder:
                 old.unlink()
 
 
-def _put_aside(path: Path, why: DamagedError, instead: tuple[Path, str] | None) -> None:
-    """Rename a checkpoint that can't be used to *.damaged, and log it."""
-    aside = path.with_name(f"{path.name}.damaged")
-    fenced_writes.check()
-    path.replace(aside)
-    words = f"{_REFUSED} It is renamed to %s%s."
-    log.warning(words, path, why.verdict, why, aside.name, "; the one before is used" if instead else "")
+def put_aside(refused: Mapping[Path, DamagedError], instead: tuple[Path, str] | None) -> None:
+    """Rename checkpoints that can't be used to *.damaged, and log them; see `CheckpointFolder.newest`."""
+    for path, why in refused.items():
+        aside = path.with_name(f"{path.name}.damaged")
+        fenced_writes.check()
+        path.replace(aside)
+        words = f"{_REFUSED} It is renamed to %s%s."
+        log.warning(words, path, why.verdict, why, aside.name, "; the one before is used" if instead else "")
 
 
 def _check_name(path: Path) -> None:
@@ -262,11 +257,13 @@ def named_by(path: Path) -> tuple[Path, str]:
         except OSError as error:
             raise _unreadable(path, error) from error
     folder = path / File.CHECKPOINTS if (path / File.CHECKPOINTS).is_dir() else path
-    if newest := CheckpointFolder(folder, keep=1).newest(set_aside=False):
-        return newest
-    raise CheckpointError(
-        asked, "there is no such file." if not path.is_dir() else "it has no undamaged checkpoint.", hint
-    )
+    newest, refused = CheckpointFolder(folder, keep=1).newest()
+    for damaged, why in refused.items():
+        log.warning(_REFUSED, damaged, why.verdict, why)
+    if newest is None:
+        found = "it has no undamaged checkpoint." if path.is_dir() else "there is no such file."
+        raise CheckpointError(asked, found, hint)
+    return newest
 
 
 def _unreadable(path: Path, error: OSError) -> CheckpointError:

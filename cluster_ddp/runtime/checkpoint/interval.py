@@ -19,6 +19,19 @@ class Interval:
     unit: Unit
 
     @staticmethod
+    def of(every: str | None, *, has_epochs: bool) -> Interval:
+        """Read text as `parse`; None is one epoch, or ten minutes in a training without a shard, which has no epochs.
+
+        Raises:
+            SpecError: it has another form, or is of epochs where there are none.
+        """
+        interval = Interval.parse(every or ("1epoch" if has_epochs else "10min"))
+        if interval.unit == "epoch" and not has_epochs:
+            found = "a training without a shard has no epochs."
+            raise SpecError(f"Saving every {every}:", found, "save every 500steps or 10min, or give shard=")
+        return interval
+
+    @staticmethod
     def parse(text: str) -> Interval:
         """Read text such as "1epoch", "2 epochs", "500steps", "10min" or "never".
 

@@ -14,8 +14,9 @@ from typing import Any
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
-from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, named_by
+from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, named_by, put_aside
 from cluster_ddp.runtime.checkpoint.state import TrainingState
+from cluster_ddp.runtime.run_dir import start_log
 from cluster_ddp.runtime.run_dir.metrics import set_aside
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.world import World
@@ -45,7 +46,8 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
     """
     world = state.world
     with run_dir.written():
-        found = world.broadcast(choose(world, folder, resume, run_dir.last_start) if world.is_main else None)
+        found = choose(world, folder, resume, start_log.last_start(run_dir.path)) if world.is_main else None
+        found = world.broadcast(found)
         if found is None or not found[2]:
             run_dir.begin_records(anew=world.topology.restart_count == 0)
     if found is None:
@@ -68,8 +70,16 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
 
 def _note_start(state: TrainingState, run_dir: RunDir, saved_by: Mapping[str, Any]) -> None:
     """Note in starts.jsonl that the run starts, which is the one that has saved the checkpoint, if that is its own."""
-    state.run_key = _key(saved_by) or _key(run_dir.last_start) or secrets.token_hex(8)
-    run_dir.note_start(step=state.steps, saved_s=saved_by.get("time"), key=state.run_key)
+    if state.world.is_main:
+        state.run_key = _key(saved_by) or _key(start_log.last_start(run_dir.path)) or secrets.token_hex(8)
+        start_log.note_start(
+            run_dir.path,
+            state.world.topology,
+            step=state.steps,
+            saved_s=saved_by.get("time"),
+            seen_s=run_dir.seen_s,
+            key=state.run_key,
+        )
 
 
 def _fitting(state: TrainingState, path: Path) -> dict[str, Any]:
@@ -128,25 +138,32 @@ def _newest(world: World, folder: CheckpointFolder, last_start: Mapping[str, Any
         CheckpointError: none can be used, and a new start would lose what they hold: some are undamaged, as with
             another torch. Or all are damaged, and this job was started to resume them. A requeued job begins again.
     """
-    topology, key = world.topology, _key(last_start)
-    is_requeued = topology.restart_count > 0 and last_start.get("job") == (topology.job_label or "")
+    found, refused = folder.newest(functools.partial(_check_content, _key(last_start)))
+    if refused and not found:
+        topology = world.topology
+        is_requeued = topology.restart_count > 0 and last_start.get("job") == (topology.job_label or "")
+        _refuse_to_lose(refused, folder.path, is_requeued=is_requeued)
+    put_aside(refused, found)
+    return found
 
-    def look(path: Path) -> None:
-        saved_by = _content(path)["saved_by"]
-        if key and (other := _key(saved_by)) and other != key:
-            raise UnusableError(f"another run has saved it (job {saved_by['job']})")
 
-    def if_none(refused: Mapping[Path, DamagedError]) -> None:
-        for path, why in refused.items():
-            if isinstance(why, UnusableError):
-                raise _unusable(path, why)
-        if not is_requeued:
-            found = "; ".join(f"{path.name}: {why}" for path, why in refused.items())
-            aside = f"mv {shlex.quote(str(folder.path))} {shlex.quote(f'{folder.path}.damaged')}"
-            hint = f"restore them from a copy; or, to begin again at step 0, move them away and start again: {aside}"
-            raise CheckpointError(f"Resuming from {folder.path}:", f"all checkpoints are damaged. {found}.", hint)
+def _check_content(key: str | None, path: Path) -> None:
+    """Raise UnusableError if a checkpoint's content can't be used, or another run than that of `key` has saved it."""
+    saved_by = _content(path)["saved_by"]
+    if key and (other := _key(saved_by)) and other != key:
+        raise UnusableError(f"another run has saved it (job {saved_by['job']})")
 
-    return folder.newest(set_aside=True, look=look, if_none=if_none)
+
+def _refuse_to_lose(refused: Mapping[Path, DamagedError], folder: Path, *, is_requeued: bool) -> None:
+    """Raise CheckpointError if beginning again would lose what checkpoints hold that can't be used."""
+    for path, why in refused.items():
+        if isinstance(why, UnusableError):
+            raise _unusable(path, why)
+    if not is_requeued:
+        found = "; ".join(f"{path.name}: {why}" for path, why in refused.items())
+        aside = f"mv {shlex.quote(str(folder))} {shlex.quote(f'{folder}.damaged')}"
+        hint = f"restore them from a copy; or, to begin again at step 0, move them away and start again: {aside}"
+        raise CheckpointError(f"Resuming from {folder}:", f"all checkpoints are damaged. {found}.", hint)
 
 
 def _key(record: Mapping[str, Any]) -> str | None:

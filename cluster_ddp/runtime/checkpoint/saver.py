@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime import non_finite
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, LeftOutError, step_of
 from cluster_ddp.runtime.checkpoint.state import TrainingState
-from cluster_ddp.runtime.run_dir import background_writer
+from cluster_ddp.runtime.run_dir import background_writer, start_log
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 
 log = logging.getLogger("cluster_ddp")
@@ -61,9 +62,23 @@ class Saver:
         return self._state.epoch, self._state.steps
 
     @property
+    def has_saved(self) -> bool:
+        """Whether the last save that began is of this place."""
+        return self.saved == self.place
+
+    @property
+    def last_good(self) -> Path | None:
+        """On rank 0: the newest checkpoint that is known to be undamaged, None without one. None on others."""
+        return self._folder.last_good
+
+    @property
     def age_s(self) -> float:
         """Seconds since the last save, or since the start."""
         return time.monotonic() - self._saved_at_s
+
+    def check(self) -> None:
+        """Raise what a write in the background has raised, such as that another job has taken the run directory."""
+        self._folder.writer.check()
 
     def save(self, *, write: bool = True) -> None:
         """Copy the state and write it in the background.
@@ -124,7 +139,7 @@ class Saver:
 
     def wait(self) -> None:
         """Wait until rank 0 has written everything or gives up, without a time limit."""
-        while not self.world.broadcast(self._folder.wait(_REPORT_EVERY_S) or self._folder.is_stuck()):
+        while not self.world.broadcast(self._folder.writer.wait(_REPORT_EVERY_S) or self._folder.is_stuck()):
             self._folder.writer.tell_if_slow()
 
     def _check_and_sync(self) -> None:
@@ -150,7 +165,7 @@ class Saver:
             self._has_told = True
             on = "Training continues, and saves nothing while that lasts"
             log.error('%s\n%s; Checkpointer(on_nan="stop") would end the job.', error, on)
-            self._run_dir.note_non_finite(step, words)
+            start_log.note_non_finite(self._run_dir.path, step, words)
         raise LeftOutError
 
     def _has_copy(self) -> bool:

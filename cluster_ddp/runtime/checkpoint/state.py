@@ -75,6 +75,12 @@ class TrainingState:
             world.synchronize()
             self._finite = FiniteState(self._parts)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the current epoch, from 0, which shuffles the data."""
+        self.epoch = epoch
+        for shard in self.shards:
+            shard.set_epoch(epoch)
+
     def reserve(self) -> None:
         """Allocate the memory for copies of the current state, so that no save has to."""
         if self.world.is_main:

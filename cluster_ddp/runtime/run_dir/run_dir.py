@@ -24,7 +24,7 @@ from cluster_ddp.files import make_dir, remove_leftovers, reserve_descriptors, t
 from cluster_ddp.protocol import GLOBAL_STEP, OF_FIRST_RECORD, RECORDS_VERSION, Env, File
 from cluster_ddp.run_files import json_lines
 from cluster_ddp.runtime.failure import rank_progress
-from cluster_ddp.runtime.run_dir import background_writer, start_log
+from cluster_ddp.runtime.run_dir import background_writer
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 from cluster_ddp.runtime.run_dir.lock import RunLock
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
@@ -62,6 +62,8 @@ class RunDir:
         self.path, self.world = Path(path or default_run_dir(name, world)), world
         self.steps: int | None = None
         """Number of steps since the beginning of the training, which a `Checkpointer` counts."""
+        self.seen_s: float | None = None
+        """On rank 0: when the start before was last seen alive, in seconds of UNIX time; None if that is unknown."""
         self._of_first_record = dict(zip(OF_FIRST_RECORD, (RECORDS_VERSION, world.topology.restart_count)))
         world.run_log[:] = [self.log]
         rank_progress.run_dir, rank_progress.steps = self.path, None
@@ -80,7 +82,7 @@ class RunDir:
             self._make()
             self._lock = RunLock(self.path / File.LOCK, self.world.topology)
             remove_leftovers(self.path)
-        self._seen_s = _last_time(self.path / File.METRICS)  # when the start before was last seen alive
+        self.seen_s = _last_time(self.path / File.METRICS)
         self._metrics = MetricsFile(self.path / File.METRICS)
         background_writer.expect(self._metrics)
         reserve_descriptors()
@@ -170,27 +172,6 @@ class RunDir:
             self._metrics.begin_write()
             if anew:
                 set_aside(self.path / File.STARTS)
-
-    @property
-    def last_start(self) -> Mapping[str, Any]:
-        """The "start" record of the start before; empty without one."""
-        return start_log.last_start(self.path)
-
-    def note_start(self, *, step: int, saved_s: float | None, key: str) -> None:
-        """Append to starts.jsonl that the training starts; see `start_log.note_start`."""
-        if self.world.is_main:
-            topology = self.world.topology
-            start_log.note_start(self.path, topology, step=step, saved_s=saved_s, seen_s=self._seen_s, key=key)
-
-    def note_end(self, state: str, why: str, *, saved: bool) -> None:
-        """Append to starts.jsonl how and why this start of the training ends; see `start_log.note_end`."""
-        if self.world.is_main:
-            start_log.note_end(self.path, why, state=state, saved=saved)
-
-    def note_non_finite(self, step: int, what: str) -> None:
-        """Append to starts.jsonl that the state of a step was not saved; see `start_log.note_non_finite`."""
-        if self.world.is_main:
-            start_log.note_non_finite(self.path, step, what)
 
     @property
     def metrics_bytes(self) -> int:

@@ -121,7 +121,7 @@ def train(
             at(checkpoint)
             checkpoint.step()
             if patient:  # else a slow disk leaves checkpoints out
-                checkpoint._folder.wait()
+                checkpoint._folder.writer.wait()
         model.eval()
         evaluate(checkpoint)
         run.evaluations += 1
@@ -141,7 +141,7 @@ def at_step(step: int, do: At) -> At:
 
 
 def kill(checkpoint: Checkpointer) -> None:
-    checkpoint._folder.wait()
+    checkpoint._folder.writer.wait()
     checkpoint.run_dir._metrics.finish(60)  # a thread of a process that was killed writes no more
     raise Killed
 
@@ -274,7 +274,7 @@ def test_how_often_it_saves(
     monkeypatch.setattr(saver, "time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
 
     def tick(checkpoint: Checkpointer) -> None:
-        checkpoint._folder.wait()
+        checkpoint._folder.writer.wait()
         now[0] += 25
 
     train(world, tmp_path, seed=1, epochs=5, at=tick, every=every, keep=100)
@@ -323,7 +323,7 @@ def test_a_save_that_fails_costs_that_checkpoint_only(
     path = tmp_path / "checkpoints"
 
     def hinder(checkpoint: Checkpointer) -> None:
-        checkpoint._folder.wait()
+        checkpoint._folder.writer.wait()
         if checkpoint.steps + 1 == 6:
             shutil.rmtree(path)
             path.write_text("in the way")
@@ -458,7 +458,7 @@ def test_an_earlier_runs_records_are_never_cut(world: World, tmp_path: Path, res
                 checkpoint.step()
                 break
             break
-        checkpoint._folder.wait()
+        checkpoint._folder.writer.wait()
     assert [77] in [metrics(path, found.name) for found in path.glob("metrics*.jsonl")]
 
 

@@ -29,7 +29,7 @@ class Killed(BaseException):
 
 
 def kill(checkpoint: cluster_ddp.Checkpointer) -> None:
-    checkpoint._folder.wait()
+    checkpoint._folder.writer.wait()
     checkpoint.run_dir.sync()  # no thread may write on
     raise Killed
 
@@ -83,7 +83,7 @@ class Training:
                     continue
                 self.checkpoint.step()
                 if self.patient:
-                    self.checkpoint._folder.wait()
+                    self.checkpoint._folder.writer.wait()
                 if self.shard.step + 1 == self.batches:
                     break
             follow(self)

@@ -19,7 +19,7 @@ import torch
 from cluster_ddp import files
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.checkpoint import checkpoint_file
-from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, named_by
+from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, named_by, put_aside
 
 
 def state(step: int) -> dict[str, Any]:
@@ -34,7 +34,14 @@ def nothing() -> None:
 def save(folder: CheckpointFolder, *steps: int) -> None:
     for step in steps:
         folder.save(step, state(step), first=nothing)
-    folder.wait()
+    folder.writer.wait()
+
+
+def newest(folder: CheckpointFolder) -> tuple[Path, str] | None:
+    """The newest one that can be used; those that can't are set aside, as when a training resumes."""
+    found, refused = folder.newest()
+    put_aside(refused, found)
+    return found
 
 
 def names(folder: CheckpointFolder) -> list[str]:
@@ -117,12 +124,12 @@ def test_killed_at_any_moment_of_a_save(
         if before:
             shutil.copytree(template.path, folder.path)
         was_killed = killed_at(point, folder, step)
-        newest = CheckpointFolder(folder.path, keep=2).newest(set_aside=True)
-        found = int(newest[0].stem.removeprefix("step-")) if newest else None
+        found_one = newest(CheckpointFolder(folder.path, keep=2))
+        found = int(found_one[0].stem.removeprefix("step-")) if found_one else None
         assert found in {step, *before[-1:]} or not before
         assert found == step or not new_is_there
         new_is_there = found == step
-        assert newest is None or is_whole(newest[0], found or 0)
+        assert found_one is None or is_whole(found_one[0], found or 0)
         folder.remove_leftovers()
         if folder.path.exists():
             assert all(name.startswith("step-") and name.endswith(".pt") for name in names(folder))
@@ -161,8 +168,8 @@ def test_a_disk_that_fails_at_any_moment_costs_one_checkpoint(tmp_path: Path, sa
             assert "Training continues; the last good one is" in record.getMessage()
             assert folder.last_good == folder.path / "step-00000002.pt"
         assert not [name for name in names(folder) if not name.endswith(".pt")], happened
-        newest = folder.newest(set_aside=False)
-        assert newest is not None and is_whole(newest[0], int(newest[0].stem[5:]))
+        found, _ = named_by(folder.path)
+        assert is_whole(found, int(found.stem[5:]))
         shutil.rmtree(folder.path)  # as before the save
         save(folder, 1, 2)
     assert point > 20
@@ -186,13 +193,13 @@ def test_a_full_disk_is_called_a_full_disk(tmp_path: Path, said: pytest.LogCaptu
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path / "checkpoints", keep=2)
-    assert folder.files() == [] and folder.newest(set_aside=True) is None
+    assert folder.files() == [] and newest(folder) is None
     save(folder, 8, 9, 10, 11)
     assert names(folder) == ["step-00000010.pt", "step-00000011.pt"]
     assert folder.last_good == folder.path / "step-00000011.pt"
     other = CheckpointFolder(folder.path, keep=2)
     assert other.last_good is None
-    found = other.newest(set_aside=True)
+    found = newest(other)
     assert found == (folder.last_good, checkpoint_file.digest(folder.last_good))
     assert other.last_good == folder.last_good
 
@@ -222,7 +229,7 @@ def test_a_damaged_newest_is_set_aside_and_the_one_before_used(tmp_path: Path, s
         damaged.write(b"\xff")
     for set_aside in (False, True):
         said.clear()
-        found = folder.newest(set_aside=set_aside)
+        found = newest(folder) if set_aside else named_by(folder.path)
         assert found is not None and found[0].name == "step-00000002.pt"
         assert [record.levelno for record in said.records] == [logging.WARNING] * 2
         assert "step-00000004.pt is damaged: its end is missing" in said.text
@@ -232,13 +239,13 @@ def test_a_damaged_newest_is_set_aside_and_the_one_before_used(tmp_path: Path, s
     assert names(folder) == suffixes
     said.clear()
     save(folder, 3, 4)
-    found = folder.newest(set_aside=True)
+    found = newest(folder)
     assert found is not None and found[0].name == "step-00000004.pt" and not said.records
 
 
 def test_no_whole_one_is_none(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
     (tmp_path / "step-00000001.pt").touch()
-    assert CheckpointFolder(tmp_path, keep=1).newest(set_aside=True) is None
+    assert newest(CheckpointFolder(tmp_path, keep=1)) is None
     assert names(CheckpointFolder(tmp_path, keep=1)) == ["step-00000001.pt.damaged"]
     assert "it has only 0 bytes" in said.text
 
@@ -281,19 +288,19 @@ def test_metrics_that_cannot_be_synced_cost_one_checkpoint(tmp_path: Path, said:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     folder.save(1, state(1), first=fail)
-    folder.wait()
+    folder.writer.wait()
     assert names(folder) == [] and "failed: Input/output error" in said.text
 
 
 def test_it_writes_in_the_background(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, keep=2)
     assert not folder.writer.is_busy()
-    folder.wait()
+    folder.writer.wait()
     go_on = threading.Event()
     folder.save(1, state(1), first=lambda: go_on.wait(20) and None)
     assert folder.writer.is_busy() and names(folder) == []
     go_on.set()
-    folder.wait()
+    folder.writer.wait()
     assert not folder.writer.is_busy() and names(folder) == ["step-00000001.pt"]
 
 

@@ -30,7 +30,7 @@ def train_digits() -> None:
     def step_with_fault(self: Checkpointer) -> None:
         if fault.get("step") == self.steps + 1 and ours in fault["ranks"]:
             if fault.get("saved"):
-                self._folder.wait()
+                self._folder.writer.wait()
             os.kill(os.getpid(), fault["signal"])
         step(self)
 

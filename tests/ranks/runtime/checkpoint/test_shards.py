@@ -31,7 +31,7 @@ def stopping(checkpoint: Checkpointer, how: str) -> Iterator[None]:
         os.kill(os.getpid(), signal.SIGUSR1)
         yield
     else:
-        checkpoint._folder.wait()
+        checkpoint._folder.writer.wait()
         checkpoint.run_dir._metrics.finish(60)
         raise Stop
 
@@ -93,7 +93,7 @@ def side_by_side(world: World, path: Path, *, stop: int = 0, how: str = "asked")
                     checkpoint.step()
             else:
                 checkpoint.step()
-                checkpoint._folder.wait()
+                checkpoint._folder.writer.wait()
     return seen
 
 
@@ -110,7 +110,7 @@ def one_after_the_other(world: World, path: Path, *, stop: int = 0, how: str = "
                         checkpoint.step()
                 else:
                     checkpoint.step()
-                    checkpoint._folder.wait()
+                    checkpoint._folder.writer.wait()
     return seen
 
 
@@ -167,7 +167,7 @@ def test_what_does_not_fit_a_training_without_a_shard_is_said(world: World, tmp_
     with pytest.raises(SpecError, match="a training without a shard has no epochs"):
         Checkpointer(world, run_dir=tmp_path, every="2epochs", model=model)
     checkpoint = Checkpointer(world, run_dir=tmp_path, model=model)
-    assert checkpoint._interval.unit == "min"
+    assert checkpoint._boundary._interval.unit == "min"
     with pytest.raises(SpecError, match=r"without a shard an epoch has no end.\n  Hint: .*until\(steps\)"):
         next(checkpoint.epochs(3))
     steps = checkpoint.until(3)

@@ -35,7 +35,7 @@ TRAINING = """
         checkpoint = cluster_ddp.Checkpointer(world, shard=shard, every="5steps", keep=2, model=model)
         for epoch in checkpoint.epochs(1):
             for (samples,) in shard:
-                checkpoint._folder.wait()
+                checkpoint._folder.writer.wait()
                 try:
                     while True:
                         taken.append(socket.socket())
@@ -102,7 +102,7 @@ def train_beside_strangers() -> None:
             for (samples,) in shard:
                 model(samples)
                 checkpoint.step()
-                checkpoint._folder.wait()
+                checkpoint._folder.writer.wait()
             if world.rank == 0:
                 with pytest.raises(OSError, match="Too many open files"):
                     os.dup(0)

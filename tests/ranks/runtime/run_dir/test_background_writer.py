@@ -45,7 +45,7 @@ TRAINING = """
         for epoch in checkpoint.epochs(1):
             for (samples,) in shard:
                 if shard.step == steps // 2:
-                    checkpoint._folder.wait()
+                    checkpoint._folder.writer.wait()
                     resource.setrlimit(resource.RLIMIT_FSIZE, (free, hard))
                 checkpoint.run_dir.log("train", {"step": checkpoint.steps, "text": "x" * 100})
                 checkpoint.step()

@@ -44,7 +44,7 @@ TRAINING = """
                 break
             world.log("train", loss=step)
             checkpoint.step()
-            checkpoint._folder.wait()
+            checkpoint._folder.writer.wait()
 """
 TAKEN = "a newer start of this job has taken the run directory: start 1. This rank is of start 0: it ends."
 
@@ -170,7 +170,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "usage": usage,
     "a trace": trace,
     "a tracker": tracker,
-    "a damaged checkpoint": lambda run_dir: folder._put_aside(run_dir / "metrics.jsonl", DamagedError("x"), None),
+    "a damaged checkpoint": lambda run_dir: folder.put_aside({run_dir / "metrics.jsonl": DamagedError("x")}, None),
     "the newest checkpoint's name": lambda run_dir: folder.CheckpointFolder(run_dir, keep=1)._note_newest(run_dir),
     "stacks": stacks,
     "a tracker's id": lambda run_dir: tracking._stored_id(run_dir),

@@ -1,0 +1,210 @@
+"""What happens between two steps: the state is saved if a save is due, and the job stops if it is told to.
+
+All ranks do the same after the same step: they agree on it by small exchanges, some of them during the steps.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from cluster_ddp.agent import rank_notes
+from cluster_ddp.errors import CheckpointError
+from cluster_ddp.protocol import Record
+from cluster_ddp.runtime.checkpoint import time_limit
+from cluster_ddp.runtime.checkpoint.folder import step_of
+from cluster_ddp.runtime.checkpoint.interval import Interval
+from cluster_ddp.runtime.checkpoint.saver import Place, Saver
+from cluster_ddp.runtime.checkpoint.state import TrainingState
+from cluster_ddp.runtime.checkpoint.stop_agreement import StopAgreement
+from cluster_ddp.runtime.data.shard import Shard
+from cluster_ddp.runtime.failure import rank_progress
+from cluster_ddp.runtime.run_dir import start_log
+from cluster_ddp.runtime.run_dir.run_dir import RunDir
+from cluster_ddp.runtime.stop_signals import StopFlag, Stopped
+from cluster_ddp.runtime.usage.step_times import StepTimes
+from cluster_ddp.runtime.usage.step_trace import StepTrace
+
+
+class StepBoundary:
+    """Counts the steps of a training, and saves or stops between them. All methods are collectives.
+
+    Args:
+        state: the state of the training, with a checkpoint's if it resumes.
+        saver: saves it.
+        run_dir: the run directory.
+        interval: how often to save.
+        stop_flag: of this rank.
+        trace: is told of each step.
+        parts: what is trained, whose steps are timed.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        saver: Saver,
+        run_dir: RunDir,
+        interval: Interval,
+        stop_flag: StopFlag,
+        trace: StepTrace,
+        parts: Iterable[object],
+    ) -> None:
+        self.world, self._state, self._saver, self._run_dir = state.world, state, saver, run_dir
+        self._interval, self._stop_flag, self._trace = interval, stop_flag, trace
+        self.total = 0
+        """Number of epochs, or without a shard of steps, of the whole training; 0 if unknown."""
+        self.keeps_best = False
+        """Whether the state after an epoch's last batch may become the best one."""
+        self._trained: Place = (-1, -1)  # where the last batch of an epoch was last seen
+        self._is_training = any(map(_is_done, state.shards))  # perhaps only the code after the last batch remains
+        self._steps_at_start = run_dir.steps = rank_progress.steps = state.steps
+        time_limit.watch(stop_flag, self.world, os.environ)
+        self._exchange, self._evaluation_exchange = StopAgreement(self.world), StopAgreement(self.world)
+        self.times = StepTimes(state.shards, parts, world_size=self.world.world_size)
+
+    def after_step(self) -> None:
+        """Count a step. Save if a save is due, and stop if the job is told to."""
+        self.times.begin()
+        self._state.steps += 1
+        self._is_training = True
+        self._run_dir.steps = rank_progress.steps = self._state.steps
+        if self._state.steps == self._steps_at_start + 1:
+            self._state.reserve()  # now the optimizer also has its state
+        self._save_or_stop(epoch_ended=False)
+        if self._is_at_end():  # also if the loop ends with a break, or by counting
+            self.after_last_batch()
+            self._trace.stop()
+        self._trace.step()
+        self.times.end()
+
+    def after_last_batch(self) -> None:
+        """Copy the state after an epoch's last batch, and save it if a save is due."""
+        if not self._is_training or self.has_trained:  # another pass over the same data
+            return
+        self._trained = self._saver.place
+        if self.keeps_best:  # it needs the copy: none is made during a save
+            self._saver.wait()
+        if not self._saver.has_saved:
+            self._saver.save(write=self._interval.is_due(self._state.steps, self._state.epoch + 1, epoch_ended=True))
+
+    def after_epoch(self) -> None:
+        """Begin the next epoch. Save if a save is due, and stop if the job is told to."""
+        self._next_epoch()
+        self._save_or_stop(epoch_ended=True)
+
+    def in_evaluation(self) -> None:
+        """Stop if the job is told to."""
+        if self._evaluation_exchange.is_due():
+            (stop,) = self._evaluation_exchange.collect(self._stop_flag.is_set())
+            if stop:
+                self._stop()
+            self._evaluation_exchange.begin(self._stop_flag.is_set())
+
+    def end_early(self) -> None:
+        """End the training before all its epochs or steps are done; see `end`."""
+        self._state.is_finished = True
+        if self._is_at_end():
+            self._next_epoch()
+        self._saver.saved = (-1, -1)  # a checkpoint of this step does not say that it is the last one
+        self.end()
+
+    def end(self) -> None:
+        """Save the final state."""
+        self._trace.stop()
+        self._exchange.finish()
+        self._evaluation_exchange.finish()
+        self._log_steps()
+        self.times.close()
+        if not self._saver.has_saved and self._interval.unit != "never":
+            self._saver.save_now()
+        self._saver.wait()
+        self._note_end("COMPLETED", "The training reached its end.", saved=not self._saver.left_out)
+        self._stop_flag.give_back()
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether nothing was trained since an epoch's last batch."""
+        return self._trained == self._saver.place
+
+    def _next_epoch(self) -> None:
+        self._state.set_epoch(self._state.epoch + 1)
+        self._is_training = False
+
+    def _is_at_end(self) -> bool:
+        """Whether the epoch's last batch is done; of several shards, those of all."""
+        return bool(self._state.shards) and all(map(_is_done, self._state.shards))
+
+    def _save_or_stop(self, *, epoch_ended: bool) -> None:
+        """Save or stop after a step or an epoch."""
+        steps = self._state.steps
+        save = self._interval.is_due(steps, self._state.epoch, epoch_ended=epoch_ended)
+        save = save and not (epoch_ended and self._saver.saved[1] == steps)  # already saved after the last batch
+        is_exchange = epoch_ended or self._exchange.is_due()
+        if is_exchange:
+            stop, minutes_are_over = self._exchange.collect(*self._flags(), own_s=self.times.own_s)
+            if stop:
+                self._stop()
+            if self.times.is_due():
+                self._log_steps()
+            save = save or minutes_are_over
+        if save:
+            self._saver.save()
+        if is_exchange:
+            # After the save, which restarts the minutes.
+            self._exchange.begin(*self._flags(), own_s=self.times.own_s)
+
+    def _flags(self) -> tuple[bool, bool]:
+        """Whether to stop; and whether a save every so many minutes is due, by rank 0's clock."""
+        self._saver.check()
+        minutes_are_over = self.world.is_main and self._interval.is_over(self._saver.age_s)
+        return self._stop_flag.is_set(), minutes_are_over
+
+    def _stop(self) -> None:
+        """Save, print that, and end this process together with all others."""
+        self._log_steps()
+        self._trace.stop()
+        if self.has_trained:
+            self._saver.save_copy()
+        else:
+            self._saver.save_now()
+        reasons = self.world.gather(self._stop_flag.reason())
+        rank, reason = next((rank, reason) for rank, reason in enumerate(reasons) if reason)
+        steps = self._state.steps
+        epoch = f" (epoch {self._state.epoch + 1})" if self._state.shards else ""
+        asked = f"Stopped after step {steps}{epoch}: rank {rank}: {reason}."
+        last_good = self.world.broadcast(self._saver.last_good)
+        saved = -1 if last_good is None else step_of(last_good)
+        if saved < steps and saved <= self._steps_at_start:
+            found = f"nothing could be saved since step {self._steps_at_start}: a restart would end here again."
+            raise CheckpointError(asked, found, "see the errors above; is the disk full, or a quota used up?")
+        rank_notes.stopped(os.environ, self.world.rank)  # launchers may hide the exit status
+        self._note_end("STOPPED", f"Stopped in time: {reason}.", saved=saved == steps)
+        is_saved = "Saved" if saved == steps else "NOT saved"
+        words = f"{asked} {is_saved}. To resume from {last_good}, unless the job is queued again:"
+        self.world.print(f"{words} {self._run_dir.resume_command}")
+        self._stop_flag.ignore()
+        self.world.barrier()  # rank 0 has saved: now the first rank to end may end the others
+        raise Stopped
+
+    def _note_end(self, state: str, why: str, *, saved: bool) -> None:
+        if self.world.is_main:
+            start_log.note_end(self._run_dir.path, why, state=state, saved=saved)
+
+    def _log_steps(self) -> None:
+        """Log where the time of the steps since the last such record went."""
+        if values := self.times.record(self._exchange.own_s_of_ranks):
+            restart = {"restart": self.world.topology.restart_count}
+            self._run_dir.log(Record.STEPS, {**restart, **self._progress(), **values})
+
+    def _progress(self) -> dict[str, float]:
+        """The part of the whole training that is done, if its length is known."""
+        if not self.total:
+            return {}
+        shards = self._state.shards
+        in_epoch = sum(shard.seen for shard in shards) / max(1, sum(shard.size for shard in shards))
+        done = self._state.epoch + in_epoch if shards else self._state.steps
+        return {"progress": round(min(1.0, done / self.total), 6)}
+
+
+def _is_done(shard: Shard) -> bool:
+    return shard.seen == shard.size
