@@ -291,7 +291,7 @@ def test_in_the_end_all_is_saved_however_slow_the_disk_is(
         time.sleep(0.5)
         return write(path, state)
 
-    monkeypatch.setattr(folder.file, "write", slowly)
+    monkeypatch.setattr(folder.checkpoint_file, "write", slowly)
     train(world, tmp_path, seed=1, every="1epoch", patient=False)
     assert "is still being written; this one is skipped" in said.text
     assert saved(tmp_path)[-1] == 20
@@ -308,7 +308,7 @@ def test_the_state_saved_is_the_steps_however_slow_the_disk_is(
         return write(path, state)
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder.file, "write", slowly)
+        patch.setattr(folder.checkpoint_file, "write", slowly)
         first = end_at(world, tmp_path, 7, signalled, every="3steps", keep=10, patient=False)
     assert saved(tmp_path) == [3, 7]
     (tmp_path / "checkpoints" / "step-00000007.pt").unlink()

@@ -227,7 +227,7 @@ def test_a_stop_in_an_evaluation_while_a_slow_disk_is_written_to(
         return write(path, state)
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder.file, "write", slowly)
+        patch.setattr(folder.checkpoint_file, "write", slowly)
         with pytest.raises(Stopped):
             Training(world, path, "3steps", STEPS, patient=False).run(scheduler_first)
     second = Training(world, path, "3steps")
