@@ -29,7 +29,7 @@ from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Order, Shard
 from cluster_ddp.runtime.device import device as devices
 from cluster_ddp.runtime.device import nonblocking_wait
 from cluster_ddp.runtime.model import ddp
-from cluster_ddp.runtime.seeds import seed_all, stream_seed
+from cluster_ddp.runtime.rng import seed_all, stream_seed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,14 +1,14 @@
 """Training that can be stopped at any moment, and resumes as if nothing had happened.
 
-checkpointer     when to save, load and stop
+checkpointer     what a script calls
+step_boundary    what happens between two steps: saving and stopping
 saver            copies the state and has it written
-restore          which checkpoint is loaded
+restore          which checkpoint a training resumes from
 state            all that a training resumes from
 host_copy        a copy of the state in the host's memory, so that training continues during a save
 folder           the checkpoints of a run: writes in the background, keeps the newest, sets damaged ones aside
 checkpoint_file  one checkpoint file: its format and digest
 compatibility    whether a checkpoint belongs to this training
-rng              the random number generators
 interval         how often to save
 stop_agreement   after which step all ranks stop
 time_limit       when to stop before the end of the job's time

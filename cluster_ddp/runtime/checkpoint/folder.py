@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import CheckpointError, NonFiniteError, RunDirError
-from cluster_ddp.files import make_dir, remove_leftovers, reserve_descriptors, sync_folder, with_reserve
+from cluster_ddp.files import make_dir, reserve_descriptors, sync_folder, with_reserve
 from cluster_ddp.protocol import Env, File
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
@@ -95,10 +95,6 @@ class CheckpointFolder:
                 self.last_good = path
                 return (path, digest), refused
         return None, refused
-
-    def remove_leftovers(self) -> None:
-        """Remove the half-written files of killed processes."""
-        remove_leftovers(self.path)
 
     def save(self, step: int, state: Mapping[str, Any], *, first: Callable[[], None]) -> None:
         """Write a checkpoint in the background, after the previous one. A failure is logged, not raised.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import CheckpointError
+from cluster_ddp.files import remove_leftovers
 from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, named_by, put_aside
@@ -28,16 +29,13 @@ log = logging.getLogger("cluster_ddp")
 def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, resume: str | os.PathLike[str]) -> bool:
     """Load the checkpoint to resume from, which rank 0 chooses for all ranks, if there is one. A collective.
 
-    The records of metrics.jsonl after it are cut off.
+    The records of metrics.jsonl after it are cut off. Returns whether the checkpoint is one of this run directory.
 
     Args:
-        state: the state of the training.
+        state: of the training.
         folder: the checkpoints of this run directory.
         run_dir: the run directory.
         resume: "auto", "never" or a path, as for `Checkpointer`.
-
-    Returns:
-        Whether the checkpoint is one of this run directory.
 
     Raises:
         CheckpointError: it doesn't fit, can't be found or can't be loaded.
@@ -46,7 +44,7 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
     """
     world = state.world
     with run_dir.written():
-        found = choose(world, folder, resume, start_log.last_start(run_dir.path)) if world.is_main else None
+        found = _choose(world, folder, resume, start_log.last_start(run_dir.path)) if world.is_main else None
         found = world.broadcast(found)
         if found is None or not found[2]:
             run_dir.begin_records(anew=world.topology.restart_count == 0)
@@ -54,7 +52,7 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
         _note_start(state, run_dir, {})
         return False
     path, digest, is_own = found
-    see(world, path, digest)
+    _see(world, path, digest)
     saved = _fitting(state, path)
     metrics_bytes, differences = saved["metrics_bytes"], state.differences(saved)
     saved_by = saved["saved_by"] if is_own else {}
@@ -83,6 +81,7 @@ def _note_start(state: TrainingState, run_dir: RunDir, saved_by: Mapping[str, An
 
 
 def _fitting(state: TrainingState, path: Path) -> dict[str, Any]:
+    """The content of a checkpoint, if it belongs to this training."""
     saved = read(path)
     if complaint := state.complaint(saved):
         hint = "give this training its own run directory (--run-dir PATH), or start anew here: --resume never"
@@ -90,26 +89,15 @@ def _fitting(state: TrainingState, path: Path) -> dict[str, Any]:
     return saved
 
 
-def choose(
+def _choose(
     world: World, folder: CheckpointFolder, resume: str | os.PathLike[str], last_start: Mapping[str, Any]
 ) -> tuple[Path, str, bool] | None:
-    """Choose the checkpoint to resume from. Call it on rank 0 only.
+    """The checkpoint to resume from, its SHA-256, and whether it is in this run directory; None if there is none.
 
-    Args:
-        world: all ranks.
-        folder: the checkpoints of this run directory.
-        resume: "auto", "never" or a path, as for `Checkpointer`.
-        last_start: the record of the start before, from starts.jsonl.
-
-    Returns:
-        The checkpoint, its SHA-256, and whether it is in this run directory; None if there is none.
-
-    Raises:
-        CheckpointError: the checkpoint at the path can't be found, or checkpoints can't be used.
-        OSError: old files can't be renamed.
+    It is called on rank 0 only. `last_start` is the record of the start before, from starts.jsonl.
     """
     topology = world.topology
-    folder.remove_leftovers()
+    remove_leftovers(folder.path)
     is_anew = resume == "never" and not topology.restart_count
     there = [] if is_anew else folder.files()
     newest = _newest(world, folder, last_start) if there else None
@@ -176,17 +164,8 @@ def _is_this_jobs(world: World, path: Path) -> bool:
     return bool(checkpoint_file.read(path)["saved_by"]["job"] == world.topology.job_label)
 
 
-def see(world: World, path: Path, digest: str) -> None:
-    """Check on each node that the file which rank 0 has chosen can be read. A collective.
-
-    Args:
-        world: all ranks.
-        path: of the file.
-        digest: its SHA-256 on rank 0.
-
-    Raises:
-        CheckpointError: a node does not see that file.
-    """
+def _see(world: World, path: Path, digest: str) -> None:
+    """Raise CheckpointError if a node can't read the file that rank 0 has chosen, by its SHA-256. A collective."""
     is_reader = world.topology.local_rank == 0 and not world.is_main
     complaint = checkpoint_file.not_as_chosen(path, digest) if is_reader else None
     ranks = world.gather(complaint and f"on {node_name(os.environ)}: {complaint}")

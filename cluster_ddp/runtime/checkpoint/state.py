@@ -11,7 +11,8 @@ import torch
 
 from cluster_ddp._version import __version__
 from cluster_ddp.errors import CheckpointError
-from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility, rng
+from cluster_ddp.runtime import rng
+from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, with_tensors
 from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.model.ddp import unwrapped

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from cluster_ddp.errors import check_options
 from cluster_ddp.runtime.data.device_dataset import ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Indices
-from cluster_ddp.runtime.seeds import seed_all
+from cluster_ddp.runtime.rng import seed_all
 
 _MAX_WORKERS = 8  # a default that keeps a GPU busy; you may set more
 _SHARED = "ranks share the samples, so world.shard chooses them."

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from cluster_ddp.errors import DataError, counted
 from cluster_ddp.runtime.failure import rank_progress
-from cluster_ddp.runtime.seeds import stream_seed
+from cluster_ddp.runtime.rng import stream_seed
 
 Order = Callable[[int, int], Sequence[int]]
 """A sampler of one's own: from a random seed and an epoch to the indices of its samples, the same on every rank."""

@@ -130,7 +130,7 @@ def test_killed_at_any_moment_of_a_save(
         assert found == step or not new_is_there
         new_is_there = found == step
         assert found_one is None or is_whole(found_one[0], found or 0)
-        folder.remove_leftovers()
+        files.remove_leftovers(folder.path)
         if folder.path.exists():
             assert all(name.startswith("step-") and name.endswith(".pt") for name in names(folder))
             assert len(names(folder)) <= 3
@@ -215,7 +215,7 @@ def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
         (tmp_path / name).write_text("mine")
     folder = CheckpointFolder(tmp_path, keep=1)
     save(folder, 1, 2)
-    folder.remove_leftovers()
+    files.remove_leftovers(folder.path)
     expected = [".x.tmp", "best.pt", "notes.txt", "step-00000002.pt", "step-1.pt.damaged", "step-x.pt"]
     assert names(folder) == expected
 

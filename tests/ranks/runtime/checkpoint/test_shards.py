@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
-from cluster_ddp.runtime.seeds import seed_all
+from cluster_ddp.runtime.rng import seed_all
 from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
 

@@ -21,7 +21,7 @@ from cluster_ddp.runtime.data import shard as sharding
 from cluster_ddp.runtime.data.data_loader import Loader
 from cluster_ddp.runtime.data.device_dataset import DeviceLoader, ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard, epoch_size
-from cluster_ddp.runtime.seeds import stream_seed
+from cluster_ddp.runtime.rng import stream_seed
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.topology import Topology
 

@@ -10,9 +10,10 @@ import numpy
 import pytest
 import torch
 
-from cluster_ddp.runtime.checkpoint import checkpoint_file, rng
+from cluster_ddp.runtime import rng
+from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy
-from cluster_ddp.runtime.seeds import seed_all
+from cluster_ddp.runtime.rng import seed_all
 
 CPU = torch.device("cpu")
 
