@@ -20,7 +20,7 @@ from cluster_ddp.runtime.collectives import DEFAULT_COLLECTIVE_TIMEOUT_S
 from cluster_ddp.runtime.data.worker_signals import keep_through_stops
 from cluster_ddp.runtime.device import device as devices
 from cluster_ddp.runtime.device import nonblocking_wait
-from cluster_ddp.runtime.failure import hard_exit, torch_log
+from cluster_ddp.runtime.failure import hard_exit
 from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.failure.hang_watch import DEFAULT_WARNING_S, HangWatch
 from cluster_ddp.runtime.failure.peer_watch import PeerWatch
@@ -155,7 +155,6 @@ def _watch_for_hangs(reporter: FailureReporter, warning_s: float) -> None:
         end=functools.partial(reporter.end_hang, restart_s),
     )
     reporter.hangs = hangs
-    torch_log.leave_out_warnings()
     hangs.start()
 
 

@@ -8,6 +8,7 @@ names it. If it failed because it waited too long, it names the ranks that did n
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.first_failure import LOST_WORDS
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
     from cluster_ddp.runtime.failure.hang_watch import HangWatch
     from cluster_ddp.slurm.topology import Topology
+
+T = TypeVar("T")
 
 _KEY = "first_failure"
 _STORE_IS_GONE = "stopped: rank 0, which serves the ranks' store, is gone."
@@ -72,28 +75,18 @@ class FailureReporter:
         Call it before this rank's connections close: other ranks fail when they close, and must then find the name.
         """
         self._reported = error
-        name = f"rank {self._rank()} on {node_name(os.environ)}"
-        first = self.ask_store(self._first_failure, name)
-        has_lost_another = _is_lost(error) or isinstance(error, PeerFailedError)
-        if aborted := self._aborted(error, is_first=first == name):
-            error, first = aborted, name
-        if first not in (name, None):
-            self.say_consequence(_stopped_by(first))
-            if _is_timeout(error) and self.hangs is not None:
-                self.hangs.answer(error)  # the first one waits for it
-            if _is_timeout(error) or isinstance(error, PeerFailedError):
-                # If this rank ended now, Slurm would wake the rank that hangs, or end those that look for it.
-                time.sleep(_ROLL_CALL_S + 1.0)
+        own = self._name()
+        first = own if self.store is None else self.ask_store(self._first_failure)
+        if aborted := self._aborted(error, is_first=first == own):
+            self._say_error(aborted, consequence=True)
+        elif first not in (own, None):
+            self._follow(first, error)
         elif _is_timeout(error):
-            hang = self._who_hangs(first is not None, self.hangs.verdict(error) if self.hangs else "")
-            self._note(hang, waits=True)
-            self.say(f"error: {hang}")
+            self._say_error(self._hang(error, store_answers=first is not None), waits=True)
         elif first is None and _is_lost(error):
             self.say_consequence(_STORE_IS_GONE)
         else:
-            self._note(error, consequence=has_lost_another)
-            is_ours = isinstance(error, ClusterDDPError)
-            self.say(f"error: {error}" if is_ours else "".join(traceback.format_exception(error)).rstrip())
+            self._say_error(error, consequence=_is_lost(error) or isinstance(error, PeerFailedError))
 
     def somebody_failed(self) -> bool:
         """Return whether a rank has reported a failure, or the store, and so rank 0, is gone."""
@@ -105,11 +98,8 @@ class FailureReporter:
 
     def answer(self) -> str:
         """Return which other rank failed, in words. The other ranks then know that this one does not hang."""
-        name = f"rank {self._rank()} on {node_name(os.environ)}"
-        first = self.ask_store(self._first_failure, name)
-        if first in (name, None):
-            return _STORE_IS_GONE
-        return _stopped_by(first)
+        first = self.ask_store(self._first_failure)
+        return _STORE_IS_GONE if first in (self._name(), None) else _stopped_by(first)
 
     def say_consequence(self, words: str) -> None:
         """Say, and note for the end of the job's log, that this rank ends because another one failed, or is gone."""
@@ -124,7 +114,7 @@ class FailureReporter:
         """On rank 0, which serves the store: wait until all others have read who failed, at most some seconds."""
         if self.store is not None and self._rank() == "0":
             deadline = time.monotonic() + _LAST_WORDS_S
-            while time.monotonic() < deadline and self.ask_store(self._absent, ""):
+            while self.ask_store(self._absent) and time.monotonic() < deadline:
                 time.sleep(0.1)
 
     def end_hang(self, restart_s: float, is_over: Callable[[], bool]) -> None:
@@ -136,22 +126,15 @@ class FailureReporter:
         """
         assert self.hangs is not None
 
-        def claim(store: dist.Store, name: str) -> str:
-            store.check([_KEY])  # may take seconds, and then a step comes
-            return "" if is_over() else self._first_failure(store, name)
-
-        name = f"rank {self._rank()} on {node_name(os.environ)}"
-        first = name if self.hangs.lost_store else self.ask_store(claim, name)
-        if first == name or (first is None and not is_over()):
+        own = self._name()
+        first = own if self.hangs.lost_store else self.ask_store(functools.partial(self._first_unless, is_over))
+        if first == own or (first is None and not is_over()):
             self.hangs.accuse()
+            asked = f"Waiting {restart_s:g} s for {self.hangs.silent} to answer:"
             hint = (
                 f"check that node and that rank's output; if ranks may take longer: --hang-restart-s {2 * restart_s:g}"
             )
-            hang = ClusterDDPError(
-                f"Waiting {restart_s:g} s for {self.hangs.silent} to answer:", f"{self.hangs.words}.", hint
-            )
-            self._note(hang, waits=True)
-            self.say(f"error: {hang}")
+            self._say_error(ClusterDDPError(asked, f"{self.hangs.words}.", hint), waits=True)
             hard_exit.now(1)
 
     def stop_hang_watch(self) -> None:
@@ -173,31 +156,26 @@ class FailureReporter:
         self.linger()
 
     def ask_store(
-        self,
-        question: Callable[[dist.Store, str], str],
-        name: str,
-        *,
-        patience_s: float = _STORE_PATIENCE_S + _ROLL_CALL_S,
-    ) -> str | None:
-        """Return the store's answer; None if it is gone or doesn't answer in time; `name` if there is no store yet."""
-        answers: list[str] = []
-        store = self.store
-        if store is None:
-            return name
-
-        def ask() -> None:
-            with contextlib.suppress(Exception):  # the store is gone with rank 0
-                answers.append(question(store, name))
-
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(patience_s)
+        self, question: Callable[[dist.Store], T], *, patience_s: float = _STORE_PATIENCE_S + _ROLL_CALL_S
+    ) -> T | None:
+        """Return what a question put to the ranks' store returns; None if it is gone, or doesn't answer in time."""
+        answers: list[T] = []
+        if self.store is not None:
+            asking = threading.Thread(target=_ask, args=(question, self.store, answers), daemon=True)
+            asking.start()
+            asking.join(patience_s)
         return answers[0] if answers else None
 
-    def _first_failure(self, store: dist.Store, name: str) -> str:
-        first = str(store.compare_set(_KEY, "", name), "utf-8")
+    def _first_failure(self, store: dist.Store) -> str:
+        """The name of the rank that failed first: this one's, if no other has failed yet."""
+        first = str(store.compare_set(_KEY, "", self._name()), "utf-8")
         store.set(f"failed/{self._rank()}", "")  # this rank needs rank 0's store no more
         return first
+
+    def _first_unless(self, is_over: Callable[[], bool], store: dist.Store) -> str:
+        """As `_first_failure`; "" if the hang is over."""
+        store.check([_KEY])  # may take seconds, and then a step comes
+        return "" if is_over() else self._first_failure(store)
 
     def _aborted(self, error: BaseException, *, is_first: bool) -> ClusterDDPError | None:
         """The error that names the rank which a signal has ended; None if none was. One rank looks for it."""
@@ -209,30 +187,49 @@ class FailureReporter:
         verdict, hint = found
         return ClusterDDPError("Waiting for the other ranks in a collective:", f"{verdict}.", hint)
 
-    def _who_hangs(self, store_answers: bool, verdict: str) -> ClusterDDPError:
-        """The error that names the ranks which have not reported a timeout as well."""
-        assert self.topology is not None
+    def _follow(self, first: str | None, error: BaseException) -> None:
+        """Say that another rank failed first. After a timeout, stay until that one has found out who hangs."""
+        self.say_consequence(_stopped_by(first))
+        if _is_timeout(error) and self.hangs is not None:
+            self.hangs.answer(error)  # the first one waits for it
+        if _is_timeout(error) or isinstance(error, PeerFailedError):
+            # If this rank ended now, Slurm would wake the rank that hangs, or end those that look for it.
+            time.sleep(_ROLL_CALL_S + 1.0)
+
+    def _hang(self, error: BaseException, *, store_answers: bool) -> ClusterDDPError:
+        """The error that says where all ranks are, or else names those that have not reported a timeout as well."""
+        verdict = self.hangs.verdict(error) if self.hangs else ""
         hanging = "rank 0"
         if store_answers:
             time.sleep(_ROLL_CALL_S)
-            hanging = self.ask_store(self._absent, "") or "some rank"
+            hanging = self.ask_store(self._absent) or "some rank"
         return ClusterDDPError(
             f"Waiting {self.collective_timeout_s:g} s for the other ranks:",
             f"{verdict or hanging + ' did not answer: it hangs, was stopped, or its node is gone'}.",
             "check that node and that rank's output; if ranks may be this slow: --collective-timeout-s",
         )
 
-    def _absent(self, store: dist.Store, name: str) -> str:
+    def _absent(self, store: dist.Store) -> str:
+        """The ranks that have not failed, with their hosts; "" if all have."""
         assert self.topology is not None
         failed = [f"failed/{rank}" for rank in range(self.topology.world_size)]
         absent = [int(key.rpartition("/")[2]) for key in arrived_ranks.unset(store, failed)]
         return ", ".join(f"rank {rank} on {host}" for rank, host in zip(absent, arrived_ranks.hosts(store, absent)))
+
+    def _say_error(self, error: BaseException, *, consequence: bool = False, waits: bool = False) -> None:
+        """Note and say an error; one that is not ours with its traceback."""
+        self._note(error, consequence=consequence, waits=waits)
+        is_ours = isinstance(error, ClusterDDPError)
+        self.say(f"error: {error}" if is_ours else "".join(traceback.format_exception(error)).rstrip())
 
     def _note(self, error: BaseException | str, *, consequence: bool = False, waits: bool = False) -> None:
         spare_descriptor()
         words = _in_short(error)
         steps = rank_progress.steps
         rank_notes.failed(os.environ, self._rank(), words, consequence=consequence, step=steps, waits=waits)
+
+    def _name(self) -> str:
+        return f"rank {self._rank()} on {node_name(os.environ)}"
 
     def _rank(self) -> str:
         if self.topology is not None:
@@ -241,6 +238,11 @@ class FailureReporter:
         if of_slurm and "TORCHELASTIC_RUN_ID" not in os.environ:  # else Slurm's task is torchrun
             return of_slurm
         return os.environ.get("RANK") or "?"
+
+
+def _ask(question: Callable[[dist.Store], T], store: dist.Store, answers: list[T]) -> None:
+    with contextlib.suppress(Exception):  # the store is gone with rank 0
+        answers.append(question(store))
 
 
 def _stopped_by(other: str | None) -> str:

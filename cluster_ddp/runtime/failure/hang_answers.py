@@ -7,6 +7,8 @@ answers the others: in the store, and in its stack file in the run directory.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import json
 import os
 import time
@@ -15,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster_ddp.runtime.failure import hang_verdict, stack_file
+from cluster_ddp.protocol import Env
+from cluster_ddp.runtime.failure import hang_verdict, rank_progress, stack_file, stacks
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.rendezvous import arrived_ranks
 from cluster_ddp.slurm.topology import Topology
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
 # How long the stacks of a rank may take to be written whole: each line is synced.
 _WRITTEN_S = 2.0
 
-Ask = Callable[[Callable[["dist.Store", str], str], str], "str | None"]
+Question = Callable[["dist.Store"], Any]
+Ask = Callable[[Question], Any]
 
 
 class HangAnswers:
@@ -48,87 +52,99 @@ class HangAnswers:
         """Forget the answers: a hang is over."""
         self._hang, self.lost_store = self._hang + 1, False
 
+    def here(self, error: BaseException | None, workers: tuple[str, ...]) -> Answer:
+        """Return where this rank is now; after an error, where that was raised.
+
+        Args:
+            error: of a collective on this rank; None if none has failed.
+            workers: where the DataLoader's workers are.
+        """
+        place = stacks.place(stacks.live() if error is None else stacks.of_error(error))
+        last: dict[str, Any] = {"operation": place.collective}
+        if place.collective or place.doing == "backward":
+            last |= recorded(is_done=error is not None)
+        return Answer(
+            rank=self._topology.rank,
+            host=node_name(os.environ),
+            pid=os.getpid(),
+            where=place.where,
+            doing=place.doing,
+            workers=workers,
+            lost_store=self.lost_store,
+            **last,
+        )
+
     def is_asked(self, here: Answer) -> bool:
         """Note where this rank is. Returns whether another one asks for its answer."""
 
-        def note(store: dist.Store, _: str) -> str:
-            store.set(f"place/{self._topology.rank}", here.text())
-            return "asked" if store.check([f"hang/{self._hang}/ask"]) else "no"
-
-        return self._request(note) == "asked"
+        return bool(self._request(functools.partial(self._note_place, here)))
 
     def give(self, answer: Answer) -> bool:
         """Answer, and ask all others for the same. Returns whether the store has it."""
-        prefix = f"hang/{self._hang}"
+        return self._request(functools.partial(self._write, answer)) is not None
 
-        def write(store: dist.Store, _: str) -> str:
-            store.set(f"{prefix}/{self._topology.rank}", answer.text())
-            store.set(f"{prefix}/ask", "")
-            return "written"
-
-        return self._request(write) is not None
-
-    def collect(self, here: Answer, run_dir: Path | None, *, patience_s: float) -> list[Answer]:
-        """Return where each rank is: from the store, or from the files if the store does not answer.
+    def collect(self, here: Answer, *, patience_s: float) -> list[Answer]:
+        """Return where each rank is: from the store, or from the stack files if the store does not answer.
 
         Args:
             here: where this rank is.
-            run_dir: with the stack files; None if there is none.
             patience_s: how long the others may take.
         """
         deadline = time.monotonic() + patience_s
-        told = self._request(self._answers)
-        while told is not None and time.monotonic() < deadline and len(json.loads(told)) < self._topology.world_size:
+        told: list[str] | None = self._request(self._answers)
+        while told is not None and time.monotonic() < deadline and len(told) < self._topology.world_size:
             time.sleep(0.1)
             told = self._request(self._answers)
-        files = _files(run_dir)
-        until = time.monotonic() + _WRITTEN_S
-        while any(one.state == "locked" and not one.where for one in files.values()) and time.monotonic() < until:
-            time.sleep(0.1)
-            files = _files(run_dir)
+        files = _whole_files()
         if told is None:
-            # Those that have lost the store as well have written it into their files.
-            while (found := _without_store(files)).keys() < files.keys() - {0} and time.monotonic() < deadline:
+            found = _without_store(files)
+            while found.keys() < files.keys() - {0} and time.monotonic() < deadline:
                 time.sleep(0.1)
-                files = _files(run_dir)
+                files = _files()
+                found = _without_store(files)
         else:
-            found = {one.rank: one for one in map(Answer.of, json.loads(told))}
+            found = {one.rank: one for one in map(Answer.of, told)}
         found[here.rank] = here
         absent = [rank for rank in range(self._topology.world_size) if rank not in found]
-        return [*found.values(), *self._absent(absent, files, store_answers=told is not None)]
+        seen: list[str] = [] if told is None else self._request(functools.partial(_places, absent)) or []
+        noted = {one.rank: one for one in map(Answer.of, seen)}
+        return [*found.values(), *(self._last_known(rank, files.get(rank), noted.get(rank)) for rank in absent)]
 
-    def _request(self, question: Callable[[dist.Store, str], str]) -> str | None:
+    def _request(self, question: Question) -> Any:
         """The store's answer; None if it has not answered in this hang: each attempt takes seconds."""
-        answer = None if self.lost_store else self._ask(question, "")
+        answer = None if self.lost_store else self._ask(question)
         self.lost_store = answer is None
         return answer
 
-    def _answers(self, store: dist.Store, _: str) -> str:
+    def _note_place(self, here: Answer, store: dist.Store) -> bool:
+        store.set(f"place/{self._topology.rank}", here.text())
+        return bool(store.check([f"hang/{self._hang}/ask"]))
+
+    def _write(self, answer: Answer, store: dist.Store) -> bool:
+        store.set(f"hang/{self._hang}/{self._topology.rank}", answer.text())
+        store.set(f"hang/{self._hang}/ask", "")
+        return True
+
+    def _answers(self, store: dist.Store) -> list[str]:
         keys = [f"hang/{self._hang}/{rank}" for rank in range(self._topology.world_size)]
         missing = set(arrived_ranks.unset(store, keys))
         there = [key for key in keys if key not in missing]
-        values = [value for batch in arrived_ranks.batches(there) for value in store.multi_get(list(batch))]
-        return json.dumps([value.decode() for value in values])
+        return [value.decode() for batch in arrived_ranks.batches(there) for value in store.multi_get(list(batch))]
 
-    def _absent(self, ranks: Sequence[int], files: dict[int, Answer], *, store_answers: bool) -> list[Answer]:
-        """What is known of ranks that do not answer."""
-        last = {}
-        if store_answers:
-            seen = self._request(lambda store, _: json.dumps([_seen(store, rank) for rank in ranks])) or "[]"
-            last = {one.rank: one for one in map(Answer.of, filter(None, json.loads(seen)))}
-        found = []
-        for rank in ranks:
-            one = files.get(rank)
-            if one is None or not one.state:
-                one = (
-                    last.get(rank)
-                    or one
-                    or Answer(rank=rank, host="an unknown node" if rank else self._topology.master_addr)
-                )
-                is_near = one.host == node_name(os.environ) and one.pid
-                one = replace(one, state="stopped" if is_near and stack_file.is_stopped(one.pid) else "gone")
-            found.append(one)
-        return found
+    def _last_known(self, rank: int, in_file: Answer | None, noted: Answer | None) -> Answer:
+        """What is known of a rank that does not answer: why, if its file says so, or else where it was seen last."""
+        if in_file is not None and in_file.state:
+            return in_file
+        host = "an unknown node" if rank else self._topology.master_addr
+        last = noted or in_file or Answer(rank=rank, host=host)
+        is_near = last.host == node_name(os.environ) and last.pid
+        return replace(last, state="stopped" if is_near and stack_file.is_stopped(last.pid) else "gone")
+
+
+def run_dir_here() -> Path | None:
+    """Return the run directory, if there is one on this node."""
+    folder = Path(os.environ.get(Env.RUN_DIR) or rank_progress.run_dir or "/nowhere")
+    return folder if folder.is_dir() else None
 
 
 def recorded(*, is_done: bool) -> dict[str, Any]:
@@ -141,25 +157,62 @@ def recorded(*, is_done: bool) -> dict[str, Any]:
 
     for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
         with contextlib.suppress(Exception):  # a build of torch without NCCL
-            if found := hang_verdict.last_collective(json.loads(getattr(c10d, name)()), is_done=is_done):
-                return found
+            entries = json.loads(getattr(c10d, name)()).get("entries", [])
+            entries = [one for one in entries if not one.get("is_p2p") and (is_done or not one.get("retired"))]
+            if not entries:
+                continue
+            last = max(entries, key=lambda one: int(one["collective_seq_id"]))
+            sizes = "+".join("x".join(map(str, size)) or "1" for size in last.get("input_sizes", []))
+            operation = str(last["profiling_name"]).partition(":")[2]
+            return {"operation": operation, "number": int(last["collective_seq_id"]), "sizes": sizes}
     return {}
 
 
-def _files(run_dir: Path | None) -> dict[int, Answer]:
+def _files() -> dict[int, Answer]:
     """What all ranks have written into their files, by rank."""
-    return {one.rank: one for one in hang_verdict.read(run_dir)} if run_dir else {}
+    folder = run_dir_here()
+    return {one.rank: one for one in hang_verdict.read(folder)} if folder else {}
+
+
+def _whole_files() -> dict[int, Answer]:
+    """As `_files`, once the stacks of all that are busy in C code are written, which takes some time."""
+    until = time.monotonic() + _WRITTEN_S
+    files = _files()
+    while any(one.state == "locked" and not one.where for one in files.values()) and time.monotonic() < until:
+        time.sleep(0.1)
+        files = _files()
+    return files
 
 
 def _without_store(files: Mapping[int, Answer]) -> dict[int, Answer]:
-    """Those that the store does not answer either: they, and not this rank, have lost nobody but rank 0."""
+    """Those that the store does not answer either, and who have written so: they have lost nobody but rank 0."""
     return {rank: one for rank, one in files.items() if rank and one.lost_store}
 
 
-def _seen(store: dist.Store, rank: int) -> str:
-    """The place that a rank noted last, as JSON."""
-    if store.check([f"place/{rank}"]):
-        return store.get(f"place/{rank}").decode()
-    if store.check([arrived_ranks.arrival(rank)]):
-        return Answer(rank=rank, host=arrived_ranks.hosts(store, [rank])[0]).text()
-    return ""
+def _places(ranks: Sequence[int], store: dist.Store) -> list[str]:
+    """The places that ranks noted last, as JSON; of one that has noted none, its node."""
+    found = []
+    for rank in ranks:
+        if store.check([f"place/{rank}"]):
+            found.append(store.get(f"place/{rank}").decode())
+        elif store.check([arrived_ranks.arrival(rank)]):
+            found.append(Answer(rank=rank, host=arrived_ranks.hosts(store, [rank])[0]).text())
+    return found
+
+
+def leave_out_torchs_warnings() -> None:
+    """Let torch's C++ code log only errors from now on, unless the user has chosen a level.
+
+    A question to a store that is gone raises an error. It is logged as a warning as well, with twenty C++ frames
+    (TCPStore.cpp, torch 2.10 to 2.14): a rank that hangs would print them after the verdict that names it. The variable
+    is read when torch is imported, which scripts have done before, so the level is set where it is kept.
+    """
+    if os.environ.get("TORCH_CPP_LOG_LEVEL"):
+        return
+    import torch
+
+    with contextlib.suppress(OSError, ValueError):  # a build of torch with glog
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        error = 2  # c10/util/logging_is_not_google_glog.h
+        level = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+        level.value = max(level.value, error)

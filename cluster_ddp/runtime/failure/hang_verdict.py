@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,21 @@ def read(run_dir: Path) -> list[Answer]:
     return sorted(found, key=lambda one: one.rank)
 
 
+def kept(path: Path, own_file: Path, limit_s: float) -> str:
+    """Return the verdict that a rank has written; "" if there is none.
+
+    Args:
+        path: of the file with the verdict.
+        own_file: this rank's stack file, which is as old as the present hang.
+        limit_s: how much older the verdict may be.
+    """
+    with contextlib.suppress(OSError):
+        age_s = own_file.stat().st_mtime - path.stat().st_mtime  # by one clock, the file system's
+        if age_s < limit_s:
+            return read_text(path).rstrip()
+    return ""
+
+
 def _from_file(head: str, dumps: str) -> Answer:
     """What a stack file says: where its rank was aborted, or stuck in C, else what the rank wrote itself."""
     answer = Answer.of(head.rstrip())
@@ -187,21 +203,3 @@ def ranges(ranks: Iterable[int]) -> str:
         else:
             spans.append([rank, rank])
     return ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in spans)
-
-
-def last_collective(dump: Mapping[str, Any], *, is_done: bool) -> dict[str, Any]:
-    """Return operation, number and sizes of a flight recorder's last collective, {} if there is none.
-
-    Args:
-        dump: of torch's flight recorder, from JSON.
-        is_done: also one that has ended, as after its error.
-    """
-    entries = [one for one in dump.get("entries", []) if not one.get("is_p2p")]
-    if not is_done:
-        entries = [one for one in entries if not one.get("retired")]
-    if not entries:
-        return {}
-    last = max(entries, key=lambda one: int(one["collective_seq_id"]))
-    sizes = "+".join("x".join(map(str, size)) or "1" for size in last.get("input_sizes", []))
-    operation = str(last["profiling_name"]).partition(":")[2]
-    return {"operation": operation, "number": int(last["collective_seq_id"]), "sizes": sizes}

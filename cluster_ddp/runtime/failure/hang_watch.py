@@ -22,13 +22,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from cluster_ddp.protocol import Env, File
-from cluster_ddp.run_files import read_text
+from cluster_ddp.protocol import File
 from cluster_ddp.runtime.console import complain
-from cluster_ddp.runtime.failure import hang_verdict, rank_progress, sick_nodes, stack_file, stacks
-from cluster_ddp.runtime.failure.hang_answers import Ask, HangAnswers, recorded
+from cluster_ddp.runtime.failure import hang_verdict, rank_progress, sick_nodes, stack_file
+from cluster_ddp.runtime.failure.hang_answers import Ask, HangAnswers, leave_out_torchs_warnings, run_dir_here
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 from cluster_ddp.slurm.topology import Topology
@@ -77,7 +75,8 @@ class HangWatch:
         least_s = _EVERY_S_PER_RANK * topology.world_size
         self._every_s = max(0.05, min(_LONGEST_S, warning_s / 10, timeout_s / 10), least_s)
         self._stopped, self._told = threading.Event(), threading.Lock()
-        self._answered_at, self._due_s = -1.0, _NEVER
+        self._answered_at = -1.0  # the last progress before the present hang; -1 if this rank has answered in none
+        self._due_s = _NEVER  # when this rank ends the start
         self._error: BaseException | None = None
         self._silent_nodes: list[str] = []
         self._is_first = False  # to end the start
@@ -92,6 +91,7 @@ class HangWatch:
 
     def start(self) -> None:
         """Start the thread. Call it once."""
+        leave_out_torchs_warnings()
         rank_progress.reset()
         self._thread.start()
 
@@ -120,23 +120,25 @@ class HangWatch:
         return self._answers.lost_store
 
     def accuse(self) -> None:
-        """Note the nodes that do not answer, by the verdict. The verdict is the last word."""
+        """Note the nodes that do not answer, by the verdict."""
         with contextlib.suppress(Exception):
             for node in self._silent_nodes:
                 sick_nodes.note(os.environ, node, "its ranks do not answer")
-            self._take_stderr()
+            if self._file is not None:
+                self._file.take_stderr()  # the verdict is the last word: NCCL's watchdog, say, writes C++ frames then
 
     def answer(self, error: BaseException) -> None:
         """Write for the other ranks where this one was, after a timeout of a collective."""
         self._error = error
         with contextlib.suppress(Exception):
             self._answer()
-            self._take_stderr()
+            if self._file is not None:
+                self._file.take_stderr()
 
     def aborted(self, error: BaseException) -> tuple[str, str] | None:
         """Return verdict and hint if a lost connection is due to a rank that a signal has ended; else None."""
         with contextlib.suppress(Exception):
-            folder = self._run_dir()
+            folder = run_dir_here()
             hint = hang_verdict.hint(hang_verdict.read(folder)) if folder else ""
             if hint and (verdict := self.verdict(error)):
                 return verdict, hint
@@ -187,30 +189,14 @@ class HangWatch:
         return self._stopped.is_set() or self._error is not None or self._answered_at != rank_progress.last_s
 
     def _open_file(self) -> None:
-        folder = self._run_dir()
+        folder = run_dir_here()
         if self._file is None and folder is not None:
             self._file = stack_file.StackFile(folder / File.STACK.format(self._topology.rank))
             self._file.write(self._here().text())
 
-    def _take_stderr(self) -> None:
-        """Keep the verdict the last word: NCCL's watchdog, say, writes C++ frames after it."""
-        if self._file is not None:
-            self._file.take_stderr()
-
-    def _run_dir(self) -> Path | None:
-        folder = Path(os.environ.get(Env.RUN_DIR) or rank_progress.run_dir or "/nowhere")
-        return folder if folder.is_dir() else None
-
     def _here(self, *, ask_workers: bool = False) -> Answer:
         """Where this rank is now; after an error, where that was raised."""
-        place = stacks.place(stacks.live() if self._error is None else stacks.of_error(self._error))
-        more: dict[str, Any] = {"operation": place.collective, "lost_store": self.lost_store}
-        if place.collective or place.doing == "backward":
-            more |= recorded(is_done=self._error is not None)
-        if ask_workers:
-            more["workers"] = self._workers.places()
-        own = {"rank": self._topology.rank, "host": node_name(os.environ), "pid": os.getpid()}
-        return Answer(**{**own, "where": place.where, "doing": place.doing, **more})
+        return self._answers.here(self._error, self._workers.places() if ask_workers else ())
 
     def _answer(self) -> None:
         """Write where this rank is, for all others, and ask them for the same."""
@@ -234,47 +220,43 @@ class HangWatch:
             if self.words:
                 return
             speaks = self._judge(self._collect(patience_s=2 * self._every_s + _ANSWER_S))
-            can_end = self.silent and self._knows_busy
-            self._due_s = due_s + (0.0 if self._is_first else _OTHERS_S) if can_end else _NEVER
+            self._due_s = _NEVER
+            if self.silent and self._knows_busy:
+                self._due_s = due_s + (0.0 if self._is_first else _OTHERS_S)
             if speaks and print_it and self._error is None:  # else its error is said, and is the last word
-                complain(f"No step was completed for {self._warning_s:g} s: {self.words}.{self._threat()}")
-
-    def _threat(self) -> str:
-        left_s = max(0.0, self._due_s - time.monotonic())
-        return "" if left_s == _NEVER else f" If that lasts, this start ends in {left_s:.0f} s (--hang-restart-s)."
+                words = f"No step was completed for {self._warning_s:g} s: {self.words}."
+                if self._due_s < _NEVER:
+                    left_s = max(0.0, self._due_s - time.monotonic())
+                    words += f" If that lasts, this start ends in {left_s:.0f} s (--hang-restart-s)."
+                complain(words)
 
     def _judge(self, answers: Sequence[Answer]) -> bool:
         """Make the verdict from all answers. Returns whether this rank is to tell it; it has then kept it as a file."""
-        reached, size = hang_verdict.reached(answers, node_name(os.environ)), self._topology.world_size
-        knows = sick_nodes.may_accuse(reached, size, os.environ)
-        if not knows and (kept := self._kept()) not in ("", self.words):
+        rank, size, folder = self._topology.rank, self._topology.world_size, run_dir_here()
+        reached = hang_verdict.reached(answers, node_name(os.environ))
+        may_accuse = sick_nodes.may_accuse(reached, size, os.environ)
+        if not may_accuse and (kept := self._kept(folder)) not in ("", self.words):
             self.words, self.silent, self._silent_nodes = kept, "", []  # by a rank that reaches more
             return False
         self.words, self.silent = hang_verdict.verdict(answers), hang_verdict.silent_ranks(answers)
         nodes = hang_verdict.silent_nodes(answers)
-        if nodes and not knows:
-            self.words += f"; rank {self._topology.rank} reaches {len(reached)} of {size} ranks: it may be cut off"
-        self._silent_nodes = nodes if knows else []
-        self._knows_busy = hang_verdict.have_files(answers, self._run_dir())
-        rank, present = self._topology.rank, [one.rank for one in answers if not one.state]
-        is_lowest = rank == min(present, default=rank)
-        self._is_first = knows and is_lowest
-        if (speaks := is_lowest or self._error is not None) and (folder := self._run_dir()) is not None:
+        if nodes and not may_accuse:
+            self.words += f"; rank {rank} reaches {len(reached)} of {size} ranks: it may be cut off"
+        self._silent_nodes = nodes if may_accuse else []
+        self._knows_busy = hang_verdict.have_files(answers, folder)
+        is_lowest = rank == min((one.rank for one in answers if not one.state), default=rank)
+        self._is_first = may_accuse and is_lowest
+        speaks = is_lowest or self._error is not None
+        if speaks and folder is not None:
             with contextlib.suppress(OSError), atomic_write(folder / File.HANG) as file:  # such as on a full disk
                 file.write(f"{self.words}\n".encode())
         return speaks
 
     def _collect(self, *, patience_s: float) -> list[Answer]:
-        return self._answers.collect(self._here(ask_workers=True), self._run_dir(), patience_s=patience_s)
+        return self._answers.collect(self._here(ask_workers=True), patience_s=patience_s)
 
-    def _kept(self) -> str:
+    def _kept(self, folder: Path | None) -> str:
         """The verdict on the present hang that another rank has written; "" if there is none."""
-        folder = self._run_dir()
         if folder is None or self._file is None:
             return ""
-        with contextlib.suppress(OSError):
-            hang = folder / File.HANG
-            age_s = self._file.path.stat().st_mtime - hang.stat().st_mtime  # by one clock, the file system's
-            if age_s < min(self._warning_s, self._timeout_s):
-                return read_text(hang).rstrip()
-        return ""
+        return hang_verdict.kept(folder / File.HANG, self._file.path, min(self._warning_s, self._timeout_s))

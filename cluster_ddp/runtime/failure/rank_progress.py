@@ -1,4 +1,4 @@
-"""When this rank last got on: a completed step, collective of `World`, or batch. Read by the hang watch.
+"""How far this rank is, and when it last progressed: by a completed step, collective of `World`, or batch.
 
 Until the first step nothing counts: imports, downloads and compiling may take long.
 """

@@ -37,10 +37,10 @@ def test_those_with_nothing_to_say_are_named_with_their_hosts() -> None:
         store.set(arrived_ranks.arrival(rank), f"n{rank // 8}")
         if rank not in (7, 1999):
             store.set(f"failed/{rank}", "")
-    assert reporter._absent(store, "") == "rank 7 on n0, rank 1999 on n249"
+    assert reporter._absent(store) == "rank 7 on n0, rank 1999 on n249"
     for rank in (7, 1999):
         store.set(f"failed/{rank}", "")
-    assert reporter._absent(store, "") == ""
+    assert reporter._absent(store) == ""
 
 
 def test_rank_0_stays_until_the_others_know_who_failed(capfd: pytest.CaptureFixture[str]) -> None:

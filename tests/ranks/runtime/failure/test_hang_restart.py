@@ -36,9 +36,7 @@ def watching(rank: int, ended: list[bool], *, warning_s: float = 0.1) -> HangWat
     """The watch of one of two ranks, without its thread; the other one is silent."""
     store, topology = dist.HashStore(), Topology.from_environ(slurm_step(rank, 2, job_id=1))
     limits = {"warning_s": warning_s, "timeout_s": 600.0, "restart_s": 0.0}
-    return HangWatch(
-        topology, lambda ask, name: ask(store, name), **limits, end=lambda is_over: ended.append(is_over())
-    )
+    return HangWatch(topology, lambda ask: ask(store), **limits, end=lambda is_over: ended.append(is_over()))
 
 
 @pytest.mark.parametrize("seen", ["all files", "own file", "no run directory"])

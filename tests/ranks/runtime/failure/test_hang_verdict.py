@@ -84,7 +84,7 @@ def test_a_rank_that_is_cut_off_keeps_to_the_verdict_of_those_that_are_not(
     here, hang = Topology.from_environ(slurm_step(1, 2, job_id=JOB_ID)), tmp_path / "hang.txt"
 
     def verdict() -> str:
-        watch = HangWatch(here, lambda question, name: None, warning_s=60, timeout_s=60)
+        watch = HangWatch(here, lambda question: None, warning_s=60, timeout_s=60)
         watch.start()
         try:
             return watch.verdict(RuntimeError("timed out"))
@@ -140,7 +140,7 @@ def test_who_ends_a_start_in_which_ranks_are_silent(
         monkeypatch.setenv("SLURMD_NODENAME", f"node{rank + 1}")
         here = Topology.from_environ(slurm_step(rank, 3, job_id=JOB_ID, nodelist="node[1-3]"))
         limits = {"warning_s": 0.5, "timeout_s": 60.0, "restart_s": 0.0}
-        return watches.setdefault(rank, HangWatch(here, lambda ask, name: ask(store, name), **limits, end=end))
+        return watches.setdefault(rank, HangWatch(here, lambda ask: ask(store), **limits, end=end))
 
     for rank in range(3):
         on_node_of(rank)._look()  # it notes where it is
@@ -173,7 +173,7 @@ def test_a_node_that_is_cut_off_accuses_nobody(
         monkeypatch.setenv("SLURMD_NODENAME", node)
         here = Topology.from_environ(slurm_step(rank, 3, job_id=JOB_ID, nodelist="node[1-3]"))
         own = store if rank == 0 or cut_off not in (0, rank) else None
-        watches.append(HangWatch(here, lambda ask, name, own=own: own and ask(own, name), warning_s=0.5, timeout_s=60))
+        watches.append(HangWatch(here, lambda ask, own=own: own and ask(own), warning_s=0.5, timeout_s=60))
         watches[rank]._answer()  # its thread does so when no step comes
     for rank in order:
         monkeypatch.setenv("SLURMD_NODENAME", nodes[rank])
