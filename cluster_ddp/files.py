@@ -18,14 +18,9 @@ T = TypeVar("T")
 
 
 def make_dir(path: Path, *, shared: bool | None = None) -> None:
-    """Make a folder of mode 0700, or 0750 if shared. Missing parents get the umask's mode.
+    """Make a folder of mode 0700, or 0750 if shared with the group. Missing parents get the umask's mode.
 
-    Args:
-        path: of the folder.
-        shared: whether the group may read it; default: from `protocol.Env.SHARE` in the environment.
-
-    Raises:
-        OSError: it already exists, or can't be made.
+    `shared` is by default what `protocol.Env.SHARE` says. If the folder exists or can't be made, it is an OSError.
     """
     path.mkdir(mode=0o700, parents=True)
     if _is_shared(shared):
@@ -33,20 +28,10 @@ def make_dir(path: Path, *, shared: bool | None = None) -> None:
 
 
 def open_own(path: Path, flags: int, *, shared: bool | None = None) -> int:
-    """Open a file, but not through a symbolic link.
+    """Open a file, but not through a symbolic link. Child processes do not inherit the descriptor.
 
-    A new file has mode 0600. If shared, with O_CREAT in `flags`, the group may also read the file, new or not.
-
-    Args:
-        path: of the file.
-        flags: as for os.open.
-        shared: whether the group may read it; default: from `protocol.Env.SHARE` in the environment.
-
-    Returns:
-        A descriptor that child processes do not inherit.
-
-    Raises:
-        OSError: it is a symbolic link, or can't be opened.
+    A new file has mode 0600. If shared (default: `protocol.Env.SHARE` in the environment), with O_CREAT in `flags`, the
+    group may also read the file, new or not. If it is a link, or can't be opened, it is an OSError.
     """
     try:
         descriptor = with_reserve(lambda: os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
@@ -61,15 +46,7 @@ def open_own(path: Path, flags: int, *, shared: bool | None = None) -> int:
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Whether `path` still names this open file: others may have removed or replaced it.
-
-    Args:
-        descriptor: of the open file.
-        path: where it was opened.
-
-    Raises:
-        OSError: the path can't be examined.
-    """
+    """Whether `path` still names this open file: others may have removed or replaced it."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except OSError as error:
@@ -83,13 +60,7 @@ def _is_shared(shared: bool | None) -> bool:
 
 
 def to_json(value: object, *, default: Callable[[Any], Any] | None = None, indent: int | None = None) -> str:
-    """Return a value as JSON. A non-finite number is null: JSON has none, and some readers refuse a file with one.
-
-    Args:
-        value: what to write.
-        default: makes something that JSON has of other values; see `json.dumps`.
-        indent: of the lines; None for one line.
-    """
+    """Return a value as JSON (see `json.dumps`). A non-finite number is null: JSON has none, some readers refuse it."""
     try:
         return json.dumps(value, default=default, indent=indent, allow_nan=False)
     except ValueError:

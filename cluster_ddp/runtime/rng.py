@@ -11,24 +11,16 @@ import torch
 
 
 def seed_all(seed: int) -> None:
-    """Seed torch (all devices), Python's random and NumPy.
-
-    Args:
-        seed: 0 … 2**63 - 1.
-    """
+    """Seed torch (all devices), Python's random and NumPy with 0 … 2**63 - 1."""
     torch.manual_seed(seed)
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
 
 
 def stream_seed(seed: int, stream: int) -> int:
-    """Return the seed of one stream of a run, 0 … 2**63 - 1, such that neighbouring seeds and streams are unrelated.
+    """Return the seed of one stream of a run (an epoch, a rank), 0 … 2**63 - 1; neighbouring ones are unrelated.
 
     It is the mixing function of splitmix64 (Steele, Lea, Flood 2014).
-
-    Args:
-        seed: the random seed of the run.
-        stream: number of the stream, such as an epoch or a rank.
     """
     x = (seed * 0x9E3779B97F4A7C15 + stream + 1) & 0xFFFFFFFFFFFFFFFF
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
@@ -37,11 +29,7 @@ def stream_seed(seed: int, stream: int) -> int:
 
 
 def capture(devices: Sequence[torch.device]) -> dict[str, Any]:
-    """Return the states of all generators, in types that torch.load reads with weights_only.
-
-    Args:
-        devices: the devices of this rank.
-    """
+    """Return the states of all generators, in types that torch.load reads with weights_only."""
     name, keys, position, has_gauss, cached = cast(tuple[Any, ...], numpy.random.get_state(legacy=True))
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
@@ -65,12 +53,7 @@ def restore(state: dict[str, Any], devices: Sequence[torch.device]) -> None:
 
 
 def derive(states: list[dict[str, Any]], rank: int) -> None:
-    """Seed all generators anew, for a run with another number of ranks than saved the states.
-
-    Args:
-        states: of `capture`, one of each rank that saved.
-        rank: this rank.
-    """
+    """Seed all generators of a rank anew, from the states of another number of ranks, of `capture`."""
     generator = torch.Generator()
     generator.set_state(states[0]["torch"])
     common = int(torch.randint(2**62, (), generator=generator))

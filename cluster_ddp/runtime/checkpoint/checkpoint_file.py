@@ -46,14 +46,11 @@ def import_all() -> None:
 
 
 def write(path: Path, state: Mapping[str, Any]) -> str:
-    """Write a state whole or not at all, and fsync file and folder.
+    """Write a state whole or not at all, fsync file and folder, and return its SHA-256 (hexadecimal).
 
     Args:
         path: of the file; it is replaced.
         state: of types that torch.load reads with weights_only.
-
-    Returns:
-        The SHA-256 as 64 hexadecimal digits.
 
     Raises:
         OSError: the disk is full, or the folder is gone or not writable.
@@ -140,13 +137,9 @@ def taken(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def not_as_chosen(path: Path, chosen: str) -> str | None:
-    """Return why this node does not see the file that rank 0 has chosen; None if it does.
+    """Return why this node does not see the file that rank 0 has chosen, by its SHA-256; None if it does.
 
     Waits up to a minute, since network file systems show a file to other nodes late.
-
-    Args:
-        path: of the file.
-        chosen: its SHA-256 on rank 0.
     """
     deadline = time.monotonic() + _VISIBLE_WITHIN_S
     while True:

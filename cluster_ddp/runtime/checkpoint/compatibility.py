@@ -84,12 +84,7 @@ def settings(state: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def differences(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """Return the permitted differences between a saved state that fits and this training, one line each.
-
-    Args:
-        saved: the saved state.
-        ours: the state that would be saved now; needs no parts and ranks.
-    """
+    """Return the permitted differences between a saved state that fits and ours (without parts), one line each."""
     lines = []
     before, now = saved["saved_by"]["world_size"], ours["saved_by"]["world_size"]
     if before != now:
@@ -122,12 +117,7 @@ def _other_settings(saved: Mapping[str, Any], name: str, now: Mapping[str, str])
 
 
 def complaint(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> str | None:
-    """Return why a saved state does not belong to this training, in words; None if it does.
-
-    Args:
-        saved: the saved state.
-        ours: the state that would be saved now.
-    """
+    """Return why a saved state does not belong to this training, whose state is ours, in words; None if it does."""
     return (
         _other_array_task(saved["saved_by"], ours["saved_by"])
         or _other_identity(saved["identity"], ours["identity"])

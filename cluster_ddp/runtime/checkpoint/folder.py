@@ -46,12 +46,7 @@ class _Save:
 
 
 class CheckpointFolder:
-    """The checkpoints of a run, by step.
-
-    Args:
-        path: of the folder, which is made with the first checkpoint.
-        keep: how many of the newest checkpoints stay.
-    """
+    """The newest `keep` checkpoints of a run, by step. The folder is made with the first one."""
 
     def __init__(self, path: Path, *, keep: int) -> None:
         self.path, self.keep = path, keep
@@ -75,11 +70,7 @@ class CheckpointFolder:
     ) -> tuple[tuple[Path, str] | None, dict[Path, DamagedError]]:
         """Return the newest checkpoint that can be used, with its SHA-256, or None; and why newer ones can't be.
 
-        Args:
-            check: raises a DamagedError for one whose content can't be used.
-
-        Raises:
-            CheckpointError: a checkpoint can't be read.
+        `check` raises a DamagedError for one whose content can't be used. One that can't be read is a CheckpointError.
         """
         refused: dict[Path, DamagedError] = {}
         for path in self.files():
@@ -128,21 +119,11 @@ class CheckpointFolder:
         return bool(self._failure)
 
     def note_failure(self, words: str) -> None:
-        """Record that a state could not be saved, so that no earlier save is tried again.
-
-        Args:
-            words: what failed, for the error of `finish`.
-        """
+        """Record in words that a state could not be saved, so that no earlier save is tried again."""
         self._failure, self._last = words, None
 
     def finish(self, timeout_s: float) -> str | None:
-        """Try the last save again if it failed.
-
-        Args:
-            timeout_s: seconds to wait for it.
-
-        Returns:
-            What is not on disk by then, in words; None if everything is.
+        """Try the last save again if it failed. Return in words what is not on disk after `timeout_s` seconds, or None.
 
         Raises:
             CheckpointError: the last state can't be saved at all.
@@ -235,10 +216,7 @@ def step_of(path: Path) -> int:
 
 
 def named_by(path: Path) -> tuple[Path, str]:
-    """Return the checkpoint that a path names, and its SHA-256.
-
-    Args:
-        path: a file; or a run directory or its folder of checkpoints: then the newest undamaged one.
+    """Return the checkpoint that a path names, and its SHA-256: a file; or the newest undamaged one of a run directory.
 
     Raises:
         CheckpointError: there is none, or it is damaged or can't be read.

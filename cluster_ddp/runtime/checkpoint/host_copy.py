@@ -25,13 +25,10 @@ _PAGE = mmap.PAGESIZE
 
 
 class HostCopy:
-    """Copies states into one piece of memory, just large enough for them.
+    """Copies states of a device into one piece of memory, just large enough for them.
 
     For GPUs the memory is pinned, so that copies run at the full speed of the bus without the CPU. (torch's pinned
     allocator would round each tensor up to a power of two.)
-
-    Args:
-        device: the device of the tensors.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -41,15 +38,7 @@ class HostCopy:
         self._unpin: Callable[[], object] = lambda: None
 
     def reserve(self, value: Any, name: str = "state") -> None:
-        """Allocate the memory for a copy of a value, unless there is enough.
-
-        Args:
-            value: tensors and plain values in mappings, lists and tuples.
-            name: of the value, for the error.
-
-        Raises:
-            CheckpointError: something in it is neither a tensor nor a plain value; the error says where.
-        """
+        """Allocate the memory for a copy of a value, unless there is enough. See `with_tensors`."""
         total = 0
 
         def count(tensor: torch.Tensor) -> torch.Tensor:
@@ -68,16 +57,9 @@ class HostCopy:
                 self._unpin.atexit = False  # at exit it could wait for kernels
 
     def of(self, value: Any, name: str = "state") -> Any:
-        """Return a copy of a value with all tensors on the CPU. It is valid until the next call.
+        """Return a copy of a value with all tensors on the CPU, valid until the next call. See `with_tensors`.
 
         Copies from a GPU run asynchronously: synchronize before you read them.
-
-        Args:
-            value: tensors and plain values in mappings, lists and tuples.
-            name: of the value, for the error.
-
-        Raises:
-            CheckpointError: something in it is neither a tensor nor a plain value; the error says where.
         """
         self.reserve(value, name)
         self._used = 0

@@ -31,12 +31,6 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
 
     The records of metrics.jsonl after it are cut off. Returns whether the checkpoint is one of this run directory.
 
-    Args:
-        state: of the training.
-        folder: the checkpoints of this run directory.
-        run_dir: the run directory.
-        resume: "auto", "never" or a path, as for `Checkpointer`.
-
     Raises:
         CheckpointError: it doesn't fit, can't be found or can't be loaded.
         RunDirError: the run directory can't be written.

@@ -30,12 +30,8 @@ OnNan = Literal["continue", "stop", "save"]
 class Saver:
     """Saves a training. Rank 0 writes; all methods are collectives.
 
-    Args:
-        state: the state of the training.
-        folder: where checkpoints are written.
-        run_dir: its metrics are written before each checkpoint, which has their size.
-        before_save: called on every rank before each save.
-        on_nan: what a state with NaN or Inf in its parameters or optimizers does.
+    The metrics of `run_dir` are written before each checkpoint, which has their size. `before_save` is called on every
+    rank before each save.
     """
 
     def __init__(
@@ -81,13 +77,10 @@ class Saver:
         self._folder.writer.check()
 
     def save(self, *, write: bool = True) -> None:
-        """Copy the state and write it in the background.
+        """Copy the state and write it in the background, or only copy it.
 
         While the previous save is still being written, this one is skipped. If the previous one failed, this one is
         always written, since the copy overwrites what could have been tried again.
-
-        Args:
-            write: False only copies it.
         """
         self._before_save()
         self.world.synchronize()
@@ -122,13 +115,7 @@ class Saver:
         self.wait()
 
     def save_best(self, name: str, value: float, *, of_copy: bool) -> None:
-        """Write the state as the best checkpoint by that name, in the background.
-
-        Args:
-            name: what is best.
-            value: the value of `name`.
-            of_copy: write the state as it was copied at this step, if it was.
-        """
+        """Write the state as the best one by that name, in the background: as it was copied at this step, or anew."""
         self.wait()
         if not (of_copy and self.world.broadcast(self._has_copy())):
             self._before_save()

@@ -34,17 +34,9 @@ class Stateful(Protocol):
 
 
 class TrainingState:
-    """The current state of the training.
+    """The current state of the training: of its parts, of the shards, of each rank's `meters`, and the `identity`.
 
-    Args:
-        world: all ranks.
-        shards: the training data.
-        identity: values that must be equal for a saved state to fit.
-        meters: states that differ between ranks, by name.
-        parts: everything else with a state, by name.
-
-    Raises:
-        CheckpointError: the state of a part can't be saved.
+    A part whose state can't be saved is a CheckpointError.
     """
 
     def __init__(
@@ -94,14 +86,10 @@ class TrainingState:
         )
 
     def copy(self, ranks: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        """Return a copy of the whole state. It is valid until the next copy.
+        """Return a copy of the whole state, valid until the next copy, with `more` entries. Call it on rank 0.
 
-        Args:
-            ranks: the states of all ranks, from `gather`. Their tensors are not copied: nothing else may use them.
-            more: more entries to save.
-
-        Raises:
-            CheckpointError: something in the state can't be saved.
+        The tensors in `ranks`, from `gather`, are not copied: nothing else may use them. What can't be saved is a
+        CheckpointError.
         """
         whole = {
             **self._frame(),
@@ -125,8 +113,7 @@ class TrainingState:
     def load(self, read: Callable[[], dict[str, Any]]) -> None:
         """Load a saved state that fits, part by part. Then call `restore_rng` for the random number generators.
 
-        Args:
-            read: returns the saved state, mapped anew by each call, so that memory is freed after each part.
+        `read` returns the saved state, mapped anew by each call, so that memory is freed after each part.
 
         Raises:
             CheckpointError: a part does not accept its state.

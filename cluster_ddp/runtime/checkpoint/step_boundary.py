@@ -29,14 +29,7 @@ from cluster_ddp.runtime.usage.step_trace import StepTrace
 class StepBoundary:
     """Counts the steps of a training, and saves or stops between them. All methods are collectives.
 
-    Args:
-        state: the state of the training, with a checkpoint's if it resumes.
-        saver: saves it.
-        run_dir: the run directory.
-        interval: how often to save.
-        stop_flag: of this rank.
-        trace: is told of each step.
-        parts: what is trained, whose steps are timed.
+    It measures the steps of `parts`, and tells `trace` of each.
     """
 
     def __init__(

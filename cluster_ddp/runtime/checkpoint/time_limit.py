@@ -29,14 +29,9 @@ def watch(stop_flag: StopFlag, world: World, env: Mapping[str, str]) -> None:
     """Let rank 0 stop in time before the end of the job, also if the end changes later. A collective.
 
     The end of the job is a time of the controller's clock. If the ranks' clocks differ by more than 30 s, or say that
-    the end has passed, they are not used, and only signals count.
-
-    Args:
-        stop_flag: of this rank.
-        world: all ranks.
-        env: an environment, such as os.environ. The end is SLURM_JOB_END_TIME. The time limit follows from
-            SLURM_JOB_START_TIME; without that, the time left counts as the limit. The batch script keeps the file of
-            `Env.JOB_TIMES` up to date.
+    the end has passed, they are not used, and only signals count. The end is SLURM_JOB_END_TIME. The time limit follows
+    from SLURM_JOB_START_TIME; without that, the time left counts as the limit. The batch script keeps the file of
+    `Env.JOB_TIMES` up to date.
     """
     start, end = (_time(env.get(f"SLURM_JOB_{name}_TIME", "")) for name in ("START", "END"))
     if not _clocks_are_right(world, end) or not world.is_main:

@@ -6,8 +6,7 @@ hard_exit      ends this process if Python's normal exit would wait forever
 hang_watch     says where all ranks are when no step completes; may end the start
 hang_answers   where each rank is, by the ranks' store or by their stack files
 hang_verdict   that in words
-stack_file     the file with a rank's stacks
-stacks         where a process is, by its stack
+stacks         where a process is, by its stack; the file with a rank's stacks
 sick_nodes     the nodes that were found at fault
 rank_progress  how far this rank is, and when it last progressed
 """

@@ -120,9 +120,7 @@ class FailureReporter:
     def end_hang(self, restart_s: float, is_over: Callable[[], bool]) -> None:
         """End this process because ranks don't answer, so that all start again, unless another one has failed first.
 
-        Args:
-            restart_s: seconds after the warning that they had to answer.
-            is_over: whether the hang is over.
+        They had to answer within `restart_s` seconds after the warning.
         """
         assert self.hangs is not None
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster_ddp.protocol import Env
-from cluster_ddp.runtime.failure import hang_verdict, rank_progress, stack_file, stacks
+from cluster_ddp.runtime.failure import hang_verdict, rank_progress, stacks
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.rendezvous import arrived_ranks
 from cluster_ddp.slurm.topology import Topology
@@ -35,12 +35,7 @@ Ask = Callable[[Question], Any]
 
 
 class HangAnswers:
-    """What the ranks say in a hang.
-
-    Args:
-        topology: this rank's place.
-        ask: asks the ranks' store, with a time limit: returns None if it does not answer.
-    """
+    """What the ranks say in a hang. `ask` asks their store, with a time limit: it returns None without an answer."""
 
     def __init__(self, topology: Topology, ask: Ask) -> None:
         self._topology, self._ask = topology, ask
@@ -53,12 +48,7 @@ class HangAnswers:
         self._hang, self.lost_store = self._hang + 1, False
 
     def here(self, error: BaseException | None, workers: tuple[str, ...]) -> Answer:
-        """Return where this rank is now; after an error, where that was raised.
-
-        Args:
-            error: of a collective on this rank; None if none has failed.
-            workers: where the DataLoader's workers are.
-        """
+        """Return where this rank is now; after an error of a collective, where that was raised."""
         place = stacks.place(stacks.live() if error is None else stacks.of_error(error))
         last: dict[str, Any] = {"operation": place.collective}
         if place.collective or place.doing == "backward":
@@ -84,12 +74,7 @@ class HangAnswers:
         return self._request(functools.partial(self._write, answer)) is not None
 
     def collect(self, here: Answer, *, patience_s: float) -> list[Answer]:
-        """Return where each rank is: from the store, or from the stack files if the store does not answer.
-
-        Args:
-            here: where this rank is.
-            patience_s: how long the others may take.
-        """
+        """Return where each rank is: from the store, or from the stack files; they may take `patience_s` seconds."""
         deadline = time.monotonic() + patience_s
         told: list[str] | None = self._request(self._answers)
         while told is not None and time.monotonic() < deadline and len(told) < self._topology.world_size:
@@ -138,7 +123,7 @@ class HangAnswers:
         host = "an unknown node" if rank else self._topology.master_addr
         last = noted or in_file or Answer(rank=rank, host=host)
         is_near = last.host == node_name(os.environ) and last.pid
-        return replace(last, state="stopped" if is_near and stack_file.is_stopped(last.pid) else "gone")
+        return replace(last, state="stopped" if is_near and stacks.is_stopped(last.pid) else "gone")
 
 
 def run_dir_here() -> Path | None:
@@ -150,8 +135,7 @@ def run_dir_here() -> Path | None:
 def recorded(*, is_done: bool) -> dict[str, Any]:
     """Return the collective that torch's flight recorder has last, as fields of an answer; {} if it has none.
 
-    Args:
-        is_done: also one that has ended, as after its error.
+    It may be one that has ended (`is_done`), as after its error.
     """
     import torch._C._distributed_c10d as c10d
 

@@ -131,13 +131,7 @@ def read(run_dir: Path) -> list[Answer]:
 
 
 def kept(path: Path, own_file: Path, limit_s: float) -> str:
-    """Return the verdict that a rank has written; "" if there is none.
-
-    Args:
-        path: of the file with the verdict.
-        own_file: this rank's stack file, which is as old as the present hang.
-        limit_s: how much older the verdict may be.
-    """
+    """Return the verdict that a rank has written, at most `limit_s` before this rank's own stack file; else ""."""
     with contextlib.suppress(OSError):
         age_s = own_file.stat().st_mtime - path.stat().st_mtime  # by one clock, the file system's
         if age_s < limit_s:

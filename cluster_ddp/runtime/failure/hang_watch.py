@@ -25,7 +25,7 @@ from pathlib import Path
 
 from cluster_ddp.protocol import File
 from cluster_ddp.runtime.console import complain
-from cluster_ddp.runtime.failure import hang_verdict, rank_progress, sick_nodes, stack_file
+from cluster_ddp.runtime.failure import hang_verdict, rank_progress, sick_nodes, stacks
 from cluster_ddp.runtime.failure.hang_answers import Ask, HangAnswers, leave_out_torchs_warnings, run_dir_here
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
@@ -83,8 +83,8 @@ class HangWatch:
         self._knows_busy = False  # which ranks are in C code
         is_last = topology.rank == topology.world_size - 1  # one on another node than rank 0, if any is
         self._blind_at = time.monotonic() + warning_s if is_last and restart_s < _NEVER else _NEVER
-        self._file: stack_file.StackFile | None = None
-        self._workers = stack_file.WorkerStacks()
+        self._file: stacks.StackFile | None = None
+        self._workers = stacks.WorkerStacks()
         self._thread = threading.Thread(target=self._watch, name="hangs", daemon=True)
         self.words = self.silent = ""
         """The verdict of the present hang, and which ranks are silent by it; "" if there is none."""
@@ -191,7 +191,7 @@ class HangWatch:
     def _open_file(self) -> None:
         folder = run_dir_here()
         if self._file is None and folder is not None:
-            self._file = stack_file.StackFile(folder / File.STACK.format(self._topology.rank))
+            self._file = stacks.StackFile(folder / File.STACK.format(self._topology.rank))
             self._file.write(self._here().text())
 
     def _here(self, *, ask_workers: bool = False) -> Answer:

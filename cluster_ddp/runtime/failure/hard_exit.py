@@ -20,10 +20,9 @@ _before: list[weakref.WeakMethod[Callable[[], object]]] = []
 
 
 def before(method: Callable[[], object]) -> None:
-    """Let `now` call a method first. It saves what must not be lost, such as a checkpoint that is being written.
+    """Let `now` call a bound method first, which saves what must not be lost, unless its object is gone by then.
 
-    Args:
-        method: a bound method, dropped with its object. It must not need the GPU.
+    It must not need the GPU.
     """
     assert isinstance(method, MethodType)
     _before.append(weakref.WeakMethod(method))

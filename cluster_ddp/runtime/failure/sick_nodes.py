@@ -22,13 +22,9 @@ _LONGEST = 300
 def may_accuse(reached: Mapping[int, str], world_size: int, env: Mapping[str, str]) -> bool:
     """Return whether one who reaches these ranks may say that nodes of the others are at fault.
 
-    To a node that is cut off, all others look dead. So the accuser must reach more than half of the ranks. If it is
-    exactly half, as with two nodes, the half with the batch host may: the job does not survive the loss of that node.
-
-    Args:
-        reached: ranks that the accuser reaches, with their nodes; its own rank, too.
-        world_size: number of ranks.
-        env: an environment, such as os.environ.
+    To a node that is cut off, all others look dead. So the accuser must reach more than half of the ranks, itself
+    included. If it is exactly half, as with two nodes, the half with the batch host may: the job does not survive the
+    loss of that node.
     """
     if 2 * len(reached) != world_size:
         return 2 * len(reached) > world_size
@@ -44,12 +40,9 @@ def _batch_host(env: Mapping[str, str]) -> str | None:
 
 
 def note(env: Mapping[str, str], node: str, why: str) -> None:
-    """Append a node. If it can't be written, nothing is said: the job then ends as it would without the note.
+    """Append a node, by its name in Slurm, and what is wrong with it; without `Env.RUN_DIR`, nothing is done.
 
-    Args:
-        env: an environment, such as os.environ; without `Env.RUN_DIR` there, nothing is done.
-        node: its name in Slurm.
-        why: what is wrong with it.
+    If it can't be written, nothing is said: the job then ends as it would without the note.
     """
     if not (run_dir := env.get(Env.RUN_DIR)) or not node or len(node.split()) != 1:
         return

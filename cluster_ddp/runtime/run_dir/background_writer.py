@@ -44,12 +44,7 @@ class BackgroundWriter:
         hard_exit.before(self.wait)
 
     def begin(self, path: Path, write: Callable[[], None]) -> None:
-        """Call a function in the thread, after the earlier ones.
-
-        Args:
-            path: the file that it writes, for messages.
-            write: the function.
-        """
+        """Call a function in the thread, after the earlier ones. It writes the file, which messages name."""
         if not self._is_running():
             self._path, self._since = path, time.monotonic()
         self._last = self._thread.submit(self._run, path, write)
@@ -129,15 +124,10 @@ def are_stuck() -> bool:
 
 
 def settle(world: World, *, together: bool = True) -> None:
-    """Wait until all files of rank 0 are on disk. A collective.
-
-    Args:
-        world: all ranks.
-        together: False lets the other ranks leave: the process group, over which they wait for rank 0, has ended.
+    """Wait until all files of rank 0 are on disk. A collective, unless the process group has ended (`together`).
 
     Raises:
-        RunDirError: on rank 0, if `PATIENCE_S` seconds were not enough, or another job has taken the
-            run directory.
+        RunDirError: on rank 0, if `PATIENCE_S` seconds were not enough, or another job has taken the run directory.
         CheckpointError: on rank 0, if the last state can't be saved at all.
     """
     deadline = time.monotonic() + PATIENCE_S

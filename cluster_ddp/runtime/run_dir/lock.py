@@ -29,14 +29,10 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class RunLock:
-    """A lock on a run directory. The process holds it until it ends, in whatever way.
+    """A lock on a run directory. The process holds it until it ends, in whatever way. Its file names the owner.
 
     It is a POSIX lock (fcntl(2)). NFS, and Lustre mounted with flock, keep it across nodes. If the file system has no
     locks, that is logged, and the run continues without one.
-
-    Args:
-        path: of the lock file, which names the owner of the lock.
-        topology: of this process.
 
     Raises:
         RunDirError: another job holds the lock, a newer start of this job has the run directory, or the former run of

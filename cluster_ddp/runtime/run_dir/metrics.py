@@ -52,10 +52,7 @@ class MetricsFile:
             return None if self._file is None else self._written
 
     def append(self, line: bytes) -> None:
-        """Append a line.
-
-        Args:
-            line: with its line break.
+        """Append a line, which has its line break.
 
         Raises:
             RunDirError: more than 256 MiB are waiting already, or a newer start of the job has taken the run directory.
@@ -107,14 +104,7 @@ class MetricsFile:
                 sync_folder(self.path.parent)
 
     def finish(self, timeout_s: float) -> str | None:
-        """Write what is left.
-
-        Args:
-            timeout_s: seconds to wait for it.
-
-        Returns:
-            What is not written by then, in words; None if all is.
-        """
+        """Write what is left; return what is not on disk after `timeout_s` seconds, in words; None if all is."""
         self.begin_write()
         if not self._writer.wait(timeout_s):
             return f"still being written: {self._writer.at_work()}"

@@ -119,25 +119,12 @@ def _in_words(ended: Outcome) -> str:
 
 
 def note_end(run_dir: Path, why: str, *, state: str, saved: bool) -> None:
-    """Append an "end" record. If it can't be written, nothing is said.
-
-    Args:
-        run_dir: the run directory.
-        why: in words.
-        state: one of `protocol.ENDS`.
-        saved: whether a checkpoint has all that was done.
-    """
+    """Append an "end" record with a state of `protocol.ENDS`; `saved` if a checkpoint has all that was done."""
     _append(run_dir, {"kind": "end", "state": state, "why": why, "saved": saved})
 
 
 def note_non_finite(run_dir: Path, step: int, what: str) -> None:
-    """Append a "non_finite" record. If it can't be written, nothing is said.
-
-    Args:
-        run_dir: the run directory.
-        step: number of the step whose state was not saved, the first one of this start.
-        what: where it has NaN or Inf, in words.
-    """
+    """Append a "non_finite" record of the first step of this start whose state was not saved, and where that is."""
     _append(run_dir, {"kind": "non_finite", "step": step, "what": what})
 
 

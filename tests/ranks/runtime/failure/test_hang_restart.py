@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ranks import slurm_step
 
 from cluster_ddp.protocol import Env
-from cluster_ddp.runtime.failure import hang_watch, rank_progress, stack_file
+from cluster_ddp.runtime.failure import hang_watch, rank_progress, stacks
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.failure.hang_watch import HangWatch
 from cluster_ddp.slurm.topology import Topology
@@ -92,7 +92,7 @@ def test_a_full_disk_silences_no_rank(folder: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setenv(Env.RUN_DIR, str(folder))
     watch = watching(0, [])
-    monkeypatch.setattr(stack_file.StackFile, "dump", fail)
+    monkeypatch.setattr(stacks.StackFile, "dump", fail)
     watch._look()
     assert watch.words
     watch._workers.close()

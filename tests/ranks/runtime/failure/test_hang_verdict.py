@@ -16,7 +16,7 @@ from ranks import job_ids, slurm_step
 from cluster_ddp.runtime.failure import hang_verdict, hang_watch, rank_progress
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.failure.hang_watch import HangWatch
-from cluster_ddp.runtime.failure.stack_file import StackFile
+from cluster_ddp.runtime.failure.stacks import StackFile
 from cluster_ddp.slurm.topology import Topology
 
 JOB_ID = job_ids()

@@ -24,7 +24,7 @@ from cluster_ddp.errors import RunDirError
 from cluster_ddp.files import is_at
 from cluster_ddp.runtime.checkpoint import checkpoint_file, folder
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError
-from cluster_ddp.runtime.failure import sick_nodes, stack_file
+from cluster_ddp.runtime.failure import sick_nodes, stacks
 from cluster_ddp.runtime.run_dir import fenced_writes, start_log
 from cluster_ddp.runtime.run_dir.lock import RunLock
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
@@ -127,8 +127,8 @@ def test_what_a_zombie_writes_does_not_count_and_its_next_write_ends_it(run_dir:
     assert f"error: Writing to the run directory {run_dir}:\n  {TAKEN}\n  Hint: nothing is to be done" in said
 
 
-def stacks(run_dir: Path) -> None:
-    held = stack_file.StackFile(run_dir / "stack-rank1.txt")
+def stack_file(run_dir: Path) -> None:
+    held = stacks.StackFile(run_dir / "stack-rank1.txt")
     held.is_wanted = True
     held.close()
 
@@ -172,7 +172,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "a tracker": tracker,
     "a damaged checkpoint": lambda run_dir: folder.put_aside({run_dir / "metrics.jsonl": DamagedError("x")}, None),
     "the newest checkpoint's name": lambda run_dir: folder.CheckpointFolder(run_dir, keep=1)._note_newest(run_dir),
-    "stacks": stacks,
+    "stacks": stack_file,
     "a tracker's id": lambda run_dir: tracking._stored_id(run_dir),
 }
 
@@ -248,9 +248,9 @@ def test_stacks_of_an_older_start_that_come_late_are_no_part_of_the_newer_ones(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = run_dir / "stack-rank1.txt"
-    older = stack_file.StackFile(path)
+    older = stacks.StackFile(path)
     fence.take_over(run_dir, env_of(1, run_dir))
-    newer = stack_file.StackFile(path)
+    newer = stacks.StackFile(path)
     newer.write("the newer start's")
     before = path.read_bytes()
     older.write("the older start's")
