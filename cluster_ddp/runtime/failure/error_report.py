@@ -114,7 +114,7 @@ class FailureReporter:
         """On rank 0, which serves the store: wait until all others have read who failed, at most some seconds."""
         if self.store is not None and self._rank() == "0":
             deadline = time.monotonic() + _LAST_WORDS_S
-            while self.ask_store(self._absent) and time.monotonic() < deadline:
+            while time.monotonic() < deadline and bool(self.ask_store(self._absent)):
                 time.sleep(0.1)
 
     def end_hang(self, restart_s: float, is_over: Callable[[], bool]) -> None:
@@ -123,7 +123,6 @@ class FailureReporter:
         They had to answer within `restart_s` seconds after the warning.
         """
         assert self.hangs is not None
-
         own = self._name()
         first = own if self.hangs.lost_store else self.ask_store(functools.partial(self._first_unless, is_over))
         if first == own or (first is None and not is_over()):

@@ -66,7 +66,6 @@ class HangAnswers:
 
     def is_asked(self, here: Answer) -> bool:
         """Note where this rank is. Returns whether another one asks for its answer."""
-
         return bool(self._request(functools.partial(self._note_place, here)))
 
     def give(self, answer: Answer) -> bool:
