@@ -17,8 +17,7 @@ from ranks import job_ids, run_ranks, slurm_step
 import cluster_ddp
 from cluster_ddp.agent.channel.lines import Key
 from cluster_ddp.errors import ClusterDDPError
-from cluster_ddp.runtime import object_collectives
-from cluster_ddp.runtime import rng
+from cluster_ddp.runtime import object_collectives, rng
 
 NO_SECRET, OURS, OTHERS = Key(b"", "run"), Key(b"ours", "run"), Key(b"others", "run")
 JOB_ID = job_ids()
