@@ -8,7 +8,7 @@ stop_signals        stopping in time
 non_finite          NaN and Inf in losses, gradients and checkpoints
 running_mean        `Meter`: a mean that survives a stop
 console             what a rank prints
-seeds               random seeds, one for each stream
+rng                 the random number generators: seeds, one for each stream, and states
 submitted_function  calls a submitted function with the world
 
 rendezvous  how the ranks find each other        checkpoint  saving, resuming, stopping in time
