@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import FrameType
 
 from cluster_ddp.agent.job import job_log, scontrol
@@ -66,16 +66,15 @@ def ask_for(
         why: for the log.
         start: number of the next start.
         env: the environment of scontrol.
-        leave: nodes to exclude, in addition to those that are excluded already -> why.
+        leave: nodes to exclude, in addition to those that are excluded already -> why; none, if Slurm then had too
+            few for the job.
         nodes: how many nodes to ask for, if the job has given some back.
 
     Returns:
         True: Slurm is ending this start. End this process soon. False: the job is not requeued, and the log says why.
     """
     job_log.say(f"{why}: requeueing job {job} (restart {start}).")
-    for node, fault in leave.items():
-        job_log.say(f"Requeueing job {job} without {node}: {fault}")
-    return _Requeue(job, [*leave], env, nodes).ask()
+    return _Requeue(job, leave, env, nodes).ask()
 
 
 class _HeldTerm:
@@ -110,8 +109,9 @@ class _HeldTerm:
 class _Requeue:
     """One requeue of a job; see `ask_for`."""
 
-    def __init__(self, job: str, leave: Sequence[str], env: Mapping[str, str], nodes: int | None) -> None:
+    def __init__(self, job: str, leave: Mapping[str, str], env: Mapping[str, str], nodes: int | None) -> None:
         self._job, self._leave, self._env, self._nodes = job, leave, env, nodes
+        self._has_said = False
         self._term = _HeldTerm()
 
     def ask(self) -> bool:
@@ -154,7 +154,7 @@ class _Requeue:
             return
         for _ in range(EXCLUDE_TRIES):
             wishes, refusal = self._wishes()
-            if not refusal and not (refusal := self._scontrol("update", f"JobId={self._job}", *wishes)):
+            if not refusal and not (wishes and (refusal := self._scontrol("update", f"JobId={self._job}", *wishes))):
                 break
             time.sleep(1)
         else:
@@ -174,8 +174,22 @@ class _Requeue:
         known = re.search(r"(?<!\S)ExcNodeList=(\S+)", shown.words)
         if known is None:
             return wishes, shown.words or "nothing about the job"
-        nodes = [*(() if known[1] == "(null)" else (known[1],)), *self._leave]  # an update replaces the list
-        return [*wishes, f"ExcNodeList={','.join(nodes)}"], ""
+        nodes = ",".join([*(() if known[1] == "(null)" else (known[1],)), *self._leave])  # an update replaces the list
+        excluded, usable = self._ask("show", "hostnames", nodes), scontrol.usable_nodes(self._env, outlives_term=True)
+        if not excluded.is_ok or usable is None:
+            return wishes, "nothing about its nodes" if excluded.is_ok else excluded.words
+        others = len(usable - {*excluded.words.split()})
+        if others < (self._nodes or int(self._env.get("SLURM_JOB_NUM_NODES", "1"))):  # it would be pending for ever
+            self._say(f"Slurm has too few other nodes for the job: it may start on {', '.join(self._leave)} again.")
+            return wishes, ""
+        self._say(*(f"Requeueing job {self._job} without {node}: {why}" for node, why in self._leave.items()))
+        return [*wishes, f"ExcNodeList={nodes}"], ""
+
+    def _say(self, *lines: str) -> None:
+        """Say it once: Slurm may refuse what is asked for."""
+        for line in () if self._has_said else lines:
+            job_log.say(line)
+        self._has_said = True
 
     def _scontrol(self, *arguments: str) -> str:
         """Return what Slurm said if it refused; empty if it did what was asked."""

@@ -66,6 +66,14 @@ def hostnames(env: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(answer.words.split()) if answer.is_ok else ()
 
 
+def usable_nodes(env: Mapping[str, str], *, outlives_term: bool = False) -> set[str] | None:
+    """Return the names of the nodes in a job's partition that jobs can get; None if Slurm does not answer."""
+    states, partition = "--states=idle,allocated,mixed,completing", env.get("SLURM_JOB_PARTITION", "")
+    argv = ["sinfo", "--Node", "--noheader", "--format=%N", states, f"--partition={partition}"]
+    answer = ask(argv, env, outlives_term=outlives_term)
+    return {*answer.words.split()} if answer.is_ok else None
+
+
 class Configuration(NamedTuple):
     """What Slurm's configuration says of a job's tasks."""
 

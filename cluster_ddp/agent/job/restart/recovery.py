@@ -78,13 +78,9 @@ class Recovery:
             self.nodes = left
 
     def left_behind(self, found: Verdict) -> dict[str, str]:
-        """Return which nodes a requeue is to exclude -> why; none if Slurm would have too few for the job then."""
+        """Return which nodes a requeue is to exclude -> why. `found` is what follows the last start."""
         sick = {node: why for node, why in self.nodes.left_out.items() if why.is_at_fault}
-        out = {**sick, **self._new_sick(), **found.left_out}
-        if not out or self._has_others(out):
-            return {node: why.words for node, why in out.items()}
-        job_log.say(f"Slurm has too few other nodes for the job: it may start on {', '.join(out)} again.")
-        return {}
+        return {node: why.words for node, why in {**sick, **self._new_sick(), **found.left_out}.items()}
 
     def _new_sick(self) -> dict[str, Reason]:
         """Nodes of the job that its ranks have found at fault since the last call."""
@@ -134,11 +130,10 @@ class Recovery:
         return Failed(round(time.time(), 3), start, node, rank, words, step, checkpoint, everywhere, round(lost_s, 1))
 
     def _has_others(self, out: Mapping[str, Reason]) -> bool:
-        """Whether the job's partition has nodes enough for it if these are left out, too."""
-        argv = ["sinfo", "--Node", "--noheader", "--format=%N", "--states=idle,allocated,mixed,completing"]
-        answer = scontrol.ask([*argv, f"--partition={self._env.get('SLURM_JOB_PARTITION', '')}"], self._env)
+        """Whether the job's partition may have nodes enough for it if these are left out, too."""
         before = {node for one in self._history.failures for node in one.without}
-        return not answer.is_ok or len({*answer.words.split()} - {*out} - before) >= self._allocated
+        usable = scontrol.usable_nodes(self._env)
+        return usable is None or len(usable - {*out} - before) >= self._allocated
 
     def _say(self, found: Verdict, now: Failed) -> None:
         for node, why in found.left_out.items():

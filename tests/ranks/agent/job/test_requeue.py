@@ -58,12 +58,13 @@ class Job:
         self.folder = tmp_path / "it's a $(folder)"
         self.folder.mkdir()
         self.stands_in("scontrol", "")
+        self.stands_in("sinfo", "seq -f node%g 9")
 
     def stands_in(self, name: str, does: str) -> None:
         """Make a command: it notes how it was called, then does what `does` (bash) says, in the folder."""
         path = self.folder / name
         here = shlex.quote(str(self.folder))
-        path.write_text(f'#!/bin/bash\ncd {here}\n[ "$1" = show ] || echo "$*" >>told\n{does}\n')
+        path.write_text(f'#!/bin/bash\ncd {here}\n[[ $1 == show || $1 == --Node ]] || echo "$*" >>told\n{does}\n')
         path.chmod(0o755)
 
     def told(self) -> list[str]:
@@ -150,6 +151,25 @@ def test_of_an_array_a_task_alone_leaves_a_node_out(job: Job) -> None:
     job.stands_in("scontrol", "[[ $* != 'show job 70_3' ]] || echo ' ExcNodeList=(null)'")
     job.end(leave=NODE, env=ARRAY)
     assert job.told() == ["requeue 70_3", "update JobId=70_3 ExcNodeList=node3"]
+
+
+@pytest.mark.parametrize("before", ["(null)", "node2"])
+@pytest.mark.parametrize("num_nodes", [2, 3])
+@pytest.mark.parametrize(("away", "asked"), [("", 1), ("[[ $(wc -l <asked) -gt 2 ]] || exit 1", 3)])
+def test_nodes_are_left_out_only_if_others_are_enough(
+    job: Job, before: str, num_nodes: int, away: str, asked: int
+) -> None:
+    """The job would be pending for ever. Slurm may not say at once which nodes it has, nor which --exclude excludes."""
+    job.stands_in("sinfo", f"echo >>asked\n{away}\nseq -f node%g 4")
+    more = 'if [[ $2 == hostnames ]]; then tr , "\\n" <<<"$3"; fi'
+    done = on_bad_nodes(job, show=f" ExcNodeList={before}", more=more, env={"SLURM_JOB_NUM_NODES": str(num_nodes)})
+    excluded, are_enough = "node3" if before == "(null)" else "node2,node3", num_nodes + (before != "(null)") <= 3
+    assert job.told() == ["requeue 71", *([f"update JobId=71 ExcNodeList={excluded}"] if are_enough else [])]
+    said = "Requeueing job 71 without node3: its disk\n"
+    if not are_enough:
+        said = "Slurm has too few other nodes for the job: it may start on node3 again.\n"
+    assert (done.status, done.log) == (-signal.SIGKILL, SAID + said)
+    assert (job.folder / "asked").read_text() == "\n" * asked
 
 
 @pytest.mark.parametrize(("leave", "wish"), [({}, ""), (NODE, " ExcNodeList=node3")])

@@ -146,15 +146,13 @@ def test_a_spare_whose_agent_is_gone_is_left_out_and_given_back_if_it_is_lost(jo
     assert recovery.nodes.training == ("n1", "n4")
 
 
-@pytest.mark.parametrize(("others", "left_behind"), [(3, {"n2": LOST.words}), (2, {})])
-def test_a_requeue_excludes_nodes_only_if_the_cluster_has_others(
-    job: Job, others: int, left_behind: dict[str, str]
-) -> None:
-    """A job that asks for more nodes than are left would wait for ever."""
+@pytest.mark.parametrize("others", [3, 2])
+def test_a_requeue_is_told_which_nodes_to_exclude(job: Job, others: int) -> None:
+    """It sees itself whether others are enough (test_requeue.py)."""
     job.others = f"seq -f n%g {others}"
     recovery = job.recovery(nodes=Nodes(("n1", "n2"), ("n1", "n2")))
     found = recovery.after(ended(lost_nodes=("n2",)), 0, SILENT)
-    assert (found.then, recovery.left_behind(found)) == ("requeue", left_behind)
+    assert (found.then, recovery.left_behind(found)) == ("requeue", {"n2": LOST.words})
 
 
 @pytest.mark.parametrize(
