@@ -119,7 +119,7 @@ BENCHMARKS = (
         "and no spare, and start plain torch with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: without it, its ranks never "
         "met again over gloo (torch 2.14). The sandbox's Slurm gives lost nodes up after 20 s and starts requeued jobs "
         "after 15 s. By default that takes five minutes and two, and then the job waits in the queue.",
-        arguments=("--rounds=2", "--nvrx={nvrx}"),
+        arguments=("--nvrx={nvrx}",),
     ),
     Benchmark(
         script="status_scale.py",
