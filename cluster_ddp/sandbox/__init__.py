@@ -6,7 +6,7 @@ in it, so several sandboxes, and a Slurm that is already on the machine, don't d
 
 cluster         up, down, status; which names and subnets are taken
 layout          names, addresses and paths of a sandbox, all derived from its name and index
-config          slurm.conf and its companions
+slurm_conf      slurm.conf and its companions
 network         bridge, namespaces, links
 daemons         starts slurmctld and the others, and waits until they are of use
 accounting      up --accounting: a database, accounts and limits

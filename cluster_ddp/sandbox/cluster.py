@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cluster_ddp.errors import SandboxError
-from cluster_ddp.sandbox import accounting, config, daemons, network, prerequisites
+from cluster_ddp.sandbox import accounting, daemons, network, prerequisites, slurm_conf
 from cluster_ddp.sandbox.layout import STATE_ROOT, Layout, check_name, environment_of
 
 _KEEPER = "cluster_ddp.sandbox.keeper"
@@ -52,7 +52,7 @@ def up(
         try:
             if not stays:
                 keep(name)
-            config.write(layout, slurm, with_accounting=with_accounting)
+            slurm_conf.write(layout, slurm, with_accounting=with_accounting)
             network.build(layout)
             daemons.start_all(layout, with_accounting=with_accounting)
         except BaseException:

@@ -121,6 +121,13 @@ def test_make_quick_has_a_test_of_each_package_with_ranks() -> None:
     assert [folder for folder in folders if not any(folder in path.parents for path in quick)] == []
 
 
+def test_a_file_is_found_by_its_name() -> None:
+    """No two modules have one name, but for those of verbs."""
+    paths = [path for path in MODULES.values() if path.parent != PACKAGE / "cli" and path.stem[0] != "_"]
+    twins = [path for path in paths if [other.stem for other in paths].count(path.stem) > 1]
+    assert twins == []
+
+
 def test_functions_are_short() -> None:
     """Forty lines, with the docstring; those of tests are not counted, but make chaos' are."""
     folders = ("cluster_ddp", "scripts", "examples", "benchmarks", "tests/chaos")
