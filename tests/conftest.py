@@ -19,6 +19,7 @@ import signal_handlers
 import slowness
 
 from cluster_ddp.agent import rank_notes
+from cluster_ddp.agent.task import supervisor
 from cluster_ddp.sandbox import cluster, slurm_releases
 
 # Threads that outnumber the cores wait actively: five times the CPU time. torch reads this where it is imported.
@@ -47,6 +48,10 @@ _LONGEST = (
 )
 
 _log = logging.getLogger("cluster_ddp")
+
+# Another thread of a test process (of a library that an earlier test has used) may take SIGCHLD: then a supervisor here
+# would wait for an hour.
+supervisor._LONGEST_WAIT_S = 1.0
 
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|_KEY$|_URL$", re.IGNORECASE)
 
