@@ -1,7 +1,7 @@
 """How a start of a job ended, and what failed first: outcome.json in the run directory, one record.
 
 The job's agent writes it at the end of each start. The next start, `status`, `report` and the log's last lines read it.
-What failed is told by the ranks' supervisors (`End`). Only where they are silent, logs count (`first_failure`).
+The ranks' supervisors report what failed (`End`). Only if they are silent, logs count (`first_failure`).
 """
 
 from __future__ import annotations

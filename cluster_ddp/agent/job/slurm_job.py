@@ -201,7 +201,7 @@ def _leave_nothing(folder: Path, *, ranks_too: bool) -> None:
     """TERM ends this process as it did before, but removes a folder first.
 
     `ranks_too`: srun gets TERM, too, and kills the ranks. Of a batch job Slurm itself ends them, and gives them more
-    time; an allocation of salloc goes on.
+    time; an allocation of salloc continues.
     """
 
     def end(number: int, frame: object) -> None:

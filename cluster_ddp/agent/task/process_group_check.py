@@ -21,7 +21,7 @@ LOOK_AFTER_S = 100.0
 
 
 class GroupCheck:
-    """Looks once at the process of a rank (None: the parent of several). The job is told of one that trains alone."""
+    """Looks once at the process of a rank (None: the parent of several). Reports one that trains alone to the job."""
 
     def __init__(self, pid: int, rank: int | None, world_size: int, notes: Notes, client: Client) -> None:
         self._pid, self._rank, self._notes, self._client = pid, rank, notes, client

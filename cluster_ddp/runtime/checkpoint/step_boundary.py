@@ -1,4 +1,4 @@
-"""What happens between two steps: the state is saved if a save is due, and the job stops if it is told to.
+"""What happens between two steps: a save if one is due, and a stop if the job has to stop.
 
 All ranks do the same after the same step: they agree on it by small exchanges, some of them during the steps.
 """
@@ -56,7 +56,7 @@ class StepBoundary:
         self.times = StepTimes(state.shards, parts, world_size=self.world.world_size)
 
     def after_step(self) -> None:
-        """Count a step. Save if a save is due, and stop if the job is told to."""
+        """Count a step. Save if a save is due, and stop if the job has to."""
         self.times.begin()
         self._state.steps += 1
         self._is_training = True
@@ -81,7 +81,7 @@ class StepBoundary:
             self._saver.save(write=self._interval.is_due(self._state.steps, self._state.epoch + 1, epoch_ended=True))
 
     def after_epoch(self) -> None:
-        """Begin the next epoch. Save if a save is due, and stop if the job is told to."""
+        """Begin the next epoch. Save if a save is due, and stop if the job has to."""
         self._next_epoch()
         self._save_or_stop(epoch_ended=True)
 
