@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import socket
+import time
 from collections.abc import Iterable
 from types import SimpleNamespace
 
@@ -44,3 +46,22 @@ def test_a_link_is_slow_by_most_of_its_pieces(
     monkeypatch: pytest.MonkeyPatch, seconds: Iterable[float], slow: list[str]
 ) -> None:
     assert [found.evidence for found in judgement.of_links([measured(monkeypatch, seconds)])] == slow
+
+
+def test_a_process_that_waits_for_a_core_is_no_slow_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver reads each piece 30 ms late: at most 35 MB/s, whatever the link can do."""
+    received = links._exactly
+
+    def late(connection: socket.socket, size: int) -> bytes:
+        if size == links._CHUNK:
+            time.sleep(0.03)
+        return received(connection, size)
+
+    monkeypatch.setattr(links, "_exactly", late)
+    listener = links.Listener()
+    try:
+        link = links.measure("node1", "node2", "127.0.0.1", listener.port)
+    finally:
+        listener.close()
+    assert link.bytes_per_s is not None
+    assert judgement.of_links([link]) == []
