@@ -153,7 +153,8 @@ class Chaos:
                 return
             took_s = round(time.monotonic() - made_s, 1)
             self.slowest_end_s[fault.name] = max(took_s, self.slowest_end_s.get(fault.name, 0.0))
-            if run.state == "COMPLETED" and not nearly_done:
+            # Restarted in its allocation, it may have completed before a cut node is given up and back.
+            if run.state == "COMPLETED" and not nearly_done and not run.was_restarted(run.status()):
                 run.fail(f"{fault.name} has disturbed nothing: the job has completed")
             run.check_checkpoints()
             run.clean_up_after_fault(self.random)

@@ -166,10 +166,13 @@ class Run:
         Slurm counts a restart before the ranks have heard of it: they may go on for some seconds.
         """
         status = self.status()
-        was_restarted = status.restarts > self._restarts_of_job or self._restarts_in_job() > self._in_this_job
-        return (status.ended or was_restarted) and not (
+        return (status.ended or self.was_restarted(status)) and not (
             status.state == "COMPLETING" or {rank.pid for rank in self.ranks()} & pids
         )
+
+    def was_restarted(self, status: job_status.JobStatus) -> bool:
+        """Whether the job was queued again, or its ranks were started again in it, since it was last begun."""
+        return status.restarts > self._restarts_of_job or self._restarts_in_job() > self._in_this_job
 
     def begin_again(self, *, should_requeue: bool) -> None:
         """After a fault: note that Slurm starts it again, or submit it again; not if it has completed.
