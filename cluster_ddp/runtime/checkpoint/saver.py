@@ -44,8 +44,7 @@ class Saver:
     ) -> None:
         self.world, self._state, self._folder = state.world, state, folder
         self._run_dir, self._before_save, self._on_nan = run_dir, before_save, on_nan
-        self.left_out = self._has_told = False
-        """Whether the state that was to be written last is left out, since it is non-finite."""
+        self._has_told = False
         self.saved: Place = (-1, -1)
         """The place of the last save that began."""
         self._saved_at_s = time.monotonic()
@@ -66,6 +65,11 @@ class Saver:
     def last_good(self) -> Path | None:
         """On rank 0: the newest checkpoint that is known to be undamaged, None without one. None on others."""
         return self._folder.last_good
+
+    @property
+    def is_written(self) -> bool:
+        """On rank 0: whether a checkpoint on disk has all steps."""
+        return self.last_good is not None and step_of(self.last_good) == self._state.steps
 
     @property
     def age_s(self) -> float:
@@ -107,9 +111,7 @@ class Saver:
     def save_copy(self) -> None:
         """Save the state as it was copied at this step, and wait until it is written."""
         self.wait()
-        last_good = self._folder.last_good
-        is_written = last_good is not None and step_of(last_good) == self._state.steps
-        if self._has_copy() and not is_written:
+        if self._has_copy() and not self.is_written:
             assert self._copied is not None
             self._folder.save(self._state.steps, self._copied, first=self._check_and_sync)
         self.wait()
@@ -133,7 +135,6 @@ class Saver:
         """Before the copy is written, in the background: keep a non-finite one out, and write all records."""
         assert self._copied is not None
         found = [] if self._on_nan == "save" else self._state.non_finite(self._copied)
-        self.left_out = bool(found)
         if found:
             self._leave_out(found, self._copied["position"]["steps"])
         self._run_dir.sync()

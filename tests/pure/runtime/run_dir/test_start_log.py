@@ -66,6 +66,18 @@ def test_each_start_says_why_the_one_before_ended(tmp_path: Path, clock: Clock) 
     assert "lost_s" not in again  # it was seen alive only now and then: perhaps something was lost
 
 
+def test_a_training_that_fails_after_its_end_is_not_said_to_have_ended_well(tmp_path: Path, clock: Clock) -> None:
+    start(tmp_path, 0)
+    clock.now = 1200.0
+    start_log.note_end(tmp_path, "The training reached its end.", state="COMPLETED", saved=False)
+    outcome.write(tmp_path, Outcome("12", 0, "FAILED", 1, Failure(0, "n1", 1, "No space left on device")))
+    again = start(tmp_path, 1, saved_s=1100.0, seen_s=1190.0)
+    assert (again["cause"], again["lost_s"]) == ("Failed first: rank 0 on n1: No space left on device", 90.0)
+    start_log.note_end(tmp_path, "The training reached its end.", state="COMPLETED", saved=True)
+    longer = start(tmp_path, 0, job=13)  # a user lets it train for more epochs
+    assert (longer["cause"], longer["lost_s"]) == ("The training reached its end.", 0.0)
+
+
 @pytest.mark.parametrize(
     ("said", "cause"),
     [
