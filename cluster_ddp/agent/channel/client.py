@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from cluster_ddp.protocol import Env
 
 # Firewalls forget a connection on which nothing is said: in clouds, after some minutes.
 _KEEP_ALIVE_S = 60
+_ANOTHER_KEY = re.compile(rb"[0-9a-f]{32} [0-9a-f]{64}")
 
 
 class Client:
@@ -24,7 +26,8 @@ class Client:
         timeout_s: seconds that the server may take to answer.
 
     Raises:
-        OSError: another program listens there; socket.timeout: nothing is answered. The connection is then closed.
+        OSError: another program listens there, whose first words it has; socket.timeout: nothing is answered. The
+            connection is then closed.
     """
 
     def __init__(self, connection: socket.socket | None, key: Key, timeout_s: float = 5.0) -> None:
@@ -37,10 +40,11 @@ class Client:
         try:
             connection.settimeout(timeout_s)
             connection.sendall(nonce + b"\n")
-            theirs, _, proof = self._line(timeout_s).partition(b" ")
+            line = self._line(timeout_s)
+            theirs, _, proof = line.partition(b" ")
             nonces = nonce + b" " + theirs
             if not key.proves(proof, "channel", nonces):
-                raise ConnectionAbortedError("another program listens there")
+                raise ConnectionAbortedError(_who_says(line))
         except OSError:
             connection.close()
             raise
@@ -105,3 +109,10 @@ class Client:
             self._rest += heard
         line, _, self._rest = self._rest.partition(b"\n")
         return line
+
+
+def _who_says(line: bytes) -> str:
+    """Who listens there, by the first line, in printable characters."""
+    if _ANOTHER_KEY.fullmatch(line):
+        return "another run, or one with another secret"
+    return "".join(letter if letter.isprintable() else " " for letter in line.decode(errors="replace")).strip()[:80]

@@ -41,6 +41,10 @@ class Key:
         """Return the key of the job that an environment belongs to, by its `Env.SECRET`."""
         return Key(os.fsencode(env.get(Env.SECRET, "")))
 
+    def derived(self, purpose: str) -> Key:
+        """Return a key for one purpose: who listens for another one is told apart."""
+        return Key(self._key, purpose)
+
     def mac(self, purpose: str, *parts: bytes) -> bytes:
         """Return the HMAC-SHA256 of some parts for a purpose, in hexadecimal digits.
 

@@ -6,15 +6,18 @@ import contextlib
 import errno
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Optional
 
 from cluster_ddp import processes
 from cluster_ddp.agent.channel import sockets
 from cluster_ddp.agent.channel.lines import CHUNK, LONGEST_LINE, SEND_S, Key, Lines, Message, new_nonce
 
-Hear = Callable[[Message], None]
+Hear = Callable[[Message], Optional[Message]]
+Gone = Callable[[Message], object]
 
 # Whoever has said nothing by then is no task of the job.
 _HELLO_S = 10.0
@@ -26,14 +29,25 @@ class Server:
     Args:
         listener: a socket that listens.
         key: the job's key.
-        hear: called in that thread with each message. The first of a connection is its "hello". If it raises
-            ValueError or KeyError, the connection is closed.
+        hear: called in that thread with each message. The first of a connection is its "hello". What it returns is
+            the answer (without `tell`). If it raises ValueError or KeyError, the connection is closed.
         gone: called in that thread with the "hello" of a connection that has ended.
         notices: whether a connection ends some seconds after its machine was cut off.
+        most_strangers: how many may be connected that have said nothing yet. The oldest is then closed.
     """
 
-    def __init__(self, listener: socket.socket, key: Key, hear: Hear, gone: Hear, *, notices: bool = False) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        key: Key,
+        hear: Hear,
+        gone: Gone = bool,
+        *,
+        notices: bool = False,
+        most_strangers: int = sys.maxsize,
+    ) -> None:
         self._listener, self._key, self._hear, self._gone, self._notices = listener, key, hear, gone, notices
+        self._most_strangers = most_strangers
         self._selector = selectors.DefaultSelector()
         self._callers: set[_Caller] = set()
         self._strangers: list[_Caller] = []  # some of them: who has said nothing yet
@@ -103,9 +117,10 @@ class Server:
             self._strangers.append(caller)
 
     def _drop_strangers(self, since: float) -> int:
-        """Drop who was silent since then: anybody can connect. Returns how many."""
+        """Drop who was silent since then, or is too many: anybody can connect. Returns how many."""
         self._strangers = [one for one in self._strangers if one in self._callers and one.hello is None]
-        silent = [one for one in self._strangers if one.connected_at <= since]
+        too_many = len(self._strangers) - self._most_strangers
+        silent = [one for at, one in enumerate(self._strangers) if at < too_many or one.connected_at <= since]
         for one in silent:
             self._drop(one)
         return len(silent)
@@ -132,7 +147,8 @@ class Server:
         else:
             message = caller.lines.open(line)
             caller.hello = caller.hello or message
-            self._hear(message)
+            if answer := self._hear(message):
+                caller.connection.sendall(caller.lines.seal(answer))
 
     def _drop(self, caller: _Caller) -> None:
         self._selector.unregister(caller.connection)

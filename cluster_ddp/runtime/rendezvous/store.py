@@ -1,6 +1,6 @@
 """The store of one run: rank 0 serves it, all ranks join it, and each waits until all have arrived.
 
-Rank 0 serves a TCPStore on any free port; its beacon (`port_discovery`) tells the port to the other ranks only. The key
+Rank 0 serves a TCPStore on any free port; the beacon (`port_discovery`) tells its port to the other ranks only. The key
 of the run is made of the job's secret, job, array task, step and restart count, so that a requeued job never joins its
 former run. A TCPStore has no passwords: who finds its port can read all keys (see docs/security.md).
 

@@ -18,6 +18,7 @@ import torch
 from ranks import job_ids, run_ranks, slurm_step
 from slowness import scaled
 
+from cluster_ddp.agent.channel.lines import Lines
 from cluster_ddp.errors import DeviceError, RendezvousError
 from cluster_ddp.runtime.rendezvous import arrived_ranks, host_network, port_discovery, store
 from cluster_ddp.runtime.rendezvous.port_discovery import run_key
@@ -284,10 +285,10 @@ def test_a_slow_beacon_is_waited_for_and_not_asked_again(job_id: int) -> None:
         def answer_late() -> None:
             asked.append(listener.accept()[0])
             time.sleep(1.0)
-            nonce = asked[0].recv(64).strip()
-            asked[0].sendall(b"cluster_ddp 00 " + key.mac("rank 0", nonce, b"00") + b"\n")
-            asked[0].recv(100)
-            asked[0].sendall(b"12345 " + key.mac("port", b"12345", nonce, b"00") + b"\n")
+            nonces = asked[0].recv(64).strip() + b" 00"
+            asked[0].sendall(b"00 " + key.derived("port").mac("channel", nonces) + b"\n")
+            asked[0].recv(1000)
+            asked[0].sendall(Lines(key.derived("port"), nonces, "server", "task").seal({"port": 12345}))
 
         thread = threading.Thread(target=answer_late, daemon=True)
         thread.start()
