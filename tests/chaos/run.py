@@ -184,6 +184,7 @@ class Run:
         before, self._in_this_job = self._in_this_job, self._restarts_in_job()
         self.in_job += self._in_this_job - before
         if status.state == "COMPLETED":
+            self._restarts_of_job = status.restarts  # it may have been queued again and completed since
             return
         self.restarts += 1
         if status.ended:
