@@ -130,7 +130,11 @@ def early_warning(run: Run, rng: random.Random) -> str | None:
     run.wait_until(lambda: run.was_brought_down(pids) and run.state == "RUNNING", _START_TIMEOUT_S, "a new start")
     run.begin_again(should_requeue=False)
     time.sleep(after_s)
-    run.slurm("scancel", "--signal=USR1", str(run.job_id))
+    try:
+        run.slurm("scancel", "--signal=USR1", str(run.job_id))
+    except SlurmError:
+        if not run.status().ended:  # all epochs were done
+            raise
     return f"{after_s:.1f} s after a new start"
 
 
