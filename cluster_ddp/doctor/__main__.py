@@ -119,12 +119,7 @@ def _options(arguments: argparse.Namespace) -> Options:
 def _submit(options: Sequence[str], words: Sequence[str]) -> int:
     """Submit the doctor as a job of its own, follow it, and return its exit status.
 
-    Args:
-        options: those of the job that it is asked about.
-        words: the whole command line.
-
-    Raises:
-        ClusterDDPError: the options are wrong, or the cluster can't run such a job.
+    `options` are those of the job that it is asked about, among all `words` of the command line.
     """
     from cluster_ddp.jobs.watch import follow
     from cluster_ddp.submission import submit_plan

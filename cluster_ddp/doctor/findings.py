@@ -191,13 +191,9 @@ class Verdict:
         print(json.dumps(self.to_json()) if as_json else self, flush=True)
 
     def write_nodes(self, path: Path | None) -> None:
-        """Write the nodes at fault to a file for `sbatch --exclude=FILE`.
+        """Write the nodes at fault to a file for `sbatch --exclude=FILE`; if it can't be written, it is a SpecError.
 
-        Args:
-            path: the file; it must contain a "/", for sbatch to take it for one (sbatch(1), --exclude). None: no file.
-
-        Raises:
-            SpecError: the file can't be written.
+        The path must contain a "/", for sbatch to take it for a file (sbatch(1), --exclude).
         """
         if path is None:
             return

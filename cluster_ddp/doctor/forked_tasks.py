@@ -32,31 +32,14 @@ class Result:
     """Whether it did not come back in time."""
 
 
-def run(tasks: Mapping[str, Task], limit_s: float) -> dict[str, Result]:
-    """Run tasks at the same time, each in a process of its own, which is killed after the limit.
-
-    Args:
-        tasks: name -> task.
-        limit_s: seconds that each may take.
-
-    Returns:
-        Name -> what the task gave.
-    """
-    return Running(tasks).results(limit_s)
-
-
 class Running:
-    """Tasks that run, each in a process of its own.
-
-    Args:
-        tasks: name -> task.
-    """
+    """Tasks, by name, that run at the same time, each in a process of its own."""
 
     def __init__(self, tasks: Mapping[str, Task]) -> None:
         self._children = {name: _start(task) for name, task in tasks.items()}
 
     def results(self, limit_s: float) -> dict[str, Result]:
-        """Return what the tasks give in this time, then kill them."""
+        """Return what each task gives in this time, by name, then kill them."""
         deadline = time.monotonic() + limit_s
         return {name: _result(*child, deadline) for name, child in self._children.items()}
 

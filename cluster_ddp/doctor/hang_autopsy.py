@@ -16,14 +16,10 @@ from cluster_ddp.submission.job import describe
 
 
 def autopsy(run_dir: Path, *, as_json: bool = False) -> str:
-    """Return the verdict of a run's last hang, and the file with each rank's stacks.
-
-    Args:
-        run_dir: the run directory.
-        as_json: return one line of JSON, with where each rank was.
+    """Return the verdict of a run's last hang, and the file with each rank's stacks; as one line of JSON on request.
 
     Raises:
-        RunDirError: it is none, or no rank has written where it was.
+        RunDirError: it is no run directory, or no rank has written in it where it was.
     """
     asked = f"Where the ranks of {run_dir} hung:"
     if not run_dir.is_dir():

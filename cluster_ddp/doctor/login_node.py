@@ -53,7 +53,7 @@ def examine(options: Options, env: Mapping[str, str]) -> int:
 
 def _run(tier: str, findings_of: Callable[[Site], Iterator[Finding]], site: Site, limit_s: float) -> list[Finding]:
     """Return the findings of a tier, which runs in a process of its own: a file system may hang."""
-    result = forked_tasks.run({tier: lambda: map(asdict, findings_of(site))}, limit_s)[tier]
+    result = forked_tasks.Running({tier: lambda: map(asdict, findings_of(site))}).results(limit_s)[tier]
     found = [Finding.from_json(one) for one in result.items]
     if result.is_late:
         what, hint = f"The checks of {tier} did not come back.", "try what hangs: ls of your folders, sinfo"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import accumulate
+from typing import Any
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.slurm.commands import on, run
@@ -120,21 +121,23 @@ def all_jobs(*, cluster: str | None = None, env: Mapping[str, str] | None = None
         job, task, state, restarts, elapsed, reason, waited, submitted, comment = cells
         # Else a heading with the name of the cluster, or the rest of a comment with line breaks.
         if job.isdigit() and restarts.isdigit():
-            exit_code, signal = _exit_status(waited)
-            status = JobStatus(
-                job_id=int(job),
+            status = _read(
+                *(job, waited, submitted),
                 state=state,
                 reason=reason,
-                exit_code=exit_code,
-                signal=signal,
                 array_task=None if task == "N/A" else task,
                 restarts=int(restarts),
                 elapsed=_padded(elapsed),
-                submitted_s=_unix_s(submitted),
                 comment=_text(comment),
             )
             jobs.setdefault(job, []).append(status)
     return jobs
+
+
+def _read(job_id: str, exit_status: str, submitted: str, **others: Any) -> JobStatus:
+    """A status, of which these are Slurm's texts."""
+    exit_code, signal = _exit_status(exit_status)
+    return JobStatus(job_id=int(job_id), exit_code=exit_code, signal=signal, submitted_s=_unix_s(submitted), **others)
 
 
 def _asking(env: Mapping[str, str] | None) -> dict[str, str]:
@@ -200,9 +203,11 @@ def remembered_jobs(
             lines = run([*command, f"--jobs={wanted}"], env=_asking(env)).splitlines()
         except SlurmError:
             break
-        for fields in (line.split("|") for line in lines if line.count("|") == 5):
-            job = re.split("[_+]", fields[1])[0]  # of "12_3", an array's task, or "12+1", of a heterogeneous job
-            _add_start(jobs.setdefault(job, []), _remembered(*fields))
+        for job_id, label, state, ended, elapsed, submitted in (x.split("|") for x in lines if x.count("|") == 5):
+            job = re.split("[_+]", label)[0]  # of "12_3", an array's task, or "12+1", of a heterogeneous job
+            task, state = label.partition("_")[2] or None, state.split()[0]  # "CANCELLED by 1000"
+            status = _read(job_id, ended, submitted, state=state, array_task=task, elapsed=elapsed)
+            _add_start(jobs.setdefault(job, []), status)
     return jobs
 
 
@@ -224,19 +229,6 @@ def elapsed_s(text: str) -> float:
     return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def _remembered(raw_id: str, shown_id: str, state: str, exit_status: str, elapsed: str, submitted: str) -> JobStatus:
-    exit_code, signal = _exit_status(exit_status)
-    return JobStatus(
-        job_id=int(raw_id),
-        state=state.split()[0],  # "CANCELLED by 1000"
-        exit_code=exit_code,
-        signal=signal,
-        array_task=shown_id.partition("_")[2] or None,
-        elapsed=elapsed,
-        submitted_s=_unix_s(submitted),
-    )
-
-
 def _status(record: str) -> JobStatus:
     # The user chooses the name, the comment and the command: they may contain " Key=" and line breaks. The name comes
     # before Slurm's own fields; the comment and the command come after them, but before StdOut. A value may contain
@@ -244,18 +236,14 @@ def _status(record: str) -> JobStatus:
     slurms = re.sub(r"\sJobName=.*?(?=\sUserId=)", "", record, count=1, flags=re.DOTALL)
     pairs = re.findall(r"(?:^|\s)([A-Za-z:/]+)=(.*?)(?=\s+[A-Za-z:/]+=|\s*$)", slurms, flags=re.DOTALL)
     fields = {**dict(reversed(pairs)), "StdOut": dict(pairs).get("StdOut", "")}
-    exit_code, signal = _exit_status(fields.get("ExitCode", "0:0"))
-    return JobStatus(
-        job_id=int(fields["JobId"]),
+    return _read(
+        *(fields["JobId"], fields.get("ExitCode", "0:0"), fields.get("SubmitTime", "")),
         state=fields["JobState"],
         reason=fields.get("Reason", "None"),
-        exit_code=exit_code,
-        signal=signal,
         stdout=fields["StdOut"],
         array_task=fields.get("ArrayTaskId"),
         restarts=int(fields.get("Restarts", "0")),
         elapsed=fields.get("RunTime", ""),
         expected_start=None if fields.get("StartTime", "Unknown") in ("Unknown", "N/A") else fields["StartTime"],
-        submitted_s=_unix_s(fields.get("SubmitTime", "")),
         comment=_text(fields.get("Comment", "").strip()),
     )

@@ -41,9 +41,7 @@ ALL = tuple(check for checks in GROUPS.values() for check in checks)
 def tasks(site: Site, *, for_node: bool) -> dict[str, Task]:
     """Return the checks of a rank as tasks, one for each group; under too low a limit of files, the check that says so.
 
-    Args:
-        site: where this rank is.
-        for_node: whether this rank checks its node, too.
+    If it is `for_node`, this rank checks its node, too.
     """
     if resource_limits.are_too_low_for_checks():
         return {"limits": partial(_run, site, [resource_limits.open_files])}
@@ -58,13 +56,7 @@ def _run(site: Site, checks: Sequence[Check]) -> Iterator[str | dict[str, Any]]:
 
 
 def findings(results: Mapping[str, Result], host: str, limit_s: float) -> list[Finding]:
-    """Return the findings of tasks, in the order of `ALL`. A check that did not come back is a finding itself.
-
-    Args:
-        results: of the tasks, by group.
-        host: name of this node.
-        limit_s: seconds that each group had.
-    """
+    """Return the findings of tasks, in the order of `ALL`. A check that did not come back is a finding itself."""
     found = [Finding.from_json(value) for result in results.values() for value in result.items]
     for group, result in results.items():
         found += broken_off(group, result, host, limit_s)
@@ -72,27 +64,22 @@ def findings(results: Mapping[str, Result], host: str, limit_s: float) -> list[F
     return sorted(found, key=lambda one: order.index(one.check) if one.check in order else -1)
 
 
-def broken_off(group: str, result: Result, host: str, limit_s: float) -> list[Finding]:
-    """Return the finding of a check that did not come back, or that failed itself."""
+def broken_off(group: str, result: Result, host: str, limit_s: float) -> Iterator[Finding]:
+    """Yield the finding of a check that did not come back, or that failed itself."""
     name = f"{result.doing} ({group})" if result.doing else group
     if result.is_late:
-        return [
-            Finding(
-                check="did_not_return",
-                what=f"The check {name} did not come back.",
-                evidence=f"no answer within {limit_s:g} s",
-                hint=f"try what hangs there: ls of your folders, getent hosts; leave the node out: --exclude={host}",
-                sick_nodes=(host,),
-            )
-        ]
-    if result.failure is None:
-        return []
-    return [
-        Finding(
+        yield Finding(
+            check="did_not_return",
+            what=f"The check {name} did not come back.",
+            evidence=f"no answer within {limit_s:g} s",
+            hint=f"try what hangs there: ls of your folders, getent hosts; leave the node out: --exclude={host}",
+            sick_nodes=(host,),
+        )
+    elif result.failure is not None:
+        yield Finding(
             check="broken_check",
             what=f"The check {name} failed itself.",
             evidence=result.failure,
             hint="please report it, with this line; the other checks are not affected",
             is_warning=True,
         )
-    ]

@@ -40,14 +40,7 @@ def findings(reports: Reports) -> list[Finding]:
 
 
 def ended(rank: int, host: str, tier: str, *, accuses: bool) -> Finding:
-    """Return that a rank was here and does not answer any more.
-
-    Args:
-        rank: the rank.
-        host: its node.
-        tier: in which tier.
-        accuses: whether its node may be at fault, and not the way to it.
-    """
+    """Return that a rank was here and does not answer any more; `accuses`: its node may be at fault, not the way."""
     return Finding(
         check="missing_ranks",
         what=f"Ranks ended or hung in the tier {tier!r}.",

@@ -122,10 +122,8 @@ def _unequal(reports: Reports, check: str, what: str, hint: Callable[[str], str]
         if len(set(values.values())) > 1:
             for rank, value in values.items():
                 evidence = f"{name} {value}" if check == "versions" else f"{name}={value}"
-                one = Finding(
-                    check=check, what=what.format(name), evidence=evidence, hint=hint(name), is_warning=not error
-                )
-                host = reports[rank]["host"]
+                words = {"what": what.format(name), "evidence": evidence, "hint": hint(name)}
+                one, host = Finding(check=check, **words, is_warning=not error), reports[rank]["host"]
                 found.append(one.seen_on(host) if check == "versions" else one.seen_by(rank, host))
     return found
 
@@ -182,17 +180,16 @@ def _one_cpu(reports: Reports) -> list[Finding]:
 
 
 def _clock(reports: Reports) -> list[Finding]:
-    found = []
-    for report in reports.values():
-        ahead_s = report["sent_at"] - report["received_at"] if report.get("by") == "tcp" else 0.0
-        if abs(ahead_s) > _CLOCK_S:
-            one = Finding(
-                check="clock",
-                what="The clock of a node is wrong, or that of rank 0's.",
-                evidence=f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} rank 0's",
-                hint="tell your site (chronyc tracking); Slurm's own messages fail from 5 minutes on (munge)",
-                is_warning=True,
-                sick_nodes=(report["host"],),
-            )
-            found.append(one.seen_on(report["host"]))
-    return found
+    by_tcp = [report for report in reports.values() if report.get("by") == "tcp"]
+    return [
+        Finding(
+            check="clock",
+            what="The clock of a node is wrong, or that of rank 0's.",
+            evidence=f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} rank 0's",
+            hint="tell your site (chronyc tracking); Slurm's own messages fail from 5 minutes on (munge)",
+            is_warning=True,
+            sick_nodes=(report["host"],),
+        ).seen_on(report["host"])
+        for report in by_tcp
+        if abs(ahead_s := report["sent_at"] - report["received_at"]) > _CLOCK_S
+    ]

@@ -67,11 +67,7 @@ def greet(host: str, port: int, key: Key) -> Client:
 def several_tries(attempt: Callable[[], _Connection]) -> _Connection:
     """Try once; if no answer comes, try several times at once: where packets get lost, one of them passes.
 
-    Args:
-        attempt: makes a connection.
-
-    Raises:
-        OSError: there is none.
+    Returns the connection, or raises the OSError that says most.
     """
     try:
         return attempt()

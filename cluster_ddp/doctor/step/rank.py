@@ -101,14 +101,7 @@ class Identity:
 
 
 class Rank:
-    """One rank's doctor.
-
-    Args:
-        options: what is asked.
-        env: this process's environment.
-        identity: this rank.
-        folder: for what can't be sent.
-    """
+    """One rank's doctor; its folder is for what can't be sent."""
 
     def __init__(self, options: Options, env: Mapping[str, str], identity: Identity, folder: ReportFolder) -> None:
         self.options, self.env, self.identity, self.folder = options, env, identity, folder
@@ -188,7 +181,9 @@ class Rank:
         """Measure in a child: it may hang in NCCL, or be aborted by its watchdog."""
         topology, limit_s = self.identity.topology, TIER_S["training"]
         assert topology is not None
-        result = forked_tasks.run({"training": lambda: training.measure(topology, self.key)}, limit_s)["training"]
+        result = forked_tasks.Running({"training": lambda: training.measure(topology, self.key)}).results(limit_s)[
+            "training"
+        ]
         if result.items:
             return dict(result.items[0])
         failure = result.failure or f"it did not come back within {limit_s:g} s"
@@ -197,8 +192,7 @@ class Rank:
     def speak(self, tell: Callable[[int], None]) -> int:
         """Print the verdict, tell the others the exit status, then write the nodes at fault. Returns the status.
 
-        Args:
-            tell: tells it. After that, srun may end this task.
+        After `tell`, srun may end this task.
         """
         status = self.verdict.status(strict=self.options.strict)
         if self.verdict.broken_tier:

@@ -36,10 +36,8 @@ _GRACE_S = 2.0
 class ReportServer:
     """Rank 0's side: it collects the messages of all ranks and answers all.
 
-    Args:
-        topology: of rank 0; None if its environment contradicts itself: then it only reads files.
-        key: the key of this run.
-        folder: where reports lie that could not be sent.
+    Without a `topology`, as in an environment that contradicts itself, it only reads the files in `folder`, which are
+    the reports that could not be sent.
     """
 
     def __init__(self, topology: Topology | None, key: Key, folder: ReportFolder) -> None:
@@ -74,10 +72,7 @@ class ReportServer:
     def gather(self, tier: str, ranks: int, timeout_s: float) -> dict[int, Message]:
         """Wait for the messages of so many ranks, but not of those whose connection has ended. Returns them by rank.
 
-        Args:
-            tier: which message; "here" for any.
-            ranks: number of ranks.
-            timeout_s: seconds to wait.
+        The tier "here" is of any message.
         """
 
         def are_all_here() -> bool:
@@ -89,13 +84,8 @@ class ReportServer:
     def settle(self, tier: str, settle_s: float) -> dict[int, Message]:
         """Wait until the ranks whose messages are known by a file have connected, or have surely failed to.
 
-        Args:
-            tier: which message.
-            settle_s: seconds that rank 0 must have listened for that; five times as long is enough where packets get
-                lost.
-
-        Returns:
-            Rank -> its message.
+        For that rank 0 must have listened `settle_s` seconds; five times as long is enough where packets get lost.
+        Returns the messages by rank.
         """
         begun: dict[int, int] = {}
 
@@ -119,7 +109,7 @@ class ReportServer:
         if self._server is not None:
             self._server.tell(tier, **fields)
         if tier == "end":
-            self._folder.write_end({"kind": tier, **fields})
+            self._folder.write_report({"kind": tier, **fields})
 
     def close(self) -> None:
         """Wait until those that read files have read the last message, and close all connections."""
@@ -150,13 +140,9 @@ class ReportServer:
 
 
 class ReportClient:
-    """Another rank's side: it sends its reports to rank 0 and waits for instructions.
+    """Another rank's side: it sends its reports to rank 0, whose start it awaits `wait_s` seconds, and hears from it.
 
-    Args:
-        topology: of this rank; None if its environment contradicts itself: then it only writes a file.
-        key: the key of this run.
-        folder: where to write what can't be sent.
-        wait_s: seconds to wait for rank 0's start.
+    Without a `topology`, as in an environment that contradicts itself, it only writes a file in `folder`.
     """
 
     def __init__(self, topology: Topology | None, key: Key, folder: ReportFolder, wait_s: float) -> None:
@@ -191,10 +177,7 @@ class ReportClient:
     def told(self, timeout_s: float, *, unseen_s: float | None = None) -> Message | None:
         """Wait for rank 0's next message; without a connection, for its last. None if none comes.
 
-        Args:
-            timeout_s: seconds that rank 0 may take.
-            unseen_s: seconds to wait while nothing shows that rank 0 has started; default: until `wait_s` after this
-                rank's start.
+        While nothing shows that rank 0 has started, wait `unseen_s` only; default: until `wait_s` after our own start.
         """
         now = time.monotonic()
         deadline, start_by = now + timeout_s, self._start_by if unseen_s is None else now + unseen_s

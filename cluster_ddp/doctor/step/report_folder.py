@@ -22,11 +22,7 @@ _STALE_S = 900.0
 
 
 class ReportFolder:
-    """A folder for reports.
-
-    Args:
-        path: the folder, which is made; None for none: then nothing is written or found.
-    """
+    """A folder for reports, which is made. Without a path, nothing is written or found."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -58,18 +54,16 @@ class ReportFolder:
         return self.path is not None and (self.path / LEADS).exists()
 
     def write_report(self, message: Message) -> None:
-        """Write the last message of a rank."""
-        self._write(_report(message), message)
-
-    def write_end(self, message: Message) -> None:
-        """Write the last message of rank 0."""
-        self._write(_END, message)
+        """Write the last message of a rank; of rank 0, that of kind "end"."""
+        if self.path is not None:
+            with contextlib.suppress(OSError), atomic_write(self.path / _name(message)) as file:
+                file.write(json.dumps(message).encode())
 
     def remove_report(self, message: Message) -> None:
         """Remove the report of the rank that has sent a message."""
         if self.path is not None:
             with contextlib.suppress(OSError):
-                (self.path / _report(message)).unlink()
+                (self.path / _name(message)).unlink()
 
     def report_files(self) -> list[Path]:
         """Return the files of ranks that are not connected."""
@@ -98,11 +92,6 @@ class ReportFolder:
         if self.path is not None:
             shutil.rmtree(self.path, ignore_errors=True)
 
-    def _write(self, name: str, message: Message) -> None:
-        if self.path is not None:
-            with contextlib.suppress(OSError), atomic_write(self.path / name) as file:
-                file.write(json.dumps(message).encode())
 
-
-def _report(message: Message) -> str:
-    return f"report-{message['rank']}-{message['id']}.json"
+def _name(message: Message) -> str:
+    return _END if message["kind"] == "end" else f"report-{message['rank']}-{message['id']}.json"

@@ -64,8 +64,6 @@ class DistributedBatchSampler(Sampler[list[int]]):
     Args:
         size: number of samples in an epoch, before `drop_last`.
         batch_size: samples per rank and step.
-        rank: this rank.
-        world_size: number of ranks.
         seed: random seed of the shuffle; None for the dataset's own order.
         sampler: gives the order of an epoch, of `size` samples; None: each sample once.
         drop_last: leave out an epoch's last global batch if it is smaller than the others.
@@ -146,7 +144,6 @@ class Shard:
     `seen`, `progress`, `mean_batch` and `is_full_batch` are those of the current batch.
 
     Args:
-        batches: the sample indices of this rank.
         source: iterates over the batches, anew for each pass: a `DeviceLoader` or a `Loader`.
         fingerprint: of the dataset (see `fingerprint`); None if unknown.
     """

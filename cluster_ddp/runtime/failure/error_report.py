@@ -8,7 +8,6 @@ names it. If it failed because it waited too long, it names the ranks that did n
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import sys
@@ -28,7 +27,7 @@ from cluster_ddp.runtime.console import complain
 from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
 from cluster_ddp.runtime.failure import hard_exit, rank_progress
 from cluster_ddp.runtime.rendezvous import arrived_ranks, first_rank
-from cluster_ddp.slurm.variables import node_name
+from cluster_ddp.slurm.variables import Variables, node_name
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -77,37 +76,40 @@ class FailureReporter:
         self._reported = error
         own = self._name()
         first = own if self.store is None else self.ask_store(self._first_failure)
-        if aborted := self._aborted(error, is_first=first == own):
-            self._say_error(aborted, consequence=True)
+        looks = _is_lost(error) and (first == own or self._rank() == "1")  # rank 0 may be gone, and its store
+        if looks and self.hangs is not None and (aborted := self.hangs.aborted(error)):
+            self.say(aborted, consequence=True)
         elif first not in (own, None):
             self._follow(first, error)
         elif _is_timeout(error):
-            self._say_error(self._hang(error, store_answers=first is not None), waits=True)
+            self.say(self._hang(error, store_answers=first is not None), waits=True)
         elif first is None and _is_lost(error):
-            self.say_consequence(_STORE_IS_GONE)
+            self.say(_STORE_IS_GONE, consequence=True)
         else:
-            self._say_error(error, consequence=_is_lost(error) or isinstance(error, PeerFailedError))
+            self.say(error, consequence=_is_lost(error) or isinstance(error, PeerFailedError))
 
     def somebody_failed(self) -> bool:
         """Return whether a rank has reported a failure, or the store, and so rank 0, is gone."""
         assert self.store is not None
-        try:
+        with contextlib.suppress(Exception):
             return self.store.check([_KEY])
-        except Exception:
-            return True
+        return True
 
     def answer(self) -> str:
         """Return which other rank failed, in words. The other ranks then know that this one does not hang."""
         first = self.ask_store(self._first_failure)
         return _STORE_IS_GONE if first in (self._name(), None) else _stopped_by(first)
 
-    def say_consequence(self, words: str) -> None:
-        """Say, and note for the end of the job's log, that this rank ends because another one failed, or is gone."""
-        self._note(words, consequence=True)
-        self.say(words)
+    def say(self, error: BaseException | str, *, consequence: bool = False, waits: bool = False) -> None:
+        """Print to stderr why this rank ends, with rank and host, and note it for the end of the job's log.
 
-    def say(self, words: str) -> None:
-        """Print words to stderr, with this rank and its host."""
+        It may be a `consequence`: another rank failed first, or is gone. Or this rank `waits` for others in vain. An
+        error that is not of this package has its traceback.
+        """
+        self._note(error, consequence=consequence, waits=waits)
+        if isinstance(error, ClusterDDPError):
+            error = f"error: {error}"
+        words = error if isinstance(error, str) else "".join(traceback.format_exception(error)).rstrip()
         complain(f"[rank {self._rank()} {node_name(os.environ)}] {words}")
 
     def linger(self) -> None:
@@ -124,14 +126,17 @@ class FailureReporter:
         """
         assert self.hangs is not None
         own = self._name()
-        first = own if self.hangs.lost_store else self.ask_store(functools.partial(self._first_unless, is_over))
+
+        def first_unless_over(store: dist.Store) -> str:
+            store.check([_KEY])  # may take seconds, and then a step comes
+            return "" if is_over() else self._first_failure(store)
+
+        first = own if self.hangs.lost_store else self.ask_store(first_unless_over)
         if first == own or (first is None and not is_over()):
             self.hangs.accuse()
             asked = f"Waiting {restart_s:g} s for {self.hangs.silent} to answer:"
-            hint = (
-                f"check that node and that rank's output; if ranks may take longer: --hang-restart-s {2 * restart_s:g}"
-            )
-            self._say_error(ClusterDDPError(asked, f"{self.hangs.words}.", hint), waits=True)
+            hint = "check that node and that rank's output; if ranks may take longer: --hang-restart-s"
+            self.say(ClusterDDPError(asked, f"{self.hangs.words}.", f"{hint} {2 * restart_s:g}"), waits=True)
             hard_exit.now(1)
 
     def stop_hang_watch(self) -> None:
@@ -156,11 +161,17 @@ class FailureReporter:
         self, question: Callable[[dist.Store], T], *, patience_s: float = _STORE_PATIENCE_S + _ROLL_CALL_S
     ) -> T | None:
         """Return what a question put to the ranks' store returns; None if it is gone, or doesn't answer in time."""
+        if (store := self.store) is None:
+            return None
         answers: list[T] = []
-        if self.store is not None:
-            asking = threading.Thread(target=_ask, args=(question, self.store, answers), daemon=True)
-            asking.start()
-            asking.join(patience_s)
+
+        def ask() -> None:
+            with contextlib.suppress(Exception):  # the store is gone with rank 0
+                answers.append(question(store))
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(patience_s)
         return answers[0] if answers else None
 
     def _first_failure(self, store: dist.Store) -> str:
@@ -169,24 +180,9 @@ class FailureReporter:
         store.set(f"failed/{self._rank()}", "")  # this rank needs rank 0's store no more
         return first
 
-    def _first_unless(self, is_over: Callable[[], bool], store: dist.Store) -> str:
-        """As `_first_failure`; "" if the hang is over."""
-        store.check([_KEY])  # may take seconds, and then a step comes
-        return "" if is_over() else self._first_failure(store)
-
-    def _aborted(self, error: BaseException, *, is_first: bool) -> ClusterDDPError | None:
-        """The error that names the rank which a signal has ended; None if none was. One rank looks for it."""
-        is_asked = is_first or self._rank() == "1"  # the store may be gone with rank 0
-        if self.hangs is None or not is_asked or not _is_lost(error):
-            return None
-        if not (found := self.hangs.aborted(error)):
-            return None
-        verdict, hint = found
-        return ClusterDDPError("Waiting for the other ranks in a collective:", f"{verdict}.", hint)
-
     def _follow(self, first: str | None, error: BaseException) -> None:
         """Say that another rank failed first. After a timeout, stay until that one has found out who hangs."""
-        self.say_consequence(_stopped_by(first))
+        self.say(_stopped_by(first), consequence=True)
         if _is_timeout(error) and self.hangs is not None:
             self.hangs.answer(error)  # the first one waits for it
         if _is_timeout(error) or isinstance(error, PeerFailedError):
@@ -213,17 +209,9 @@ class FailureReporter:
         absent = [int(key.rpartition("/")[2]) for key in arrived_ranks.unset(store, failed)]
         return ", ".join(f"rank {rank} on {host}" for rank, host in zip(absent, arrived_ranks.hosts(store, absent)))
 
-    def _say_error(self, error: BaseException, *, consequence: bool = False, waits: bool = False) -> None:
-        """Note and say an error; one that is not ours with its traceback."""
-        self._note(error, consequence=consequence, waits=waits)
-        is_ours = isinstance(error, ClusterDDPError)
-        self.say(f"error: {error}" if is_ours else "".join(traceback.format_exception(error)).rstrip())
-
-    def _note(self, error: BaseException | str, *, consequence: bool = False, waits: bool = False) -> None:
+    def _note(self, error: BaseException | str, **why: bool) -> None:
         spare_descriptor()
-        words = _in_short(error)
-        steps = rank_progress.steps
-        rank_notes.failed(os.environ, self._rank(), words, consequence=consequence, step=steps, waits=waits)
+        rank_notes.failed(os.environ, self._rank(), _in_short(error), step=rank_progress.steps, **why)
 
     def _name(self) -> str:
         return f"rank {self._rank()} on {node_name(os.environ)}"
@@ -231,15 +219,8 @@ class FailureReporter:
     def _rank(self) -> str:
         if self.topology is not None:
             return str(self.topology.rank)
-        of_slurm = os.environ.get("SLURM_PROCID")
-        if of_slurm and "TORCHELASTIC_RUN_ID" not in os.environ:  # else Slurm's task is torchrun
-            return of_slurm
-        return os.environ.get("RANK") or "?"
-
-
-def _ask(question: Callable[[dist.Store], T], store: dist.Store, answers: list[T]) -> None:
-    with contextlib.suppress(Exception):  # the store is gone with rank 0
-        answers.append(question(store))
+        names = ("SLURM_PROCID", "RANK") if "TORCHELASTIC_RUN_ID" not in os.environ else ("RANK",)  # the task: torchrun
+        return Variables(os.environ).text(*names) or "?"
 
 
 def _stopped_by(other: str | None) -> str:
@@ -248,11 +229,9 @@ def _stopped_by(other: str | None) -> str:
 
 def _in_short(error: BaseException | str) -> str:
     """An error in one line, or not many more."""
-    if isinstance(error, str):
-        return error
     if isinstance(error, ClusterDDPError):
         return f"{error.asked} {error.found}"
-    return traceback.format_exception_only(error)[-1]
+    return error if isinstance(error, str) else traceback.format_exception_only(error)[-1]
 
 
 def _is_timeout(error: BaseException) -> bool:

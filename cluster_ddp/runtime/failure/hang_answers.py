@@ -79,20 +79,20 @@ class HangAnswers:
         while told is not None and time.monotonic() < deadline and len(told) < self._topology.world_size:
             time.sleep(0.1)
             told = self._request(self._answers)
-        files = _whole_files()
+        in_files = _whole_files()
         if told is None:
-            found = _without_store(files)
-            while found.keys() < files.keys() - {0} and time.monotonic() < deadline:
+            found = _without_store(in_files)
+            while found.keys() < in_files.keys() - {0} and time.monotonic() < deadline:
                 time.sleep(0.1)
-                files = _files()
-                found = _without_store(files)
+                in_files = files()
+                found = _without_store(in_files)
         else:
             found = {one.rank: one for one in map(Answer.of, told)}
         found[here.rank] = here
         absent = [rank for rank in range(self._topology.world_size) if rank not in found]
         seen: list[str] = [] if told is None else self._request(functools.partial(_places, absent)) or []
         noted = {one.rank: one for one in map(Answer.of, seen)}
-        return [*found.values(), *(self._last_known(rank, files.get(rank), noted.get(rank)) for rank in absent)]
+        return [*found.values(), *(self._last_known(rank, in_files.get(rank), noted.get(rank)) for rank in absent)]
 
     def _request(self, question: Question) -> Any:
         """The store's answer; None if it has not answered in this hang: each attempt takes seconds."""
@@ -151,25 +151,25 @@ def recorded(*, is_done: bool) -> dict[str, Any]:
     return {}
 
 
-def _files() -> dict[int, Answer]:
-    """What all ranks have written into their files, by rank."""
+def files() -> dict[int, Answer]:
+    """Return what all ranks have written into their files, by rank."""
     folder = run_dir_here()
     return {one.rank: one for one in hang_verdict.read(folder)} if folder else {}
 
 
 def _whole_files() -> dict[int, Answer]:
-    """As `_files`, once the stacks of all that are busy in C code are written, which takes some time."""
+    """As `files`, once the stacks of all that are busy in C code are written, which takes some time."""
     until = time.monotonic() + _WRITTEN_S
-    files = _files()
-    while any(one.state == "locked" and not one.where for one in files.values()) and time.monotonic() < until:
+    found = files()
+    while any(one.state == "locked" and not one.where for one in found.values()) and time.monotonic() < until:
         time.sleep(0.1)
-        files = _files()
-    return files
+        found = files()
+    return found
 
 
-def _without_store(files: Mapping[int, Answer]) -> dict[int, Answer]:
+def _without_store(found: Mapping[int, Answer]) -> dict[int, Answer]:
     """Those that the store does not answer either, and who have written so: they have lost nobody but rank 0."""
-    return {rank: one for rank, one in files.items() if rank and one.lost_store}
+    return {rank: one for rank, one in found.items() if rank and one.lost_store}
 
 
 def _places(ranks: Sequence[int], store: dist.Store) -> list[str]:

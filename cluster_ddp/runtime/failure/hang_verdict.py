@@ -130,8 +130,9 @@ def read(run_dir: Path) -> list[Answer]:
     return sorted(found, key=lambda one: one.rank)
 
 
-def kept(path: Path, own_file: Path, limit_s: float) -> str:
+def kept(own_file: Path, limit_s: float) -> str:
     """Return the verdict that a rank has written, at most `limit_s` before this rank's own stack file; else ""."""
+    path = own_file.with_name(File.HANG)
     with contextlib.suppress(OSError):
         age_s = own_file.stat().st_mtime - path.stat().st_mtime  # by one clock, the file system's
         if age_s < limit_s:

@@ -1,9 +1,8 @@
 """Say where all ranks are when no step completes. The collective timeout ends a hang, or `--hang-restart-s` before it.
 
 Each rank has a thread, which answers other ranks that ask (`hang_answers`), also before its first step. After that, if
-no step, collective of `World` or batch came for the warning time, all ranks write where they are, and one of them
-prints the verdict. It is the lowest one that can. A rank that reaches too few others leaves the verdict to those that
-reach more (`sick_nodes.may_accuse`).
+no step, collective of `World` or batch came for the warning time, all ranks write where they are, and the lowest
+one that can prints the verdict. One that reaches too few leaves it to others that reach more (`sick_nodes.may_accuse`).
 
 With `--hang-restart-s`, ranks that then still don't answer end the start: the rank that has printed the verdict fails
 with it, and the job's agent starts all again. A hang in which all ranks answer is the script's own: nothing ends it.
@@ -19,14 +18,14 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
+from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.protocol import File
 from cluster_ddp.runtime.console import complain
 from cluster_ddp.runtime.failure import hang_verdict, rank_progress, sick_nodes, stacks
-from cluster_ddp.runtime.failure.hang_answers import Ask, HangAnswers, leave_out_torchs_warnings, run_dir_here
+from cluster_ddp.runtime.failure.hang_answers import Ask, HangAnswers, files, leave_out_torchs_warnings, run_dir_here
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 from cluster_ddp.slurm.topology import Topology
@@ -52,7 +51,6 @@ class HangWatch:
     """A thread that watches one rank.
 
     Args:
-        topology: this rank's place.
         ask: asks the ranks' store, with a time limit: returns None if it does not answer.
         warning_s: seconds without a step until the ranks say where they are.
         timeout_s: seconds that a collective may take.
@@ -79,8 +77,7 @@ class HangWatch:
         self._due_s = _NEVER  # when this rank ends the start
         self._error: BaseException | None = None
         self._silent_nodes: list[str] = []
-        self._is_first = False  # to end the start
-        self._knows_busy = False  # which ranks are in C code
+        self._ends_after_s = _NEVER  # by the verdict: how much later than those that may accuse it ends the start
         is_last = topology.rank == topology.world_size - 1  # one on another node than rank 0, if any is
         self._blind_at = time.monotonic() + warning_s if is_last and restart_s < _NEVER else _NEVER
         self._file: stacks.StackFile | None = None
@@ -110,7 +107,7 @@ class HangWatch:
         with contextlib.suppress(Exception):  # the failure itself must be reported
             if not self.words:
                 self._answer()
-                self._tell(print_it=False)
+                self._tell()
         self.accuse()
         return self.words
 
@@ -135,13 +132,11 @@ class HangWatch:
             if self._file is not None:
                 self._file.take_stderr()
 
-    def aborted(self, error: BaseException) -> tuple[str, str] | None:
-        """Return verdict and hint if a lost connection is due to a rank that a signal has ended; else None."""
+    def aborted(self, error: BaseException) -> ClusterDDPError | None:
+        """Return the error that names a rank which a signal has ended, if a connection was lost by that; else None."""
         with contextlib.suppress(Exception):
-            folder = run_dir_here()
-            hint = hang_verdict.hint(hang_verdict.read(folder)) if folder else ""
-            if hint and (verdict := self.verdict(error)):
-                return verdict, hint
+            if (hint := hang_verdict.hint([*files().values()])) and (verdict := self.verdict(error)):
+                return ClusterDDPError("Waiting for the other ranks in a collective:", f"{verdict}.", hint)
         return None
 
     def _watch(self) -> None:
@@ -180,7 +175,7 @@ class HangWatch:
         self._due_s = _NEVER
         self._answers.lost_store = False  # it may answer again
         with self._told:
-            self._judge(self._collect(patience_s=0.0))
+            self._judge(patience_s=0.0)
         if self.silent and not self._is_over():
             self._end(self._is_over)
 
@@ -211,7 +206,7 @@ class HangWatch:
             self._file.write(replace(answer, lost_store=True).text())
             self._file.sync()
 
-    def _tell(self, due_s: float = _NEVER, *, print_it: bool = True) -> None:
+    def _tell(self, due_s: float = _NEVER) -> None:
         """Make the verdict. One rank prints it: the lowest that comes so far."""
         turn_s = 0.0 if self._error or self._topology.rank == 0 else 2 * self._every_s + 2 * _ANSWER_S
         if self._stopped.wait(turn_s):
@@ -219,44 +214,37 @@ class HangWatch:
         with self._told:
             if self.words:
                 return
-            speaks = self._judge(self._collect(patience_s=2 * self._every_s + _ANSWER_S))
-            self._due_s = _NEVER
-            if self.silent and self._knows_busy:
-                self._due_s = due_s + (0.0 if self._is_first else _OTHERS_S)
-            if speaks and print_it and self._error is None:  # else its error is said, and is the last word
+            speaks = self._judge(patience_s=2 * self._every_s + _ANSWER_S)
+            self._due_s = due_s + self._ends_after_s
+            if speaks and self._error is None:  # else its error is said, and is the last word
                 words = f"No step was completed for {self._warning_s:g} s: {self.words}."
                 if self._due_s < _NEVER:
                     left_s = max(0.0, self._due_s - time.monotonic())
                     words += f" If that lasts, this start ends in {left_s:.0f} s (--hang-restart-s)."
                 complain(words)
 
-    def _judge(self, answers: Sequence[Answer]) -> bool:
+    def _judge(self, *, patience_s: float) -> bool:
         """Make the verdict from all answers. Returns whether this rank is to tell it; it has then kept it as a file."""
+        answers = self._answers.collect(self._here(ask_workers=True), patience_s=patience_s)
+        self._ends_after_s = _NEVER
         rank, size, folder = self._topology.rank, self._topology.world_size, run_dir_here()
         reached = hang_verdict.reached(answers, node_name(os.environ))
         may_accuse = sick_nodes.may_accuse(reached, size, os.environ)
-        if not may_accuse and (kept := self._kept(folder)) not in ("", self.words):
-            self.words, self.silent, self._silent_nodes = kept, "", []  # by a rank that reaches more
-            return False
+        if not may_accuse and self._file is not None:
+            kept = hang_verdict.kept(self._file.path, min(self._warning_s, self._timeout_s))
+            if kept not in ("", self.words):
+                self.words, self.silent, self._silent_nodes = kept, "", []  # by a rank that reaches more
+                return False
         self.words, self.silent = hang_verdict.verdict(answers), hang_verdict.silent_ranks(answers)
         nodes = hang_verdict.silent_nodes(answers)
         if nodes and not may_accuse:
             self.words += f"; rank {rank} reaches {len(reached)} of {size} ranks: it may be cut off"
         self._silent_nodes = nodes if may_accuse else []
-        self._knows_busy = hang_verdict.have_files(answers, folder)
         is_lowest = rank == min((one.rank for one in answers if not one.state), default=rank)
-        self._is_first = may_accuse and is_lowest
+        if self.silent and hang_verdict.have_files(answers, folder):  # else they may be busy in C code
+            self._ends_after_s = 0.0 if may_accuse and is_lowest else _OTHERS_S
         speaks = is_lowest or self._error is not None
         if speaks and folder is not None:
             with contextlib.suppress(OSError), atomic_write(folder / File.HANG) as file:  # such as on a full disk
                 file.write(f"{self.words}\n".encode())
         return speaks
-
-    def _collect(self, *, patience_s: float) -> list[Answer]:
-        return self._answers.collect(self._here(ask_workers=True), patience_s=patience_s)
-
-    def _kept(self, folder: Path | None) -> str:
-        """The verdict on the present hang that another rank has written; "" if there is none."""
-        if folder is None or self._file is None:
-            return ""
-        return hang_verdict.kept(folder / File.HANG, self._file.path, min(self._warning_s, self._timeout_s))

@@ -79,7 +79,7 @@ class PeerWatch:
             # This rank may still work, or hang: it must not look as if it had answered.
             self._stopped.wait()
             return
-        self._reporter.say_consequence(words or self._reporter.answer())
+        self._reporter.say(words or self._reporter.answer(), consequence=True)
         self._reporter.linger()
         hard_exit.now(_EXIT_STATUS)
 

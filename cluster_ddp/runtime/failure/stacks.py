@@ -22,10 +22,11 @@ import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
 from cluster_ddp.files import is_at
-from cluster_ddp.processes import catches
+from cluster_ddp.processes import catches, children
 from cluster_ddp.runtime.run_dir.fenced_writes import open_own
 
 ANSWERED = "No step was completed."
@@ -70,16 +71,18 @@ class Place:
 
 def live() -> list[Frame]:
     """Return the main thread's stack, innermost frame first."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return [Frame(f.f_code.co_filename, line, f.f_code.co_name) for f, line in traceback.walk_stack(frame)]
+    return _frames(traceback.walk_stack(sys._current_frames().get(threading.main_thread().ident or 0)))
 
 
 def of_error(error: BaseException) -> list[Frame]:
     """Return where an exception was raised, innermost frame first; then who called where it was caught."""
     trace = error.__traceback__
     outer = trace.tb_frame.f_back if trace else None
-    frames = [*reversed([*traceback.walk_tb(trace)]), *(traceback.walk_stack(outer) if outer else ())]
-    return [Frame(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames]
+    return _frames([*reversed([*traceback.walk_tb(trace)]), *(traceback.walk_stack(outer) if outer else ())])
+
+
+def _frames(found: Iterable[tuple[FrameType, int]]) -> list[Frame]:
+    return [Frame(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in found]
 
 
 def of_text(text: str) -> list[Frame]:
@@ -136,11 +139,7 @@ def _collective(inner: Iterable[Frame]) -> str:
 class StackFile:
     """The file of one rank: one line of JSON, of a fixed length, that is written again and again; then stacks.
 
-    Args:
-        path: of the file; a former one is emptied.
-
-    Raises:
-        OSError: it can't be made.
+    A former one is emptied. If it can't be made, it is an OSError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -207,9 +206,8 @@ class WorkerStacks:
 
     def places(self) -> tuple[str, ...]:
         """Return file and line of each child that can say it."""
-        asked = [pid for pid in _children() if self._is_ours and _catches(pid)]
         found = []
-        for pid in asked:
+        for pid in [pid for pid in children(os.getpid()) if self._is_ours and _catches(pid)]:
             start = os.fstat(self._file.fileno()).st_size
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, _SIGNAL)
@@ -238,14 +236,6 @@ def is_stopped(pid: int) -> bool:
         state = re.search(r"^State:\s+(\S)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
         return state is not None and state[1] in ("T", "t")
     return False
-
-
-def _children() -> list[int]:
-    found: list[int] = []
-    for path in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += map(int, path.read_text().split())
-    return found
 
 
 def _catches(pid: int) -> bool:

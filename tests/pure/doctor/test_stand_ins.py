@@ -266,7 +266,7 @@ def test_a_check_that_hangs_is_killed_and_those_that_break_off_are_named() -> No
         "aborts": abort,
         "works": lambda: [["yes"]],
     }
-    found = forked_tasks.run(tasks, 2.0)
+    found = forked_tasks.Running(tasks).results(2.0)
     assert time.monotonic() - start < 20
     assert found == {
         "hangs": forked_tasks.Result([{"found": 1}], "second", is_late=True),
@@ -278,7 +278,7 @@ def test_a_check_that_hangs_is_killed_and_those_that_break_off_are_named() -> No
     assert (late.what, late.sick_nodes) == ("The check second (hangs) did not come back.", ("node1",))
     (broken,) = all_checks.broken_off("raises", found["raises"], "node1", 0.5)
     assert (broken.what, broken.is_warning) == ("The check third (raises) failed itself.", True)
-    assert not all_checks.broken_off("works", found["works"], "node1", 0.5)
+    assert not list(all_checks.broken_off("works", found["works"], "node1", 0.5))
 
 
 def test_checks_run_in_a_process_with_more_than_1024_open_files() -> None:
@@ -287,7 +287,8 @@ def test_checks_run_in_a_process_with_more_than_1024_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, before[0]), before[1]))
     opened = [os.dup(0) for _ in range(1024)]
     try:
-        assert forked_tasks.run({"works": lambda: [["yes"]]}, 10.0) == {"works": forked_tasks.Result([["yes"]])}
+        running = forked_tasks.Running({"works": lambda: [["yes"]]})
+        assert running.results(10.0) == {"works": forked_tasks.Result([["yes"]])}
     finally:
         for descriptor in opened:
             os.close(descriptor)
