@@ -33,6 +33,9 @@ MAY_IMPORT = {
     "sandbox": {"slurm"},
 }
 MODULES_SIDE_BY_SIDE = 12
+MODULE_LINES = 250
+# These have more still. They may only become shorter; then they leave this table.
+LONGER_MODULES = {"submission/spec.py": 293, "submission/cli/command_line.py": 254}
 FUNCTION_LINES = 40
 
 
@@ -101,6 +104,12 @@ def test_no_package_has_too_many_modules_side_by_side() -> None:
     for folder in {path.parent for path in MODULES.values()}:
         modules = [path.stem for path in folder.glob("*.py") if path.stem[0] != "_"]
         assert len(modules) <= MODULES_SIDE_BY_SIDE, folder
+
+
+def test_modules_are_short() -> None:
+    for path in MODULES.values():
+        name = path.relative_to(PACKAGE).as_posix()
+        assert len(path.read_text().splitlines()) <= LONGER_MODULES.get(name, MODULE_LINES), name
 
 
 @pytest.mark.parametrize(

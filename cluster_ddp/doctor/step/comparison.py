@@ -122,8 +122,8 @@ def _unequal(reports: Reports, check: str, what: str, hint: Callable[[str], str]
         if len(set(values.values())) > 1:
             for rank, value in values.items():
                 evidence = f"{name} {value}" if check == "versions" else f"{name}={value}"
-                words = {"what": what.format(name), "evidence": evidence, "hint": hint(name)}
-                one, host = Finding(check=check, **words, is_warning=not error), reports[rank]["host"]
+                problem, host = what.format(name), reports[rank]["host"]
+                one = Finding(check=check, what=problem, evidence=evidence, hint=hint(name), is_warning=not error)
                 found.append(one.seen_on(host) if check == "versions" else one.seen_by(rank, host))
     return found
 

@@ -181,9 +181,8 @@ class Rank:
         """Measure in a child: it may hang in NCCL, or be aborted by its watchdog."""
         topology, limit_s = self.identity.topology, TIER_S["training"]
         assert topology is not None
-        result = forked_tasks.Running({"training": lambda: training.measure(topology, self.key)}).results(limit_s)[
-            "training"
-        ]
+        running = forked_tasks.Running({"training": lambda: training.measure(topology, self.key)})
+        result = running.results(limit_s)["training"]
         if result.items:
             return dict(result.items[0])
         failure = result.failure or f"it did not come back within {limit_s:g} s"

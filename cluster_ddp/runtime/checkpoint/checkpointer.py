@@ -13,9 +13,8 @@ ranks, a resumed training on CPUs has the same bits as one without the stop.
 
 Code after the loop over the shard (an evaluation, the scheduler's step) may be in any order. The state is copied after
 the shard's last batch, before this code runs, and a stop in this code writes that copy. So after a stop or a kill, all
-that follows the last batch runs again from its beginning, and nothing counts twice. The copy is complete, because this
-code may change large parts, such as averaged weights. It costs the wait of one save per epoch, and no extra memory,
-since saves use the same memory. If a save is still being written at that moment, no copy is made.
+that follows the last batch runs again from its beginning, and nothing counts twice. The copy costs the wait of one save
+per epoch, and uses the memory of the saves: while one is still being written, no copy is made.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ class Checkpointer:
     """Saves and resumes a training. Make it on every rank, in the main thread, after all parts.
 
     Args:
-        world: all ranks.
         shard: the training data, or several. Its place in the epoch and its shuffling are part of the state. None for a
             training that makes its own data: loop over `until` then.
         run_dir: a path or a `RunDir`, with the checkpoints in checkpoints/; default: the run directory of the
@@ -64,9 +62,8 @@ class Checkpointer:
         on_nan: what NaN or Inf in a module's parameters or an optimizer's state does. "continue": such a state is never
             saved, so the last finite checkpoint stays; that is logged once. "stop": it also ends the job, with a
             NonFiniteError on rank 0. "save": it is saved. Entries that began non-finite do not count.
-        trace: record so many steps with torch.profiler, in trace-rank<k>.json.gz in the run directory; default: as
-            `submit --trace` says.
-        trace_after: how many steps come before.
+        trace: record so many steps with torch.profiler, in trace-rank<k>.json.gz in the run directory, after the first
+            `trace_after` ones; default: as `submit --trace` says.
         parts: everything else with a state, by name: model, optimizer, scheduler … Of a DDP model, the module is saved.
 
     Raises:
@@ -95,7 +92,8 @@ class Checkpointer:
         trace_after: int = 2,
         **parts: Stateful,
     ) -> None:
-        self.world, self._shards = world, _several(shard)
+        self.world = world
+        self._shards = [shard] if isinstance(shard, Shard) else list(shard or ())
         self._stop_flag = StopFlag(stop_signals, told=world.is_main)
         interval = Interval.of(every, has_epochs=bool(self._shards))
         _check(keep, on_nan)
@@ -109,9 +107,7 @@ class Checkpointer:
             self._saver.saved = self._saver.place
         path = self.run_dir.path / File.TRACE.format(world.rank)
         tracing = StepTrace(trace or asked_steps(os.environ), path, world.device, after=trace_after)
-        self._boundary = StepBoundary(
-            self._state, self._saver, self.run_dir, interval, self._stop_flag, tracing, parts.values()
-        )
+        self._boundary = StepBoundary(self._saver, interval, self._stop_flag, tracing, parts.values())
 
     @property
     def steps(self) -> int:
@@ -132,14 +128,8 @@ class Checkpointer:
         """Yield the numbers of the epochs that remain of `count` epochs, from 0. Use it once, on every rank.
 
         After the last epoch the final state is saved (unless `every` is "never"), and signal handlers are restored. To
-        leave the loop before, call `finish`: after a `break` alone, a resume trains on.
-
-        Args:
-            count: number of epochs of the whole training.
-
-        Raises:
-            SpecError: there is no shard.
-            Stopped, CheckpointError, RunDirError: as `step`.
+        leave the loop before, call `finish`: after a `break` alone, a resume trains on. Without a shard it is a
+        SpecError; other errors are those of `step`.
         """
         if not self._shards:
             hint = "give shard=world.shard(dataset, …), or loop over checkpoint.until(steps)"
@@ -165,20 +155,11 @@ class Checkpointer:
     def until(self, steps: int) -> Iterator[int]:
         """Yield the number of steps done, up to `steps` of the whole training. For a training without a shard.
 
-            for done in checkpoint.until(10_000):
-                ...
-                optimizer.step()
-                checkpoint.step()
+            for done in checkpoint.until(10_000): ...; optimizer.step(); checkpoint.step()
 
         After the last step the final state is saved (unless `every` is "never"), and signal handlers are restored. It
         resumes exactly if the data depend on `done` and the random number generators of torch, Python and NumPy only.
-
-        Args:
-            steps: number of steps of the whole training.
-
-        Raises:
-            SpecError: there is a shard; or the body did not call `step`.
-            Stopped, CheckpointError, RunDirError: as `step`.
+        If there is a shard, or the body did not call `step`, it is a SpecError; other errors are those of `step`.
         """
         if self._shards:
             hint = "loop over checkpoint.epochs(count), or leave shard= out"
@@ -200,10 +181,8 @@ class Checkpointer:
         """End the training before all its epochs or steps are done. Call it on every rank, then leave the loop.
 
         The state of this moment is saved as the last one (unless `every` is "never"), and signal handlers are restored.
-        A training that is resumed from it trains no further. Another run may begin with it (`resume=PATH`).
-
-        Raises:
-            CheckpointError, RunDirError: as `step`.
+        A training that is resumed from it trains no further. Another run may begin with it (`resume=PATH`). Errors are
+        those of `step`.
         """
         if not self._state.is_finished:
             self._boundary.end_early()
@@ -223,7 +202,7 @@ class Checkpointer:
         self._boundary.after_step()
 
     def best(self, name: str, value: float, *, mode: Literal["max", "min"] = "max") -> bool:
-        """Keep the state as checkpoints/best-<name>.pt if its value is the best in the run directory. A collective.
+        """Keep the state as checkpoints/best-<name>.pt if its value is the best in the run directory; return whether.
 
         Call it after the evaluation, on every rank. After an epoch's last batch the state of that moment is kept. It is
         written in the background, once the save before it is written.
@@ -233,31 +212,21 @@ class Checkpointer:
             value: of this evaluation, the same on every rank. NaN is never the best.
             mode: whether a larger or a smaller value is better.
 
-        Returns:
-            Whether the value is the best so far.
-
         Raises:
             SpecError: another `mode`, or a name with other characters.
         """
         if mode not in ("max", "min") or not re.fullmatch(r"[\w-]+", name, re.ASCII):
             asked = f"Keeping the best {name!r} by mode={mode!r}:"
             raise SpecError(asked, "that is no mode, or no name of a file.", 'best("accuracy", value, mode="max")')
-        sign, value = 1 if mode == "max" else -1, float(value)
         self._boundary.keeps_best = True
-        before = self._folder.best(name) if self.world.is_main else None
-        is_best = value == value if before is None else sign * (value - before) > 0
-        if is_best := self.world.broadcast(is_best):
-            self._saver.save_best(name, value, of_copy=self._boundary.has_trained)
-        return is_best
+        return self._saver.save_best(name, float(value), is_max=mode == "max", of_copy=self._boundary.has_trained)
 
     def stop_if_asked(self) -> None:
         """Stop if the job is told to. Call it now and then in a long evaluation, equally often on every rank.
 
         If it stops after the epoch's last batch, all code after that batch runs again on resume. Between two batches,
-        call it after `step`: the state of that moment is saved, and the evaluation does not run again.
-
-        Raises:
-            Stopped, CheckpointError: as `step`.
+        call it after `step`: the state of that moment is saved, and the evaluation does not run again. Errors are those
+        of `step`.
         """
         self._boundary.in_evaluation()
 
@@ -278,9 +247,3 @@ def _check(keep: int, on_nan: str) -> None:
     if on_nan not in (legal := get_args(OnNan)):
         found = f"there is no such choice.{nearest(str(on_nan), legal)}"
         raise SpecError(f"Saving with on_nan={on_nan!r}:", found, f"on_nan= takes {', '.join(legal)}")
-
-
-def _several(shard: Shard | Sequence[Shard] | None) -> list[Shard]:
-    if shard is None:
-        return []
-    return [shard] if isinstance(shard, Shard) else list(shard)

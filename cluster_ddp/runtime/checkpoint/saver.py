@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from cluster_ddp.errors import CheckpointError
@@ -42,8 +41,8 @@ class Saver:
         before_save: Callable[[], object],
         on_nan: OnNan,
     ) -> None:
-        self.world, self._state, self._folder = state.world, state, folder
-        self._run_dir, self._before_save, self._on_nan = run_dir, before_save, on_nan
+        self.world, self.state, self.folder = state.world, state, folder
+        self.run_dir, self._before_save, self._on_nan = run_dir, before_save, on_nan
         self._has_told = False
         self.saved: Place = (-1, -1)
         """The place of the last save that began."""
@@ -54,7 +53,7 @@ class Saver:
     @property
     def place(self) -> Place:
         """Where the training is."""
-        return self._state.epoch, self._state.steps
+        return self.state.epoch, self.state.steps
 
     @property
     def has_saved(self) -> bool:
@@ -62,14 +61,10 @@ class Saver:
         return self.saved == self.place
 
     @property
-    def last_good(self) -> Path | None:
-        """On rank 0: the newest checkpoint that is known to be undamaged, None without one. None on others."""
-        return self._folder.last_good
-
-    @property
     def is_written(self) -> bool:
         """On rank 0: whether a checkpoint on disk has all steps."""
-        return self.last_good is not None and step_of(self.last_good) == self._state.steps
+        last_good = self.folder.last_good
+        return last_good is not None and step_of(last_good) == self.state.steps
 
     @property
     def age_s(self) -> float:
@@ -78,7 +73,7 @@ class Saver:
 
     def check(self) -> None:
         """Raise what a write in the background has raised, such as that another job has taken the run directory."""
-        self._folder.writer.check()
+        self.folder.writer.check()
 
     def save(self, *, write: bool = True) -> None:
         """Copy the state and write it in the background, or only copy it.
@@ -88,19 +83,19 @@ class Saver:
         """
         self._before_save()
         self.world.synchronize()
-        writer = self._folder.writer
-        is_busy, has_failed = self.world.broadcast((writer.is_busy(), self._folder.has_failed))
+        writer = self.folder.writer
+        is_busy, has_failed = self.world.broadcast((writer.is_busy(), self.folder.has_failed))
         write = write or has_failed
         self._saved_at_s = time.monotonic() if write else self._saved_at_s
         if is_busy:
             if self.world.is_main and write:
                 words = "The checkpoint before step %d is still being written; this one is skipped. (%s)"
-                log.warning(words, self._state.steps, writer.at_work())
+                log.warning(words, self.state.steps, writer.at_work())
             return
         self.saved = self.place if write else self.saved
         self._copy()
         if write and self._copied:
-            self._folder.save(self._state.steps, self._copied, first=self._check_and_sync)
+            self.folder.save(self.state.steps, self._copied, first=self._check_and_sync)
 
     def save_now(self) -> None:
         """Save, and wait until all is written."""
@@ -113,31 +108,39 @@ class Saver:
         self.wait()
         if self._has_copy() and not self.is_written:
             assert self._copied is not None
-            self._folder.save(self._state.steps, self._copied, first=self._check_and_sync)
+            self.folder.save(self.state.steps, self._copied, first=self._check_and_sync)
         self.wait()
 
-    def save_best(self, name: str, value: float, *, of_copy: bool) -> None:
-        """Write the state as the best one by that name, in the background: as it was copied at this step, or anew."""
+    def save_best(self, name: str, value: float, *, is_max: bool, of_copy: bool) -> bool:
+        """Write the state, as it was copied at this step or anew, in the background if its value is the best so far.
+
+        Returns whether it is.
+        """
+        before = self.folder.best(name) if self.world.is_main else None
+        is_best = value == value if before is None else value > before if is_max else value < before
+        if not self.world.broadcast(is_best):
+            return False
         self.wait()
         if not (of_copy and self.world.broadcast(self._has_copy())):
             self._before_save()
             self.world.synchronize()
             self._copy()
         if self._copied:
-            self._folder.save_best(name, value, self._copied, first=self._check_and_sync)
+            self.folder.save_best(name, value, self._copied, first=self._check_and_sync)
+        return True
 
     def wait(self) -> None:
         """Wait until rank 0 has written everything or gives up, without a time limit."""
-        while not self.world.broadcast(self._folder.writer.wait(_REPORT_EVERY_S) or self._folder.is_stuck()):
-            self._folder.writer.tell_if_slow()
+        while not self.world.broadcast(self.folder.writer.wait(_REPORT_EVERY_S) or self.folder.is_stuck()):
+            self.folder.writer.tell_if_slow()
 
     def _check_and_sync(self) -> None:
         """Before the copy is written, in the background: keep a non-finite one out, and write all records."""
         assert self._copied is not None
-        found = [] if self._on_nan == "save" else self._state.non_finite(self._copied)
+        found = [] if self._on_nan == "save" else self.state.non_finite(self._copied)
         if found:
             self._leave_out(found, self._copied["position"]["steps"])
-        self._run_dir.sync()
+        self.run_dir.sync()
 
     def _leave_out(self, found: list[str], step: int) -> NoReturn:
         """Log once that the state is non-finite, or end the job."""
@@ -146,27 +149,27 @@ class Saver:
             "the rank and step where it begins"
         )
         words = f"NaN or Inf in {non_finite.named(found)}"
-        error = non_finite.not_saved(f"Training, step {step}:", words, self._folder.last_good, hint)
+        error = non_finite.not_saved(f"Training, step {step}:", words, self.folder.last_good, hint)
         if self._on_nan == "stop":
             raise error
         if not self._has_told:
             self._has_told = True
             on = "Training continues, and saves nothing while that lasts"
             log.error('%s\n%s; Checkpointer(on_nan="stop") would end the job.', error, on)
-            start_log.note_non_finite(self._run_dir.path, step, words)
+            start_log.note_non_finite(self.run_dir.path, step, words)
         raise LeftOutError
 
     def _has_copy(self) -> bool:
-        return self._copied is not None and self._copied["position"]["steps"] == self._state.steps
+        return self._copied is not None and self._copied["position"]["steps"] == self.state.steps
 
     def _copy(self) -> None:
         """Copy the state on rank 0. If it can't be saved, that is logged, and there is no copy."""
-        ranks = self._state.gather()
+        ranks = self.state.gather()
         if ranks is None:  # rank 0 writes
             return
         self._copied = None
         try:
-            self._copied = self._state.copy(ranks, metrics_bytes=self._run_dir.metrics_bytes)
+            self._copied = self.state.copy(ranks, metrics_bytes=self.run_dir.metrics_bytes)
         except CheckpointError as error:  # a part's state has something new that can't be saved
             log.error("%s\nTraining continues.", error)
-            self._folder.note_failure(str(error))
+            self.folder.note_failure(str(error))

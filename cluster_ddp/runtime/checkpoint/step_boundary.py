@@ -15,12 +15,10 @@ from cluster_ddp.runtime.checkpoint import time_limit
 from cluster_ddp.runtime.checkpoint.folder import step_of
 from cluster_ddp.runtime.checkpoint.interval import Interval
 from cluster_ddp.runtime.checkpoint.saver import Place, Saver
-from cluster_ddp.runtime.checkpoint.state import TrainingState
 from cluster_ddp.runtime.checkpoint.stop_agreement import StopAgreement
 from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.failure import rank_progress
 from cluster_ddp.runtime.run_dir import start_log
-from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.stop_signals import StopFlag, Stopped
 from cluster_ddp.runtime.usage.step_times import StepTimes
 from cluster_ddp.runtime.usage.step_trace import StepTrace
@@ -33,27 +31,20 @@ class StepBoundary:
     """
 
     def __init__(
-        self,
-        state: TrainingState,
-        saver: Saver,
-        run_dir: RunDir,
-        interval: Interval,
-        stop_flag: StopFlag,
-        trace: StepTrace,
-        parts: Iterable[object],
+        self, saver: Saver, interval: Interval, stop_flag: StopFlag, trace: StepTrace, parts: Iterable[object]
     ) -> None:
-        self.world, self._state, self._saver, self._run_dir = state.world, state, saver, run_dir
+        self.world, self._saver, self._state, self._run_dir = saver.world, saver, saver.state, saver.run_dir
         self._interval, self._stop_flag, self._trace = interval, stop_flag, trace
         self.total = 0
         """Number of epochs, or without a shard of steps, of the whole training; 0 if unknown."""
         self.keeps_best = False
         """Whether the state after an epoch's last batch may become the best one."""
         self._trained: Place = (-1, -1)  # where the last batch of an epoch was last seen
-        self._is_training = any(map(_is_done, state.shards))  # perhaps only the code after the last batch remains
-        self._steps_at_start = run_dir.steps = rank_progress.steps = state.steps
+        self._is_training = any(map(_is_done, self._state.shards))  # perhaps only the code after the last batch remains
+        self._steps_at_start = self._run_dir.steps = rank_progress.steps = self._state.steps
         time_limit.watch(stop_flag, self.world, os.environ)
         self._exchange, self._evaluation_exchange = StopAgreement(self.world), StopAgreement(self.world)
-        self.times = StepTimes(state.shards, parts, world_size=self.world.world_size)
+        self.times = StepTimes(self._state.shards, parts, world_size=self.world.world_size)
 
     def after_step(self) -> None:
         """Count a step. Save if a save is due, and stop if the job has to."""
@@ -165,7 +156,7 @@ class StepBoundary:
         steps = self._state.steps
         epoch = f" (epoch {self._state.epoch + 1})" if self._state.shards else ""
         asked = f"Stopped after step {steps}{epoch}: rank {rank}: {reason}."
-        last_good = self.world.broadcast(self._saver.last_good)
+        last_good = self.world.broadcast(self._saver.folder.last_good)
         saved = -1 if last_good is None else step_of(last_good)
         if saved < steps and saved <= self._steps_at_start:
             found = f"nothing could be saved since step {self._steps_at_start}: a restart would end here again."
