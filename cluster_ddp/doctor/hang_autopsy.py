@@ -10,7 +10,7 @@ from cluster_ddp.errors import ClusterDDPError, RunDirError, printable
 from cluster_ddp.jobs import run_records
 from cluster_ddp.jobs.run_records import of_run
 from cluster_ddp.protocol import File
-from cluster_ddp.run_files import read_text
+from cluster_ddp.run_files import tail
 from cluster_ddp.runtime.failure import hang_verdict
 from cluster_ddp.submission.job import describe
 
@@ -25,7 +25,7 @@ def autopsy(run_dir: Path, *, as_json: bool = False) -> str:
     if not run_dir.is_dir():
         raise RunDirError(asked, "there is no such directory.", "cluster-ddp status")
     answers = hang_verdict.read(run_dir)
-    verdict = _kept(run_dir)
+    verdict = tail(run_dir / File.HANG).rstrip()  # which the ranks have written, unless one was aborted later
     if not answers and not verdict:
         found = f"no rank has written where it was. They do after --hang-warning-s without a step.{_state(run_dir)}"
         raise RunDirError(asked, found, f"see what the ranks printed: cluster-ddp logs {run_dir}")
@@ -46,11 +46,3 @@ def _state(run_dir: Path) -> str:
     except ClusterDDPError:
         return ""
     return "".join(f"\n{describe(job.id, status)}." for status in statuses)
-
-
-def _kept(run_dir: Path) -> str:
-    """The verdict that the ranks have written; "" without one, or if a rank was aborted later."""
-    try:
-        return read_text(run_dir / File.HANG).rstrip()
-    except OSError:
-        return ""

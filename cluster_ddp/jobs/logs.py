@@ -24,10 +24,7 @@ _TORCHS_PREFIX = re.compile(r"\[rank(\d+)\]: ")
 class LogReader:
     """Shows the lines of a job's logs that are new since the last time. Of equal tracebacks, only the first is shown.
 
-    Args:
-        show: called with each line.
-        job: the job.
-        names: names of the logs that are read; empty for all. The lines of logs that are named get no prefix.
+    It reads the logs of these names, whose lines get no prefix; without names, all.
     """
 
     def __init__(self, show: Callable[[str], None], job: Job, names: Collection[str] = ()) -> None:

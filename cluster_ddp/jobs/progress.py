@@ -21,7 +21,7 @@ from cluster_ddp.agent import outcome
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.jobs.report import usage
 from cluster_ddp.protocol import ENDS, File, Record, Then
-from cluster_ddp.run_files import json_lines, number, read_text
+from cluster_ddp.run_files import json_lines, number, tail
 from cluster_ddp.submission.spec_fields import hours
 
 # Enough of the end of metrics.jsonl for the last record of each kind.
@@ -131,8 +131,7 @@ def _left_s(run_dir: Path) -> float | None:
 def how_ended(run_dir: Path) -> str | None:
     """Return how a training ended, as its records say: one of `protocol.ENDS`, or what else its job's agent says.
 
-    Returns:
-        None if it has not ended, or was killed with its job's agent.
+    It is None if the training has not ended, or was killed with its job's agent.
     """
     records = [one for one in json_lines(run_dir / File.STARTS) if one.get("kind") in ("start", "end")]
     if records and (state := records[-1].get("state")) in ENDS:
@@ -153,11 +152,7 @@ def outcome_of(run_dir: Path) -> Outcome | None:
 
 def saved_step(run_dir: Path) -> int | None:
     """Return the step of a run's newest checkpoint; None if there is none."""
-    try:
-        name = read_text(run_dir / File.PROGRESS)
-    except OSError:
-        return None
-    match = re.fullmatch(r"step-(\d{1,15})\.pt\s*", name)
+    match = re.fullmatch(r"step-(\d{1,15})\.pt\s*", tail(run_dir / File.PROGRESS))
     return int(match[1]) if match else None
 
 

@@ -77,12 +77,8 @@ class RunStatus:
 def run_statuses(runs_dir: Path, asked: Sequence[str]) -> list[RunStatus]:
     """Look up the state and progress of runs: of submitted jobs, and of trainings that were started in other ways.
 
-    Args:
-        runs_dir: folder of the run directories.
-        asked: job ids (12; 12_3; the id of an array means its tasks) or run directories; empty for all in `runs_dir`.
-
-    Returns:
-        In the order asked; the tasks of an array, and all runs of `runs_dir`, in the order of submission.
+    They are `asked` for by job id (12; 12_3; the id of an array means its tasks) or run directory; without any, all of
+    the folder `runs_dir`. They come in the order asked; tasks of an array, and all runs, in the order of submission.
 
     Raises:
         JobError: a job has no run directory in `runs_dir`, and Slurm does not know it.
@@ -134,12 +130,8 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
 def _failure(record: RunRecord, state: str, starts: int) -> str:
     """What failed first, as its rank or else Slurm says.
 
-    The record of its last start tells; while it waits to be started again, that of the start before.
-
-    Args:
-        record: its run directory.
-        state: of its job.
-        starts: number of starts before the last one.
+    The record of its last start tells, before which there were so many `starts`. While the job waits to be started
+    again, it is that of the start before.
     """
     ended, first = progress.outcome_of(record.run_dir), ""
     if ended is not None and state != "RUNNING" and record.job in ("", ended.job):

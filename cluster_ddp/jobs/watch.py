@@ -62,11 +62,8 @@ def on_terminal(
 ) -> int:
     """Follow jobs on this terminal until they end, or the user leaves them. Returns the exit status, as `follow` does.
 
-    Args:
-        jobs: one job, or all tasks of one array.
-        if_left: what to say if the user leaves: that they continue.
-        names: names of the logs to show; empty for all.
-        fit: makes a line of a log fit for a terminal.
+    `if_left` is said if the user leaves: that they continue. `names` are those of the logs to show; empty for all.
+    `fit` makes a line of a log fit for a terminal.
     """
     try:
         with BottomLine() as bottom:

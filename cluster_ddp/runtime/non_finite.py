@@ -112,10 +112,8 @@ class FiniteCheck:
 class FiniteState:
     """Finds NaN and Inf in copies of a training's state: in the parameters of models and the state of optimizers.
 
-    Not in buffers: a causal mask holds -inf. Nor in a parameter that began so, and the optimizer's state of it.
-
-    Args:
-        parts: modules, optimizers and others, by name, before a checkpoint is loaded. Waits for a GPU, once.
+    Not in buffers: a causal mask holds -inf. Nor in a parameter that began so, and the optimizer's state of it. Make it
+    of all parts, before a checkpoint is loaded: it waits for a GPU, once.
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
@@ -136,11 +134,9 @@ class FiniteState:
         self._began_so = {*self.non_finite(began), *(name for name, one in given.items() if not _is_finite(one))}
 
     def non_finite(self, states: Mapping[str, Any]) -> list[str]:
-        """Return the names of the entries with NaN or Inf that began without.
+        """Return the names of the entries with NaN or Inf that began without, in the `state_dict()` of each part.
 
-        Args:
-            states: the `state_dict()` of each part, or copies of them in the host's memory: then no device is waited
-                for.
+        Of copies of them in the host's memory, no device is waited for.
         """
         return [
             name for name, tensors in self._entries(states) if name not in self._began_so and not _is_finite(tensors)

@@ -33,12 +33,10 @@ class _NotPlainError(Exception):
 
 
 def pack(value: Any, key: Key) -> bytes:
-    """Return a value as bytes.
+    """Return a value as bytes: as JSON if it is plain, else pickled and signed.
 
-    Args:
-        value: plain (None, bool, int, float, str, bytes, Path, dense tensors, NumPy's numeric arrays and numbers, and
-            lists, tuples, dicts and sets of these) or anything that can be pickled.
-        key: the key of this run.
+    Plain are None, bool, int, float, str, bytes, Path, dense tensors, NumPy's numeric arrays and numbers, and lists,
+    tuples, dicts and sets of these.
 
     Raises:
         ClusterDDPError: the value must be pickled, and the ranks share no secret.

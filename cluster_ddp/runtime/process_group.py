@@ -35,14 +35,9 @@ before_leaving: list[Callable[[], object]] = []
 
 
 def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout_s: float) -> None:
-    """Make torch's default process group. A collective.
+    """Make torch's default process group, whose collectives wait `timeout_s` seconds for the others. A collective.
 
-    Args:
-        topology: this rank's place.
-        device: this rank's device.
-        store: the store that all ranks share.
-        timeout_s: seconds to wait for the others in a collective. NCCL's own limit is twice that: the wait of
-            `World.synchronize` ends first.
+    NCCL's own limit is twice that: the wait of `World.synchronize` ends first.
 
     Raises:
         DeviceError: two ranks have the same GPU.

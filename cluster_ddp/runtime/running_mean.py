@@ -17,31 +17,18 @@ class PerRank(Protocol):
         """Return this rank's state, of tensors and plain values."""
 
     def load_state_dicts(self, states: Sequence[dict[str, Any]]) -> None:
-        """Load states.
-
-        Args:
-            states: this rank's saved state; if another number of ranks saved, those of zero, one or several ranks.
-        """
+        """Load this rank's saved state; if another number of ranks saved, the states of zero, one or several ranks."""
 
 
 class Meter:
-    """A running sum and a count on this rank; `mean` is over all ranks. Checkpoints keep those of every rank.
-
-    Args:
-        world: all ranks.
-    """
+    """A running sum and a count on this rank; `mean` is over all ranks. Checkpoints keep those of every rank."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.total, self.count = torch.zeros((), device=world.device), 0
 
     def add(self, total: torch.Tensor, count: int) -> None:
-        """Add a batch.
-
-        Args:
-            total: the sum over it: one element, real, on a device of this rank.
-            count: its number of samples.
-        """
+        """Add the sum over a batch (one element, real, on a device of this rank), and its number of samples."""
         self.total, self.count = self.total + total.detach().to(self.total.device), self.count + count
 
     def mean(self) -> float | None:

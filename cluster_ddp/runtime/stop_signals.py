@@ -48,11 +48,8 @@ _early: list[int] = []  # signals that came before there was a StopFlag
 def note_early(signals: Sequence[str], *, instead_of: Sequence[object] | None = None) -> None:
     """Record warnings that come while a training starts: it then stops after its first step, instead of being killed.
 
-    TERM still ends the process, since there is nothing to save yet. Has no effect outside the main thread.
-
-    Args:
-        signals: as for `number_of`, with its error.
-        instead_of: the handlers to replace, such as signal.SIG_DFL; None replaces any.
+    TERM still ends the process, since there is nothing to save yet. Has no effect outside the main thread. `instead_of`
+    has the handlers to replace, such as signal.SIG_DFL; None replaces any. The errors are those of `number_of`.
     """
     for number in dict.fromkeys(map(number_of, signals)):
         replaced = instead_of is None or signal.getsignal(number) in instead_of
@@ -77,11 +74,8 @@ def stop_signals_blocked() -> Iterator[None]:
 class StopFlag:
     """Whether this rank was told to stop. Make it in the main thread: it installs signal handlers.
 
-    A handler that is installed later, by the script or a library, is called as well: it does not replace ours.
-
-    Args:
-        signals: names of the signals to stop at; SIG may be left out.
-        told: log handlers that are installed later.
+    A handler that is installed later, by the script or a library, is called as well: it does not replace ours. That is
+    logged if `told`.
 
     Raises:
         SpecError: a signal does not exist or can't be handled.

@@ -14,10 +14,7 @@ class WithWorld:
     function: Callable[..., Any]
 
     def __call__(self, **values: str) -> Any:
-        """Call the function in this rank and return its result.
-
-        Args:
-            values: keyword arguments: the values of this array task in its grid.
+        """Call the function in this rank, with the values of this array task in its grid, and return its result.
 
         Raises:
             ClusterDDPError: see `distributed`; and whatever the function raises.

@@ -195,9 +195,8 @@ class World(Collectives):
         return Shard(batches, Loader(dataset, batches, **way, **loader_options), fingerprint=fingerprint(dataset))
 
     def seed_rank(self, seed: int) -> None:
-        """Seed this rank's generators (torch, Python, NumPy) differently from other ranks'.
+        """Seed this rank's generators (torch, Python, NumPy) differently from other ranks', after building the model.
 
-        Args:
-            seed: random seed of the run, the same on all ranks. Call this after building the model.
+        The seed is that of the run, the same on all ranks.
         """
         seed_all(stream_seed(seed, self.rank))

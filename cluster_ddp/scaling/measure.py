@@ -17,7 +17,7 @@ from typing import Any
 from cluster_ddp.errors import SpecError
 from cluster_ddp.jobs.report import training_figures
 from cluster_ddp.protocol import File, Record
-from cluster_ddp.run_files import each_json_line
+from cluster_ddp.run_files import each_json_line, number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,13 +55,7 @@ def parse_counts(text: str) -> list[int]:
 
 
 def points(counts: Sequence[int], *, per_node: int, repeats: int) -> list[Point]:
-    """Return the runs of a study: all configurations once, then again. A node is filled before the next one is used.
-
-    Args:
-        counts: numbers of GPUs.
-        per_node: number of GPUs of a node.
-        repeats: number of runs of each configuration.
-    """
+    """Return the runs of a study: all counts of GPUs once, then again. A node is filled before the next one is used."""
     # The fewest nodes on which a number of GPUs can be spread equally.
     fewest = {n: next(k for k in range(1, n + 1) if n % k == 0 and n // k <= per_node) for n in counts}
     runs = range(1, repeats + 1)
@@ -87,12 +81,9 @@ class Measured:
 
 
 def measure(run_dir: Path, *, seconds: float | None, metric: re.Pattern[str] | None) -> Measured:
-    """Read the figures of a run that has ended.
+    """Read the figures of a run that has ended, whose job took so many seconds.
 
-    Args:
-        run_dir: its run directory.
-        seconds: from the job's start to its end.
-        metric: its first group is the samples per second in a line of rank 0's log; None: metrics.jsonl has them.
+    The first group of `metric` is the samples per second in a line of rank 0's log. Without it, metrics.jsonl has them.
     """
     if metric is not None:
         first = next(iter(training_figures.printed(run_dir, metric).values()), [])
@@ -136,6 +127,4 @@ def _training_s(records: Sequence[dict[str, Any]]) -> float | None:
 
 
 def _numbers(records: Sequence[dict[str, Any]], name: str) -> list[float]:
-    values = [record.get(name) for record in records]
-    found = [float(value) for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)]
-    return [value for value in found if math.isfinite(value)]
+    return [float(found) for record in records if (found := number(record.get(name))) is not None]

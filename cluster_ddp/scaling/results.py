@@ -45,13 +45,9 @@ class Results:
         return "\n".join([*lines, self.recommendation])
 
     def write(self, path: Path, *, command: str, failures: Mapping[str, str], say: Callable[[str], None]) -> list[Path]:
-        """Write the files. Without matplotlib there is no picture.
+        """Write the files, by their path without a suffix. Without matplotlib there is no picture: `say` is told.
 
-        Args:
-            path: of the files, without a suffix.
-            command: that was measured.
-            failures: the names of the runs that failed, and how.
-            say: is told if there is no picture, and why.
+        They also have the command that was measured, and how which runs failed.
         """
         fitted = [one for one in self.models if isinstance(one, Model)]
         record = {
@@ -110,14 +106,8 @@ class Results:
 def draw(path: Path, found: Sequence[Row], models: Sequence[Model], *, predict: Sequence[int]) -> list[Path]:
     """Draw speedup over the number of GPUs. Returns the PNG and the SVG; none without two measured configurations.
 
-    Args:
-        path: of the picture, without its suffix.
-        found: the table.
-        models: each is a line, dashed where it goes beyond what was measured.
-        predict: numbers of GPUs up to which the lines go.
-
-    Raises:
-        ImportError: there is no matplotlib.
+    Each model is a line up to the numbers of GPUs in `predict`, dashed where it goes beyond what was measured. Without
+    matplotlib it is an ImportError.
     """
     known = [row for row in found if row.speedup is not None]
     if len(known) < 2:

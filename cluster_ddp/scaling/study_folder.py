@@ -51,10 +51,7 @@ class Study:
         return self.folder / "runs"
 
     def open(self, what: Mapping[str, Any]) -> None:
-        """Make the folder, or check that it is of the same study.
-
-        Args:
-            what: what is measured, as JSON can hold it.
+        """Make the folder, or check that it is of the same study, which measures `what`; JSON can hold that.
 
         Raises:
             RunDirError: it can't be made or read, or another study is in it.
@@ -80,9 +77,7 @@ class Study:
     def run(self, submit: Callable[[Point], Job], *, one_at_a_time: bool) -> None:
         """Submit what is not measured yet, and wait until it is. Says on the way how the jobs are.
 
-        Args:
-            submit: submits the job of a run.
-            one_at_a_time: submit a job only when the one before has ended.
+        If it is `one_at_a_time`, a job is submitted only when the one before has ended.
         """
         measured, runs = self.measured(), run_records.in_folder(self.runs)
         left = [point for point in self.points if point not in measured]

@@ -49,12 +49,8 @@ class Row:
 def rows(measured: Mapping[Point, Measured], points: Sequence[Point], *, weak: bool) -> list[Row]:
     """Return a row for each configuration of a study, by the number of GPUs.
 
-    If no run has a throughput, the times of the jobs are compared: for all configurations, or for none.
-
-    Args:
-        measured: the figures of the runs that were measured.
-        points: all runs of the study.
-        weak: whether, without throughputs, more GPUs do more work, so that equal times mean an efficiency of 1.
+    If no run has a throughput, the times of the jobs are compared: for all configurations, or for none. If it is a
+    `weak` study, more GPUs do more work then, so that equal times mean an efficiency of 1.
     """
     found: list[Row] = []
     for count in sorted({point.gpus for point in points}):

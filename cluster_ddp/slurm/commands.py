@@ -146,14 +146,10 @@ def submit(
     """Submit a batch script.
 
     Args:
-        script: path of the script; None if `text` is given.
+        script: path of the script, for which the `arguments` are; or None.
         text: the script itself, for sbatch's stdin.
         options: for sbatch, before the script.
-        arguments: for the script; not used with `text`.
         env: the environment of sbatch, which the job inherits.
-
-    Returns:
-        The job's id, and its cluster if sbatch names one.
 
     Raises:
         SlurmError: sbatch failed (the error has its message), or did not answer with a job id.

@@ -35,10 +35,6 @@ class NodeRanks:
         They come from an srun step with one task on each node, or from WORLD_SIZE and NODE_RANK. Otherwise this node is
         the only one.
 
-        Args:
-            env: an environment, such as os.environ; only read.
-            ranks: number of ranks on each node.
-
         Raises:
             TopologyError: the variables contradict each other or `ranks`.
         """
@@ -65,12 +61,7 @@ class NodeRanks:
     def environ(self, local_rank: int, pid: int) -> dict[str, str | None]:
         """Return the variables that a task for this rank alone would have, as far as they may differ from `env`.
 
-        Args:
-            local_rank: 0 … ranks - 1.
-            pid: the rank's process id.
-
-        Returns:
-            None for a variable that must be unset.
+        `pid` is the rank's process id. A variable that must be unset is None.
 
         Raises:
             TopologyError: the address or port of rank 0 is unknown or wrong, or a variable is not a number.

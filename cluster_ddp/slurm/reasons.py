@@ -92,10 +92,7 @@ def of_waiting(reason: str) -> str:
 def of_end(state: str, reason: str, signal: int) -> str:
     """Return what Slurm's words for the end of a job mean, and what helps; empty if they speak for themselves.
 
-    Args:
-        state: as squeue names it.
-        reason: as squeue shows it.
-        signal: the signal that ended the batch script, by Slurm; 0 if none did.
+    State and reason are as squeue shows them. `signal` is the one that ended the batch script, by Slurm, else 0.
     """
     code = re.split(r"[:,(\s]", reason, maxsplit=1)[0]
     if signal:  # 22.05: also of a script that was killed, the reason is JobLaunchFailure

@@ -124,9 +124,6 @@ class Topology:
         a Slurm job of one task without srun; a single process. In a step, hand-set RANK and WORLD_SIZE count only if
         WORLD_SIZE differs from the step's size: the tasks then start their own ranks.
 
-        Args:
-            env: an environment, such as os.environ; only read.
-
         Raises:
             TopologyError: variables are missing or contradict each other; the error has their names and values.
             HostlistError: a node list that can't be read.

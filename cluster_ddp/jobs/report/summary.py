@@ -114,12 +114,7 @@ class Report:
 
 
 def report(status: RunStatus, *, metric: re.Pattern[str] | None = None) -> Report:
-    """Read the report of a run.
-
-    Args:
-        status: its state, with its run directory.
-        metric: finds figures in what rank 0 has printed; see `training_figures.compiled`.
-    """
+    """Read the report of a run; `metric` finds figures in what rank 0 has printed (see `training_figures.compiled`)."""
     run_dir = status.run_dir or Path()
     asked, failed = _asked(run_dir), progress.failures(run_dir)
     return Report(

@@ -144,9 +144,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
 def printed(run_dir: Path, pattern: re.Pattern[str]) -> dict[str, list[float]]:
     """Return the figures that rank 0 has printed, in order: of each group of the pattern, by name or number.
 
-    Args:
-        run_dir: a run directory. Its command need not know anything of cluster_ddp.
-        pattern: from `compiled`. What a group finds may have commas, as in 1,234.5.
+    Its command need not know anything of cluster_ddp. A figure may have commas, as in 1,234.5.
     """
     names = {group: name for name, group in pattern.groupindex.items()}
     for path in (run_dir / File.TASK_LOG.format(0), run_dir / File.JOB_LOG):

@@ -48,9 +48,7 @@ def import_all() -> None:
 def write(path: Path, state: Mapping[str, Any]) -> str:
     """Write a state whole or not at all, fsync file and folder, and return its SHA-256 (hexadecimal).
 
-    Args:
-        path: of the file; it is replaced.
-        state: of types that torch.load reads with weights_only.
+    The state is of types that torch.load reads with weights_only.
 
     Raises:
         OSError: the disk is full, or the folder is gone or not writable.

@@ -90,11 +90,8 @@ class CheckpointFolder:
     def save(self, step: int, state: Mapping[str, Any], *, first: Callable[[], None]) -> None:
         """Write a checkpoint in the background, after the previous one. A failure is logged, not raised.
 
-        Args:
-            step: number of steps, for its name.
-            state: must not change until it is written.
-            first: called first, to write what must be on disk before. It may raise LeftOutError. `writer` raises its
-                RunDirError and NonFiniteError.
+        The state must not change until it is written. `first` is called first, to write what must be on disk before. It
+        may raise LeftOutError. `writer` raises its RunDirError and NonFiniteError.
         """
         self._begin(_Save(self.path / f"step-{step:08}.pt", state, first))
 

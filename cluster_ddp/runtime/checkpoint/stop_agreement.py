@@ -49,9 +49,8 @@ class StopAgreement:
     def collect(self, *flags: bool, own_s: float = 0.0) -> list[bool]:
         """Return for each flag whether any rank had it at the last `begin`. A collective.
 
-        Args:
-            flags: this rank's current flags, in the same number each time. They are used if no exchange was begun.
-            own_s: what a step costs this rank alone; for `own_s_of_ranks`.
+        This rank's current flags, in the same number each time, are used if no exchange was begun; and what a step
+        costs it alone.
 
         Raises:
             SpecError: the script has ended the process group.

@@ -29,8 +29,6 @@ class Loader:
     """Iterates over a rank's batches of the epoch that `batches` is set to.
 
     Args:
-        dataset: a dataset with items by index.
-        batches: this rank's sample indices.
         device: the device that the batches are for; for a GPU they are pinned.
         cpus: number of CPUs of this rank.
         to_device: copy the batches to the device; else they stay on the CPU.

@@ -59,11 +59,7 @@ class ResidentSet(Dataset[Batch]):
         return ResidentSet(*(tensor.to(device) for tensor in self.tensors), transform=self.transform)
 
     def batch(self, indices: torch.Tensor) -> Batch:
-        """Return the transformed batch of some samples.
-
-        Args:
-            indices: of the samples: int64, one dimension, on the tensors' device.
-        """
+        """Return the transformed batch of samples by their indices: int64, one dimension, on the tensors' device."""
         return self.transform(*(tensor.index_select(0, indices) for tensor in self.tensors))
 
     def __getitem__(self, index: int) -> Batch:
@@ -90,11 +86,7 @@ class DeviceLoader:
 def place(dataset: Dataset[Any], device: torch.device, *, share: float, told: bool) -> ResidentSet | None:
     """Return a copy of the dataset on the device, if it is a TensorDataset or `ResidentSet` that fits; else None.
 
-    Args:
-        dataset: any dataset.
-        device: this rank's.
-        share: the part (0 to 1) of a GPU's free memory that it may take.
-        told: whether to log that it does not fit.
+    It may take a `share` (0 to 1) of a GPU's free memory. That it does not fit is logged if `told`.
     """
     if type(dataset) is TensorDataset:  # a subclass may do more
         dataset = ResidentSet(*dataset.tensors)

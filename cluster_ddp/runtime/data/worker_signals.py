@@ -28,11 +28,7 @@ _iterators: weakref.WeakSet[Any] = weakref.WeakSet()  # those that have workers
 
 
 class IgnoreStopSignals:
-    """A worker_init_fn that makes the worker ignore the signals that stop a training.
-
-    Args:
-        then: another worker_init_fn to call afterwards.
-    """
+    """A worker_init_fn that makes the worker ignore the signals that stop a training, and calls another one `then`."""
 
     def __init__(self, then: Callable[[int], None] | None) -> None:
         self.then = then

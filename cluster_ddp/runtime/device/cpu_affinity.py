@@ -24,12 +24,7 @@ def bind(device: torch.device, cpus_per_task: int, *, told: bool) -> None:
     """Bind this process to those of its CPUs that are near its GPU, if there are at least `cpus_per_task` of them.
 
     From other CPUs, copies and launches take longer. Slurm may have bound the task to CPUs of another socket: its
-    default alternates between sockets, whatever GPUs the tasks have. Then nothing is changed, and a warning is logged.
-
-    Args:
-        device: the rank's GPU.
-        cpus_per_task: number of CPUs requested for the rank.
-        told: whether to log the warning.
+    default alternates between sockets, whatever GPUs the tasks have. Then nothing is changed; that is logged if `told`.
     """
     usable, near = os.sched_getaffinity(0), _near(device)
     if not near or usable <= near:

@@ -25,10 +25,8 @@ class PeerWatch:
     """A thread that polls for failures of other ranks, and then ends this process unless it ends by itself.
 
     Args:
-        reporter: this rank's reporter, with the store.
         is_busy: returns whether this rank's device has unfinished work: then it waits for other ranks. A rank whose
             device is idle is not ended: the others may wait for it.
-        world_size: number of ranks.
         own_error: returns what is wrong with this rank's communicator; None if nothing is.
     """
 

@@ -38,9 +38,7 @@ _BLAS_SET_THREADS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_thre
 def load(more: Sequence[str] = (), *, forks: bool = True) -> None:
     """Import `MODULES`, then `more`. The environment stays as it is.
 
-    Args:
-        more: names of more modules, which must be installed.
-        forks: whether this process forks the ranks; else it becomes one, and only waits for that.
+    This process `forks` the ranks, or else becomes one, and only waits for that.
 
     Raises:
         ForkError: one of `more` can't be imported; or a module has initialised CUDA or HIP, or started threads, which a

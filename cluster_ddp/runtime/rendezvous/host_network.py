@@ -35,12 +35,9 @@ _ENOUGH_FILES = 65_536
 
 
 def resolve(host: str, deadline: float) -> str:
-    """Return the numeric address of a host.
+    """Return the numeric address of a host, by its name or address.
 
-    Args:
-        host: its name or address.
-        deadline: when to give up on servers that don't answer, on the clock of time.monotonic(). An unknown name is
-            given up after 10 s.
+    At the deadline, by time.monotonic(), it gives up on servers that don't answer; on an unknown name after 10 s.
 
     Raises:
         RendezvousError: the name is unknown, or no name server answered.

@@ -44,16 +44,9 @@ _ODD_DEVICES = "devices: "  # begins a verdict
 def meet(
     topology: Topology, device_type: str, key: Key | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> dist.Store:
-    """Wait until all ranks of the run have arrived.
+    """Wait until all ranks of the run have arrived. Returns a store that only they share.
 
-    Args:
-        topology: this process's place.
-        device_type: kind of its device: "cpu" or "cuda".
-        key: the key of the run; default: made from this process's environment.
-        timeout_s: seconds to wait for the other ranks.
-
-    Returns:
-        A store that only the ranks of the run share.
+    `device_type` is "cpu" or "cuda"; the key of the run is by default made from this process's environment.
 
     Raises:
         DeviceError: not all ranks have the same kind of device.

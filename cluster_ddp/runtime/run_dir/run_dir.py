@@ -106,10 +106,7 @@ class RunDir:
         return os.environ.get(Env.RESUME) or same
 
     def describe(self, config: Any = None) -> None:
-        """Write run.json: configuration, topology, device, versions, command, git commit and start time.
-
-        Args:
-            config: the configuration, a dataclass instance; None without one, as at first.
+        """Write run.json: configuration (a dataclass instance), topology, device, versions, command, git commit, start.
 
         Raises:
             OSError: the file can't be written.
@@ -162,8 +159,7 @@ class RunDir:
     def begin_records(self, *, anew: bool) -> None:
         """Rename the metrics.jsonl of an earlier run now, in the background, not at the first record.
 
-        Args:
-            anew: also rename starts.jsonl, at once: no start before belongs to this training.
+        If the training begins `anew`, starts.jsonl is renamed, too, at once: no start before belongs to it.
 
         Raises:
             OSError: it can't be renamed.

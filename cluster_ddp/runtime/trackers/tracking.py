@@ -36,14 +36,7 @@ _TRUTH = File.METRICS
 
 
 class Tracking:
-    """Feeds trackers in the background until `stop`.
-
-    Args:
-        names: of the trackers. One that is unknown, or can't begin, is a warning.
-        run_dir: the run directory.
-        records: its metrics.jsonl.
-        is_restart: whether this is a later start of the same job.
-    """
+    """Feeds trackers in the background until `stop`. One that is unknown, or can't begin, is a warning."""
 
     def __init__(self, names: Iterable[str], run_dir: Path, records: MetricsFile, *, is_restart: bool) -> None:
         self._run_dir, self._records, self._is_restart = run_dir.absolute(), records, is_restart

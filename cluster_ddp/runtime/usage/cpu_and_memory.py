@@ -25,11 +25,7 @@ _MARKS = ("SLURM_JOB_ID", "SLURMD_NODENAME", Env.LOCAL_JOB_ID, "TORCHELASTIC_RUN
 
 
 class StepCgroup:
-    """The control group of this process's step: all tasks of it on this node.
-
-    Args:
-        text: the content of /proc/self/cgroup.
-        mount: where the control groups are mounted.
+    """The control group of this process's step: all tasks of it on this node. `text` is that of /proc/self/cgroup.
 
     Raises:
         OSError: this process is in no step's control group, or it can't be read.

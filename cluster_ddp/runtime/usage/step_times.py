@@ -29,11 +29,7 @@ class StepTimes:
     """The times of the steps since the last record, on this rank.
 
     A step begins where the one before it ends, or the pass over the data begins. So an evaluation counts to no step.
-
-    Args:
-        shards: the training data.
-        parts: what is trained: DDP models and optimizers among them are measured.
-        world_size: number of ranks.
+    Of the parts that are trained, DDP models and optimizers are measured.
     """
 
     def __init__(self, shards: Sequence[Shard], parts: Iterable[object], *, world_size: int) -> None:
@@ -86,8 +82,7 @@ class StepTimes:
     def record(self, of_ranks: Sequence[float]) -> dict[str, Any]:
         """Return the values of a "steps" record, and begin anew; empty if there is too little to say.
 
-        Args:
-            of_ranks: `own_s` of each rank, 0 where it is unknown.
+        `of_ranks` has `own_s` of each rank, 0 where it is unknown.
         """
         values = self._values(of_ranks) if self._steps and self._seconds >= _LEAST_S else {}
         if self._steps and self._communication_s() is None:
@@ -172,11 +167,7 @@ class ExposedCommunication:
         self._hook = first.register_post_accumulate_grad_hook(self._saw_backward)
 
     def of_a_step(self, steps: int) -> float | None:
-        """Return the mean seconds of a step since `reset`; None if unknown: a CUDA graph's replay runs no hooks.
-
-        Args:
-            steps: number of steps since then, 1 or more.
-        """
+        """Return the mean seconds of the steps, 1 or more, since `reset`; None if unknown: a CUDA graph runs no hooks."""
         while self._pending and self._is_done(self._pending[0][1]):
             self._seconds += self._between(*self._pending.pop(0))
             self._samples += 1
