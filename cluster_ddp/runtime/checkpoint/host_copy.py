@@ -116,7 +116,7 @@ def _aligned(nbytes: int) -> int:
 def with_tensors(value: Any, name: str, tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return a copy of the containers and plain values of a value, with each tensor replaced.
 
-    Values are in mappings, lists and tuples. `tensor` returns the replacement of a (detached) one; `name` is for errors.
+    They are in mappings, lists and tuples. `tensor` returns the replacement of a (detached) one; `name` is for errors.
 
     Raises:
         CheckpointError: something in it is neither a tensor nor a plain value, or a DTensor; the error says where.

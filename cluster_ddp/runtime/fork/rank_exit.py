@@ -25,8 +25,8 @@ _STATUS_OF_LOST_OUTPUT = 120  # as in Python (sys.exit)
 def after(run: Callable[[], None], shared: Mapping[str, ModuleType] | None = None) -> NoReturn:
     """Run a function, then end the process: wait for threads, run exit handlers, drop its own modules, flush output.
 
-    The function's SystemExit gives the exit status; any other exception ends the process as usual. The `shared` modules,
-    which were imported before the fork, are not dropped; by default none is, for a program without destructors.
+    The function's SystemExit gives the exit status; any other exception ends the process as usual. `shared` modules are
+    from before the fork, and are not dropped; by default none is, for a program that needs no destructors.
     """
     status = 0
     try:

@@ -167,7 +167,7 @@ class ExposedCommunication:
         self._hook = first.register_post_accumulate_grad_hook(self._saw_backward)
 
     def of_a_step(self, steps: int) -> float | None:
-        """Return the mean seconds of the steps, 1 or more, since `reset`; None if unknown: a CUDA graph runs no hooks."""
+        """Return the mean seconds of the steps since `reset`; None if unknown: a replayed CUDA graph runs no hooks."""
         while self._pending and self._is_done(self._pending[0][1]):
             self._seconds += self._between(*self._pending.pop(0))
             self._samples += 1
