@@ -122,22 +122,22 @@ def all_jobs(*, cluster: str | None = None, env: Mapping[str, str] | None = None
         # Else a heading with the name of the cluster, or the rest of a comment with line breaks.
         if job.isdigit() and restarts.isdigit():
             status = _read(
-                *(job, waited, submitted),
+                *(job, waited, submitted, comment),
                 state=state,
                 reason=reason,
                 array_task=None if task == "N/A" else task,
                 restarts=int(restarts),
                 elapsed=_padded(elapsed),
-                comment=_text(comment),
             )
             jobs.setdefault(job, []).append(status)
     return jobs
 
 
-def _read(job_id: str, exit_status: str, submitted: str, **others: Any) -> JobStatus:
+def _read(job_id: str, exit_status: str, submitted: str, comment: str = "", **others: Any) -> JobStatus:
     """A status, of which these are Slurm's texts."""
-    exit_code, signal = _exit_status(exit_status)
-    return JobStatus(job_id=int(job_id), exit_code=exit_code, signal=signal, submitted_s=_unix_s(submitted), **others)
+    (exit_code, signal), comment = _exit_status(exit_status), "" if comment == "(null)" else comment
+    others |= {"exit_code": exit_code, "signal": signal, "submitted_s": _unix_s(submitted), "comment": comment}
+    return JobStatus(job_id=int(job_id), **others)
 
 
 def _asking(env: Mapping[str, str] | None) -> dict[str, str]:
@@ -152,10 +152,6 @@ def _unix_s(time: str) -> float | None:
         return datetime.fromisoformat(time).timestamp()
     except ValueError:
         return None
-
-
-def _text(value: str) -> str:
-    return "" if value == "(null)" else value
 
 
 def _exit_status(text: str) -> tuple[int, int]:
@@ -238,6 +234,7 @@ def _status(record: str) -> JobStatus:
     fields = {**dict(reversed(pairs)), "StdOut": dict(pairs).get("StdOut", "")}
     return _read(
         *(fields["JobId"], fields.get("ExitCode", "0:0"), fields.get("SubmitTime", "")),
+        comment=fields.get("Comment", "").strip(),
         state=fields["JobState"],
         reason=fields.get("Reason", "None"),
         stdout=fields["StdOut"],
@@ -245,5 +242,4 @@ def _status(record: str) -> JobStatus:
         restarts=int(fields.get("Restarts", "0")),
         elapsed=fields.get("RunTime", ""),
         expected_start=None if fields.get("StartTime", "Unknown") in ("Unknown", "N/A") else fields["StartTime"],
-        comment=_text(fields.get("Comment", "").strip()),
     )
