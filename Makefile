@@ -31,8 +31,9 @@ demo: $(VENV)/.installed  ## train the MNIST CNN here; SLURM=sandbox does it on 
 WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 13 ? cores + 3 : 16)))
 PYTEST_OPTIONS = --dist=loadgroup --no-loadscope-reorder
 PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS) --numprocesses=$(WORKERS)
-# The tests without torch are soon done: as many processes as cores.
-PURE = $(BIN)/python -m pytest $(PYTEST_OPTIONS) --numprocesses=auto tests/pure
+# Those without torch wait seldom: one process more than cores.
+PURE_WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
+PURE = $(BIN)/python -m pytest $(PYTEST_OPTIONS) --numprocesses=$(PURE_WORKERS) tests/pure
 
 quick: check  ## check, the tests without torch, and one of each package with ranks: before each commit
 	$(PURE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
 from pathlib import Path
@@ -95,15 +96,21 @@ def templates_folder() -> Path:
 
 def environment(*folders: Path) -> Environment:
     """Return the Jinja environment: our templates, and those in `folders`, which come first."""
+    return _environment(templates_folder(), folders)
+
+
+@functools.cache
+def _environment(ours: Path, folders: tuple[Path, ...]) -> Environment:
+    """It is kept with the compiled templates: a scaling study renders many scripts. Jinja sees when a file changes."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     made = Environment(
-        loader=FileSystemLoader([*folders, templates_folder()]),
+        loader=FileSystemLoader([*folders, ours]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        optimized=False,  # each template is compiled and used once
+        optimized=False,  # a command compiles a template and uses it a few times
     )
     made.filters["sh"] = shlex.quote
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import resource
 import subprocess
@@ -10,9 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import sources
 
 from cluster_ddp.submission import frozen_agent
 
+pytestmark = sources.TOGETHER
 PACKAGE = Path(__file__).parents[2] / "cluster_ddp"
 TESTS = Path(__file__).parents[1]
 LEAVES = {
@@ -46,16 +49,17 @@ def name_of(path: Path) -> str:
 MODULES = {name_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def imports(module: str) -> set[str]:
+@functools.cache
+def imports(module: str) -> frozenset[str]:
     """The modules of the package that one imports, wherever in it."""
     found = set()
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+    for node in sources.nodes(MODULES[module]):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in MODULES else node.module for name in names}
-    return {name for name in found if name in MODULES}
+    return frozenset(name for name in found if name in MODULES)
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
@@ -76,7 +80,7 @@ def test_the_sandbox_could_be_a_package_of_its_own() -> None:
 def test_ranks_write_to_the_run_directory_only_while_it_is_theirs() -> None:
     """A rank whose node was cut off may live on after a newer start of the job."""
     for module in (name for name in MODULES if ".runtime." in name and not name.endswith(".fenced_writes")):
-        for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        for node in sources.nodes(MODULES[module]):
             if isinstance(node, ast.ImportFrom) and node.module == "cluster_ddp.files":
                 assert not {"open_own", "atomic_write"} & {alias.name for alias in node.names}, module
             assert not isinstance(node, ast.ImportFrom) or "files" not in {
@@ -117,7 +121,7 @@ def test_modules_are_short() -> None:
 )
 def test_the_map_of_a_package_is_true(package: Path) -> None:
     """Its docstring has a line for each module and each package in it, `name  what it is`, and no other."""
-    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    text = ast.get_docstring(sources.tree(package / "__init__.py")) or ""
     names = re.findall(r"(?:^ *| {2,})((?:\w+/?, )*\w+/?)(?= {2,}\S)", text, re.MULTILINE)
     listed = {name.rstrip("/") for row in names for name in row.split(", ")}
     there = {path.stem for path in package.glob("*.py")} | {path.parent.name for path in package.glob("*/__init__.py")}
@@ -141,7 +145,7 @@ def test_functions_are_short() -> None:
     """Forty lines, with the docstring; those of tests are not counted, but make chaos' are."""
     folders = ("cluster_ddp", "scripts", "examples", "benchmarks", "tests/chaos")
     for path in (path for folder in folders for path in (PACKAGE.parent / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in sources.nodes(path):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno is not None:
                 assert node.end_lineno - node.lineno < FUNCTION_LINES, f"{path}: {node.name}"
 
@@ -158,7 +162,7 @@ def test_the_agent_imports_only_what_is_frozen_with_it() -> None:
 @pytest.mark.parametrize("package", ["slurm", "agent"])
 def test_slurm_and_the_agent_need_the_standard_library_only(package: str) -> None:
     for module in (PACKAGE / package).rglob("*.py"):
-        for node in ast.walk(ast.parse(module.read_text())):
+        for node in sources.nodes(module):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 names = [node.module] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
                 tops = {name.split(".")[0] for name in names if name}

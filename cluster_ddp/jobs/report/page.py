@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster_ddp._version import __version__
 from cluster_ddp.errors import RunDirError, counted
@@ -21,6 +22,9 @@ from cluster_ddp.jobs.report.training_figures import Start
 from cluster_ddp.protocol import File, Then
 from cluster_ddp.run_files import read_json
 from cluster_ddp.submission.spec_fields import hours
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 _HTML = Path(__file__).parent / "html"
 _FAILURE_WIDTH = 0.4  # per cent of the time line
@@ -40,14 +44,19 @@ def write(path: Path, reports: Sequence[Report]) -> None:
         raise RunDirError(f"Writing {path}:", f"{error.strerror}.", hint) from error
 
 
-def page(reports: Sequence[Report]) -> str:
-    """Return the page of one or several runs."""
+@functools.cache
+def _template() -> Template:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(_HTML)
     jinja = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return jinja.get_template("page.html.j2")
+
+
+def page(reports: Sequence[Report]) -> str:
+    """Return the page of one or several runs."""
     runs = [_run(one, reports) for one in reports]
-    return jinja.get_template("page.html.j2").render(
+    return _template().render(
         title=runs[0].name if len(runs) == 1 else counted(len(runs), "run"),
         runs=[_summary(run) for run in runs],
         grid=grid(reports),
