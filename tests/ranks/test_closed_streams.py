@@ -24,37 +24,51 @@ WORDS = {
 }
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("")
+    make_run(tmp_path / "run")
+    (tmp_path / "run" / "job.log").write_text("It begins.\n")
+    (tmp_path / "run" / "hang.txt").write_text("rank 1 hangs\n")
+    return tmp_path
+
+
 def said(verb: str, words: str, streams: str, folder: Path) -> tuple[int, str]:
     """The exit status, and what a verb prints to those streams that are left."""
-    if not (folder / "train.py").exists():
-        (folder / "train.py").write_text("")
-        make_run(folder / "run")
-        (folder / "run" / "job.log").write_text("It begins.\n")
-        (folder / "run" / "hang.txt").write_text("rank 1 hangs\n")
     line = f"{shlex.quote(sys.executable)} -m cluster_ddp {verb} {words} {streams}"
     done = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True, timeout=120)
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("verb", "words", "streams"), [
-    *((verb, words, streams) for verb, words in WORDS.items() for streams in (">&-", "<&- >&-", "<&- >&- 2>&-")),
-    *((verb, "--help", ">&-") for verb in VERBS),
-])  # fmt: skip
-def test_a_closed_stdout_is_no_error(verb: str, words: str, streams: str, tmp_path: Path) -> None:
-    usual, _ = said(verb, words, ">/dev/null", tmp_path)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    status, text = said(verb, words, streams, tmp_path)
-    assert status == usual and "Traceback" not in text, text
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(("verb", "words"), WORDS.items())
+def test_closed_streams_are_no_error(verb: str, words: str, folder: Path) -> None:
+    usual, _ = said(verb, words, ">/dev/null", folder)
+    before = contents(folder)
+    for streams in (">&-", "<&- >&-", "<&- >&- 2>&-"):
+        status, text = said(verb, words, streams, folder)
+        assert status == usual and "Traceback" not in text, (streams, text)
+        assert contents(folder) == before, streams
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_to_a_closed_stdout_is_no_error(verb: str, folder: Path) -> None:
+    before = contents(folder)
+    status, text = said(verb, "--help", ">&-", folder)
+    assert status == 0 and "Traceback" not in text, text
+    assert contents(folder) == before
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(("verb", "words"), WORDS.items())
 def test_a_full_disk_behind_stdout_is_one_error(
-    verb: str, words: str, unbuffered: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verb: str, words: str, unbuffered: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
-    status, text = said(verb, words, ">/dev/full", tmp_path)
+    status, text = said(verb, words, ">/dev/full", folder)
     assert status == 2, text
     error = f"cluster-ddp {verb}: error: Writing to stdout:\n  No space left on device.\n  Hint: free space there"
     assert text.startswith(error) and text.count("\n") == 3, text
