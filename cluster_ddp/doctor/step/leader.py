@@ -42,9 +42,15 @@ class Leader(Rank):
 
     def run(self) -> int:
         """Judge tier after tier; print the verdict."""
-        for tier in (self._nodes, self._network, self._imports, self._training):
-            is_sound = tier() and self.verdict.add("ranks", 0.0, absent_ranks.same_rank(self._server.twice))
-            if not is_sound or (self.options.quick and tier == self._network):
+        topology = self.identity.topology
+        tiers = {"nodes": self._nodes, "network": self._network, "torch": self._imports, "training": self._training}
+        for name in list(tiers)[: 2 if self.options.quick else None]:
+            if name == "network" and topology is not None and 1 in (topology.num_nodes, topology.world_size):
+                continue
+            start = time.monotonic()
+            found, measured = tiers[name]()
+            is_sound = self.verdict.add(name, time.monotonic() - start, found, measured)
+            if not is_sound or not self.verdict.add("ranks", 0.0, absent_ranks.same_rank(self._server.twice)):
                 break
         return self.speak(lambda status: self._server.tell("end", status=status))
 
@@ -52,7 +58,7 @@ class Leader(Rank):
         """Be here: another process that has this rank, too, is seen by that."""
         self._server.put(self.message("here"))
 
-    def _nodes(self) -> bool:
+    def _nodes(self) -> tuple[list[Finding], str]:
         """Tier 1: each node alone."""
         start, waited_s, topology = time.monotonic(), self.options.wait_s, self.identity.topology
         self._server.put(self.examined())
@@ -70,14 +76,10 @@ class Leader(Rank):
             if self._server.port_error is None:
                 apart = {rank: one for rank, one in sorted(reports.items()) if one.get("by") == "file" and rank}
                 found += [absent_ranks.no_way(rank, one, topology.master_addr) for rank, one in apart.items()]
-        return self.verdict.add("nodes", time.monotonic() - start, found, _measured(reports))
+        return found, _measured(reports)
 
-    def _network(self) -> bool:
+    def _network(self) -> tuple[list[Finding], str]:
         """Tier 2: the nodes in pairs, and whether they see the same run directory."""
-        assert self.identity.topology is not None
-        if self.identity.topology.num_nodes == 1 or self.identity.world_size == 1:
-            return True
-        start = time.monotonic()
         firsts = [(rank, one) for rank, one in sorted(self._reports.items()) if one.get("port")]
         nexts = [one for _, one in firsts[1:] + firsts[:1]]
         plan = {
@@ -94,7 +96,7 @@ class Leader(Rank):
             *judgement.of_links(found_links),
             *absent_ranks.not_shared(answers, self.options.run_dir),
         ]
-        return self.verdict.add("network", time.monotonic() - start, found, judgement.shown_slowest(found_links))
+        return found, judgement.shown_slowest(found_links)
 
     def _token(self) -> Path | None:
         """Make a file in the run directory: all nodes must see it. Its name is new, so no file system remembers it."""
@@ -105,19 +107,16 @@ class Leader(Rank):
             path.write_text("")
         return path if path.exists() else None
 
-    def _imports(self) -> bool:
+    def _imports(self) -> tuple[list[Finding], str]:
         """Tier 3, begun: torch."""
-        start = time.monotonic()
         answers = self._answers("import")
-        found = [*self._without_answer("import", self._reports, answers), *judgement.of_imports(answers)]
-        return self.verdict.add("torch", time.monotonic() - start, found)
+        return [*self._without_answer("import", self._reports, answers), *judgement.of_imports(answers)], ""
 
-    def _training(self) -> bool:
+    def _training(self) -> tuple[list[Finding], str]:
         """Tiers 3 and 4: collectives, and a step of DDP."""
-        start = time.monotonic()
         answers = self._answers("training")
         found = [*self._without_answer("training", self._reports, answers), *judgement.of_training(answers)]
-        return self.verdict.add("training", time.monotonic() - start, found, judgement.shown_all_reduces(answers))
+        return found, judgement.shown_all_reduces(answers)
 
     def _answers(self, tier: str, **fields: object) -> dict[int, Message]:
         """Let all ranks do a tier. Returns their answers. Says on stderr which ranks are slow to import torch."""
