@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -16,8 +17,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from ranks import Outcome, run_ranks
 from slowness import scaled, wait_until
 
+import cluster_ddp
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.checkpoint import time_limit
@@ -471,16 +474,19 @@ def test_an_import_notes_warnings_that_our_batch_script_has_ignored(
     assert (done.returncode, done.stdout.strip()) == (status, said), done.stderr
 
 
-@pytest.mark.parametrize("before", ["", IGNORED])
-def test_a_training_notes_warnings_from_distributed_on(before: str) -> None:
-    code = (
-        f"import cluster_ddp, os, signal\n{before}\n"
-        "with cluster_ddp.distributed(cuda=False):\n"
-        "    os.kill(os.getpid(), signal.SIGUSR1); os.kill(os.getpid(), signal.SIGUSR2)\n"
-        "    from cluster_ddp.runtime.stop_signals import StopFlag; print(StopFlag(['USR1', 'USR2']).reason())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout == f"{node_name(os.environ)} got USR1\n", done.stderr
+def warned_in_a_training(is_ignored: bool) -> None:
+    if is_ignored:
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    with cluster_ddp.distributed(cuda=False):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        print(StopFlag(["USR1", "USR2"]).reason())
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_training_notes_warnings_from_distributed_on(tmp_path: Path, is_ignored: bool) -> None:
+    (end,) = run_ranks(functools.partial(warned_in_a_training, is_ignored), [{}], tmp_path)
+    assert end == Outcome(0, f"{node_name(os.environ)} got USR1\n")
 
 
 @pytest.mark.parametrize(("name", "status"), [("USR1", 75), ("TERM", -signal.SIGTERM)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 from ranks import job_ids, run_ranks, slurm_step
 from slowness import scaled
@@ -205,16 +207,19 @@ def test_a_signal_at_its_end_does_not_change_the_status_of_the_first_failure(tmp
     assert done.stderr.endswith("ValueError: the one that matters\n")
 
 
+def failing_at(step: int) -> None:
+    with cluster_ddp.distributed(cuda=False) as world:
+        checkpoint = cluster_ddp.Checkpointer(world, model=torch.nn.Linear(1, 1), every="1steps")
+        for done in checkpoint.until(9):
+            if done == step:
+                raise ValueError("x")
+            checkpoint.step()
+
+
 def test_the_note_of_a_failure_has_the_step(tmp_path: Path) -> None:
     """Of the whole training: those before a resume count."""
-    code = "import sys, torch, cluster_ddp\n"
-    code += "with cluster_ddp.distributed(cuda=False) as world:\n"
-    code += "    checkpoint = cluster_ddp.Checkpointer(world, model=torch.nn.Linear(1, 1), every='1steps')\n"
-    code += "    for done in checkpoint.until(9):\n"
-    code += "        if done == int(sys.argv[1]): raise ValueError('x')\n"
-    code += "        checkpoint.step()\n"
     for step in (2, 3):
         (folder := tmp_path / f"notes of {step}").mkdir()
-        env = os.environ | {"CLUSTER_DDP_NOTES": str(folder), "CLUSTER_DDP_RUN_DIR": str(tmp_path / "it's a run")}
-        done = subprocess.run([sys.executable, "-c", code, str(step)], env=env, capture_output=True, text=True)
-        assert Notes(folder).failure(0) == ("ValueError: x", False, step, False), done.stderr
+        env = {"CLUSTER_DDP_NOTES": str(folder), "CLUSTER_DDP_RUN_DIR": str(tmp_path / "it's a run")}
+        ends = run_ranks(functools.partial(failing_at, step), [env], folder)
+        assert Notes(folder).failure(0) == ("ValueError: x", False, step, False), ends
