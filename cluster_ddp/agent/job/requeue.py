@@ -28,6 +28,7 @@ EXCLUDE_TRIES = 10
 """How often Slurm is asked to exclude nodes, once a second: it sends KILL some seconds after TERM."""
 
 _FINAL = re.compile("disabled|denied|Invalid job|Only batch jobs|command not found")
+_NODE_LISTS = re.compile(r"(?<!\S)(Req|Exc)NodeList=(\S+)")  # in what scontrol shows of a job
 _LONGEST_WORDS = 300
 _HINTS = (
     ("disabled", "submit it with --requeue, so that it may be requeued."),
@@ -171,19 +172,27 @@ class _Requeue:
         if not self._leave:
             return wishes, ""
         shown = self._ask("show", "job", self._job)
-        known = re.search(r"(?<!\S)ExcNodeList=(\S+)", shown.words)
-        if known is None:
+        known = {key: value.replace("(null)", "") for key, value in _NODE_LISTS.findall(shown.words)}
+        if "Exc" not in known:
             return wishes, shown.words or "nothing about the job"
-        nodes = ",".join([*(() if known[1] == "(null)" else (known[1],)), *self._leave])  # an update replaces the list
-        excluded, usable = self._ask("show", "hostnames", nodes), scontrol.usable_nodes(self._env, outlives_term=True)
-        if not excluded.is_ok or usable is None:
-            return wishes, "nothing about its nodes" if excluded.is_ok else excluded.words
-        others = len(usable - {*excluded.words.split()})
+        nodes = ",".join(filter(None, [known["Exc"], *self._leave]))  # an update replaces the list
+        excluded, usable = self._hosts(nodes), scontrol.usable_nodes(self._env, outlives_term=True)
+        required = self._hosts(known.get("Req", ""))
+        if excluded is None or required is None or usable is None:
+            return wishes, "nothing about its nodes"
+        others = len(usable - {*excluded})
         if others < (self._nodes or int(self._env.get("SLURM_JOB_NUM_NODES", "1"))):  # it would be pending for ever
             self._say(f"Slurm has too few other nodes for the job: it may start on {', '.join(self._leave)} again.")
             return wishes, ""
         self._say(*(f"Requeueing job {self._job} without {node}: {why}" for node, why in self._leave.items()))
+        if {*required} & {*excluded}:  # else it would be pending for ever
+            wishes.append(f"ReqNodeList={','.join(one for one in required if one not in excluded)}")
         return [*wishes, f"ExcNodeList={nodes}"], ""
+
+    def _hosts(self, nodes: str) -> list[str] | None:
+        """The names in a node list; None if Slurm does not say."""
+        answer = self._ask("show", "hostnames", nodes) if nodes else scontrol.Answer(True, "")
+        return answer.words.split() if answer.is_ok else None
 
     def _say(self, *lines: str) -> None:
         """Say it once: Slurm may refuse what is asked for."""

@@ -71,11 +71,15 @@ def is_lost(node: str, slurmd_port: int) -> bool:
 def resize(nodes: Nodes, env: Mapping[str, str]) -> str:
     """Make a job smaller, so that it outlives the end of a node that it gives back.
 
+    Of a job that Slurm has just queued again, the same request would make the nodes required: it might never start.
     scontrol writes slurm_job_N_resize.* into the working directory: a folder of its own.
 
     Returns:
         Why Slurm refused; empty if it did not.
     """
+    shown = scontrol.ask(["scontrol", "show", "job", env["SLURM_JOB_ID"]], env, with_stderr=True)
+    if not shown.is_ok or "JobState=RUNNING" not in shown.words.split():
+        return "the job no longer runs" if shown.is_ok else shown.words
     with tempfile.TemporaryDirectory(prefix="cluster_ddp-resize-") as folder:
         argv = ["scontrol", "update", f"JobId={env['SLURM_JOB_ID']}", f"NodeList={','.join(nodes.allocated)}"]
         answer = scontrol.ask(argv, env, with_stderr=True, folder=folder)

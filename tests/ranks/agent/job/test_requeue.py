@@ -131,7 +131,7 @@ def on_bad_nodes(
     job: Job, *, leave: Mapping[str, str] = NODE, show: str = " ExcNodeList=(null)", more: str = "", **options: Any
 ) -> Done:
     """A requeue without some nodes. `more`: what scontrol does else (bash)."""
-    job.stands_in("scontrol", f'if [[ $1 == show ]]; then echo "{show}"; fi\n{more}')
+    job.stands_in("scontrol", f'if [[ $2 == job ]]; then echo "{show}"; fi\n{more}')
     return job.end(leave=leave, **options)
 
 
@@ -145,6 +145,17 @@ def test_nodes_at_fault_are_left_out(job: Job, leave: dict[str, str], before: st
     assert job.told() == ["requeue 71", f"update JobId=71 ExcNodeList={excluded}"]
     said = [f"Requeueing job 71 without {node}: {fault}\n" for node, fault in leave.items()]
     assert (done.status, done.log) == (-signal.SIGKILL, "".join([SAID, *said]))
+
+
+@pytest.mark.parametrize(
+    ("required", "wish"),
+    [("node3", "ReqNodeList= "), ("node1,node3", "ReqNodeList=node1 "), ("node1", ""), ("(null)", "")],
+)
+def test_a_job_does_not_require_a_node_that_it_excludes(job: Job, required: str, wish: str) -> None:
+    """It would be pending for ever."""
+    more = 'if [[ $2 == hostnames ]]; then tr , "\n" <<<"$3"; fi'
+    on_bad_nodes(job, show=f" ReqNodeList={required} ExcNodeList=(null)", more=more)
+    assert job.told() == ["requeue 71", f"update JobId=71 {wish}ExcNodeList=node3"]
 
 
 def test_of_an_array_a_task_alone_leaves_a_node_out(job: Job) -> None:

@@ -48,7 +48,25 @@ def test_a_node_is_given_back_and_nothing_is_left_in_the_folder(
     (here := tmp_path / "it's here").mkdir()
     monkeypatch.chdir(here)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    fake_slurm.command("scontrol", f"touch slurm_job_71_resize.sh\n{does}")
+    running = "if [[ $1 == show ]]; then echo ' JobState=RUNNING Reason=None'; exit; fi"
+    fake_slurm.command("scontrol", f"{running}\ntouch slurm_job_71_resize.sh\n{does}")
     assert decision.resize(Nodes(("node1", "node3"), ("node1", "node2")), {**os.environ, **ENV}) == refusal
-    assert fake_slurm.calls("scontrol") == [["update", "JobId=71", "NodeList=node1,node3"]]
+    assert fake_slurm.calls("scontrol") == [["show", "job", "71"], ["update", "JobId=71", "NodeList=node1,node3"]]
     assert not [*here.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("says", "refusal"),
+    [
+        ("echo ' JobState=PENDING Reason=BeginTime'", "the job no longer runs"),
+        ("echo ' JobState=COMPLETING'", "the job no longer runs"),
+        ("echo away; exit 1", "away"),
+    ],
+)
+def test_of_a_job_that_slurm_has_queued_again_no_node_is_given_back(
+    fake_slurm: FakeSlurm, says: str, refusal: str
+) -> None:
+    """The same request would let it require the others for ever."""
+    fake_slurm.command("scontrol", says)
+    assert decision.resize(Nodes(("node1",), ("node1", "node2")), {**os.environ, **ENV}) == refusal
+    assert fake_slurm.calls("scontrol") == [["show", "job", "71"]]

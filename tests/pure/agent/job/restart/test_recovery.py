@@ -23,6 +23,7 @@ __all__ = ["fake_slurm"]
 
 NODES = Nodes(("n1", "n2", "n3", "n4"), ("n1", "n2"))
 FIRST = Failure(1, "n2", 137, "killed by SIGKILL")
+SHOW = ["show", "job", "71"]
 SHRINK = ["update", "JobId=71", "NodeList=n1,n3,n4"]
 
 
@@ -32,6 +33,7 @@ class Job:
     def __init__(self, slurm: FakeSlurm, run_dir: Path) -> None:
         self.slurm, self.run_dir = slurm, run_dir
         self.others = "seq -f n%g 9"
+        slurm.command("scontrol", "echo JobState=RUNNING")
         self.asked: list[list[str]] = []
         self.faults: Mapping[str, str] = {}
 
@@ -111,7 +113,7 @@ def test_a_lost_node_is_given_back_at_once_and_a_spare_takes_over(job: Job, capf
     recovery = job.recovery()
     found = recovery.after(ended(FIRST._replace(host="n1", rank=0), lost_nodes=("n2",)), 0, SILENT)
     assert (found.then, found.left_out, job.asked) == ("restart", {"n2": LOST}, [["n3"]])
-    assert job.slurm.calls("scontrol") == [SHRINK]
+    assert job.slurm.calls("scontrol") == [SHOW, SHRINK]
     assert recovery.nodes == Nodes(("n1", "n3", "n4"), ("n1", "n3"), {"n2": LOST})
     assert (recovery.nodes_given_back, recovery.left_behind(Verdict("end"))) == (4, {})
     assert (job.noted().node, job.noted().rank, job.noted().without) == ("n2", None, ("n2",))
@@ -120,7 +122,7 @@ def test_a_lost_node_is_given_back_at_once_and_a_spare_takes_over(job: Job, capf
 
 def test_a_refusal_to_give_a_node_back_is_said(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     """The ranks restart all the same, without the node."""
-    job.slurm.command("scontrol", "echo 'it is disabled' >&2; exit 1")
+    job.slurm.command("scontrol", "[[ $1 != update ]] || { echo 'it is disabled' >&2; exit 1; }; echo JobState=RUNNING")
     recovery = job.recovery()
     assert recovery.after(ended(lost_nodes=("n2",)), 0, SILENT).then == "restart"
     assert recovery.nodes.training == ("n1", "n3")
@@ -138,7 +140,7 @@ def test_a_spare_whose_agent_is_gone_is_left_out_and_given_back_if_it_is_lost(jo
         recovery = job.recovery(nodes=Nodes(("n1", "n2", spare, "n4"), ("n1", "n2")), slurmd_port=slurmd_port)
         for _ in range(2):
             recovery.note_gone([spare, "n1", "another's"])
-    shrink = [["update", "JobId=71", "NodeList=n1,n2,n4"]] if is_lost else []
+    shrink = [SHOW, ["update", "JobId=71", "NodeList=n1,n2,n4"]] if is_lost else []
     assert job.slurm.calls("scontrol") == shrink
     assert recovery.nodes.spares == ("n4",)
     assert [*recovery.left_behind(Verdict("end"))] == ([] if is_lost else [spare])
