@@ -14,6 +14,7 @@ import struct
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from cluster_ddp.agent.channel import sockets
 from cluster_ddp.doctor.step.connecting import kind_of, several_tries
@@ -28,8 +29,8 @@ LOSSY = 0.1
 _BROKE = "the connection broke at once"
 # tcp_info.tcpi_total_retrans in linux/tcp.h: packets that were sent again.
 _RETRANSMITTED = struct.Struct("=100xI")
-# There, too: tcpi_bytes_acked; then in µs tcpi_busy_time, tcpi_rwnd_limited, tcpi_sndbuf_limited (Linux 4.12).
-_SENT = struct.Struct("=120xQ40xQQQ")
+# What answers a piece: nanoseconds.
+_WAITED = struct.Struct("!Q")
 # Half of what gigabit Ethernet gives: less is a fault, or not a network for training.
 SLOW_BYTES_PER_S = 60e6
 
@@ -77,7 +78,7 @@ def _serve(connection: socket.socket) -> None:
             if size > 64 * _CHUNK:
                 return  # a stranger
             data = _exactly(connection, size)
-            connection.sendall(data if mode == _ECHO else b"\0")
+            connection.sendall(data if mode == _ECHO else _WAITED.pack(_waited_ns()))
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
@@ -135,13 +136,13 @@ def _measured(source: str, target: str, address: str, port: int) -> Link:
             return Link(source=source, target=target, lost=lost, latency_s=latency_s)
         connection.settimeout(LARGE_S)
         try:
-            _timed(connection, _ECHO, bytes(LARGE))
+            _timed(connection, bytes(LARGE))
         except (OSError, EOFError):
             return Link(source=source, target=target, large_fail=True, latency_s=latency_s)
         connection.settimeout(_REST_S)
         rate = _bandwidth(connection)
-        if rate is not None and rate < SLOW_BYTES_PER_S:
-            rate = max(rate, _without_waiting_for_cores(connection))
+        if rate is not None and rate < SLOW_BYTES_PER_S:  # perhaps for a moment
+            rate = max(rate, _bandwidth(connection) or 0.0)
         return Link(source=source, target=target, latency_s=latency_s, bytes_per_s=rate)
 
 
@@ -151,7 +152,7 @@ def _small(connection: socket.socket) -> list[float]:
     end, latencies = time.monotonic() + _SMALL_S, list[float]()
     with contextlib.suppress(OSError, EOFError):
         while len(latencies) < _ROUND_TRIPS and time.monotonic() < end:
-            latencies.append(_timed(connection, _ECHO, b"x"))
+            latencies.append(_timed(connection, b"x"))
     return latencies
 
 
@@ -162,41 +163,40 @@ def _lost(connection: socket.socket, messages: int) -> float:
     return again / (again + messages)
 
 
-def _timed(connection: socket.socket, mode: int, data: bytes) -> float:
+def _timed(connection: socket.socket, data: bytes) -> float:
     start = time.monotonic()
-    connection.sendall(_HEADER.pack(mode, len(data)) + data)
-    _exactly(connection, len(data) if mode == _ECHO else 1)
+    connection.sendall(_HEADER.pack(_ECHO, len(data)) + data)
+    _exactly(connection, len(data))
     return time.monotonic() - start
 
 
 def _bandwidth(connection: socket.socket) -> float | None:
     """Return the bytes per second, by the median of the pieces that arrived in the second half of the time.
 
-    Where others compute on the cores, some pieces wait for one. And a link may let the first ones pass quickly.
+    A link may let the first ones pass quickly. The time in which one of both ends waited for a core does not count:
+    else busy cores would look like a slow link.
     """
-    arrived = [time.monotonic()]
+    arrived = [(time.monotonic(), 0)]
     with contextlib.suppress(OSError, EOFError):
-        while arrived[-1] - arrived[0] < _BANDWIDTH_S and len(arrived) <= 64:
-            _timed(connection, _SINK, bytes(_CHUNK))
-            arrived.append(time.monotonic())
-    half = (arrived[0] + arrived[-1]) / 2
-    took = [end - start for start, end in itertools.pairwise(arrived) if end > half]
+        while arrived[-1][0] - arrived[0][0] < _BANDWIDTH_S and len(arrived) <= 64:
+            theirs_ns = _send_piece(connection)
+            arrived.append((time.monotonic(), theirs_ns + _waited_ns()))
+    half = (arrived[0][0] + arrived[-1][0]) / 2
+    pairs = [(before, after) for before, after in itertools.pairwise(arrived[1:]) if after[0] > half]
+    took = [max(1e-6, end - start - (waited - earlier) / 1e9) for (start, earlier), (end, waited) in pairs]
     return _CHUNK / statistics.median(took) if took else None
 
 
-def _without_waiting_for_cores(connection: socket.socket) -> float:
-    """Return the bytes per second of a second try, in the time in which the kernel had bytes on the way.
-
-    Busy cores look like a slow link: the process that sends or the one that receives waits for a core. Not counted is
-    the time in which nothing was there to send, the receiver's buffer was full, or the sender's too small.
-    """
-    before = _sent(connection)
-    rate = _bandwidth(connection) or 0.0
-    acked, busy_us, *waiting_us = (after - earlier for earlier, after in zip(before, _sent(connection), strict=True))
-    return max(rate, 1e6 * acked / max(1, busy_us - sum(waiting_us)))
+def _send_piece(connection: socket.socket) -> int:
+    """Send a piece. Returns how long the other end has waited for a core so far, in nanoseconds."""
+    connection.sendall(_HEADER.pack(_SINK, _CHUNK) + bytes(_CHUNK))
+    (waited_ns,) = _WAITED.unpack(_exactly(connection, _WAITED.size))
+    return int(waited_ns)
 
 
-def _sent(connection: socket.socket) -> tuple[int, ...]:
-    """Return the bytes that have arrived, the microseconds with bytes on the way, and those that other waits took."""
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SENT.size)
-    return _SENT.unpack(info.ljust(_SENT.size, b"\0"))
+def _waited_ns() -> int:
+    """Return for how many nanoseconds this thread has waited for a core (Linux, sched-stats.rst); 0 if unknown."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
