@@ -21,7 +21,7 @@ from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, ex
 from cluster_ddp.mnist.config import TrainConfig, TrainResult
 from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.fork import rank_exit
-from cluster_ddp.runtime.rendezvous import first_rank
+from cluster_ddp.runtime.rendezvous import once_per_node
 from cluster_ddp.submission.cli import option_mistakes
 
 PROGRAM = "cluster-ddp train"
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             config = parse(sys.argv[1:] if argv is None else argv)
         except SpecError:  # all ranks have it
-            if first_rank.has_said_it(os.environ):
+            if once_per_node.has_said_it(os.environ):
                 return USAGE_EXIT_STATUS
             raise
         stop_signals.note_early(config.stop_signals)

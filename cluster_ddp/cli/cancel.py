@@ -12,8 +12,8 @@ from pathlib import Path
 from cluster_ddp.argument_parser import Parser
 from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import JobError, exit_on_error, printable
-from cluster_ddp.jobs import run_records
-from cluster_ddp.jobs.run_records import of_run
+from cluster_ddp.jobs import find_runs
+from cluster_ddp.jobs.find_runs import of_run
 from cluster_ddp.remote import verbs
 from cluster_ddp.submission.backends.slurm import Slurm
 
@@ -41,10 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _cancel(word: str, runs_dir: Path) -> str:
     """Cancel what a word means. Returns what was done."""
-    found = run_records.find(word, runs_dir)
+    found = find_runs.find(word, runs_dir)
     if not found and Path(word).is_dir():
         raise JobError(f"Cancelling {word}:", "no job has run in it.", "give a job id or a run directory")
-    if not found and (resumed := run_records.resumed(word, runs_dir)) is not None:
+    if not found and (resumed := find_runs.resumed(word, runs_dir)) is not None:
         asked, said = f"Cancelling job {word}:", f"it has ended, and it was resumed as job {resumed.job}."
         raise JobError(asked, said, f"to cancel that one: {PROGRAM} {resumed.job}")
     if not found or (len(found) == 1 and found[0].job and not found[0].is_submitted):  # Slurm may know it

@@ -15,9 +15,9 @@ from pathlib import Path
 from cluster_ddp.argument_parser import Parser
 from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import JobError, exit_on_error, printable
-from cluster_ddp.jobs import run_records, watch
+from cluster_ddp.jobs import find_runs, watch
+from cluster_ddp.jobs.find_runs import RunRecord, of_run
 from cluster_ddp.jobs.logs import PLAIN, LogReader
-from cluster_ddp.jobs.run_records import RunRecord, of_run
 from cluster_ddp.protocol import ASIDE, File
 from cluster_ddp.remote import verbs
 from cluster_ddp.submission.job import Job
@@ -69,8 +69,8 @@ def printable_line(line: str) -> str:
 
 def _record(word: str, runs_dir: Path) -> RunRecord:
     """The run that a word means."""
-    found = run_records.find(word, runs_dir)
-    if not found and (resumed := run_records.resumed(word, runs_dir)) is not None:
+    found = find_runs.find(word, runs_dir)
+    if not found and (resumed := find_runs.resumed(word, runs_dir)) is not None:
         own = resumed.run_dir / ASIDE.format(word)
         print(printable(f"Job {word} was resumed as job {resumed.job}. Its own logs: {own}"), file=sys.stderr)
         found = [resumed]

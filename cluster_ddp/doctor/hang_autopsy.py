@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cluster_ddp.errors import ClusterDDPError, RunDirError, printable
-from cluster_ddp.jobs import run_records
-from cluster_ddp.jobs.run_records import of_run
+from cluster_ddp.jobs import find_runs
+from cluster_ddp.jobs.find_runs import of_run
 from cluster_ddp.protocol import File
 from cluster_ddp.run_files import tail
 from cluster_ddp.runtime.failure import hang_verdict
@@ -41,7 +41,7 @@ def autopsy(run_dir: Path, *, as_json: bool = False) -> str:
 def _state(run_dir: Path) -> str:
     """What Slurm says of the job; "" without one."""
     try:
-        job = of_run(run_records.read(run_dir))
+        job = of_run(find_runs.read(run_dir))
         statuses = job.scheduler.statuses(job.id, job.cluster, run_dir)
     except ClusterDDPError:
         return ""

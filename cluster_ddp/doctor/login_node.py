@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from cluster_ddp.doctor import forked_tasks
+from cluster_ddp.doctor import killable_checks
 from cluster_ddp.doctor.checks import Site, all_checks, checks_of_run, folders, resource_limits, task_environment
 from cluster_ddp.doctor.findings import Finding, Verdict
 from cluster_ddp.doctor.step.rank import Options
@@ -53,7 +53,7 @@ def examine(options: Options, env: Mapping[str, str]) -> int:
 
 def _run(tier: str, findings_of: Callable[[Site], Iterator[Finding]], site: Site, limit_s: float) -> list[Finding]:
     """Return the findings of a tier, which runs in a process of its own: a file system may hang."""
-    result = forked_tasks.Running({tier: lambda: map(asdict, findings_of(site))}).results(limit_s)[tier]
+    result = killable_checks.Running({tier: lambda: map(asdict, findings_of(site))}).results(limit_s)[tier]
     found = [Finding.from_json(one) for one in result.items]
     if result.is_late:
         what, hint = f"The checks of {tier} did not come back.", "try what hangs: ls of your folders, sinfo"

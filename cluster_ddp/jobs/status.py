@@ -10,8 +10,8 @@ from typing import Any
 
 from cluster_ddp.agent import first_failure, outcome
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
-from cluster_ddp.jobs import progress, run_records
-from cluster_ddp.jobs.run_records import RunRecord
+from cluster_ddp.jobs import find_runs, progress
+from cluster_ddp.jobs.find_runs import RunRecord
 from cluster_ddp.protocol import RESTART, File, Then
 from cluster_ddp.run_files import problem, tail
 from cluster_ddp.slurm import reasons
@@ -84,9 +84,9 @@ def run_statuses(runs_dir: Path, asked: Sequence[str]) -> list[RunStatus]:
         JobError: a job has no run directory in `runs_dir`, and Slurm does not know it.
         RunDirError: a folder that was asked for is no run directory, or its spec.json can't be read.
     """
-    runs_in = functools.cache(run_records.in_folder)
-    chosen = {word: run_records.find(word, runs_dir, runs_in) for word in asked} or {"": runs_in(runs_dir)}
-    resumed = {word: run_records.resumed(word, runs_dir) for word, runs in chosen.items() if word and not runs}
+    runs_in = functools.cache(find_runs.in_folder)
+    chosen = {word: find_runs.find(word, runs_dir, runs_in) for word in asked} or {"": runs_in(runs_dir)}
+    resumed = {word: find_runs.resumed(word, runs_dir) for word, runs in chosen.items() if word and not runs}
     chosen |= {word: [one] for word, one in resumed.items() if one is not None}
     known = _known(one for runs in chosen.values() for one in runs if one.runs_on == "Slurm")
     found: dict[Path | str, RunStatus] = {}  # a job on this machine may have the id of one on Slurm

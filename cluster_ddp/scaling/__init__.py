@@ -2,7 +2,7 @@
 
 measure       the runs of a study, and what each tells
 study_folder  its folder: submits and follows what is not measured yet
-table         medians, speedup and efficiency of the configurations; CSV; the recommendation
+speedups      medians, speedup and efficiency of the configurations; CSV; the recommendation
 fit           Amdahl's law and a model of communication, with predictions
-results       all of it in words, as files, and as a picture
+output        all of it in words, as files, and as a picture
 """

@@ -26,9 +26,9 @@ from pathlib import Path
 from cluster_ddp.argument_parser import Parser
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.jobs.report import training_figures
-from cluster_ddp.scaling import fit, table
+from cluster_ddp.scaling import fit, speedups
 from cluster_ddp.scaling.measure import Point, parse_counts, points
-from cluster_ddp.scaling.results import Results
+from cluster_ddp.scaling.output import Results
 from cluster_ddp.scaling.study_folder import Study
 from cluster_ddp.slurm import partitions
 from cluster_ddp.submission import submit_plan
@@ -188,15 +188,15 @@ class _Scaling:
     def _report(self) -> None:
         """Print and write what was found."""
         arguments, study = self.arguments, self.study
-        rows = table.rows(study.measured(), study.points, weak=arguments.weak)
+        rows = speedups.rows(study.measured(), study.points, weak=arguments.weak)
         # With throughputs the global batch must be the same for all; without, each job is the same work.
-        strong = not arguments.weak and (table.by_time(rows) or arguments.global_batch is not None)
+        strong = not arguments.weak and (speedups.by_time(rows) or arguments.global_batch is not None)
         results = Results(
             rows=rows,
             weak=arguments.weak,
-            models=fit.models(table.rates(rows, weak=arguments.weak), strong=strong),
+            models=fit.models(speedups.rates(rows, weak=arguments.weak), strong=strong),
             predict=self.predicted,
-            recommendation=table.recommended(rows, min_efficiency=arguments.min_efficiency),
+            recommendation=speedups.recommended(rows, min_efficiency=arguments.min_efficiency),
         )
         self._say(f"\n{results.as_text()}")
         for point, words in study.failures.items():

@@ -20,8 +20,8 @@ from typing import Any
 
 from cluster_ddp.errors import JobNotFoundError, RunDirError
 from cluster_ddp.files import atomic_write, make_dir
-from cluster_ddp.jobs import progress, run_records
-from cluster_ddp.jobs.run_records import RunRecord, of_run
+from cluster_ddp.jobs import find_runs, progress
+from cluster_ddp.jobs.find_runs import RunRecord, of_run
 from cluster_ddp.run_files import read_json, why
 from cluster_ddp.scaling.measure import Measured, Point, measure
 from cluster_ddp.slurm.job_status import elapsed_s
@@ -79,7 +79,7 @@ class Study:
 
         If it is `one_at_a_time`, a job is submitted only when the one before has ended.
         """
-        measured, runs = self.measured(), run_records.in_folder(self.runs)
+        measured, runs = self.measured(), find_runs.in_folder(self.runs)
         left = [point for point in self.points if point not in measured]
         running = {point: job for point in left if (job := self._submitted(point, runs)) is not None}
         left = [point for point in left if point not in running]
@@ -147,7 +147,7 @@ def _seconds(job: Job, elapsed: str) -> float | None:
     if elapsed:
         return elapsed_s(elapsed)
     ended = progress.outcome_of(job.run_dir)
-    return ended.time - run_records.read(job.run_dir).began_s if ended is not None and ended.time else None
+    return ended.time - find_runs.read(job.run_dir).began_s if ended is not None and ended.time else None
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Slurm's commands on the batch host, and what its configuration says."""
+"""The agent's caller of Slurm's commands, which needs nothing that is not frozen; and what the configuration says."""
 
 from __future__ import annotations
 

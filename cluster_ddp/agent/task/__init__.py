@@ -5,7 +5,7 @@ rank_command         that command, for three launchers, and in containers
 orders               what the job tells a task, and a spare node
 supervisor           the one supervisor of processes
 signals              which signals are passed on, who can take one, and those that wait for that
-process_group_check  whether a rank trains alone
+trains_alone         whether a rank trains alone
 warm_process         a process that has imported torch, and becomes the next rank
 staging              the environment that a node has unpacked
 spawn                a command's start

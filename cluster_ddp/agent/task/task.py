@@ -23,8 +23,8 @@ from cluster_ddp.agent.outcome import End
 from cluster_ddp.agent.rank_notes import Notes, one_line
 from cluster_ddp.agent.task import rank_command, signals
 from cluster_ddp.agent.task.orders import Orders
-from cluster_ddp.agent.task.process_group_check import GroupCheck
 from cluster_ddp.agent.task.supervisor import Supervisor, say, wake
+from cluster_ddp.agent.task.trains_alone import GroupCheck
 from cluster_ddp.agent.task.warm_process import Warm
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, JobError
 from cluster_ddp.files import open_own

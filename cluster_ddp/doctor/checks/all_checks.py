@@ -10,7 +10,7 @@ from typing import Any
 from cluster_ddp.doctor.checks import Check, Site, folders, network_setup, resource_limits, task_environment
 from cluster_ddp.doctor.checks.gpu_health import gpu_health
 from cluster_ddp.doctor.findings import Finding
-from cluster_ddp.doctor.forked_tasks import Result, Task
+from cluster_ddp.doctor.killable_checks import Result, Task
 
 GROUPS: dict[str, tuple[Check, ...]] = {
     "launch": (task_environment.hidden_gpus, task_environment.gpu_listed_twice, task_environment.one_task_step),

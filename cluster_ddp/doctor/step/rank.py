@@ -13,7 +13,7 @@ from typing import Any
 
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.channel.lines import Key, Message
-from cluster_ddp.doctor import forked_tasks
+from cluster_ddp.doctor import killable_checks
 from cluster_ddp.doctor.checks import Site, all_checks, resource_limits
 from cluster_ddp.doctor.findings import Finding, Verdict
 from cluster_ddp.doctor.step import links, training
@@ -133,13 +133,13 @@ class Rank:
         """Return the report of tier 1: this node alone."""
         identity, limit_s = self.identity, self.options.check_limit_s
         self.report = report = self.message("nodes", findings=[], fingerprint={}, port=None)
-        running = forked_tasks.Running(self._checks())
+        running = killable_checks.Running(self._checks())
         self.greet()  # threads begin after the forks
         results = running.results(limit_s)
         if identity.error is not None:
             report["findings"] = [asdict(Finding.of_cause("topology", identity.error))]
         else:
-            compared = results.pop("facts", forked_tasks.Result([]))
+            compared = results.pop("facts", killable_checks.Result([]))
             found = all_checks.findings(results, identity.host, limit_s)
             found += all_checks.broken_off("facts", compared, identity.host, limit_s)
             report["findings"] = [asdict(one) for one in found]
@@ -147,7 +147,7 @@ class Rank:
             report["port"] = None if self._listener is None else self._listener.port
         return report
 
-    def _checks(self) -> dict[str, forked_tasks.Task]:
+    def _checks(self) -> dict[str, killable_checks.Task]:
         topology, options = self.identity.topology, self.options
         if topology is None:
             return {}
@@ -181,7 +181,7 @@ class Rank:
         """Measure in a child: it may hang in NCCL, or be aborted by its watchdog."""
         topology, limit_s = self.identity.topology, TIER_S["training"]
         assert topology is not None
-        running = forked_tasks.Running({"training": lambda: training.measure(topology, self.key)})
+        running = killable_checks.Running({"training": lambda: training.measure(topology, self.key)})
         result = running.results(limit_s)["training"]
         if result.items:
             return dict(result.items[0])

@@ -15,7 +15,7 @@ from cluster_ddp._version import __version__
 from cluster_ddp.errors import RunDirError, counted
 from cluster_ddp.files import atomic_write
 from cluster_ddp.jobs.report import curves
-from cluster_ddp.jobs.report.charts import Run, charts, grid
+from cluster_ddp.jobs.report.chart_groups import Run, charts, grid
 from cluster_ddp.jobs.report.report_text import notes
 from cluster_ddp.jobs.report.summary import Report, bars
 from cluster_ddp.jobs.report.training_figures import Start

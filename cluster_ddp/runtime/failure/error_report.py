@@ -26,7 +26,7 @@ from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.console import complain
 from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
 from cluster_ddp.runtime.failure import hard_exit, rank_progress
-from cluster_ddp.runtime.rendezvous import arrived_ranks, first_rank
+from cluster_ddp.runtime.rendezvous import arrived_ranks, once_per_node
 from cluster_ddp.slurm.variables import Variables, node_name
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class FailureReporter:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if error is not self._reported:
             is_early = self.store is None and isinstance(error, ClusterDDPError)
-            if is_early and first_rank.has_said_it(os.environ):
+            if is_early and once_per_node.has_said_it(os.environ):
                 self._note(error)
             else:
                 self.report(error)

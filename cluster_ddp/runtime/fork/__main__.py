@@ -24,15 +24,15 @@ from cluster_ddp.agent.launch_options import count
 from cluster_ddp.agent.outcome import End
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.agent.task import signals
-from cluster_ddp.agent.task.process_group_check import GroupCheck
 from cluster_ddp.agent.task.supervisor import Supervisor, say
+from cluster_ddp.agent.task.trains_alone import GroupCheck
 from cluster_ddp.errors import exit_on_error
 from cluster_ddp.protocol import EXIT_STOPPED, Env, File
 from cluster_ddp.runtime.device import cpu_affinity
 from cluster_ddp.runtime.fork import preload, rank_exit
 from cluster_ddp.runtime.fork.target import Target
 from cluster_ddp.runtime.run_dir.fenced_writes import open_own
-from cluster_ddp.slurm.node_ranks import NodeRanks
+from cluster_ddp.slurm.rank_environments import NodeRanks
 from cluster_ddp.slurm.variables import node_name
 
 PROGRAM = "python -m cluster_ddp.runtime.fork"

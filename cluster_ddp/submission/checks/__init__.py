@@ -3,7 +3,7 @@
 preflight             runs all checks but that of a site's template
 command_words         there is such a program, and such a script; no shell reads the command
 nested_launchers      commands that start ranks themselves
-script_text           syntax errors of a script, variables of Slurm that have no value
+training_script       syntax errors of a script, variables of Slurm that have no value
 job_environment       modules, environments, images, and the packages of the job's Python
 feasibility           whether the cluster has what the job asks for, and the account may use it
 performance_warnings  what would run, but worse than it could

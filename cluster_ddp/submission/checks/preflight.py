@@ -20,8 +20,8 @@ from cluster_ddp.submission.checks import (
     job_environment,
     nested_launchers,
     performance_warnings,
-    script_text,
     security_warnings,
+    training_script,
 )
 from cluster_ddp.submission.checks.performance_warnings import Advice
 from cluster_ddp.submission.planning import Plan
@@ -50,7 +50,7 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
         if nested_launchers.CODE not in accepted:
             nested_launchers.check(plan.spec)
         warnings += command_words.check(plan.spec)
-        warnings += script_text.check(plan.spec, _folder(plan), on_slurm=on_slurm)
+        warnings += training_script.check(plan.spec, _folder(plan), on_slurm=on_slurm)
     job_environment.check_packages(plan.spec)
     cluster = _ask_cluster(plan.spec, must_run) if on_slurm and (must_run or shutil.which("sinfo")) else _Cluster()
     warnings += [Advice("cluster", text) for text in cluster.warnings]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cluster_ddp.doctor import forked_tasks
+from cluster_ddp.doctor import killable_checks
 from cluster_ddp.doctor.checks import Site, all_checks, folders, gpu_health, network_setup, resource_limits
 from cluster_ddp.doctor.findings import Finding, merged, shown_ranks
 from cluster_ddp.doctor.step import absent_ranks, comparison, judgement
@@ -260,19 +260,19 @@ def test_a_check_that_hangs_is_killed_and_those_that_break_off_are_named() -> No
         os.abort()
 
     start = time.monotonic()
-    tasks: dict[str, forked_tasks.Task] = {
+    tasks: dict[str, killable_checks.Task] = {
         "hangs": hang,
         "raises": raise_it,
         "aborts": abort,
         "works": lambda: [["yes"]],
     }
-    found = forked_tasks.Running(tasks).results(2.0)
+    found = killable_checks.Running(tasks).results(2.0)
     assert time.monotonic() - start < 20
     assert found == {
-        "hangs": forked_tasks.Result([{"found": 1}], "second", is_late=True),
-        "raises": forked_tasks.Result([], "third", "ValueError: odd"),
-        "aborts": forked_tasks.Result([], "fourth", "its process ended: SIGABRT"),
-        "works": forked_tasks.Result([["yes"]]),
+        "hangs": killable_checks.Result([{"found": 1}], "second", is_late=True),
+        "raises": killable_checks.Result([], "third", "ValueError: odd"),
+        "aborts": killable_checks.Result([], "fourth", "its process ended: SIGABRT"),
+        "works": killable_checks.Result([["yes"]]),
     }
     (late,) = all_checks.broken_off("hangs", found["hangs"], "node1", 0.5)
     assert (late.what, late.sick_nodes) == ("The check second (hangs) did not come back.", ("node1",))
@@ -287,8 +287,8 @@ def test_checks_run_in_a_process_with_more_than_1024_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, before[0]), before[1]))
     opened = [os.dup(0) for _ in range(1024)]
     try:
-        running = forked_tasks.Running({"works": lambda: [["yes"]]})
-        assert running.results(10.0) == {"works": forked_tasks.Result([["yes"]])}
+        running = killable_checks.Running({"works": lambda: [["yes"]]})
+        assert running.results(10.0) == {"works": killable_checks.Result([["yes"]])}
     finally:
         for descriptor in opened:
             os.close(descriptor)

@@ -20,8 +20,8 @@ from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.cli import logs, report, status
 from cluster_ddp.doctor import __main__ as doctor
-from cluster_ddp.jobs import run_records
-from cluster_ddp.jobs.run_records import of_run
+from cluster_ddp.jobs import find_runs
+from cluster_ddp.jobs.find_runs import of_run
 
 __all__ = ["fake_slurm"]
 
@@ -86,7 +86,7 @@ def full_run(folder: Path) -> Path:
 
 def every_verb(runs_dir: Path) -> None:
     """Call each verb that reads run directories. One that ends with an error of ours has said what is wrong."""
-    records = run_records.in_folder(runs_dir)
+    records = find_runs.in_folder(runs_dir)
     words = [str(record.run_dir) for record in records if not record.problem]
     calls: list[tuple[Callable[[list[str]], int], list[str]]] = [
         *((status.main, ["--runs-dir", str(runs_dir), *form]) for form in ([], ["--json"])),

@@ -1,4 +1,4 @@
-"""agent.task.process_group_check: whether a rank surely trains alone; real processes map a library like torch's."""
+"""agent.task.trains_alone: whether a rank surely trains alone; real processes map a library like torch's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.channel.client import Client
 from cluster_ddp.agent.channel.lines import Key
 from cluster_ddp.agent.rank_notes import Notes
-from cluster_ddp.agent.task import process_group_check
+from cluster_ddp.agent.task import trains_alone
 
 MAP = "import mmap, socket, sys, time; file = open(sys.argv[1], 'rb')\n"
 MAP += "held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
@@ -59,20 +59,20 @@ def test_who_has_torch_and_no_connection_is_alone(
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         pid = stack.enter_context(running(code, tmp_path / library, str(server.getsockname()[1]), shell=shell))
-        assert process_group_check.is_alone(pid) is is_alone
+        assert trains_alone.is_alone(pid) is is_alone
 
 
 def test_of_a_process_that_has_ended_or_cannot_be_seen_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["true"]) as process:
         pass
-    assert not process_group_check.is_alone(process.pid)
+    assert not trains_alone.is_alone(process.pid)
 
     def refuse(pid: int) -> bool:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(process_group_check, "_has_torch", lambda pid: True)
-    monkeypatch.setattr(process_group_check, "_has_tcp", refuse)
-    assert not process_group_check.is_alone(1)
+    monkeypatch.setattr(trains_alone, "_has_torch", lambda pid: True)
+    monkeypatch.setattr(trains_alone, "_has_tcp", refuse)
+    assert not trains_alone.is_alone(1)
 
 
 class Said(Client):
@@ -102,15 +102,15 @@ def test_it_looks_once_when_it_is_time(
     said: list[tuple[str, int]],
 ) -> None:
     """A rank's agent sleeps until then, and afterwards until the rank ends."""
-    monkeypatch.setattr(process_group_check, "is_alone", lambda pid: True)
+    monkeypatch.setattr(trains_alone, "is_alone", lambda pid: True)
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     client = Said()
-    watch = process_group_check.GroupCheck(1, rank, world_size, Notes(tmp_path), client)
+    watch = trains_alone.GroupCheck(1, rank, world_size, Notes(tmp_path), client)
     if has_joined:
         rank_notes.joined({"CLUSTER_DDP_NOTES": str(tmp_path)}, 3)
-    assert watch.look() == (process_group_check.LOOK_AFTER_S if rank is not None and world_size > 1 else float("inf"))
+    assert watch.look() == (trains_alone.LOOK_AFTER_S if rank is not None and world_size > 1 else float("inf"))
     assert client.said == []
-    now[0] += process_group_check.LOOK_AFTER_S
+    now[0] += trains_alone.LOOK_AFTER_S
     assert watch.look() == watch.look() == float("inf")
     assert client.said == said

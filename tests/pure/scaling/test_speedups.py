@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.scaling import results, table
+from cluster_ddp.scaling import output, speedups
 from cluster_ddp.scaling.fit import Model, amdahl
 from cluster_ddp.scaling.measure import Measured, parse_counts, points
 
@@ -21,8 +21,8 @@ def measured(rates: dict[int, list[float | None]], **more: object) -> tuple[dict
     return found, all_points
 
 
-def rows(rates: dict[int, list[float | None]], **more: object) -> list[table.Row]:
-    return table.rows(*measured(rates, **more), weak=True)
+def rows(rates: dict[int, list[float | None]], **more: object) -> list[speedups.Row]:
+    return speedups.rows(*measured(rates, **more), weak=True)
 
 
 @pytest.mark.parametrize(("text", "counts"), [("4,1,2,2", [1, 2, 4]), ("8", [8]), (" 1 , 16 ", [1, 16])])
@@ -59,19 +59,19 @@ def test_what_is_missing_is_missing() -> None:
     one, two, four = rows({1: [], 2: [100], 4: [None]})
     assert (one.runs, one.samples_per_s, one.speedup, one.efficiency) == (0, None, None, None)
     assert (two.speedup, four.speedup, four.samples_per_s) == (2, None, None)
-    text = table.as_text([one, two, four])
+    text = speedups.as_text([one, two, four])
     assert text.splitlines()[1].split() == ["1", "1", "0", *["-"] * 9]
-    assert next(csv.DictReader(table.as_csv([one]).splitlines()))["samples_per_s"] == ""
-    said = table.recommended([one, two, four], min_efficiency=0.8)
+    assert next(csv.DictReader(speedups.as_csv([one]).splitlines()))["samples_per_s"] == ""
+    said = speedups.recommended([one, two, four], min_efficiency=0.8)
     assert said == "No recommendation: it needs two numbers of GPUs that are measured."
 
 
 def test_times_are_compared_where_nothing_else_is_known() -> None:
     all_points = points([1, 4], per_node=4, repeats=1)
     found = {point: Measured(samples_per_s=None, seconds={1: 100.0, 4: 50.0}[point.gpus]) for point in all_points}
-    assert [row.speedup for row in table.rows(found, all_points, weak=False)] == [1, 2]
-    assert [row.efficiency for row in table.rows(found, all_points, weak=True)] == [1, 2]
-    assert table.rates(table.rows(found, all_points, weak=False), weak=False) == {1: 0.01, 4: 0.02}
+    assert [row.speedup for row in speedups.rows(found, all_points, weak=False)] == [1, 2]
+    assert [row.efficiency for row in speedups.rows(found, all_points, weak=True)] == [1, 2]
+    assert speedups.rates(speedups.rows(found, all_points, weak=False), weak=False) == {1: 0.01, 4: 0.02}
 
 
 def test_gpu_hours_of_an_epoch() -> None:
@@ -101,16 +101,16 @@ def test_gpu_hours_of_an_epoch() -> None:
 )
 def test_the_recommendation(rates: dict[int, float], words: str) -> None:
     found = rows({count: [rate] for count, rate in rates.items()})
-    assert table.recommended(found, min_efficiency=0.8) == f"Recommendation: {words}"
+    assert speedups.recommended(found, min_efficiency=0.8) == f"Recommendation: {words}"
 
 
 def test_the_picture(tmp_path) -> None:
     found = rows({1: [90, 110], 2: [180, 200], 4: [390, 410]})
-    model = amdahl(table.rates(found, weak=True))
+    model = amdahl(speedups.rates(found, weak=True))
     assert isinstance(model, Model)
-    paths = results.draw(tmp_path / "results", found, [model], predict=[16])
+    paths = output.draw(tmp_path / "results", found, [model], predict=[16])
     assert [path.name for path in paths] == ["results.png", "results.svg"]
     assert paths[0].read_bytes()[:4] == b"\x89PNG"
     svg = paths[1].read_text()
     assert svg.count("<path") > 10
-    assert results.draw(tmp_path / "none", found[:1], [], predict=[]) == []
+    assert output.draw(tmp_path / "none", found[:1], [], predict=[]) == []

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster_ddp.scaling import table
+from cluster_ddp.scaling import speedups
 from cluster_ddp.scaling.fit import Model
-from cluster_ddp.scaling.table import Row
+from cluster_ddp.scaling.speedups import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,8 +35,8 @@ class Results:
 
     def as_text(self) -> str:
         """Return the table, what the models say, and the recommendation."""
-        lines = [table.as_text(self.rows), ""]
-        if table.by_time(self.rows):
+        lines = [speedups.as_text(self.rows), ""]
+        if speedups.by_time(self.rows):
             work = "more work on more GPUs" if self.weak else "the same work in each; if more GPUs do more: --weak"
             lines.append(f"No throughput was found, so the times of the jobs are compared ({work}).")
         for model in self.models:
@@ -58,7 +58,7 @@ class Results:
             "failures": failures,
         }
         written = [path.with_suffix(".csv"), path.with_suffix(".json")]
-        written[0].write_text(table.as_csv(self.rows))
+        written[0].write_text(speedups.as_csv(self.rows))
         written[1].write_text(json.dumps(record, indent=2) + "\n")
         try:
             return written + draw(path, self.rows, fitted, predict=self.predict if fitted else ())
@@ -98,7 +98,7 @@ class Results:
         for gpus in self.predict:
             rate = model.samples_per_s(gpus)
             work = gpus if self.weak else 1
-            what = {"seconds": work / rate} if table.by_time(self.rows) else {"samples_per_s": rate}
+            what = {"seconds": work / rate} if speedups.by_time(self.rows) else {"samples_per_s": rate}
             found.append({"gpus": gpus, **what, "efficiency": model.efficiency(gpus)})
         return found
 
