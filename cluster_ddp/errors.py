@@ -175,6 +175,13 @@ def nearest_name(word: str, legal: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def hours(duration_s: float) -> str:
+    """Return a duration as H:MM:SS."""
+    minutes, rest_s = divmod(round(duration_s), 60)
+    whole_h, minutes = divmod(minutes, 60)
+    return f"{whole_h}:{minutes:02}:{rest_s:02}"
+
+
 def counted(count: int, noun: str) -> str:
     """Return a number with its noun: "1 GPU", "2 GPUs"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

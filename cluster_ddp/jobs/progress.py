@@ -19,10 +19,10 @@ from typing import Any
 
 from cluster_ddp.agent import outcome
 from cluster_ddp.agent.outcome import Outcome
+from cluster_ddp.errors import hours
 from cluster_ddp.jobs.report import usage
 from cluster_ddp.protocol import ENDS, File, Record, Then
 from cluster_ddp.run_files import json_lines, number, tail
-from cluster_ddp.submission.spec_fields import hours
 
 # Enough of the end of metrics.jsonl for the last record of each kind.
 _TAIL_BYTES = 64 * 1024

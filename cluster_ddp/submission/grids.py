@@ -105,6 +105,23 @@ def _error(word: str, found: str) -> SpecError:
     )
 
 
+def checked_array(array: str | None, grid: Grid) -> str | None:
+    """Return the text for sbatch's --array: as it was given, or for all configurations of a grid.
+
+    Raises:
+        SpecError: it has no task, too many, or others than the grid has configurations.
+    """
+    if array is not None and count(array) == 0:
+        raise field_error("array", array, "task numbers such as 0-7, not an empty range")
+    of_grid = f"0-{size(grid) - 1}" if grid else None
+    if of_grid and array is not None and array.partition("%")[0] != of_grid:
+        raise field_error("array", array, f"{of_grid} for this grid")
+    found = of_grid if array is None else array
+    if found is not None and max(count(found), last(found)) > MAX_TASKS:
+        raise field_error("array", found, f"of at most {MAX_TASKS:,} tasks, none with a higher number")
+    return found
+
+
 def check_placeholders(words: Sequence[str], grid: Grid, *, array: str | None) -> None:
     """Check the placeholders of a command against a grid and an array.
 

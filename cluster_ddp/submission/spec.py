@@ -15,15 +15,7 @@ from cluster_ddp.errors import HostlistError, SpecError, counted, nearest, neare
 from cluster_ddp.protocol import TRACKERS
 from cluster_ddp.slurm import hostlist
 from cluster_ddp.submission import grids
-from cluster_ddp.submission.spec_fields import (
-    PATTERNS,
-    SET_ELSEWHERE,
-    WORD_PATTERNS,
-    check_text,
-    check_words,
-    field_error,
-    normalized_time,
-)
+from cluster_ddp.submission.spec_fields import SET_ELSEWHERE, check_field, field_error, normalized_time
 
 Launcher = Literal["srun", "torchrun", "fork"]
 
@@ -38,8 +30,6 @@ EXPEDITE = "--requeue=expedite"
 
 _OF_RESTARTS = {"spare_nodes": "use them", "hang_restart_s": "follow"}
 """Numbers that have a meaning with `JobSpec.restarts` only."""
-
-_ADD_CONTAINER = "add --container IMAGE.sif"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,13 +141,10 @@ class JobSpec:
 
     def __post_init__(self, requeue_on_failure: int, requeue_elsewhere: int) -> None:
         before = dict(zip(RESTARTS_BEFORE, (requeue_on_failure, requeue_elsewhere)))
-        self._check_types(before)
+        kinds = {one.name: str(one.type) for one in fields(self)} | dict.fromkeys(before, "int")
+        for name, kind in kinds.items():
+            check_field(name, kind, before[name] if name in before else getattr(self, name))
         object.__setattr__(self, "restarts", max(self.restarts, *before.values()))
-        for name in PATTERNS:
-            if (text := getattr(self, name)) is not None:
-                check_text(name, text)
-        for name in WORD_PATTERNS:
-            check_words(name, getattr(self, name))
         if self.time is not None:
             object.__setattr__(self, "time", normalized_time(self.time))
         if self.command[:1] == ("",) or any("\0" in argument for argument in self.command):
@@ -166,7 +153,9 @@ class JobSpec:
         self._check_choices()
         self._check_sbatch_options()
         check_restarts(self)
-        self._check_array()
+        object.__setattr__(self, "array", grids.checked_array(self.array, self.grid))
+        if self.command:
+            grids.check_placeholders(self.command, self.grid, array=self.array)
 
     @property
     def ranks_per_node(self) -> int:
@@ -195,29 +184,10 @@ class JobSpec:
         whose, wait = "its" if self.spare_nodes == 1 else "their", "waits" if gpus == 1 else "wait"
         return f"{spares} of {self.all_nodes}: {whose} {counted(gpus, 'GPU')} {wait} idle" if self.spare_nodes else ""
 
-    def _check_types(self, before: dict[str, int]) -> None:
-        """Check the fields that hold no text. Those of `before` are earlier names of numbers."""
-        for name in ("nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task", "trace"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise field_error(name, value, "a whole number of 1 or more")
-        counts = {name: getattr(self, name) for name in ("max_requeues", "restarts", *_OF_RESTARTS)}
-        for name, value in (counts | before).items():
-            if type(value) is not int or value < 0:
-                raise field_error(name, value, "a whole number of 0 or more")
-        for name in ("command", *WORD_PATTERNS):
-            words = getattr(self, name)
-            if not isinstance(words, tuple) or not all(isinstance(word, str) for word in words):
-                raise field_error(name, words, "a tuple of strings")
+    def _check_choices(self) -> None:
         if self.launcher not in (names := get_args(Launcher)):
             meant = nearest_name(str(self.launcher), names)
             raise field_error("launcher", self.launcher, f"one of {', '.join(names)}", meant=meant)
-        for name in ("requeue", "share", "stage_env", "doctor", "cold"):
-            value = getattr(self, name)
-            if type(value) is not bool and (name != "requeue" or value is not None):
-                raise field_error(name, value, "true or false")
-
-    def _check_choices(self) -> None:
         if self.gpus_per_node % self.gpus_per_task:
             legal = f"a divisor of gpus_per_node={self.gpus_per_node}"
             raise field_error("gpus_per_task", self.gpus_per_task, legal)
@@ -230,12 +200,11 @@ class JobSpec:
         if self.doctor and (self.container or self.container_image):
             hint = "leave out --doctor; inside the container: cluster-ddp doctor --container …"
             raise field_error("doctor", True, "left out with a container", hint=hint)
-        if self.container_overlays and self.container is None:
-            legal = "left out without container"
-            raise field_error("container_overlays", self.container_overlays, legal, hint=_ADD_CONTAINER)
-        if self.container_binds and self.container is None and self.container_image is None:
-            legal = "left out without container or container_image"
-            raise field_error("container_binds", self.container_binds, legal, hint=_ADD_CONTAINER)
+        need = {"container_overlays": ("container",), "container_binds": ("container", "container_image")}
+        for name, images in need.items():
+            if (value := getattr(self, name)) and not any(getattr(self, image) for image in images):
+                legal = f"left out without {' or '.join(images)}"
+                raise field_error(name, value, legal, hint="add --container IMAGE.sif")
         for tracker in self.track:
             if tracker not in TRACKERS:
                 found = f"there is no such tracker.{nearest(tracker, TRACKERS)}"
@@ -250,20 +219,6 @@ class JobSpec:
                 own = name.replace("-", "_") in {field.name for field in fields(self)}
                 hint = f"--{option[2:].replace('=', ' ')}, without --sbatch-options" if own else "leave it out"
                 raise field_error("sbatch_options", option, "an option that cluster-ddp does not set itself", hint=hint)
-
-    def _check_array(self) -> None:
-        if self.array is not None and grids.count(self.array) == 0:
-            raise field_error("array", self.array, "task numbers such as 0-7, not an empty range")
-        if self.grid:
-            tasks = f"0-{grids.size(self.grid) - 1}"
-            if self.array is None:
-                object.__setattr__(self, "array", tasks)
-            elif self.array.partition("%")[0] != tasks:
-                raise field_error("array", self.array, f"{tasks} for this grid")
-        if self.array is not None and max(grids.count(self.array), grids.last(self.array)) > grids.MAX_TASKS:
-            raise field_error("array", self.array, f"of at most {grids.MAX_TASKS:,} tasks, none with a higher number")
-        if self.command:
-            grids.check_placeholders(self.command, self.grid, array=self.array)
 
 
 def check_restarts(asked: JobSpec | launch_options.Options) -> None:

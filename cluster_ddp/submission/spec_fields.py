@@ -72,6 +72,8 @@ SET_ELSEWHERE = frozenset(_SET_ELSEWHERE.split())
 """Options of sbatch that other fields, the template or the submission set. Also --wait, --help, --usage, --version and
 --quiet: with them, sbatch does not simply submit a job and print its id."""
 
+_AT_LEAST_ONE = ("nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task", "trace")
+
 # What to do about a field that has an illegal value.
 _HINTS = {
     "nodes": "for two nodes: --nodes 2",
@@ -101,12 +103,29 @@ _HINTS = {
 }
 
 
-def check_text(name: str, value: object) -> None:
-    """Check a field that holds one text.
+def check_field(name: str, kind: str, value: object) -> None:
+    """Check the value of a field; `kind` is its annotation in the source.
 
     Raises:
-        SpecError: it has another form.
+        SpecError: it has another type or form, or is too small a number.
     """
+    kind, _, optional = kind.partition(" | ")
+    if optional and value is None:
+        return
+    least = 1 if name in _AT_LEAST_ONE else 0
+    if kind == "int" and (type(value) is not int or value < least):
+        raise field_error(name, value, f"a whole number of {least} or more")
+    if kind == "bool" and type(value) is not bool:
+        raise field_error(name, value, "true or false")
+    if kind == "tuple[str, ...]" and not (isinstance(value, tuple) and all(isinstance(word, str) for word in value)):
+        raise field_error(name, value, "a tuple of strings")
+    if name in PATTERNS:
+        _check_text(name, value)
+    if name in WORD_PATTERNS and isinstance(value, tuple):
+        _check_words(name, value)
+
+
+def _check_text(name: str, value: object) -> None:
     pattern, legal = PATTERNS[name]
     flags = re.UNICODE if name == "name" else re.ASCII
     if not isinstance(value, str) or not re.fullmatch(pattern, value, flags):
@@ -115,12 +134,8 @@ def check_text(name: str, value: object) -> None:
         raise field_error(name, value, "a name that does not begin with '-'")
 
 
-def check_words(name: str, words: Sequence[str]) -> None:
-    """Check the form of each word of a field that holds several.
-
-    Raises:
-        SpecError: one has another form. If its parts would not, the error's hint has them as words.
-    """
+def _check_words(name: str, words: Sequence[str]) -> None:
+    """Check each word. If only its parts have the right form, the error's hint has them as words."""
     pattern, legal = WORD_PATTERNS[name]
     if _all_match(pattern, words):
         return
@@ -222,13 +237,6 @@ def seconds(time: str) -> int | None:
     if total_s == 0:
         raise field_error("time", time, "longer than 0, which sbatch takes as no limit")
     return total_s
-
-
-def hours(duration_s: float) -> str:
-    """Return a duration as H:MM:SS."""
-    minutes, rest_s = divmod(round(duration_s), 60)
-    whole_h, minutes = divmod(minutes, 60)
-    return f"{whole_h}:{minutes:02}:{rest_s:02}"
 
 
 def mebibytes(mem: str) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster_ddp._version import __version__
-from cluster_ddp.errors import RunDirError, counted
+from cluster_ddp.errors import RunDirError, counted, hours
 from cluster_ddp.files import atomic_write
 from cluster_ddp.jobs.report import curves
 from cluster_ddp.jobs.report.chart_groups import Run, charts, grid
@@ -21,7 +21,6 @@ from cluster_ddp.jobs.report.summary import Report, bars
 from cluster_ddp.jobs.report.training_figures import Start
 from cluster_ddp.protocol import File, Then
 from cluster_ddp.run_files import read_json
-from cluster_ddp.submission.spec_fields import hours
 
 if TYPE_CHECKING:
     from jinja2 import Template

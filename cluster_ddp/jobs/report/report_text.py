@@ -6,12 +6,12 @@ import math
 import time
 from dataclasses import asdict
 
-from cluster_ddp.errors import counted, printable
+from cluster_ddp.errors import counted, hours, printable
 from cluster_ddp.jobs import progress
 from cluster_ddp.jobs.report.summary import Report, bars
 from cluster_ddp.jobs.report.training_figures import Start, Training
 from cluster_ddp.jobs.report.usage import GpuUse, NodeUse, mean_utilization
-from cluster_ddp.submission.spec_fields import hours, seconds
+from cluster_ddp.submission.spec_fields import seconds
 
 _GIB = 1 << 30
 _BAR = 20

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.errors import SpecError, counted
+from cluster_ddp.errors import SpecError, counted, hours
 from cluster_ddp.jobs import progress
 from cluster_ddp.jobs.progress import Failure
 from cluster_ddp.jobs.report import training_figures, usage
@@ -23,7 +23,7 @@ from cluster_ddp.jobs.status import RunStatus
 from cluster_ddp.protocol import File, Then
 from cluster_ddp.run_files import read_json
 from cluster_ddp.slurm.job_status import elapsed_s
-from cluster_ddp.submission.spec_fields import hours, mebibytes, seconds
+from cluster_ddp.submission.spec_fields import mebibytes, seconds
 
 _GIB = 1 << 30
 _MOST = 1_000_000  # of nodes, GPUs or CPUs, in a file that makes sense

@@ -10,10 +10,11 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from cluster_ddp import processes
 from cluster_ddp.agent import outcome
-from cluster_ddp.errors import JobError, RunDirError
+from cluster_ddp.errors import JobError, RunDirError, SpecError
 from cluster_ddp.protocol import File
 from cluster_ddp.run_files import why
 from cluster_ddp.slurm.job_status import JobStatus
@@ -35,6 +36,10 @@ class ThisMachine:
     """This machine. A job's id is its process id. It keeps running when the submitting process ends."""
 
     script_name = File.LOCAL_SCRIPT
+
+    def test_only(self, script: str, options: Sequence[str]) -> NoReturn:
+        """Raise SpecError."""
+        raise SpecError("Asking the scheduler with --test-only:", "this machine has none.", "leave --test-only out")
 
     def hold(self, script: str, options: Sequence[str]) -> Held:
         """Start a process that waits for its run directory."""

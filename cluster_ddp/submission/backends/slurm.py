@@ -33,6 +33,15 @@ class Slurm:
 
     script_name = File.BATCH_SCRIPT
 
+    def test_only(self, script: str, options: Sequence[str]) -> str:
+        """Ask the scheduler when and where the job would start (sbatch --test-only). Returns its words.
+
+        Raises:
+            SlurmError: it would refuse the job, or does not answer.
+        """
+        argv = ["sbatch", "--test-only", *options]
+        return commands.run(argv, env=inherited_environment(os.environ), text=script, words_on_stderr=True).strip()
+
     def hold(self, script: str, options: Sequence[str]) -> Held:
         """Submit a job that does not start yet.
 
@@ -99,16 +108,6 @@ def _without_answer(mark: str, error: SlurmError) -> SlurmError:
         return SlurmError(error.asked, f"{error.found} It had submitted the job, which is now cancelled.", error.hint)
     found = f"{error.found} squeue shows no job of it so far. A job that still appears would start in an hour."
     return SlurmError(error.asked, found, f"look for it later: squeue --me --format='%i %k' | grep {mark}")
-
-
-def test_only(script: str, options: Sequence[str]) -> str:
-    """Ask the scheduler when and where the job would start (sbatch --test-only). Returns its words.
-
-    Raises:
-        SlurmError: it would refuse the job, or does not answer.
-    """
-    argv = ["sbatch", "--test-only", *options]
-    return commands.run(argv, env=inherited_environment(os.environ), text=script, words_on_stderr=True).strip()
 
 
 def inherited_environment(env: Mapping[str, str]) -> dict[str, str]:

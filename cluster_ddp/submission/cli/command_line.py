@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 
 from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.submission import grids, planning, render, resume, run_dirs
-from cluster_ddp.submission.backends.slurm import Slurm, test_only
 from cluster_ddp.submission.checks import command_words, preflight
 from cluster_ddp.submission.checks.performance_warnings import CODES, OTHER_CODES, Advice
 from cluster_ddp.submission.cli import activated_env, option_mistakes, options, settings_file, site_config
@@ -73,7 +72,10 @@ def run(
     if asked.parsed.dry_run:
         print(plan, end="")
         return 0
-    return _test_only(plan) if asked.parsed.test_only else submit(plan, asked.parsed.watch)
+    if asked.parsed.test_only:
+        print(plan.scheduler.test_only(plan.script, plan.options))
+        return 0
+    return submit(plan, asked.parsed.watch)
 
 
 class _Asked(NamedTuple):
@@ -245,10 +247,3 @@ def _show_config(asked: _Asked) -> None:
         origin = "command line" if key in asked.given else asked.settings.origins.get(key, "default")
         shown = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
         print(f"{key:20} {'-' if shown in (None, '') else shown!s:30} {origin}")
-
-
-def _test_only(plan: Plan) -> int:
-    if not isinstance(plan.scheduler, Slurm):
-        raise SpecError("Asking the scheduler with --test-only:", "this machine has none.", "leave --test-only out")
-    print(test_only(plan.script, plan.options))
-    return 0
