@@ -28,6 +28,7 @@ ALTERNATIVES = (("venv", "conda_env"), ("container", "container_image"))
 EXPEDITE = "--requeue=expedite"
 """The one form of --requeue with a value, from Slurm 25.11 on; a word of `JobSpec.sbatch_options`."""
 
+_NEED_A_CONTAINER = {"container_overlays": ("container",), "container_binds": ("container", "container_image")}
 _OF_RESTARTS = {"spare_nodes": "use them", "hang_restart_s": "follow"}
 """Numbers that have a meaning with `JobSpec.restarts` only."""
 
@@ -141,15 +142,17 @@ class JobSpec:
 
     def __post_init__(self, requeue_on_failure: int, requeue_elsewhere: int) -> None:
         before = dict(zip(RESTARTS_BEFORE, (requeue_on_failure, requeue_elsewhere)))
-        kinds = {one.name: str(one.type) for one in fields(self)} | dict.fromkeys(before, "int")
-        for name, kind in kinds.items():
-            check_field(name, kind, before[name] if name in before else getattr(self, name))
+        for one in fields(self):
+            check_field(one.name, str(one.type), getattr(self, one.name))
+        for name, value in before.items():
+            check_field(name, "int", value)
         object.__setattr__(self, "restarts", max(self.restarts, *before.values()))
         if self.time is not None:
             object.__setattr__(self, "time", normalized_time(self.time))
         if self.command[:1] == ("",) or any("\0" in argument for argument in self.command):
-            legal = "a program and its arguments, without NUL bytes"
-            raise field_error("command", self.command, legal, hint="name a program first")
+            hint = "name a program first"
+            raise field_error("command", self.command, "a program and its arguments, without NUL bytes", hint=hint)
+        self._check_names()
         self._check_choices()
         self._check_sbatch_options()
         check_restarts(self)
@@ -184,31 +187,31 @@ class JobSpec:
         whose, wait = "its" if self.spare_nodes == 1 else "their", "waits" if gpus == 1 else "wait"
         return f"{spares} of {self.all_nodes}: {whose} {counted(gpus, 'GPU')} {wait} idle" if self.spare_nodes else ""
 
-    def _check_choices(self) -> None:
+    def _check_names(self) -> None:
         if self.launcher not in (names := get_args(Launcher)):
             meant = nearest_name(str(self.launcher), names)
             raise field_error("launcher", self.launcher, f"one of {', '.join(names)}", meant=meant)
-        if self.gpus_per_node % self.gpus_per_task:
-            legal = f"a divisor of gpus_per_node={self.gpus_per_node}"
-            raise field_error("gpus_per_task", self.gpus_per_task, legal)
-        for one, other in ALTERNATIVES:
-            if getattr(self, one) is not None and (value := getattr(self, other)) is not None:
-                hint = f"leave out --{one.replace('_', '-')} or --{other.replace('_', '-')}"
-                raise field_error(other, value, f"left out when {one} is given", hint=hint)
-        if self.exclude is not None:
-            _check_hostlist("exclude", self.exclude)
-        if self.doctor and (self.container or self.container_image):
-            hint = "leave out --doctor; inside the container: cluster-ddp doctor --container …"
-            raise field_error("doctor", True, "left out with a container", hint=hint)
-        need = {"container_overlays": ("container",), "container_binds": ("container", "container_image")}
-        for name, images in need.items():
-            if (value := getattr(self, name)) and not any(getattr(self, image) for image in images):
-                legal = f"left out without {' or '.join(images)}"
-                raise field_error(name, value, legal, hint="add --container IMAGE.sif")
         for tracker in self.track:
             if tracker not in TRACKERS:
                 found = f"there is no such tracker.{nearest(tracker, TRACKERS)}"
                 raise SpecError(f"Tracking with {tracker!r}:", found, f"the trackers are {', '.join(TRACKERS)}")
+
+    def _check_choices(self) -> None:
+        if self.gpus_per_node % self.gpus_per_task:
+            raise field_error("gpus_per_task", self.gpus_per_task, f"a divisor of gpus_per_node={self.gpus_per_node}")
+        for one, other in ALTERNATIVES:
+            if getattr(self, one) is not None and (value := getattr(self, other)) is not None:
+                hint = f"leave out --{one} or --{other}".replace("_", "-")
+                raise field_error(other, value, f"left out when {one} is given", hint=hint)
+        if self.exclude is not None:
+            _check_exclude(self.exclude)
+        if self.doctor and (self.container or self.container_image):
+            hint = "leave out --doctor; inside the container: cluster-ddp doctor --container …"
+            raise field_error("doctor", True, "left out with a container", hint=hint)
+        for name, images in _NEED_A_CONTAINER.items():
+            if (value := getattr(self, name)) and not any(getattr(self, image) for image in images):
+                legal = f"left out without {' or '.join(images)}"
+                raise field_error(name, value, legal, hint="add --container IMAGE.sif")
 
     def _check_sbatch_options(self) -> None:
         for option in self.sbatch_options:
@@ -239,10 +242,9 @@ def check_restarts(asked: JobSpec | launch_options.Options) -> None:
         raise field_error("restart_args", asked.restart_args, legal) from error
 
 
-def _check_hostlist(name: str, value: str) -> None:
+def _check_exclude(nodes: str) -> None:
     try:
-        hosts = hostlist.expand(value)
+        if not hostlist.expand(nodes):
+            raise field_error("exclude", nodes, "at least one node")
     except HostlistError as error:
-        raise field_error(name, value, f"a hostlist such as node[3-4]: {error.found.rstrip('.')}") from error
-    if not hosts:
-        raise field_error(name, value, "at least one node")
+        raise field_error("exclude", nodes, f"a hostlist such as node[3-4]: {error.found.rstrip('.')}") from error

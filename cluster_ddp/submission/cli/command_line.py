@@ -44,7 +44,7 @@ def run(
     submit: Callable[[Plan, bool], int],
     others: Sequence[str] = (),
 ) -> int:
-    """Parse the command line, plan, check; then show the plan, ask Slurm about it, or submit it.
+    """Parse the command line, plan, check; then show the plan, ask Slurm, or submit it. Returns the exit status.
 
     Args:
         argv: the words of the command line.
@@ -53,9 +53,6 @@ def run(
         reference: the job that is submitted if no command is given.
         submit: submits a plan, follows the job if its second argument is true, and returns the exit status.
         others: options of the verb beside those of a submission, for suggestions.
-
-    Returns:
-        The exit status.
 
     Raises:
         ClusterDDPError: the job can't be submitted, or can't work. No job is left behind, unless the error names it.
