@@ -340,6 +340,14 @@ def test_another_master_port_is_an_error_if_rank_0_is_not_reached(by: str, is_wa
     assert last.what == "MASTER_PORT is not the same on all ranks." and "MASTER_PORT=20003" in last.evidence
 
 
+def test_one_node_with_another_version_is_found() -> None:
+    """Two values are enough; what is the same everywhere is left out."""
+    those = reports(*({"versions": {"Python": "3.12.1", "torch": torch}} for torch in ("2.4", "2.4", "2.5", "2.5")))
+    found = comparison.differences(TOPOLOGY, those)
+    assert {(one.what, one.is_warning) for one in found} == {("Nodes run different versions of torch.", False)}
+    assert {(one.host, one.evidence) for one in found} == {("node1", "torch 2.4"), ("node2", "torch 2.5")}
+
+
 def addresses(stack: str, *own: str) -> dict[str, Any]:
     return {"address": own[0], "addresses": ["127.0.0.1", "172.17.0.1", *own], "stack": stack}
 
@@ -354,6 +362,22 @@ def test_an_address_that_two_nodes_have(third: dict[str, Any], is_found: bool) -
     found = comparison.differences(TOPOLOGY, reports(addresses("a", "10.0.0.1"), {}, third, {}))
     assert [one.check for one in found] == ["same_address"] * 2 * is_found
     assert all(one.evidence == "10.0.0.1" for one in found)
+
+
+@pytest.mark.parametrize(
+    ("failures", "kind", "evidence", "hint"),
+    [
+        ({"20000": "refused", "20001": "filtered"}, "filtered", "port 20000: refused, 20001: filtered", "a firewall"),
+        ({"20000": "refused"}, "refused", "port 20000: refused", "nothing listens there"),
+        ({}, "no answer", "port unknown", "set another MASTER_PORT"),
+    ],
+)
+def test_how_a_rank_fails_to_connect_is_named(failures: dict[str, str], kind: str, evidence: str, hint: str) -> None:
+    """Where one port is refused, and another fails in another way, that is the cause."""
+    found = absent_ranks.no_way(3, {"host": "node2", "failures": failures}, "node1")
+    assert (found.check, found.ranks, found.host) == ("way_to_rank_0", (3,), "node2")
+    assert found.what == f"Ranks can't connect to rank 0's host, node1: {kind}."
+    assert found.evidence == evidence and found.hint.startswith(hint)
 
 
 def test_ranks_that_do_not_exist_are_not_waited_for() -> None:

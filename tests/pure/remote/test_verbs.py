@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -78,3 +79,19 @@ def test_where_the_copy_is(folder: str, found: str, tmp_path: Path, monkeypatch:
     there = project.find(Host(name="x", options=()), folder)
     assert (there.folder, str(there.subfolder)) == (found, "sub dir")
     assert there.origin.endswith(f":{root}")
+
+
+def test_fetching_names_a_project_from_which_nothing_was_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, ssh = tmp_path / "it's mine", tmp_path / "bin/ssh"
+    ssh.parent.mkdir()
+    ssh.write_text('#!/bin/sh\n[ "$1" != -G ] || { echo "controlpath x"; exit; }\nshift 2\nexec sh -c "$1"\n')  # here
+    ssh.chmod(0o755)
+    subprocess.run(["git", "init", "-q", str(root)], check=True)
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+    with pytest.raises(SystemExit, match="2"):
+        fetch.main(["--on", "x", "12"])
+    assert f"nothing was submitted to it from {root}.\n  Hint: cluster-ddp submit --on x:" in capsys.readouterr().err

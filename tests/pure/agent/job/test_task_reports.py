@@ -91,6 +91,22 @@ def test_which_log_is_whose(tmp_path: Path, launcher: str, tasks: int, end: End,
     assert reports.log_of(end) == (None if log is None else tmp_path / f"task-{log}.log")
 
 
+@pytest.mark.parametrize(
+    ("launcher", "first"),
+    [
+        ("srun", Failure(1, "node2", 3, "Exited with exit code 3")),
+        ("torchrun", Failure(None, "node2", 3, "task 1: Exited with exit code 3")),
+    ],
+)
+def test_a_silent_task_has_a_ranks_number_only_if_srun_starts_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, first: Failure
+) -> None:
+    monkeypatch.setattr("cluster_ddp.agent.job.job_log._JOB_LOG", tmp_path / "job.log")
+    reports = heard(launcher=launcher, tasks=2)
+    (tmp_path / "job.log").write_text("srun: error: node2: task 1: Exited with exit code 3\n")
+    assert judged(reports, status=3).first == first
+
+
 def test_who_has_begun_is_read_while_nobody_adds_to_it() -> None:
     """The channel's thread does that."""
 

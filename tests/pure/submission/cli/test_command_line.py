@@ -251,6 +251,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--",), "there is nothing to run"),
     (("python", "my_train.py"), "a command comes after two dashes"),
     (("--epochs", "0"), "epochs must be"),
+    (("--array", "epochs=0,1", "--epochs", "{epochs}"), "epochs must be"),  # in its first task
     (("--nodes", "1"), "train-images-idx3-ubyte is missing"),
     (("--data-dir", "else where"), "python scripts/download_data.py --data-dir 'else where'"),
     (("--epoch", "3", "--", "python", "my_train.py"), "there is no option --epoch"),
