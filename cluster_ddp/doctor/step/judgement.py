@@ -97,7 +97,8 @@ def _of_some(check: str, those: Sequence[Link], links: Sequence[Link], what: str
 def _slow(links: Sequence[Link]) -> list[Finding]:
     rates = {link: link.bytes_per_s for link in links if link.bytes_per_s is not None}
     typical = statistics.median(rates.values()) if rates else 0.0
-    those = [link for link, rate in rates.items() if rate < max(SLOW_BYTES_PER_S, typical / _SLOWER_THAN_OTHERS)]
+    limit = max(SLOW_BYTES_PER_S, typical / _SLOWER_THAN_OTHERS)
+    those = [link for link in rates if (link.at_most_bytes_per_s or 0.0) < limit]
     if not those:
         return []
     ways = ", ".join(f"{link} {shown_rate(rates[link])}" for link in those)

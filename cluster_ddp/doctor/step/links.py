@@ -14,6 +14,7 @@ import struct
 import threading
 import time
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 from cluster_ddp.agent.channel import sockets
@@ -109,6 +110,8 @@ class Link:
     """Seconds for a small message there and back, the median."""
     bytes_per_s: float | None = None
     """Bandwidth."""
+    at_most_bytes_per_s: float | None = None
+    """The same without the time in which one of both ends waited for a core: else busy cores look like a slow link."""
 
     def __str__(self) -> str:
         """Return it in words."""
@@ -140,10 +143,11 @@ def _measured(source: str, target: str, address: str, port: int) -> Link:
         except (OSError, EOFError):
             return Link(source=source, target=target, large_fail=True, latency_s=latency_s)
         connection.settimeout(_REST_S)
-        rate = _bandwidth(connection)
-        if rate is not None and rate < SLOW_BYTES_PER_S:  # perhaps for a moment
-            rate = max(rate, _bandwidth(connection) or 0.0)
-        return Link(source=source, target=target, latency_s=latency_s, bytes_per_s=rate)
+        rates = _bandwidth(connection)
+        if rates is not None and rates[1] < SLOW_BYTES_PER_S:  # perhaps for a moment
+            rates = max(rates, _bandwidth(connection) or rates, key=itemgetter(1))
+        rate, at_most = rates or (None, None)
+        return Link(source=source, target=target, latency_s=latency_s, bytes_per_s=rate, at_most_bytes_per_s=at_most)
 
 
 def _small(connection: socket.socket) -> list[float]:
@@ -170,11 +174,11 @@ def _timed(connection: socket.socket, data: bytes) -> float:
     return time.monotonic() - start
 
 
-def _bandwidth(connection: socket.socket) -> float | None:
-    """Return the bytes per second, by the median of the pieces that arrived in the second half of the time.
+def _bandwidth(connection: socket.socket) -> tuple[float, float] | None:
+    """Return the bytes per second, and what they were at most if nobody waited for a core.
 
-    A link may let the first ones pass quickly. The time in which one of both ends waited for a core does not count:
-    else busy cores would look like a slow link.
+    They are medians of the pieces that arrived in the second half of the time: a link may let the first ones pass
+    quickly.
     """
     arrived = [(time.monotonic(), 0)]
     with contextlib.suppress(OSError, EOFError):
@@ -183,8 +187,11 @@ def _bandwidth(connection: socket.socket) -> float | None:
             arrived.append((time.monotonic(), theirs_ns + _waited_ns()))
     half = (arrived[0][0] + arrived[-1][0]) / 2
     pairs = [(before, after) for before, after in itertools.pairwise(arrived[1:]) if after[0] > half]
-    took = [max(1e-6, end - start - (waited - earlier) / 1e9) for (start, earlier), (end, waited) in pairs]
-    return _CHUNK / statistics.median(took) if took else None
+    if not pairs:
+        return None
+    took = [end - start for (start, _), (end, _) in pairs]
+    at_least = [max(1e-6, end - start - (waited - earlier) / 1e9) for (start, earlier), (end, waited) in pairs]
+    return _CHUNK / statistics.median(took), _CHUNK / statistics.median(at_least)
 
 
 def _send_piece(connection: socket.socket) -> int:

@@ -69,3 +69,15 @@ def test_processes_that_wait_for_a_core_are_no_slow_link() -> None:
     done = subprocess.run([sys.executable, "-c", SHARED_CORE], capture_output=True, text=True, check=True)
     found, _, rate = done.stdout.partition(" ")
     assert found == "[]" and float(rate) > 0, done.stdout
+
+
+def test_a_link_is_slower_than_others_if_it_is_so_without_the_waits_for_cores() -> None:
+    """Those of the others count: nodes are busy in different ways."""
+    rates = {"node1": (200e6, 2e9), "node2": (900e6, 5e11), "node3": (1e9, 1e9), "node4": (100e6, 200e6)}
+    found = [
+        links.Link(source=node, target="node5", bytes_per_s=rate, at_most_bytes_per_s=at_most)
+        for node, (rate, at_most) in rates.items()
+    ]
+    assert judgement.of_links(found) == []
+    (slow,) = judgement.of_links(found[1:])
+    assert slow.evidence == "node4 -> node5 100 MB/s; the median of all links is 900 MB/s."
