@@ -159,7 +159,6 @@ class _Requeue:
                 break
             time.sleep(1)
         else:
-            wishes = wishes or [f"ExcNodeList={','.join(self._leave)}"]
             job_log.say(
                 f"error: Job {self._job} may start on the same nodes again. Slurm said: {_in_a_line(refusal)}\n"
                 f"  Hint: while the job is pending: scontrol update JobId={self._job} {' '.join(wishes)}"
@@ -167,19 +166,20 @@ class _Requeue:
         self._term.release()
 
     def _wishes(self) -> tuple[list[str], str]:
-        """What the job is to ask for, and what Slurm said if that is not known."""
+        """What the job is to ask for, and what Slurm said if that is not surely right."""
         wishes = [] if self._nodes is None else [f"NumNodes={self._nodes}"]
         if not self._leave:
             return wishes, ""
+        unsure = [*wishes, f"ExcNodeList={','.join(self._leave)}"]
         shown = self._ask("show", "job", self._job)
         known = {key: value.replace("(null)", "") for key, value in _NODE_LISTS.findall(shown.words)}
         if "Exc" not in known:
-            return wishes, shown.words or "nothing about the job"
+            return unsure, shown.words or "nothing about the job"
         nodes = ",".join(filter(None, [known["Exc"], *self._leave]))  # an update replaces the list
         excluded, usable = self._hosts(nodes), scontrol.usable_nodes(self._env, outlives_term=True)
         required = self._hosts(known.get("Req", ""))
         if excluded is None or required is None or usable is None:
-            return wishes, "nothing about its nodes"
+            return unsure, "nothing about its nodes"
         others = len(usable - {*excluded})
         if others < (self._nodes or int(self._env.get("SLURM_JOB_NUM_NODES", "1"))):  # it would be pending for ever
             self._say(f"Slurm has too few other nodes for the job: it may start on {', '.join(self._leave)} again.")

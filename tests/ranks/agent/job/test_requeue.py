@@ -189,6 +189,7 @@ def test_a_job_that_gave_nodes_back_asks_for_all_again(job: Job, leave: dict[str
     assert job.told() == ["requeue 71", f"update JobId=71 NumNodes=3{wish}"]
 
 
+@pytest.mark.parametrize(("nodes", "number"), [(None, ""), (3, "NumNodes=3 ")])
 @pytest.mark.parametrize(
     ("show", "more"),
     [
@@ -196,13 +197,13 @@ def test_a_job_that_gave_nodes_back_asks_for_all_again(job: Job, leave: dict[str
         (" ExcNodeList=(null)", "[[ $1 != update ]] || { echo away; exit 1; }"),
     ],
 )
-def test_slurm_may_refuse_to_exclude_a_node(job: Job, show: str, more: str) -> None:
+def test_slurm_may_refuse_to_exclude_a_node(job: Job, show: str, more: str, nodes: int | None, number: str) -> None:
     """It is asked ten times. The job is requeued all the same, and the log says so."""
-    done = on_bad_nodes(job, show=show, more=more)
+    done = on_bad_nodes(job, show=show, more=more, nodes=nodes)
     assert job.told()[0] == "requeue 71"
     assert len(job.told()) == (11 if "Exc" in show else 1)
     assert done.log.count("error: Job 71 may start on the same nodes again. Slurm said: ") == 1
-    assert "away\n  Hint: while the job is pending: scontrol update JobId=71 ExcNodeList=node3\n" in done.log
+    assert f"away\n  Hint: while the job is pending: scontrol update JobId=71 {number}ExcNodeList=node3\n" in done.log
 
 
 def test_a_node_is_excluded_when_the_controller_is_back(job: Job) -> None:
