@@ -30,7 +30,8 @@ BATCH_SIZE = 16
 SEED = 7
 LOG_EVERY = 3  # not what checkpoints are saved at: the meter's half-full sums must survive, too
 CHECKPOINT_EVERY = "5steps"
-background_writer.PATIENCE_S = 5.0  # a disk that is full in the end stays so
+# A disk that is full in the end stays so; a save with slow fsyncs takes up to 10 s.
+background_writer.PATIENCE_S = 15.0
 SLOW_DISK = "slow-disk"
 """A file in the run directory with the seconds that every fsync takes while it is there."""
 
