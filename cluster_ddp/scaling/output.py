@@ -45,7 +45,7 @@ class Results:
         return "\n".join([*lines, self.recommendation])
 
     def write(self, path: Path, *, command: str, failures: Mapping[str, str], say: Callable[[str], None]) -> list[Path]:
-        """Write the files, by their path without a suffix. Without matplotlib there is no picture: `say` is told.
+        """Write the files, by their path without a suffix. Without matplotlib, `say` gets why there is no picture.
 
         They also have the command that was measured, and how which runs failed.
         """

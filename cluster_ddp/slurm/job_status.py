@@ -134,7 +134,7 @@ def all_jobs(*, cluster: str | None = None, env: Mapping[str, str] | None = None
 
 
 def _read(job_id: str, exit_status: str, submitted: str, comment: str = "", **others: Any) -> JobStatus:
-    """A status, of which these are Slurm's texts."""
+    """Return a status, made from Slurm's texts."""
     (exit_code, signal), comment = _exit_status(exit_status), "" if comment == "(null)" else comment
     others |= {"exit_code": exit_code, "signal": signal, "submitted_s": _unix_s(submitted), "comment": comment}
     return JobStatus(job_id=int(job_id), **others)

@@ -42,7 +42,7 @@ class Key:
         return Key(os.fsencode(env.get(Env.SECRET, "")))
 
     def derived(self, purpose: str) -> Key:
-        """Return a key for one purpose: who listens for another one is told apart."""
+        """Return a key for one purpose. It proves nothing to those who use the key for another one."""
         return Key(self._key, purpose)
 
     def mac(self, purpose: str, *parts: bytes) -> bytes:

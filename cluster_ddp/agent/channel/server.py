@@ -41,7 +41,7 @@ class Server:
         listener: socket.socket,
         key: Key,
         hear: Hear,
-        gone: Gone = bool,
+        gone: Gone,
         *,
         notices: bool = False,
         most_strangers: int = sys.maxsize,

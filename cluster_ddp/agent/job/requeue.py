@@ -176,8 +176,9 @@ class _Requeue:
         if "Exc" not in known:
             return unsure, shown.words or "nothing about the job"
         nodes = ",".join(filter(None, [known["Exc"], *self._leave]))  # an update replaces the list
-        excluded, usable = self._hosts(nodes), scontrol.usable_nodes(self._env, outlives_term=True)
-        required = self._hosts(known.get("Req", ""))
+        excluded = scontrol.expanded(nodes, self._env, outlives_term=True)
+        required = scontrol.expanded(known.get("Req", ""), self._env, outlives_term=True)
+        usable = scontrol.usable_nodes(self._env, outlives_term=True)
         if excluded is None or required is None or usable is None:
             return unsure, "nothing about its nodes"
         others = len(usable - {*excluded})
@@ -188,11 +189,6 @@ class _Requeue:
         if {*required} & {*excluded}:  # else it would be pending for ever
             wishes.append(f"ReqNodeList={','.join(one for one in required if one not in excluded)}")
         return [*wishes, f"ExcNodeList={nodes}"], ""
-
-    def _hosts(self, nodes: str) -> list[str] | None:
-        """The names in a node list; None if Slurm does not say."""
-        answer = self._ask("show", "hostnames", nodes) if nodes else scontrol.Answer(True, "")
-        return answer.words.split() if answer.is_ok else None
 
     def _say(self, *lines: str) -> None:
         """Say it once: Slurm may refuse what is asked for."""

@@ -62,8 +62,15 @@ def ask(
 
 def hostnames(env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of a job's nodes; none if Slurm does not answer."""
-    answer = ask(["scontrol", "show", "hostnames", env.get("SLURM_JOB_NODELIST", "")], env)
-    return tuple(answer.words.split()) if answer.is_ok else ()
+    return tuple(expanded(env.get("SLURM_JOB_NODELIST", ""), env) or ())
+
+
+def expanded(nodes: str, env: Mapping[str, str], *, outlives_term: bool = False) -> list[str] | None:
+    """Return the names in a node list, which may be empty; None if Slurm does not answer."""
+    if not nodes:
+        return []
+    answer = ask(["scontrol", "show", "hostnames", nodes], env, outlives_term=outlives_term)
+    return answer.words.split() if answer.is_ok else None
 
 
 def usable_nodes(env: Mapping[str, str], *, outlives_term: bool = False) -> set[str] | None:

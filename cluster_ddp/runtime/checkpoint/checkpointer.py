@@ -155,11 +155,12 @@ class Checkpointer:
     def until(self, steps: int) -> Iterator[int]:
         """Yield the number of steps done, up to `steps` of the whole training. For a training without a shard.
 
-            for done in checkpoint.until(10_000): ...; optimizer.step(); checkpoint.step()
+            for done in checkpoint.until(10_000):
+                ...  # forward, backward, optimizer.step(); then checkpoint.step()
 
         After the last step the final state is saved (unless `every` is "never"), and signal handlers are restored. It
         resumes exactly if the data depend on `done` and the random number generators of torch, Python and NumPy only.
-        If there is a shard, or the body did not call `step`, it is a SpecError; other errors are those of `step`.
+        Raises SpecError if there is a shard, or the body did not call `step`; other errors are those of `step`.
         """
         if self._shards:
             hint = "loop over checkpoint.epochs(count), or leave shard= out"

@@ -58,8 +58,8 @@ def answering(listener: socket.socket, key: Key, store_port: int, ranks: int) ->
     def answer(question: Message) -> Message:
         return {"kind": _PURPOSE, "port": store_port}
 
-    server = Server(listener, key.derived(_PURPOSE), answer, most_strangers=ranks + _STRANGERS)
-    with contextlib.closing(server):
+    most = ranks + _STRANGERS
+    with contextlib.closing(Server(listener, key.derived(_PURPOSE), answer, lambda hello: None, most_strangers=most)):
         yield
 
 
