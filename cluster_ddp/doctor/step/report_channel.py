@@ -187,7 +187,8 @@ class ReportClient:
                     return self._client.hear(deadline - time.monotonic())
                 except (OSError, ValueError) as error:
                     self.was_closed = isinstance(error, ConnectionError)
-                    return None
+                    if not self.was_closed or not self._reconnects():
+                        return None
             if end := self._folder.end():
                 return end
             time.sleep(_POLL_S)
@@ -217,6 +218,16 @@ class ReportClient:
                 return
             self._closed.wait(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, 1.5 * pause_s)
+
+    def _reconnects(self) -> bool:
+        """Try once more: short of open files, rank 0 closes connections on which it has heard nothing yet."""
+        self._closed.wait(_POLL_S)
+        client = self._connected()
+        if client is not None:
+            with self._lock:
+                self._send_last(client)
+                self._client = client
+        return client is not None
 
     def _connected(self) -> Client | None:
         assert self._topology is not None

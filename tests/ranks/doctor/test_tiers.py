@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,8 @@ def test_rank_0_ends_in_a_later_tier(tmp_path: Path) -> None:
 @pytest.mark.parametrize("has_unread", [False, True])
 def test_an_end_of_rank_0_shows_that_its_host_can_be_reached(has_unread: bool) -> None:
     """A process that ends with unread data resets its connections instead of closing them."""
-    client = ReportClient(None, Key(b""), ReportFolder(None), 1.0)
+    topology = Topology.from_environ(slurm_step(1, 2, job_id=next(_JOB_ID)))
+    client = ReportClient(topology, Key(b""), ReportFolder(None), 1.0)
     client._client = Client(None, Key(b""))
     client._client._connection, of_rank_0 = socket.socketpair(socket.AF_UNIX)
     if has_unread:
@@ -199,5 +201,34 @@ def test_a_lost_greeting_is_no_silent_listener(tmp_path: Path, monkeypatch: pyte
     client.start({"kind": "nodes", "rank": 1, "id": "x"})
     assert server.gather("nodes", 1, scaled(10.0)) and server.settle("nodes", 1.0)[1]["by"] == "tcp"
     assert client.failures == {}
+    client.close()
+    server.close()
+
+
+def test_a_connection_that_rank_0_closed_unheard_is_no_end_of_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 does so if it can open no more files: the others would say that its node gives no answer."""
+    first, real = iter([True]), Client
+
+    def client(*arguments: Any) -> Client:
+        made = real(*arguments)
+        if next(first, False):
+            made.close()
+            made._connection, of_rank_0 = socket.socketpair()
+            of_rank_0.close()
+        return made
+
+    monkeypatch.setattr("cluster_ddp.doctor.step.connecting.Client", client)
+    job_id = next(_JOB_ID)
+    of_rank_0, of_rank_1 = (Topology.from_environ(slurm_step(rank, 2, job_id=job_id)) for rank in range(2))
+    server = ReportServer(of_rank_0, Key(b""), ReportFolder(tmp_path))
+    client = ReportClient(of_rank_1, Key(b""), ReportFolder(tmp_path), 10.0)
+    client.start({"kind": "nodes", "rank": 1, "id": "x"})
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(client.told, scaled(10.0))
+        assert server.gather("nodes", 1, scaled(5.0)) and server.settle("nodes", 1.0)[1]["by"] == "tcp"
+        server.tell("network")
+        assert told.result() == {"kind": "network"}
     client.close()
     server.close()
