@@ -130,7 +130,11 @@ class Collectives:
         return result
 
     def mean(self, total: float | torch.Tensor, count: float | torch.Tensor) -> float:
-        """Return the sum of `total` over all ranks, divided by the sum of `count`. A collective; see `sum`.
+        """Return the sum of `total` over all ranks, divided by the sum of `count`. A collective.
+
+        Args:
+            total: this rank's sum: a number or one-element tensor.
+            count: its number of samples: a number or one-element tensor.
 
         Raises:
             DataError: the counts of all ranks are 0.
@@ -165,7 +169,8 @@ class Collectives:
     def main_first(self, *, of_node: bool = False) -> Iterator[None]:
         """Run the body on rank 0 first, then on all other ranks: to download or prepare files once. A collective.
 
-        For files on a node's own disk, `of_node` runs it on the first rank of each node first.
+        Args:
+            of_node: on the first rank of each node, for files on a node's own disk.
         """
         is_first = self.local_rank == 0 if of_node else self.is_main
         if not is_first:

@@ -37,7 +37,10 @@ def complain(text: str) -> None:
 class Progress:
     """A context manager that shows a bar on a terminal, and prints the lines of `update` elsewhere.
 
-    The bar is full when `total` is done. It is not `enabled` on ranks that print nothing.
+    Args:
+        title: text before the bar.
+        total: the value of `done` in `update` at which the bar is full.
+        enabled: False on ranks that print nothing.
     """
 
     def __init__(self, title: str, *, total: int, enabled: bool) -> None:
@@ -50,7 +53,12 @@ class Progress:
             self._task = self._bar.add_task(title, total=total)
 
     def update(self, done: int, line: str) -> None:
-        """Show how much of the total is done, and a line that says so; of a bar, only of a full one."""
+        """Show progress.
+
+        Args:
+            done: how much of the total is done.
+            line: the same in words. With a bar it is printed only when the bar is full.
+        """
         if self._bar is not None:
             self._bar.update(self._task, completed=done)
             if done == self._bar.tasks[0].total:

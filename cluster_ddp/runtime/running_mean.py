@@ -28,7 +28,12 @@ class Meter:
         self.total, self.count = torch.zeros((), device=world.device), 0
 
     def add(self, total: torch.Tensor, count: int) -> None:
-        """Add the sum over a batch (one element, real, on a device of this rank), and its number of samples."""
+        """Add a batch.
+
+        Args:
+            total: the sum over it: one element, real, on a device of this rank.
+            count: its number of samples.
+        """
         self.total, self.count = self.total + total.detach().to(self.total.device), self.count + count
 
     def mean(self) -> float | None:

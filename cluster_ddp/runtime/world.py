@@ -195,8 +195,9 @@ class World(Collectives):
         return Shard(batches, Loader(dataset, batches, **way, **loader_options), fingerprint=fingerprint(dataset))
 
     def seed_rank(self, seed: int) -> None:
-        """Seed this rank's generators (torch, Python, NumPy) differently from other ranks', after building the model.
+        """Seed this rank's generators (torch, Python, NumPy) differently from other ranks'.
 
-        The seed is that of the run, the same on all ranks.
+        Args:
+            seed: random seed of the run, the same on all ranks. Call this after building the model.
         """
         seed_all(stream_seed(seed, self.rank))

@@ -23,14 +23,14 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
-from cluster_ddp.errors import SpecError, nearest
+from cluster_ddp.errors import SpecError
 from cluster_ddp.protocol import File
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder
 from cluster_ddp.runtime.checkpoint.interval import Interval
 from cluster_ddp.runtime.checkpoint.restore import load_into
-from cluster_ddp.runtime.checkpoint.saver import OnNan, Saver
+from cluster_ddp.runtime.checkpoint.saver import OnNan, Saver, check_choices
 from cluster_ddp.runtime.checkpoint.state import Stateful, TrainingState
 from cluster_ddp.runtime.checkpoint.step_boundary import StepBoundary
 from cluster_ddp.runtime.data.shard import Shard
@@ -69,8 +69,7 @@ class Checkpointer:
     Raises:
         CheckpointError: a checkpoint doesn't fit, can't be found or can't be loaded; or a state can't be saved.
         RunDirError: the run directory can't be written, or another job is using it.
-        SpecError: `every` is not an interval, or of epochs without a shard; `keep` is below 1; no such signal or
-            `on_nan`.
+        SpecError: `every` is no interval, or of epochs without a shard; `keep` is below 1; no such signal or `on_nan`.
         DataError: too few samples are left in the epoch for this number of ranks.
     """
 
@@ -96,7 +95,7 @@ class Checkpointer:
         self._shards = [shard] if isinstance(shard, Shard) else list(shard or ())
         self._stop_flag = StopFlag(stop_signals, told=world.is_main)
         interval = Interval.of(every, has_epochs=bool(self._shards))
-        _check(keep, on_nan)
+        check_choices(keep, on_nan)
         self.run_dir = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir, world)
         self._state = TrainingState(world, self._shards, identity=identity or {}, meters=meters or {}, parts=parts)
         self._folder = CheckpointFolder(self.run_dir.path / File.CHECKPOINTS, keep=keep)
@@ -128,8 +127,11 @@ class Checkpointer:
         """Yield the numbers of the epochs that remain of `count` epochs, from 0. Use it once, on every rank.
 
         After the last epoch the final state is saved (unless `every` is "never"), and signal handlers are restored. To
-        leave the loop before, call `finish`: after a `break` alone, a resume trains on. Without a shard it is a
-        SpecError; other errors are those of `step`.
+        leave the loop before, call `finish`: after a `break` alone, a resume trains on.
+
+        Raises:
+            SpecError: there is no shard.
+            Stopped, CheckpointError, RunDirError: as `step`.
         """
         if not self._shards:
             hint = "give shard=world.shard(dataset, …), or loop over checkpoint.until(steps)"
@@ -160,7 +162,10 @@ class Checkpointer:
 
         After the last step the final state is saved (unless `every` is "never"), and signal handlers are restored. It
         resumes exactly if the data depend on `done` and the random number generators of torch, Python and NumPy only.
-        Raises SpecError if there is a shard, or the body did not call `step`; other errors are those of `step`.
+
+        Raises:
+            SpecError: there is a shard; or the body did not call `step`.
+            Stopped, CheckpointError, RunDirError: as `step`.
         """
         if self._shards:
             hint = "loop over checkpoint.epochs(count), or leave shard= out"
@@ -173,17 +178,18 @@ class Checkpointer:
             if self._is_finished():
                 return
             if self.steps == done:
-                raise SpecError(
-                    f"Step {done + 1} of {steps}:", "it was not counted.", "call checkpoint.step() in the loop"
-                )
+                found, hint = "it was not counted.", "call checkpoint.step() in the loop"
+                raise SpecError(f"Step {done + 1} of {steps}:", found, hint)
         self._boundary.end()
 
     def finish(self) -> None:
         """End the training before all its epochs or steps are done. Call it on every rank, then leave the loop.
 
         The state of this moment is saved as the last one (unless `every` is "never"), and signal handlers are restored.
-        A training that is resumed from it trains no further. Another run may begin with it (`resume=PATH`). Errors are
-        those of `step`.
+        A training that is resumed from it trains no further. Another run may begin with it (`resume=PATH`).
+
+        Raises:
+            CheckpointError, RunDirError: as `step`.
         """
         if not self._state.is_finished:
             self._boundary.end_early()
@@ -226,8 +232,10 @@ class Checkpointer:
         """Stop if the job is told to. Call it now and then in a long evaluation, equally often on every rank.
 
         If it stops after the epoch's last batch, all code after that batch runs again on resume. Between two batches,
-        call it after `step`: the state of that moment is saved, and the evaluation does not run again. Errors are those
-        of `step`.
+        call it after `step`: the state of that moment is saved, and the evaluation does not run again.
+
+        Raises:
+            Stopped, CheckpointError, RunDirError: as `step`.
         """
         self._boundary.in_evaluation()
 
@@ -240,11 +248,3 @@ class Checkpointer:
             self.world.print(f"checkpoint.finish() ended this training at step {self.steps}: nothing to train. {on}")
         elif done:
             self.world.print(f"All {all_of_it} are already done: nothing to train.")
-
-
-def _check(keep: int, on_nan: str) -> None:
-    if keep < 1:
-        raise SpecError(f"Keeping {keep} checkpoints:", "then there is nothing to resume from.", "keep 1 or more")
-    if on_nan not in (legal := get_args(OnNan)):
-        found = f"there is no such choice.{nearest(str(on_nan), legal)}"
-        raise SpecError(f"Saving with on_nan={on_nan!r}:", found, f"on_nan= takes {', '.join(legal)}")

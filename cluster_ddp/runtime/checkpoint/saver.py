@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
-from cluster_ddp.errors import CheckpointError
+from cluster_ddp.errors import CheckpointError, SpecError, nearest
 from cluster_ddp.runtime import non_finite
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, LeftOutError, step_of
 from cluster_ddp.runtime.checkpoint.state import TrainingState
@@ -24,6 +24,19 @@ Place = tuple[int, int]
 
 OnNan = Literal["continue", "stop", "save"]
 """What a non-finite state does: it is left out, it ends the job, or it is saved as any other."""
+
+
+def check_choices(keep: int, on_nan: str) -> None:
+    """Check how many checkpoints are kept, and what a non-finite state does, before any is written.
+
+    Raises:
+        SpecError: `keep` is below 1, or there is no such choice.
+    """
+    if keep < 1:
+        raise SpecError(f"Keeping {keep} checkpoints:", "then there is nothing to resume from.", "keep 1 or more")
+    if on_nan not in (legal := get_args(OnNan)):
+        found = f"there is no such choice.{nearest(str(on_nan), legal)}"
+        raise SpecError(f"Saving with on_nan={on_nan!r}:", found, f"on_nan= takes {', '.join(legal)}")
 
 
 class Saver:
