@@ -124,6 +124,16 @@ def test_the_map_of_a_package_is_true(package: Path) -> None:
     assert listed | {"__init__", "__main__"} == there | {"__init__", "__main__"}
 
 
+def test_a_group_of_tests_stays_in_one_process(tmp_path: Path) -> None:
+    """pytest-xdist 3.8 loses the groups with pytest 9.2, in silence: each process then starts the jobs of all."""
+    text = "import os, pathlib, pytest\n@pytest.mark.xdist_group('one')\n@pytest.mark.parametrize('number', range(4))\n"
+    text += "def test_one(number):\n    pathlib.Path(os.environ['PYTEST_XDIST_WORKER']).touch()\n"
+    (tmp_path / "test_group.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "--dist=loadgroup", "-n2", "-p", "no:cacheprovider"]
+    subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+    assert len(list(tmp_path.glob("gw*"))) == 1
+
+
 def test_make_quick_has_a_test_of_each_package_with_ranks() -> None:
     folders = {path.parent for path in (TESTS / "ranks").rglob("test_*.py")} - {TESTS / "ranks"}
     quick = [path for path in (TESTS / "ranks").rglob("test_*.py") if "mark.quick" in path.read_text()]
