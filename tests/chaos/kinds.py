@@ -104,6 +104,7 @@ def cut_node(run: Run, rng: random.Random) -> str | None:
         return None
     node, begun_s = rng.choice(ranks).node, time.monotonic()
     faults.cut_node(run.layout, node)
+    run.note_orphan()
     return f"{node}, given up and back after {time.monotonic() - begun_s:.0f} s"
 
 

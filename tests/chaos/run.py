@@ -30,6 +30,8 @@ SCRIPT = Path(__file__).with_name("training.py")
 POLL_S = 0.3
 KEEP = 3
 LAST_EPOCHS = 3
+ORPHAN_S = 40.0
+"""How long after a cut node is back the srun of the former start may end a step, at most: it waits KillWait and 2 s."""
 TAIL_LINES = 40
 
 
@@ -86,6 +88,7 @@ class Run:
         self.in_job = self._in_this_job = 0
         """How often its ranks were started again in their allocation, as far as was seen."""
         self._restarts_of_job = self._told = 0
+        self._orphan_until_s = 0.0
         self._env = {**cluster.environment(layout.name), "CLUSTER_DDP_RUN_DIR": str(self.run_dir)}
         self._env["PATH"] = f"{Path(sys.executable).parent}:{self._env['PATH']}"  # with cluster-ddp
 
@@ -153,11 +156,23 @@ class Run:
         self.held.saw(status.state, time.monotonic())
         return status
 
+    def note_orphan(self) -> None:
+        """Note that a cut node is back, where srun may have outlived its job: only proctrack/cgroup ends it, too.
+
+        When it gives its step up, it ends the next start's, which has the same number.
+        """
+        self._orphan_until_s = time.monotonic() + ORPHAN_S
+
     def ended(self) -> bool:
-        """Whether nothing more happens to the job. One that Slurm starts again without a reason is a violation."""
+        """Whether nothing more happens to the job. One that Slurm starts again without a reason is a violation.
+
+        A restart in its allocation since the last fault is noted, so that the next fault is not taken for its reason.
+        """
         status = self.status()
-        if status.restarts > self._restarts_of_job:
+        if status.restarts > self._restarts_of_job and time.monotonic() > self._orphan_until_s:
             self.fail(f"job {self.job_id} was started again, and no fault had been made that explains it")
+        if self.was_restarted(status) and not status.ended:
+            self.begin_again(should_requeue=False)
         return status.ended
 
     def was_brought_down(self, pids: set[int]) -> bool:
