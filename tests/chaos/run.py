@@ -87,8 +87,7 @@ class Run:
         """The node that the job may not get any more."""
         self.in_job = self._in_this_job = 0
         """How often its ranks were started again in their allocation, as far as was seen."""
-        self._restarts_of_job = self._told = 0
-        self._orphan_until_s = 0.0
+        self._restarts_of_job, self._told, self._orphan_until_s = 0, 0, 0.0
         self._env = {**cluster.environment(layout.name), "CLUSTER_DDP_RUN_DIR": str(self.run_dir)}
         self._env["PATH"] = f"{Path(sys.executable).parent}:{self._env['PATH']}"  # with cluster-ddp
 
