@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster_ddp import submit_api
-from cluster_ddp.agent.grid import ARRAY_TASK, configuration
+from cluster_ddp.agent.array_values import ARRAY_TASK, configuration
 from cluster_ddp.argument_parser import Parser
 from cluster_ddp.errors import SpecError, counted, exit_on_error
 from cluster_ddp.jobs import watch

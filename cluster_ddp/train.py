@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster_ddp import mnist
-from cluster_ddp.agent.grid import ARRAY_TASK, fill_in
+from cluster_ddp.agent.array_values import ARRAY_TASK, fill_in
 from cluster_ddp.argument_parser import Parser, add_fields, nearest_option
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, exit_on_error
 from cluster_ddp.mnist.config import TrainConfig, TrainResult
 from cluster_ddp.runtime import stop_signals
+from cluster_ddp.runtime.failure import one_error_per_node
 from cluster_ddp.runtime.fork import rank_exit
-from cluster_ddp.runtime.rendezvous import once_per_node
 from cluster_ddp.submission.cli import option_mistakes
 
 PROGRAM = "cluster-ddp train"
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             config = parse(sys.argv[1:] if argv is None else argv)
         except SpecError:  # all ranks have it
-            if once_per_node.has_said_it(os.environ):
+            if one_error_per_node.has_said_it(os.environ):
                 return USAGE_EXIT_STATUS
             raise
         stop_signals.note_early(config.stop_signals)

@@ -9,7 +9,7 @@ task            around each rank
 __main__        `job`, `task`, `rank`, `spare` and `unpack`
 launch_options  the options of `cluster-ddp launch`, which are the job's
 launch_env      the environment of the ranks: MASTER_ADDR, MASTER_PORT, RANK …
-grid            the values of an array's tasks
+array_values    the values of an array's tasks, and a command with them
 python_command  where the script or module of a Python command begins
 channel         sealed lines between the tasks and the job, and the key that seals them
 rank_notes      what a rank leaves for the process around it: why it failed, that it was stopped, that it has joined

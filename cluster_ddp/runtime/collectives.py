@@ -14,7 +14,7 @@ import torch.distributed as dist
 from cluster_ddp.agent.channel.lines import Key
 from cluster_ddp.errors import DataError
 from cluster_ddp.runtime import object_collectives, process_group
-from cluster_ddp.runtime.device import nonblocking_wait
+from cluster_ddp.runtime.device import interruptible_wait
 from cluster_ddp.runtime.failure import rank_progress
 from cluster_ddp.slurm.topology import Topology
 
@@ -88,7 +88,7 @@ class Collectives:
             PeerFailedError: another rank failed; a RuntimeError.
         """
         for device in self.devices:
-            nonblocking_wait.for_device(device, timeout_s=self.collective_timeout_s, peer_failed=self.peer_failed)
+            interruptible_wait.for_device(device, timeout_s=self.collective_timeout_s, peer_failed=self.peer_failed)
 
     def sum(self, *values: float | torch.Tensor) -> list[float]:
         """Add up values over all ranks. A collective: all ranks must call it, with as many values.

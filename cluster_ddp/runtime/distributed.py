@@ -19,7 +19,7 @@ from cluster_ddp.runtime import process_group, stop_signals
 from cluster_ddp.runtime.collectives import DEFAULT_COLLECTIVE_TIMEOUT_S
 from cluster_ddp.runtime.data.worker_signals import keep_through_stops
 from cluster_ddp.runtime.device import device as devices
-from cluster_ddp.runtime.device import nonblocking_wait
+from cluster_ddp.runtime.device import interruptible_wait
 from cluster_ddp.runtime.failure import hard_exit
 from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.failure.hang_watch import DEFAULT_WARNING_S, HangWatch
@@ -121,7 +121,7 @@ def _join(topology: Topology, all_devices: list[torch.device], reporter: Failure
     device = all_devices[0]
 
     def is_busy() -> bool:
-        return not has_joined.is_set() or any(map(nonblocking_wait.is_busy, all_devices))
+        return not has_joined.is_set() or any(map(interruptible_wait.is_busy, all_devices))
 
     def own_error() -> Exception | None:
         return process_group.communicator_error(device) if has_joined.is_set() else None
@@ -189,7 +189,7 @@ def _leave_alone(device: torch.device, reporter: FailureReporter, peers: PeerWat
     if is_failure:
         reporter.report(error)
     reporter.stop_hang_watch()
-    if nonblocking_wait.is_broken(device) or background_writer.are_stuck() or not process_group.abort(device):
+    if interruptible_wait.is_broken(device) or background_writer.are_stuck() or not process_group.abort(device):
         reporter.linger()
         hard_exit.now(error.code if isinstance(error, SystemExit) and type(error.code) is int else int(is_failure))
 

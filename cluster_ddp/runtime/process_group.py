@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
 from cluster_ddp.errors import CommunicatorError, DeviceError, SpecError
-from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError
+from cluster_ddp.runtime.device.interruptible_wait import DeviceTimeoutError
 from cluster_ddp.slurm.topology import Topology
 
 log = logging.getLogger("cluster_ddp")

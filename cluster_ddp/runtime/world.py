@@ -27,7 +27,7 @@ from cluster_ddp.runtime.data.data_loader import Loader
 from cluster_ddp.runtime.data.device_dataset import RESIDENT_SHARE, DeviceLoader, fingerprint, place
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Order, Shard, epoch_size
 from cluster_ddp.runtime.device import device as devices
-from cluster_ddp.runtime.device import nonblocking_wait
+from cluster_ddp.runtime.device import interruptible_wait
 from cluster_ddp.runtime.model import ddp
 from cluster_ddp.runtime.rng import seed_all, stream_seed
 
@@ -82,7 +82,7 @@ class World(Collectives):
 
         When another rank fails, a rank with unfinished work is ended: the work may be a collective that waits forever.
         """
-        nonblocking_wait.watch(stream)
+        interruptible_wait.watch(stream)
 
     def before_leaving(self, function: Callable[[], object]) -> None:
         """Call a function when all ranks leave the world, before the process group ends. Last in, first out.

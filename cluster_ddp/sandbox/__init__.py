@@ -10,7 +10,7 @@ slurm_conf      slurm.conf and its companions
 network         bridge, namespaces, links
 daemons         starts slurmctld and the others, and waits until they are of use
 accounting      up --accounting: a database, accounts and limits
-keeper          a process that ends a sandbox with the process that wants it
+reaper          a process that removes a sandbox when the process that wants it has ended
 prerequisites   what must be installed, and installing it
 slurm_releases  other releases of Slurm, unpacked beside the system's
 

@@ -18,7 +18,7 @@ from cluster_ddp.errors import SandboxError
 from cluster_ddp.sandbox import accounting, daemons, network, prerequisites, slurm_conf
 from cluster_ddp.sandbox.layout import STATE_ROOT, Layout, check_name, environment_of
 
-_KEEPER = "cluster_ddp.sandbox.keeper"
+_REAPER = "cluster_ddp.sandbox.reaper"
 
 
 def up(
@@ -63,7 +63,7 @@ def up(
 
 def keep(name: str) -> None:
     """Let a sandbox end with this process, however that ends. A keeper sees to that; `down` ends it."""
-    command = [sys.executable, "-m", _KEEPER, name, str(os.getpid())]
+    command = [sys.executable, "-m", _REAPER, name, str(os.getpid())]
     quiet = subprocess.DEVNULL
     subprocess.Popen(command, cwd="/", stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
 
@@ -175,7 +175,7 @@ def _remove(name: str) -> None:
 
 def _keepers(name: str) -> set[int]:
     """The processes that keep a sandbox of this name."""
-    words = f"\0{_KEEPER}\0{name}\0".encode()
+    words = f"\0{_REAPER}\0{name}\0".encode()
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has just ended

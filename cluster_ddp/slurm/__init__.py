@@ -1,16 +1,15 @@
 """What Slurm says: its variables, hostlists and commands. Standard library only; imports no other part of the package
 but `protocol` and `errors`.
 
-topology           a process's place in its job
-environment        reads it from the variables of each launcher
-variables          Slurm's variable names, and their values
-rank_environments  the variables of every rank of a node
-master_addr        the address of rank 0's host
-port               a rendezvous port for every job step
-hostlist           expands node[1-4]
-commands           the caller of sbatch, squeue and the others
-job_status         the status of jobs
-reasons            why a job waits or has ended, in words
-partitions         nodes, CPUs, memory, GPUs and limits, by sinfo
-accounts           the accounts that a user may charge
+topology     a process's place in its job
+environment  reads it from the variables of each launcher
+variables    Slurm's variable names, and their values
+master_addr  the address of rank 0's host
+port         a rendezvous port for every job step
+hostlist     expands node[1-4]
+commands     the caller of sbatch, squeue and the others
+job_status   the status of jobs
+reasons      why a job waits or has ended, in words
+partitions   nodes, CPUs, memory, GPUs and limits, by sinfo
+accounts     the accounts that a user may charge
 """

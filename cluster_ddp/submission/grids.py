@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from cluster_ddp.agent.grid import ARRAY_TASK, PLACEHOLDER
+from cluster_ddp.agent.array_values import ARRAY_TASK, PLACEHOLDER
 from cluster_ddp.errors import SpecError, nearest, nearest_name
 from cluster_ddp.submission.spec_fields import field_error
 

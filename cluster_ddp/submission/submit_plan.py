@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from cluster_ddp.agent.grid import ARRAY_TASK, configuration, fill_in
+from cluster_ddp.agent.array_values import ARRAY_TASK, configuration, fill_in
 from cluster_ddp.errors import SlurmError
 from cluster_ddp.protocol import File
 from cluster_ddp.submission import code_snapshot, frozen_agent, grids, resume, run_dirs, venv_archive

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import grid, launch_env, outcome, rank_notes
-from cluster_ddp.agent.job import allocation, job_log, requeue, scontrol, srun_step, tasks
+from cluster_ddp.agent import array_values, launch_env, outcome, rank_notes
+from cluster_ddp.agent.job import job_log, job_times, requeue, scontrol, srun_step, tasks
 from cluster_ddp.agent.job.restart import decision, fence
 from cluster_ddp.agent.job.restart.decision import LOST, Verdict
 from cluster_ddp.agent.job.restart.history import History
@@ -41,7 +41,7 @@ class Job:
     def __init__(self, options: Options, env: Mapping[str, str], *, is_on_node: bool = True) -> None:
         self.label = Variables(env).job_label()
         self.folder = launch_env.run_dir(options, self.label)
-        self.options = options._replace(command=tuple(grid.filled(options.command, options.grid, env)))
+        self.options = options._replace(command=tuple(array_values.filled(options.command, options.grid, env)))
         self.host, self.is_on_node = node_name(env), is_on_node
         self.requeues = Variables(env).requeues()
         self.size = launch_env.shape(options, env)
@@ -72,7 +72,7 @@ class Job:
             job_log.say(f"{RESTART}{self.requeues + history.restarts} of job {self.env['SLURM_JOB_ID']}.")
         for number in tasks.HELD:
             signal.signal(number, lambda number, frame: self.early.append(number))
-        with rank_notes.folder() as folder, allocation.times_noted(self.label, self.env, folder / "job-times"):
+        with rank_notes.folder() as folder, job_times.times_noted(self.label, self.env, folder / "job-times"):
             _leave_nothing(folder, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
             self.env |= srun_step.staged(self.options, self.size, self.env)
             starts = Starts(self, Notes(folder), history)

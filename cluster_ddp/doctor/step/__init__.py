@@ -5,7 +5,7 @@ leader          rank 0: it gathers the reports of a tier, judges them, and tells
 follower        another rank: it reports and does what it is told
 report_channel  how reports and instructions pass between rank 0 and the others
 report_folder   files for what can't be sent
-connecting      how connections are tried, and in which way they fail
+tcp_connect     how connections are tried, and in which way they fail
 fingerprint     tier 1: what each rank reads for the comparison
 comparison      tier 1: what differs between ranks
 absent_ranks    which ranks are missing, doubled or cut off

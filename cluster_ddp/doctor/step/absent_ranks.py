@@ -8,7 +8,7 @@ from typing import Any
 
 from cluster_ddp.doctor.checks import all_checks
 from cluster_ddp.doctor.findings import Finding, shown_ranks
-from cluster_ddp.doctor.step.connecting import FILTERED, NO_ANSWER, NO_NAME, NO_PORT, NO_ROUTE, REFUSED
+from cluster_ddp.doctor.step.tcp_connect import FILTERED, NO_ANSWER, NO_NAME, NO_PORT, NO_ROUTE, REFUSED
 from cluster_ddp.runtime.failure import sick_nodes
 from cluster_ddp.runtime.rendezvous.arrived_ranks import missing_by_node
 from cluster_ddp.slurm import variables

@@ -19,7 +19,7 @@ from cluster_ddp import processes
 from cluster_ddp.agent.channel.client import Client
 from cluster_ddp.agent.channel.lines import Key, Message
 from cluster_ddp.agent.channel.server import Server
-from cluster_ddp.doctor.step import connecting
+from cluster_ddp.doctor.step import tcp_connect
 from cluster_ddp.doctor.step.report_folder import ReportFolder
 from cluster_ddp.errors import RendezvousError
 from cluster_ddp.runtime.rendezvous import host_network
@@ -91,7 +91,7 @@ class ReportServer:
 
         def has_tried(rank: int, one: Message) -> bool:
             failures, tries = one.get("failures"), int(one.get("tries", 0))
-            if failures is None or set(failures.values()) - {connecting.REFUSED}:
+            if failures is None or set(failures.values()) - {tcp_connect.REFUSED}:
                 return True
             # Before rank 0 listened, its host refused all: a whole try must lie after that.
             return bool(failures) and tries >= begun.setdefault(rank, tries) + 2
@@ -234,10 +234,10 @@ class ReportClient:
         host = host_network.LOOPBACK if self._topology.num_nodes == 1 else self._topology.master_addr
         for port in self._topology.port_candidates:
             try:
-                return connecting.several_tries(functools.partial(connecting.greet, host, port, self._key))
+                return tcp_connect.several_tries(functools.partial(tcp_connect.greet, host, port, self._key))
             except OSError as error:
-                kind = self.failures[str(port)] = connecting.kind_of(error)
-                if kind not in (connecting.REFUSED, connecting.NO_ANSWER, connecting.HELD):
+                kind = self.failures[str(port)] = tcp_connect.kind_of(error)
+                if kind not in (tcp_connect.REFUSED, tcp_connect.NO_ANSWER, tcp_connect.HELD):
                     break  # the other ports would not answer either
         return None
 

@@ -5,6 +5,6 @@ training_figures  where the time of the steps went, the starts of the training, 
 usage             how the nodes were used
 report_text       the report on a terminal, and notes: what could be better, each with the option to change
 page              the report as an HTML page: html/ has its template, script and style, and uPlot
-curves            the figures of a run over time, for the page
+time_series       the figures of a run over time, read and thinned out for the page
 chart_groups      which curves lie over each other; the tasks of an array, sorted by their result
 """

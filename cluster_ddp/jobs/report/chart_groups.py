@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster_ddp.jobs.report import curves
-from cluster_ddp.jobs.report.curves import Curve, Curves
+from cluster_ddp.jobs.report import time_series
 from cluster_ddp.jobs.report.summary import Report
+from cluster_ddp.jobs.report.time_series import Curve, Curves
 from cluster_ddp.jobs.status import RunStatus
 from cluster_ddp.protocol import Record
 
@@ -117,7 +117,7 @@ def _steps(run: Run) -> Iterator[Drawn]:
 def _nodes_together(run: Run) -> Iterator[Drawn]:
     """How the nodes were used: the mean over them."""
     for name, chart in _OF_NODES.items():
-        points = _of_time(run, curves.mean(run.curves.of_nodes.get(name, {}).values()))
+        points = _of_time(run, time_series.mean(run.curves.of_nodes.get(name, {}).values()))
         yield chart, "", {"points": points}
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cluster_ddp._version import __version__
 from cluster_ddp.errors import RunDirError, counted, hours
 from cluster_ddp.files import atomic_write
-from cluster_ddp.jobs.report import curves
+from cluster_ddp.jobs.report import time_series
 from cluster_ddp.jobs.report.chart_groups import Run, charts, grid
 from cluster_ddp.jobs.report.report_text import notes
 from cluster_ddp.jobs.report.summary import Report, bars
@@ -61,7 +61,7 @@ def page(reports: Sequence[Report]) -> str:
         grid=grid(reports),
         data=_embedded({"charts": charts(runs), "starts": _start_lines(runs)}),
         made=f"cluster-ddp {__version__}, {time.strftime('%Y-%m-%d %H:%M')}",
-        points=curves.POINTS,
+        points=time_series.POINTS,
         **{name: (_HTML / path).read_text() for name, path in _PARTS.items()},
     )
 
@@ -85,7 +85,7 @@ def _run(found: Report, reports: Sequence[Report]) -> Run:
         description = read_json(run_dir / File.RUN)
     except (OSError, ValueError):
         description = {}
-    return Run(name=name, found=found, curves=curves.read(run_dir), description=description)
+    return Run(name=name, found=found, curves=time_series.read(run_dir), description=description)
 
 
 def _summary(run: Run) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The device of a rank, and what GPUs need. Nothing here touches CUDA for a rank on the CPU.
 
-device            chooses a rank's device and number of threads
-visible_gpus      the GPUs that a rank's process may see
-cpu_affinity      the CPUs of a rank: those near its GPU
-nonblocking_wait  waiting for a GPU without blocking; which streams are waited for
+device              chooses a rank's device and number of threads
+visible_gpus        the GPUs that a rank's process may see
+cpu_affinity        the CPUs of a rank: those near its GPU
+interruptible_wait  waiting for a GPU while signals and failed ranks are heard; which streams are waited for
 
 docs/explanation/gpu-paths.md explains what torch and NCCL do in each of them, with sources.
 """

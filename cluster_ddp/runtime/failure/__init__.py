@@ -1,12 +1,13 @@
 """How the ranks end when one of them fails or hangs.
 
-error_report   the first exception, printed once, with its rank and host
-peer_watch     ends a rank when another rank has failed
-hard_exit      ends this process if Python's normal exit would wait forever
-hang_watch     says where all ranks are when no step completes; may end the start
-hang_answers   where each rank is, by the ranks' store or by their stack files
-hang_verdict   that in words
-stacks         where a process is, by its stack; the file with a rank's stacks
-sick_nodes     the nodes that were found at fault
-rank_progress  how far this rank is, and when it last progressed
+error_report        the first exception, printed once, with its rank and host
+one_error_per_node  an error that all ranks have is printed by the first rank of each node
+peer_watch          ends a rank when another rank has failed
+hard_exit           ends this process if Python's normal exit would wait forever
+hang_watch          says where all ranks are when no step completes; may end the start
+hang_answers        where each rank is, by the ranks' store or by their stack files
+hang_verdict        that in words
+stacks              where a process is, by its stack; the file with a rank's stacks
+sick_nodes          the nodes that were found at fault
+rank_progress       how far this rank is, and when it last progressed
 """

@@ -24,9 +24,9 @@ from cluster_ddp.errors import ClusterDDPError, CommunicatorError
 from cluster_ddp.files import spare_descriptor
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.console import complain
-from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
-from cluster_ddp.runtime.failure import hard_exit, rank_progress
-from cluster_ddp.runtime.rendezvous import arrived_ranks, once_per_node
+from cluster_ddp.runtime.device.interruptible_wait import DeviceTimeoutError, PeerFailedError
+from cluster_ddp.runtime.failure import hard_exit, one_error_per_node, rank_progress
+from cluster_ddp.runtime.rendezvous import arrived_ranks
 from cluster_ddp.slurm.variables import Variables, node_name
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class FailureReporter:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if error is not self._reported:
             is_early = self.store is None and isinstance(error, ClusterDDPError)
-            if is_early and once_per_node.has_said_it(os.environ):
+            if is_early and one_error_per_node.has_said_it(os.environ):
                 self._note(error)
             else:
                 self.report(error)

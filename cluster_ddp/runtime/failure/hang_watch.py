@@ -8,7 +8,7 @@ With `--hang-restart-s`, ranks that then still don't answer end the start: the r
 with it, and the job's agent starts all again. A hang in which all ranks answer is the script's own: nothing ends it.
 Nor one of ranks whose stack files can't be seen: only those say that a rank is busy in C code.
 
-On GPUs (read in the sources of torch 2.15 only) the main thread waits in `nonblocking_wait`, or in C++ in a call of
+On GPUs (read in the sources of torch 2.15 only) the main thread waits in `interruptible_wait`, or in C++ in a call of
 the script's own. torch's flight recorder then names NCCL's collective: it keeps 2,000 (FlightRecorder.hpp).
 """
 

@@ -131,7 +131,7 @@ def _collective(inner: Iterable[Frame]) -> str:
                 return frame.function
         elif frame.file.endswith("runtime/checkpoint/stop_agreement.py"):
             return "all_reduce"
-        elif frame.file.endswith("runtime/device/nonblocking_wait.py"):
+        elif frame.file.endswith("runtime/device/interruptible_wait.py"):
             return "a collective on the GPU"
     return ""
 

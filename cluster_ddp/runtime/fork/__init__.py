@@ -1,8 +1,9 @@
 """`--launcher fork`: one process per node imports torch once, then forks the ranks. And what restarts need of that.
 
-__main__      `python -m cluster_ddp.runtime.fork`
-target        the script or module that each rank runs
-preload       the modules imported before the fork
-waiting_rank  `--restarts`: a process that has imported them, and becomes a rank
-rank_exit     how a rank ends
+__main__           `python -m cluster_ddp.runtime.fork`
+target             the script or module that each rank runs
+preload            the modules imported before the fork
+rank_environments  the variables of every rank of a node
+waiting_rank       `--restarts`: a process that has imported them, and becomes a rank
+rank_exit          how a rank ends
 """

@@ -30,9 +30,9 @@ from cluster_ddp.errors import exit_on_error
 from cluster_ddp.protocol import EXIT_STOPPED, Env, File
 from cluster_ddp.runtime.device import cpu_affinity
 from cluster_ddp.runtime.fork import preload, rank_exit
+from cluster_ddp.runtime.fork.rank_environments import NodeRanks
 from cluster_ddp.runtime.fork.target import Target
 from cluster_ddp.runtime.run_dir.fenced_writes import open_own
-from cluster_ddp.slurm.rank_environments import NodeRanks
 from cluster_ddp.slurm.variables import node_name
 
 PROGRAM = "python -m cluster_ddp.runtime.fork"

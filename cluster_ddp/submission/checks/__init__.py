@@ -1,7 +1,7 @@
 """What is checked before a job is submitted.
 
 preflight             runs all checks but that of a site's template
-command_words         there is such a program, and such a script; no shell reads the command
+command_mistakes      no such program, no such script, words that only a shell reads
 nested_launchers      commands that start ranks themselves
 training_script       syntax errors of a script, variables of Slurm that have no value
 job_environment       modules, environments, images, and the packages of the job's Python

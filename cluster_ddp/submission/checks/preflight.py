@@ -15,7 +15,7 @@ from cluster_ddp.slurm import commands, partitions
 from cluster_ddp.submission import grids
 from cluster_ddp.submission.backends.slurm import Slurm, ignored_options
 from cluster_ddp.submission.checks import (
-    command_words,
+    command_mistakes,
     feasibility,
     job_environment,
     nested_launchers,
@@ -49,7 +49,7 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
     if plan.function is None:
         if nested_launchers.CODE not in accepted:
             nested_launchers.check(plan.spec)
-        warnings += command_words.check(plan.spec)
+        warnings += command_mistakes.check(plan.spec)
         warnings += training_script.check(plan.spec, _folder(plan), on_slurm=on_slurm)
     job_environment.check_packages(plan.spec)
     cluster = _ask_cluster(plan.spec, must_run) if on_slurm and (must_run or shutil.which("sinfo")) else _Cluster()

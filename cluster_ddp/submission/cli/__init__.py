@@ -5,6 +5,6 @@ options             an option for each field of JobSpec, and those of the submis
 option_mistakes     options that were probably meant otherwise, such as those of sbatch
 activated_env       the environment that is activated in the shell, if it is not cluster-ddp's own
 site_config         cluster.toml: its keys and profiles
-settings_file       its content, refused if others could have written it
+settings_trust      whether others could have written a cluster.toml: then it is refused until it is accepted
 first_cluster_toml  the one that `cluster-ddp init` writes
 """

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.submission import grids, planning, render, resume, run_dirs
-from cluster_ddp.submission.checks import command_words, preflight
+from cluster_ddp.submission.checks import command_mistakes, preflight
 from cluster_ddp.submission.checks.performance_warnings import CODES, OTHER_CODES, Advice
-from cluster_ddp.submission.cli import activated_env, option_mistakes, options, settings_file, site_config
+from cluster_ddp.submission.cli import activated_env, option_mistakes, options, settings_trust, site_config
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec
 
@@ -104,7 +104,7 @@ class _Asked(NamedTuple):
         if command is not None:
             options.refuse(rest, [*others, *parser.option_names()], program, () if others else command)
         given = site_config.renamed({key: value for key, value in vars(parsed).items() if value is not None})
-        accept = settings_file.CODE in (parsed.accept or ())
+        accept = settings_trust.CODE in (parsed.accept or ())
         settings = site_config.load(parsed.profile, folder=Path.cwd(), env=os.environ, accept=accept)
         earlier = None
         if parsed.resume is not None:
@@ -131,7 +131,7 @@ def _warn(asked: _Asked, plan: Plan, reference: Reference) -> None:
 def _advice(asked: _Asked, plan: Plan, reference: Reference) -> list[Advice]:
     """Warnings before the submission. Raises ClusterDDPError for what can't work."""
     advice = [*option_mistakes.advise(asked.given, plan.spec)]
-    advice += command_words.advise(asked.command or (), plan.spec.grid)
+    advice += command_mistakes.advise(asked.command or (), plan.spec.grid)
     advice += [active.advice() for active in (asked.activated,) if active]
     if not asked.parsed.no_check:
         advice += preflight.check(plan, must_run=not asked.parsed.dry_run, accepted=asked.values.get("accept", ()))

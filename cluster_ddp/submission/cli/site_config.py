@@ -4,7 +4,7 @@ Two files are read if they exist: the project's `cluster.toml`, the nearest in t
 the user's `$XDG_CONFIG_HOME/cluster_ddp/cluster.toml` (~/.config if that is unset). Keys at the top level apply to
 every job; those of a table `[NAME]` apply with `--profile NAME`. Later ones win: the user's top level, the project's
 top level, the user's `[NAME]`, the project's `[NAME]`, the command line. examples/profiles has examples. A file that
-others could have written is refused until it is accepted (`settings_file`).
+others could have written is refused until it is accepted (`settings_trust`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster_ddp.errors import ProfileError, SpecError, nearest
-from cluster_ddp.submission.cli import settings_file
-from cluster_ddp.submission.cli.settings_file import error as _error
+from cluster_ddp.submission.cli import settings_trust
+from cluster_ddp.submission.cli.settings_trust import error as _error
 from cluster_ddp.submission.spec import ALTERNATIVES, RESTARTS_BEFORE, JobSpec
 
 FILE_NAME = "cluster.toml"
@@ -73,7 +73,7 @@ def load(profile: str | None, *, folder: Path, env: Mapping[str, str], accept: b
     user, project = _user_path(env), _project_path(folder)
     accepted = user and user.with_name("accepted")
     there = [path for path in (user, project) if path is not None and os.path.lexists(path)]
-    files = {path: _read(path, settings_file.read(path, accepted, accept=accept)) for path in there}
+    files = {path: _read(path, settings_trust.read(path, accepted, accept=accept)) for path in there}
     layers = [(str(path), top) for path, (top, _) in files.items()]
     if profile is not None:
         chosen = [(f"{path} [{profile}]", tables[profile]) for path, (_, tables) in files.items() if profile in tables]

@@ -22,7 +22,7 @@ from slowness import scaled
 from cluster_ddp.agent.channel.client import Client
 from cluster_ddp.agent.channel.lines import Key
 from cluster_ddp.agent.rank_notes import Notes
-from cluster_ddp.doctor.step import connecting
+from cluster_ddp.doctor.step import tcp_connect
 from cluster_ddp.doctor.step.report_channel import ReportClient, ReportServer
 from cluster_ddp.doctor.step.report_folder import ReportFolder
 from cluster_ddp.slurm.topology import Topology
@@ -181,7 +181,7 @@ def test_a_refusal_after_a_lost_answer_is_a_refusal(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(socket, "create_connection", no_connection)
     with pytest.raises(ConnectionRefusedError):
-        connecting.several_tries(lambda: socket.create_connection(("n1", 14000), 1.0))
+        tcp_connect.several_tries(lambda: socket.create_connection(("n1", 14000), 1.0))
 
 
 def test_a_lost_greeting_is_no_silent_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_a_lost_greeting_is_no_silent_listener(tmp_path: Path, monkeypatch: pyte
             raise TimeoutError
         return real(*arguments)
 
-    monkeypatch.setattr("cluster_ddp.doctor.step.connecting.Client", client)
+    monkeypatch.setattr("cluster_ddp.doctor.step.tcp_connect.Client", client)
     job_id = next(_JOB_ID)
     of_rank_0, of_rank_1 = (Topology.from_environ(slurm_step(rank, 2, job_id=job_id)) for rank in range(2))
     server = ReportServer(of_rank_0, Key(b""), ReportFolder(tmp_path))
@@ -219,7 +219,7 @@ def test_a_connection_that_rank_0_closed_unheard_is_no_end_of_rank_0(
             of_rank_0.close()
         return made
 
-    monkeypatch.setattr("cluster_ddp.doctor.step.connecting.Client", client)
+    monkeypatch.setattr("cluster_ddp.doctor.step.tcp_connect.Client", client)
     job_id = next(_JOB_ID)
     of_rank_0, of_rank_1 = (Topology.from_environ(slurm_step(rank, 2, job_id=job_id)) for rank in range(2))
     server = ReportServer(of_rank_0, Key(b""), ReportFolder(tmp_path))

@@ -15,7 +15,7 @@ from cluster_ddp.mnist.cuda_graphs import Graphed
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.data.device_dataset import DeviceLoader, ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard
-from cluster_ddp.runtime.device import nonblocking_wait
+from cluster_ddp.runtime.device import interruptible_wait
 from cluster_ddp.slurm.topology import Topology
 
 
@@ -90,12 +90,12 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 def test_the_stream_to_capture_on_waits_for_what_was_begun_before(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """The world watches it, and resets the graphs before it is left."""
-    monkeypatch.setattr(nonblocking_wait, "_watched", [])
+    monkeypatch.setattr(interruptible_wait, "_watched", [])
     monkeypatch.setattr(process_group, "before_leaving", [])
     place = Topology.from_environ({})
     cuda_graphs.prepare(cluster_ddp.World(topology=place, device=torch.device("cuda", 0)))
     assert cuda.calls == ["wait for the current stream", "set Stream"]
-    assert len(nonblocking_wait._watched) == 1
+    assert len(interruptible_wait._watched) == 1
     assert process_group.before_leaving == [cuda_graphs.reset_all]
 
 

@@ -20,8 +20,8 @@ from torch._C._distributed_c10d import ErrorType
 import cluster_ddp
 from cluster_ddp.errors import CommunicatorError, DeviceError
 from cluster_ddp.runtime import process_group
-from cluster_ddp.runtime.device import nonblocking_wait
-from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError
+from cluster_ddp.runtime.device import interruptible_wait
+from cluster_ddp.runtime.device.interruptible_wait import DeviceTimeoutError
 from cluster_ddp.runtime.failure import error_report
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.topology import Topology
@@ -180,7 +180,7 @@ def test_the_barrier_is_on_the_cpu_whatever_the_ranks_compute_on(monkeypatch: py
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "all_reduce", lambda tensor: devices.append(tensor.device))
     monkeypatch.setattr(dist, "barrier", lambda *_, **__: pytest.fail("torch's own"))
-    monkeypatch.setattr(nonblocking_wait, "for_device", lambda device, **_: devices.append(device))
+    monkeypatch.setattr(interruptible_wait, "for_device", lambda device, **_: devices.append(device))
     World(topology=Topology.from_environ({}), device=GPU).barrier()
     assert devices == [GPU, torch.device("cpu")]
 

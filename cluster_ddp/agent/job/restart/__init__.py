@@ -1,6 +1,6 @@
 """What follows a failure: whether, where and with which nodes the ranks are started again.
 
-recovery     what a job does after a failed start
+recovery     after a failed start: the nodes at fault, what follows, lost nodes given back
 decision     what follows, by the failures so far and the nodes that are left
 history      the failures so far: failures.jsonl
 spare_nodes  what is known of the spares, and the step that waits on them

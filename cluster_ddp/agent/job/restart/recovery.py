@@ -1,4 +1,4 @@
-"""After a failed start: which nodes are lost or at fault, what follows, and with which nodes."""
+"""After a failed start: finds nodes that are lost or at fault, asks `decision` what follows, gives lost nodes back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step whose agents wait for the next start, with torch imported: made while a node is silent, before it is lost."""
+"""What is known of the spares; and a step that waits on them for the next start, made before a silent node is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _HAS_ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 
 
 class Standby:
-    """The step, under a name that no other has, of so many agents. `hear` and `gone` may be called in any thread."""
+    """A step of so many agents that wait with torch imported, under a name that no other has.
+
+    `hear` and `gone` may be called in any thread.
+    """
 
     def __init__(
         self, mark: str, command: Sequence[str], env: Mapping[str, str], nodes: Sequence[str], tasks: int

@@ -16,7 +16,7 @@ import pytest
 from made_runs import BEGAN_S, make_run, write_lines
 
 from cluster_ddp.cli import report as verb
-from cluster_ddp.jobs.report import curves, page
+from cluster_ddp.jobs.report import page, time_series
 from cluster_ddp.jobs.report.summary import report
 from cluster_ddp.jobs.status import run_statuses
 from cluster_ddp.run_files import json_lines
@@ -224,11 +224,11 @@ def test_what_is_missing_is_missing(tmp_path: Path, kept: list[str]) -> None:
 
 
 def test_many_records_make_a_small_page(tmp_path: Path) -> None:
-    curve = curves.Curve()
+    curve = time_series.Curve()
     for number in range(100_000):
         curve.add(number, 5.0 if number == 77_777 else float("nan") if number == 50 else number % 2)
     points = curve.points(begin=10)
-    assert len(points) <= curves.POINTS and points[0][0] == -10 and points[-1][0] == 99_989
+    assert len(points) <= time_series.POINTS and points[0][0] == -10 and points[-1][0] == 99_989
     assert (77_767, 5.0) in points  # an outlier stays
     assert [x for x, _ in points] == sorted(x for x, _ in points)
 

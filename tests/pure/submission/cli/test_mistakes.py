@@ -22,7 +22,7 @@ from cluster_ddp.errors import SpecError
 from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.submission.checks import nested_launchers
 from cluster_ddp.submission.checks.performance_warnings import CODES, OTHER_CODES
-from cluster_ddp.submission.cli import settings_file
+from cluster_ddp.submission.cli import settings_trust
 
 __all__ = ["fake_slurm"]
 
@@ -672,7 +672,7 @@ def test_the_codes_are_those_of_all_warnings() -> None:
     """--accept refuses others."""
     package = Path(cluster_ddp.__file__).parent / "submission"
     found = {code for path in package.rglob("*.py") for code in re.findall(r'Advice\(\s*"([\w-]+)"', path.read_text())}
-    assert sorted({*found, nested_launchers.CODE, settings_file.CODE}) == sorted(OTHER_CODES)
+    assert sorted({*found, nested_launchers.CODE, settings_trust.CODE}) == sorted(OTHER_CODES)
 
 
 NO_SLURM = """echo 'sinfo: error: fetch_config: DNS SRV lookup failed' >&2

@@ -22,7 +22,7 @@ import cluster_ddp
 from cluster_ddp import files
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.errors import CommunicatorError, DataError
-from cluster_ddp.runtime.device.nonblocking_wait import DeviceTimeoutError, PeerFailedError
+from cluster_ddp.runtime.device.interruptible_wait import DeviceTimeoutError, PeerFailedError
 from cluster_ddp.runtime.failure import error_report, rank_progress
 from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.rendezvous import arrived_ranks

@@ -20,7 +20,7 @@ from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.errors import CommunicatorError
 from cluster_ddp.runtime import distributed as distributed_module
 from cluster_ddp.runtime import process_group
-from cluster_ddp.runtime.device import nonblocking_wait
+from cluster_ddp.runtime.device import interruptible_wait
 from cluster_ddp.runtime.failure import error_report, hard_exit, peer_watch
 from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.failure.peer_watch import PeerWatch
@@ -41,7 +41,7 @@ class Started(PeerWatch):
 def as_on_a_gpu() -> None:
     """Ranks on the CPU are watched as on a GPU whose kernels wait."""
     peer_watch._EVERY_S, peer_watch._GRACE_S = 0.2, 1.0
-    nonblocking_wait.is_busy = lambda device: True  # type: ignore[assignment]
+    interruptible_wait.is_busy = lambda device: True  # type: ignore[assignment]
     distributed_module.PeerWatch = Started  # type: ignore[misc]
 
 
@@ -122,7 +122,7 @@ def communicator_breaks() -> None:
     with cluster_ddp.distributed(cuda=False) as world:
         world.barrier()
         if "WAITS" in os.environ:
-            nonblocking_wait._poll(lambda: False, world.collective_timeout_s, world.peer_failed)
+            interruptible_wait._poll(lambda: False, world.collective_timeout_s, world.peer_failed)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         threading.Event().wait(60)
 
@@ -152,11 +152,11 @@ def test_a_watch_that_is_stopped_has_seen_nothing() -> None:
 def waiting_for_its_device() -> None:
     """Rank 0 as where it waits for a GPU; rank 1 hangs, or raises."""
     as_on_a_gpu()
-    nonblocking_wait.is_busy = lambda device: os.environ["SLURM_PROCID"] == "0"  # type: ignore[assignment]
+    interruptible_wait.is_busy = lambda device: os.environ["SLURM_PROCID"] == "0"  # type: ignore[assignment]
     with cluster_ddp.distributed(cuda=False, collective_timeout_s=float(os.environ["TIMEOUT_S"])) as world:
         world.barrier()
         if world.rank == 0:
-            nonblocking_wait._poll(lambda: False, world.collective_timeout_s, world.peer_failed)
+            interruptible_wait._poll(lambda: False, world.collective_timeout_s, world.peer_failed)
         if "RAISES" in os.environ:
             raise ValueError("this is the one that matters")
         threading.Event().wait(12)

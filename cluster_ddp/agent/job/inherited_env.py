@@ -8,24 +8,15 @@ only if the new job has it, too.
 
 from __future__ import annotations
 
-import contextlib
 import re
-import threading
-import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
-from cluster_ddp import processes
 from cluster_ddp.agent.job import scontrol
 from cluster_ddp.errors import SpecError
 from cluster_ddp.protocol import OF_A_JOB, Env
 from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.variables import Variables
 
-RETRY_S = 5.0
-"""Seconds between two questions for the job's times: a busy controller may not answer at once."""
-
-_ASK_S = 60.0
 _NODE = "SLURMD_NODENAME"
 _GPUS = "SLURM_GPUS_ON_NODE"
 _ARRAY, _TASK, _RESTARTS = "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT"
@@ -98,55 +89,3 @@ def _in_own_array(env: Mapping[str, str]) -> dict[str, str]:
             kept = {name: value for name, value in env.items() if in_array or not name.startswith("SLURM_ARRAY_")}
             return {**kept, **in_array, _RESTARTS: restarts}
     return dict(env)
-
-
-@contextlib.contextmanager
-def times_noted(label: str, env: dict[str, str], path: Path) -> Iterator[None]:
-    """During the body, ask Slurm for a job's start and end, which may change, and write them to a file, for rank 0.
-
-    The environment of the ranks gets the times as they are now, and the file's path.
-    """
-    over = threading.Event()
-    said = ask_times(label, env, tries=3)
-    if times := parse_times(said):
-        env |= {"SLURM_JOB_START_TIME": str(times[0]), "SLURM_JOB_END_TIME": str(times[1])}
-    env[Env.JOB_TIMES] = str(path)
-
-    def write(answer: str) -> None:
-        with contextlib.suppress(OSError):  # a full disk: the ranks know the times of the start
-            path.write_text(f"{answer}\n")
-
-    def ask() -> None:
-        while not over.wait(_ASK_S):
-            if answer := ask_times(label, env):
-                write(answer)
-
-    write(said)
-    processes.start_thread(ask, "times")
-    try:
-        yield
-    finally:
-        over.set()
-
-
-def ask_times(label: str, env: Mapping[str, str], *, tries: int = 1) -> str:
-    """Ask Slurm when a job started and when it will end, up to so many times, `RETRY_S` apart.
-
-    Returns:
-        The answer in seconds of UNIX time: "1896087600 1896091200", or "1896087600 NONE" without a time limit. Empty if
-        squeue failed each time.
-    """
-    argv = ["squeue", "--noheader", "--format=%S %e", f"--jobs={label}"]
-    for left in reversed(range(tries)):
-        answer = scontrol.ask(argv, {**env, "SLURM_TIME_FORMAT": "%s"})
-        if answer.is_ok:
-            return answer.words
-        if left:
-            time.sleep(RETRY_S)
-    return ""
-
-
-def parse_times(text: str) -> tuple[int, int] | None:
-    """Return start and end, in seconds of UNIX time, of an answer of `ask_times`; None if it does not name both."""
-    found = re.fullmatch(r"([0-9]+) ([0-9]+)", text)
-    return (int(found[1]), int(found[2])) if found else None

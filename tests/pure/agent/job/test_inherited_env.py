@@ -1,4 +1,4 @@
-"""Which job a shell belongs to, and its times, with a squeue that stands in for Slurm's."""
+"""Which job a shell belongs to, with a squeue that stands in for Slurm's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from stand_ins import FakeSlurm, fake_slurm
+from stand_ins import fake_slurm
 
-from cluster_ddp.agent.job import allocation
+from cluster_ddp.agent.job import inherited_env
 from cluster_ddp.protocol import OF_A_JOB
 
 __all__ = ["fake_slurm"]
@@ -37,7 +37,7 @@ def test_the_array_of_the_job_that_has_submitted_this_one_is_not_its(
     (tmp_path / "squeue").write_text(f"#!/bin/sh\nprintf '%s\\n' '{said}'\n")
     (tmp_path / "squeue").chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
-    assert allocation.own({**env, **OF_PARENT}) == {**env, **own}
+    assert inherited_env.own({**env, **OF_PARENT}) == {**env, **own}
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,13 @@ def test_the_array_of_the_job_that_has_submitted_this_one_is_not_its(
 )
 def test_a_shell_that_inherits_nothing_keeps_all_and_asks_nobody(env: dict[str, str]) -> None:
     env = {"PATH": "/nowhere", **env}
-    assert allocation.own(env) == env
+    assert inherited_env.own(env) == env
 
 
 def test_what_a_job_of_ours_has_set_for_its_ranks_is_not_the_next_ones() -> None:
     of_rank = dict.fromkeys([*OF_A_JOB, "RANK", "TORCHELASTIC_RUN_ID"], "1")
     own = {"SLURM_JOB_ID": "17", "CLUSTER_DDP_PRELOAD": "torchvision"}
-    assert allocation.own({**own, **of_rank}) == own
+    assert inherited_env.own({**own, **of_rank}) == own
 
 
 OF_STEP = {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_CPU_BIND": "quiet,mask_cpu:0x1"}
@@ -79,37 +79,4 @@ def test_a_batch_script_takes_no_step_from_the_shell_that_submitted_it(
     (tmp_path / "scontrol").chmod(0o755)
     own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17", "SLURM_TASK_PID": "71"}
     env = {**own, **OF_STEP, "SLURM_STEP_ID": step_id, "SLURM_STEPID": step_id}
-    assert allocation.own(env) == (env if is_kept else own)
-
-
-@pytest.mark.parametrize(
-    ("answer", "times"),
-    [
-        ("1896087600 1896091200", (1896087600, 1896091200)),
-        ("1896087600 NONE", None),
-        ("N/A N/A", None),
-        ("", None),
-    ],
-)
-def test_the_times_of_the_job(
-    fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, answer: str, times: tuple[int, int] | None
-) -> None:
-    """In seconds of UNIX time, of this task alone; an answer at the third time is soon enough for a job's start."""
-    fake_slurm.command("squeue", f'echo warning >&2; echo "{answer}"')
-    assert allocation.parse_times(allocation.ask_times("70_3", os.environ)) == times
-    assert fake_slurm.calls("squeue") == [["--noheader", "--format=%S %e", "--jobs=70_3"]]
-    assert fake_slurm.env("squeue")["SLURM_TIME_FORMAT"] == "%s"
-
-    monkeypatch.setattr(allocation, "RETRY_S", 0.01)
-    asked = fake_slurm.folder / "asked"
-    fake_slurm.command("squeue", f'echo >>"{asked}"; [[ $(wc -l <"{asked}") -eq 3 ]] || exit 1; echo "{answer}"')
-    assert allocation.ask_times("70_3", os.environ, tries=3) == answer
-
-
-def test_a_controller_that_is_away_does_not_say_the_times(
-    fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(allocation, "RETRY_S", 0.01)
-    fake_slurm.command("squeue", "echo 1 2; exit 1")
-    assert allocation.parse_times(allocation.ask_times("71", os.environ)) is None
-    assert (allocation.ask_times("71", os.environ, tries=3), len(fake_slurm.calls("squeue"))) == ("", 4)
+    assert inherited_env.own(env) == (env if is_kept else own)

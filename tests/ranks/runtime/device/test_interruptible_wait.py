@@ -10,7 +10,7 @@ import pytest
 import torch
 from slowness import scaled
 
-from cluster_ddp.runtime.device import nonblocking_wait
+from cluster_ddp.runtime.device import interruptible_wait
 
 GPU = torch.device("cuda", 0)
 
@@ -37,21 +37,21 @@ def event(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_ends_with_the_work_of_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Event, "questions_left", 5)
-    nonblocking_wait.for_device(GPU, timeout_s=20, peer_failed=lambda: False)
+    interruptible_wait.for_device(GPU, timeout_s=20, peer_failed=lambda: False)
     assert Event.questions_left == -1 and Event.recorded_on == "the stream of cuda:0"
 
 
 def test_on_a_cpu_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Event, "questions_left", 5)
-    nonblocking_wait.for_device(torch.device("cpu"), timeout_s=0, peer_failed=lambda: True)
+    interruptible_wait.for_device(torch.device("cpu"), timeout_s=0, peer_failed=lambda: True)
     assert Event.questions_left == 5
 
 
 def test_a_device_that_is_never_done_is_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Event, "questions_left", 10**9)
     start = time.monotonic()
-    with pytest.raises(nonblocking_wait.DeviceTimeoutError, match=r"waited 0\.2 s"):
-        nonblocking_wait.for_device(GPU, timeout_s=0.2, peer_failed=lambda: False)
+    with pytest.raises(interruptible_wait.DeviceTimeoutError, match=r"waited 0\.2 s"):
+        interruptible_wait.for_device(GPU, timeout_s=0.2, peer_failed=lambda: False)
     assert 0.2 <= time.monotonic() - start < scaled(5)
 
 
@@ -59,8 +59,8 @@ def test_another_ranks_failure_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Event, "questions_left", 10**9)
     failed = threading.Event()
     threading.Timer(0.2, failed.set).start()
-    with pytest.raises(nonblocking_wait.PeerFailedError):
-        nonblocking_wait.for_device(GPU, timeout_s=20, peer_failed=failed.is_set)
+    with pytest.raises(interruptible_wait.PeerFailedError):
+        interruptible_wait.for_device(GPU, timeout_s=20, peer_failed=failed.is_set)
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("CUDA error: device-side assert triggered")])
@@ -72,8 +72,8 @@ def test_a_device_on_which_every_call_fails_is_broken(monkeypatch: pytest.Monkey
             return False
 
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
-    assert nonblocking_wait.is_broken(GPU) == (error is not None)
-    assert not nonblocking_wait.is_broken(torch.device("cpu"))
+    assert interruptible_wait.is_broken(GPU) == (error is not None)
+    assert not interruptible_wait.is_broken(torch.device("cpu"))
 
 
 def test_handlers_of_signals_run_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +85,6 @@ def test_handlers_of_signals_run_meanwhile(monkeypatch: pytest.MonkeyPatch) -> N
     before = signal.signal(signal.SIGUSR1, handler)
     threading.Timer(0.2, signal.raise_signal, (signal.SIGUSR1,)).start()
     try:
-        nonblocking_wait.for_device(GPU, timeout_s=20, peer_failed=lambda: False)
+        interruptible_wait.for_device(GPU, timeout_s=20, peer_failed=lambda: False)
     finally:
         signal.signal(signal.SIGUSR1, before)

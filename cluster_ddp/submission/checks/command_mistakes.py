@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
-from cluster_ddp.agent.grid import ARRAY_TASK
+from cluster_ddp.agent.array_values import ARRAY_TASK
 from cluster_ddp.agent.python_command import ASSIGNMENT, SHELLS, is_python, program_words, python_target
 from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.submission.checks.performance_warnings import Advice

@@ -16,10 +16,10 @@ DISTRIBUTED = "import cluster_ddp\nwith cluster_ddp.distributed(): ..."
 MISTAKE = "error: Running 3 tasks on this node, one GPU each:\n"
 OURS = {"CLUSTER_DDP_NOTES": "/it's here", "CLUSTER_DDP_SECRET": "5e"}
 ASK = """import os, sys
-from cluster_ddp.runtime.rendezvous import once_per_node
-once_per_node._SILENCE_S = 0.5
+from cluster_ddp.runtime.failure import one_error_per_node
+one_error_per_node._SILENCE_S = 0.5
 os.environ.update(word.split("=") for word in sys.argv[1:])
-print(once_per_node.has_said_it(os.environ))
+print(one_error_per_node.has_said_it(os.environ))
 """
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from stand_ins import HOSTILE
 
-from cluster_ddp.agent.grid import configuration, fill_in, filled
+from cluster_ddp.agent.array_values import configuration, fill_in, filled
 
 GRID = {"seed": ("0", "1", "2"), "lr": ("0.1", "$(touch pwned) it's", "-1")}
 

@@ -1,4 +1,4 @@
-"""`python -m cluster_ddp.sandbox.keeper NAME PROCESS`: remove a sandbox once the process that wants it has ended.
+"""`python -m cluster_ddp.sandbox.reaper NAME PROCESS`: remove a sandbox once the process that wants it has ended.
 
 `cluster.keep` starts it, in a session of its own: what interrupts or kills that process does not reach this one.
 """

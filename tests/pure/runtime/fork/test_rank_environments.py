@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cluster_ddp.errors import TopologyError
+from cluster_ddp.runtime.fork.rank_environments import NodeRanks
 from cluster_ddp.slurm.port import master_port
-from cluster_ddp.slurm.rank_environments import NodeRanks
 from cluster_ddp.slurm.topology import Topology
 
 # The second of two nodes, as srun --ntasks=2 --ntasks-per-node=1 --cpus-per-task=6 sets it for its task (22.05).
