@@ -12,13 +12,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tracked import READERS, Values, truth
 
+from cluster_ddp.protocol import GLOBAL_STEP
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile
 from cluster_ddp.runtime.trackers import tracking
-from cluster_ddp.runtime.trackers.backends import Point, flat
+from cluster_ddp.runtime.trackers.backends import Point, Run, WandB, flat
 from cluster_ddp.runtime.trackers.tracking import Tracking
 
 log = logging.getLogger("cluster_ddp")
@@ -218,3 +220,14 @@ def test_a_point_has_the_numbers_of_a_record() -> None:
     assert Point.of(record, 3) == Point(step=9, time_s=1.5, values={"test/accuracy": 0.5, "test/epoch": 1.0})
     assert Point.of({"kind": "mine", "n": 1}, 3) == Point(step=3, time_s=0.0, values={"mine/n": 1.0})
     assert dict(flat({"a": {"b": 1, "c": None}, "d": [1, 2]})) == {"a/b": 1, "d": "[1, 2]"}
+
+
+def test_wandb_draws_over_the_step_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B's own step counts what is logged: a chart over it has other x-axes after a restart."""
+    library = Mock()
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    tracker = WandB()
+    tracker.begin(Run(name="fit-12", project="fit", folder=tmp_path, id="a1", config={}))
+    tracker.log([Point(values={"loss": 0.5}, step=7, time_s=3.0)])
+    library.init.return_value.define_metric.assert_called_once_with("*", step_metric=GLOBAL_STEP)
+    library.init.return_value.log.assert_called_once_with({"loss": 0.5, GLOBAL_STEP: 7, "_timestamp": 3.0})
