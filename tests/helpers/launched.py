@@ -116,6 +116,6 @@ JOBS = {"hears": hears, "stops": stops, "cancelled": cancelled, "meets": meets}
 JOBS |= dict.fromkeys(("parent", "keeper", "lost", "ended"), compute)
 
 if __name__ == "__main__":
-    print(f"rank {RANK}, start {RESTARTS}", flush=True)
+    sys.stdout.write(f"rank {RANK}, start {RESTARTS}\n")  # at once: print writes the line's end apart
     tell(f"begun{RESTARTS or ''}", f"{os.getpid()} {socket.gethostname()}")
     JOBS.get(sys.argv[1], lambda: fail(sys.argv[1]))()

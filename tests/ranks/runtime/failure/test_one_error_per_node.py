@@ -12,7 +12,8 @@ from slowness import scaled
 
 HOST = os.uname().nodename
 JOB_ID = job_ids()
-DISTRIBUTED = "import cluster_ddp\nwith cluster_ddp.distributed(): ..."
+PATIENT = "from cluster_ddp.runtime.failure import one_error_per_node\none_error_per_node._SILENCE_S = 60.0\n"
+DISTRIBUTED = f"{PATIENT}import cluster_ddp\nwith cluster_ddp.distributed(): ..."
 MISTAKE = "error: Running 3 tasks on this node, one GPU each:\n"
 OURS = {"CLUSTER_DDP_NOTES": "/it's here", "CLUSTER_DDP_SECRET": "5e"}
 ASK = """import os, sys
