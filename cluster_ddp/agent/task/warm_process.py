@@ -126,9 +126,12 @@ class Warm:
         """Wait until the process has imported all. Returns why it can't; empty if it has."""
         said = b""
         assert self._link is not None
-        with contextlib.suppress(OSError):
+        try:
             while not said.endswith(READY) and (more := self._link.recv(_LONGEST)):
                 said += more
+        except OSError as error:
+            if isinstance(error, socket.timeout):
+                return f"the process that waits for it did not import torch within {_IMPORT_S:g} s"
         if said.endswith(READY):
             return ""
         return one_line(said.decode(errors="replace")) or f"its Python can't run {MODULE}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from slowness import scaled, wait_until
 from tasks import PLACE, started
 
 from cluster_ddp import processes
+from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.task.warm_process import Warm
 
 JOB = {
     **{"SLURM_PROCID": "0", "SLURM_NODEID": "0", "LOCAL_WORLD_SIZE": "1", "CLUSTER_DDP_START": "0"},
@@ -175,3 +178,12 @@ def test_without_the_process_a_new_one_is_started(
         assert not run.start(1)["warm"]
         _, err = run.end()
         assert err.count("Restarts take some seconds more") == 1 and said in err
+
+
+def test_slow_imports_are_no_python_that_can_not_run_them() -> None:
+    """On a busy node, the log said that cluster_ddp were not installed."""
+    warm = Warm(Options())
+    warm._link, process = socket.socketpair()
+    warm._link.settimeout(0.05)
+    with warm._link, process:
+        assert warm._reason() == "the process that waits for it did not import torch within 30 s"
