@@ -42,6 +42,10 @@ error: A training was stopped in time, but the command ended with status 0:
   the job is not finished, and does not start again.
   Hint: let the command end with the training's status ({EXIT_STOPPED}), as with set -e in a shell script."""
 
+SCRIPT_ENDED = """\
+error: The batch script has ended before its ranks, and so has the job: it is not requeued.
+  Hint: a signal to the batch script ends bash; launch takes its place by: exec cluster-ddp launch …"""
+
 
 def may_restart(restarts: int, most: int) -> bool:
     """Whether a job that was stopped in time may start again, after so many restarts. If not, the log says why."""

@@ -57,6 +57,12 @@ class Job:
         """Number of tasks that srun starts: one for each rank, or for each node."""
         self.early: list[int] = []
         """Signals that came before the ranks were started."""
+        self._script = os.getppid()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the batch script has ended, and so the job: only proctrack/cgroup ends this process with it."""
+        return os.getppid() != self._script
 
     def run(self) -> int:
         """Start the ranks, wait for their end, and do what follows from it. Returns the exit status.
@@ -89,7 +95,9 @@ class Job:
             job_log.say(requeue.NOT_FINISHED)
         elif ended.state == "STOPPED" and requeue.may_restart(self.requeues, self.options.max_requeues):
             why = "Stopped in time"
-        if why:
+        if why and self.is_over:  # it may be queued again already, by somebody else
+            job_log.say(requeue.SCRIPT_ENDED)
+        elif why:
             self.note(ended._replace(requeued=True))
             leave, nodes = starts.recovery.left_behind(starts.follows), starts.recovery.nodes_given_back
             if requeue.ask_for(self.label, why, starts.number + 1, self.env, leave=leave, nodes=nodes):
@@ -186,7 +194,7 @@ class Starts:
     def _decide(self, ended: Outcome) -> Verdict:
         """Return what follows; end the step, unless the next start begins in it."""
         follows = Verdict(Then.END)
-        if ended.state == "FAILED":
+        if ended.state == "FAILED" and not self._job.is_over:
             follows = self.recovery.after(ended, self.number, self._reports)
         self._left_logs = self._reports.logs_of_gone()
         training = self.recovery.nodes.training

@@ -146,3 +146,22 @@ def test_the_cleanup_runs_once_the_ranks_have_ended_and_before_a_requeue(
     done = start(tmp_path, srun=srun, scontrol=REQUEUES, options=options, **env)
     assert (tmp_path / "told").read_text().splitlines() == told, done.stderr
     assert done.returncode == returned, done.stderr
+
+
+KILLS_THE_SCRIPT = """#!/bin/bash
+echo srun >>"$TOLD"
+read -r _ _ _ script _ <"/proc/$PPID/stat"
+kill -s KILL "$script"
+sleep 0.5
+"""
+
+
+@pytest.mark.parametrize("status", [75, 3])
+def test_an_agent_that_outlives_its_batch_script_starts_nothing_again(tmp_path: Path, status: int) -> None:
+    """Only proctrack/cgroup ends it, too. Each start of the job was requeued by the agents of all earlier ones."""
+    srun, script = f"{KILLS_THE_SCRIPT}exit {status}\n", ("bash", "-c", '"$@"; exit', "bash")
+    options, told = ("--max-requeues=9", "--restarts=9"), tmp_path / "told"
+    done = start(tmp_path, srun=srun, scontrol=REQUEUES, options=options, around=script, TOLD=str(told))
+    assert told.read_text() == "srun\n", done
+    if status == 75:
+        assert "error: The batch script has ended before its ranks, and so has the job" in done.stderr, done
