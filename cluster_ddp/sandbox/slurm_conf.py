@@ -52,6 +52,8 @@ SlurmdTimeout=20
 SlurmctldTimeout=20
 BatchStartTimeout=20
 CompleteWait=0
+# Longer than by default (60 s): a step of a node that was cut off takes that long to end, and the node was drained.
+UnkillableStepTimeout=300
 SchedulerParameters=sched_interval=5,bf_interval=5,batch_sched_delay=0,sched_min_interval=100000
 MinJobAge={min_job_age}
 DefMemPerCPU=500

@@ -74,6 +74,7 @@ def test_a_second_sandbox_beside_the_first(slurm: Cluster) -> None:
         assert (again.returncode, "a sandbox of that name exists already" in again.stderr) == (2, True)
         config = door("run", "--name", NAME, "--", "scontrol", "show", "config").stdout
         assert re.search(r"MessageTimeout +=\s+60 sec", config)  # else orders to a busy node may come twice
+        assert re.search(r"UnkillableStepTimeout +=\s+300 sec", config)  # else a node that was cut off may be drained
         where = "hostname; cat /proc/net/fib_trie | grep -o '10\\.213\\.[0-9]*\\.1[0-9]' | head -n 1"
         run = door("run", "--name", NAME, "--", "srun", "--nodes=2", "bash", "-c", where)
         lines = run.stdout.split()
