@@ -43,7 +43,7 @@ error: A training was stopped in time, but the command ended with status 0:
   Hint: let the command end with the training's status ({EXIT_STOPPED}), as with set -e in a shell script."""
 
 SCRIPT_ENDED = """\
-error: The batch script has ended before its ranks, and so has the job: it is not requeued.
+error: The batch script has ended before its ranks, and so has the job: nothing starts again.
   Hint: a signal to the batch script ends bash; launch takes its place by: exec cluster-ddp launch …"""
 
 

@@ -95,7 +95,7 @@ class Job:
             job_log.say(requeue.NOT_FINISHED)
         elif ended.state == "STOPPED" and requeue.may_restart(self.requeues, self.options.max_requeues):
             why = "Stopped in time"
-        if why and self.is_over:  # it may be queued again already, by somebody else
+        if ended.status and self.is_over:  # it may be queued again already, by somebody else
             job_log.say(requeue.SCRIPT_ENDED)
         elif why:
             self.note(ended._replace(requeued=True))
