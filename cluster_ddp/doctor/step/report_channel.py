@@ -187,7 +187,10 @@ class ReportClient:
                     return self._client.hear(deadline - time.monotonic())
                 except (OSError, ValueError) as error:
                     self.was_closed = isinstance(error, ConnectionError)
-                    if not self.was_closed or not self._reconnects():
+                    if not self.was_closed:
+                        return None
+                    time.sleep(_POLL_S)
+                    if not self._connects():  # short of open files, rank 0 closes those that have said nothing yet
                         return None
             if end := self._folder.end():
                 return end
@@ -206,25 +209,20 @@ class ReportClient:
     def _reach(self) -> None:
         """Connect to rank 0, which may start later than this rank."""
         pause_s = _POLL_S
-        while not self._closed.is_set() and time.monotonic() < self._start_by:
-            client = self._connected()
+        while not self._closed.is_set() and time.monotonic() < self._start_by and not self._connects():
             with self._lock:
                 if self._closed.is_set():
                     return
-                self._tries += client is None
-                self._send_last(client)
-                self._client = client
-            if client is not None:
-                return
+                self._tries += 1
+                self._send_last(None)
             self._closed.wait(pause_s)
             pause_s = min(_LONGEST_PAUSE_S, 1.5 * pause_s)
 
-    def _reconnects(self) -> bool:
-        """Try once more: short of open files, rank 0 closes connections on which it has heard nothing yet."""
-        self._closed.wait(_POLL_S)
+    def _connects(self) -> bool:
+        """Try once to connect to rank 0, and send it the last message. Returns whether it was reached."""
         client = self._connected()
-        if client is not None:
-            with self._lock:
+        with self._lock:
+            if client is not None and not self._closed.is_set():
                 self._send_last(client)
                 self._client = client
         return client is not None

@@ -184,6 +184,16 @@ def test_a_refusal_after_a_lost_answer_is_a_refusal(monkeypatch: pytest.MonkeyPa
         tcp_connect.several_tries(lambda: socket.create_connection(("n1", 14000), 1.0))
 
 
+def both_sides(folder: Path) -> tuple[ReportServer, ReportClient]:
+    """Rank 0's side, and that of rank 1, which reports."""
+    job_id = next(_JOB_ID)
+    of_rank_0, of_rank_1 = (Topology.from_environ(slurm_step(rank, 2, job_id=job_id)) for rank in range(2))
+    server = ReportServer(of_rank_0, Key(b""), ReportFolder(folder))
+    client = ReportClient(of_rank_1, Key(b""), ReportFolder(folder), 10.0)
+    client.start({"kind": "nodes", "rank": 1, "id": "x"})
+    return server, client
+
+
 def test_a_lost_greeting_is_no_silent_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The verdict would be that rank 0's port does not answer, where the network loses packets."""
     lost, real = iter([True]), Client
@@ -194,14 +204,10 @@ def test_a_lost_greeting_is_no_silent_listener(tmp_path: Path, monkeypatch: pyte
         return real(*arguments)
 
     monkeypatch.setattr("cluster_ddp.doctor.step.tcp_connect.Client", client)
-    job_id = next(_JOB_ID)
-    of_rank_0, of_rank_1 = (Topology.from_environ(slurm_step(rank, 2, job_id=job_id)) for rank in range(2))
-    server = ReportServer(of_rank_0, Key(b""), ReportFolder(tmp_path))
-    client = ReportClient(of_rank_1, Key(b""), ReportFolder(tmp_path), 10.0)
-    client.start({"kind": "nodes", "rank": 1, "id": "x"})
+    server, of_rank_1 = both_sides(tmp_path)
     assert server.gather("nodes", 1, scaled(10.0)) and server.settle("nodes", 1.0)[1]["by"] == "tcp"
-    assert client.failures == {}
-    client.close()
+    assert of_rank_1.failures == {}
+    of_rank_1.close()
     server.close()
 
 
@@ -220,15 +226,11 @@ def test_a_connection_that_rank_0_closed_unheard_is_no_end_of_rank_0(
         return made
 
     monkeypatch.setattr("cluster_ddp.doctor.step.tcp_connect.Client", client)
-    job_id = next(_JOB_ID)
-    of_rank_0, of_rank_1 = (Topology.from_environ(slurm_step(rank, 2, job_id=job_id)) for rank in range(2))
-    server = ReportServer(of_rank_0, Key(b""), ReportFolder(tmp_path))
-    client = ReportClient(of_rank_1, Key(b""), ReportFolder(tmp_path), 10.0)
-    client.start({"kind": "nodes", "rank": 1, "id": "x"})
+    server, of_rank_1 = both_sides(tmp_path)
     with ThreadPoolExecutor(1) as pool:
-        told = pool.submit(client.told, scaled(10.0))
+        told = pool.submit(of_rank_1.told, scaled(10.0))
         assert server.gather("nodes", 1, scaled(5.0)) and server.settle("nodes", 1.0)[1]["by"] == "tcp"
         server.tell("network")
         assert told.result() == {"kind": "network"}
-    client.close()
+    of_rank_1.close()
     server.close()
