@@ -90,14 +90,16 @@ class Job:
 
     def _finish(self, ended: Outcome, starts: Starts) -> None:
         """Have the job requeued, if it may be."""
-        why = f"Failed with status {ended.status}" if starts.follows.then == Then.REQUEUE else ""
-        if ended.state == "STOPPED" and starts.status == 0:
+        why = ""
+        if ended.status and self.is_over:  # it may be queued again already, by somebody else
+            job_log.say(requeue.SCRIPT_ENDED)
+        elif starts.follows.then == Then.REQUEUE:
+            why = f"Failed with status {ended.status}"
+        elif ended.state == "STOPPED" and starts.status == 0:
             job_log.say(requeue.NOT_FINISHED)
         elif ended.state == "STOPPED" and requeue.may_restart(self.requeues, self.options.max_requeues):
             why = "Stopped in time"
-        if ended.status and self.is_over:  # it may be queued again already, by somebody else
-            job_log.say(requeue.SCRIPT_ENDED)
-        elif why:
+        if why:
             self.note(ended._replace(requeued=True))
             leave, nodes = starts.recovery.left_behind(starts.follows), starts.recovery.nodes_given_back
             if requeue.ask_for(self.label, why, starts.number + 1, self.env, leave=leave, nodes=nodes):
