@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-TEST = re.compile(r"`(?:tests/[\w/]*/)?(test_\w+(?:\.py)?)…?`")
+TEST = re.compile(r"`(tests/[\w/]*/)?(test_\w+(?:\.py)?)…?`")
 
 
 def main() -> int:
@@ -30,8 +30,10 @@ def main() -> int:
 
 def _broken(document: Path, tests: str) -> list[str]:
     where = document.relative_to(ROOT)
-    unknown = [name for name in TEST.findall(document.read_text()) if f"def {name}" not in tests]
-    complaints = [f"{where}: {name}: no such test" for name in unknown]
+    named = TEST.findall(document.read_text())
+    complaints = [
+        f"{where}: {folder}{name}: no such test" for folder, name in named if not _is_test(folder, name, tests)
+    ]
     for link in LINK.findall(document.read_text()):
         path, _, anchor = link.partition("#")
         if re.match(r"[a-z]+:", link):
@@ -42,6 +44,10 @@ def _broken(document: Path, tests: str) -> list[str]:
         elif anchor and anchor not in _anchors(target):
             complaints.append(f"{where}: {link}: no such heading")
     return complaints
+
+
+def _is_test(folder: str, name: str, tests: str) -> bool:
+    return (ROOT / folder / name).is_file() if folder and name.endswith(".py") else f"def {name}" in tests
 
 
 def _anchors(document: Path) -> set[str]:
