@@ -62,7 +62,7 @@ def up(
 
 
 def keep(name: str) -> None:
-    """Let a sandbox end with this process, however that ends. A keeper sees to that; `down` ends it."""
+    """Let a sandbox end with this process, however that ends. A reaper sees to that; `down` ends it."""
     command = [sys.executable, "-m", _REAPER, name, str(os.getpid())]
     quiet = subprocess.DEVNULL
     subprocess.Popen(command, cwd="/", stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
@@ -166,15 +166,15 @@ def _remove(name: str) -> None:
     network.end_processes(name)
     network.remove(name)
     shutil.rmtree(STATE_ROOT / name, ignore_errors=True)
-    while others := _keepers(name) - {os.getpid()}:  # last: if this process is killed before, they go on
+    while others := _reapers(name) - {os.getpid()}:  # last: if this process is killed before, they go on
         for process in others:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.01)
 
 
-def _keepers(name: str) -> set[int]:
-    """The processes that keep a sandbox of this name."""
+def _reapers(name: str) -> set[int]:
+    """The processes that are to remove a sandbox of this name."""
     words = f"\0{_REAPER}\0{name}\0".encode()
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):

@@ -36,8 +36,8 @@ def traces() -> set[str]:
     folders = [path.name for path in STATE_ROOT.glob(NAME)]
     processes = [f"{pid} {command(pid)}" for pid in network.processes(NAME)]
     numbers = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    keepers = [f"{pid} {command(pid)}" for pid in numbers if f"cluster_ddp.sandbox.reaper {NAME} " in command(pid)]
-    return {*network.interfaces(NAME), *namespaces, *folders, *processes, *keepers}
+    reapers = [f"{pid} {command(pid)}" for pid in numbers if f"cluster_ddp.sandbox.reaper {NAME} " in command(pid)]
+    return {*network.interfaces(NAME), *namespaces, *folders, *processes, *reapers}
 
 
 def command(pid: int) -> str:

@@ -6,12 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from stand_ins import fake_slurm
 
 from cluster_ddp.agent.job import inherited_env
 from cluster_ddp.protocol import OF_A_JOB
-
-__all__ = ["fake_slurm"]
 
 OF_PARENT = {
     "SLURM_ARRAY_JOB_ID": "16",
