@@ -15,9 +15,8 @@ ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _ENV_WITH_VALUE = ("-u", "--unset", "-C", "--chdir")
-_RUNS_CODE = set("chV?")
 _ENV_VALUE_ATTACHED = ("--unset=", "--chdir=")
-_NO_SCRIPT = set("cmihV")  # option letters, alone or in a group, with which Python runs no script
+_NO_SCRIPT = set("chiV?")  # option letters, alone or in a group, with which Python runs code, or is interactive
 
 
 def program_words(command: Sequence[str]) -> list[str]:
@@ -42,26 +41,25 @@ class PythonTarget(NamedTuple):
     """"code" is that of -c, of the input, or what -V and -h print."""
     words: list[str]
     """The script or the module, and its arguments."""
+    at: int
+    """Index in the command of the script, or of the option that decides: -m, -c."""
 
 
 def python_target(command: Sequence[str]) -> PythonTarget:
-    """Return what a command runs whose program is a Python interpreter."""
-    words = program_words(command)[1:]
-    at = 0
-    while at < len(words) and words[at].startswith("-") and words[at] != "-":
+    """Return what the Python interpreter of a command runs: nothing, if its program is another one."""
+    if not is_python(command):
+        return PythonTarget("nothing", [], 0)
+    words, at = list(command), _program(command) + 1
+    while at < len(words) and words[at].startswith("-"):
         option = words[at]
-        if not option.startswith(_WITH_VALUE) and not option.startswith("--"):
-            if _RUNS_CODE & set(option.partition("m")[0]):
-                return PythonTarget("code", [])
-            if "m" in option:
-                attached = option.partition("m")[2]  # -mpdb
-                return PythonTarget("module", [*([attached] if attached else []), *words[at + 1 :]])
-        elif option in ("--help", "--version"):
-            return PythonTarget("code", [])
+        letters = "" if option.startswith(("--", *_WITH_VALUE)) else option[1:]
+        flags, m, attached = letters.partition("m")  # -mpdb
+        if option in ("-", "--help", "--version") or _NO_SCRIPT & set(flags):
+            return PythonTarget("code", [], at)
+        if m:
+            return PythonTarget("module", [*([attached] if attached else []), *words[at + 1 :]], at)
         at += 2 if option in _WITH_VALUE else 1
-    if words[at : at + 1] == ["-"]:
-        return PythonTarget("code", [])
-    return PythonTarget("script" if at < len(words) else "nothing", words[at:])
+    return PythonTarget("script" if at < len(words) else "nothing", words[at:], at)
 
 
 def shell_script(command: Sequence[str]) -> str:
@@ -94,20 +92,15 @@ def interpreter_words(command: Sequence[str]) -> int:
         SpecError: Python does not run a script or module in it.
     """
     words = list(command)
-    at = _program(words)
     if not is_python(words):
         raise _error(words, "its program is no Python interpreter")
-    at += 1
-    while at < len(words) and words[at].startswith("-"):
-        word = words[at]
-        if word == "-m" and at + 1 < len(words):
-            return at
-        if word == "-" or (not word.startswith(_WITH_VALUE) and _NO_SCRIPT & set(word)):
-            raise _error(words, f"with {word}, Python runs no script (write -m as a word of its own)")
-        at += 2 if word in _WITH_VALUE else 1
-    if at >= len(words):
+    target = python_target(words)
+    if target.kind == "nothing":
         raise _error(words, "it names neither a script nor a module")
-    return at
+    word = words[target.at]
+    if target.kind == "code" or (target.kind == "module" and (word != "-m" or not target.words)):
+        raise _error(words, f"with {word}, Python runs no script (write -m as a word of its own)")
+    return target.at
 
 
 def check_script(command: Sequence[str], folder: Path) -> None:
@@ -117,7 +110,7 @@ def check_script(command: Sequence[str], folder: Path) -> None:
         SpecError: there is no such file.
     """
     words = program_words(command)
-    if not is_python(command) or any(word.startswith(("-C", "--chdir")) for word in command[: -len(words)]):
+    if any(word.startswith(("-C", "--chdir")) for word in command[: -len(words)]):
         return
     target = python_target(command)
     if target.kind == "script" and not (folder / target.words[0]).exists():

@@ -71,10 +71,10 @@ def _python_file(words: list[str], folder: Path) -> Path | None:
 
     Python also runs a .pyc and an archive (python -m zipapp), which are no text.
     """
-    kind, what = python_target(words)
-    files = [folder / what[0]] if kind == "script" else []
-    if kind == "module" and what:
-        module = folder / what[0].replace(".", "/")
+    target = python_target(words)
+    files = [folder / target.words[0]] if target.kind == "script" else []
+    if target.kind == "module" and target.words:
+        module = folder / target.words[0].replace(".", "/")
         files = [module.with_suffix(".py"), module / "__main__.py"]
     path = next((path for path in files if path.is_file()), None)
     return None if path is None or path.suffix == ".pyc" or zipfile.is_zipfile(path) else path

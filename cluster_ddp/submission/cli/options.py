@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from cluster_ddp.agent.launch_options import RESTARTS_BEFORE
-from cluster_ddp.agent.python_command import is_python, program_words, python_target, shell_script
+from cluster_ddp.agent.python_command import program_words, python_target, shell_script
 from cluster_ddp.argument_parser import ASKED, Parser, add_fields, add_on, joined, nearest_options, unknown
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.cli import option_mistakes
@@ -109,8 +109,9 @@ def names(program: str) -> list[str]:
 def job_name(command: Sequence[str]) -> str:
     """Return a name for a job: that of its script, its module or its program."""
     program = next(iter(program_words(command)), "job")
-    module_or_script = python_target(command).words[:1] if is_python(command) else []
-    word = next(iter(module_or_script), "").removesuffix(".py") or Path(shell_script(command) or program).stem
+    word = (
+        next(iter(python_target(command).words), "").removesuffix(".py") or Path(shell_script(command) or program).stem
+    )
     return legal_name(Path(word).name) or "job"
 
 
