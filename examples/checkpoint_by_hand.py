@@ -4,7 +4,7 @@ torchrun --nproc-per-node 2 examples/checkpoint_by_hand.py
 cluster-ddp submit --nodes 2 --gpus-per-node 2 -- python examples/checkpoint_by_hand.py
 
 `cluster_ddp.Checkpointer` does this, and what is missing here: optimizer, place in the epoch and random numbers of
-every rank; files that are whole or absent, with a digest; saving in the background; stopping in time. See ddp.py.
+every rank; files that are whole or absent, with a digest; saving in the background; stopping in time. See mnist_ddp.py.
 """
 
 import os
@@ -12,9 +12,15 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from single import network, stripes
+from torch import nn
+from torch.utils import data
 
 import cluster_ddp
+
+
+def network() -> nn.Module:
+    """A small one, for images (N, 1, 28, 28) of ten classes."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 def main() -> None:
@@ -24,7 +30,8 @@ def main() -> None:
         torch.manual_seed(0)
         model = world.wrap(network())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        for images, labels in world.shard(stripes(train=True), batch_size=64, shuffle_seed=1):
+        dataset = data.TensorDataset(torch.randn(1024, 1, 28, 28), torch.randint(10, (1024,)))
+        for images, labels in world.shard(dataset, batch_size=64, shuffle_seed=1):
             optimizer.zero_grad()
             F.cross_entropy(model(images), labels).backward()
             optimizer.step()

@@ -5,8 +5,8 @@ cluster-ddp submit --nodes 2 --gpus-per-node 4 --gpus-per-task 2 -- python examp
 
 import torch
 import torch.nn.functional as F
-from single import network, stripes
 from torch import nn
+from torch.utils import data
 
 import cluster_ddp
 
@@ -17,13 +17,21 @@ class TwoDeviceModel(nn.Module):
     def __init__(self, first: torch.device, second: torch.device) -> None:
         super().__init__()
         self.first, self.second = first, second
-        layers = network()
-        self.encoder, self.head = layers[:4].to(first), layers[4:].to(second)
+        self.encoder = nn.Sequential(nn.Conv2d(1, 8, 5, stride=2), nn.ReLU(), nn.Dropout(0.1), nn.Flatten()).to(first)
+        self.head = nn.Linear(8 * 12 * 12, 10).to(second)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Logits (N, 10), on the second device, of images (N, 1, 28, 28)."""
         logits: torch.Tensor = self.head(self.encoder(images.to(self.first)).to(self.second))
         return logits
+
+
+def stripes(count: int) -> data.TensorDataset:
+    """Images (N, 1, 28, 28) in noise, whose label says which pair of rows is a little brighter."""
+    labels = torch.randint(10, (count,))
+    images = torch.rand(count, 1, 14, 2, 28)
+    images[torch.arange(count), 0, 2 + labels] += 0.1
+    return data.TensorDataset(images.reshape(-1, 1, 28, 28), labels)
 
 
 def main() -> None:
@@ -34,7 +42,8 @@ def main() -> None:
         torch.manual_seed(0)
         model = world.wrap(TwoDeviceModel(first, second), place=False)  # DDP adds up gradients on each device
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        shard = world.shard(stripes(train=True), batch_size=64, shuffle_seed=1)
+        shard = world.shard(stripes(4096), batch_size=64, shuffle_seed=1)
+        test_set = world.shard(stripes(512), batch_size=64)
         checkpoint = cluster_ddp.Checkpointer(world, shard=shard, model=model, optimizer=optimizer)
         for epoch in checkpoint.epochs(2):
             for images, labels in shard:
@@ -43,7 +52,6 @@ def main() -> None:
                 loss.backward()
                 optimizer.step()
                 checkpoint.step()
-            test_set = world.shard(stripes(train=False), batch_size=64)
             with torch.no_grad():
                 hits = [(model(images).argmax(1).to(first) == labels).sum().item() for images, labels in test_set]
             accuracy = world.mean(sum(hits), sum(len(labels) for _, labels in test_set))

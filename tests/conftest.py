@@ -8,6 +8,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from multiprocessing.util import Finalize
@@ -17,9 +19,12 @@ import hypothesis
 import pytest
 import signal_handlers
 import slowness
+from cluster import skip
 
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.agent.task import supervisor
+from cluster_ddp.errors import DataError
+from cluster_ddp.mnist import idx_files
 from cluster_ddp.sandbox import cluster, slurm_releases
 
 # Threads that outnumber the cores wait actively: five times the CPU time. torch reads this where it is imported.
@@ -40,11 +45,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 for _number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(_number, signal.SIG_DFL)
 
+_ROOT = Path(__file__).parents[1]
 _SLURM = Path(__file__).parent / "slurm"
 _LONGEST = (
-    *("test_gpu_nodes_rehearsal.py", "test_gpu_rehearsal.py", "test_hang_watch.py", "test_examples.py"),
-    *("test_options.py", "test_loop.py", "test_detection_example.py", "test_workers_end.py", "test_parts.py"),
-    *("test_local.py", "test_local_launchers.py", "test_warm.py", "test_submit_plan.py", "test_make.py"),
+    *("test_lessons.py", "test_gpu_nodes_rehearsal.py", "test_gpu_rehearsal.py", "test_hang_watch.py"),
+    *("test_examples.py", "test_options.py", "test_loop.py", "test_detection_example.py", "test_workers_end.py"),
+    *("test_parts.py", "test_local.py", "test_local_launchers.py", "test_warm_process.py", "test_submit_plan.py"),
+    "test_make.py",
 )
 
 _log = logging.getLogger("cluster_ddp")
@@ -134,3 +141,19 @@ def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> I
     _log.addHandler(caplog.handler)
     yield caplog
     _log.removeHandler(caplog.handler)
+
+
+@pytest.fixture(scope="session")
+def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the real MNIST: the checkout's data/, or made from the files in $MNIST_FROM."""
+    try:
+        idx_files.check(_ROOT / "data")
+        return _ROOT / "data"
+    except DataError:
+        folder = tmp_path_factory.mktemp("mnist")
+    source = os.environ.get("MNIST_FROM", "")
+    if not source:
+        skip("MNIST is not at hand: run scripts/download_data.py, or set MNIST_FROM to a folder with its files")
+    command = [sys.executable, "scripts/download_data.py", "--data-dir", str(folder), "--from", source]
+    subprocess.run(command, cwd=_ROOT, check=True)
+    return folder

@@ -134,6 +134,23 @@ def test_a_group_of_tests_stays_in_one_process(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("gw*"))) == 1
 
 
+def test_make_test_has_what_documents_promise() -> None:
+    """What README and docs/faults.md name is no test of `make test-all` only."""
+    root, full = TESTS.parent, "mark.full"
+    named = "".join((root / name).read_text() for name in ("README.md", "docs/faults.md"))
+    texts = {path.relative_to(root): path.read_text() for path in TESTS.rglob("test_*.py")}
+    elsewhere = {f"{path}" for path, text in texts.items() if f"pytestmark = pytest.{full}" in text}
+    functions = [
+        node
+        for path, text in texts.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef)
+        and (f"{path}" in elsewhere or any(full in ast.unparse(mark) for mark in node.decorator_list))
+    ]
+    later = elsewhere | {node.name for node in functions}
+    assert [name for name in re.findall(r"`(tests/[\w/]*\.py|test_\w+)`", named) if name in later] == []
+
+
 def test_make_quick_has_a_test_of_each_package_with_ranks() -> None:
     folders = {path.parent for path in (TESTS / "ranks").rglob("test_*.py")} - {TESTS / "ranks"}
     quick = [path for path in (TESTS / "ranks").rglob("test_*.py") if "mark.quick" in path.read_text()]

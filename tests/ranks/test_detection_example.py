@@ -20,6 +20,8 @@ from test_examples import EXAMPLES, run
 
 import cluster_ddp
 
+pytestmark = pytest.mark.full
+
 JOB_ID = job_ids()
 NAME = "detection.py"
 SMALL = ("--samples", "8", "--batch-size", "2", "--epochs", "2", "--report-every", "1", "--evaluate-at", "0", "1")
@@ -85,7 +87,7 @@ def test_the_backbone_has_ssds_six_maps(backbone: str, channels: int) -> None:
     assert [one.shape[1] for one in maps.values()] == [channels, 512, 512, 256, 256, 256]
 
 
-@pytest.mark.parametrize("backbone", ["resnet18", pytest.param("vgg16", marks=pytest.mark.full)])
+@pytest.mark.parametrize("backbone", ["resnet18", "vgg16"])
 def test_it_finds_boxes_and_has_a_loss(backbone: str) -> None:
     model = part("model").ssd300(backbone, 3)
     image, target = GeneratedBoxes(1)[0]
@@ -166,7 +168,6 @@ def print_maps() -> None:
             print(f"mAP {part('mean_average_precision').evaluate(options, world, model, data, shard)}", flush=True)
 
 
-@pytest.mark.full
 def test_the_map_does_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
     """Of an image on one rank only, too; and BatchNorm's statistics are those of rank 0."""
     values = []
@@ -224,7 +225,6 @@ def test_a_folder_without_coco_is_named(tmp_path: Path) -> None:
         part("coco").CocoBoxes(str(tmp_path), train=False)
 
 
-@pytest.mark.full
 def test_coco_is_trained_on_with_workers(tmp_path: Path) -> None:
     write_coco(tmp_path / "coco")
     more = ("--data", str(tmp_path / "coco"), "--epochs", "1", "--evaluate-at", "0", "--workers", "1")
@@ -245,7 +245,6 @@ def logged(run_dir: Path) -> list[dict[str, object]]:
     return [record for record in timeless if record["kind"] in ("train", "test")]
 
 
-@pytest.mark.full
 def test_a_stopped_training_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
     ranks = 2
     one_epoch = ("--epochs", "1", "--evaluate-at", "0")  # of two steps on each rank
@@ -266,7 +265,6 @@ def test_a_stopped_training_ends_as_an_undisturbed_one(tmp_path: Path) -> None:
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
-@pytest.mark.full
 def test_all_modes_on_two_ranks(tmp_path: Path) -> None:
     small = (*SMALL, "--samples", "4", "--batch-size", "1")
     ends = run(tmp_path / "train", *small, "--lr", "0.1", name=NAME, ranks=2)

@@ -164,7 +164,7 @@ def test_a_diff_names_lines_that_are_there(block: Block) -> None:
     """From one device to many it is that of docs/examples.md, which test_examples.py compares with the scripts."""
     if "+import cluster_ddp" in block.text:
         assert block.text in (ROOT / "docs" / "examples.md").read_text()
-    lines = "".join((ROOT / "examples" / name).read_text() for name in ("single.py", "ddp.py")).splitlines()
+    lines = "".join((ROOT / "examples" / name).read_text() for name in ("mnist_single.py", "mnist_ddp.py")).splitlines()
     assert all(line[1:] in lines for line in block.text.splitlines() if line[0] == "-")
 
 

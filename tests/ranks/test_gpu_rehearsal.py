@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from gpu_rehearsal import GPU_TESTS, each_test_can_run, run
 
+pytestmark = pytest.mark.full
+
 
 @pytest.mark.parametrize("group", ["gpu", "gpu_pair"])
 def test_without_a_gpu_it_says_loudly_that_nothing_was_tested(group: str, tmp_path: Path) -> None:
@@ -34,19 +36,16 @@ def test_what_only_a_gpu_shows_is_said_and_figures_are_marked(tmp_path: Path) ->
     assert json.loads(figures.read_text())["gpu"]["is_rehearsal"]
 
 
-@pytest.mark.full
 def test_each_test_can_run(tmp_path: Path) -> None:
     each_test_can_run("gpu", tmp_path)
 
 
-@pytest.mark.full
 def test_two_ranks_are_rehearsed() -> None:
     done = run("gpu_pair", "--rehearse", "--only", "an_exception_ends_all-graph", "--only", "without_gpu")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "2 passed, 0 failed, 0 skipped"
 
 
-@pytest.mark.full
 def test_a_failure_is_told_and_counts() -> None:
     """An unknown name is an error; a test whose time is over fails."""
     assert "no test has ['nonsense']" in run("gpu", "--rehearse", "--only", "nonsense").stderr

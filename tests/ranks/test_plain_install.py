@@ -23,6 +23,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 TRAIN = ("-m", "cluster_ddp.train", "--dataset", "digits", "--epochs", "1")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster import ROOT, Cluster, sandbox_name, skip
+from cluster import Cluster, sandbox_name, skip
 
-from cluster_ddp.errors import DataError, SandboxError
-from cluster_ddp.mnist import idx_files
+from cluster_ddp.errors import SandboxError
 from cluster_ddp.sandbox import cluster, prerequisites, slurm_releases
 
 
@@ -66,19 +63,3 @@ def slurm(request: pytest.FixtureRequest, sandboxes: Callable[[str | None], Clus
         return sandboxes(request.param)
     except SandboxError as error:  # a container that may not make network namespaces, say
         skip(str(error))
-
-
-@pytest.fixture(scope="session")
-def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the real MNIST: the checkout's data/, or made from the files in $MNIST_FROM."""
-    try:
-        idx_files.check(ROOT / "data")
-        return ROOT / "data"
-    except DataError:
-        folder = tmp_path_factory.mktemp("mnist")
-    source = os.environ.get("MNIST_FROM", "")
-    if not source:
-        skip("MNIST is not at hand: run scripts/download_data.py, or set MNIST_FROM to a folder with its files")
-    command = [sys.executable, "scripts/download_data.py", "--data-dir", str(folder), "--from", source]
-    subprocess.run(command, cwd=ROOT, check=True)
-    return folder

@@ -17,6 +17,8 @@ from cluster_ddp.errors import JobNotFoundError, SandboxError
 from cluster_ddp.sandbox import accounting, cluster, prerequisites
 from cluster_ddp.slurm import accounts, commands, job_status
 
+pytestmark = pytest.mark.full
+
 SCRIPT = """import os, time
 print("rank", os.environ["RANK"], "charged to", os.environ["SLURM_JOB_ACCOUNT"])
 while os.path.exists("hold"):

@@ -15,6 +15,8 @@ from slowness import wait_until
 from cluster_ddp.runtime.usage.sampler import SAMPLE_S
 from cluster_ddp.slurm import commands
 
+pytestmark = pytest.mark.full
+
 TWO_BY_TWO = ("--nodes", "2", "--gpus-per-node", "2", "--name", "same", "--sbatch-options=--nodelist=node1,node2")
 SHOW = """import json, os, sys
 with open(f"{os.environ['CLUSTER_DDP_RUN_DIR']}/rank-{os.environ['RANK']}.json", "w") as file:

@@ -12,6 +12,8 @@ from cluster import Cluster, skip
 from cluster_ddp.errors import SandboxError
 from cluster_ddp.sandbox import prerequisites
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def home(machine: None, tmp_path: Path) -> Path:

@@ -20,6 +20,8 @@ from slowness import scaled
 from cluster_ddp.errors import SandboxError
 from cluster_ddp.sandbox import network, prerequisites
 
+pytestmark = pytest.mark.full
+
 
 @dataclass(frozen=True)
 class Laptop:

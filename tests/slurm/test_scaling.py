@@ -15,6 +15,8 @@ import pytest
 from cluster import TIMEOUT_S, Cluster
 from slowness import scaled
 
+pytestmark = pytest.mark.full
+
 SCALING = (sys.executable, "-m", "cluster_ddp.scaling")
 KINDS = ("csv", "json", "png", "svg")
 FOREIGN = "import os\nfor _ in range(3):\n    print('images/s:', 100 * int(os.environ['WORLD_SIZE']))\n"

@@ -12,6 +12,8 @@ from slowness import wait_until
 from strangers import as_stranger, folder_of_all
 from venvs import make_venv
 
+pytestmark = pytest.mark.full
+
 TWO_BY_TWO = ("--nodes", "2", "--gpus-per-node", "2", "--stage-env")
 SHOW = """import os, pathlib, shutil, subprocess, sys, time
 import packed

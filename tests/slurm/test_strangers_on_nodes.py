@@ -75,6 +75,7 @@ def test_a_stranger_does_not_get_in(slurm: Cluster, tmp_path: Path, rank: str, w
     assert ("1 of 2 ranks arrived", "rank 1 did not find rank 0")[int(rank)] in said
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("launcher", ["srun", "fork", "torchrun"])
 def test_each_start_has_a_secret_of_its_own_and_shows_it_to_nobody(
     slurm: Cluster, tmp_path: Path, launcher: str

@@ -159,6 +159,7 @@ def test_from_inside_a_job_and_from_salloc_it_is_the_same_job(place: Place) -> N
     assert [differing(seen[0], other) for other in seen[1:]] == [{}, {}]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("launcher", ["srun", "torchrun"])
 def test_in_a_container_that_strips_slurms_variables(place: Place, launcher: str) -> None:
     """A real Apptainer, which is told to pass no variable on, with an image that has nothing of its own."""

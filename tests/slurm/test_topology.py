@@ -13,6 +13,8 @@ from cluster import Cluster
 from cluster_ddp.slurm.hostlist import expand
 from cluster_ddp.slurm.port import master_port
 
+pytestmark = pytest.mark.full
+
 STEPS = {
     "block": "srun --distribution=block",
     "cyclic": "srun --distribution=cyclic",

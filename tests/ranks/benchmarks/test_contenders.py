@@ -23,6 +23,7 @@ def watched(capsys: pytest.CaptureFixture[str], *, paced: bool) -> tuple[int, li
     return steps, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
+@pytest.mark.quick
 def test_a_watch_leaves_out_the_warm_up(capsys: pytest.CaptureFixture[str]) -> None:
     steps, (block,) = watched(capsys, paced=False)
     assert (steps, block["samples"]) == (3, 2 + 4)

@@ -28,6 +28,8 @@ from cluster_ddp.mnist.hyperparameters import RECIPES, chosen, lr_factor
 from cluster_ddp.mnist.train_step import Step, ranges
 from cluster_ddp.runtime.data.data_loader import Loader
 
+pytestmark = pytest.mark.full
+
 JOB_ID = job_ids()
 SMALL = {"dataset": "digits", "recipe": "fast", "amp": "off", "tune": "never", "cuda": False, "epochs": 1}
 

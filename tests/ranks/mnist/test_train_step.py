@@ -18,6 +18,8 @@ from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.hyperparameters import chosen
 from cluster_ddp.mnist.train_step import Step
 
+pytestmark = pytest.mark.full
+
 
 def make_step(world: cluster_ddp.World, **options: Any) -> Step:
     config = TrainConfig(dataset="digits", **options)

@@ -256,6 +256,7 @@ def test_a_closed_stdout_does_not_change_the_status(at_once: dict[str, Future[Sa
     assert (status, out, "Traceback" in errors) == (2, "", False), errors
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("variant", faults.HEALTHY, ids=lambda variant: variant.title)
 def test_no_alarm(variant: Variant, healthy: dict[str, Future[Said]]) -> None:
     said = healthy[variant.title].result()

@@ -21,6 +21,8 @@ from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
 
+pytestmark = pytest.mark.full
+
 EPOCHS, STEPS, EVALUATION_STEPS = 2, 4, 3
 
 

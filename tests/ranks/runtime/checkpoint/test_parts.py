@@ -21,6 +21,8 @@ from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
 
+pytestmark = pytest.mark.full
+
 SIZE, BATCH, EPOCHS = 12, 4, 4  # twelve steps
 
 

@@ -19,6 +19,8 @@ from cluster_ddp.runtime.rng import seed_all
 from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
 
+pytestmark = pytest.mark.full
+
 
 class Stop(BaseException):
     """Ends a training as a kill would: nothing more is written."""

@@ -18,6 +18,8 @@ import pytest
 from ranks import job_ids, slurm_step
 from slowness import scaled
 
+pytestmark = pytest.mark.full
+
 JOB_ID = job_ids()
 FORKS_RANKS = Path(__file__).with_name("forked_cases.py")
 RANKS = 2
