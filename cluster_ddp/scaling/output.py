@@ -78,8 +78,10 @@ class Results:
             lines.append(f"  Prediction, not measured: {said['gpus']} GPUs: {rate}, {efficiency}.")
         if self.predict:
             error = model.held_out_error
-            off = "too few numbers of GPUs to check it" if error is None else f"{100 * error:+.1f} %"
-            lines.append(f"  Fitted without {model.counts[-1]} GPUs, its error there: {off}.")
+            if error is None:
+                lines.append("  Not checked: that needs one more number of GPUs, left out of the fit.")
+            else:
+                lines.append(f"  Fitted without {model.counts[-1]} GPUs, it is off by {100 * error:+.1f} % there.")
         return lines
 
     def _record_of(self, model: Model) -> dict[str, Any]:

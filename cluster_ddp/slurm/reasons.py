@@ -9,7 +9,7 @@ _WORDS = {
     "Priority": "jobs with a higher priority are before it",
     "Dependency": "it waits for another job (--after)",
     "DependencyNeverSatisfied": "the job that it waits for has failed. To end it: scancel",
-    "BeginTime": "it is not to start before a time, or was just requeued",
+    "BeginTime": "it waits for its earliest start time, as after a requeue",
     "JobHeldUser": "it is held. To release it: scontrol release",
     "JobHeldAdmin": "an administrator holds it; ask the support",
     "JobArrayTaskLimit": "as many tasks of its array run as it allows (%)",

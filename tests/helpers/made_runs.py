@@ -119,7 +119,7 @@ def _starts(epochs: int, restarts: bool) -> list[Mapping[str, Any]]:
             "time": BEGAN_S + 2 * third + 800,
             "restart": 2,
             "step": 5600,
-            "cause": "It ended without a word: it was killed, or its node was lost.",
+            "cause": "It ended without a final record: it was killed, or its node was lost.",
             "lost_s": 130.0,
         },
     ]

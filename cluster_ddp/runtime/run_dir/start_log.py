@@ -21,8 +21,8 @@ from cluster_ddp.run_files import json_lines, tail
 from cluster_ddp.runtime.run_dir.fenced_writes import open_own
 from cluster_ddp.slurm.topology import Topology
 
-_UNKNOWN = "It ended without a word: it was killed, or its node was lost."
-_SILENT = "It ended without a word, not even of Slurm: its first node, {}, was probably lost."
+_UNKNOWN = "It ended without a final record: it was killed, or its node was lost."
+_SILENT = "It ended without a final record, and Slurm has none either: its first node, {}, was probably lost."
 _ENDED = {
     "STOPPED": "It was stopped in time.",
     "CANCELLED": "It was cancelled.",

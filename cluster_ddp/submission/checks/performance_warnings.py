@@ -76,15 +76,15 @@ def _paths(command: Sequence[str]) -> list[str]:
 
 
 def _node_local(paths: Sequence[str]) -> str:
-    """A warning about absolute paths in folders that usually each node has for itself."""
+    """A warning about absolute paths in folders that are usually local to each node."""
     roots = [*_NODE_LOCAL, os.path.normpath(tempfile.gettempdir())]
     absolute = [path for path in dict.fromkeys(paths) if path.startswith("/")]
     local = [path for path in absolute if any(PurePosixPath(os.path.normpath(path)).is_relative_to(r) for r in roots)]
     if not local:
         return ""
-    verb, them = ("lies", "it") if len(local) == 1 else ("lie", "them")
-    reason = f"{' and '.join(local)} {verb} in a folder that usually each node has for itself"
-    return f"{reason}, so the job may not find {them}. Use a folder that all nodes share."
+    verb, them = ("is", "it") if len(local) == 1 else ("are", "them")
+    reason = f"{' and '.join(local)} {verb} in a folder that is usually local to each node"
+    return f"{reason}: the job may not find {them} there. Use a folder that all nodes share."
 
 
 def _spread(spec: JobSpec, groups: Sequence[NodeGroup]) -> dict[str, str]:

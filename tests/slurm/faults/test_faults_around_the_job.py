@@ -128,6 +128,6 @@ def test_two_requeues_in_a_row_the_second_by_a_lost_node(place: Place, uninterru
         faults.bring_back_node(place.slurm.layout, lost)
     assert lost not in run.nodes()
     starts = [json.loads(line) for line in (run.path / File.STARTS).read_text().splitlines()]
-    silent = f"It ended without a word, not even of Slurm: its first node, {lost}, was probably lost."
+    silent = f"It ended without a final record, and Slurm has none either: its first node, {lost}, was probably lost."
     assert silent in [one.get("cause") for one in starts]
     assert run.metrics() == uninterrupted

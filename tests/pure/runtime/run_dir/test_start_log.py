@@ -62,7 +62,7 @@ def test_each_start_says_why_the_one_before_ended(tmp_path: Path, clock: Clock) 
 
     clock.now = 1400.0
     again = start(tmp_path, 3, saved_s=1390.0, seen_s=1380.0)
-    assert again["cause"] == "It ended without a word: it was killed, or its node was lost."
+    assert again["cause"] == "It ended without a final record: it was killed, or its node was lost."
     assert "lost_s" not in again  # it was seen alive only now and then: perhaps something was lost
 
 
@@ -88,11 +88,11 @@ def test_a_training_that_fails_after_its_end_is_not_said_to_have_ended_well(tmp_
         ),
         (
             "Restart 2 of job 12.\n",
-            "It ended without a word, not even of Slurm: its first node, n1, was probably lost.",
+            "It ended without a final record, and Slurm has none either: its first node, n1, was probably lost.",
         ),
         (
             "*** JOB 12 ON n1 CANCELLED AT x DUE TO JOB REQUEUE ***\nRestart 2 of job 12.\n",
-            "It ended without a word: it was killed, or its node was lost.",
+            "It ended without a final record: it was killed, or its node was lost.",
         ),
     ],
 )
@@ -121,7 +121,7 @@ LOST = Outcome("12", 0, "FAILED", 137, None, ("n2", "n3"))
         (Outcome("12", 0, "STOPPED", 75), "It was stopped in time."),
         (Outcome("12", 0, "TIMEOUT", 1), "It reached its time limit."),
         (Outcome("12", 0, "CANCELLED", 143), "It was cancelled."),
-        (Outcome("13", 0, "FAILED", 3), "It ended without a word: it was killed, or its node was lost."),
+        (Outcome("13", 0, "FAILED", 3), "It ended without a final record: it was killed, or its node was lost."),
     ],
 )
 def test_the_record_of_the_start_before_counts_before_the_log(tmp_path: Path, ended: Outcome, cause: str) -> None:
@@ -133,7 +133,7 @@ def test_the_record_of_the_start_before_counts_before_the_log(tmp_path: Path, en
 def test_a_damaged_record_is_none(tmp_path: Path) -> None:
     start(tmp_path, 0)
     (tmp_path / "outcome.json").write_text("{")
-    assert start(tmp_path, 1)["cause"] == "It ended without a word: it was killed, or its node was lost."
+    assert start(tmp_path, 1)["cause"] == "It ended without a final record: it was killed, or its node was lost."
 
 
 def test_the_record_of_the_job_that_was_resumed(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_the_record_of_the_job_that_was_resumed(tmp_path: Path) -> None:
     assert start(tmp_path, 0, job=6)["cause"] == "Failed first: rank 0 on n1: of the new job"  # nothing was moved
     outcome.write(tmp_path, Outcome("6", 0, "FAILED", 1, Failure(0, "n1", 1, "of an earlier start")))
     start(tmp_path, 1, job=6)
-    assert start(tmp_path, 0, job=7)["cause"] == "It ended without a word: it was killed, or its node was lost."
+    assert start(tmp_path, 0, job=7)["cause"] == "It ended without a final record: it was killed, or its node was lost."
 
 
 def test_what_an_earlier_start_lost_and_the_queue_count_for_no_later_one(tmp_path: Path, clock: Clock) -> None:

@@ -99,13 +99,13 @@ def test_a_long_job_that_is_not_started_again(
 @pytest.mark.parametrize(
     ("arguments", "folders", "named"),
     [
-        (["/tmp/data"], [], "/tmp/data lies "),
-        (["--data=/tmp/it's mine"], [], "/tmp/it's mine lies "),
-        (["out=/dev/shm/x"], [], "/dev/shm/x lies "),
-        (["/home/me/../../var/tmp/x"], [], "/home/me/../../var/tmp/x lies "),
-        (["--data", "/scratch/local/me/x"], [], "/scratch/local/me/x lies "),
-        ([], [Path("/tmp"), Path("/home/me")], "/tmp lies "),
-        (["/tmp/a", "--out=/tmp/b", "/tmp/a"], [Path("/tmp/b"), Path("/tmp/c")], "/tmp/a and /tmp/b and /tmp/c lie "),
+        (["/tmp/data"], [], "/tmp/data is "),
+        (["--data=/tmp/it's mine"], [], "/tmp/it's mine is "),
+        (["out=/dev/shm/x"], [], "/dev/shm/x is "),
+        (["/home/me/../../var/tmp/x"], [], "/home/me/../../var/tmp/x is "),
+        (["--data", "/scratch/local/me/x"], [], "/scratch/local/me/x is "),
+        ([], [Path("/tmp"), Path("/home/me")], "/tmp is "),
+        (["/tmp/a", "--out=/tmp/b", "/tmp/a"], [Path("/tmp/b"), Path("/tmp/c")], "/tmp/a and /tmp/b and /tmp/c are "),
         (["/tmpfs/x", "tmp/x", "--data=/home/tmp/x", "/scratch/local/you", "echo /tmp/x"], [Path("tmp")], None),
     ],
 )
