@@ -22,7 +22,7 @@ from cluster_ddp.runtime.device import device as devices
 from cluster_ddp.runtime.device import interruptible_wait
 from cluster_ddp.runtime.failure import hard_exit
 from cluster_ddp.runtime.failure.error_report import FailureReporter
-from cluster_ddp.runtime.failure.hang_watch import DEFAULT_WARNING_S, HangWatch
+from cluster_ddp.runtime.failure.hang_watch import DEFAULT_WARNING_S, STORE_PATIENCE_S, HangWatch
 from cluster_ddp.runtime.failure.peer_watch import PeerWatch
 from cluster_ddp.runtime.rendezvous import arrived_ranks, host_network, store
 from cluster_ddp.runtime.rendezvous.host_network import choose_interface
@@ -148,7 +148,7 @@ def _watch_for_hangs(reporter: FailureReporter, warning_s: float) -> None:
     restart_s = float(os.environ.get(Env.HANG_RESTART_S) or "inf")
     hangs = HangWatch(
         reporter.topology,
-        functools.partial(reporter.ask_store, patience_s=2.0),
+        functools.partial(reporter.ask_store, patience_s=STORE_PATIENCE_S),
         warning_s=warning_s,
         timeout_s=reporter.collective_timeout_s,
         restart_s=restart_s,

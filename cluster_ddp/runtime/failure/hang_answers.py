@@ -2,6 +2,8 @@
 
 A rank notes its place in the store now and then, so that the last place is known of a rank that is gone. In a hang it
 answers the others: in the store, and in its stack file in the run directory.
+
+On GPUs (read in torch's sources only) torch's flight recorder names NCCL's collective: it keeps 2,000.
 """
 
 from __future__ import annotations

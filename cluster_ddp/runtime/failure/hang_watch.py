@@ -7,9 +7,6 @@ one that can prints the verdict. One that reaches too few leaves it to others th
 With `--hang-restart-s`, ranks that then still don't answer end the start: the rank that has printed the verdict fails
 with it, and the job's agent starts all again. A hang in which all ranks answer is the script's own: nothing ends it.
 Nor one of ranks whose stack files can't be seen: only those say that a rank is busy in C code.
-
-On GPUs (read in the sources of torch 2.15 only) the main thread waits in `interruptible_wait`, or in C++ in a call of
-the script's own. torch's flight recorder then names NCCL's collective: it keeps 2,000 (FlightRecorder.hpp).
 """
 
 from __future__ import annotations
@@ -32,6 +29,7 @@ from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
 
 DEFAULT_WARNING_S = 120.0
+STORE_PATIENCE_S = 2.0  # of `ask`
 _LONGEST_S = 1.5
 # The store's thread on rank 0 needs 19 µs per request: all ranks together may use a fiftieth of its time.
 _EVERY_S_PER_RANK = 2e-3
@@ -51,7 +49,7 @@ class HangWatch:
     """A thread that watches one rank.
 
     Args:
-        ask: asks the ranks' store, with a time limit: returns None if it does not answer.
+        ask: asks the ranks' store, for `STORE_PATIENCE_S` at most: returns None if it does not answer.
         warning_s: seconds without a step until the ranks say where they are.
         timeout_s: seconds that a collective may take.
         restart_s: seconds after the warning until ranks that don't answer end the start.
@@ -148,9 +146,7 @@ class HangWatch:
 
     def _look(self) -> None:
         self._open_file()
-        if self._file is not None:
-            self._file.arm(self._warning_s + 4 * self._every_s)
-        elif rank_progress.last_s and time.monotonic() > self._blind_at:
+        if self._file is None and rank_progress.last_s and time.monotonic() > self._blind_at:
             self._blind_at = _NEVER
             complain(_BLIND.format(self._restart_s, node_name(os.environ)))
         if self._answered_at == rank_progress.last_s:
@@ -161,10 +157,14 @@ class HangWatch:
             self._answers.forget()
             self._answered_at, self._due_s, self.words = -1.0, _NEVER, ""
         is_late = bool(rank_progress.last_s) and time.monotonic() - rank_progress.last_s > self._warning_s
-        here = self._here()
+        here, stuck_s = self._here(), self._warning_s + 4 * self._every_s
         if self._topology.rank == 0 and self._file is not None:
             self._file.write(here.text())  # its store would be gone with it
-        if self._answers.is_asked(here) or is_late:
+        arm = self._file.arm if self._file is not None else lambda timeout_s: None
+        arm(stuck_s + STORE_PATIENCE_S)
+        must_answer = is_late or self._answers.is_asked(here)
+        arm(_NEVER if must_answer else stuck_s)
+        if must_answer:
             self._answered_at = rank_progress.last_s
             due_s = time.monotonic() + self._restart_s
             self._answer()

@@ -44,8 +44,7 @@ _THREAD = re.compile(r"^(Current thread|Thread|Stack) ")
 _HEAD_BYTES = 2048
 # How long workers may take to write their stacks.
 _WORKERS_S = 0.3
-# Real-time signals have no other meaning; the last few are seldom used.
-_SIGNAL = signal.SIGRTMAX - 3
+_SIGNAL = signal.SIGRTMAX - 3  # real-time signals have no other meaning; the last few are seldom used
 
 
 @dataclass(frozen=True)
@@ -178,9 +177,15 @@ class StackFile:
             os.dup2(self._end, 2)
 
     def arm(self, timeout_s: float) -> None:
-        """Append the stacks in this time, by a thread that needs no Python, unless it is armed again before."""
-        self._is_armed = True
-        faulthandler.dump_traceback_later(timeout_s, file=self._watchdogs)
+        """Append the stacks in this time (inf: never), unless it is armed again: by a thread that needs no GIL.
+
+        If the others run then, that can end the process by SIGSEGV (CPython 3.11): it may fire only if one is stuck.
+        """
+        self._is_armed = timeout_s < float("inf")
+        if self._is_armed:
+            faulthandler.dump_traceback_later(timeout_s, file=self._watchdogs)
+        else:
+            faulthandler.cancel_dump_traceback_later()
 
     def close(self) -> None:
         """Stop writing, and remove the file unless there was a hang."""

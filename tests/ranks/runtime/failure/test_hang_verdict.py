@@ -15,7 +15,7 @@ from ranks import job_ids, slurm_step
 
 from cluster_ddp.runtime.failure import hang_verdict, hang_watch, rank_progress
 from cluster_ddp.runtime.failure.hang_verdict import Answer
-from cluster_ddp.runtime.failure.hang_watch import HangWatch
+from cluster_ddp.runtime.failure.hang_watch import STORE_PATIENCE_S, HangWatch
 from cluster_ddp.runtime.failure.stacks import StackFile
 from cluster_ddp.slurm.topology import Topology
 
@@ -64,7 +64,8 @@ def test_a_rank_may_be_stuck_in_c_before_its_first_step(tmp_path: Path, monkeypa
     here = Topology.from_environ(slurm_step(1, 2, job_id=JOB_ID))
     watch = HangWatch(here, lambda *_: None, warning_s=60, timeout_s=60)
     watch._look()
-    assert armed == [60 + 4 * 1.5] and not watch.words
+    assert armed == [60 + 4 * 1.5 + STORE_PATIENCE_S, 60 + 4 * 1.5]  # the latter once the store has answered
+    assert not watch.words
     watch._file.close()  # type: ignore[union-attr]
 
 
