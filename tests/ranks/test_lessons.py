@@ -16,6 +16,8 @@ from ranks import job_ids, run_ranks, slurm_step
 from cluster_ddp.mnist import data
 from cluster_ddp.mnist.idx_files import IDX_FILES, raw_folder
 
+pytestmark = pytest.mark.full
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LINES = {"mnist_single.py": 105, "mnist_ddp_plain.py": 145, "mnist_ddp.py": 105}
 BATCH_SIZE, TRAINING_IMAGES = 64, 22 * 64
@@ -78,7 +80,6 @@ def test_without_mnist_it_is_trained_on_the_packaged_digits(name: str, tmp_path:
     assert train(tmp_path, name, 1, "--epochs", "2", "--log-interval", "1000")[1] > 80
 
 
-@pytest.mark.full
 def test_all_reach_98_percent_of_mnist_after_one_epoch(mnist: Path, tmp_path: Path) -> None:
     sizes = {"mnist_single.py": 1, "mnist_ddp_plain.py": 2, "mnist_ddp.py": 4}
     options = ("--epochs", "1", "--log-interval", "500", "--data-dir", str(mnist))
@@ -87,7 +88,6 @@ def test_all_reach_98_percent_of_mnist_after_one_epoch(mnist: Path, tmp_path: Pa
     assert max(reached) - min(reached) <= 0.5
 
 
-@pytest.mark.full
 def test_the_convnet_learns(mnist: Path, tmp_path: Path) -> None:
     words = ("--epochs", "2", "--data-dir", str(mnist))
     (end,) = run_ranks(functools.partial(run, EXAMPLES / "convnet.py", words, tmp_path), [{}], tmp_path, timeout_s=600)

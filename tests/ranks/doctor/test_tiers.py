@@ -27,6 +27,8 @@ from cluster_ddp.doctor.step.report_channel import ReportClient, ReportServer
 from cluster_ddp.doctor.step.report_folder import ReportFolder
 from cluster_ddp.slurm.topology import Topology
 
+pytestmark = pytest.mark.full
+
 _JOB_ID = itertools.count(job_ids())
 MAIN = "import sys; from cluster_ddp.doctor.__main__ import main; sys.exit(main(sys.argv[1:]))"
 HANG = "import time\nfrom cluster_ddp.doctor.step import rank\n"

@@ -22,6 +22,8 @@ from cluster_ddp.runtime.device import cpu_affinity
 from cluster_ddp.runtime.fork.__main__ import PROGRAM
 from cluster_ddp.slurm.variables import node_name
 
+pytestmark = pytest.mark.full
+
 WITHOUT_TORCH = (
     "import os, sys; from cluster_ddp.runtime.fork import __main__ as fork, preload; preload.MODULES = ();"
     "preload._check = lambda forks: None; preload.reinit_after_fork = lambda cpus: None;"

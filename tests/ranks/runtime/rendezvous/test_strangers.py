@@ -21,6 +21,8 @@ from cluster_ddp.runtime.rendezvous.port_discovery import run_key
 from cluster_ddp.slurm.port import candidates
 from cluster_ddp.slurm.topology import Topology
 
+pytestmark = pytest.mark.full
+
 STORE_PORT = 12345
 SECRET = "5a" * 32
 
