@@ -100,8 +100,8 @@ def test_it_does_what_it_says(tmp_path: Path, name: str, words: str, ranks: int)
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("mnist_ddp.py", ("--epochs", "1", *DIGITS)),
-        ("convnet.py", ("--epochs", "2", "--log-interval", "5", *DIGITS)),
+        ("mnist_ddp.py", ("--epochs", "4", *DIGITS)),
+        ("convnet.py", ("--epochs", "6", "--log-interval", "5", *DIGITS)),
         ("two_device_model.py", ()),
     ],
 )
@@ -110,7 +110,7 @@ def test_a_stopped_training_prints_what_an_undisturbed_one_does(
 ) -> None:
     whole = run(tmp_path / "whole", *arguments, name=name, ranks=ranks)
     assert [end.exit_code for end in whole] == [0] * ranks, whole
-    begun = run(tmp_path / "stopped", *arguments, name=name, ranks=ranks, stop_at=13)
+    begun = run(tmp_path / "stopped", *arguments, name=name, ranks=ranks, stop_at=5)
     assert [end.exit_code for end in begun] == [75] * ranks, begun
     (tmp_path / "stopped" / "rank0.log").rename(tmp_path / "before")
     ended = run(tmp_path / "stopped", *arguments, name=name, ranks=ranks, restarts=1)
@@ -154,8 +154,8 @@ RESNET_OF_TWO = ("--samples", "32", *RESNET[2:])  # eight: two ranks may agree o
     ("name", "arguments", "form", "workers", "ranks"),
     [
         ("mnist_ddp.py", ("--epochs", "1", *DIGITS), "function", 2, 1),
-        ("mnist_ddp.py", ("--epochs", "1", *DIGITS), "function", 2, 2),
-        ("convnet.py", ("--epochs", "1", "--log-interval", "4", *DIGITS), "top level", 2, 2),
+        ("mnist_ddp.py", ("--epochs", "3", *DIGITS), "function", 2, 2),
+        ("convnet.py", ("--epochs", "3", "--log-interval", "4", *DIGITS), "top level", 2, 2),
         ("resnet_cifar.py", RESNET_OF_TWO, "top level", 2, 2),
         ("resnet_cifar.py", RESNET, "function", 0, 1),
     ],
