@@ -16,7 +16,7 @@ SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 _ENV_WITH_VALUE = ("-u", "--unset", "-C", "--chdir")
 _ENV_VALUE_ATTACHED = ("--unset=", "--chdir=")
-_NO_SCRIPT = set("chiV?")  # option letters, alone or in a group, with which Python runs code, or is interactive
+_CODE = "chV?"  # option letters, alone or in a group, with which Python runs no script
 
 
 def program_words(command: Sequence[str]) -> list[str]:
@@ -45,8 +45,13 @@ class PythonTarget(NamedTuple):
     """Index in the command of the script, or of the option that decides: -m, -c."""
 
 
-def python_target(command: Sequence[str]) -> PythonTarget:
-    """Return what the Python interpreter of a command runs: nothing, if its program is another one."""
+def python_target(command: Sequence[str], code: str = _CODE) -> PythonTarget:
+    """Return what the Python interpreter of a command runs: nothing, if its program is another one.
+
+    Args:
+        command: the program and its arguments.
+        code: letters of options with which it counts as code.
+    """
     if not is_python(command):
         return PythonTarget("nothing", [], 0)
     words, at = list(command), _program(command) + 1
@@ -54,7 +59,7 @@ def python_target(command: Sequence[str]) -> PythonTarget:
         option = words[at]
         letters = "" if option.startswith(("--", *_WITH_VALUE)) else option[1:]
         flags, m, attached = letters.partition("m")  # -mpdb
-        if option in ("-", "--help", "--version") or _NO_SCRIPT & set(flags):
+        if option in ("-", "--help", "--version") or set(code) & set(flags):
             return PythonTarget("code", [], at)
         if m:
             return PythonTarget("module", [*([attached] if attached else []), *words[at + 1 :]], at)
@@ -94,7 +99,7 @@ def interpreter_words(command: Sequence[str]) -> int:
     words = list(command)
     if not is_python(words):
         raise _error(words, "its program is no Python interpreter")
-    target = python_target(words)
+    target = python_target(words, code=f"{_CODE}i")  # a process that forks ranks can't be interactive
     if target.kind == "nothing":
         raise _error(words, "it names neither a script nor a module")
     word = words[target.at]

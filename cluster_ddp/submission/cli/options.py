@@ -108,10 +108,8 @@ def names(program: str) -> list[str]:
 
 def job_name(command: Sequence[str]) -> str:
     """Return a name for a job: that of its script, its module or its program."""
-    program = next(iter(program_words(command)), "job")
-    word = (
-        next(iter(python_target(command).words), "").removesuffix(".py") or Path(shell_script(command) or program).stem
-    )
+    script = next(iter(python_target(command).words), "").removesuffix(".py")
+    word = script or Path(shell_script(command) or next(iter(program_words(command)), "job")).stem
     return legal_name(Path(word).name) or "job"
 
 

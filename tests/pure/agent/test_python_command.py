@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster_ddp.agent.python_command import interpreter_words
+from cluster_ddp.agent.python_command import interpreter_words, python_target
 from cluster_ddp.errors import SpecError
 
 
@@ -35,6 +35,7 @@ def test_pythons_own_words(command: str, count: int) -> None:
         ("python -c 1", "with -c, Python runs no script"),
         ("python -uc 1", "with -uc, Python"),
         ("python -um x", "write -m as a word of its own"),
+        ("python -i train.py", "with -i, Python"),
         ("python -", "with -, Python"),
         ("python --version", "with --version, Python"),
     ],
@@ -44,3 +45,7 @@ def test_what_is_no_script_of_pythons_is_refused(command: str, found: str) -> No
         interpreter_words(command.split())
     assert "--launcher fork" in caught.value.asked
     assert "--launcher srun" in caught.value.hint
+
+
+def test_an_interactive_python_runs_a_script_too() -> None:
+    assert python_target(["python", "-i", "train.py"])[:2] == ("script", ["train.py"])
