@@ -61,8 +61,8 @@ def place() -> tuple[int, int, int]:
     env = os.environ
     if "RANK" in env:  # torchrun sets these; by hand, you do
         return int(env["RANK"]), int(env.get("LOCAL_RANK", env["RANK"])), int(env["WORLD_SIZE"])
-    if "SLURM_PROCID" in env:  # srun; the batch script exports MASTER_ADDR and MASTER_PORT
-        return int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"]), int(env["SLURM_NTASKS"])
+    if "SLURM_PROCID" in env:  # srun sets these; a batch script exports the rest
+        return int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"]), int(env.get("WORLD_SIZE", env["SLURM_NTASKS"]))
     return 0, 0, 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -89,4 +90,5 @@ def test_the_shortest_job(slurm: Cluster, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     in_folder = (f"--chdir={tmp_path}",)
     said = slurm.submit(ROOT / "jobs" / "minimal.sbatch", tmp_path, options=in_folder).succeed()
+    assert re.findall(r"Train Epoch: (\d) \[0/", said) == ["1", "2", "3"]
     assert said.count("Test set: ") == 3

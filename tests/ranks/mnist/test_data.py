@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from idx_writer import idx
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.mnist import data, idx_files, loop
@@ -47,10 +48,9 @@ def write_small(raw: Path, *, counts: tuple[int, ...] = (50, 50, 30, 30), change
     raw.mkdir(parents=True)
     for number, (idx_file, count) in enumerate(zip(idx_files.IDX_FILES, counts)):
         pixels = "images" in idx_file.name
-        header = [2051, count, 28, 28] if pixels else [2049, count]
+        sizes = [count, 28, 28] if pixels else [count]
         content = bytes(value % 251 % (256 if pixels else 10) for value in range(count * (784 if pixels else 1)))
-        whole = b"".join(value.to_bytes(4, "big") for value in header) + content
-        (raw / idx_file.name).write_bytes(changed.get(number, whole))
+        (raw / idx_file.name).write_bytes(changed.get(number, idx(sizes, content)))
 
 
 @pytest.mark.parametrize(("name", "theirs"), [("mnist", "MNIST"), ("fashion", "FashionMNIST")])
