@@ -24,8 +24,18 @@ from record import without_folder
 FOLDER = Path(__file__).parent
 RECORD, README = FOLDER / "record.json", FOLDER / "README.md"
 GPU_FIGURES = FOLDER / "gpu-figures.json"
-"""What `make test-gpu`, `test-gpu-pair` and `test-gpu-nodes` write: a report for each group."""
-GPU_GROUPS = {"gpu": "One GPU", "gpu_pair": "Two ranks on one GPU", "gpu_nodes": "GPUs of several nodes"}
+"""What `make test-gpu`, `test-gpu-pair` and `test-gpu-nodes` write: a report for each group. And throughput.py's, of a
+machine with a GPU."""
+_MEASURED_BY_TESTS = "What the tests for GPUs measured on the way."
+GPU_GROUPS = {
+    "throughput": (
+        "Training samples a second on a GPU",
+        "As above, with one process on one GPU. A step of 64 samples is far from what such a GPU can do.",
+    ),
+    "gpu": ("One GPU", _MEASURED_BY_TESTS),
+    "gpu_pair": ("Two ranks on one GPU", _MEASURED_BY_TESTS),
+    "gpu_nodes": ("GPUs of several nodes", _MEASURED_BY_TESTS),
+}
 TIMEOUT_S = 2400
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
@@ -172,7 +182,11 @@ def main() -> int:
     fillings = {name: getattr(options, name) for name in ("data_dir", "peers", "torchx", "nvrx")}
     for one in chosen:
         start_s, others = time.monotonic(), Others()
-        record[one.script] = result = {**run(one.command(fillings)), "others_percent": others.percent()}
+        result = {**run(one.command(fillings)), "others_percent": others.percent()}
+        if result.get("is_on_gpu"):
+            GPU_FIGURES.write_text(json.dumps({**_gpu_reports(), Path(one.script).stem: result}, indent=2) + "\n")
+        else:
+            record[one.script] = result
         _write(record)
         print(f"{one.title}: {verdict(result)} ({time.monotonic() - start_s:.0f} s)", flush=True)
     return 1 if any("failed" in record.get(one.script, {}) for one in chosen) else 0
@@ -235,10 +249,13 @@ def _write(record: Mapping[str, Any]) -> None:
 
 
 def _gpu_sections() -> list[str]:
-    """The sections of the GPU tests that have left figures."""
-    reports: dict[str, Any] = json.loads(GPU_FIGURES.read_text()) if GPU_FIGURES.exists() else {}
-    about = "What the tests for GPUs measured on the way."
-    return [tables.section(title, about, reports[group]) for group, title in GPU_GROUPS.items() if group in reports]
+    """Of what has left figures of GPUs."""
+    reports = _gpu_reports()
+    return [tables.section(*words, reports[group]) for group, words in GPU_GROUPS.items() if group in reports]
+
+
+def _gpu_reports() -> dict[str, Any]:
+    return dict(json.loads(GPU_FIGURES.read_text())) if GPU_FIGURES.exists() else {}
 
 
 def _parse() -> argparse.Namespace:

@@ -65,7 +65,7 @@ def about() -> dict[str, object]:
 
     arguments = [without_folder(argument) for argument in sys.argv[1:]]
     return {
-        "hardware": f"{len(os.sched_getaffinity(0))} cores of {_cpu()}",
+        "hardware": ", ".join([*_gpus(), f"{len(os.sched_getaffinity(0))} cores of {_cpu()}"]),
         "versions": f"Python {platform.python_version()}, torch {version('torch')}",
         "date": date.today().isoformat(),
         "command": " ".join([_launcher(), f"benchmarks/{Path(sys.argv[0]).name}", *arguments]),
@@ -81,6 +81,12 @@ def without_folder(argument: str) -> str:
     """An argument of a command for the record, without the folder of an absolute path."""
     name, equals, value = argument.rpartition("=")
     return f"{name}{equals}…/{Path(value).name}" if value.startswith("/") else argument
+
+
+def _gpus() -> list[str]:
+    """By name, where the benchmark has used torch."""
+    torch = sys.modules.get("torch")
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch else []
 
 
 def _cpu() -> str:

@@ -13,26 +13,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from processes import output_of
+from processes import output_of, python
 
 # Since this version two ranks may share a GPU, where NCCL_MULTI_RANK_GPU_ENABLE is set.
 _SHARING_NCCL = (2, 30)
-_PROBE = """
-import json, torch
-about = {"torch": torch.__version__, "cuda": torch.version.cuda or torch.version.hip, "available": False, "gpus": 0}
-try:
-    about["available"] = torch.cuda.is_available()
-    about["gpus"] = torch.cuda.device_count()
-    about["names"] = [torch.cuda.get_device_name(i) for i in range(about["gpus"])]
-    about["nccl"] = torch.cuda.nccl.version()
-except Exception as error:
-    about["error"] = f"{type(error).__name__}: {error}"
-try:
-    import numpy
-except ImportError as error:
-    about["error"] = str(error)
-print("about", json.dumps(about))
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +57,7 @@ class Machine:
 
 def look(srun: Sequence[str] = ()) -> Machine:
     """Ask torch, or, through srun, torch on each node; of several the one that sees the fewest GPUs."""
-    output = output_of([*srun, sys.executable, "-c", _PROBE], timeout_s=180, in_job=bool(srun))
+    output = output_of([*srun, *python("about.py")], timeout_s=180, in_job=bool(srun))
     told = [json.loads(line.partition(" ")[2]) for line in output.splitlines() if line.startswith("about ")]
     if not told:
         return Machine(error=output.splitlines()[-1] if output else "it said nothing")

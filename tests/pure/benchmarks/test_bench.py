@@ -55,6 +55,7 @@ def test_those_that_were_not_run_keep_their_place(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(bench, "BENCHMARKS", benchmarks)
     monkeypatch.setattr(bench, "README", readme)
     monkeypatch.setattr(bench, "RECORD", record)
+    monkeypatch.setattr(bench, "GPU_FIGURES", tmp_path / "gpu-figures.json")
     monkeypatch.setattr(bench, "_fetch_mnist", lambda *_: None)
     monkeypatch.setattr(bench, "run", lambda command: {"failed": "status 1", "command": Path(command[-1]).name})
     monkeypatch.setattr(sys, "argv", ["bench.py", "a", "c"])
@@ -93,3 +94,19 @@ def test_what_a_benchmark_itself_uses_is_not_told_as_others(monkeypatch: pytest.
     ours.children_user = 6  # 5 s, of 8 s that the machine was busy, of 2 times 10 s
     monkeypatch.setattr(Path, "read_text", lambda path: stat.format(500 + 800))
     assert others.percent() == pytest.approx(15)
+
+
+def test_a_report_from_a_gpu_stands_beside_the_one_of_the_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme, record, gpu = tmp_path / "README.md", tmp_path / "record.json", tmp_path / "gpu-figures.json"
+    readme.write_text(f"{tables.BEGIN}{tables.END}\n")
+    on_cpus = {"throughput.py": {"unable": "no time", "command": "b"}}
+    record.write_text(json.dumps(on_cpus))
+    for name, path in (("README", readme), ("RECORD", record), ("GPU_FIGURES", gpu)):
+        monkeypatch.setattr(bench, name, path)
+    monkeypatch.setattr(bench, "_fetch_mnist", lambda *_: None)
+    monkeypatch.setattr(bench, "run", lambda command: {"is_on_gpu": True, "figures": [], "command": "throughput.py"})
+    monkeypatch.setattr(sys, "argv", ["bench.py", "throughput"])
+    assert bench.main() == 0
+    assert json.loads(record.read_text()) == on_cpus
+    assert "Training samples a second on a GPU" in readme.read_text()
+    assert set(json.loads(gpu.read_text())) == {"throughput"}
