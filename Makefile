@@ -73,7 +73,7 @@ endef
 test-gpu:  ## tests that need one GPU (without one: tests nothing, and says so)
 	$(gpu-tests) gpu
 
-test-gpu-pair:  ## tests of two ranks on one GPU (NCCL 2.30)
+test-gpu-pair:  ## tests of two ranks on one GPU (NCCL 2.30 or newer; else on two)
 	$(gpu-tests) gpu_pair
 
 test-gpu-nodes:  ## tests of 2 nodes with 8 GPUs each, in a Slurm allocation

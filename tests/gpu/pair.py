@@ -1,6 +1,7 @@
 """The group `gpu_pair`: two ranks on one GPU. `make test-gpu-pair`, or `python tests/gpu/run.py gpu_pair`.
 
-NCCL 2.30 lets two ranks share a GPU. With an older one two GPUs are needed.
+Since version 2.30, NCCL lets two ranks share a GPU (seen with 2.31.2). With an older one, such as torch 2.11's,
+two GPUs are needed.
 """
 
 from __future__ import annotations
