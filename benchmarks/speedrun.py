@@ -17,8 +17,8 @@ from pathlib import Path
 
 from record import Figure, report
 
-from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.mnist.loop import run
+from cluster_ddp.train_options import TrainConfig
 
 SECONDS_AT_MOST = {"fast": 15.0, "reference": None}
 

@@ -46,12 +46,15 @@ if TYPE_CHECKING:
     from cluster_ddp.runtime.data.device_dataset import ResidentSet
     from cluster_ddp.runtime.data.shard import Shard
     from cluster_ddp.runtime.distributed import distributed
+    from cluster_ddp.runtime.model.cuda_graphs import CudaGraphs
+    from cluster_ddp.runtime.model.fast_cpu import fast_cpu
     from cluster_ddp.runtime.model.learning_rate import lr_scale, with_warmup
     from cluster_ddp.runtime.model.load_weights import load_weights
     from cluster_ddp.runtime.non_finite import FiniteCheck
     from cluster_ddp.runtime.run_dir.run_dir import RunDir
     from cluster_ddp.runtime.running_mean import Meter
     from cluster_ddp.runtime.stop_signals import Stopped
+    from cluster_ddp.runtime.usage.step_trace import trace_range
     from cluster_ddp.runtime.world import World
     from cluster_ddp.slurm.topology import Topology
     from cluster_ddp.submission.job import Job
@@ -63,6 +66,7 @@ __all__ = [
     "Checkpointer",
     "ClusterDDPError",
     "CommunicatorError",
+    "CudaGraphs",
     "DataError",
     "DeviceError",
     "FiniteCheck",
@@ -91,16 +95,19 @@ __all__ = [
     "World",
     "__version__",
     "distributed",
+    "fast_cpu",
     "load_weights",
     "lr_scale",
     "submit",
     "submit_array",
+    "trace_range",
     "with_warmup",
 ]
 
 # The modules of the names that are imported on first use.
 _MODULES = {
     "Checkpointer": "runtime.checkpoint.checkpointer",
+    "CudaGraphs": "runtime.model.cuda_graphs",
     "FiniteCheck": "runtime.non_finite",
     "Job": "submission.job",
     "JobSpec": "submission.spec",
@@ -113,10 +120,12 @@ _MODULES = {
     "Topology": "slurm.topology",
     "World": "runtime.world",
     "distributed": "runtime.distributed",
+    "fast_cpu": "runtime.model.fast_cpu",
     "load_weights": "runtime.model.load_weights",
     "lr_scale": "runtime.model.learning_rate",
     "submit": "submit_api",
     "submit_array": "submit_api",
+    "trace_range": "runtime.usage.step_trace",
     "with_warmup": "runtime.model.learning_rate",
 }
 

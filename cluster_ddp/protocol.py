@@ -150,11 +150,6 @@ class Record:
     a step on rank 0, and its parts `data_s`, `compute_s`, `communication_s` (that backward does not hide),
     `optimizer_s` (not on GPUs) and `checkpoint_s`; `rank_s_min` and `rank_s_max`: over the ranks, the seconds of
     a step without communication; `slowest_rank`; `samples_per_s` and `samples_per_s_per_rank`."""
-    TUNE: Final = "tune"
-    """The fastest memory layout here: `layout`, and `seconds` of each layout."""
-    BENCHMARK: Final = "benchmark"
-    """Of `--benchmark`: `mode`, `images_per_s` of all `ranks`, `images_per_s_per_rank`, `step_s` on the slowest rank:
-    medians of `steps` steps."""
     DONE: Final = "done"
     """The last record of a training that reached its end: `weights_sha256`."""
 

@@ -35,8 +35,8 @@ from cluster_ddp.submission.job import Job
 from cluster_ddp.submission.planning import Plan
 
 if TYPE_CHECKING:
-    from cluster_ddp.mnist.config import TrainConfig
     from cluster_ddp.train import Train
+    from cluster_ddp.train_options import TrainConfig
 
 PROGRAM = "cluster-ddp submit"
 

@@ -1,4 +1,4 @@
-"""`cluster-ddp train`: train the MNIST CNN under DDP. The options are the fields of `mnist.config.TrainConfig`.
+"""`cluster-ddp train`: train the MNIST CNN under DDP. The options are the fields of `train_options.TrainConfig`.
 
 cluster-ddp train --dataset digits --epochs 3               one process
 srun python -m cluster_ddp.train                            one process per Slurm task
@@ -18,11 +18,11 @@ from cluster_ddp import mnist
 from cluster_ddp.agent.array_values import ARRAY_TASK, fill_in
 from cluster_ddp.argument_parser import Parser, add_fields, nearest_option
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, exit_on_error
-from cluster_ddp.mnist.config import TrainConfig, TrainResult
 from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.failure import one_error_per_node
 from cluster_ddp.runtime.fork import rank_exit
 from cluster_ddp.submission.cli import option_mistakes
+from cluster_ddp.train_options import TrainConfig, TrainResult
 
 PROGRAM = "cluster-ddp train"
 

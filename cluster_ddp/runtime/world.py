@@ -141,6 +141,39 @@ class World(Collectives):
         """
         return ddp.accumulate(model, batch, every=every)
 
+    def share_buffers(self, model: DistributedDataParallel) -> None:
+        """Give all ranks rank 0's buffers, such as the statistics of batch normalisation. A collective.
+
+        DDP does so before each forward pass in training mode. Call it before a test or at the end: since then, each
+        rank's statistics are its own.
+
+        Args:
+            model: from `wrap`.
+
+        Raises:
+            DeviceTimeoutError, PeerFailedError: as `synchronize`.
+        """
+        if buffers := list(model.module.buffers()):
+            self.synchronize()
+            for buffer, value in zip(buffers, self.broadcast([buffer.cpu() for buffer in buffers])):
+                buffer.copy_(value)
+
+    def weights_digest(self, model: DistributedDataParallel) -> str:
+        """Return the SHA-256 of a model's parameters and buffers, the same on all ranks. A collective.
+
+        Args:
+            model: from `wrap`.
+
+        Raises:
+            RuntimeError: the ranks have different weights.
+            DeviceTimeoutError, PeerFailedError: as `synchronize`.
+        """
+        self.synchronize()
+        digests = self.gather(ddp.digest(model))
+        if len(set(digests)) > 1:
+            raise RuntimeError(f"the ranks ended with different weights: {digests}")
+        return digests[0]
+
     def autocast(self, dtype: torch.dtype = torch.bfloat16) -> torch.autocast:
         """Return torch's context for mixed precision on this rank's device.
 

@@ -151,7 +151,6 @@ class Lab:
                 "dataset": "digits",
                 "run_dir": str(folder),
                 "checkpoint_every": "never",
-                "tune": "never",
                 **({"model": "convnet"} if self.rehearse else {}),  # a third of the CPU time
                 **config,
             },

@@ -1,6 +1,8 @@
-"""A model under DDP, and its weights.
+"""A model under DDP, its weights, and what makes its steps faster.
 
 ddp            DistributedDataParallel, with defaults for training that resumes exactly; one update of several batches
+fast_cpu       layers and memory for faster training on CPUs
+cuda_graphs    parts of a step as CUDA graphs
 learning_rate  scaling with the number of ranks, and warm-up
 load_weights   loads them from a checkpoint, without a training
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
@@ -111,3 +112,11 @@ def accumulate(model: DistributedDataParallel, batch: Shard | int, *, every: int
         if not is_last:
             stack.enter_context(model.no_sync())
         yield is_last
+
+
+def digest(model: DistributedDataParallel) -> str:
+    """Return the SHA-256 of this rank's parameters and buffers."""
+    content = hashlib.sha256()
+    for tensor in model.module.state_dict().values():
+        content.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return content.hexdigest()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -13,6 +15,7 @@ from cluster_ddp.protocol import Env
 from cluster_ddp.runtime.run_dir import fenced_writes
 
 log = logging.getLogger("cluster_ddp")
+_NOTHING = contextlib.nullcontext()
 
 
 class StepTrace:
@@ -25,11 +28,15 @@ class StepTrace:
         after: how many steps come before; 1 or more. The first ones of a training are not typical.
     """
 
+    is_asked = False
+    """Whether one of this process was asked to record steps."""
+
     def __init__(self, steps: int | None, path: Path, device: torch.device, *, after: int) -> None:
         self._path, self._has_begun = path, False
         self._profile: profiler.profile | None = None
         if steps is None:
             return
+        StepTrace.is_asked = True
         activities = [profiler.ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(profiler.ProfilerActivity.CUDA)
@@ -67,3 +74,26 @@ def asked_steps(env: Mapping[str, str]) -> int | None:
     """Return the number of steps to trace, as `submit --trace` says; None for none."""
     text = env.get(Env.TRACE, "")
     return int(text) if text.isdigit() and int(text) else None
+
+
+def trace_range(name: str) -> AbstractContextManager[object]:
+    """Name a part of a step, such as the forward pass, in the trace (`--trace`). Without a trace it does nothing.
+
+    On GPUs, Nsight Systems shows the name, too (NVTX).
+
+        with cluster_ddp.trace_range("forward"):
+            output = model(images)
+    """
+    if not StepTrace.is_asked:
+        return _NOTHING
+    return _with_nvtx(name) if torch.cuda.is_initialized() else profiler.record_function(name)
+
+
+@contextlib.contextmanager
+def _with_nvtx(name: str) -> Iterator[None]:
+    torch.cuda.nvtx.range_push(name)
+    try:
+        with profiler.record_function(name):
+            yield
+    finally:
+        torch.cuda.nvtx.range_pop()

@@ -29,10 +29,10 @@ def apply(task: dict[str, Any]) -> None:
 
 
 def _stand_in_for_graphs() -> None:
-    from cluster_ddp.mnist import cuda_graphs
+    from cluster_ddp import CudaGraphs
 
-    cuda_graphs.prepare = lambda world: None
-    cuda_graphs.captured = lambda function, inputs: functools.partial(function, *inputs)
+    CudaGraphs.__init__ = lambda self, world: None
+    CudaGraphs.captured = lambda self, function, inputs: functools.partial(function, *inputs)
 
 
 def _share_gpu(is_shared: bool, task: dict[str, Any]) -> None:
@@ -54,17 +54,19 @@ def _pretend_gpus(hidden: int, task: dict[str, Any]) -> None:
 
 
 def _set_capture(is_on: bool, task: dict[str, Any]) -> None:
-    from cluster_ddp.mnist import cuda_graphs
+    from cluster_ddp.runtime.model import cuda_graphs
 
     if not is_on:
         cuda_graphs._WARM_UPS = sys.maxsize
 
 
 def _set_dropout(is_on: bool, task: dict[str, Any]) -> None:
-    from cluster_ddp.mnist.fast_cpu import ByteDropout
+    from torch.nn import Dropout
+
+    from cluster_ddp.runtime.model.fast_cpu import ByteDropout
 
     if not is_on:
-        ByteDropout.forward = lambda self, x: x
+        Dropout.forward = ByteDropout.forward = lambda self, x: x
 
 
 def _cut(samples: int, task: dict[str, Any]) -> None:

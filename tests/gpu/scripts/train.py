@@ -32,8 +32,8 @@ def main() -> None:
     import patches
 
     patches.apply(task)
-    from cluster_ddp.mnist.config import TrainConfig
     from cluster_ddp.mnist.loop import run
+    from cluster_ddp.train_options import TrainConfig
 
     config = {**task["config"], "run_dir": Path(task["config"]["run_dir"])}
     if task.get("rehearse"):

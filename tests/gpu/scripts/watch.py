@@ -20,7 +20,7 @@ def watch_syncs(is_on: bool, task: dict[str, Any]) -> None:
     """From the step `_QUIET_STEPS` of an epoch to its next log line, waiting for the GPU is an error."""
     import torch
 
-    from cluster_ddp.mnist.train_step import Step
+    from cluster_ddp.mnist.step import Step
     from cluster_ddp.runtime.non_finite import FiniteCheck
 
     update, look, backward = Step.update, FiniteCheck.look, Step.backward

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from cluster_ddp import ResidentSet
 from cluster_ddp.mnist import data
 
 _all = data._digits
 
 
-def few() -> tuple[ResidentSet, ResidentSet]:
+def few() -> tuple[data.Batch, data.Batch]:
     """Return 360 images to train on, and 90 to test."""
     train, test = _all()
     return _part(train), _part(test)
@@ -19,5 +18,6 @@ def use() -> None:
     data._digits = few
 
 
-def _part(whole: ResidentSet) -> ResidentSet:
-    return ResidentSet(*(tensor[::4] for tensor in whole.tensors), transform=whole.transform)
+def _part(whole: data.Batch) -> data.Batch:
+    images, labels = whole
+    return images[::4], labels[::4]

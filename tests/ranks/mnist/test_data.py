@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,8 +12,8 @@ from idx_writer import idx
 
 from cluster_ddp.errors import DataError
 from cluster_ddp.mnist import data, idx_files, loop
-from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.runtime.data.device_dataset import ResidentSet
+from cluster_ddp.train_options import TrainConfig
 
 
 def test_the_embedded_digits() -> None:
@@ -31,9 +32,9 @@ def test_batches_are_the_bits_of_torchvisions_transform() -> None:
     from torchvision.transforms import Compose, Normalize, ToTensor
 
     images = torch.arange(256 * 3, dtype=torch.int64).remainder(256).to(torch.uint8).repeat(28 * 28).reshape(-1, 28, 28)
-    normalise = data.Normalise(*data.MNIST_STATISTICS)
-    image_set = ResidentSet(images, torch.arange(len(images)), transform=normalise)
     mean, std = data.MNIST_STATISTICS
+    normalise = functools.partial(data.normalise, mean=mean, std=std)
+    image_set = ResidentSet(images, torch.arange(len(images)), transform=normalise)
     transform = Compose([ToTensor(), Normalize((mean,), (std,))])
     chosen = [5, 0, 700]
     batch, labels = image_set.__getitems__(chosen)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gzip
 import json
 import os
-import re
 import signal
 import time
 from pathlib import Path
@@ -23,15 +21,15 @@ from ranks import Outcome, job_ids, run_ranks, slurm_step
 import cluster_ddp
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.mnist import data, loop
-from cluster_ddp.mnist.config import TrainConfig
-from cluster_ddp.mnist.hyperparameters import RECIPES, chosen, lr_factor
-from cluster_ddp.mnist.train_step import Step, ranges
+from cluster_ddp.mnist.recipes import RECIPES, chosen, lr_factor
+from cluster_ddp.mnist.step import Step
 from cluster_ddp.runtime.data.data_loader import Loader
+from cluster_ddp.train_options import TrainConfig
 
 pytestmark = pytest.mark.full
 
 JOB_ID = job_ids()
-SMALL = {"dataset": "digits", "recipe": "fast", "amp": "off", "tune": "never", "cuda": False, "epochs": 1}
+SMALL = {"dataset": "digits", "recipe": "fast", "amp": "off", "cuda": False, "epochs": 1}
 
 
 def config(run_dir: Path, **options: Any) -> TrainConfig:
@@ -203,12 +201,12 @@ def test_the_scaler_is_a_part_of_the_checkpoint_of_fp16_only(tmp_path: Path, mon
         train(tmp_path / amp, amp=amp, batch_size=500)
         (path,) = (tmp_path / amp / "checkpoints").glob("*.pt")
         content = torch.load(path, weights_only=True)
-        assert content["parts"].keys() - {"model", "optimizer", "step"} == parts
+        assert content["parts"].keys() - {"model", "optimizer"} == parts
         assert content["identity"].keys() == {"dataset", "recipe", "lr", "gamma", "amp"}
 
 
 def test_fp16_stops_at_a_loss_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop.data.Normalise, "__call__", lambda self, x, y: (x[:, None] * float("nan"), y))
+    monkeypatch.setattr(data, "normalise", lambda x, y, **_: (x[:, None] * float("nan"), y))
     with pytest.raises(cluster_ddp.NonFiniteError, match="loss nan"):
         train(tmp_path / "x", amp="fp16")
 
@@ -221,30 +219,11 @@ def test_batch_normalisation_of_all_ranks_is_asked_for(tmp_path: Path, capsys: p
 def test_an_evaluation_leaves_a_trainings_run_directory_alone(tmp_path: Path) -> None:
     train(tmp_path / "x", batch_size=500)
     before = (tmp_path / "x" / "metrics.jsonl").read_bytes()
-    for options in ({"eval_only": True, "resume": str(tmp_path / "x")}, {"benchmark": "training"}):
-        with pytest.raises(RunDirError, match="it is a training's"):
-            loop.run(config(tmp_path / "x", **options))
+    with pytest.raises(RunDirError, match="it is a training's"):
+        loop.run(config(tmp_path / "x", eval_only=True, resume=str(tmp_path / "x")))
     assert (tmp_path / "x" / "metrics.jsonl").read_bytes() == before
     with pytest.raises(cluster_ddp.CheckpointError):
         loop.run(config(tmp_path / "y", eval_only=True, resume=str(tmp_path / "nothing")))
-
-
-@pytest.mark.parametrize("mode", ["training", "inference"])
-def test_a_benchmark_prints_one_line_and_keeps_nothing_else(tmp_path: Path, mode: str) -> None:
-    (main, other) = on_ranks(tmp_path / "x", 2, benchmark=mode, accumulate=2, batch_size=32)
-    (record,) = records(tmp_path / "x", "benchmark")
-    assert (record["mode"], record["ranks"], record["steps"]) == (mode, 2, 20)
-    assert record["images_per_s"] == pytest.approx(2 * record["images_per_s_per_rank"], abs=0.2)
-    assert record["step_s"] > 0 < record["images_per_s"]
-    (printed,) = re.findall(rf"Benchmark of {mode}: ([\d,]+) images/s on 2 ranks", main.output)
-    assert float(printed.replace(",", "")) == pytest.approx(record["images_per_s"], abs=1)  # both are rounded
-    assert "Benchmark" not in other.output
-    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == [
-        ".lock",
-        "metrics.jsonl",
-        "run.json",
-        "usage-0.jsonl",
-    ]
 
 
 def test_workers_make_the_same_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,25 +263,6 @@ def test_each_rank_has_its_profile(tmp_path: Path) -> None:
     }
 
 
-def test_on_gpus_the_parts_are_named_for_nsight_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for NVTX, which needs CUDA."""
-    calls: list[str] = []
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
-    named = ranges(torch.device("cuda", 0), enabled=True)
-    with contextlib.suppress(ZeroDivisionError), named("forward"):
-        calls.append("inside")
-        raise ZeroDivisionError
-    assert calls == ["forward", "inside", "pop"]
-
-
-def test_without_a_profile_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for device in ("cpu", "cuda"):
-        named = ranges(torch.device(device), enabled=False)
-        assert isinstance(named("forward"), contextlib.nullcontext)
-        assert named("forward") is named("update")
-
-
 @pytest.mark.parametrize(
     ("options", "mentioned"),
     [
@@ -319,9 +279,6 @@ def test_without_a_profile_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         ({"cuda_graph": True, "amp": "fp16"}, "--cuda-graph --amp fp16"),
         ({"sync_batchnorm": True}, "add --model convnet"),
         ({"eval_only": True}, "name a checkpoint or a run directory: --resume PATH"),
-        ({"eval_only": True, "resume": "x", "benchmark": "training"}, "--eval-only --benchmark"),
-        ({"benchmark": "training", "resume": "x"}, "a benchmark starts with random weights"),
-        ({"benchmark": "inference", "trace": 3}, "--benchmark --trace"),
         ({"eval_only": True, "resume": "x", "save_model": True}, "--eval-only --save-model"),
         ({"dry_run": True, "trace": 3}, "a dry run has one step"),
     ],

@@ -16,8 +16,8 @@ import few_digits
 import torch
 
 from cluster_ddp.mnist import loop
-from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.runtime.checkpoint import checkpoint_file
+from cluster_ddp.train_options import TrainConfig
 
 FOLDER, KILLS = Path(sys.argv[1]), int(sys.argv[2])
 IS_FIRST = os.environ["SLURM_PROCID"] == "0"

@@ -18,9 +18,9 @@ import cluster_ddp
 import cluster_ddp.submit as door
 from cluster_ddp import JobSpec
 from cluster_ddp.errors import SpecError
-from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.submission import resume
 from cluster_ddp.submission.cli import options
+from cluster_ddp.train_options import TrainConfig
 
 __all__ = ["fake_slurm"]
 

@@ -19,10 +19,10 @@ from cluster_ddp import JobSpec, train, waiting_notice
 from cluster_ddp.__main__ import VERBS, main, module_of
 from cluster_ddp.argument_parser import field_texts
 from cluster_ddp.errors import SpecError
-from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.submission.checks import nested_launchers
 from cluster_ddp.submission.checks.performance_warnings import CODES, OTHER_CODES
 from cluster_ddp.submission.cli import settings_trust
+from cluster_ddp.train_options import TrainConfig
 
 __all__ = ["fake_slurm"]
 

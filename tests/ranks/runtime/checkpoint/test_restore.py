@@ -15,8 +15,8 @@ from ranks import Outcome, job_ids, run_ranks, slurm_step
 
 import cluster_ddp
 from cluster_ddp.mnist import loop
-from cluster_ddp.mnist.config import TrainConfig
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
+from cluster_ddp.train_options import TrainConfig
 
 JOB_ID = job_ids()
 VOLATILE = ("time", "samples_per_s", "waiting_for_data")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import logging
@@ -53,3 +54,22 @@ def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pyt
 def test_what_is_asked() -> None:
     assert [asked_steps({"CLUSTER_DDP_TRACE": text}) for text in ("", "0", "x", "12")] == [None, None, None, 12]
     assert asked_steps({}) is None
+
+
+def test_on_gpus_the_parts_are_named_for_nsight_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for NVTX, which needs CUDA."""
+    calls: list[str] = []
+    monkeypatch.setattr(StepTrace, "is_asked", True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
+    with contextlib.suppress(ZeroDivisionError), cluster_ddp.trace_range("forward"):
+        calls.append("inside")
+        raise ZeroDivisionError
+    assert calls == ["forward", "inside", "pop"]
+
+
+def test_without_a_trace_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepTrace, "is_asked", False)
+    assert isinstance(cluster_ddp.trace_range("forward"), contextlib.nullcontext)
+    assert cluster_ddp.trace_range("forward") is cluster_ddp.trace_range("update")

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cluster_ddp.mnist.hyperparameters import RECIPES, every_epoch, one_cycle
+from cluster_ddp.mnist.recipes import RECIPES, one_cycle, step_lr
 
 
 def test_the_references_rate_is_that_of_step_lr() -> None:
@@ -11,8 +11,8 @@ def test_the_references_rate_is_that_of_step_lr() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
     for epoch in range(14):
         (theirs,) = scheduler.get_last_lr()
-        assert every_epoch(epoch, 14, 0.7) == pytest.approx(theirs, rel=1e-12)
-        assert every_epoch(epoch + 937 / 938, 14, 0.7) == every_epoch(epoch, 14, 0.7)
+        assert step_lr(epoch, 14, 0.7) == pytest.approx(theirs, rel=1e-12)
+        assert step_lr(epoch + 937 / 938, 14, 0.7) == step_lr(epoch, 14, 0.7)
         optimizer.step()
         scheduler.step()
 
@@ -29,9 +29,9 @@ def test_the_help_tells_the_recipes_defaults() -> None:
     """TrainConfig imports no torch, so it can't look them up."""
     from pathlib import Path
 
-    from cluster_ddp.mnist import config
+    from cluster_ddp import train_options
 
-    text = " ".join(Path(config.__file__).read_text().split())
+    text = " ".join(Path(train_options.__file__).read_text().split())
     reference, fast = RECIPES["reference"], RECIPES["fast"]
     for name in ("epochs", "batch_size", "lr", "amp"):
         assert f"recipe's, {getattr(reference, name):{'g' if name == 'lr' else ''}} or {getattr(fast, name)}." in text

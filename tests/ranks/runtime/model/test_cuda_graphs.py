@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import cluster_ddp
-from cluster_ddp.mnist import cuda_graphs
-from cluster_ddp.mnist.cuda_graphs import Graphed
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.data.device_dataset import DeviceLoader, ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard
 from cluster_ddp.runtime.device import interruptible_wait
+from cluster_ddp.runtime.model import cuda_graphs
+from cluster_ddp.runtime.model.cuda_graphs import CudaGraphs, GraphedFunction
 from cluster_ddp.slurm.topology import Topology
 
 
@@ -29,9 +29,8 @@ def test_it_runs_then_is_captured_then_replayed(monkeypatch: pytest.MonkeyPatch)
         calls.append(("captured", inputs[0].tolist()))
         return lambda: calls.append(("replayed", inputs[0].tolist()))
 
-    monkeypatch.setattr(cuda_graphs, "captured", captured)
     monkeypatch.setattr(cuda_graphs, "_WARM_UPS", 2)
-    graphed, first = Graphed(function), torch.tensor([3.0, 3.0])
+    graphed, first = GraphedFunction(function, captured), torch.tensor([3.0, 3.0])
     rest = torch.tensor([4.0])
     for values in (torch.tensor([1.0]), torch.tensor([2.0, 2.0]), rest, first, rest, torch.tensor([5.0, 5.0])):
         graphed(values, full_batch=len(values) == 2)
@@ -85,36 +84,50 @@ class Cuda:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    monkeypatch.setattr(interruptible_wait, "_watched", [])
+    monkeypatch.setattr(process_group, "before_leaving", [])
     return Cuda(monkeypatch)
 
 
-def test_the_stream_to_capture_on_waits_for_what_was_begun_before(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def graphs(cuda: Cuda) -> CudaGraphs:
+    return CudaGraphs(cluster_ddp.World(topology=Topology.from_environ({}), device=torch.device("cuda", 0)))
+
+
+def test_the_stream_to_capture_on_waits_for_what_was_begun_before(cuda: Cuda, graphs: CudaGraphs) -> None:
     """The world watches it, and resets the graphs before it is left."""
-    monkeypatch.setattr(interruptible_wait, "_watched", [])
-    monkeypatch.setattr(process_group, "before_leaving", [])
-    place = Topology.from_environ({})
-    cuda_graphs.prepare(cluster_ddp.World(topology=place, device=torch.device("cuda", 0)))
     assert cuda.calls == ["wait for the current stream", "set Stream"]
     assert len(interruptible_wait._watched) == 1
-    assert process_group.before_leaving == [cuda_graphs.reset_all]
+    assert process_group.before_leaving == [graphs.reset]
 
 
-def test_a_capture_lets_other_threads_call_cuda(cuda: Cuda) -> None:
+def test_a_capture_lets_other_threads_call_cuda(cuda: Cuda, graphs: CudaGraphs) -> None:
     """The one that pins a loader's batches does."""
-    replay = cuda_graphs.captured(lambda: None, ())
+    cuda.calls.clear()
+    replay = graphs.captured(lambda: None, ())
     replay()
     assert cuda.calls == ["capture on the current stream (thread_local)", "replay"]
 
 
-def test_all_graphs_that_are_alive_are_reset_once(cuda: Cuda) -> None:
+def test_all_graphs_that_are_alive_are_reset_once(cuda: Cuda, graphs: CudaGraphs) -> None:
     """NCCL's communicators end only without them."""
-    kept, gone = cuda_graphs.captured(lambda: None, ()), cuda_graphs.captured(lambda: None, ())
+    kept, gone = graphs.captured(lambda: None, ()), graphs.captured(lambda: None, ())
     del gone
     cuda.calls.clear()
-    cuda_graphs.reset_all()
-    cuda_graphs.reset_all()
+    graphs.reset()
+    graphs.reset()
     assert cuda.calls == ["reset"]
     assert kept
+
+
+def test_a_function_of_the_step_is_captured_after_its_warm_up(cuda: Cuda, graphs: CudaGraphs) -> None:
+    calls: list[str] = []
+    graphed = graphs(lambda _: calls.append("run"))
+    cuda.calls.clear()
+    for _ in range(CudaGraphs.steps_to_capture):
+        graphed(torch.zeros(1))
+    assert len(calls) == CudaGraphs.steps_to_capture - 1  # the capture runs it, too; with CUDA it would only record
+    assert cuda.calls == ["capture on the current stream (thread_local)", "replay", "replay"]
 
 
 @pytest.mark.parametrize(("sizes", "world_size"), [((1437, 64), 8), ((1437, 8), 8), ((100, 8), 8), ((135, 8), 8)])
@@ -127,8 +140,8 @@ def test_ranks_replay_the_same_batches_whatever_the_size(
     ways: list[list[str]] = []
     for rank in range(world_size):
         way: list[str] = []
-        monkeypatch.setattr(cuda_graphs, "captured", lambda *_, way=way: functools.partial(way.append, "replayed"))
-        graphed = Graphed(lambda _, way=way: way.append("launched"))
+        replayed = functools.partial(way.append, "replayed")
+        graphed = GraphedFunction(lambda _, way=way: way.append("launched"), lambda *_, replayed=replayed: replayed)
         batches = DistributedBatchSampler(size, batch_size, rank=rank, world_size=world_size, seed=1)
         dataset = ResidentSet(torch.zeros(size))
         shard = Shard(batches, DeviceLoader(dataset, batches))

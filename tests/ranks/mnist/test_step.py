@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import cluster_ddp
-from cluster_ddp.errors import DeviceError
-from cluster_ddp.mnist import cuda_graphs, data
-from cluster_ddp.mnist.config import TrainConfig
-from cluster_ddp.mnist.hyperparameters import chosen
-from cluster_ddp.mnist.train_step import Step
+from cluster_ddp import CudaGraphs, DeviceError
+from cluster_ddp.mnist import data
+from cluster_ddp.mnist.recipes import chosen
+from cluster_ddp.mnist.step import Step
+from cluster_ddp.train_options import TrainConfig
 
 pytestmark = pytest.mark.full
 
@@ -26,14 +26,20 @@ def make_step(world: cluster_ddp.World, **options: Any) -> Step:
     return Step(config, chosen(config, world), world)
 
 
-def losses(layout: str = "contiguous", *, lr: float = 0.1, graphed: bool = False, **options: Any) -> torch.Tensor:
+def losses(
+    layout: torch.memory_format = torch.contiguous_format,
+    *,
+    lr: float = 0.1,
+    graphs: CudaGraphs | None = None,
+    **options: Any,
+) -> torch.Tensor:
     """The mean loss of each of the steps of an epoch on the digits, the last one smaller."""
     with cluster_ddp.distributed(cuda=False) as world:
         train_set, _ = data.load("digits", Path())
         shard = world.shard(train_set, batch_size=32, shuffle_seed=1)
         step = make_step(world, lr=lr, **options)
-        if graphed:
-            step._use_graphs()
+        if graphs is not None:
+            step._use(graphs)
         step.layout = layout
         step.model.train()
         found = []
@@ -51,13 +57,13 @@ def plain() -> torch.Tensor:
 @pytest.mark.parametrize(
     ("layout", "options", "at_first", "later"),
     [
-        ("channels_last", {}, 1e-3, 0.1),
-        ("contiguous", {"amp": "bf16"}, 0.05, 0.3),
-        ("channels_last", {"amp": "bf16"}, 0.05, 0.3),
+        (torch.channels_last, {}, 1e-3, 0.1),
+        (torch.contiguous_format, {"amp": "bf16"}, 0.05, 0.3),
+        (torch.channels_last, {"amp": "bf16"}, 0.05, 0.3),
     ],
 )
 def test_loss_curves_match(
-    plain: torch.Tensor, layout: str, options: dict[str, Any], at_first: float, later: float
+    plain: torch.Tensor, layout: torch.memory_format, options: dict[str, Any], at_first: float, later: float
 ) -> None:
     """Tolerances: of the loss, absolute, in the first ten steps, and in those in which it falls from 2.3 to below 1."""
     with warnings.catch_warnings():
@@ -77,8 +83,10 @@ def test_a_graphed_step_is_the_same_step(monkeypatch: pytest.MonkeyPatch) -> Non
         captures.append(inputs)
         return functools.partial(function, *inputs)
 
-    monkeypatch.setattr(cuda_graphs, "captured", captured)
-    assert torch.equal(losses(lr=0.5, graphed=True), losses(lr=0.5))  # 0.5 is the same number in float32
+    monkeypatch.setattr(CudaGraphs, "__init__", lambda self: None)
+    monkeypatch.setattr(CudaGraphs, "captured", staticmethod(captured))
+    graphs = CudaGraphs()  # type: ignore[call-arg]
+    assert torch.equal(losses(lr=0.5, graphs=graphs), losses(lr=0.5))  # 0.5 is the same number in float32
     assert [len(inputs) for inputs in captures] == [2, 0]
 
 
@@ -95,17 +103,3 @@ def test_a_graph_without_a_gpu_is_refused() -> None:
     refused = pytest.raises(DeviceError, match="this rank computes on cpu")
     with cluster_ddp.distributed(cuda=False) as world, refused:
         make_step(world, cuda_graph=True)
-
-
-def test_tuning_leaves_everything_as_it_was() -> None:
-    with cluster_ddp.distributed(cuda=False) as world:
-        step = make_step(world, batch_size=4)
-        before = [parameter.clone() for parameter in step.model.parameters()], torch.get_rng_state()
-        seconds = step.tune()
-        assert all(torch.equal(*pair) for pair in zip(step.model.parameters(), before[0]))
-        assert all(parameter.grad is None for parameter in step.model.parameters())
-        assert torch.equal(torch.get_rng_state(), before[1])
-        assert seconds[step.layout] == min(seconds.values()) and step.is_tuned
-        other = make_step(world)
-        other.load_state_dict(step.state_dict())
-        assert (other.layout, other.is_tuned) == (step.layout, True)

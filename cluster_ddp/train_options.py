@@ -1,11 +1,11 @@
-"""The options of the reference workload, and what a training returns. The command line is made of the options.
+"""The options of `cluster-ddp train`, and what a training returns. The command line is made of the options.
 
 Imports no torch: `Job.result` loads a result where the job was submitted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -63,11 +63,8 @@ class TrainConfig:
     loss. Weights are float32. Default: the recipe's, off or bf16."""
     sync_batchnorm: bool = False
     """On GPUs: batch normalisation uses the statistics of all ranks' batches."""
-    tune: Literal["auto", "always", "never"] = "auto"
-    """Time the memory layouts (contiguous, channels_last) at the start and take the faster one. auto: in runs of
-    1,000 steps or more. Bits depend on it; a resumed run keeps it."""
     deterministic: bool = False
-    """Same bits in every run on the same machines with the same ranks: deterministic algorithms, no tuning."""
+    """Same bits in every run on the same machines with the same ranks: deterministic algorithms."""
     cuda_graph: bool = False
     """On GPUs: run each step's forward and backward pass as one CUDA graph, and the update as another."""
     workers: int | None = None
@@ -85,8 +82,6 @@ class TrainConfig:
     """Run one step and one test only."""
     eval_only: bool = False
     """Test the weights of the checkpoint or run directory that --resume names. Train nothing."""
-    benchmark: Literal["training", "inference"] | None = None
-    """Time 20 steps of training or inference, and print the images per second. Keep nothing."""
     trace: int | None = None
     """Record so many steps of the first epoch with torch.profiler, in trace-rank<k>.json.gz in the run directory."""
     save_model: bool = False
@@ -112,12 +107,18 @@ class TrainConfig:
     """What to do on a non-finite loss (NaN or Inf): stop, or skip that step's update."""
 
     def __post_init__(self) -> None:
-        self._check_numbers()
+        for names, is_legal, legal in _NUMBERS:
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not is_legal(value):
+                    option = "--" + name.replace("_", "-")
+                    asked = f"Training with {option} {value}:"
+                    raise SpecError(asked, f"{name} must be {legal}.", f"give {option} {legal}")
         is_folder = self.dataset.startswith(FOLDER) and self.dataset != FOLDER
         if self.dataset not in DATASETS and not is_folder:
             found = f"there is no such dataset.{nearest(self.dataset, DATASETS)}"
             raise SpecError(f"Training on {self.dataset!r}:", found, f"--dataset {', '.join(DATASETS)} or folder:PATH")
-        for is_given, options, why, hint in (*self._contradictions(), *self._unused()):
+        for is_given, options, why, hint in self._exclusive():
             if is_given:
                 raise SpecError(f"Training with {options}:", f"{why}.", hint)
         Interval.parse(self.checkpoint_every)
@@ -129,29 +130,9 @@ class TrainConfig:
         """The dataset without a path, for names of files."""
         return self.dataset.partition(":")[0]
 
-    def _check_numbers(self) -> None:
-        for name, low in _LOWEST.items():
-            if (value := getattr(self, name)) is not None and value < low:
-                raise _error(name, value, f"a whole number of {low} or more")
-        if self.lr is not None and not self.lr > 0:
-            raise _error("lr", self.lr, "a number above 0")
-        if not self.warmup_epochs >= 0:
-            raise _error("warmup_epochs", self.warmup_epochs, "a number of 0 or more")
-        if not 0 < self.gamma <= 1:
-            raise _error("gamma", self.gamma, "a number above 0, and at most 1")
-        if not 0 <= self.resident_share <= 1:
-            raise _error("resident_share", self.resident_share, "a number from 0 to 1")
-        for name in ("rendezvous_timeout_s", "collective_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise _error(name, getattr(self, name), "a number above 0")
-        if not self.hang_warning_s >= 0:
-            raise _error("hang_warning_s", self.hang_warning_s, "a number of seconds, or 0 for never")
-
-    def _contradictions(self) -> Iterator[_Rule]:
+    def _exclusive(self) -> Iterator[_Rule]:
         """Options that exclude each other."""
-        one, graph = "give one of the two", self.cuda_graph
-        layouts = self.deterministic and self.tune == "always"
-        yield layouts, "--deterministic --tune always", "the fastest layout may differ each time", one
+        graph, one = self.cuda_graph, "give one of the two"
         both = self.batch_size is not None and self.global_batch_size is not None
         yield both, "--batch-size and --global-batch-size", "one follows from the other", one
         several = graph and self.accumulate > 1
@@ -160,44 +141,31 @@ class TrainConfig:
         yield scaled, "--cuda-graph --amp fp16", "the scaler's choice to skip an update can't be captured", "--amp bf16"
         plain = self.sync_batchnorm and self.model == "cnn"
         yield plain, "--sync-batchnorm", "the recipe's CNN has no batch normalisation", "add --model convnet"
-
-    def _unused(self) -> Iterator[_Rule]:
-        """Options that an evaluation or a benchmark alone would not use."""
-        modes = [*(["--eval-only"] if self.eval_only else []), *(["--benchmark"] if self.benchmark else [])]
-        mode, is_path = " ".join(modes), self.resume not in ("auto", "never")
-        yield len(modes) > 1, mode, "a benchmark tests no weights", "give one of the two"
-        for name in ("dry_run", "save_model", "trace"):
-            option = "--" + name.replace("_", "-")
-            yield bool(modes and getattr(self, name)), f"{mode} {option}", f"{option} needs a training", "leave one out"
+        too_short = self.dry_run and self.trace is not None
+        yield too_short, "--dry-run --trace", "a dry run has one step", one
+        is_path = self.resume not in ("auto", "never")
         wanted = "name a checkpoint or a run directory: --resume PATH"
         yield self.eval_only and not is_path, "--eval-only", "there are no weights to test", wanted
-        starts = self.benchmark is not None and is_path
-        yield starts, "--benchmark --resume PATH", "a benchmark starts with random weights", "leave --resume out"
-        too_short = self.dry_run and self.trace is not None
-        yield too_short, "--dry-run --trace", "a dry run has one step", "give one of the two"
+        for name in ("dry_run", "save_model", "trace"):
+            option = "--" + name.replace("_", "-")
+            unused = self.eval_only and bool(getattr(self, name))
+            yield unused, f"--eval-only {option}", f"{option} needs a training", "leave one out"
 
 
 _Rule = tuple[bool, str, str, str]
 """Whether it is broken, the options, why, and a hint."""
 
-# The lowest legal value of each whole number.
-_LOWEST = {
-    "epochs": 1,
-    "batch_size": 1,
-    "global_batch_size": 1,
-    "accumulate": 1,
-    "test_batch_size": 1,
-    "workers": 0,
-    "trace": 1,
-    "log_interval": 1,
-    "keep_checkpoints": 1,
-    "seed": 0,
-}
-
-
-def _error(name: str, value: object, legal: str) -> SpecError:
-    option = "--" + name.replace("_", "-")
-    return SpecError(f"Training with {option} {value}:", f"{name} must be {legal}.", f"give {option} {legal}")
+_COUNTS = ("epochs", "batch_size", "global_batch_size", "accumulate", "test_batch_size", "trace", "log_interval")
+# Options, which of their values are legal, in words. A NaN never is.
+_NUMBERS: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
+    ((*_COUNTS, "keep_checkpoints"), lambda value: value >= 1, "a whole number of 1 or more"),
+    (("workers", "seed"), lambda value: value >= 0, "a whole number of 0 or more"),
+    (("lr", "rendezvous_timeout_s", "collective_timeout_s"), lambda value: value > 0, "a number above 0"),
+    (("gamma",), lambda value: 0 < value <= 1, "a number above 0, and at most 1"),
+    (("warmup_epochs",), lambda value: value >= 0, "a number of 0 or more"),
+    (("resident_share",), lambda value: 0 <= value <= 1, "a number from 0 to 1"),
+    (("hang_warning_s",), lambda value: value >= 0, "a number of seconds, or 0 for never"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
