@@ -10,7 +10,7 @@ import statistics
 
 import overlap
 import several
-from lab import Lab, difference
+from lab import Lab
 from table import Test, both, each
 
 
@@ -25,17 +25,6 @@ def communication_overlaps_backward(lab: Lab) -> None:
         assert beside_us > 0, f"none of {overlap.length(nccl):.0f} µs"
         percent = 100 * beside_us / overlap.length(nccl)
         lab.figure(f"{lab.world_size} ranks: NCCL's time beside other kernels", percent, unit="% of it")
-
-
-def deterministic_means_the_same_bits(lab: Lab) -> None:
-    """Two runs of one command. NCCL's NVLS, which adds up in any order, must be off then."""
-    config = {"deterministic": True, "epochs": 2, "batch_size": 32}
-    first, second = (lab.train(**config) for _ in range(2))
-    assert (set(first.statuses), set(second.statuses)) == ({0}, {0}), first.text + second.text
-    assert first.weights == second.weights, difference(first, second)
-    if lab.on_gpu("NCCL's choice of algorithm"):
-        algorithms = first.script_result["deterministic"]["NCCL_ALGO"]
-        assert algorithms, "torch has not kept NCCL from NVLS (NCCL_ALGO)"
 
 
 def costs_are_noted(lab: Lab) -> None:
@@ -63,7 +52,8 @@ TESTS: dict[str, Test] = {
     **each("weights_are_equal", several.weights_are_equal, "recipe", ("reference",)),
     **each("last_batches_may_be_mixed", several.last_batches_may_be_mixed, "rest", ("one", "half")),
     "communication_overlaps_backward": communication_overlaps_backward,
-    "deterministic_means_the_same_bits": deterministic_means_the_same_bits,
+    "deterministic_means_the_same_bits": several.deterministic_means_the_same_bits,
+    **both("a_stopped_training_resumes_to_the_bit", several.a_stopped_training_resumes_to_the_bit),
     "costs_are_noted": costs_are_noted,
     **both("a_warning_stops_all", several.a_warning_stops_all),
     **both("an_exception_ends_all", several.an_exception_ends_all),

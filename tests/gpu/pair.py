@@ -12,6 +12,8 @@ from table import Test, both, each
 TESTS: dict[str, Test] = {
     **each("weights_are_equal", several.weights_are_equal, "recipe", ("reference", "fast")),
     **each("last_batches_may_be_mixed", several.last_batches_may_be_mixed, "rest", several.RESTS),
+    "deterministic_means_the_same_bits": several.deterministic_means_the_same_bits,
+    **both("a_stopped_training_resumes_to_the_bit", several.a_stopped_training_resumes_to_the_bit),
     **both("a_warning_stops_all", several.a_warning_stops_all),
     **both("an_exception_ends_all", several.an_exception_ends_all),
     **both("one_that_hangs_is_named", several.one_that_hangs_is_named),

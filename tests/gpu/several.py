@@ -44,6 +44,31 @@ def last_batches_may_be_mixed(lab: Lab, *, rest: str) -> None:
     assert graphed.weights == eager.weights, difference(graphed, eager)
 
 
+def a_stopped_training_resumes_to_the_bit(lab: Lab, *, cuda_graph: bool) -> None:
+    """USR1 on the last rank in the second epoch, and resumed: the same weights as without a stop."""
+    rates = {"lr": 0.5, "gamma": 0.5}  # the same numbers in float32, which a graph has them in
+    batch_size = _GLOBAL_BATCH // lab.world_size
+    config = {"deterministic": True, "epochs": 12, "batch_size": batch_size, "cuda_graph": cuda_graph, **rates}
+    whole, folder = lab.trained(**config), lab.new_folder()
+    stop = {"fault": {"rank": lab.last_rank, "step": 30, "do": "USR1"}}
+    stopped = lab.train(folder=folder, options=stop, **config)
+    assert set(stopped.statuses) == {75}, f"exit statuses {stopped.statuses}:\n{stopped.text}"
+    resumed = lab.train(folder=folder, **config)
+    assert set(resumed.statuses) == {0} and "step-000000" in resumed.text, resumed.text
+    assert resumed.weights == whole.weights, difference(resumed, whole)
+
+
+def deterministic_means_the_same_bits(lab: Lab) -> None:
+    """Two runs of one command. NCCL's NVLS, which adds up in any order, must be off then."""
+    config = {"deterministic": True, "epochs": 2, "batch_size": 32}
+    first, second = (lab.train(**config) for _ in range(2))
+    assert (set(first.statuses), set(second.statuses)) == ({0}, {0}), first.text + second.text
+    assert first.weights == second.weights, difference(first, second)
+    if lab.on_gpu("NCCL's choice of algorithm"):
+        algorithms = first.script_result["deterministic"]["NCCL_ALGO"]
+        assert algorithms, "torch has not kept NCCL from NVLS (NCCL_ALGO)"
+
+
 def a_warning_stops_all(lab: Lab, *, cuda_graph: bool) -> None:
     """USR1 on the last rank: all save and end with status 75."""
     run = _with_fault(lab, "USR1", cuda_graph=cuda_graph)
