@@ -12,9 +12,9 @@ from table import Test, both, each
 
 # Of the loss, absolute: in the first ten steps, and in those in which it falls. float32 on two devices differs in the
 # last bits only; bf16 keeps 8 of them.
-_TOLERANCES = {"reference": (1e-3, 0.1), "fast": (0.05, 0.3)}
+_TOLERANCES = {"reference": (1e-3, 0.02), "fast": (0.05, 0.3)}
 _RECIPES: dict[str, dict[str, Any]] = {
-    "reference": {"recipe": "reference", "lr": 0.1},
+    "reference": {"recipe": "reference", "lr": 0.05},  # with 0.1, the last bit became a tenth of the loss
     "fast": {"recipe": "fast", "lr": 0.001},
 }
 # Powers of two: then it is the same number in float32, which a graph has it in, and in float64.
