@@ -29,7 +29,7 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -190,6 +190,12 @@ def counted(count: int, noun: str) -> str:
 def printable(text: str) -> str:
     """Replace what is not printable by "?": control characters could move the cursor or change a terminal's title."""
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def aligned(rows: Sequence[Sequence[str]], pad: Callable[[str, int], str] = str.ljust) -> list[list[str]]:
+    """Return the cells of a table's rows, each as wide as the widest of its column."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return [[pad(cell, width) for cell, width in zip(row, widths)] for row in rows]
 
 
 @contextmanager

@@ -1,22 +1,22 @@
 """`cluster-ddp report JOB`: what became of a run: state, time, how CPUs, memory and GPUs were used, and what to change.
 
-JOB is a job id (12, or 12_3 for an array task; an array's id means all its tasks) or a run directory.
+JOB is a job id (12, or 12_3 for an array task) or a run directory. Of an array, it is a table of its tasks, best first.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cluster_ddp.argument_parser import Parser
 from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.files import to_json
-from cluster_ddp.jobs.report import training_figures
+from cluster_ddp.jobs.report import array_tasks, training_figures
 from cluster_ddp.jobs.report.report_text import as_text, notes
-from cluster_ddp.jobs.report.summary import report
+from cluster_ddp.jobs.report.summary import Report, report
 from cluster_ddp.jobs.status import run_statuses
 from cluster_ddp.remote import verbs
 
@@ -59,5 +59,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             objects = [{**dataclasses.asdict(one), "notes": notes(one)} for one in found]
             print(to_json(objects, default=str, indent=2))
         else:
-            print("\n\n".join(map(as_text, found)))
+            print("\n\n".join(_texts(found, arguments.jobs)))
     return 0
+
+
+def _texts(found: Sequence[Report], words: Sequence[str]) -> Iterator[str]:
+    """A table for each array; a report for each other run, and for each task that one of the `words` means."""
+    groups: dict[object, list[Report]] = {}
+    for at, one in enumerate(found):
+        status, folder = one.status, one.status.run_dir
+        array = (status.name, status.job.partition("_")[0], folder and folder.parent)
+        groups.setdefault(array if "_" in status.job else at, []).append(one)
+    named = {*words, *map(Path, words)}
+    for runs in groups.values():
+        alone = [one for one in runs if named & {one.status.job, one.status.run_dir}]
+        if len(runs) > 1 and len(alone) < len(runs):
+            yield array_tasks.as_text(runs)
+        else:
+            alone = runs
+        yield from map(as_text, alone)

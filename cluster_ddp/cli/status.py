@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cluster_ddp.argument_parser import Parser
 from cluster_ddp.cli import jobs_parser
-from cluster_ddp.errors import exit_on_error, printable
+from cluster_ddp.errors import aligned, exit_on_error, printable
 from cluster_ddp.jobs.status import RunStatus, run_statuses
 from cluster_ddp.protocol import ENDS
 from cluster_ddp.remote import verbs
@@ -89,9 +89,8 @@ def _show(found: list[RunStatus], runs_dir: Path) -> None:
         return
     rows = [_HEADINGS, *(_row(one) for one in found)]
     shown = [i for i, heading in enumerate(_HEADINGS) if heading != "VALUES" or any(one.values for one in found)]
-    widths = {i: max(len(row[i]) for row in rows) for i in shown}
-    for row, state in zip(rows, ["", *(one.state for one in found)]):
-        cells = [row[i].ljust(widths[i]) for i in shown]
+    table = aligned([[row[i] for i in shown] for row in rows])
+    for cells, state in zip(table, ["", *(one.state for one in found)]):
         cells[_STATE] = _coloured(state, cells[_STATE])
         print("  ".join(cells).rstrip())
     for one in found:

@@ -173,7 +173,7 @@ class _Following:
                 self.show("It has printed nothing yet: importing PyTorch may take a minute on a shared file system …")
 
     def outcome(self) -> int:
-        """Show what failed, and how to resume it. Returns the exit status."""
+        """Show what failed, and how to resume it; of an array, the best task. Returns the exit status."""
         if self.forgotten == "COMPLETED":
             return 0
         if not self.statuses:
@@ -186,6 +186,10 @@ class _Following:
                 self.show(f"job {label}: {status.state}, {exit_in_words(status)}")
                 if label in by_label and run_dirs.has_results(by_label[label]):
                     self.show(f"  {TO_RESUME}{run_dirs.resume_command(by_label[label])}")
+            from cluster_ddp.jobs.report import array_tasks  # `submit --dry-run` does without
+
+            if best := array_tasks.best_line([job.run_dir for job in self.jobs]):
+                self.show(best)
         elif failed:
             run_dir = self.first.run_dir
             self.show(f"Its logs: {run_dir}")

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
-from cluster_ddp.errors import counted
+from cluster_ddp.errors import aligned, counted
 from cluster_ddp.scaling.measure import Measured, Point
 
 _FEW_NODES = 4  # with so few, a spare node rarely pays
@@ -98,8 +98,7 @@ def as_text(found: Sequence[Row]) -> str:
     """Return the table for a terminal."""
     columns = [_cells(row) for row in found]
     table = [tuple(columns[0]), *(tuple(cells.values()) for cells in columns)]
-    widths = [max(map(len, column)) for column in zip(*table)]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in table)
+    return "\n".join(map("  ".join, aligned(table, str.rjust)))
 
 
 def as_csv(found: Sequence[Row]) -> str:

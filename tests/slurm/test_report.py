@@ -89,14 +89,19 @@ with open(pathlib.Path(os.environ["CLUSTER_DDP_RUN_DIR"]) / "metrics.jsonl", "w"
 """
 
 
-def test_the_page_of_an_array_ranks_its_tasks(slurm: Cluster, tmp_path: Path) -> None:
+def test_an_arrays_tasks_are_ranked_at_the_end_of_watch_in_the_report_and_on_the_page(
+    slurm: Cluster, tmp_path: Path
+) -> None:
     (tmp_path / "t.py").write_text(TASK)
     place = Place(slurm, tmp_path)
     grid = ("--array", "lr=0.1,0.2,0.3,0.5", "momentum=0,0.9")
-    first = place.start(*grid, "--gpus-per-node", "1", "--nodes", "1", "--", "python", "t.py", "{lr}", "{momentum}")
-    array = first.name.removesuffix("_0").rpartition("-")[2]
-    for task in range(8):
-        place.completed(first.with_name(f"{first.name[:-2]}_{task}"))
+    watched = place.submit("--no-check", *grid, "--watch", "--", "python", "t.py", "{lr}", "{momentum}")
+    array, folder = re.search(r"^Submitted array (\d+) .* directories: (\S+)_0 ", watched.stdout, re.MULTILINE).groups()
+    result = "(lr=0.3, momentum=0): test accuracy 90.00 %"
+    last = f"Best: task {array}_4 {result}. All tasks: cluster-ddp report {folder}\n"
+    assert watched.stdout.endswith(last), watched.stdout
+    table = slurm.run(sys.executable, "-m", "cluster_ddp", "report", array, cwd=tmp_path).stdout
+    assert re.search(rf"\nTASK .*\n{array}_4 +0\.3 +0 .* 90\.00 % .* best\n{array}_5 ", table), table
     done = slurm.run(sys.executable, "-m", "cluster_ddp", "report", array, "--html", "it's a page.html", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "it's a page.html").read_text()

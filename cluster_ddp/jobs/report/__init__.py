@@ -6,5 +6,6 @@ usage             how the nodes were used
 report_text       the report on a terminal, and notes: what could be better, each with the option to change
 page              the report as an HTML page: html/ has its template, script and style, and uPlot
 time_series       the figures of a run over time, read and thinned out for the page
-chart_groups      which curves lie over each other; the tasks of an array, sorted by their result
+array_tasks       the tasks of an array, the best first: a table for terminal and page, the best one in a line
+chart_groups      which curves lie over each other; a picture of an array's tasks
 """

@@ -1,6 +1,6 @@
 """The charts of a report's page: which curves of its runs lie over each other; and the tasks of an array by result.
 
-The tasks are a table, and a picture in parallel coordinates (Inselberg 1985).
+The tasks are also a picture in parallel coordinates (Inselberg 1985).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster_ddp.jobs.report import time_series
+from cluster_ddp.jobs.report.array_tasks import columns, differing, ranked
 from cluster_ddp.jobs.report.summary import Report
 from cluster_ddp.jobs.report.time_series import Curve, Curves
 from cluster_ddp.jobs.status import RunStatus
-from cluster_ddp.protocol import Record
 
 _LOGGED = {
     "train loss": ("Loss", ""),
@@ -152,36 +152,25 @@ def _scaled(points: Points, factor: float) -> Points:
 
 
 def grid(reports: Sequence[Report]) -> dict[str, Any] | None:
-    """Return the table and the picture of the runs of a grid, the best first; None if there is no grid.
-
-    The result is the accuracy, if any run has one, else the loss: of "test" records, else of another kind, else of
-    "train" records, but the same kind for all. A run without it comes last.
-    """
-    runs = [one for one in reports if one.status.values]
+    """Return the table and the picture of the tasks of arrays, the best first; None without two."""
+    runs = [one for one in reports if one.status.values or "_" in one.status.job]
     if len(runs) < 2:
         return None
-    accuracy_kind, loss_kind = _kind(runs, "accuracy"), _kind(runs, "loss")
-    rows: list[dict[str, Any]] = []
-    for one in runs:
-        accuracy = one.training.results.get(accuracy_kind, {}).get("accuracy")
-        loss = one.training.results.get(loss_kind, {}).get("loss")
-        rows.append({"status": one.status, "accuracy": None if accuracy is None else 100 * accuracy, "loss": loss})
-    loss_title = f"{loss_kind} loss".lstrip()
-    by, title, sign = "loss", loss_title, 1
-    if any(row["accuracy"] is not None for row in rows):
-        by, title, sign = "accuracy", "accuracy, %", -1
-    rows.sort(key=lambda row: (row[by] is None, sign * (row[by] or 0.0)))
-    keys = list(dict.fromkeys(key for one in runs for key in one.status.values))
-    columns = [(key, [row["status"].values.get(key) for row in rows]) for key in keys]
-    picture = _picture([*columns, (title, [row[by] for row in rows])], [row["status"] for row in rows])
-    return {"keys": keys, "rows": rows, "loss": loss_title.capitalize(), "width": _WIDTH, "height": _HEIGHT, **picture}
-
-
-def _kind(runs: Sequence[Report], name: str) -> str:
-    """The kind of record that says most of a model, of those that have this result."""
-    kinds = {kind for one in runs for kind, values in one.training.results.items() if name in values}
-    kinds -= {Record.TRAIN} if name == "accuracy" else set()
-    return min(kinds, key=lambda kind: (kind == Record.TRAIN, kind != Record.TEST, kind), default="")
+    ranking = ranked([one.training.results for one in runs])
+    best_first = [runs[at].status for at in ranking.order]
+    axes: list[tuple[str, Sequence[Any]]] = []
+    if ranking.by is not None:
+        options = differing([one.status.values for one in runs])
+        axes = [(key, [one.values.get(key) for one in best_first]) for key in options]
+        factor, unit = (100, ", %") if ranking.by == "accuracy" else (1, "")
+        values = (ranking.values[ranking.by][at] for at in ranking.order)
+        axes.append((ranking.title(ranking.by) + unit, [None if one is None else factor * one for one in values]))
+    return {
+        "columns": columns(runs, ranking),
+        "tasks": len(runs),
+        "is_ranked": ranking.by is not None,
+        "picture": _picture(axes, best_first) if len(axes) > 1 else None,
+    }
 
 
 def _picture(columns: Sequence[tuple[str, Sequence[Any]]], ranked: Sequence[RunStatus]) -> dict[str, Any]:
@@ -200,7 +189,7 @@ def _picture(columns: Sequence[tuple[str, Sequence[Any]]], ranked: Sequence[RunS
             words = " ".join(f"{key}={value}" for key, value in status.values.items())
             worse = round(number / max(1, len(ranked) - 1), 3)
             lines.append({"points": points, "title": f"{words}: {columns[-1][1][number]:.4g}", "worse": worse})
-    return {"axes": axes, "lines": lines[::-1], "top": _TOP}  # the best on top
+    return {"axes": axes, "lines": lines[::-1], "top": _TOP, "width": _WIDTH, "height": _HEIGHT}  # the best on top
 
 
 def _apart(places: dict[Any, float]) -> list[tuple[Any, float]]:

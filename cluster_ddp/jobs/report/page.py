@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs no network: summaries, curves, and for an array its grid, sorted by result."""
+"""A report as one HTML page that needs no network: summaries, curves, and for an array its tasks, the best first."""
 
 from __future__ import annotations
 

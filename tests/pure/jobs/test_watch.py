@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from made_runs import make_run, write_lines
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.jobs import watch
@@ -192,6 +194,26 @@ def test_an_array_is_counted(tmp_path: Path) -> None:
         "job 12_1: FAILED, exit status 2",
         f"  To resume: cluster-ddp submit --resume {tmp_path}",
     ]
+
+
+def test_an_array_ends_with_its_best_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the states of its tasks are, if two can be compared."""
+    monkeypatch.chdir(tmp_path)
+    ended = [status("COMPLETED", array_task="0"), status("FAILED", array_task="1", exit_code=2)]
+    folders = [make_run(tmp_path / f"fit-12_{at}", job=f"12_{at}", values={"lr": f"0.{at}"}) for at in range(2)]
+    write_lines(folders[1] / "metrics.jsonl", [{"kind": "val", "time": 1.0, "loss": 0.25}])
+    shown: list[list[str]] = [[], []]
+    for lines, loss in zip(shown, (math.nan, 0.5)):
+        write_lines(folders[0] / "metrics.jsonl", [{"kind": "val", "time": 1.0, "loss": loss}])
+        story = Story([ended])
+        jobs = [
+            Job(id=f"12_{at}", run_dir=folder, tasks=2, ranks=2, scheduler=story)  # type: ignore[arg-type]
+            for at, folder in enumerate(folders)
+        ]
+        assert watch.follow(jobs, show=lines.append) == 2
+    best = "Best: task 12_1 (lr=0.1): val loss 0.25. All tasks: cluster-ddp report fit-12"
+    assert shown[1] == [*shown[0], best]
+    assert shown[0] == ["array 12: 1 COMPLETED, 1 FAILED", "job 12_1: FAILED, exit status 2"]
 
 
 def test_a_training_that_runs_shows_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
