@@ -1,120 +1,92 @@
-"""SSD300 with a ResNet, on COCO or on generated boxes.
+"""SSD300 with a ResNet, on COCO or on generated images. It resumes after a stop, with the same result.
 
+python examples/detection.py                                         generated images: a CPU will do
+CUDA_VISIBLE_DEVICES=3,4 torchrun --nproc-per-node 2 examples/detection.py
 cluster-ddp submit --nodes 2 --gpus-per-node 8 -- \\
     python examples/detection.py --config examples/detection.toml --data COCO
-python examples/detection.py                                      on generated boxes; a CPU will do
 python examples/detection.py --mode evaluation --weights runs/training-12/checkpoints/best-mAP.pt
-python examples/detection.py --mode benchmark-training            or benchmark-inference: images/s
+python examples/detection.py --mode benchmark-training               or benchmark-inference
 """
 
-import argparse
-import itertools
 import sys
-import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from argparse import Namespace
 
 import torch
-from detection_parts.coco import need_pycocotools
-from detection_parts.mean_average_precision import evaluate
-from detection_parts.model import autocast
-from detection_parts.options import read
-from detection_parts.training import Training, load, new_model
+from detection_parts import read_options
+from detection_parts.data import Boxes, evaluate, load
+from detection_parts.model import ssd300
+from torch import optim
 
 import cluster_ddp
 
-BENCHMARK_WARMUP_STEPS = 5
+
+class Training:
+    """The model, and what trains it. All attributes have a state, which checkpoints keep."""
+
+    def __init__(self, options: Namespace, world: cluster_ddp.World, classes: int, steps_per_epoch: int) -> None:
+        self.model = world.wrap(ssd300(options, world, classes))
+        world.seed_rank(options.seed)  # from here on each rank draws other random numbers
+        lr = options.lr * cluster_ddp.lr_scale(world, options.batch_size, base_batch=32)
+        self.optimizer = optim.SGD(self.model.parameters(), lr, options.momentum, weight_decay=options.weight_decay)
+        milestones = [max(1, epoch * steps_per_epoch - options.warmup_steps) for epoch in options.decay_after]
+        decay = optim.lr_scheduler.MultiStepLR(self.optimizer, milestones)  # its steps count from the warm-up's end
+        self.scheduler = cluster_ddp.with_warmup(self.optimizer, decay, steps=options.warmup_steps)
+        self.scaler = world.grad_scaler(getattr(torch, options.amp, torch.float32))
+        batch = f"{world.world_size} ranks x batch {options.batch_size} = {world.world_size * options.batch_size}"
+        world.print(f"Real global batch: {batch} images; learning rate {lr:.3g}")
+
+    def step(self, images: tuple[torch.Tensor, ...], targets: tuple[Boxes, ...]) -> torch.Tensor:
+        """Train on a batch; return its loss."""
+        loss: torch.Tensor = sum(self.model(images, targets).values())
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.scheduler.step()
+        return loss
 
 
-def train(options: argparse.Namespace, world: cluster_ddp.World) -> None:
-    """Train; evaluate and keep the best checkpoint after the epochs of --evaluate-at."""
-    if options.evaluate_at:
-        need_pycocotools()
-    training, meter = Training(options, world), cluster_ddp.Meter(world)
-    tests = load(options, world, train=False)
-    parts = {name: getattr(training, name) for name in ("model", "optimizer", "scheduler", "scaler")}
-    shard, meters = training.shard, {"loss": meter}
-    checkpoint = cluster_ddp.Checkpointer(world, shard=shard, resume=options.resume, meters=meters, **parts)
-    for epoch in checkpoint.epochs(options.epochs):
+def train(options: Namespace, world: cluster_ddp.World, shard: cluster_ddp.Shard, training: Training) -> None:
+    """Train; after the epochs of --evaluate-after, evaluate and keep the best checkpoint."""
+    test_shard, meters = load(options, world, train=False)[0], {"loss": cluster_ddp.Meter(world)}
+    checkpoint = cluster_ddp.Checkpointer(world, shard=shard, resume=options.resume, meters=meters, **vars(training))
+    for epoch in (done + 1 for done in checkpoint.epochs(options.epochs)):
         training.model.train()
         for images, targets in shard:
-            loss, is_update = training.step(images, targets)
-            meter.add(loss * len(images), len(images))
-            if is_update and (checkpoint.steps + 1) % options.report_every == 0:
-                mean, lr = meter.mean(), training.optimizer.param_groups[0]["lr"]
-                values = {"epoch": epoch, "step": checkpoint.steps + 1, "loss": mean, "lr": lr}
-                world.log("train", **values, samples_per_s=shard.samples_per_s)
-                world.print(f"epoch {epoch}, step {shard.step + 1}/{len(shard)}: loss {mean:.4f}")
-                meter.reset()
-            if is_update:
-                checkpoint.step()
-        if epoch in options.evaluate_at:
-            map_ = evaluate(options, world, training.model.module, *tests, checkpoint.stop_if_asked)
-            world.log("test", epoch=epoch, mAP=map_)
-            is_best = checkpoint.best("mAP", map_)
-            world.print(f"epoch {epoch}: mAP {map_:.4f}{' (the best)' if is_best else ''}")
+            meters["loss"].add(training.step(images, targets) * len(images), len(images))
+            step = checkpoint.steps + 1
+            if step % options.report_every == 0:
+                loss, lr = meters["loss"].mean(), training.optimizer.param_groups[0]["lr"]
+                meters["loss"].reset()
+                world.log("train", epoch=epoch, step=step, loss=loss, lr=lr, samples_per_s=shard.samples_per_s)
+                world.print(f"epoch {epoch}, step {shard.step + 1}/{len(shard)}: loss {loss:.4f}")
+            checkpoint.step()
+        if epoch in options.evaluate_after:
+            mean_ap = evaluate(world, training.model.module, test_shard, checkpoint.stop_if_asked)
+            world.log("test", epoch=epoch, mAP=mean_ap)
+            world.print(f"epoch {epoch}: mAP {mean_ap:.4f}" + " (the best)" * checkpoint.best("mAP", mean_ap))
 
 
-def evaluation(options: argparse.Namespace, world: cluster_ddp.World) -> None:
-    """Print the mAP of --weights."""
-    need_pycocotools()
-    data, shard = load(options, world, train=False)
-    model = new_model(options, world, data)
-    path = cluster_ddp.load_weights(options.weights, model)
-    map_ = evaluate(options, world, model, data, shard)
-    world.print(f"{path}: mAP {map_:.4f}")
-
-
-def benchmark(options: argparse.Namespace, world: cluster_ddp.World) -> None:
+def benchmark(options: Namespace, world: cluster_ddp.World, shard: cluster_ddp.Shard, training: Training) -> None:
     """Print the images per second of all ranks together, loading included."""
-    step: Callable[[Any, Any], object]
-    if options.mode == "benchmark-training":
-        training = Training(options, world)
-        shard, step = training.shard, training.step
-    else:
-        data, shard = load(options, world, train=True)
-        step = inference(options, world, new_model(options, world, data).eval())
-    images_seen, start_s = 0, 0.0
-    for number, (images, targets) in zip(range(BENCHMARK_WARMUP_STEPS + options.benchmark_steps), endless(shard)):
-        if number == BENCHMARK_WARMUP_STEPS:
+    training.model.train(options.mode == "benchmark-training")
+    with torch.set_grad_enabled(training.model.training):
+        for epoch in (0, 1):  # the first one warms up
+            shard.set_epoch(epoch)
+            for _, (images, targets) in zip(range(options.benchmark_steps), shard):
+                training.step(images, targets) if training.model.training else training.model.module(images)
             world.barrier()
-            images_seen, start_s = 0, time.perf_counter()
-        step(images, targets)
-        images_seen += len(images)
-    world.synchronize()
-    images_per_s = world.sum(images_seen)[0] / world.max(time.perf_counter() - start_s)
-    place = (
-        f"{world.world_size} x {world.device.type}, {options.backbone}, batch {options.batch_size}, AMP {options.amp}"
-    )
-    world.print(f"{options.mode}: {images_per_s:.1f} images/s ({place})")
+    place = f"{world.world_size} x {world.device.type}, {options.backbone}, batch {options.batch_size}"
+    world.print(f"{options.mode}: {shard.samples_per_s:.1f} images/s ({place}, AMP {options.amp})")
 
 
-def inference(
-    options: argparse.Namespace, world: cluster_ddp.World, model: torch.nn.Module
-) -> Callable[[Any, Any], object]:
-    """Return a step that finds the boxes of a batch."""
-
-    @torch.no_grad()
-    def step(images: Any, targets: Any) -> object:
-        with autocast(options, world):
-            return model(images)
-
-    return step
-
-
-def endless(shard: cluster_ddp.Shard) -> Iterator[Any]:
-    """Yield batches, epoch after epoch."""
-    for epoch in itertools.count():
-        shard.set_epoch(epoch)
-        yield from shard
-
-
-def main() -> None:
-    """Read the options, and do what --mode says."""
-    options = read(sys.argv[1:])
-    with cluster_ddp.distributed() as world:
-        {"training": train, "evaluation": evaluation}.get(options.mode, benchmark)(options, world)
-
-
-if __name__ == "__main__":
-    main()
+options = read_options(sys.argv[1:])
+with cluster_ddp.distributed() as world:
+    shard, classes = load(options, world, train=options.mode != "evaluation")
+    if options.mode == "evaluation":
+        model = ssd300(options, world, classes)
+        path = cluster_ddp.load_weights(options.weights, model)
+        world.print(f"{path}: mAP {evaluate(world, model, shard):.4f}")
+    else:
+        training = Training(options, world, classes, len(shard))
+        (train if options.mode == "training" else benchmark)(options, world, shard, training)

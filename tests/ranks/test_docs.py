@@ -219,6 +219,8 @@ def check(words: list[str]) -> None:
         check_ours(words[3], words[4:])
     elif first == "cluster-ddp":
         check_ours(rest[0], rest[1:])
+    elif words[:2] == ["python", "-c"]:
+        ast.parse(words[2])
     elif first in ("python", "torchrun", "sbatch"):
         path = next(word for word in rest if "/" in word and not word.startswith("-"))
         assert (ROOT / path).is_file(), path
