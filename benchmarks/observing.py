@@ -17,8 +17,8 @@ from record import Figure, report
 from stop_agreement import WARMUP, Training
 
 import cluster_ddp
+from cluster_ddp.runtime.profiling.step_times import StepTimes
 from cluster_ddp.runtime.usage import sampler
-from cluster_ddp.runtime.usage.step_times import StepTimes
 
 PERCENT_AT_MOST = 1.0
 

@@ -46,15 +46,15 @@ if TYPE_CHECKING:
     from cluster_ddp.runtime.data.device_dataset import ResidentSet
     from cluster_ddp.runtime.data.shard import Shard
     from cluster_ddp.runtime.distributed import distributed
+    from cluster_ddp.runtime.meter import Meter
     from cluster_ddp.runtime.model.cuda_graphs import CudaGraphs
     from cluster_ddp.runtime.model.fast_cpu import fast_cpu
     from cluster_ddp.runtime.model.learning_rate import lr_scale, with_warmup
     from cluster_ddp.runtime.model.load_weights import load_weights
     from cluster_ddp.runtime.non_finite import FiniteCheck
+    from cluster_ddp.runtime.profiling.step_trace import trace_range
     from cluster_ddp.runtime.run_dir.run_dir import RunDir
-    from cluster_ddp.runtime.running_mean import Meter
     from cluster_ddp.runtime.stop_signals import Stopped
-    from cluster_ddp.runtime.usage.step_trace import trace_range
     from cluster_ddp.runtime.world import World
     from cluster_ddp.slurm.topology import Topology
     from cluster_ddp.submission.job import Job
@@ -111,7 +111,7 @@ _MODULES = {
     "FiniteCheck": "runtime.non_finite",
     "Job": "submission.job",
     "JobSpec": "submission.spec",
-    "Meter": "runtime.running_mean",
+    "Meter": "runtime.meter",
     "Progress": "runtime.console",
     "ResidentSet": "runtime.data.device_dataset",
     "RunDir": "runtime.run_dir.run_dir",
@@ -125,7 +125,7 @@ _MODULES = {
     "lr_scale": "runtime.model.learning_rate",
     "submit": "submit_api",
     "submit_array": "submit_api",
-    "trace_range": "runtime.usage.step_trace",
+    "trace_range": "runtime.profiling.step_trace",
     "with_warmup": "runtime.model.learning_rate",
 }
 

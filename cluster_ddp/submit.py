@@ -28,7 +28,7 @@ from cluster_ddp.jobs import watch
 from cluster_ddp.remote import verbs
 from cluster_ddp.submission import submit_plan
 from cluster_ddp.submission.backends.slurm import Slurm
-from cluster_ddp.submission.cli import command_line, option_mistakes
+from cluster_ddp.submission.cli import option_mistakes, submit_command
 from cluster_ddp.submission.cli import options as submit_options
 from cluster_ddp.submission.grids import Grid
 from cluster_ddp.submission.job import Job
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (elsewhere := verbs.run_there("submit", words)) is not None:
             return elsewhere
         submit = partial(_submit, here)
-        return command_line.run(
+        return submit_command.run(
             words, program=PROGRAM, description=str(__doc__), reference=ReferenceJob(), submit=submit
         )
 

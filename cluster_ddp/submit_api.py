@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.runtime.submitted_function import WithWorld
+from cluster_ddp.runtime.with_world import WithWorld
 from cluster_ddp.submission import submit_plan
 from cluster_ddp.submission.checks import preflight
 from cluster_ddp.submission.job import Job

@@ -20,7 +20,7 @@ from cluster_ddp.argument_parser import Parser, add_fields, nearest_option
 from cluster_ddp.errors import USAGE_EXIT_STATUS, ClusterDDPError, SpecError, exit_on_error
 from cluster_ddp.runtime import stop_signals
 from cluster_ddp.runtime.failure import one_error_per_node
-from cluster_ddp.runtime.fork import rank_exit
+from cluster_ddp.runtime.fork import fast_exit
 from cluster_ddp.submission.cli import option_mistakes
 from cluster_ddp.train_options import TrainConfig, TrainResult
 
@@ -110,4 +110,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    rank_exit.after(lambda: sys.exit(main()))
+    fast_exit.after(lambda: sys.exit(main()))

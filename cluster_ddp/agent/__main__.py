@@ -41,9 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         asked = launch_options.parse(PROGRAM if verb == "job" else f"{PROGRAM} ({verb})", words)
         if verb == "job":
-            from cluster_ddp.agent.job import inherited_env, launch_job
+            from cluster_ddp.agent.job import launch_job, shell_env
 
-            return launch_job.run(launch_job.job_of(asked, inherited_env.own(os.environ)))
+            return launch_job.run(launch_job.job_of(asked, shell_env.own(os.environ)))
         from cluster_ddp.agent.task import orders, task
 
         if verb == "spare":

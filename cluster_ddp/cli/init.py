@@ -22,7 +22,7 @@ from cluster_ddp.slurm import accounts, partitions
 from cluster_ddp.slurm.partitions import NodeGroup
 from cluster_ddp.submission.checks import feasibility
 from cluster_ddp.submission.cli import first_cluster_toml, options
-from cluster_ddp.submission.cli.site_config import FILE_NAME
+from cluster_ddp.submission.cli.settings_files import FILE_NAME
 from cluster_ddp.submission.render import agent_options, render
 from cluster_ddp.submission.spec import JobSpec
 from cluster_ddp.waiting_notice import named_if_slow

@@ -14,7 +14,7 @@ from cluster_ddp.argument_parser import Parser
 from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.files import to_json
-from cluster_ddp.jobs.report import array_tasks, training_figures
+from cluster_ddp.jobs.report import array_tasks, training_stats
 from cluster_ddp.jobs.report.report_text import as_text, notes
 from cluster_ddp.jobs.report.summary import Report, report
 from cluster_ddp.jobs.status import run_statuses
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise SpecError(f"Writing {arguments.html} of runs on {arguments.on}:", found_there, hint)
         if (elsewhere := verbs.run_there("report", words)) is not None:
             return elsewhere
-        metric = training_figures.compiled(arguments.metric) if arguments.metric is not None else None
+        metric = training_stats.compiled(arguments.metric) if arguments.metric is not None else None
         statuses = run_statuses(arguments.runs_dir, arguments.jobs)
         found = [report(status, metric=metric) for status in statuses]
         if arguments.html is not None:

@@ -7,5 +7,5 @@
     login_node       the checks of a login node
     hang_autopsy     where the ranks of a run hung
 
-It imports `slurm` and `runtime`. Until tier 3 it needs only the standard library: a sick node may lack everything else.
+Until tier 3 it needs only the standard library: a sick node may lack everything else.
 """

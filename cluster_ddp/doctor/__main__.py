@@ -26,7 +26,7 @@ from cluster_ddp.doctor.step.rank import Identity, Options
 from cluster_ddp.doctor.step.report_folder import LEADS
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.protocol import Env
-from cluster_ddp.runtime.rendezvous import host_network
+from cluster_ddp.runtime.rendezvous import host_setup
 
 if TYPE_CHECKING:
     from cluster_ddp.submission.planning import Plan
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _examine_step(options: Options) -> int:
     """Examine this rank, together with all others of its step. Rank 0 prints the verdict. Returns the status of all."""
-    host_network.raise_open_files_limit()
+    host_setup.raise_open_files_limit()
     identity = Identity.of(os.environ)
     folder = identity.report_folder(os.environ)
     # Several processes may take themselves for rank 0: the first that makes a file leads.
@@ -123,7 +123,7 @@ def _submit(options: Sequence[str], words: Sequence[str]) -> int:
     """
     from cluster_ddp.jobs.watch import follow
     from cluster_ddp.submission import submit_plan
-    from cluster_ddp.submission.cli import command_line
+    from cluster_ddp.submission.cli import submit_command
     from cluster_ddp.submit import ReferenceJob
 
     names = [word.partition("=")[0] for word in options]
@@ -141,7 +141,7 @@ def _submit(options: Sequence[str], words: Sequence[str]) -> int:
     def submit(plan: Plan, watch: bool) -> int:
         return follow(submit_plan.submit(plan), show=lambda line: print(line, flush=True))
 
-    return command_line.run(
+    return submit_command.run(
         [*options, *chosen, "--", python, "-m", "cluster_ddp.doctor", *_without(words, options)],
         program=PROGRAM,
         description="The doctor as a job of its own, with the options of the job that it is asked about.",

@@ -17,7 +17,7 @@ from cluster_ddp.doctor.step.rank import Options
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.slurm import commands, partitions
 from cluster_ddp.slurm.topology import Topology
-from cluster_ddp.submission.cli import site_config
+from cluster_ddp.submission.cli import settings_files
 
 _NODE_LOCAL = tuple(map(Path, ("/tmp", "/var/tmp", "/dev/shm", "/scratch/local", "/local")))
 _LOCAL_KINDS = ("tmpfs", "ramfs", "overlay")
@@ -81,7 +81,7 @@ def _slurm(site: Site) -> Iterator[Finding]:
 
 def _settings(site: Site) -> Iterator[Finding]:
     try:
-        site_config.load(None, folder=Path.cwd(), env=site.env)
+        settings_files.load(None, folder=Path.cwd(), env=site.env)
     except ClusterDDPError as error:
         yield Finding.of_error("cluster_toml", error)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster_ddp.agent import first_failure, outcome
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
-from cluster_ddp.jobs import find_runs, progress
+from cluster_ddp.jobs import find_runs, run_info
 from cluster_ddp.jobs.find_runs import RunRecord
 from cluster_ddp.protocol import RESTART, File, Then
 from cluster_ddp.run_files import problem, tail
@@ -106,8 +106,8 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
     if status is not None:
         of_job = _of(status)
     else:
-        of_job = {"state": progress.how_ended(run_dir) or ("RUNNING" if is_locked else "unknown")}
-    restarts = sum(one.then == Then.RESTART for one in progress.failures(run_dir))
+        of_job = {"state": run_info.how_ended(run_dir) or ("RUNNING" if is_locked else "unknown")}
+    restarts = sum(one.then == Then.RESTART for one in run_info.failures(run_dir))
     failure = _failure(record, of_job["state"], restarts + (of_job.get("requeues") or 0))
     is_alive = of_job["state"] == "RUNNING" or is_locked  # by its records, one that still writes has ended
     return RunStatus(
@@ -115,15 +115,15 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
         name=record.name,
         values=record.values,
         restarts=restarts,
-        saved_step=progress.saved_step(run_dir),
-        non_finite_step=progress.non_finite_step(run_dir),
+        saved_step=run_info.saved_step(run_dir),
+        non_finite_step=run_info.non_finite_step(run_dir),
         run_dir=run_dir,
         failure=failure or None,
-        full_disk=progress.full_disk(run_dir) if is_alive else None,
+        full_disk=run_info.full_disk(run_dir) if is_alive else None,
         is_submitted=record.is_submitted,
         problem=problem(run_dir / File.METRICS) or None,
         **(of_job | ({"end": None} if failure else {})),
-        **progress.figures(run_dir),
+        **run_info.figures(run_dir),
     )
 
 
@@ -133,7 +133,7 @@ def _failure(record: RunRecord, state: str, starts: int) -> str:
     The record of its last start tells, before which there were so many `starts`. While the job waits to be started
     again, it is that of the start before.
     """
-    ended, first = progress.outcome_of(record.run_dir), ""
+    ended, first = run_info.outcome_of(record.run_dir), ""
     if ended is not None and state != "RUNNING" and record.job in ("", ended.job):
         is_older = ended.requeued or ended.restart < starts
         first = "" if is_older and state != "PENDING" else ended.failure

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
-from cluster_ddp.jobs import progress
+from cluster_ddp.jobs import run_info
 from cluster_ddp.jobs.logs import LogReader
 from cluster_ddp.protocol import RESTART, TO_RESUME, File
 from cluster_ddp.run_files import tail
@@ -50,7 +50,7 @@ def follow(
         while time.monotonic() < ask_again_at:
             following.show_logs()
             if following.is_training() and time.monotonic() >= figures_at:
-                show_figures(progress.line(jobs[0].run_dir))
+                show_figures(run_info.line(jobs[0].run_dir))
                 figures_at = time.monotonic() + _FIGURES_S
             time.sleep(_LOG_POLL_S)
     show_figures("")
@@ -135,7 +135,7 @@ class _Following:
         try:
             self.statuses = self.first.scheduler.statuses(self.label, self.first.cluster, self.first.run_dir)
         except JobNotFoundError:
-            self.forgotten = None if self.is_array else progress.how_ended(self.first.run_dir)
+            self.forgotten = None if self.is_array else run_info.how_ended(self.first.run_dir)
             said = f" Its training ended as {self.forgotten}, by its own records." if self.forgotten else ""
             self.show(f"job {self.label}: Slurm no longer knows it.{said}")
             self.show_logs(to_the_end=True)

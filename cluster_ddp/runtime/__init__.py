@@ -6,14 +6,15 @@ object_collectives  collectives of Python values
 process_group       torch's process group
 stop_signals        stopping in time
 non_finite          NaN and Inf in losses, gradients and checkpoints
-running_mean        `Meter`: a mean that survives a stop
+meter               `Meter`: sums that survive a stop
 console             what a rank prints
 rng                 the random number generators: seeds, one for each stream, and states
-submitted_function  calls a submitted function with the world
+with_world          gives a submitted function the world
 
 rendezvous  how the ranks find each other        checkpoint  saving, resuming, stopping in time
 device      the device of a rank                 run_dir     the files of a run except its checkpoints
 data        the samples of a rank                trackers    TensorBoard, W&B, MLflow
 model       a model under DDP                    usage       what a job does with its machines
 failure     how the ranks end when one fails     fork        imports torch once for all ranks of a node
+profiling   where the time of a step goes
 """

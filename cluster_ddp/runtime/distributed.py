@@ -17,15 +17,15 @@ from cluster_ddp.agent import rank_notes
 from cluster_ddp.protocol import Env
 from cluster_ddp.runtime import process_group, stop_signals
 from cluster_ddp.runtime.collectives import DEFAULT_COLLECTIVE_TIMEOUT_S
-from cluster_ddp.runtime.data.worker_signals import keep_through_stops
+from cluster_ddp.runtime.data.loader_workers import keep_through_stops
 from cluster_ddp.runtime.device import device as devices
 from cluster_ddp.runtime.device import interruptible_wait
 from cluster_ddp.runtime.failure import hard_exit
 from cluster_ddp.runtime.failure.error_report import FailureReporter
 from cluster_ddp.runtime.failure.hang_watch import DEFAULT_WARNING_S, STORE_PATIENCE_S, HangWatch
 from cluster_ddp.runtime.failure.peer_watch import PeerWatch
-from cluster_ddp.runtime.rendezvous import arrived_ranks, host_network, store
-from cluster_ddp.runtime.rendezvous.host_network import choose_interface
+from cluster_ddp.runtime.rendezvous import arrived_ranks, host_setup, store
+from cluster_ddp.runtime.rendezvous.host_setup import choose_interface
 from cluster_ddp.runtime.rendezvous.port_discovery import run_key
 from cluster_ddp.runtime.run_dir import background_writer
 from cluster_ddp.runtime.stop_signals import Stopped
@@ -89,7 +89,7 @@ def _begin(collective_timeout_s: float) -> tuple[FailureReporter, Topology]:
     _set_up_logging(topology)
     background_writer.forget()
     keep_through_stops()
-    host_network.raise_open_files_limit()
+    host_setup.raise_open_files_limit()
     return reporter, topology
 
 

@@ -1,7 +1,7 @@
 """How fast a training is on more GPUs, measured: which number of GPUs to ask for.
 
-measure       the runs of a study, and what each tells
-study_folder  its folder: submits and follows what is not measured yet
+points        what a study is to measure, and what a finished run has measured
+study         submits what is not measured yet, and follows it
 speedups      medians, speedup and efficiency of the configurations; CSV; the recommendation
 fit           Amdahl's law and a model of communication, with predictions
 output        all of it in words, as files, and as a picture

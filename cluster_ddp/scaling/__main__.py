@@ -25,16 +25,16 @@ from pathlib import Path
 
 from cluster_ddp.argument_parser import Parser
 from cluster_ddp.errors import SpecError, exit_on_error
-from cluster_ddp.jobs.report import training_figures
+from cluster_ddp.jobs.report import training_stats
 from cluster_ddp.scaling import fit, speedups
-from cluster_ddp.scaling.measure import Point, parse_counts, points
 from cluster_ddp.scaling.output import Results
-from cluster_ddp.scaling.study_folder import Study
+from cluster_ddp.scaling.points import Point, parse_counts, points
+from cluster_ddp.scaling.study import Study
 from cluster_ddp.slurm import partitions
 from cluster_ddp.submission import submit_plan
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.checks import feasibility
-from cluster_ddp.submission.cli import command_line
+from cluster_ddp.submission.cli import submit_command
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submit import ReferenceJob
 
@@ -99,7 +99,7 @@ class _Scaling:
         self.study = Study(
             folder=arguments.folder,
             points=points(self.counts, per_node=self.per_node, repeats=arguments.repeats),
-            metric=training_figures.compiled(arguments.metric) if arguments.metric is not None else None,
+            metric=training_stats.compiled(arguments.metric) if arguments.metric is not None else None,
             say=self._say,
         )
         for point in self.study.points[: len(self.counts)]:  # nothing is submitted if one of them can't run
@@ -161,7 +161,7 @@ class _Scaling:
             return 0
 
         with contextlib.redirect_stderr(io.StringIO()) as said:
-            command_line.run(
+            submit_command.run(
                 [*size, *where, *options, *self.rest, *self._reference_options(), *command],
                 program=PROGRAM,
                 description=str(__doc__),

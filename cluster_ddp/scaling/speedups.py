@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from cluster_ddp.errors import aligned, counted
-from cluster_ddp.scaling.measure import Measured, Point
+from cluster_ddp.scaling.points import Measured, Point
 
 _FEW_NODES = 4  # with so few, a spare node rarely pays
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from cluster_ddp.errors import TopologyError
-from cluster_ddp.slurm import master_addr, port, variables
+from cluster_ddp.slurm import endpoint, port, variables
 from cluster_ddp.slurm.variables import Variables
 
 TORCH_DEFAULT_PORT = 29500
@@ -67,7 +67,7 @@ def _slurm_step(v: Variables) -> Fields:
     if sum(tasks) != world_size:  # the job's, not the step's: the container kept only those
         tasks = ()
     local_rank = _local_rank(v, rank, gpus_are_for, tasks)
-    nodes = master_addr.node_names(v, variables.NODELIST)
+    nodes = endpoint.node_names(v, variables.NODELIST)
     num_nodes = len(nodes) or v.integer(*variables.NUM_NODES) or len(tasks) or (1 if world_size == 1 else None)
     if num_nodes is None and gpus_are_for:
         num_nodes = -(-world_size // gpus_are_for)
@@ -84,8 +84,8 @@ def _slurm_step(v: Variables) -> Fields:
         **{"launcher": "slurm", "rank": rank, "local_rank": local_rank, "node_rank": node_rank, "step_id": step_id},
         **{"world_size": world_size, "local_world_size": local_world_size, "tasks_per_node": tasks},
         **{"nodes": nodes, "num_nodes": num_nodes, "gpus_on_node": v.integer(*variables.GPUS_ON_NODE)},
-        "master_addr": master_addr.step_address(v, nodes, num_nodes),
-        "port_candidates": master_addr.port_candidates(v, *ports),
+        "master_addr": endpoint.step_address(v, nodes, num_nodes),
+        "port_candidates": endpoint.port_candidates(v, *ports),
         **_job(v),
     }
 
@@ -100,7 +100,7 @@ def _slurm_without_step(v: Variables) -> Fields:
         found = f"{shown}: the job has {tasks} tasks, and this one process would wait forever for the others."
         hint = "start it with srun, which starts all tasks: srun python …"
         raise TopologyError(f"Starting rank 0 of {tasks} without srun:", found, hint)
-    nodes = master_addr.node_names(v, variables.JOB_NODELIST)
+    nodes = endpoint.node_names(v, variables.JOB_NODELIST)
     of_slurm = {"launcher": "slurm", "nodes": nodes, "tasks_per_node": (1,) if nodes else ()}
     ports = port.candidates(v.integer(*variables.JOB_ID) or 0)
     return {**of_slurm, **_alone(v, ports), "gpus_on_node": v.integer(*variables.GPUS_ON_NODE), **_job(v)}
@@ -135,8 +135,8 @@ def _hand_set(v: Variables) -> Fields:
         **{"launcher": "manual", "rank": rank, "local_rank": local_rank or 0, "world_size": world_size},
         **{"local_world_size": local_world_size, "num_nodes": num_nodes},
         "node_rank": 0 if node_rank is None and num_nodes == 1 else node_rank,
-        "master_addr": master_addr.hand_set_address(v, several_nodes=num_nodes != 1),
-        "port_candidates": master_addr.port_candidates(v, ports),
+        "master_addr": endpoint.hand_set_address(v, several_nodes=num_nodes != 1),
+        "port_candidates": endpoint.port_candidates(v, ports),
         **job,
     }
 
@@ -158,8 +158,8 @@ def _alone(v: Variables, ports: tuple[int, ...]) -> Fields:
     """A single process on a single node."""
     return {
         **{"rank": 0, "local_rank": 0, "world_size": 1, "local_world_size": 1, "node_rank": 0, "num_nodes": 1},
-        "master_addr": v.text("MASTER_ADDR") or master_addr.LOCALHOST,
-        "port_candidates": master_addr.port_candidates(v, ports),
+        "master_addr": v.text("MASTER_ADDR") or endpoint.LOCALHOST,
+        "port_candidates": endpoint.port_candidates(v, ports),
     }
 
 

@@ -3,7 +3,7 @@
 No torch. jinja2, submitit and other slow imports are imported on use.
 
 spec           JobSpec: a job as data
-spec_fields    what its fields may hold, and the error of one that holds something else
+validation     what the fields of a JobSpec may hold, and the error of one that holds something else
 grids          the values of an array's tasks
 planning       from a JobSpec to a plan: scheduler, run directory, script
 render         the script, from templates

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from cluster_ddp.agent.array_values import ARRAY_TASK, PLACEHOLDER
 from cluster_ddp.errors import SpecError, nearest, nearest_name
-from cluster_ddp.submission.spec_fields import field_error
+from cluster_ddp.submission.validation import field_error
 
 Grid = Mapping[str, tuple[str, ...]]
 

@@ -13,7 +13,7 @@ from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.protocol import File
 from cluster_ddp.submission.checks import site_template
 from cluster_ddp.submission.spec import JobSpec
-from cluster_ddp.submission.spec_fields import seconds
+from cluster_ddp.submission.validation import seconds
 
 if TYPE_CHECKING:
     from jinja2 import Environment

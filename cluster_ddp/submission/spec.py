@@ -15,7 +15,7 @@ from cluster_ddp.errors import HostlistError, SpecError, counted, nearest, neare
 from cluster_ddp.protocol import TRACKERS
 from cluster_ddp.slurm import hostlist
 from cluster_ddp.submission import grids
-from cluster_ddp.submission.spec_fields import SET_ELSEWHERE, check_field, field_error, normalized_time
+from cluster_ddp.submission.validation import SET_ELSEWHERE, check_field, field_error, normalized_time
 
 Launcher = Literal["srun", "torchrun", "fork"]
 

@@ -17,7 +17,7 @@ from chaos.goodput import HeldTime
 from chaos.training import SLOW_DISK
 from cluster_ddp.protocol import Env, File
 from cluster_ddp.runtime.checkpoint import checkpoint_file, folder
-from cluster_ddp.runtime.failure import sick_nodes
+from cluster_ddp.runtime.failure import suspects
 from cluster_ddp.sandbox import cluster
 from cluster_ddp.sandbox.layout import Layout
 from cluster_ddp.slurm import commands, job_status
@@ -128,7 +128,7 @@ class Run:
 
     def note_bad_node(self, node: str) -> bool:
         """Note a node as the doctor does; False on a full disk."""
-        sick_nodes.note({Env.RUN_DIR: str(self.run_dir)}, node, "chaos")
+        suspects.note({Env.RUN_DIR: str(self.run_dir)}, node, "chaos")
         with contextlib.suppress(FileNotFoundError):
             if f"{node} chaos\n" in (self.run_dir / File.SICK_NODES).read_text():
                 self.bad_node = node

@@ -23,8 +23,8 @@ import cluster_ddp
 from cluster_ddp.mnist import data
 from cluster_ddp.runtime.data.device_dataset import ResidentSet
 from cluster_ddp.runtime.data.shard import Shard
+from cluster_ddp.runtime.meter import Meter
 from cluster_ddp.runtime.run_dir import background_writer
-from cluster_ddp.runtime.running_mean import Meter
 
 BATCH_SIZE = 16
 SEED = 7

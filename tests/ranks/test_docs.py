@@ -27,7 +27,7 @@ import cluster_ddp
 from cluster_ddp.__main__ import VERBS
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.remote import verbs
-from cluster_ddp.submission.cli import site_config
+from cluster_ddp.submission.cli import settings_files
 from cluster_ddp.submission.cli.option_mistakes import is_sbatchs
 from cluster_ddp.train import Train
 
@@ -156,7 +156,7 @@ def execute(blocks: list[Block], names: dict[str, object]) -> None:
 def test_settings_are_legal(block: Block, tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(block.text)
     for profile in (None, *re.findall(r"^\[(\w+)\]", block.text, re.MULTILINE)):
-        assert site_config.load(profile, folder=tmp_path, env={}).values
+        assert settings_files.load(profile, folder=tmp_path, env={}).values
 
 
 @pytest.mark.parametrize("block", of_kind("diff"), ids=str)

@@ -1,15 +1,15 @@
 """On the batch host, or on this machine without Slurm: from the start of a job's ranks to what follows from their end.
 
-launch_job     which of the two, and what has to be right before its ranks start
-slurm_job      a job of Slurm
-local_job      a job on this machine
-srun_step      srun's command
-tasks          the tasks of a job of Slurm: their steps and their channel
-task_reports   what the tasks have said
-restart        what follows a failure
-job_log        the last lines of the job's log, and what is in it
-requeue        the requeue of a job
-scontrol       Slurm's commands, and its configuration
-inherited_env  the environment of a job's shell: what it lacks, and what it has of another job
-job_times      when the job started and will end
+launch_job      which of the two, and what has to be right before its ranks start
+slurm_job       a job of Slurm
+local_job       a job on this machine
+srun_step       srun's command
+tasks           the tasks of a job of Slurm: their steps and their channel
+task_reports    what the tasks have said
+restart         what follows a failure
+job_log         writes to the job's log, and reads its last lines
+requeue         the requeue of a job
+slurm_commands  runs Slurm's commands; its configuration
+shell_env       a job's environment: completed where a shell lacks some of it, cleaned of another job's
+job_times       when the job started and will end
 """

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent.job import scontrol
+from cluster_ddp.agent.job import slurm_commands
 from cluster_ddp.protocol import Env
 
 RETRY_S = 5.0
@@ -57,7 +57,7 @@ def ask_times(label: str, env: Mapping[str, str], *, tries: int = 1) -> str:
     """
     argv = ["squeue", "--noheader", "--format=%S %e", f"--jobs={label}"]
     for left in reversed(range(tries)):
-        answer = scontrol.ask(argv, {**env, "SLURM_TIME_FORMAT": "%s"})
+        answer = slurm_commands.ask(argv, {**env, "SLURM_TIME_FORMAT": "%s"})
         if answer.is_ok:
             return answer.words
         if left:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cluster_ddp import ownership
 from cluster_ddp.agent import launch_env, python_command
-from cluster_ddp.agent.job import inherited_env, job_log
+from cluster_ddp.agent.job import job_log, shell_env
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import Job
 from cluster_ddp.agent.launch_env import Shape
@@ -26,7 +26,7 @@ def job_of(asked: Options, env: Mapping[str, str]) -> Job | LocalJob:
 
     Args:
         asked: its options.
-        env: the `inherited_env.own` of this process.
+        env: the `shell_env.own` of this process.
 
     Raises:
         SpecError: this is no job of Slurm, and no number of ranks was given.
@@ -35,7 +35,7 @@ def job_of(asked: Options, env: Mapping[str, str]) -> Job | LocalJob:
     if asked.ranks is not None:
         return LocalJob(asked, env)
     if "SLURM_JOB_ID" in env:
-        return Job(asked, inherited_env.completed(env), is_on_node="SLURMD_NODENAME" in env)
+        return Job(asked, shell_env.completed(env), is_on_node="SLURMD_NODENAME" in env)
     found = "this shell is not in a job of Slurm, and the number of ranks on this machine is not given."
     raise SpecError("Starting ranks:", found, "sbatch SCRIPT, or in salloc; on this machine: --ranks N")
 

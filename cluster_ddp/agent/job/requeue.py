@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from types import FrameType
 
-from cluster_ddp.agent.job import job_log, scontrol
+from cluster_ddp.agent.job import job_log, slurm_commands
 from cluster_ddp.protocol import EXIT_STOPPED
 
 PATIENCE_S = 1800.0
@@ -103,7 +103,7 @@ class _HeldTerm:
     def release(self) -> None:
         """Give TERM the effect that it had before."""
         if self.is_held:
-            with scontrol.term(signal.SIG_BLOCK):  # else one that comes just now could be lost
+            with slurm_commands.term(signal.SIG_BLOCK):  # else one that comes just now could be lost
                 signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)
             self.is_held = False
 
@@ -180,9 +180,9 @@ class _Requeue:
         if "Exc" not in known:
             return unsure, shown.words or "nothing about the job"
         nodes = ",".join(filter(None, [known["Exc"], *self._leave]))  # an update replaces the list
-        excluded = scontrol.expanded(nodes, self._env, outlives_term=True)
-        required = scontrol.expanded(known.get("Req", ""), self._env, outlives_term=True)
-        usable = scontrol.usable_nodes(self._env, outlives_term=True)
+        excluded = slurm_commands.expanded(nodes, self._env, outlives_term=True)
+        required = slurm_commands.expanded(known.get("Req", ""), self._env, outlives_term=True)
+        usable = slurm_commands.usable_nodes(self._env, outlives_term=True)
         if excluded is None or required is None or usable is None:
             return unsure, "nothing about its nodes"
         others = len(usable - {*excluded})
@@ -205,8 +205,10 @@ class _Requeue:
         answer = self._ask(*arguments)
         return "" if answer.is_ok else answer.words
 
-    def _ask(self, *arguments: str) -> scontrol.Answer:
-        return scontrol.ask(["scontrol", *arguments], self._env, with_stderr=True, outlives_term=self._term.is_held)
+    def _ask(self, *arguments: str) -> slurm_commands.Answer:
+        return slurm_commands.ask(
+            ["scontrol", *arguments], self._env, with_stderr=True, outlives_term=self._term.is_held
+        )
 
 
 def _in_a_line(words: str) -> str:

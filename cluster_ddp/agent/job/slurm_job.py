@@ -11,10 +11,10 @@ from pathlib import Path
 
 from cluster_ddp import processes
 from cluster_ddp.agent import array_values, launch_env, outcome, rank_notes
-from cluster_ddp.agent.job import job_log, job_times, requeue, scontrol, srun_step, tasks
+from cluster_ddp.agent.job import job_log, job_times, requeue, slurm_commands, srun_step, tasks
 from cluster_ddp.agent.job.restart import decision, fence
 from cluster_ddp.agent.job.restart.decision import LOST, Verdict
-from cluster_ddp.agent.job.restart.history import History
+from cluster_ddp.agent.job.restart.failures import History
 from cluster_ddp.agent.job.restart.recovery import Recovery
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.job.tasks import Tasks
@@ -119,7 +119,7 @@ class Starts:
     """The starts of a job's ranks in its allocation: each begins, ends, is judged, and it is decided what follows."""
 
     def __init__(self, job: Job, noted: Notes, history: History) -> None:
-        slurm, stays = scontrol.configuration(job.env), job.options.restarts > 0
+        slurm, stays = slurm_commands.configuration(job.env), job.options.restarts > 0
         nodes = decision.of_job(job.env, job.options.spare_nodes) if stays else decision.UNKNOWN
         self._job, self._slurm = job, slurm
         self.number = job.requeues + history.restarts

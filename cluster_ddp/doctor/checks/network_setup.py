@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from cluster_ddp.doctor.checks import Site, node_check
 from cluster_ddp.doctor.findings import Finding
-from cluster_ddp.runtime.rendezvous.host_network import choose_interface, interface_towards, is_up
+from cluster_ddp.runtime.rendezvous.host_setup import choose_interface, interface_towards, is_up
 
 _SLOW_S, _LOOPBACK_S = 2.0, 2.0
 # gloo's transports (GlooDeviceFactory.cpp, torch 2.14); LINUX is another name for TCP. Few builds have the last three.

@@ -10,6 +10,6 @@ fingerprint     tier 1: what each rank reads for the comparison
 comparison      tier 1: what differs between ranks
 absent_ranks    which ranks are missing, doubled or cut off
 links           tier 2: connections between nodes
-training        tiers 3 and 4: collectives, and a step of DDP
-judgement       tiers 2 to 4: what rank 0 says of that
+ddp_step        tiers 3 and 4: collectives, and a step of DDP
+judgement       tiers 2 to 4: what rank 0 says of the figures measured there
 """

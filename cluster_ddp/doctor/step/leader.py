@@ -17,7 +17,7 @@ from cluster_ddp.doctor.step.links import Link
 from cluster_ddp.doctor.step.rank import TIER_S, Identity, Options, Rank
 from cluster_ddp.doctor.step.report_channel import ReportServer
 from cluster_ddp.doctor.step.report_folder import ReportFolder
-from cluster_ddp.runtime.failure import sick_nodes
+from cluster_ddp.runtime.failure import suspects
 
 # How long rank 0 listens until a rank that can't connect has surely failed.
 _SETTLE_S = 4.0
@@ -137,7 +137,7 @@ class Leader(Rank):
         """Return the ranks of `here` that have not answered in a tier, and whether that may be their nodes' fault."""
         hosts = {rank: str(one["host"]) for rank, one in here.items()}
         reached = {rank: host for rank, host in hosts.items() if rank in answers or rank in self._server.closed}
-        may_accuse = sick_nodes.may_accuse(reached, self.identity.world_size, self.env)
+        may_accuse = suspects.may_accuse(reached, self.identity.world_size, self.env)
         return [
             absent_ranks.ended(rank, host, tier, accuses=may_accuse or rank in reached)
             for rank, host in hosts.items()

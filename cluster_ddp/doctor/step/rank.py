@@ -16,18 +16,18 @@ from cluster_ddp.agent.channel.lines import Key, Message
 from cluster_ddp.doctor import killable_checks
 from cluster_ddp.doctor.checks import Site, all_checks, resource_limits
 from cluster_ddp.doctor.findings import Finding, Verdict
-from cluster_ddp.doctor.step import links, training
+from cluster_ddp.doctor.step import ddp_step, links
 from cluster_ddp.doctor.step.fingerprint import fingerprint
 from cluster_ddp.doctor.step.report_folder import ReportFolder
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.protocol import Env
-from cluster_ddp.runtime.failure import sick_nodes
+from cluster_ddp.runtime.failure import suspects
 from cluster_ddp.runtime.rendezvous.port_discovery import run_key
 from cluster_ddp.slurm import variables
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import Variables
 
-TIER_S = {"network": 25.0, "import": 600.0, "training": training.MEETING_S + 60.0}
+TIER_S = {"network": 25.0, "import": 600.0, "training": ddp_step.MEETING_S + 60.0}
 """Tier that rank 0 asks for -> seconds that a rank may take for it."""
 
 
@@ -174,19 +174,19 @@ class Rank:
         return {"links": found, "sees": None if token is None else Path(token).exists()}
 
     def _import_torch(self, told: Message) -> dict[str, Any]:
-        seconds, failure = training.import_torch()
+        seconds, failure = ddp_step.import_torch()
         return {"import_s": seconds, "failure": failure}
 
     def _train(self, told: Message) -> dict[str, Any]:
         """Measure in a child: it may hang in NCCL, or be aborted by its watchdog."""
         topology, limit_s = self.identity.topology, TIER_S["training"]
         assert topology is not None
-        running = killable_checks.Running({"training": lambda: training.measure(topology, self.key)})
+        running = killable_checks.Running({"training": lambda: ddp_step.measure(topology, self.key)})
         result = running.results(limit_s)["training"]
         if result.items:
             return dict(result.items[0])
         failure = result.failure or f"it did not come back within {limit_s:g} s"
-        return asdict(training.Measured(failure=failure, failed_in=result.doing or "rendezvous"))
+        return asdict(ddp_step.Measured(failure=failure, failed_in=result.doing or "rendezvous"))
 
     def speak(self, tell: Callable[[int], None]) -> int:
         """Print the verdict, tell the others the exit status, then write the nodes at fault. Returns the status.
@@ -198,7 +198,7 @@ class Rank:
             first = self.verdict.findings[0]
             rank_notes.failed(self.env, self.identity.rank, f"{first.what} {first.evidence}")
             for node, why in self.verdict.nodes_at_fault().items():
-                sick_nodes.note(self.env, node, f"{why} (cluster-ddp doctor)")
+                suspects.note(self.env, node, f"{why} (cluster-ddp doctor)")
         self.verdict.show(as_json=self.options.as_json)
         tell(status)
         self.verdict.write_nodes(self.options.exclude_file)

@@ -22,7 +22,7 @@ from cluster_ddp.agent.channel.server import Server
 from cluster_ddp.doctor.step import tcp_connect
 from cluster_ddp.doctor.step.report_folder import ReportFolder
 from cluster_ddp.errors import RendezvousError
-from cluster_ddp.runtime.rendezvous import host_network
+from cluster_ddp.runtime.rendezvous import host_setup
 from cluster_ddp.slurm.topology import Topology
 
 _POLL_S = 0.1
@@ -53,7 +53,7 @@ class ReportServer:
         self._server: Server | None = None
         if topology is not None and topology.world_size > 1:
             try:
-                self._server = Server(host_network.bind_first_free(topology), key, self._hear, self._gone)
+                self._server = Server(host_setup.bind_first_free(topology), key, self._hear, self._gone)
             except RendezvousError as error:
                 self.port_error = error
 
@@ -229,7 +229,7 @@ class ReportClient:
 
     def _connected(self) -> Client | None:
         assert self._topology is not None
-        host = host_network.LOOPBACK if self._topology.num_nodes == 1 else self._topology.master_addr
+        host = host_setup.LOOPBACK if self._topology.num_nodes == 1 else self._topology.master_addr
         for port in self._topology.port_candidates:
             try:
                 return tcp_connect.several_tries(functools.partial(tcp_connect.greet, host, port, self._key))

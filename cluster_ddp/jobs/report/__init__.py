@@ -1,11 +1,11 @@
 """What became of a run: `cluster-ddp report`.
 
 summary           the report as a value
-training_figures  where the time of the steps went, the starts of the training, figures that a command prints
+training_stats    where the time of the steps went, the starts of the training, figures that a command prints
 usage             how the nodes were used
 report_text       the report on a terminal, and notes: what could be better, each with the option to change
 page              the report as an HTML page: html/ has its template, script and style, and uPlot
 time_series       the figures of a run over time, read and thinned out for the page
 array_tasks       the tasks of an array, the best first: a table for terminal and page, the best one in a line
-chart_groups      which curves lie over each other; a picture of an array's tasks
+charts            the page's charts
 """

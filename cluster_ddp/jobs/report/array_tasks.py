@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 from cluster_ddp.errors import RunDirError, aligned, printable
-from cluster_ddp.jobs import find_runs, progress
-from cluster_ddp.jobs.report import training_figures
+from cluster_ddp.jobs import find_runs, run_info
+from cluster_ddp.jobs.report import training_stats
 from cluster_ddp.jobs.report.summary import Report
-from cluster_ddp.jobs.report.training_figures import RESULTS
+from cluster_ddp.jobs.report.training_stats import RESULTS
 from cluster_ddp.protocol import Record
 
 _WIDEST = 120  # longer cells, such as an option's value, are cut
@@ -150,13 +150,13 @@ def best_line(run_dirs: Sequence[Path]) -> str:
     """Return which task of an array is the best, in words; empty if there are not two to compare."""
     with suppress(RunDirError):  # somebody has removed one
         found = [find_runs.read(path) for path in run_dirs]
-        ranking = ranked([training_figures.read(path).results for path in run_dirs])
+        ranking = ranked([training_stats.read(path).results for path in run_dirs])
         if ranking.best is None or ranking.by is None:
             return ""
         top, keys = found[ranking.best], differing([one.values for one in found])
         options = ", ".join(f"{key}={top.values[key]}" for key in keys if key in top.values)
         value = ranking.values[ranking.by][ranking.best]
-        result = f"{ranking.kinds[ranking.by]} {progress.in_words({ranking.by: value}, ranking.by)[0]}".lstrip()
+        result = f"{ranking.kinds[ranking.by]} {run_info.in_words({ranking.by: value}, ranking.by)[0]}".lstrip()
         whole = shlex.quote(os.path.relpath(top.run_dir.with_name(top.whole_name)))
         task = f"{top.job} ({options})" if options else top.job
         return printable(f"Best: task {task}: {result}. All tasks: cluster-ddp report {whole}")

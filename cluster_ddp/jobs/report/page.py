@@ -15,10 +15,10 @@ from cluster_ddp._version import __version__
 from cluster_ddp.errors import RunDirError, counted, hours
 from cluster_ddp.files import atomic_write
 from cluster_ddp.jobs.report import time_series
-from cluster_ddp.jobs.report.chart_groups import Run, charts, grid
+from cluster_ddp.jobs.report.charts import Run, charts, grid
 from cluster_ddp.jobs.report.report_text import notes
 from cluster_ddp.jobs.report.summary import Report, bars
-from cluster_ddp.jobs.report.training_figures import Start
+from cluster_ddp.jobs.report.training_stats import Start
 from cluster_ddp.protocol import File, Then
 from cluster_ddp.run_files import read_json
 

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import SpecError, counted, hours
-from cluster_ddp.jobs import progress
-from cluster_ddp.jobs.progress import Failure
-from cluster_ddp.jobs.report import training_figures, usage
-from cluster_ddp.jobs.report.training_figures import Training
+from cluster_ddp.jobs import run_info
+from cluster_ddp.jobs.report import training_stats, usage
+from cluster_ddp.jobs.report.training_stats import Training
 from cluster_ddp.jobs.report.usage import NodeUse, mean_utilization
+from cluster_ddp.jobs.run_info import Failure
 from cluster_ddp.jobs.status import RunStatus
 from cluster_ddp.protocol import File, Then
 from cluster_ddp.run_files import read_json
 from cluster_ddp.slurm.job_status import elapsed_s
-from cluster_ddp.submission.spec_fields import mebibytes, seconds
+from cluster_ddp.submission.validation import mebibytes, seconds
 
 _GIB = 1 << 30
 _MOST = 1_000_000  # of nodes, GPUs or CPUs, in a file that makes sense
@@ -114,17 +114,17 @@ class Report:
 
 
 def report(status: RunStatus, *, metric: re.Pattern[str] | None = None) -> Report:
-    """Read the report of a run; `metric` finds figures in what rank 0 has printed (see `training_figures.compiled`)."""
+    """Read the report of a run; `metric` finds figures in what rank 0 has printed (see `training_stats.compiled`)."""
     run_dir = status.run_dir or Path()
-    asked, failed = _asked(run_dir), progress.failures(run_dir)
+    asked, failed = _asked(run_dir), run_info.failures(run_dir)
     return Report(
         status=status,
         asked=asked,
         failures=failed,
         spare_gpu_hours=_spare_gpu_hours(status, asked, failed),
-        training=training_figures.read(run_dir),
+        training=training_stats.read(run_dir),
         nodes=usage.read(run_dir),
-        printed=training_figures.printed(run_dir, metric) if metric is not None else {},
+        printed=training_stats.printed(run_dir, metric) if metric is not None else {},
     )
 
 
@@ -158,7 +158,7 @@ def _spare_gpu_hours(status: RunStatus, asked: Mapping[str, Any], failed: Sequen
     if not spares or not status.elapsed:
         return None
     all_s = elapsed_s(status.elapsed)
-    ended = progress.outcome_of(status.run_dir or Path()) if status.state != "RUNNING" else None
+    ended = run_info.outcome_of(status.run_dir or Path()) if status.state != "RUNNING" else None
     began_s = (ended.time if ended is not None and ended.time else time.time()) - all_s
     taken: dict[str, float] = {}
     for one in failed:

@@ -34,10 +34,10 @@ from cluster_ddp.runtime.checkpoint.saver import OnNan, Saver, check_choices
 from cluster_ddp.runtime.checkpoint.state import Stateful, TrainingState
 from cluster_ddp.runtime.checkpoint.step_boundary import StepBoundary
 from cluster_ddp.runtime.data.shard import Shard
+from cluster_ddp.runtime.meter import PerRank
+from cluster_ddp.runtime.profiling.step_trace import StepTrace, asked_steps
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
-from cluster_ddp.runtime.running_mean import PerRank
 from cluster_ddp.runtime.stop_signals import DEFAULT_SIGNALS, StopFlag
-from cluster_ddp.runtime.usage.step_trace import StepTrace, asked_steps
 from cluster_ddp.runtime.world import World
 
 

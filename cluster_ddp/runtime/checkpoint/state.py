@@ -15,9 +15,9 @@ from cluster_ddp.runtime import rng
 from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, with_tensors
 from cluster_ddp.runtime.data.shard import Shard
+from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.model.ddp import unwrapped
 from cluster_ddp.runtime.non_finite import FiniteState
-from cluster_ddp.runtime.running_mean import PerRank
 from cluster_ddp.runtime.world import World
 
 _WITH_SETTINGS = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler

@@ -18,10 +18,10 @@ from cluster_ddp.runtime.checkpoint.saver import Place, Saver
 from cluster_ddp.runtime.checkpoint.stop_agreement import StopAgreement
 from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.failure import rank_progress
+from cluster_ddp.runtime.profiling.step_times import StepTimes
+from cluster_ddp.runtime.profiling.step_trace import StepTrace
 from cluster_ddp.runtime.run_dir import start_log
 from cluster_ddp.runtime.stop_signals import StopFlag, Stopped
-from cluster_ddp.runtime.usage.step_times import StepTimes
-from cluster_ddp.runtime.usage.step_trace import StepTrace
 
 
 class StepBoundary:

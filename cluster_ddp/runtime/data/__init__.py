@@ -3,5 +3,5 @@
 shard           its samples of every batch
 device_dataset  datasets that fit into the device's memory: batches are gathered there
 data_loader     other datasets: a DataLoader, and its batches' way to a GPU
-worker_signals  a DataLoader's worker processes and stop signals
+loader_workers  a DataLoader's worker processes: stop signals, their end, a fork
 """

@@ -6,8 +6,8 @@ peer_watch          ends a rank when another rank has failed
 hard_exit           ends this process if Python's normal exit would wait forever
 hang_watch          says where all ranks are when no step completes; may end the start
 hang_answers        where each rank is, by the ranks' store or by their stack files
-hang_verdict        that in words
+hang_verdict        the answers in words
 stacks              where a process is, by its stack; the file with a rank's stacks
-sick_nodes          the nodes that were found at fault
+suspects            who may accuse a node, and the notes in sick-nodes.txt
 rank_progress       how far this rank is, and when it last progressed
 """

@@ -5,5 +5,5 @@ target             the script or module that each rank runs
 preload            the modules imported before the fork
 rank_environments  the variables of every rank of a node
 waiting_rank       `--restarts`: a process that has imported them, and becomes a rank
-rank_exit          how a rank ends
+fast_exit          how a rank ends, without Python's finalization
 """

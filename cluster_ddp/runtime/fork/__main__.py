@@ -29,7 +29,7 @@ from cluster_ddp.agent.task.trains_alone import GroupCheck
 from cluster_ddp.errors import exit_on_error
 from cluster_ddp.protocol import EXIT_STOPPED, Env, File
 from cluster_ddp.runtime.device import cpu_affinity
-from cluster_ddp.runtime.fork import preload, rank_exit
+from cluster_ddp.runtime.fork import fast_exit, preload
 from cluster_ddp.runtime.fork.rank_environments import NodeRanks
 from cluster_ddp.runtime.fork.target import Target
 from cluster_ddp.runtime.run_dir.fenced_writes import open_own
@@ -78,7 +78,7 @@ def _fork(node: NodeRanks, target: Target, log_dir: Path | None, handlers: Mappi
             processes.end_with_parent(signal.SIGKILL, parent)
             _become(node, local_rank, log_dir)
             signals.let_come()
-            rank_exit.after(target.run, shared)
+            fast_exit.after(target.run, shared)
         pids[rank] = pid
     notes = Notes(Path(os.environ.get(Env.NOTES) or os.devnull))
     supervisor = Supervisor(notes, lambda end: _ended(client, end))

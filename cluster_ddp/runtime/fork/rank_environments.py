@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cluster_ddp.errors import TopologyError
-from cluster_ddp.slurm import master_addr, port, variables
+from cluster_ddp.slurm import endpoint, port, variables
 from cluster_ddp.slurm.environment import TORCH_DEFAULT_PORT
 from cluster_ddp.slurm.variables import Variables
 
@@ -121,8 +121,8 @@ class NodeRanks:
         v = Variables(self.env)
         job_id, step_id = v.integer(*variables.JOB_ID), v.step_id()
         ours = TORCH_DEFAULT_PORT if job_id is None else port.master_port(job_id, step_id or 0)
-        nodes = master_addr.node_names(v, variables.NODELIST)
+        nodes = endpoint.node_names(v, variables.NODELIST)
         return {
-            "MASTER_ADDR": master_addr.step_address(v, nodes, self.num_nodes),
+            "MASTER_ADDR": endpoint.step_address(v, nodes, self.num_nodes),
             "MASTER_PORT": v.integer("MASTER_PORT") or ours,
         }

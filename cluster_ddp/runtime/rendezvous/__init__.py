@@ -3,5 +3,5 @@
 store           `meet`: rank 0 serves a store, and all ranks join it
 port_discovery  tells those who prove to be of the run the port of rank 0's store
 arrived_ranks   the ranks that have arrived, and which are missing
-host_network    addresses, the interface that leads to the other ranks, ports, the limit on open files
+host_setup      what a host gives to a rendezvous: addresses, an interface, ports, open files
 """

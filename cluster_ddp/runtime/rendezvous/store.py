@@ -23,8 +23,8 @@ import torch.distributed as dist
 from cluster_ddp.agent.channel.lines import Key
 from cluster_ddp.errors import DeviceError, RendezvousError
 from cluster_ddp.protocol import Env
-from cluster_ddp.runtime.rendezvous import arrived_ranks, host_network, port_discovery
-from cluster_ddp.runtime.rendezvous.host_network import ReverseLookup, resolve, without_name_servers
+from cluster_ddp.runtime.rendezvous import arrived_ranks, host_setup, port_discovery
+from cluster_ddp.runtime.rendezvous.host_setup import ReverseLookup, resolve, without_name_servers
 from cluster_ddp.slurm.topology import Topology
 from cluster_ddp.slurm.variables import node_name
 
@@ -75,7 +75,7 @@ class _Rendezvous:
                 *(node_name(os.environ), Env.SECRET),
             )
         is_local = topology.num_nodes == 1
-        address = host_network.LOOPBACK if is_local else resolve(topology.master_addr, self._deadline)
+        address = host_setup.LOOPBACK if is_local else resolve(topology.master_addr, self._deadline)
         if topology.rank == 0:
             return self._serve()
         lookup = ReverseLookup(address)
@@ -90,13 +90,13 @@ class _Rendezvous:
         """Rank 0's part: serve the store, and the beacon until all have arrived."""
         topology = self._topology
         _check_open_files(topology)
-        lookup = ReverseLookup(host_network.LOOPBACK)
-        with contextlib.closing(host_network.bind_first_free(topology)) as listener:
+        lookup = ReverseLookup(host_setup.LOOPBACK)
+        with contextlib.closing(host_setup.bind_first_free(topology)) as listener:
             # The store looks up all clients, one after the other.
             with _names_in_time(lookup, _LOOKUP_PATIENCE_S / topology.world_size):
-                own = host_network.listen(topology, 0)
+                own = host_setup.listen(topology, 0)
                 port = own.getsockname()[1]
-                store = _tcp_store(host_network.LOOPBACK, port, self._timeout_s, listener=own)
+                store = _tcp_store(host_setup.LOOPBACK, port, self._timeout_s, listener=own)
             with port_discovery.answering(listener, self._key, store.port, topology.world_size):
                 return self._gather(store)
 

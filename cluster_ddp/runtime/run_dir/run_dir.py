@@ -28,7 +28,7 @@ from cluster_ddp.runtime.run_dir import background_writer
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 from cluster_ddp.runtime.run_dir.lock import RunLock
 from cluster_ddp.runtime.run_dir.metrics import MetricsFile, set_aside
-from cluster_ddp.runtime.trackers.tracking import Tracking
+from cluster_ddp.runtime.trackers.feeder import Tracking
 from cluster_ddp.runtime.usage import sampler
 from cluster_ddp.runtime.world import World
 

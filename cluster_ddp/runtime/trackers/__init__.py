@@ -4,5 +4,5 @@ A tracker is a mirror of metrics.jsonl, which is cut back when a training resume
 mirror anew from the records that stay, under the same run id: no step is in it twice, however the start before ended.
 
 backends  what a tracker does, and the three
-tracking  the thread that feeds them
+feeder    the thread that feeds them
 """

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cluster_ddp.agent.job import inherited_env
+from cluster_ddp.agent.job import shell_env
 from cluster_ddp.errors import JobNotFoundError, SlurmError
 from cluster_ddp.protocol import Env, File
 from cluster_ddp.slurm import commands, job_status
@@ -116,9 +116,7 @@ def inherited_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_of_a_job(name: str, env: Mapping[str, str]) -> bool:
-    return (
-        name.startswith(_PREFIXES) or inherited_env.is_of_ranks(name) or (name in _OF_A_JOB and "SLURM_JOB_ID" in env)
-    )
+    return name.startswith(_PREFIXES) or shell_env.is_of_ranks(name) or (name in _OF_A_JOB and "SLURM_JOB_ID" in env)
 
 
 def ignored_options(env: Mapping[str, str]) -> dict[str, str]:

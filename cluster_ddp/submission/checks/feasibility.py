@@ -15,7 +15,7 @@ from cluster_ddp.errors import SlurmError, SpecError, counted, nearest, nearest_
 from cluster_ddp.slurm import accounts
 from cluster_ddp.slurm.partitions import NodeGroup
 from cluster_ddp.submission.spec import JobSpec
-from cluster_ddp.submission.spec_fields import mebibytes, normalized_time, seconds
+from cluster_ddp.submission.validation import mebibytes, normalized_time, seconds
 
 Partitions = Mapping[str, Sequence[NodeGroup]]
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from cluster_ddp.slurm.partitions import NodeGroup
 from cluster_ddp.submission.checks.feasibility import asked_partitions, holding
 from cluster_ddp.submission.spec import EXPEDITE, JobSpec
-from cluster_ddp.submission.spec_fields import seconds
+from cluster_ddp.submission.validation import seconds
 
 CODES = ("several-nodes", "one-gpu-per-node", "no-requeue", "node-local-path", "fork-of-one", "early-signal")
 """Codes of the warnings that `advise` may return."""

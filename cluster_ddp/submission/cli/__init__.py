@@ -1,10 +1,10 @@
 """The command line of a submission: its options, the site's settings, the warnings.
 
-command_line        from the words to a plan, with warnings
+submit_command      a submission by command line: from the words to a plan, with warnings
 options             an option for each field of JobSpec, and those of the submission itself
 option_mistakes     options that were probably meant otherwise, such as those of sbatch
 activated_env       the environment that is activated in the shell, if it is not cluster-ddp's own
-site_config         cluster.toml: its keys and profiles
+settings_files      cluster.toml, the project's and the user's: keys and profiles
 settings_trust      whether others could have written a cluster.toml: then it is refused until it is accepted
 first_cluster_toml  the one that `cluster-ddp init` writes
 """

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from cluster_ddp.errors import counted
 from cluster_ddp.slurm.partitions import NodeGroup
 from cluster_ddp.submission.checks.feasibility import by_partition
-from cluster_ddp.submission.spec_fields import normalized_time
+from cluster_ddp.submission.validation import normalized_time
 
 _HEAD = """\
 # Settings of the jobs that are submitted from this folder. Written by `cluster-ddp init`; change them as you like.

@@ -11,7 +11,7 @@ from cluster_ddp.argument_parser import value_at
 from cluster_ddp.errors import SpecError, counted
 from cluster_ddp.submission.checks.performance_warnings import Advice
 from cluster_ddp.submission.spec import JobSpec
-from cluster_ddp.submission.spec_fields import PATTERNS, SET_ELSEWHERE, WORD_PATTERNS, meant_value
+from cluster_ddp.submission.validation import PATTERNS, SET_ELSEWHERE, WORD_PATTERNS, meant_value
 
 _NAMES = """
     account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container

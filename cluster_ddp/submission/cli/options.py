@@ -14,7 +14,7 @@ from cluster_ddp.argument_parser import ASKED, Parser, add_fields, add_on, joine
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.cli import option_mistakes
 from cluster_ddp.submission.spec import EXPEDITE, JobSpec, Launcher
-from cluster_ddp.submission.spec_fields import legal_name
+from cluster_ddp.submission.validation import legal_name
 
 _CLUSTERS = ("cpus_per_task", "mem", "time", "partition", "account", "qos", "requeue")
 _DEFAULTS = dict.fromkeys(_CLUSTERS, "the cluster's")

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent.job import scontrol
+from cluster_ddp.agent.job import slurm_commands
 
 
 def blocked(status: str) -> set[int]:
@@ -32,7 +32,7 @@ def test_term_ends_a_command_of_slurms_that_such_a_thread_has_started() -> None:
 
     def ask() -> None:
         for outlives in (False, True):
-            answer = scontrol.ask(["cat", "/proc/self/status"], {"PATH": "/usr/bin:/bin"}, outlives_term=outlives)
+            answer = slurm_commands.ask(["cat", "/proc/self/status"], {"PATH": "/usr/bin:/bin"}, outlives_term=outlives)
             found.append(signal.SIGTERM in blocked(answer.words))
 
     processes.start_thread(ask, "test").join()

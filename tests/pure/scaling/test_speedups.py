@@ -7,7 +7,7 @@ import pytest
 from cluster_ddp.errors import SpecError
 from cluster_ddp.scaling import output, speedups
 from cluster_ddp.scaling.fit import Model, amdahl
-from cluster_ddp.scaling.measure import Measured, parse_counts, points
+from cluster_ddp.scaling.points import Measured, parse_counts, points
 
 
 def measured(rates: dict[int, list[float | None]], **more: object) -> tuple[dict, list]:

@@ -8,7 +8,7 @@ import pytest
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.spec import JobSpec
-from cluster_ddp.submission.spec_fields import normalized_time
+from cluster_ddp.submission.validation import normalized_time
 
 GOOD: dict[str, Any] = {"name": "job", "command": ("python", "x.py")}
 

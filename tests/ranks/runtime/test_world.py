@@ -17,7 +17,7 @@ from ranks import job_ids, run_ranks, slurm_step
 from slowness import scaled
 
 import cluster_ddp
-from cluster_ddp.runtime.rendezvous.host_network import interface_towards
+from cluster_ddp.runtime.rendezvous.host_setup import interface_towards
 
 JOB_ID = job_ids()
 

@@ -2,7 +2,7 @@
 
 recovery     after a failed start: the nodes at fault, what follows, lost nodes given back
 decision     what follows, by the failures so far and the nodes that are left
-history      the failures so far: failures.jsonl
+failures     the failures so far: failures.jsonl
 spare_nodes  what is known of the spares, and the step that waits on them
 fence        takes the run directory away from an older start
 """

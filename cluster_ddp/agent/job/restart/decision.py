@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from cluster_ddp.agent import launch_env
-from cluster_ddp.agent.job import scontrol
-from cluster_ddp.agent.job.restart.history import Failed
+from cluster_ddp.agent.job import slurm_commands
+from cluster_ddp.agent.job.restart.failures import Failed
 from cluster_ddp.protocol import Then
 
 _WITHOUT_PROGRESS = 4  # so many failures with the same newest checkpoint: three restarts were of no use
@@ -59,7 +59,7 @@ UNKNOWN = Nodes()
 
 def of_job(env: Mapping[str, str], spares: int) -> Nodes:
     """Return the nodes of a job; the last ones are the spares."""
-    names = scontrol.hostnames(env)
+    names = slurm_commands.hostnames(env)
     return Nodes(names, names[: len(names) - spares]) if len(names) > spares else UNKNOWN
 
 
@@ -77,12 +77,12 @@ def resize(nodes: Nodes, env: Mapping[str, str]) -> str:
     Returns:
         Why Slurm refused; empty if it did not.
     """
-    shown = scontrol.ask(["scontrol", "show", "job", env["SLURM_JOB_ID"]], env, with_stderr=True)
+    shown = slurm_commands.ask(["scontrol", "show", "job", env["SLURM_JOB_ID"]], env, with_stderr=True)
     if not shown.is_ok or "JobState=RUNNING" not in shown.words.split():
         return "the job no longer runs" if shown.is_ok else shown.words
     with tempfile.TemporaryDirectory(prefix="cluster_ddp-resize-") as folder:
         argv = ["scontrol", "update", f"JobId={env['SLURM_JOB_ID']}", f"NodeList={','.join(nodes.allocated)}"]
-        answer = scontrol.ask(argv, env, with_stderr=True, folder=folder)
+        answer = slurm_commands.ask(argv, env, with_stderr=True, folder=folder)
     return "" if answer.is_ok else answer.words
 
 

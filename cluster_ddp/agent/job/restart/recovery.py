@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from cluster_ddp.agent import first_failure, outcome
-from cluster_ddp.agent.job import job_log, scontrol
+from cluster_ddp.agent.job import job_log, slurm_commands
 from cluster_ddp.agent.job.restart import decision
 from cluster_ddp.agent.job.restart.decision import BEFORE, LOST, UNKNOWN, Nodes, Reason, Verdict
-from cluster_ddp.agent.job.restart.history import NO_CHECKPOINT, Failed, History
+from cluster_ddp.agent.job.restart.failures import NO_CHECKPOINT, Failed, History
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import Outcome
@@ -132,7 +132,7 @@ class Recovery:
     def _has_others(self, out: Mapping[str, Reason]) -> bool:
         """Whether the job's partition may have nodes enough for it if these are left out, too."""
         before = {node for one in self._history.failures for node in one.without}
-        usable = scontrol.usable_nodes(self._env)
+        usable = slurm_commands.usable_nodes(self._env)
         return usable is None or len(usable - {*out} - before) >= self._allocated
 
     def _say(self, found: Verdict, now: Failed) -> None:

@@ -12,8 +12,8 @@ import pytest
 from stand_ins import HOSTILE, FakeSlurm, fake_slurm
 
 from cluster_ddp.agent import launch_options
-from cluster_ddp.agent.job import scontrol, srun_step
-from cluster_ddp.agent.job.scontrol import Configuration
+from cluster_ddp.agent.job import slurm_commands, srun_step
+from cluster_ddp.agent.job.slurm_commands import Configuration
 from cluster_ddp.agent.launch_env import Shape
 from cluster_ddp.agent.launch_options import Options
 
@@ -200,11 +200,11 @@ def test_each_node_unpacks_the_environment(
 )
 def test_what_slurms_configuration_says(fake_slurm: FakeSlurm, said: str, found: Configuration) -> None:
     fake_slurm.command("scontrol", f"printf '%s\\n' {shlex.quote(said)}")
-    assert scontrol.configuration(os.environ) == found
+    assert slurm_commands.configuration(os.environ) == found
     assert fake_slurm.calls("scontrol") == [["show", "config"]]
 
 
 def test_a_controller_that_does_not_answer_is_taken_for_the_worse(fake_slurm: FakeSlurm) -> None:
     fake_slurm.command("scontrol", "echo 'ProctrackType = proctrack/cgroup'; exit 1")
-    assert scontrol.configuration(os.environ) == Configuration()
-    assert scontrol.configuration({"PATH": "/nowhere"}) == Configuration()
+    assert slurm_commands.configuration(os.environ) == Configuration()
+    assert slurm_commands.configuration({"PATH": "/nowhere"}) == Configuration()

@@ -11,7 +11,7 @@ from made_runs import make_run, write_lines
 from cluster_ddp.cli import report as verb
 from cluster_ddp.jobs.report import array_tasks, page
 from cluster_ddp.jobs.report.summary import Report, report
-from cluster_ddp.jobs.report.training_figures import compiled
+from cluster_ddp.jobs.report.training_stats import compiled
 from cluster_ddp.jobs.status import RunStatus
 
 SIZE = "  Size: each 2 nodes x 2 GPUs, 4 ranks"

@@ -9,7 +9,7 @@ import pytest
 
 from cluster_ddp.cli import report as verb
 from cluster_ddp.errors import SpecError
-from cluster_ddp.jobs.report import training_figures
+from cluster_ddp.jobs.report import training_stats
 from cluster_ddp.jobs.report.report_text import as_text
 from cluster_ddp.jobs.report.summary import report
 from cluster_ddp.jobs.status import RunStatus
@@ -20,17 +20,17 @@ LOG = "epoch 1 loss 2.5, 1,200.5 images/s\nepoch 2 loss nan, many images/s\nepoc
 def test_each_group_is_a_figure(tmp_path: Path) -> None:
     (tmp_path / "task-0.log").write_text(LOG)
     (tmp_path / "job.log").write_text("loss 7\n")
-    pattern = training_figures.compiled(r"loss (?P<loss>[\d.]+), (\S+) images/s")
-    assert training_figures.printed(tmp_path, pattern) == {"loss": [2.5, 0.25], "2": [1200.5, 1300.0]}
+    pattern = training_stats.compiled(r"loss (?P<loss>[\d.]+), (\S+) images/s")
+    assert training_stats.printed(tmp_path, pattern) == {"loss": [2.5, 0.25], "2": [1200.5, 1300.0]}
     (tmp_path / "task-0.log").unlink()
-    assert training_figures.printed(tmp_path, training_figures.compiled(r"loss (\d)")) == {"1": [7.0]}
-    assert training_figures.printed(tmp_path, training_figures.compiled("nothing (.)")) == {}
+    assert training_stats.printed(tmp_path, training_stats.compiled(r"loss (\d)")) == {"1": [7.0]}
+    assert training_stats.printed(tmp_path, training_stats.compiled("nothing (.)")) == {}
 
 
 def test_the_report_shows_the_first_and_the_last(tmp_path: Path) -> None:
     (tmp_path / "task-0.log").write_text(LOG)
     status = RunStatus(job="12", name="fit", state="RUNNING", run_dir=tmp_path)
-    found = report(status, metric=training_figures.compiled(r"loss (?P<loss>[\d.]+)"))
+    found = report(status, metric=training_stats.compiled(r"loss (?P<loss>[\d.]+)"))
     assert "\n  Printed, first … last (how many): loss 2.5 … 0.25 (2)\n" in as_text(found)
 
 
@@ -50,4 +50,4 @@ def test_a_loss_that_was_printed_as_nan_is_null_in_json(
 @pytest.mark.parametrize(("pattern", "words"), [("loss", "it has no group"), ("(", r"unterminated subpattern")])
 def test_what_finds_nothing_is_refused(pattern: str, words: str) -> None:
     with pytest.raises(SpecError, match=words):
-        training_figures.compiled(pattern)
+        training_stats.compiled(pattern)

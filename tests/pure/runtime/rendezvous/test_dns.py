@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cluster_ddp.errors import RendezvousError
-from cluster_ddp.runtime.rendezvous import host_network
+from cluster_ddp.runtime.rendezvous import host_setup
 
 
 def attempts() -> int:
@@ -26,7 +26,7 @@ def attempts() -> int:
 def test_name_servers_are_asked_again_afterwards() -> None:
     socket.getfqdn("localhost")  # initialises this thread's resolver
     before = attempts()
-    with pytest.raises(ValueError), host_network.without_name_servers():
+    with pytest.raises(ValueError), host_setup.without_name_servers():
         assert attempts() == 0
         raise ValueError
     assert attempts() == before > 0
@@ -35,14 +35,14 @@ def test_name_servers_are_asked_again_afterwards() -> None:
 def test_other_threads_ask_them_all_the_while() -> None:
     with ThreadPoolExecutor(1) as other:
         other.submit(socket.getfqdn, "localhost").result()
-        with host_network.without_name_servers():
+        with host_setup.without_name_servers():
             assert other.submit(attempts).result() > 0
 
 
 def test_a_look_up_is_timed_from_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, answer = [], threading.Event()
     monkeypatch.setattr(socket, "getnameinfo", lambda address, flags: asked.append(address[0]) or answer.wait(30))
-    lookup = host_network.ReverseLookup("10.0.0.1")
+    lookup = host_setup.ReverseLookup("10.0.0.1")
     start = time.monotonic()
     assert not lookup.ends_within(1.0)
     assert not lookup.ends_within(1.0)  # that time has passed: no more waiting
@@ -54,7 +54,7 @@ def test_a_look_up_is_timed_from_its_start(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_addresses_are_found_without_the_codec_for_international_names() -> None:
     code = (
-        "import sys, time; from cluster_ddp.runtime.rendezvous.host_network import resolve;"
+        "import sys, time; from cluster_ddp.runtime.rendezvous.host_setup import resolve;"
         "print(resolve('localhost', time.monotonic()), 'encodings.idna' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -63,4 +63,4 @@ def test_addresses_are_found_without_the_codec_for_international_names() -> None
 
 def test_a_host_that_does_not_exist_is_named() -> None:
     with pytest.raises(RendezvousError, match="Looking up no-such-host"):
-        host_network.resolve("no-such-host.invalid", time.monotonic())
+        host_setup.resolve("no-such-host.invalid", time.monotonic())

@@ -10,7 +10,7 @@ import pytest
 from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.cli import init
-from cluster_ddp.submission.cli import site_config
+from cluster_ddp.submission.cli import settings_files
 
 __all__ = ["fake_slurm"]
 
@@ -45,7 +45,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 
 
 def values() -> dict[str, object]:
-    return dict(site_config.load(None, folder=Path.cwd(), env={}).values)
+    return dict(settings_files.load(None, folder=Path.cwd(), env={}).values)
 
 
 def test_what_the_cluster_has_is_written_and_explained(capsys, folder: Path) -> None:

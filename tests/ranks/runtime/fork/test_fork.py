@@ -103,7 +103,7 @@ def test_a_rank_ends_as_python_would(tmp_path: Path) -> None:
 
 
 FAULTS = """import gc, os, resource, sys, torch
-from cluster_ddp.runtime.fork import rank_exit
+from cluster_ddp.runtime.fork import fast_exit
 gc.freeze()  # as before the ranks are forked
 def faults(end):
     mine, theirs = os.pipe()
@@ -111,7 +111,7 @@ def faults(end):
         end(lambda: os.write(theirs, str(resource.getrusage(resource.RUSAGE_SELF).ru_minflt).encode()))
     before = int(os.read(mine, 20))
     return os.wait4(pid, 0)[2].ru_minflt - before
-ours = faults(lambda tell: rank_exit.after(tell, dict(sys.modules)))
+ours = faults(lambda tell: fast_exit.after(tell, dict(sys.modules)))
 pythons = faults(lambda tell: (tell(), sys.exit()))
 print(ours, pythons)
 """

@@ -20,7 +20,7 @@ from slowness import scaled
 
 from cluster_ddp.agent.channel.lines import Lines
 from cluster_ddp.errors import DeviceError, RendezvousError
-from cluster_ddp.runtime.rendezvous import arrived_ranks, host_network, port_discovery, store
+from cluster_ddp.runtime.rendezvous import arrived_ranks, host_setup, port_discovery, store
 from cluster_ddp.runtime.rendezvous.port_discovery import run_key
 from cluster_ddp.slurm.port import candidates
 from cluster_ddp.slurm.topology import Topology
@@ -314,6 +314,6 @@ def test_what_ranks_of_one_node_serve_is_for_that_node_only(job_id: int, nodes: 
     topology = Topology.from_environ(
         slurm_step(0, 2, job_id=job_id, nodelist="a,b"[: 2 * nodes - 1], SLURM_STEP_NUM_NODES=str(nodes))
     )
-    with contextlib.closing(host_network.bind_first_free(topology)) as listener, socket.socket() as other:
+    with contextlib.closing(host_setup.bind_first_free(topology)) as listener, socket.socket() as other:
         # To 127.0.0.2 connects who would come over the network, too: what listens on 127.0.0.1 is not there.
         assert (other.connect_ex(("127.0.0.2", listener.getsockname()[1])) != 0) == is_local

@@ -16,7 +16,7 @@ from test_store import greeting, is_free, meet_and_greet
 
 from cluster_ddp.agent.channel.lines import Key
 from cluster_ddp.errors import RendezvousError
-from cluster_ddp.runtime.rendezvous import host_network, port_discovery, store
+from cluster_ddp.runtime.rendezvous import host_setup, port_discovery, store
 from cluster_ddp.runtime.rendezvous.port_discovery import run_key
 from cluster_ddp.slurm.port import candidates
 from cluster_ddp.slurm.topology import Topology
@@ -80,7 +80,7 @@ def key(topology: Topology) -> Key:
 def port(topology: Topology, key: Key) -> Iterator[int]:
     """Of a beacon."""
     with (
-        host_network.bind_first_free(topology) as listener,
+        host_setup.bind_first_free(topology) as listener,
         port_discovery.answering(listener, key, STORE_PORT, ranks=2),
     ):
         yield listener.getsockname()[1]

@@ -9,7 +9,7 @@ import pytest
 
 from cluster_ddp.agent.job.restart import decision
 from cluster_ddp.agent.job.restart.decision import Nodes, Reason
-from cluster_ddp.agent.job.restart.history import Failed
+from cluster_ddp.agent.job.restart.failures import Failed
 
 TWO = Nodes(("n1", "n2"), ("n1", "n2"))
 SPARE = Nodes(("n1", "n2", "n3"), ("n1", "n2"))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cluster_ddp.jobs.report import page, training_figures
+from cluster_ddp.jobs.report import page, training_stats
 from cluster_ddp.jobs.report.report_text import as_text, notes
 from cluster_ddp.jobs.report.summary import report
 from cluster_ddp.jobs.status import RunStatus
@@ -29,7 +29,7 @@ def write(folder: Path, records: list[Any], starts: list[Any] | None = None) -> 
 def test_means_over_all_steps(tmp_path: Path) -> None:
     longer = {**STEPS, "steps": 30, "step_s": 0.4, "data_s": 0.25, "progress": 1.0, "checkpoint_s": 0.01}
     write(tmp_path, [STEPS | RANKS, {"kind": "train", "waiting_for_data": 0.9}, longer | RANKS])
-    found = training_figures.read(tmp_path)
+    found = training_stats.read(tmp_path)
     assert found.step_s == 0.35 and found.parts == {"data_s": 0.2, "compute_s": 0.15, "checkpoint_s": 0.01}
     assert (found.slowest, found.slowest_rank, found.progress) == (2.0, 3, 1.0)
     assert found.waiting_for_data == 0.2 / 0.35
@@ -42,13 +42,13 @@ def test_communication_that_nobody_measured_is_said_so(tmp_path: Path) -> None:
     assert "\n  Step: 200 ms: data 25 %, compute 75 %, communication not measured\n" in as_text(found)
     assert "<span>communication not measured</span>" in page.page([found])
     write(tmp_path, [STEPS], STARTS[2:])  # one rank alone
-    assert not training_figures.read(tmp_path).lacks_communication
+    assert not training_stats.read(tmp_path).lacks_communication
 
 
 def test_without_records_of_steps_those_of_training_say_how_long_it_waited(tmp_path: Path) -> None:
     write(tmp_path, [{"kind": "train", "waiting_for_data": 0.3}, {"kind": "steps", "steps": 0, "step_s": "x"}, {}])
-    assert training_figures.read(tmp_path) == training_figures.Training(waiting_for_data=0.3, starts=[])
-    assert training_figures.read(tmp_path / "missing") == training_figures.Training(starts=[])
+    assert training_stats.read(tmp_path) == training_stats.Training(waiting_for_data=0.3, starts=[])
+    assert training_stats.read(tmp_path / "missing") == training_stats.Training(starts=[])
 
 
 def test_its_restarts_and_its_slow_rank_are_in_the_report(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def measure(topology: Topology, key: Key) -> Iterator[str | dict[str, Any]]:
 
     from cluster_ddp.runtime import process_group
     from cluster_ddp.runtime.device import device as devices
-    from cluster_ddp.runtime.rendezvous.host_network import choose_interface
+    from cluster_ddp.runtime.rendezvous.host_setup import choose_interface
     from cluster_ddp.runtime.rendezvous.store import meet
 
     found, start = Measured(failed_in="rendezvous"), time.monotonic()

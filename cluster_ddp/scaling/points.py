@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.jobs.report import training_figures
+from cluster_ddp.jobs.report import training_stats
 from cluster_ddp.protocol import File, Record
 from cluster_ddp.run_files import each_json_line, number
 
@@ -86,12 +86,12 @@ def measure(run_dir: Path, *, seconds: float | None, metric: re.Pattern[str] | N
     The first group of `metric` is the samples per second in a line of rank 0's log. Without it, metrics.jsonl has them.
     """
     if metric is not None:
-        first = next(iter(training_figures.printed(run_dir, metric).values()), [])
+        first = next(iter(training_stats.printed(run_dir, metric).values()), [])
         return Measured(samples_per_s=_steady(first), seconds=seconds)
     kinds = (Record.TRAIN, Record.STEPS)
     records = [one for one in each_json_line(run_dir / File.METRICS) if one.get("kind") in kinds]
     train, steps = ([one for one in records if one["kind"] == kind] for kind in kinds)
-    split = training_figures.read(run_dir)
+    split = training_stats.read(run_dir)
     communication_s = split.parts.get("communication_s")
     return Measured(
         samples_per_s=_steady(_numbers(train, "samples_per_s") or _numbers(steps, "samples_per_s")),

@@ -18,8 +18,8 @@ from ranks import run_ranks, slurm_step
 from slowness import scaled
 
 import cluster_ddp
-from cluster_ddp.runtime.usage import step_times
-from cluster_ddp.runtime.usage.step_times import ExposedCommunication, StepTimes
+from cluster_ddp.runtime.profiling import step_times
+from cluster_ddp.runtime.profiling.step_times import ExposedCommunication, StepTimes
 from cluster_ddp.runtime.world import World
 
 

@@ -12,8 +12,8 @@ import pytest
 from strangers import STRANGER, as_stranger, folder_of_all, needs_a_stranger
 
 from cluster_ddp.errors import ProfileError, RunDirError
-from cluster_ddp.submission.cli import site_config
-from cluster_ddp.submission.cli.site_config import SUBMISSION_KEYS, Settings, load
+from cluster_ddp.submission.cli import settings_files
+from cluster_ddp.submission.cli.settings_files import SUBMISSION_KEYS, Settings, load
 from cluster_ddp.submission.spec import JobSpec
 
 EXAMPLES = sorted((Path(__file__).parents[4] / "examples" / "profiles").glob("*.toml"))
@@ -45,11 +45,11 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Site:
 
 def test_the_keys_are_those_of_a_job_and_of_its_submission() -> None:
     fields = {field.name for field in dataclasses.fields(JobSpec)}
-    assert set(site_config.legal_keys()) == fields - {"command", "description", "grid"} | {
+    assert set(settings_files.legal_keys()) == fields - {"command", "description", "grid"} | {
         "runs_dir",
         "accept",
     }
-    assert len(site_config.legal_keys()) == len(set(site_config.legal_keys()))
+    assert len(settings_files.legal_keys()) == len(set(settings_files.legal_keys()))
 
 
 def test_no_file_sets_nothing(site: Site) -> None:
@@ -341,7 +341,7 @@ def test_an_alternative_replaces_the_other(site: Site) -> None:
     site.user.write_text('conda_env = "site"\ncontainer_image = "a"\n[mine]\nvenv = "/v"\n')
     assert site.load("mine").values == {"container_image": "a", "venv": "/v"}
     assert "conda_env" not in site.load("mine").origins
-    assert site_config.overlay(site.load().values, {"container": "/c.sif"}) == {
+    assert settings_files.overlay(site.load().values, {"container": "/c.sif"}) == {
         "conda_env": "site",
         "container": "/c.sif",
     }

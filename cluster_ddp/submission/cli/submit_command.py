@@ -15,7 +15,7 @@ from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.submission import grids, planning, render, resume, run_dirs
 from cluster_ddp.submission.checks import command_mistakes, preflight
 from cluster_ddp.submission.checks.performance_warnings import CODES, OTHER_CODES, Advice
-from cluster_ddp.submission.cli import activated_env, option_mistakes, options, settings_trust, site_config
+from cluster_ddp.submission.cli import activated_env, option_mistakes, options, settings_files, settings_trust
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec
 
@@ -85,7 +85,7 @@ class _Asked(NamedTuple):
     """The options of the reference job."""
     command: list[str] | None
     """The words after the two dashes; None without them."""
-    settings: site_config.Settings
+    settings: settings_files.Settings
     values: dict[str, Any]
     """The settings, overridden by the options, as JobSpec takes them."""
     earlier: resume.Earlier | None
@@ -103,9 +103,9 @@ class _Asked(NamedTuple):
         parsed, rest = parser.parse_known_args(own)
         if command is not None:
             options.refuse(rest, [*others, *parser.option_names()], program, () if others else command)
-        given = site_config.renamed({key: value for key, value in vars(parsed).items() if value is not None})
+        given = settings_files.renamed({key: value for key, value in vars(parsed).items() if value is not None})
         accept = settings_trust.CODE in (parsed.accept or ())
-        settings = site_config.load(parsed.profile, folder=Path.cwd(), env=os.environ, accept=accept)
+        settings = settings_files.load(parsed.profile, folder=Path.cwd(), env=os.environ, accept=accept)
         earlier = None
         if parsed.resume is not None:
             earlier = resume.find(parsed.resume, Path({"runs_dir": "runs", **settings.values, **given}["runs_dir"]))
@@ -143,7 +143,7 @@ def _advice(asked: _Asked, plan: Plan, reference: Reference) -> list[Advice]:
 def _with_origins(error: SpecError, asked: _Asked) -> SpecError:
     """The error, with the places of the settings that it is about: the user may not know that they are set."""
     named = [key for key in asked.settings.values if key in error.fields and key not in asked.given]
-    places = [f"{key} is set in {site_config.line_of(key, asked.settings.origins[key])}" for key in named]
+    places = [f"{key} is set in {settings_files.line_of(key, asked.settings.origins[key])}" for key in named]
     if not places:
         return error
     return SpecError(error.asked, f"{error.found} ({'; '.join(places)})", error.hint)
@@ -191,7 +191,7 @@ def _refuse_unfit(spec: JobSpec, reference: Reference, words: tuple[str, ...]) -
 
 def _plan(asked: _Asked, reference: Reference, *, source: str) -> Plan:
     work, parsed, values, earlier = _work(asked, reference), asked.parsed, asked.values, asked.earlier
-    job = {key: value for key, value in values.items() if key not in site_config.SUBMISSION_KEYS}
+    job = {key: value for key, value in values.items() if key not in settings_files.SUBMISSION_KEYS}
     if (active := asked.activated) is not None and not active.why_not:
         job[active.setting] = active.path
     spec = JobSpec(**{"name": work.name, **job, "command": work.command})
@@ -213,22 +213,24 @@ def _plan(asked: _Asked, reference: Reference, *, source: str) -> Plan:
     )
 
 
-def _settings_of(earlier: resume.Earlier, files: site_config.Settings, name: str | None) -> site_config.Settings:
+def _settings_of(earlier: resume.Earlier, files: settings_files.Settings, name: str | None) -> settings_files.Settings:
     """The earlier job's settings instead of those in the files; with --profile, the files' settings override them."""
     if earlier.spec is None:
         return files
-    keys = [key for key in site_config.legal_keys() if key not in site_config.SUBMISSION_KEYS and key != "array"]
+    keys = [key for key in settings_files.legal_keys() if key not in settings_files.SUBMISSION_KEYS and key != "array"]
     before = {key: value for key in keys if (value := getattr(earlier.spec, key)) is not None}
     if earlier.reference_options is not None:
         before.pop("venv", None)  # the function is pickled again, by the environment that submits now
     now = {key: value for key, value in files.values.items() if name is not None or key == "accept"}
     origins = dict.fromkeys(before, f"job {earlier.job}") | {key: files.origins[key] for key in now}
-    return site_config.Settings(values=site_config.overlay(before, now), origins=origins)
+    return settings_files.Settings(values=settings_files.overlay(before, now), origins=origins)
 
 
-def _values(settings: site_config.Settings, given: Mapping[str, Any]) -> dict[str, Any]:
+def _values(settings: settings_files.Settings, given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the files, overridden by the command line, as JobSpec takes them."""
-    values = site_config.overlay(settings.values, {key: given[key] for key in site_config.legal_keys() if key in given})
+    values = settings_files.overlay(
+        settings.values, {key: given[key] for key in settings_files.legal_keys() if key in given}
+    )
     if "array" in given:
         values["grid"], values["array"] = grids.parse(given["array"])
     if not values.get("container") and not values.get("container_image") and "container_binds" not in given:
@@ -239,7 +241,7 @@ def _values(settings: site_config.Settings, given: Mapping[str, Any]) -> dict[st
 def _show_config(asked: _Asked) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(JobSpec)}
     defaults |= {"name": "from the command", "runs_dir": "runs", "accept": ()}
-    for key in site_config.legal_keys():
+    for key in settings_files.legal_keys():
         value = asked.values.get(key, defaults[key])
         origin = "command line" if key in asked.given else asked.settings.origins.get(key, "default")
         shown = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value

@@ -20,10 +20,10 @@ from typing import Any
 
 from cluster_ddp.errors import JobNotFoundError, RunDirError
 from cluster_ddp.files import atomic_write, make_dir
-from cluster_ddp.jobs import find_runs, progress
+from cluster_ddp.jobs import find_runs, run_info
 from cluster_ddp.jobs.find_runs import RunRecord, of_run
 from cluster_ddp.run_files import read_json, why
-from cluster_ddp.scaling.measure import Measured, Point, measure
+from cluster_ddp.scaling.points import Measured, Point, measure
 from cluster_ddp.slurm.job_status import elapsed_s
 from cluster_ddp.submission.job import Job, describe, poll_intervals_s
 
@@ -146,7 +146,7 @@ def _seconds(job: Job, elapsed: str) -> float | None:
     """From a job's start to its end; on this machine from its submission."""
     if elapsed:
         return elapsed_s(elapsed)
-    ended = progress.outcome_of(job.run_dir)
+    ended = run_info.outcome_of(job.run_dir)
     return ended.time - find_runs.read(job.run_dir).began_s if ended is not None and ended.time else None
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from cluster_ddp.agent.job import scontrol
+from cluster_ddp.agent.job import slurm_commands
 from cluster_ddp.errors import SpecError
 from cluster_ddp.protocol import OF_A_JOB, Env
 from cluster_ddp.slurm import variables
@@ -40,11 +40,11 @@ def completed(env: Mapping[str, str]) -> dict[str, str]:
     """
     if _NODE in env:
         return dict(env)
-    if not (nodes := scontrol.hostnames(env)):
+    if not (nodes := slurm_commands.hostnames(env)):
         found = f"scontrol show hostnames {env.get('SLURM_JOB_NODELIST', '')} names no node."
         raise SpecError(f"Finding the first node of job {env['SLURM_JOB_ID']}:", found, "in salloc, or sbatch SCRIPT")
     more = {_NODE: nodes[0]}
-    shown = scontrol.ask(["scontrol", "show", "job", env["SLURM_JOB_ID"]], env)
+    shown = slurm_commands.ask(["scontrol", "show", "job", env["SLURM_JOB_ID"]], env)
     gpus = re.search(r"\bTresPerNode=\S*?gpu(?::[^:=,\s]+)?[:=](\d+)", shown.words)
     return {**env, **more, **({_GPUS: gpus[1]} if gpus and _GPUS not in env else {})}
 
@@ -70,7 +70,7 @@ def _is_in_step(env: Mapping[str, str]) -> bool:
     v = Variables(env)
     if v.step_id() is None:
         return False
-    answer = scontrol.ask(["scontrol", "listpids", env["SLURM_JOB_ID"]], env)
+    answer = slurm_commands.ask(["scontrol", "listpids", env["SLURM_JOB_ID"]], env)
     rows = (line.split() for line in answer.words.splitlines())
     steps = [row[2] for row in rows if len(row) > 2 and row[0] == v.text(*variables.TASK_PID)]
     return steps != ["batch"]
@@ -81,7 +81,7 @@ def _in_own_array(env: Mapping[str, str]) -> dict[str, str]:
     if not env.keys() & {_ARRAY, _RESTARTS}:
         return dict(env)
     form = "JobID:20,ArrayJobID:20,ArrayTaskID:200,RestartCnt:20"
-    answer = scontrol.ask(["squeue", "--noheader", f"--jobs={env['SLURM_JOB_ID']}", f"--Format={form}"], env)
+    answer = slurm_commands.ask(["squeue", "--noheader", f"--jobs={env['SLURM_JOB_ID']}", f"--Format={form}"], env)
     for line in answer.words.splitlines() if answer.is_ok else ():
         job, array, task, restarts = (line.split() + [""] * 4)[:4]
         if job == env["SLURM_JOB_ID"] and restarts.isdigit():

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster_ddp.jobs.report import training_figures
-from cluster_ddp.scaling.measure import Measured, measure
+from cluster_ddp.jobs.report import training_stats
+from cluster_ddp.scaling.points import Measured, measure
 
 
 def record(run_dir: Path, *records: dict[str, object]) -> None:
@@ -48,7 +48,7 @@ def test_figures_that_are_not_finite_are_missing(tmp_path: Path) -> None:
     record(tmp_path, *({"kind": "train", "samples_per_s": speed} for speed in (1.0, math.inf, math.nan)), steps)
     found = measure(tmp_path, seconds=None, metric=None)
     assert found == Measured(samples_per_s=1.0, seconds=None)
-    assert training_figures.read(tmp_path).parts == {}
+    assert training_stats.read(tmp_path).parts == {}
 
 
 def test_the_time_to_the_end_of_a_training(tmp_path: Path) -> None:

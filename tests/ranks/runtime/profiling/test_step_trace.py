@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import cluster_ddp
-from cluster_ddp.runtime.usage.step_trace import StepTrace, asked_steps
+from cluster_ddp.runtime.profiling.step_trace import StepTrace, asked_steps
 
 
 def run(path: Path, steps: int) -> None:
