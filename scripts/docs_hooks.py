@@ -27,6 +27,8 @@ DOCS = ROOT / "docs"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 FROM_NETWORK = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
 NAME_IN_TABLE = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
+FIRST_CELL = re.compile(r"<tr>\s*<td>.*?</td>", re.DOTALL)
+SHORT_CODE = re.compile(r"<code>([^<]{1,40})</code>")
 VERBS = ("submit", "status", "train", "env", "sandbox", "sandbox up")
 
 
@@ -49,7 +51,11 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    r"""Take away the backslash of a `\|` in a table's code, which GitHub needs and Python-Markdown shows."""
+    r"""Keep short code at the beginning of a table's row on one line: a browser would break `--options` at hyphens.
+
+    And take away the backslash of a `\|` in a table's code, which GitHub needs and Python-Markdown shows.
+    """
+    html = FIRST_CELL.sub(lambda cell: SHORT_CODE.sub(_short_code, cell.group()), html)
     return html.replace(r"\|", "|")
 
 
@@ -70,6 +76,11 @@ def _link(link: re.Match[str], folder: Path, page: str) -> str:
         return f"[{text}]({os.path.relpath(target, (DOCS / page).parent)}{anchor or ''})"
     shown = f"`{target.relative_to(ROOT)}`"
     return shown if shown.strip("`").endswith(text.strip("`")) else f"{text} ({shown})"
+
+
+def _short_code(code: re.Match[str]) -> str:
+    """Return code with a class of assets/site.css: a name stays whole on a telephone, too."""
+    return f'<code class="{"name" if len(code[1]) <= 18 else "one-line"}">{code[1]}</code>'
 
 
 def _with_docstrings(markdown: str) -> str:
