@@ -90,7 +90,8 @@ def _on_sandbox(arguments: list[str]) -> int:
     prerequisites.install()
     cluster.down(SANDBOX_NAME)  # what a killed demo may have left
     layout = cluster.up(SANDBOX_NAME, nodes=2, gpus_per_node=2)
-    print(f"A sandbox of {layout.nodes} nodes with {layout.gpus_per_node} GPUs each is up.")
+    size = f"{layout.nodes} nodes with {layout.gpus_per_node} GPUs each"
+    print(f"A sandbox of {size} is up. (It checked its nodes with a job of its own, so the demo's is not job 1.)")
     try:
         # The sandbox's GPUs are dummies, whatever the machine has.
         return _on_slurm([*arguments, "--no-cuda"], cluster.environment(SANDBOX_NAME))
