@@ -53,9 +53,9 @@ def test_a_universitys_script_with_one_line_changed(slurm: Cluster, folder: Path
 
 def test_a_shell_of_salloc_on_the_login_node(slurm: Cluster, folder: Path) -> None:
     """It knows no node by name and no GPUs; the ranks meet on the first node, and their ends are heard."""
-    shutil.copy(ROOT / "examples" / "plain_ddp.py", folder)
+    shutil.copy(ROOT / "tests" / "helpers" / "torchrun_script.py", folder)
     salloc = ("salloc", "--quiet", "--nodes=2", "--cpus-per-task=2", "--gres=gpu:2", "--ntasks-per-node=1")
-    done = slurm.run(*salloc, "cluster-ddp", "launch", "--", "python", "plain_ddp.py", cwd=folder)
+    done = slurm.run(*salloc, "cluster-ddp", "launch", "--", "python", "torchrun_script.py", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert [done.stdout.count(f"rank {rank} of 4: loss") for rank in range(4)] == [1, 1, 1, 1]
     assert "The job has 1 task and 2 GPUs on each node: starting 2 ranks there.\n" in done.stderr

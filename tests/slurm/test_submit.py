@@ -85,8 +85,8 @@ def test_the_first_one_starts_the_long_ones(long_ones: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize(("launcher", "gpus"), [("srun", 2), ("torchrun", 1)])
 def test_a_script_that_knows_only_torchruns_variables(place: Place, launcher: str, gpus: int) -> None:
-    size = ("--nodes", "2", "--gpus-per-node", str(gpus))
-    run_dir = place.start(*size, "--launcher", launcher, "--", "python", str(ROOT / "examples" / "plain_ddp.py"))
+    size, script = ("--nodes", "2", "--gpus-per-node", str(gpus)), ROOT / "tests" / "helpers" / "torchrun_script.py"
+    run_dir = place.start(*size, "--launcher", launcher, "--", "python", str(script))
     said, ranks = place.completed(run_dir), 2 * gpus
     assert sorted(re.findall(rf"rank (\d) of {ranks}: loss", said)) == [str(rank) for rank in range(ranks)]
     tasks = ranks if launcher == "srun" else 2

@@ -1,10 +1,4 @@
-"""Plain torch, without cluster_ddp: it reads only RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-
-It runs unchanged in the jobs of cluster_ddp, as any script for torchrun does.
-
-torchrun --nproc-per-node 2 examples/plain_ddp.py
-cluster-ddp submit --nodes 2 --gpus-per-node 2 -- python examples/plain_ddp.py
-"""
+"""A script for torchrun, in plain torch: it reads only RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
 
 import os
 import time
