@@ -196,7 +196,7 @@ def _named_rank(pid: int) -> str | None:
     """
     try:
         words = {*Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")}
-        is_named = words & {b"cluster_ddp.runtime.fork", b"cluster_ddp.runtime.fork.waiting_rank"}
+        is_named = words & {b"cluster_ddp.runtime.fork", b"cluster_ddp.runtime.fork.warm_rank"}
         return Path(f"/proc/{pid}/comm").read_text().strip().removeprefix("rank ") if is_named else None
     except OSError:
         return "gone"

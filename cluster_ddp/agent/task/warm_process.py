@@ -1,6 +1,6 @@
 """A process that has imported torch and waits, while a rank trains: after a failure it becomes the next rank.
 
-It runs `cluster_ddp.runtime.fork.waiting_rank`, with the interpreter, the options and the environment of the rank's
+It runs `cluster_ddp.runtime.fork.warm_rank`, with the interpreter, the options and the environment of the rank's
 command: none of them could be changed later.
 """
 
@@ -23,7 +23,7 @@ from cluster_ddp.agent.task.supervisor import say
 from cluster_ddp.errors import SpecError
 from cluster_ddp.protocol import Env
 
-MODULE = "cluster_ddp.runtime.fork.waiting_rank"
+MODULE = "cluster_ddp.runtime.fork.warm_rank"
 READY = b"ready\n"
 """What the process says once it has imported all. If it can't, it says why, and ends."""
 

@@ -4,6 +4,6 @@ __main__           `python -m cluster_ddp.runtime.fork`
 target             the script or module that each rank runs
 preload            the modules imported before the fork
 rank_environments  the variables of every rank of a node
-waiting_rank       `--restarts`: a process that has imported them, and becomes a rank
+warm_rank          `--restarts`: a process that has imported them, and becomes a rank
 fast_exit          how a rank ends, without Python's finalization
 """

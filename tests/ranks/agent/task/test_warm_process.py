@@ -47,7 +47,7 @@ seen += [torch.get_num_threads(), sys.flags.utf8_mode, open("/proc/self/oom_scor
 command = open("/proc/self/cmdline").read()
 name = f"{os.environ['SAID']}.{os.environ['CLUSTER_DDP_START']}"
 with open(f"{name}.part", "w") as file:
-    json.dump({"pid": os.getpid(), "seen": seen, "warm": "fork.waiting_rank" in command}, file)
+    json.dump({"pid": os.getpid(), "seen": seen, "warm": "fork.warm_rank" in command}, file)
 os.rename(f"{name}.part", name)
 print("begun", os.environ["CLUSTER_DDP_START"], flush=True)
 time.sleep(600)
@@ -67,7 +67,7 @@ class Running:
 
     def waiting(self) -> list[int]:
         """The processes that wait to become a rank."""
-        return [pid for pid in processes.children(self.task.pid) if b"fork.waiting_rank" in _command(pid)]
+        return [pid for pid in processes.children(self.task.pid) if b"fork.warm_rank" in _command(pid)]
 
     def again(self) -> None:
         self.job.server.tell("stop", step=0)
@@ -147,7 +147,7 @@ WITHOUT_TORCH = SCRIPT.replace("import torch\n", "").replace("torch.get_num_thre
         ((sys.executable, "it's a script.py"), "the process that waited for it was killed"),
         (
             (sys.executable, "-I", "-S", "it's a script.py"),
-            "its Python can't run cluster_ddp.runtime.fork.waiting_rank",
+            "its Python can't run cluster_ddp.runtime.fork.warm_rank",
         ),
         ((sys.executable, "-S", "it's a script.py"), "No module named 'torch'"),
         (("env", "CLUSTER_DDP_PRELOAD=no_such", sys.executable, "it's a script.py"), "No module named 'no_such'"),

@@ -1,4 +1,4 @@
-"""`python -m cluster_ddp.runtime.fork.waiting_rank FD …`: imports torch, waits, becomes a rank when its agent says so.
+"""`python -m cluster_ddp.runtime.fork.warm_rank FD …`: imports torch, waits, becomes a rank when its agent says so.
 
 The words after FD are those of the rank: `script.py ARGUMENTS …` or `-m module ARGUMENTS …`. FD is a connected socket.
 On it, this process says that it is ready; or why it can't be, and ends. The agent sends one line of JSON, with the
