@@ -85,7 +85,10 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 def _show(found: list[RunStatus], runs_dir: Path) -> None:
     if not found:
-        print(f"No runs in {runs_dir}. Submit one: cluster-ddp submit")
+        print(
+            f"No runs in {runs_dir}. Submit one: cluster-ddp submit\n"
+            "(A job of cluster-ddp launch has a run directory if its script uses cluster_ddp, or with --run-dir.)"
+        )
         return
     rows = [_HEADINGS, *(_row(one) for one in found)]
     shown = [i for i, heading in enumerate(_HEADINGS) if heading != "VALUES" or any(one.values for one in found)]

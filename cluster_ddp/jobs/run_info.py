@@ -99,7 +99,8 @@ def figures(run_dir: Path) -> dict[str, Any]:
         for name in _WORDS.keys() & record.keys():
             if name != "accuracy" or record.get("kind") != Record.TRAIN:
                 value = number(record[name])
-                found[name] = int(value) if name == "epoch" and value is not None else value
+                if (name, value) != ("samples_per_s", 0.0):  # of a pass without a batch, after a resume
+                    found[name] = int(value) if name == "epoch" and value is not None else value
     return found
 
 

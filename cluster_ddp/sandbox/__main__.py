@@ -77,7 +77,7 @@ def up(arguments: argparse.Namespace) -> int:
     print(
         f"The sandbox {layout.name!r} is up after {time.monotonic() - start:.1f} s: "
         f"{layout.nodes} nodes with {layout.gpus_per_node} GPUs each.\n"
-        f"  {PROGRAM} run{name} -- sbatch jobs/hello_ddp.sbatch\n"
+        f"  {PROGRAM} run{name} -- sinfo   # or sbatch SCRIPT, or cluster-ddp submit …\n"
         f"  export SLURM_CONF={layout.slurm_conf}{path}   # for any shell\n"
         f"  {PROGRAM} down{name}"
     )

@@ -95,7 +95,8 @@ class Plan:
         """Return the whole plan as text, as --dry-run shows it."""
         if isinstance(self.scheduler, ThisMachine):
             return f"$ bash {File.LOCAL_SCRIPT} {self.folder('<process id>')}\n\n{self.script}"
-        start = f"scontrol update JobId=<id> StartTime={self.spec.begin or 'now'}   # once its run directory is made"
+        begin = self.spec.begin or "now"
+        start = f"scontrol update JobId=<id> StartTime={begin}   # at once, when its run directory is made"
         return f"$ sbatch --parsable {WAIT} {shlex.join(self.options)} <{File.BATCH_SCRIPT}\n$ {start}\n\n{self.script}"
 
     def _chosen_run_dir(self) -> Path | None:

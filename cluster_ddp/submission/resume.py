@@ -200,8 +200,12 @@ def _of_job(label: str, runs_dir: Path) -> Path:
     if label in _TRAININGS_OWN:
         hint = f"give it to the training: -- python -m cluster_ddp.train --resume {label}"
     else:
-        hint = "give the path of the run directory, or the folder that holds it: --runs-dir PATH"
-    raise RunDirError(f"Resuming {label}:", f"there is no such folder, and no job {label} in {runs_dir}.", hint)
+        hint = (
+            "give the path of the run directory, or the folder that holds it: --runs-dir PATH; of a job of cluster-ddp "
+            "launch, the path and the command: --resume PATH -- COMMAND"
+        )
+    words = f"there is no such folder, and {runs_dir} has no job {label} of cluster-ddp submit."
+    raise RunDirError(f"Resuming {label}:", words, hint)
 
 
 def _words(value: object) -> tuple[str, ...] | None:

@@ -119,10 +119,17 @@ class _Look(NamedTuple):
 
 
 class PendingSignals:
-    """Signals that commands are to get. `takers` says which processes get one other than TERM; none: not yet."""
+    """Signals that commands are to get.
 
-    def __init__(self, takers: Callable[[int, int], Sequence[int]]) -> None:
-        self._takers = takers
+    Args:
+        takers: says which processes get a signal other than TERM; none: not yet.
+        waits: is told of a command and a signal that nobody has taken for a while.
+    """
+
+    def __init__(
+        self, takers: Callable[[int, int], Sequence[int]], waits: Callable[[int, signal.Signals], object]
+    ) -> None:
+        self._takers, self._waits = takers, waits
         self._looks: dict[tuple[int, signal.Signals], _Look] = {}
         self._saving: dict[int, set[tuple[int, str]]] = {}  # of a shell: who has got TERM in its place
 
@@ -147,13 +154,15 @@ class PendingSignals:
             if pid in running and (wait_s := self._end(pid) if is_term else self._warn(pid, number, then_s)):
                 self._looks[pid, number] = _Look(now + wait_s, wait_s)
 
-    def _warn(self, pid: int, number: int, then_s: float) -> float:
+    def _warn(self, pid: int, number: signal.Signals, then_s: float) -> float:
         """Send a signal to who can take it. Returns seconds to the next look; 0 if it is sent.
 
         If nobody can, it waits: the command would die of it.
         """
         for one in (takers := self._takers(pid, number)):
             send(one, number)
+        if not takers and then_s < _LONGEST_S <= 1.1 * then_s:
+            self._waits(pid, number)
         return 0.0 if takers else min(1.1 * then_s, _LONGEST_S)
 
     def _end(self, pid: int) -> float:

@@ -58,7 +58,7 @@ class Supervisor:
         self._notes, self._tell, self._patience_s, self._on_term = notes, ended, patience_s, on_term
         self._running: dict[int, int | None] = {}  # process id -> rank
         self._statuses: list[int] = []  # other than 0, in the order in which they came
-        self._pending = PendingSignals(takers)
+        self._pending = PendingSignals(takers, self._say_it_waits)
         self._term_at = self._kill_at = _NEVER  # on the clock of time.monotonic()
         self._is_ending = False
         self.has_killed = False
@@ -148,6 +148,10 @@ class Supervisor:
         for pid in self._running:
             signals.send(pid, signal.SIGKILL)
         self.keep()
+
+    def _say_it_waits(self, pid: int, number: signal.Signals) -> None:
+        if self._running.get(pid, 1) in (0, None):  # for all ranks
+            say(f"{number.name}: the command has no handler for it, and would die of it. It still waits for one.")
 
     def _reap(self) -> None:
         for pid in list(self._running):  # not any child: a thread may wait for one of its own

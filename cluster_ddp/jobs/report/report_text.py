@@ -67,7 +67,7 @@ def _step(found: Training) -> str:
 def _start(start: Start) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start.time))
     words = [f"{when} from step {start.step}, {counted(start.ranks, 'rank')}."]
-    words += [f"The start before: {start.cause}"] if start.cause else []
+    words += [f"The start before: {start.cause.rstrip('.')}."] if start.cause else []
     if start.lost_s is not None:
         words.append(f"Done again: {hours(start.lost_s)}." if start.lost_s else "Nothing was lost.")
     return " ".join(words)

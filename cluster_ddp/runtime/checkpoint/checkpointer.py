@@ -11,10 +11,8 @@ The first line resumes from the newest checkpoint of the run directory, if there
 background when a save is due, and stops when the job is told to stop (see `stop_signals`). With the same number of
 ranks, a resumed training on CPUs has the same bits as one without the stop.
 
-Code after the loop over the shard (an evaluation, the scheduler's step) may be in any order. The state is copied after
-the shard's last batch, before this code runs, and a stop in this code writes that copy. So after a stop or a kill, all
-that follows the last batch runs again from its beginning, and nothing counts twice. The copy costs the wait of one save
-per epoch, and uses the memory of the saves: while one is still being written, no copy is made.
+Code after the loop over the shard (an evaluation, the scheduler's step) may be in any order. The state is copied before
+it, and a stop in it writes that copy. So after a stop or a kill it runs again from its beginning; nothing counts twice.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 from cluster_ddp.errors import SpecError
-from cluster_ddp.protocol import File
+from cluster_ddp.protocol import Env, File
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder
 from cluster_ddp.runtime.checkpoint.interval import Interval
 from cluster_ddp.runtime.checkpoint.restore import load_into
@@ -97,6 +95,8 @@ class Checkpointer:
         interval = Interval.of(every, has_epochs=bool(self._shards))
         check_choices(keep, on_nan)
         self.run_dir = run_dir if isinstance(run_dir, RunDir) else RunDir(run_dir, world)
+        if run_dir is None and Env.RUN_DIR not in os.environ:  # nobody has named it
+            world.print(f"Run directory: {self.run_dir.path}")
         self._state = TrainingState(world, self._shards, identity=identity or {}, meters=meters or {}, parts=parts)
         self._folder = CheckpointFolder(self.run_dir.path / File.CHECKPOINTS, keep=keep)
         is_own = load_into(self._state, self._folder, self.run_dir, resume)

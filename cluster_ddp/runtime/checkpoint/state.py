@@ -161,6 +161,8 @@ class TrainingState:
 
     def place_in_words(self) -> str:
         """Return the place in the training, as "step 30, epoch 2, 20 of its 40 samples seen"."""
+        if self.shards and self.epoch and not any(shard.seen for shard in self.shards):
+            return f"step {self.steps}, after epoch {self.epoch}"
         seen = [f"{shard.seen} of its {shard.size} samples seen" for shard in self.shards]
         return ", ".join([f"step {self.steps}", *([f"epoch {self.epoch + 1}"] if seen else []), *seen])
 

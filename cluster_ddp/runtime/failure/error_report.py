@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _KEY = "first_failure"
+_CONNECTION_LOST = "stopped: it lost its connection to a rank that failed before, or whose node is gone:"
 _STORE_IS_GONE = "stopped: rank 0, which serves the ranks' store, is gone."
-# Rank 0 serves the store: after a failure it stays until all others have read who failed, at most this long.
-_LAST_WORDS_S = 5.0
+_LAST_WORDS_S = 5.0  # at most this long rank 0 stays after a failure, until all others have read who failed
 # How long a rank that timed out waits for the others that timed out. Those that hang don't report.
 _ROLL_CALL_S = 3.0
 # What gloo says of a collective that timed out, and of the one that follows (such as the exchange of stop flags during
@@ -71,7 +71,7 @@ class FailureReporter:
     def report(self, error: BaseException) -> None:
         """Print an exception; or, if another rank failed first, one line that names it.
 
-        Call it before this rank's connections close: other ranks fail when they close, and must then find the name.
+        Call it before this rank's connections close: other ranks fail then, and must find the name.
         """
         self._reported = error
         own = self._name()
@@ -107,10 +107,10 @@ class FailureReporter:
         error that is not of this package has its traceback.
         """
         self._note(error, consequence=consequence, waits=waits)
-        if isinstance(error, ClusterDDPError):
-            error = f"error: {error}"
+        error = f"error: {error}" if isinstance(error, ClusterDDPError) else error
         words = error if isinstance(error, str) else "".join(traceback.format_exception(error)).rstrip()
-        complain(f"[rank {self._rank()} {node_name(os.environ)}] {words}")
+        lost = "" if isinstance(error, str) or not _is_lost(error) else f"{_CONNECTION_LOST}\n"
+        complain(f"[rank {self._rank()} {node_name(os.environ)}] {lost}{words}")
 
     def linger(self) -> None:
         """On rank 0, which serves the store: wait until all others have read who failed, at most some seconds."""
@@ -140,7 +140,7 @@ class FailureReporter:
             hard_exit.now(1)
 
     def stop_hang_watch(self) -> None:
-        """Stop to watch for hangs, and restore faulthandler."""
+        """Stop watching for hangs."""
         if self.hangs is not None:
             self.hangs.stop()
 

@@ -72,6 +72,7 @@ def test_the_last_figures_are_shown(capsys, fake_slurm: FakeSlurm) -> None:
         {"kind": "train", "epoch": 2, "samples_per_s": 1234.4},
         {"kind": "test", "epoch": 2, "loss": 0.043214, "accuracy": 0.98765},
         {"kind": "train", "epoch": 3, "samples_per_s": 1300.0, "accuracy": 1.0},
+        {"kind": "train", "epoch": 3, "samples_per_s": 0.0},  # resumed at the end of an epoch
         {"kind": "memory", "gigabytes": 3},
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "tra'

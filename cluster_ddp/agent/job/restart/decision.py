@@ -136,7 +136,8 @@ def _no_more(now: Failed, before: Sequence[Failed], restarts: int) -> str:
     failures = [*before, now]
     if len(failures) > restarts:
         return f"failed {_times(len(failures))} (--restarts {restarts})"
-    if [one.checkpoint for one in failures[-_WITHOUT_PROGRESS:]] == [now.checkpoint] * _WITHOUT_PROGRESS:
+    newest = [one.checkpoint for one in failures[-_WITHOUT_PROGRESS:]]
+    if now.checkpoint and newest == [now.checkpoint] * _WITHOUT_PROGRESS:
         return f"failed four times without a new checkpoint (the newest: {now.checkpoint})"
     for one in before:
         if not now.words or one.words != now.words or (one.checkpoint, one.step) != (now.checkpoint, now.step):

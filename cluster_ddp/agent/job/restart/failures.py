@@ -37,7 +37,7 @@ class Failed(NamedTuple):
     step: int | None = None
     """Step of the training at which an exception was raised; None if unknown."""
     checkpoint: str = NO_CHECKPOINT
-    """Name of the newest checkpoint; "none" without one."""
+    """Name of the newest checkpoint; "none" without one; empty if unknown, as without a run directory."""
     on_all_ranks: bool = False
     """Whether all ranks failed with these words."""
     lost_s: float | None = None
@@ -83,10 +83,15 @@ class History:
             return file.write(line) == len(line)
         return False
 
-    def newest_checkpoint(self, since: float) -> tuple[str, float]:
-        """Return the name of the newest checkpoint, and for how many seconds nothing was saved since ranks started."""
+    def newest_checkpoint(self, since: float) -> tuple[str, float | None]:
+        """Return the name of the newest checkpoint, and for how many seconds nothing was saved since ranks started.
+
+        Without a run directory both are unknown: the name is empty.
+        """
+        if self._run_dir is None:
+            return "", None
         name, saved = NO_CHECKPOINT, since
-        if self._run_dir is not None and (lines := self._lines(File.PROGRESS)):
+        if lines := self._lines(File.PROGRESS):
             name = lines[0] or NO_CHECKPOINT
             with contextlib.suppress(OSError):
                 saved = max(since, (self._run_dir / File.PROGRESS).stat().st_mtime)

@@ -127,7 +127,8 @@ class Recovery:
             words, rank = out[node].words, None
         everywhere = reports.failed_everywhere(words)
         step = None if end is None else end.step
-        return Failed(round(time.time(), 3), start, node, rank, words, step, checkpoint, everywhere, round(lost_s, 1))
+        lost_s = None if lost_s is None else round(lost_s, 1)
+        return Failed(round(time.time(), 3), start, node, rank, words, step, checkpoint, everywhere, lost_s)
 
     def _has_others(self, out: Mapping[str, Reason]) -> bool:
         """Whether the job's partition may have nodes enough for it if these are left out, too."""
@@ -140,9 +141,9 @@ class Recovery:
             job_log.say(f"Left out from now on: {node}: {why.words}")
         if found.then == Then.RESTART:
             what = outcome.failure_text(now.rank, now.node, now.words).rstrip(".")
-            where = f"from {now.checkpoint}" if now.checkpoint != NO_CHECKPOINT else "from the beginning"
+            where = {NO_CHECKPOINT: ", from the beginning,", "": ""}.get(now.checkpoint, f", from {now.checkpoint},")
             lost = "" if now.lost_s is None else f"; {now.lost_s:.0f} s of the training are lost"
-            job_log.say(f"Starting again in the allocation, {where}, after {what}{lost}.")
+            job_log.say(f"Starting again in the allocation{where} after {what}{lost}.")
         elif found.why:
             job_log.say(f"error: {found.why}; not started again.")
 

@@ -283,7 +283,7 @@ BAD: list[tuple[tuple[str, ...], str]] = [
     (("--local", "--test-only", "--", "true"), "this machine has none"),
     (("--sbatch-options=--wait", "--", "true"), "sbatch_options must be"),
     (("--array", "0-99999999", "--", "true"), "of at most 4,000,000 tasks"),
-    (("--resume", "12"), "no job 12 in runs"),
+    (("--resume", "12"), "runs has no job 12 of cluster-ddp submit"),
     (("--resume", "never"), "-- python -m cluster_ddp.train --resume never"),
     (("--resume", "."), "so no submission has made it"),
     (("--resume", ".", "--run-dir", "x"), "--run-dir and --resume exclude each other"),

@@ -70,6 +70,22 @@ def test_a_warning_waits_for_a_command_that_has_no_handler_yet(
         assert task.wait(timeout=scaled(30)) == 75
 
 
+def test_a_warning_that_nobody_takes_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After most of a minute: a training may still be starting."""
+    told: list[tuple[int, signal.Signals]] = []
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    pending = signals.PendingSignals(lambda pid, number: [], lambda pid, number: told.append((pid, number)))
+    pending.add([7], signal.SIGUSR1)
+    said_at = 0.0
+    while now[0] < 300:
+        pending.deliver({7})
+        said_at = said_at or (now[0] if told else 0.0)
+        now[0] = pending.due
+    assert told == [(7, signal.SIGUSR1)]
+    assert 30 < said_at < 60
+
+
 def test_a_warning_before_the_command_is_started_is_kept_for_it() -> None:
     """It would end the agent, and with it the job: here the agent waits for an answer of the job's."""
     with socket.create_server(("127.0.0.1", 0)) as server:

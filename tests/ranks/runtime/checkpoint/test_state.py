@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from slowness import scaled
 
 import cluster_ddp
 from cluster_ddp.runtime.checkpoint import checkpoint_file
+from cluster_ddp.runtime.checkpoint.state import TrainingState
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 
 JOB_ID = job_ids()
@@ -118,3 +120,16 @@ def test_loading_takes_little_more_memory_than_what_is_loaded(tmp_path: Path) ->
         command, env={**env, "OMP_NUM_THREADS": "1"}, check=True, timeout=scaled(200), stdout=subprocess.PIPE
     )
     assert 0.1 < float(done.stdout.splitlines()[-1]) < 0.9
+
+
+@pytest.mark.parametrize(
+    ("epoch", "seen", "words"),
+    [
+        (1, 20, "step 30, epoch 2, 20 of its 40 samples seen"),
+        (2, 0, "step 30, after epoch 2"),
+        (0, 0, "step 30, epoch 1, 0 of its 40 samples seen"),
+    ],
+)
+def test_the_end_of_an_epoch_is_no_place_in_one_that_may_not_come(epoch: int, seen: int, words: str) -> None:
+    state: Any = SimpleNamespace(steps=30, epoch=epoch, shards=[SimpleNamespace(seen=seen, size=40)])
+    assert TrainingState.place_in_words(state) == words

@@ -95,7 +95,7 @@ def test_a_full_disk_costs_nothing_but_the_note(run_dir: Path) -> None:
 def test_without_a_run_directory_only_this_process_knows() -> None:
     history = History(None, is_first=True)
     assert (history.add(ONE), history.failures, history.restarts) == (False, [ONE], 1)
-    assert history.newest_checkpoint(time.time() - 9)[0] == "none" and history.new_sick_nodes() == {}
+    assert history.newest_checkpoint(time.time() - 9) == ("", None) and history.new_sick_nodes() == {}
 
 
 @pytest.mark.parametrize(("saved_s", "lost_s"), [(None, 100), (300, 100), (40, 40)])

@@ -61,6 +61,7 @@ CASES = {
     ),
     # Without progress.
     "three failures without a new checkpoint": Case(RESTART, failed("n1"), without_checkpoint("none", "none")),
+    "four of which none is known": Case(RESTART, failed("n1", checkpoint=""), without_checkpoint("", "", "")),
     "four without": Case(
         END,
         failed("n1"),
