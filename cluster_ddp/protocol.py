@@ -91,7 +91,7 @@ class File:
     OUTCOME: Final = "outcome.json"
     """How a start of the job ended, and what failed first: the last start that has ended."""
     FAILURES: Final = "failures.jsonl"
-    """Each failure of a start of the job, and what followed: one record per line, see `agent.job.restart.history`."""
+    """Each failure of a start of the job, and what followed: one record per line, see `agent.job.restart.failures`."""
     SICK_NODES: Final = "sick-nodes.txt"
     """Nodes that were found at fault in this job: one per line, then why. With `--restarts`, they are left out."""
     CODE: Final = "code"

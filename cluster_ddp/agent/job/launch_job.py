@@ -59,7 +59,15 @@ def run(job: Job | LocalJob) -> int:
         python_command.check_script(asked.command, Path.cwd())
     if isinstance(job, Job) and (remark := gpu_remark(job.size, asked)):
         job_log.say(remark)
+    if isinstance(job, Job) and job.folder is not None and not _is_output_in(job.folder):
+        logs = job.folder / File.TASK_LOG.format("*")
+        job_log.say(f"The ranks write to {logs}; to read that: cluster-ddp logs {shlex.quote(str(job.folder))}")
     return job.run()
+
+
+def _is_output_in(run_dir: Path) -> bool:
+    """Whether this process itself writes there: then it is the log of a submission."""
+    return Path(os.path.realpath("/proc/self/fd/1")).parent == run_dir.resolve()
 
 
 def _refuse_backslash(run_dir: Path) -> None:

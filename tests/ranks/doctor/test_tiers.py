@@ -36,11 +36,11 @@ HANG += "from cluster_ddp.doctor.checks import Check, all_checks\n"
 HANG += "def hang(site):\n    time.sleep(60)\n    yield\n"
 HANG += "made = Check(name='hangs', on='rank', detects='', function=hang)\n"
 HANG += "all_checks.GROUPS['files'] = (made, *all_checks.GROUPS['files'])\nrank.fingerprint = hang\n"
-NO_TORCH = "from cluster_ddp.doctor.step import training\ntraining.import_torch = lambda: (0.1, None)\n"
+NO_TORCH = "from cluster_ddp.doctor.step import ddp_step\nddp_step.import_torch = lambda: (0.1, None)\n"
 MEASURED = "yield dict(failure=None, failed_in='', wrong=[], gradient=[], step_s=0.1, all_reduce_s={}, meet_s=0.1)"
-SOUND = NO_TORCH + f"def measure(*_):\n    {MEASURED}\ntraining.measure = measure\n"
-ABORTED = NO_TORCH + "import os\ndef measure(*_):\n    yield 'all_reduce'\n    os.abort()\ntraining.measure = measure\n"
-ENDS = NO_TORCH + "import os\ntraining.import_torch = lambda: os._exit(7)\n"
+SOUND = NO_TORCH + f"def measure(*_):\n    {MEASURED}\nddp_step.measure = measure\n"
+ABORTED = NO_TORCH + "import os\ndef measure(*_):\n    yield 'all_reduce'\n    os.abort()\nddp_step.measure = measure\n"
+ENDS = NO_TORCH + "import os\nddp_step.import_torch = lambda: os._exit(7)\n"
 
 
 @dataclass(frozen=True)

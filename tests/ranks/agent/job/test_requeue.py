@@ -24,7 +24,7 @@ AWAY = "slurm_update error: Unexpected message received"
 AGENT = """import json, os, signal, sys, time
 sys.path[:0] = json.loads(sys.argv[1])
 import threading
-from cluster_ddp.agent.job import requeue, scontrol
+from cluster_ddp.agent.job import requeue, slurm_commands
 from cluster_ddp.slurm.variables import Variables
 sleep = time.sleep
 time.sleep = lambda s: os.kill(os.getpid(), signal.SIGKILL) if s == 60 else sleep(s / 1000)
@@ -270,7 +270,7 @@ def test_a_request_that_the_controller_has_forgotten_is_made_again(job: Job) -> 
 
 def test_a_scontrol_that_hangs_is_given_up(job: Job) -> None:
     job.stands_in("scontrol", "[[ $(wc -l <told) -ge 2 ]] || exec sleep 600")
-    done = job.end(setup=f"scontrol.ANSWER_S = {scaled(1)}")
+    done = job.end(setup=f"slurm_commands.ANSWER_S = {scaled(1)}")
     assert (done.status, len(job.told())) == (-signal.SIGKILL, 2)
     assert "Slurm said: scontrol: no answer within " in done.log
 

@@ -1,4 +1,4 @@
-"""agent.job.restart.history: what is known of earlier failures, and what is not, never raises."""
+"""agent.job.restart.failures: what is known of earlier failures, and what is not, never raises."""
 
 from __future__ import annotations
 
