@@ -91,7 +91,9 @@ class Job:
             log.seek(0)
             said = log.read()
         assert "Traceback" not in said, said
-        return status, said.splitlines()
+        where, *rest = said.splitlines()
+        assert where.startswith("The ranks write to ") and "cluster-ddp logs " in where
+        return status, rest
 
     def told(self) -> list[str]:
         """How srun was called, without the agents' commands, and what scontrol was told."""
