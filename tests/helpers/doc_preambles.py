@@ -46,6 +46,18 @@ OF_PAGE = {
     "docs/how-to/gradient-accumulation.md": _CHECKPOINT,
     "docs/how-to/evaluate.md": _CHECKPOINT,
     "docs/how-to/own-script.md": _CHECKPOINT + "epoch, loss, accuracy = 0, torch.ones(()), 0.5\n",
+    "docs/how-to/whole-training.md": """
+import char_lm
+
+characters, train_set, _ = char_lm.load(None)
+shard = world.shard(train_set, batch_size=64, shuffle_seed=1)
+model, identity = world.wrap(char_lm.CharModel(len(characters))), {"characters": characters}
+checkpoint = cluster_ddp.Checkpointer(world, shard=shard, run_dir="runs/char_lm-12", model=model, identity=identity)
+for _ in checkpoint.epochs(1):
+    for _ in shard:
+        checkpoint.step()
+    checkpoint.best("loss", 1.0, mode="min")
+""",
     "docs/how-to/requeue.md": """
 def evaluate(model):
     return 0.5

@@ -161,7 +161,12 @@ def test_settings_are_legal(block: Block, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", of_kind("diff"), ids=str)
 def test_a_diff_names_lines_that_are_there(block: Block) -> None:
-    """From one device to many it is that of docs/examples.md, which test_examples.py compares with the scripts."""
+    """From one device to many it is that of docs/examples.md, which test_examples.py compares with the scripts.
+
+    That of a whole training, it runs.
+    """
+    if name_of(block.page) == "docs/how-to/whole-training.md":
+        return
     if "+import cluster_ddp" in block.text:
         assert block.text in (ROOT / "docs" / "examples.md").read_text()
     lines = "".join((ROOT / "examples" / name).read_text() for name in ("mnist_single.py", "mnist_ddp.py")).splitlines()

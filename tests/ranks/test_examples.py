@@ -158,6 +158,8 @@ RESNET_OF_TWO = ("--samples", "32", *RESNET[2:])  # eight: two ranks may agree o
         ("mnist_ddp.py", ("--epochs", "1", *DIGITS), "function", 2, 1),
         ("mnist_ddp.py", ("--epochs", "3", *DIGITS), "function", 2, 2),
         ("convnet.py", ("--epochs", "3", "--log-interval", "4", *DIGITS), "top level", 2, 2),
+        ("char_lm.py", ("--epochs", "2"), "function", 0, 1),
+        ("char_lm.py", ("--epochs", "3"), "top level", 2, 2),
         ("resnet_cifar.py", RESNET_OF_TWO, "top level", 2, 2),
         ("resnet_cifar.py", RESNET, "function", 0, 1),
     ],
@@ -185,7 +187,29 @@ def last_model(run_dir: Path) -> dict[str, torch.Tensor]:
 
 
 def figures(end: Outcome) -> list[str]:
-    return re.findall(r"^(?:epoch|best|Test set).*?ccuracy:? [\d.]+", end.output, re.MULTILINE)
+    return re.findall(r"^(?:epoch|best|Test set).*?(?:ccuracy|validation loss):? [\d.]+", end.output, re.MULTILINE)
+
+
+def test_a_whole_training_learns_as_the_plain_one_does_from_which_it_is_ported(tmp_path: Path) -> None:
+    """The page shows both: its diff, applied backwards, makes the plain script."""
+    ported = EXAMPLES / "char_lm.py"
+    shown = (EXAMPLES.parent / "docs" / "how-to" / "whole-training.md").read_text()
+    text = ported.read_text()
+    for hunk in re.split(r"^@@.*\n", shown.partition("```diff\n")[2].partition("```")[0], flags=re.MULTILINE):
+        before, after = ("".join(f"{line[1:]}\n" for line in hunk.splitlines() if line[:1] != sign) for sign in "+-")
+        assert after in text
+        text = text.replace(after, before)
+    assert "cluster_ddp" not in text.partition('"""\n\nimport')[2]
+    (plain := tmp_path / "plain.py").write_text(text.replace('"best.pt"', repr(str(tmp_path / "best.pt"))))
+    last = []
+    for script in (plain, ported):
+        (end,) = run(tmp_path / script.stem, "--epochs", "2", name=script, ranks=1)
+        assert end.exit_code == 0, end.output
+        first, second = (float(line.split()[-1]) for line in figures(end))
+        assert second < 0.9 * first
+        last.append(second)
+    assert (tmp_path / "best.pt").exists()
+    assert last[0] == pytest.approx(last[1], rel=0.1)  # the batches come in another order
 
 
 def test_ranks_that_are_started_by_hand(tmp_path: Path) -> None:
