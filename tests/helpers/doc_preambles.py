@@ -59,6 +59,11 @@ for _ in checkpoint.epochs(1):
     checkpoint.best("loss", 1.0, mode="min")
 """,
     "docs/how-to/requeue.md": """
+import math
+
+epochs = 6
+
+
 def evaluate(model):
     return 0.5
 
