@@ -67,7 +67,7 @@ def by_ends(
         elif was_killed and consequences:
             killed.append(end)
         else:
-            return _named(end)
+            return _named(_as_others_saw(end, ends))
     if silent is not None and silent.status != TERM:
         return silent
     if gone:
@@ -83,6 +83,14 @@ def _with_words(end: End, words_of: Callable[[End], str]) -> End:
         return end
     words = one_line(words_of(end))
     return end._replace(words=words, is_consequence=end.is_consequence or has_lost_another(words))
+
+
+def _as_others_saw(end: End, ends: Sequence[End]) -> End:
+    """Let a rank that a signal has ended without a word say what another one knows: where all ranks were."""
+    knows = next((one for one in ends if one.is_consequence and one.waits and one.words), None)
+    if end.words or knows is None or end.status <= 128 or end.status == KILL:
+        return end
+    return end._replace(words=f"it {end.how}. Rank {knows.rank}: {knows.words}")
 
 
 def _ended_early(ends: Sequence[End], consequence: End) -> End | None:

@@ -103,6 +103,8 @@ def _show(found: list[RunStatus], runs_dir: Path) -> None:
             print(printable(f"Job {one.job or one.name}: failed first: {one.failure}"))
         if one.end:
             print(printable(f"Job {one.job}: {one.end}."))
+        if one.run_dir is None:
+            print(f"Job {one.job} has no run directory: its own log says more. launch --run-dir PATH makes one.")
         if one.full_disk:
             print(printable(f"{f'Job {one.job}' if one.job else one.name}: {one.full_disk}"))
     failed = [one for one in found if one.is_submitted and one.state in _ENDED - {"COMPLETED"}]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import JobNotFoundError, SlurmError
@@ -44,17 +46,25 @@ def follow(
         forgets the job before its end was seen.
     """
     following = _Following(jobs, show, logs)
-    intervals_s, figures_at = poll_intervals_s(), 0.0
+    intervals_s, figures_at, began_s = poll_intervals_s(), 0.0, time.time()
     while not following.update():
         ask_again_at = time.monotonic() + next(intervals_s)
         while time.monotonic() < ask_again_at:
             following.show_logs()
             if following.is_training() and time.monotonic() >= figures_at:
-                show_figures(run_info.line(jobs[0].run_dir))
+                show_figures(_figures(jobs[0].run_dir, began_s))
                 figures_at = time.monotonic() + _FIGURES_S
             time.sleep(_LOG_POLL_S)
     show_figures("")
     return following.outcome()
+
+
+def _figures(run_dir: Path, since_s: float) -> str:
+    """How far a training is, if it has told anything since then: a resumed run has records of an earlier job."""
+    with contextlib.suppress(OSError):
+        if (run_dir / File.METRICS).stat().st_mtime >= since_s:
+            return run_info.line(run_dir)
+    return ""
 
 
 def on_terminal(

@@ -62,6 +62,7 @@ class Task:
         self._options, self._rank, self._env = options, rank, env
         self._client = Client.of_job(env)
         self._orders: Orders | None = None
+        self._check: GroupCheck | None = None
         self._may_be_left = True  # ranks of an earlier start, here
         self._warm = Warm(options if options.stays else options._replace(cold=True))
 
@@ -132,7 +133,7 @@ class Task:
             status, why = _not_started(self._options.command, error)
             self._tell(End(self._rank, node_name(os.environ), status, why))
             return status
-        check = GroupCheck(pid, self._rank, int(env.get("WORLD_SIZE", "1")), notes, self._client)
+        check = self._check = GroupCheck(pid, self._rank, int(env.get("WORLD_SIZE", "1")), notes, self._client)
         status = supervisor.keep(lambda: self._look(supervisor, check), until=self._is_told)
         if supervisor.is_running:  # the job ends this start
             supervisor.kill()
@@ -140,6 +141,8 @@ class Task:
         return status
 
     def _tell(self, end: End) -> None:
+        if end.status == 0 and self._check is not None:
+            self._check.ended()
         self._client.say("ended", **end._asdict())
 
     def _begun(self, supervisor: Supervisor, env: Mapping[str, str]) -> int:

@@ -1,4 +1,4 @@
-"""Whether a rank surely trains alone: two minutes after its start it has torch, and no connection to anybody.
+"""Whether a rank surely trains alone: to its end, or two minutes after its start, it has torch and no connection.
 
 A rank of a process group keeps a TCP connection to the group's store, and with NCCL or gloo to other ranks. So a
 process tree without any TCP socket has joined none. One with sockets may have: then nothing is said.
@@ -16,25 +16,42 @@ from cluster_ddp.agent.rank_notes import Notes
 
 _NEVER = float("inf")
 
-LOOK_AFTER_S = 100.0
+LAST_LOOK_S = 100.0
 """Seconds after the start of a command."""
+EVERY_S = 2.0
+"""Seconds from one look to the next."""
+_ALONE_LOOKS = 5  # a short training has been alone for so long that it was no start
 
 
 class GroupCheck:
-    """Looks once at the process of a rank (None: the parent of several). Reports one that trains alone to the job."""
+    """Looks at the process of a rank (None: the parent of several). Reports one that trains alone to the job."""
 
     def __init__(self, pid: int, rank: int | None, world_size: int, notes: Notes, client: Client) -> None:
         self._pid, self._rank, self._notes, self._client = pid, rank, notes, client
         is_one_of_many = rank is not None and world_size > 1
-        self._look_at = time.monotonic() + LOOK_AFTER_S if is_one_of_many else _NEVER
+        self._look_at = time.monotonic() + EVERY_S if is_one_of_many else _NEVER
+        self._last_at = time.monotonic() + LAST_LOOK_S
+        self._looks = 0  # that found it alone, up to the newest one
 
     def look(self) -> float:
         """Look, if it is time. Returns the seconds until then."""
-        if time.monotonic() >= self._look_at:
-            self._look_at = _NEVER
-            if not self._notes.has_joined(self._rank) and is_alone(self._pid):
-                self._client.say("alone", rank=self._rank)
-        return self._look_at - time.monotonic()
+        now = time.monotonic()
+        if now >= self._look_at:
+            alone = not self._notes.has_joined(self._rank) and is_alone(self._pid)
+            self._looks, self._look_at = (self._looks + 1 if alone else 0), now + EVERY_S
+            if now >= self._last_at:
+                self._report(1)
+        return self._look_at - now
+
+    def ended(self) -> None:
+        """Report a rank that has ended well, if it was alone all the time."""
+        if self._look_at < _NEVER:
+            self._report(_ALONE_LOOKS)
+
+    def _report(self, looks: int) -> None:
+        self._look_at = _NEVER
+        if self._looks >= looks:
+            self._client.say("alone", rank=self._rank)
 
 
 def is_alone(pid: int) -> bool:

@@ -78,7 +78,7 @@ class FailureReporter:
         first = own if self.store is None else self.ask_store(self._first_failure)
         looks = _is_lost(error) and (first == own or self._rank() == "1")  # rank 0 may be gone, and its store
         if looks and self.hangs is not None and (aborted := self.hangs.aborted(error)):
-            self.say(aborted, consequence=True)
+            self.say(aborted, consequence=True, waits=True)
         elif first not in (own, None):
             self._follow(first, error)
         elif _is_timeout(error):
@@ -103,8 +103,8 @@ class FailureReporter:
     def say(self, error: BaseException | str, *, consequence: bool = False, waits: bool = False) -> None:
         """Print to stderr why this rank ends, with rank and host, and note it for the end of the job's log.
 
-        It may be a `consequence`: another rank failed first, or is gone. Or this rank `waits` for others in vain. An
-        error that is not of this package has its traceback.
+        It may be a `consequence`: another rank failed first, or is gone. Or this rank `waits` for others in vain; both,
+        if it knows where all were when one was gone. An error that is not of this package has its traceback.
         """
         self._note(error, consequence=consequence, waits=waits)
         error = f"error: {error}" if isinstance(error, ClusterDDPError) else error

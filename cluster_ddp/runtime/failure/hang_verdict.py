@@ -109,7 +109,10 @@ def reached(answers: Sequence[Answer], host: str) -> dict[int, str]:
 def hint(answers: Sequence[Answer]) -> str:
     """Return what to do about ranks that a signal has ended; "" if none was."""
     if any(one.state == "aborted" for one in answers):
-        return "give the tensors of a collective the same shape on all ranks"
+        return (
+            "all ranks must make the same calls: is one of them inside `if world.is_main:`? Else give the tensors of a "
+            "collective the same shape on all ranks"
+        )
     crashed = [one.rank for one in answers if _is_crash(one.state)]
     return f"read the output of that rank, and its stacks: {File.STACK.format(crashed[0])}" if crashed else ""
 

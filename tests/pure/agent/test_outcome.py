@@ -270,3 +270,15 @@ def test_only_a_small_regular_file_is_read(tmp_path: Path) -> None:
     path.write_text(" " * 2_000_000 + json.dumps(GOOD))
     with pytest.raises(OSError, match="larger"):
         outcome.read(tmp_path)
+
+
+@pytest.mark.parametrize("status", [134, 139])
+def test_what_a_crash_leaves_unsaid_another_rank_says(status: int) -> None:
+    """It saw where all ranks were when the connection broke; in whatever order they ended."""
+    crashed, saw = End(0, "n0", status), End(1, "n1", 1, "Waiting: rank 0 in a.py:3.", is_consequence=True, waits=True)
+    text = f"rank 0 on n0: it {crashed.how}. Rank 1: Waiting: rank 0 in a.py:3."
+    for told in ([crashed, saw], [saw, crashed]):
+        found = first_failure.by_ends(told)
+        assert found == Failure(0, "n0", status, text.partition(": ")[2])
+    assert first_failure.by_ends([crashed, saw._replace(waits=False)]).words in ("", "killed by SIGSEGV")
+    assert first_failure.by_ends([End(0, "n0", 137), saw]).words == "killed by SIGKILL"

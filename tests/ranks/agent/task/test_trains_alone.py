@@ -84,6 +84,13 @@ class Said(Client):
         self.said.append((kind, fields["rank"]))
 
 
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
+
+
 @pytest.mark.parametrize(
     ("rank", "world_size", "has_joined", "said"),
     [
@@ -93,24 +100,54 @@ class Said(Client):
         (None, 4, False, []),
     ],
 )
-def test_it_looks_once_when_it_is_time(
+def test_it_is_said_once_when_it_is_time(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    now: list[float],
     rank: int | None,
     world_size: int,
     has_joined: bool,
     said: list[tuple[str, int]],
 ) -> None:
-    """A rank's agent sleeps until then, and afterwards until the rank ends."""
+    """Afterwards a rank's agent sleeps until the rank ends, as it does if there is one rank."""
     monkeypatch.setattr(trains_alone, "is_alone", lambda pid: True)
-    now = [1000.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
     client = Said()
-    watch = trains_alone.GroupCheck(1, rank, world_size, Notes(tmp_path), client)
+    check = trains_alone.GroupCheck(1, rank, world_size, Notes(tmp_path), client)
     if has_joined:
         rank_notes.joined({"CLUSTER_DDP_NOTES": str(tmp_path)}, 3)
-    assert watch.look() == (trains_alone.LOOK_AFTER_S if rank is not None and world_size > 1 else float("inf"))
+    assert check.look() == (trains_alone.EVERY_S if rank is not None and world_size > 1 else float("inf"))
     assert client.said == []
-    now[0] += trains_alone.LOOK_AFTER_S
-    assert watch.look() == watch.look() == float("inf")
+    while (wait_s := check.look()) < float("inf"):
+        now[0] += wait_s
+        assert client.said == []
+    assert rank is None or world_size == 1 or now[0] - 1000 >= trains_alone.LAST_LOOK_S
+    assert check.look() == float("inf")
+    check.ended()
+    assert client.said == said
+
+
+@pytest.mark.parametrize(
+    ("looks", "said"),
+    [
+        ([True] * 5, [("alone", 3)]),
+        ([False] * 3 + [True] * 5, [("alone", 3)]),  # torch took some seconds
+        ([True] * 4, []),  # it may have joined since the last look
+        ([True] * 9 + [False], []),  # it has joined
+    ],
+)
+def test_a_short_training_that_was_alone_is_told_at_its_end(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    now: list[float],
+    looks: list[bool],
+    said: list[tuple[str, int]],
+) -> None:
+    left = list(looks)
+    monkeypatch.setattr(trains_alone, "is_alone", lambda pid: left.pop(0))
+    client = Said()
+    check = trains_alone.GroupCheck(1, 3, 4, Notes(tmp_path), client)
+    while left:
+        now[0] += check.look()
+    assert client.said == []
+    check.ended()
     assert client.said == said
