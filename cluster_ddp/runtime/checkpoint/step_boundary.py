@@ -164,7 +164,7 @@ class StepBoundary:
         rank_notes.stopped(os.environ, self.world.rank)  # launchers may hide the exit status
         self._note_end("STOPPED", f"Stopped in time: {reason}.", saved=saved == steps)
         is_saved = "Saved" if saved == steps else "NOT saved"
-        words = f"{asked} {is_saved}. To resume from {last_good}, unless the job is queued again:"
+        words = f"{asked} {is_saved}. To resume from {last_good}, if the job is not requeued:"
         self.world.print(f"{words} {self._run_dir.resume_command}")
         self._stop_flag.ignore()
         self.world.barrier()  # rank 0 has saved: now the first rank to end may end the others

@@ -222,7 +222,7 @@ def test_what_has_no_log(capsys, folder: Path, fake_slurm: FakeSlurm) -> None:
     assert "its ranks are 0 to 0" in refused(capsys, logs.main, "12_1", "--rank", "1")
     (folder / "runs" / "by-hand").mkdir()
     (folder / "runs" / "by-hand" / "run.json").write_text("{}")
-    assert "no submission made its run directory" in refused(capsys, logs.main, "runs/by-hand")
+    assert "it was not started by submit" in refused(capsys, logs.main, "runs/by-hand")
     (folder / "runs" / "by-hand" / "run.json").write_text('{"topology": {"job_id": 12}}')
     slurm_says(fake_slurm, "RUNNING")
     assert "Hint: read x\n" in refused(capsys, logs.main, "runs/by-hand")
