@@ -180,7 +180,7 @@ def of_run(record: RunRecord, *, to_read: bool = False) -> Job:
     """
     logs = len(list(record.run_dir.glob(File.TASK_LOG.format("*")))) if to_read and not record.is_submitted else 0
     if not (logs or (record.is_submitted and record.runs_on)):
-        found = "it was not started by submit, and has no logs in its run directory: its output is elsewhere."
+        found = "cluster-ddp submit did not start it: its output is where its terminal or its own script wrote it."
         output = _output(record)
         hint = f"read {output}" if output else "cluster-ddp submit -- COMMAND keeps the logs there"
         raise JobError(f"The job of {record.run_dir}:", found, hint)

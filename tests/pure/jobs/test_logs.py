@@ -94,8 +94,8 @@ def test_the_logs_of_a_launch_are_read_in_its_run_directory(capsys, folder: Path
     assert shown(capsys, "my train-12") == ["zero"]
     assert shown(capsys, "my train-12", "--all") == ["zero", "[task-1] one"]
     assert shown(capsys, "my train-12", "--rank", "1") == ["one"]
-    assert "no submission made" in refused(capsys, logs.main, "my train-12", "-f")
-    assert "no submission made" in refused(capsys, cancel.main, "my train-12")
+    assert "submit did not start it" in refused(capsys, logs.main, "my train-12", "-f")
+    assert "submit did not start it" in refused(capsys, cancel.main, "my train-12")
 
 
 def test_a_silent_rank_is_said_to_be(capsys) -> None:
@@ -222,7 +222,7 @@ def test_what_has_no_log(capsys, folder: Path, fake_slurm: FakeSlurm) -> None:
     assert "its ranks are 0 to 0" in refused(capsys, logs.main, "12_1", "--rank", "1")
     (folder / "runs" / "by-hand").mkdir()
     (folder / "runs" / "by-hand" / "run.json").write_text("{}")
-    assert "it was not started by submit" in refused(capsys, logs.main, "runs/by-hand")
+    assert "cluster-ddp submit did not start it" in refused(capsys, logs.main, "runs/by-hand")
     (folder / "runs" / "by-hand" / "run.json").write_text('{"topology": {"job_id": 12}}')
     slurm_says(fake_slurm, "RUNNING")
     assert "Hint: read x\n" in refused(capsys, logs.main, "runs/by-hand")
