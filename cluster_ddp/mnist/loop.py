@@ -159,10 +159,8 @@ def _run_dir(config: TrainConfig, recipe: Recipe, world: cluster_ddp.World) -> c
         idx_files.check(config.data_dir, dataset=config.dataset, check_content=False)
     run_dir = cluster_ddp.RunDir(config.run_dir, world, name=config.dataset_name)
     if config.eval_only and (run_dir.path / "checkpoints").is_dir():
-        asked, found = (
-            f"Writing to the run directory {run_dir.path}:",
-            "it is a training's, whose records would be moved.",
-        )
-        raise cluster_ddp.RunDirError(asked, found, "give another one: --run-dir PATH")
+        found = "it is a training's, whose records would be moved."
+        asked, hint = f"Writing to the run directory {run_dir.path}:", "give another one: --run-dir PATH"
+        raise cluster_ddp.RunDirError(asked, found, hint)
     run_dir.describe(dataclasses.replace(config, **recipe.options(), global_batch_size=None))
     return run_dir

@@ -123,7 +123,7 @@ class PendingSignals:
 
     Args:
         takers: says which processes get a signal other than TERM; none: not yet.
-        waits: is told of a command and a signal that nobody has taken for a while.
+        waits: called with a command and a signal that nobody has taken for a while.
     """
 
     def __init__(

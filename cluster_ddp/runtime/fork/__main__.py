@@ -81,18 +81,21 @@ def _fork(node: NodeRanks, target: Target, log_dir: Path | None, handlers: Mappi
             fast_exit.after(target.run, shared)
         pids[rank] = pid
     notes = Notes(Path(os.environ.get(Env.NOTES) or os.devnull))
-    supervisor = Supervisor(notes, lambda end: _ended(client, end))
+    world_size = node.num_nodes * node.ranks
+    checks = {rank: GroupCheck(pid, rank, world_size, notes, client) for rank, pid in pids.items()}
+    supervisor = Supervisor(notes, lambda end: _ended(client, checks, end))
     for rank, pid in pids.items():
         supervisor.adopt(rank, pid)
     for number in early:
         supervisor.received(number)
-    watches = [GroupCheck(pid, rank, node.num_nodes * node.ranks, notes, client) for rank, pid in pids.items()]
-    status = supervisor.keep(lambda: min(watch.look() for watch in watches))
+    status = supervisor.keep(lambda: min(check.look() for check in checks.values()))
     os._exit(status)  # nothing is left to clean up, and torch's own cleanup is slow
 
 
-def _ended(client: Client, end: End) -> None:
+def _ended(client: Client, checks: Mapping[int, GroupCheck], end: End) -> None:
     """Tell the job and, since its log may be all that one reads, say how a rank failed."""
+    if end.status == 0 and end.rank is not None:
+        checks[end.rank].ended()
     client.say("ended", **end._asdict())
     if end.status not in (0, EXIT_STOPPED, 128 + signal.SIGTERM):
         say(f"rank {end.rank} {end.how}.")
