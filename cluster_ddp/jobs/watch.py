@@ -46,15 +46,18 @@ def follow(
         forgets the job before its end was seen.
     """
     following = _Following(jobs, show, logs)
-    intervals_s, figures_at, began_s = poll_intervals_s(), 0.0, time.time()
+    intervals_s, figures, figures_at, began_s = poll_intervals_s(), "", 0.0, time.time()
     while not following.update():
         ask_again_at = time.monotonic() + next(intervals_s)
         while time.monotonic() < ask_again_at:
             following.show_logs()
-            if following.is_training() and time.monotonic() >= figures_at:
-                show_figures(_figures(jobs[0].run_dir, began_s))
+            is_due = following.is_training() and time.monotonic() >= figures_at
+            if is_due and (figures := _figures(jobs[0].run_dir, began_s)):
+                show_figures(figures)
                 figures_at = time.monotonic() + _FIGURES_S
             time.sleep(_LOG_POLL_S)
+    if not figures and not following.is_array:  # it ended within seconds
+        show_figures(_figures(jobs[0].run_dir, began_s))
     show_figures("")
     return following.outcome()
 

@@ -217,9 +217,10 @@ def test_an_array_ends_with_its_best_task(tmp_path: Path, monkeypatch: pytest.Mo
     assert shown[0] == ["array 12: 1 COMPLETED, 1 FAILED", "job 12_1: FAILED, exit status 2"]
 
 
+@pytest.mark.parametrize("seen", [["RUNNING"], []], ids=["while it runs", "ended within seconds"])
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_training_that_runs_shows_how_far_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool, seen: list[str]
 ) -> None:
     """But not what an earlier job has told of a run that this one resumes."""
     monkeypatch.setattr(job, "_FIRST_POLL_S", 0.05)
@@ -238,7 +239,7 @@ def test_a_training_that_runs_shows_how_far_it_is(
     (tmp_path / "usage-1.jsonl").write_text(use % (158, 2, 0.7))
     (tmp_path / "usage-2.jsonl").write_text(use % (45, 3, 0.1))  # the start before had three nodes
     shown: list[str] = []
-    story = Story([[status("PENDING")], [status("RUNNING")], [status("COMPLETED")]])
+    story = Story([[status(state)] for state in ["PENDING", *seen, "COMPLETED"]])
     one = Job(id="12", run_dir=tmp_path, tasks=2, ranks=2, scheduler=story)  # type: ignore[arg-type]
     watch.follow([one], show=lambda line: None, show_figures=shown.append)
     line = "epoch 2, 20 % done, 0:08:00 left, loss 0.5, accuracy 90.00 %, 1,234 samples/s, GPUs 80 % busy"
