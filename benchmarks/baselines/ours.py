@@ -56,11 +56,11 @@ def _exchange_no_gradients() -> None:
         return meeting.get_future().then(lambda _: bucket.buffer())
 
     def wrapped(self: World, model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
-        ddp = wrap(self, model, **options)
+        ddp: DistributedDataParallel = wrap(self, model, **options)
         ddp.register_comm_hook(None, lambda _, bucket: met(bucket))
         return ddp
 
-    World.wrap = wrapped  # type: ignore[method-assign]
+    World.wrap = wrapped  # type: ignore[assignment, method-assign]
 
 
 if __name__ == "__main__":

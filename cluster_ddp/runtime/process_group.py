@@ -34,6 +34,14 @@ before_leaving: list[Callable[[], object]] = []
 """Functions that `leave` calls first, in reverse order; see `World.before_leaving`."""
 
 
+_store: dist.Store | None = None
+
+
+def ranks_store() -> dist.Store | None:
+    """Return the store that the ranks share, which rank 0 serves; None before they have met, and once they part."""
+    return _store
+
+
 def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout_s: float) -> None:
     """Make torch's default process group, whose collectives wait `timeout_s` seconds for the others. A collective.
 
@@ -42,6 +50,8 @@ def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout
     Raises:
         DeviceError: two ranks have the same GPU.
     """
+    global _store
+    _store = store
     before_leaving.clear()
     on_gpu = device.type == "cuda"
     if on_gpu:
@@ -66,6 +76,13 @@ def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout
         # NCCL's time starts when a collective is launched, before we wait for it. Its watchdog ends the process without
         # naming the rank that hangs. So it must act only if nothing waits for the collective.
         _backend(device).set_timeout(timedelta(seconds=2 * timeout_s))
+
+
+def limit(group: dist.ProcessGroup, device: torch.device, *, timeout_s: float) -> None:
+    """Give a further group of ranks the time limits of `join`: torch gives it its own, 10 or 30 minutes."""
+    _backend(torch.device("cpu"), group).set_timeout(timedelta(seconds=timeout_s))
+    if device.type == "cuda":
+        _backend(device, group).set_timeout(timedelta(seconds=2 * timeout_s))
 
 
 @contextlib.contextmanager
@@ -106,13 +123,14 @@ def communicator_error(device: torch.device) -> Exception | None:
     )
 
 
-def _backend(device: torch.device) -> Any:
-    """The default group's backend for a device.
+def _backend(device: torch.device, group: dist.ProcessGroup | None = None) -> Any:
+    """A group's backend for a device; of the default group, if none is given.
 
     TORCH_DISTRIBUTED_DEBUG=DETAIL wraps it, and torch 2.10's wrapper knows neither its time limit nor its errors.
     """
-    assert dist.group.WORLD is not None
-    backend = dist.group.WORLD._get_backend(device)
+    group = group or dist.group.WORLD
+    assert group is not None
+    backend = group._get_backend(device)
     return getattr(backend, "wrapped_pg", backend)
 
 
@@ -143,6 +161,8 @@ def barrier() -> None:
 
 def leave() -> None:
     """End the process group together with all other ranks. The device must have done its work."""
+    global _store
+    _store = None
     time.sleep(_GLOO_SETTLES_S)
     while before_leaving:
         try:
@@ -159,6 +179,8 @@ def abort(device: torch.device) -> bool:
     Returns:
         Whether it has ended. If not, NCCL waits for ranks that will never come, and Python would wait for it at exit.
     """
+    global _store
+    _store = None
     if not dist.is_initialized():  # the script has ended it
         return True
     if device.type != "cuda":

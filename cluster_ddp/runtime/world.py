@@ -11,30 +11,27 @@ with cluster_ddp.distributed() as world:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime import process_group
-from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.console import say
 from cluster_ddp.runtime.data.data_loader import Loader
 from cluster_ddp.runtime.data.device_dataset import RESIDENT_SHARE, DeviceLoader, fingerprint, place
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Order, Shard, epoch_size
 from cluster_ddp.runtime.device import device as devices
 from cluster_ddp.runtime.device import interruptible_wait
-from cluster_ddp.runtime.model import ddp
+from cluster_ddp.runtime.model.wrapping import Models
 from cluster_ddp.runtime.rng import seed_all, stream_seed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class World(Collectives):
-    """All ranks of the run, seen from one of them. Collectives are in `Collectives`."""
+class World(Models):
+    """All ranks of the run, seen from one of them. Collectives are in `Collectives`, models in `Models`."""
 
     run_log: list[Callable[[str, Mapping[str, Any]], None]] = field(default_factory=list, repr=False)
     """`RunDir.log` of the newest run directory; empty before there is one."""
@@ -91,100 +88,6 @@ class World(Collectives):
         communicator (NCCL 2.30, init.cc, localPersistentRefs; pytorch#115388).
         """
         process_group.before_leaving.append(function)
-
-    def wrap(
-        self, model: torch.nn.Module, *, sync_batchnorm: bool = False, place: bool = True, **ddp_options: Any
-    ) -> DistributedDataParallel:
-        """Move a model to this rank's device and wrap it in DistributedDataParallel. A collective.
-
-        Gradients are views into the communication buckets and need no memory of their own. (`zero_grad()`, which sets
-        them to None, lets each step copy them there; that was 3 % faster than adding them to zeros.) The final layout
-        of the buckets is made here, not in the first step, so that a resumed training adds up gradients in the same
-        order (but with static_graph=True, on more than two ranks).
-
-        Args:
-            model: the model. torch.compile may be applied to it before or after.
-            sync_batchnorm: on GPUs, let BatchNorm use the statistics of all ranks' batches.
-            place: False leaves the parameters where they are, for a model on several devices.
-            ddp_options: for DistributedDataParallel: find_unused_parameters, static_graph, bucket_cap_mb …
-
-        Raises:
-            SpecError: DistributedDataParallel has no such option.
-            DeviceTimeoutError, PeerFailedError: as `synchronize`.
-        """
-        if sync_batchnorm and self.device.type == "cpu":  # torch has SyncBatchNorm for GPUs only
-            self.print("SyncBatchNorm needs GPUs: on CPUs each rank's BatchNorm uses its own batch.")
-        elif sync_batchnorm:
-            model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        return ddp.wrap(model, self.device, place=place, options=ddp_options, synchronize=self.synchronize)
-
-    def accumulate(
-        self, model: DistributedDataParallel, batch: Shard | int, *, every: int
-    ) -> AbstractContextManager[bool]:
-        """Return a context for forward and backward of one batch of a group that makes one update.
-
-        Gradients are added up over the ranks in the group's last batch only, for which the context's value is True:
-
-            with world.accumulate(model, shard, every=4) as is_last:
-                (loss(model(images), labels) / 4).backward()
-            if is_last:
-                optimizer.step(); optimizer.zero_grad(); checkpoint.step()
-
-        Args:
-            model: from `wrap`.
-            batch: the shard that the batch is from: its epoch's last group may be smaller. Or, without one, the number
-                of the batch, from 0.
-            every: number of batches of one update.
-
-        Raises:
-            SpecError: `every` is below 1, or the model is not wrapped.
-        """
-        return ddp.accumulate(model, batch, every=every)
-
-    def share_buffers(self, model: DistributedDataParallel) -> None:
-        """Give all ranks rank 0's buffers, such as the statistics of batch normalisation. A collective.
-
-        DDP does so before each forward pass in training mode. Call it before a test or at the end: since then, each
-        rank's statistics are its own.
-
-        Args:
-            model: from `wrap`.
-
-        Raises:
-            DeviceTimeoutError, PeerFailedError: as `synchronize`.
-        """
-        if buffers := list(model.module.buffers()):
-            self.synchronize()
-            for buffer, value in zip(buffers, self.broadcast([buffer.cpu() for buffer in buffers])):
-                buffer.copy_(value)
-
-    def weights_digest(self, model: DistributedDataParallel) -> str:
-        """Return the SHA-256 of a model's parameters and buffers, the same on all ranks. A collective.
-
-        Args:
-            model: from `wrap`.
-
-        Raises:
-            RuntimeError: the ranks have different weights.
-            DeviceTimeoutError, PeerFailedError: as `synchronize`.
-        """
-        self.synchronize()
-        digests = self.gather(ddp.digest(model))
-        if len(set(digests)) > 1:
-            raise RuntimeError(f"the ranks ended with different weights: {digests}")
-        return digests[0]
-
-    def autocast(self, dtype: torch.dtype = torch.bfloat16) -> torch.autocast:
-        """Return torch's context for mixed precision on this rank's device.
-
-        Args:
-            dtype: torch.bfloat16; or, on GPUs, torch.float16, with `grad_scaler`.
-        """
-        return torch.autocast(self.device.type, dtype)
-
-    def grad_scaler(self, dtype: torch.dtype) -> torch.amp.GradScaler:
-        """Return a GradScaler, enabled for torch.float16 only. Name it in `Checkpointer`, too: it has a state."""
-        return torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
 
     def shard(
         self,

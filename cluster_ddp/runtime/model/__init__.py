@@ -1,6 +1,9 @@
-"""A model under DDP, its weights, and what makes its steps faster.
+"""A model under DDP or FSDP, its weights, and what makes its steps faster.
 
 ddp            DistributedDataParallel, with defaults for training that resumes exactly; one update of several batches
+wrapping       what a World does with models
+fsdp           FSDP2, sharded over a mesh of ranks
+blocks         the layers that a model repeats, and activation checkpointing
 fast_cpu       layers and memory for faster training on CPUs
 cuda_graphs    parts of a step as CUDA graphs
 learning_rate  scaling with the number of ranks, and warm-up

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
@@ -99,24 +98,21 @@ def unwrapped(part: T) -> T:
 
 
 @contextmanager
-def accumulate(model: DistributedDataParallel, batch: Shard | int, *, every: int) -> Iterator[bool]:
+def accumulate(model: torch.nn.Module, batch: Shard | int, *, every: int) -> Iterator[bool]:
     """Run forward and backward in the body as `World.accumulate` describes, with its errors."""
     if every < 1:
         raise SpecError(f"Accumulating {every} batches:", "an update needs 1 or more.", "every=4")
-    if not hasattr(model, "no_sync"):  # torch.compile's wrapper has it, too
+    # torch.compile's wrapper has the names of what it wraps, too.
+    set_sync = getattr(model, "set_requires_gradient_sync", None)  # of FSDP2
+    if set_sync is None and not hasattr(model, "no_sync"):
         asked = f"Accumulating gradients of a {type(model).__name__}:"
-        raise SpecError(asked, "it is not wrapped in DistributedDataParallel.", "model = world.wrap(model)")
+        raise SpecError(asked, "it is not wrapped.", "model = world.wrap(model)")
     step, is_end = (batch, False) if isinstance(batch, int) else (batch.step, batch.seen == batch.size)
     is_last = is_end or (step + 1) % every == 0
     with ExitStack() as stack:
-        if not is_last:
-            stack.enter_context(model.no_sync())
+        if set_sync is not None:
+            set_sync(is_last)
+            stack.callback(set_sync, True)
+        elif not is_last:
+            stack.enter_context(model.no_sync())  # type: ignore[operator]
         yield is_last
-
-
-def digest(model: DistributedDataParallel) -> str:
-    """Return the SHA-256 of this rank's parameters and buffers."""
-    content = hashlib.sha256()
-    for tensor in model.module.state_dict().values():
-        content.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return content.hexdigest()

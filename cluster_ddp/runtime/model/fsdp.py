@@ -1,0 +1,205 @@
+"""A model in torch's FSDP2 (`fully_shard`): each rank keeps a part of every parameter, gradient and optimizer state.
+
+Each block's parameters are gathered before its forward and backward pass and freed afterwards, so that one block is
+whole at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from cluster_ddp.errors import SpecError, check_options
+from cluster_ddp.runtime import process_group
+from cluster_ddp.runtime.collectives import Collectives
+from cluster_ddp.slurm.variables import node_name
+
+Sharded = Literal["fsdp", "hsdp"]
+Strategy = Literal["ddp", "fsdp", "hsdp"]
+STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp", "hsdp")
+
+_CALL = "world.wrap(model, {}=…)"
+_CHOSEN = {
+    "module": ("world.wrap chooses it.", "leave it out"),
+    "dp_mesh_dims": ("tensor parallelism is not built.", "mesh=DeviceMesh of one dimension, or of two for HSDP"),
+}
+
+
+def check(
+    model: torch.nn.Module, options: Mapping[str, Any], strategy: Sharded, *, place: bool, mixed: torch.dtype | None
+) -> None:
+    """Check what `World.wrap` gets for FSDP.
+
+    Raises:
+        SpecError: an option is DDP's, or `fully_shard` has no such option; the model is wrapped.
+    """
+    if isinstance(model, (FSDPModule, DistributedDataParallel)):
+        raise SpecError("world.wrap(model):", f"it is wrapped already: {type(model).__name__}.", "wrap it once")
+    for name in [*_only_in(DistributedDataParallel, fully_shard, options), *([] if place else ["place"])]:
+        raise SpecError(_asked(name), f'it is for strategy="ddp", not "{strategy}".', "leave it out")
+    check_options(options, _CALL, fully_shard, chosen=_CHOSEN)
+    if mixed is not None and "mp_policy" in options:
+        raise SpecError(_asked("mp_policy"), f"mixed={mixed} makes one, too.", "give one of the two")
+    if mixed is not None and not mixed.is_floating_point:
+        raise SpecError(_asked("mixed"), f"{mixed} has no fractions.", "mixed=torch.bfloat16")
+
+
+def refuse_for_ddp(options: Mapping[str, Any], **given: object) -> None:
+    """Refuse options of FSDP for a model under DDP.
+
+    Raises:
+        SpecError: one is given.
+    """
+    names = [name for name, value in given.items() if value is not None]
+    for name in [*names, *_only_in(fully_shard, DistributedDataParallel, options)]:
+        hint = "with world.autocast():  # around the forward pass" if name in ("mixed", "mp_policy") else "leave it out"
+        raise SpecError(_asked(name), 'it is for strategy="fsdp" and "hsdp", not "ddp".', hint)
+
+
+def _only_in(function: Callable[..., Any], other: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
+    known, others = inspect.signature(function).parameters, inspect.signature(other).parameters
+    return [name for name in options if name in known and name not in others]
+
+
+def shard(
+    model: torch.nn.Module,
+    blocks: list[torch.nn.Module],
+    mesh: DeviceMesh,
+    *,
+    mixed: torch.dtype | None,
+    options: Mapping[str, Any],
+) -> None:
+    """Shard a model over a mesh, in place: each block, then the rest. Its weights must be the same on all ranks."""
+    given = dict(options)
+    if mixed is not None:
+        given["mp_policy"] = MixedPrecisionPolicy(param_dtype=mixed, reduce_dtype=torch.float32)
+    for module in reversed([model, *(block for block in blocks if block is not model)]):  # inner ones before outer ones
+        fully_shard(module, mesh=mesh, **given)
+
+
+def mesh_for(strategy: Sharded, world: Collectives, given: DeviceMesh | None) -> DeviceMesh:
+    """Return the mesh that a strategy shards over; one that the user gave is checked. A collective.
+
+    Raises:
+        SpecError: a mesh of another number of dimensions or kind of device; nodes with different numbers of ranks.
+    """
+    if given is not None:
+        return _checked(strategy, world, given)
+    kind = world.device.type
+    if strategy == "fsdp":
+        mesh = DeviceMesh(kind, list(range(world.world_size)), mesh_dim_names=("shard",))
+    else:
+        mesh = DeviceMesh(kind, _rows(world), mesh_dim_names=("replicate", "shard"))
+    for dimension in range(mesh.ndim):
+        process_group.limit(mesh.get_group(dimension), world.device, timeout_s=world.collective_timeout_s)
+    return mesh
+
+
+def _checked(strategy: Sharded, world: Collectives, mesh: DeviceMesh) -> DeviceMesh:
+    wanted = {"fsdp": 1, "hsdp": 2}[strategy]
+    if mesh.ndim != wanted:
+        found = f'it has {mesh.ndim} dimensions; strategy="{strategy}" shards over {wanted}.'
+        hint = 'one dimension for "fsdp", (replicate, shard) for "hsdp"; tensor parallelism is not built'
+        raise SpecError(_asked("mesh"), found, hint)
+    if mesh.device_type != world.device.type or mesh.size() != world.world_size:
+        found = f"it is over {mesh.size()} ranks' {mesh.device_type}, the world over {world.world_size} ranks' "
+        hint = f'torch.distributed.init_device_mesh("{world.device.type}", …) over all ranks'
+        raise SpecError(_asked("mesh"), f"{found}{world.device.type}.", hint)
+    if wanted == 2 and mesh.mesh_dim_names is None:
+        hint = 'init_device_mesh(…, mesh_dim_names=("replicate", "shard"))'
+        raise SpecError(_asked("mesh"), "its dimensions have no names, which torch needs.", hint)
+    return mesh
+
+
+def _rows(world: Collectives) -> list[list[int]]:
+    """The ranks of each node, whatever the order in which the launcher has spread them."""
+    nodes: dict[object, list[int]] = {}
+    for rank, node in enumerate(world.gather(node_name(os.environ))):
+        nodes.setdefault(node, []).append(rank)
+    sizes = Counter(map(len, nodes.values()))
+    if len(sizes) > 1:
+        found = ", ".join(f"{len(ranks)} on {node}" for node, ranks in nodes.items())
+        hint = 'as many on each node: --ntasks-per-node=N; or strategy="fsdp"'
+        raise SpecError(
+            'world.wrap(model, strategy="hsdp"):', f"the nodes have different numbers of ranks: {found}.", hint
+        )
+    return list(nodes.values())
+
+
+def broadcast_weights(model: torch.nn.Module, world: Collectives) -> None:
+    """Give all ranks rank 0's parameters and buffers, one after the other; those on the meta device stay. A collective.
+
+    Raises:
+        SpecError: the ranks have different models.
+        DeviceTimeoutError, PeerFailedError: as `World.synchronize`.
+    """
+    tensors = list(_tensors(model))
+    described = [(name, tuple(one.shape), str(one.dtype), one.is_meta, one.requires_grad) for name, one in tensors]
+    digests = world.gather(hashlib.sha256(repr(described).encode()).hexdigest())
+    if other := [rank for rank, one in enumerate(digests) if one != digests[0]]:
+        found = "have parameters or buffers of other names, shapes or types than rank 0."
+        found = f"ranks {', '.join(map(str, other))} {found}"
+        raise SpecError("world.wrap(model):", found, "make the same model on every rank")
+    with torch.no_grad():
+        for _, tensor in tensors:
+            if tensor.is_meta or not tensor.numel():
+                continue
+            value = tensor.detach().to(world.device).contiguous()
+            dist.broadcast(value.reshape(-1).view(torch.uint8), src=0)
+            if value.data_ptr() != tensor.data_ptr():
+                world.synchronize()  # copying to the CPU would block until then
+                tensor.copy_(value)
+    world.synchronize()
+
+
+def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Return whether a model is in FSDP2; torch.compile may be around it."""
+    return isinstance(getattr(model, "_orig_mod", model), FSDPModule)
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whole, and detached: a shard is gathered from all ranks, which is a collective."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this rank's shard of a tensor, or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def clip_grad_norm(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm_type: float) -> torch.Tensor:
+    """Clip gradients as `World.clip_grad_norm` describes; the norm is on the device, and maybe not computed yet."""
+    given = [one for one in parameters if one.grad is not None]
+    norm = torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type)
+    return full(norm)
+
+
+def digest(model: torch.nn.Module, synchronize: Callable[[], object]) -> str:
+    """Return the SHA-256 of a model's parameters and buffers, gathering one at a time. A collective for shards."""
+    content = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        whole = full(tensor)
+        synchronize()  # reading it would block until it is gathered
+        content.update(whole.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return content.hexdigest()
+
+
+def _asked(name: str) -> str:
+    return f"{_CALL.format(name)}:"

@@ -1,0 +1,222 @@
+"""What a `World` does with models: wraps them in DDP or FSDP2, clips their gradients, compares their weights."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from cluster_ddp.errors import SpecError, nearest
+from cluster_ddp.runtime.collectives import Collectives
+from cluster_ddp.runtime.console import say
+from cluster_ddp.runtime.data.shard import Shard
+from cluster_ddp.runtime.model import ddp, fsdp
+from cluster_ddp.runtime.model.blocks import Blocks, checkpoint_activations, find
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Models(Collectives):
+    """All ranks of the run, and the models that they train.
+
+    The strategies of `wrap`:
+
+    - "ddp": each rank has the whole model. Gradients are views into the communication buckets and need no memory of
+      their own. (`zero_grad()`, which sets them to None, lets each step copy them there; that was 3 % faster than
+      adding them to zeros.) The final layout of the buckets is made in `wrap`, not in the first step, so that a
+      resumed training adds up gradients in the same order (but with static_graph=True, on more than two ranks).
+    - "fsdp" (FSDP2, torch's `fully_shard`): each rank keeps a part of each parameter, of its gradient and of the
+      optimizer's state. A block's parameters are whole while it computes.
+    - "hsdp": so within each node; nodes have copies of each other, and add up gradients.
+
+    Tensor parallelism is not built.
+    """
+
+    @overload
+    def wrap(
+        self,
+        model: torch.nn.Module,
+        *,
+        strategy: Literal["ddp"] = "ddp",
+        blocks: Blocks | None = None,
+        activation_checkpointing: bool = False,
+        sync_batchnorm: bool = False,
+        place: bool = True,
+        **options: Any,
+    ) -> DistributedDataParallel: ...
+
+    @overload
+    def wrap(
+        self,
+        model: Model,
+        *,
+        strategy: fsdp.Sharded,
+        blocks: Blocks,
+        mixed: torch.dtype | None = None,
+        activation_checkpointing: bool = False,
+        mesh: DeviceMesh | None = None,
+        sync_batchnorm: bool = False,
+        **options: Any,
+    ) -> Model: ...
+
+    def wrap(self, model: torch.nn.Module, *, strategy: fsdp.Strategy = "ddp", **options: Any) -> torch.nn.Module:
+        """Move a model to this rank's device, and wrap it in DistributedDataParallel or shard it. A collective.
+
+            model = world.wrap(GPT(config), strategy="fsdp", blocks=Block, mixed=torch.bfloat16)
+
+        All ranks get rank 0's parameters and buffers. Make the optimizer afterwards.
+
+        Args:
+            model: the model. torch.compile may be applied to it before or after; for "fsdp" and "hsdp", after.
+            strategy: "ddp", "fsdp" or "hsdp"; see `Models`.
+            blocks: class of the layers that the model repeats, or a tuple of them. "ddp" needs it only for
+                activation_checkpointing.
+            activation_checkpointing: compute each block's forward pass again in the backward pass, to need less memory.
+            sync_batchnorm: on GPUs, let BatchNorm use the statistics of all ranks' batches.
+            mixed: "fsdp", "hsdp": the dtype in which blocks compute, such as torch.bfloat16. The weights keep theirs,
+                and gradients are added up in float32.
+            mesh: "fsdp", "hsdp": a DeviceMesh of your own over all ranks, of one dimension, or (replicate, shard).
+            place: "ddp": False leaves the parameters where they are, for a model on several devices.
+            options: for DistributedDataParallel (find_unused_parameters, static_graph, bucket_cap_mb …) or for
+                `fully_shard` (reshard_after_forward, offload_policy …).
+
+        Returns:
+            The model in DistributedDataParallel; or the model itself, to which `fully_shard` gives a class of its own.
+
+        Raises:
+            SpecError: an option that the strategy doesn't have; no such blocks; nodes with different numbers of ranks
+                ("hsdp"); different models on different ranks.
+            DeviceTimeoutError, PeerFailedError: as `synchronize`.
+        """
+        return wrapped(self, model, strategy, **options)
+
+    def accumulate(self, model: torch.nn.Module, batch: Shard | int, *, every: int) -> AbstractContextManager[bool]:
+        """Return a context for forward and backward of one batch of a group that makes one update.
+
+        Gradients are added up over the ranks in the group's last batch only, for which the context's value is True:
+
+            with world.accumulate(model, shard, every=4) as is_last:
+                (loss(model(images), labels) / 4).backward()
+            if is_last:
+                optimizer.step(); optimizer.zero_grad(); checkpoint.step()
+
+        Args:
+            model: from `wrap`.
+            batch: the shard that the batch is from: its epoch's last group may be smaller. Or, without one, the number
+                of the batch, from 0.
+            every: number of batches of one update.
+
+        Raises:
+            SpecError: `every` is below 1, or the model is not wrapped.
+        """
+        return ddp.accumulate(model, batch, every=every)
+
+    def clip_grad_norm(self, model: torch.nn.Module, max_norm: float, norm_type: float = 2.0) -> float:
+        """Scale a model's gradients so that their total norm is at most `max_norm`. A collective; waits for a GPU.
+
+            norm = world.clip_grad_norm(model, 1.0)
+
+        Args:
+            model: from `wrap`. With a GradScaler, call its `unscale_` before.
+            max_norm: largest norm that is left as it is.
+            norm_type: 2.0, another p, or math.inf for the largest absolute value.
+
+        Returns:
+            The norm before, over the gradients of all ranks' shards; the same float on every rank.
+
+        Raises:
+            DeviceTimeoutError, PeerFailedError: as `synchronize`.
+        """
+        norm = fsdp.clip_grad_norm(model.parameters(), max_norm, norm_type)
+        self.synchronize()
+        return float(norm)
+
+    def share_buffers(self, model: torch.nn.Module) -> None:
+        """Give all ranks rank 0's buffers, such as the statistics of batch normalisation. A collective.
+
+        DDP does so before each forward pass in training mode, FSDP2 never does. Call it before a test or at the end:
+        since then, each rank's statistics are its own.
+
+        Args:
+            model: from `wrap`.
+
+        Raises:
+            DeviceTimeoutError, PeerFailedError: as `synchronize`.
+        """
+        if buffers := list(model.buffers()):
+            self.synchronize()
+            for buffer, value in zip(buffers, self.broadcast([buffer.cpu() for buffer in buffers])):
+                buffer.copy_(value)
+
+    def weights_digest(self, model: torch.nn.Module) -> str:
+        """Return the SHA-256 of a model's parameters and buffers, the same on all ranks. A collective.
+
+        Args:
+            model: from `wrap`.
+
+        Raises:
+            RuntimeError: the ranks have different weights.
+            DeviceTimeoutError, PeerFailedError: as `synchronize`.
+        """
+        self.synchronize()
+        digests = self.gather(fsdp.digest(ddp.unwrapped(model), self.synchronize))
+        if len(set(digests)) > 1:
+            raise RuntimeError(f"the ranks ended with different weights: {digests}")
+        return digests[0]
+
+    def autocast(self, dtype: torch.dtype = torch.bfloat16) -> torch.autocast:
+        """Return torch's context for mixed precision on this rank's device.
+
+        Args:
+            dtype: torch.bfloat16; or, on GPUs, torch.float16, with `grad_scaler`.
+        """
+        return torch.autocast(self.device.type, dtype)
+
+    def grad_scaler(self, dtype: torch.dtype) -> torch.amp.GradScaler:
+        """Return a GradScaler, enabled for torch.float16 only. Name it in `Checkpointer`, too: it has a state."""
+        return torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
+
+
+def wrapped(
+    world: Models,
+    model: torch.nn.Module,
+    strategy: fsdp.Strategy,
+    *,
+    blocks: Blocks | None = None,
+    activation_checkpointing: bool = False,
+    sync_batchnorm: bool = False,
+    place: bool = True,
+    mixed: torch.dtype | None = None,
+    mesh: DeviceMesh | None = None,
+    **options: Any,
+) -> torch.nn.Module:
+    """Wrap a model as `World.wrap` describes, with its errors."""
+    asked = f"world.wrap(model, strategy={strategy!r}):"
+    if strategy not in fsdp.STRATEGIES:
+        found = f"there is no such strategy.{nearest(strategy, fsdp.STRATEGIES)}"
+        raise SpecError(asked, found, f"one of {', '.join(fsdp.STRATEGIES)}")
+    if strategy == "ddp":
+        fsdp.refuse_for_ddp(options, mixed=mixed, mesh=mesh)
+    else:
+        fsdp.check(model, options, strategy, place=place, mixed=mixed)
+    needs_blocks = strategy != "ddp" or activation_checkpointing
+    layers = find(model, blocks, asked) if needs_blocks else []
+    if activation_checkpointing:
+        checkpoint_activations(layers)
+    if sync_batchnorm and world.device.type == "cpu":  # torch has SyncBatchNorm for GPUs only
+        if world.is_main:
+            say("SyncBatchNorm needs GPUs: on CPUs each rank's BatchNorm uses its own batch.")
+    elif sync_batchnorm:
+        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    if strategy == "ddp":
+        return ddp.wrap(model, world.device, place=place, options=options, synchronize=world.synchronize)
+    fsdp.broadcast_weights(model, world)
+    fsdp.shard(model, layers, fsdp.mesh_for(strategy, world, mesh), mixed=mixed, options=options)
+    return model
