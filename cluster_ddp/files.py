@@ -27,6 +27,16 @@ def make_dir(path: Path, *, shared: bool | None = None) -> None:
         path.chmod(path.stat().st_mode & 0o7777 | 0o050)  # keeps the set-group-ID bit it may have inherited
 
 
+def ensure_dir(path: Path) -> None:
+    """Make a folder as `make_dir`, unless it exists; another process may make it at the same time."""
+    if not path.is_dir():
+        try:
+            make_dir(path)
+        except FileExistsError:
+            if not path.is_dir():
+                raise
+
+
 def open_own(path: Path, flags: int, *, shared: bool | None = None) -> int:
     """Open a file, but not through a symbolic link. Child processes do not inherit the descriptor.
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from cluster_ddp.errors import NonFiniteError
+from cluster_ddp.runtime.checkpoint.sharded.pieces import local_part
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.variables import node_name
 
@@ -179,7 +180,7 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
 def _is_finite(tensors: list[torch.Tensor]) -> bool:
     """Whether all elements of the floating tensors are finite. Those of one byte (float8) are not looked at."""
     floating = [
-        one.detach()
+        local_part(one.detach())
         for one in tensors
         if (one.is_floating_point() or one.is_complex()) and one.layout == torch.strided and one.itemsize > 1
     ]

@@ -9,6 +9,7 @@ host_copy        a copy of the state in the host's memory, so that training cont
 folder           the checkpoints of a run: writes in the background, keeps the newest, sets damaged ones aside
 checkpoint_file  one checkpoint file: its format and digest
 compatibility    whether a checkpoint belongs to this training
+sharded/         the same for models that are sharded over the ranks
 interval         how often to save
 stop_agreement   after which step all ranks stop
 time_limit       when to stop before the end of the job's time

@@ -103,15 +103,20 @@ def read(path: Path) -> dict[str, Any]:
         UnusableError: it contains other types than tensors and plain values, or it is not a checkpoint.
         OSError: the file can't be read.
     """
+    state = load(path)
+    if not isinstance(state, dict) or not {"position", "parts", "ranks"} <= state.keys():
+        raise UnusableError("it is not a checkpoint of cluster_ddp")
+    return state
+
+
+def load(path: Path) -> Any:
+    """Return what `write` has written, as `read` does, whatever it is."""
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError:
         raise
     except Exception as error:  # whatever a broken or malicious pickle causes
         raise UnusableError(_refusal(error)) from None  # torch's text advises to load it anyway
-    if not isinstance(state, dict) or not {"position", "parts", "ranks"} <= state.keys():
-        raise UnusableError("it is not a checkpoint of cluster_ddp")
-    return state
 
 
 def _refusal(error: Exception) -> str:

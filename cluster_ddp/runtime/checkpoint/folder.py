@@ -1,6 +1,6 @@
 """The folder of a run's checkpoints: written in the background; only the newest are kept.
 
-Only rank 0 uses it, and one run at a time: `RunDir` holds the lock of the run directory.
+One run at a time uses it: `RunDir` holds the lock. Rank 0 writes; of a sharded state each rank writes its shard files.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.errors import CheckpointError, NonFiniteError, RunDirError
-from cluster_ddp.files import make_dir, reserve_descriptors, sync_folder, with_reserve
+from cluster_ddp.files import ensure_dir, reserve_descriptors, sync_folder, with_reserve
 from cluster_ddp.protocol import Env, File
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
-from cluster_ddp.runtime.run_dir import fenced_writes
+from cluster_ddp.runtime.checkpoint.sharded import shard_file
+from cluster_ddp.runtime.checkpoint.sharded.shard_save import ShardSave
 from cluster_ddp.runtime.run_dir.background_writer import BackgroundWriter
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 
 log = logging.getLogger("cluster_ddp")
 
 _NAME = re.compile(r"step-(\d+)\.pt")
-_REFUSED = "The checkpoint %s %s: %s."
+REFUSED = "The checkpoint %s %s: %s."
 
 
 class LeftOutError(Exception):
@@ -41,6 +42,8 @@ class _Save:
     path: Path
     state: Mapping[str, Any]
     first: Callable[[], None]
+    shards: ShardSave | None = None
+    """Of a sharded state."""
     best: str | None = None
     """The name of the value that is the best one, if it is; else this is one more step's."""
 
@@ -87,13 +90,27 @@ class CheckpointFolder:
                 return (path, digest), refused
         return None, refused
 
-    def save(self, step: int, state: Mapping[str, Any], *, first: Callable[[], None]) -> None:
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        *,
+        first: Callable[[], None],
+        shards: ShardSave | None = None,
+        best: tuple[str, float] | None = None,
+    ) -> None:
         """Write a checkpoint in the background, after the previous one. A failure is logged, not raised.
 
         The state must not change until it is written. `first` is called first, to write what must be on disk before. It
-        may raise LeftOutError. `writer` raises its RunDirError and NonFiniteError.
+        may raise LeftOutError. `writer` raises its RunDirError and NonFiniteError. A `best` one replaces the one
+        before.
         """
-        self._begin(_Save(self.path / f"step-{step:08}.pt", state, first))
+        path = self.path / f"step-{step:08}.pt"
+        if best is not None:
+            name, value = best
+            self._best[name] = value
+            path, state = self._best_path(name), {**state, "best": {name: value}}
+        self._begin(_Save(path, state, first, shards, best and best[0]))
 
     def best(self, name: str) -> float | None:
         """Return the value of the best checkpoint by that name; None without one. A damaged one is logged."""
@@ -104,11 +121,6 @@ class CheckpointFolder:
             except (DamagedError, KeyError, OSError) as error:
                 log.warning("The best checkpoint %s can't be used: %s. The next one replaces it.", path, error)
         return self._best.get(name)
-
-    def save_best(self, name: str, value: float, state: Mapping[str, Any], *, first: Callable[[], None]) -> None:
-        """Write the best checkpoint by a name in the background, in place of the one before. See `save`."""
-        self._best[name] = value
-        self._begin(_Save(self._best_path(name), {**state, "best": {name: value}}, first, best=name))
 
     @property
     def has_failed(self) -> bool:
@@ -147,7 +159,7 @@ class CheckpointFolder:
 
     def _carry_out(self, save: _Save) -> None:
         """Write a checkpoint, in the background."""
-        is_written = self._write(save.path, save.state, save.first)
+        is_written = self._write(save)
         if is_written and save.best is None:
             self._note_newest(save.path)
         if not is_written and save.best is not None:
@@ -156,13 +168,16 @@ class CheckpointFolder:
             self._last = None  # it refers to the state, and `first` to all that the training has
         reserve_descriptors()
 
-    def _write(self, path: Path, state: Mapping[str, Any], first: Callable[[], None]) -> bool:
+    def _write(self, save: _Save) -> bool:
+        """Write a checkpoint, or this rank's part of it. Returns whether the checkpoint is written."""
         try:
-            first()
+            save.first()
             if not self.path.is_dir():
-                make_dir(self.path)
+                ensure_dir(self.path)
                 sync_folder(self.path.parent)
-            checkpoint_file.write(path, state)
+            if save.shards is None:
+                checkpoint_file.write(save.path, save.state)
+            is_written = save.shards is None or save.shards.write(save.path, save.state)
         except LeftOutError:
             self._failure = ""  # a retry would end here again
             return False
@@ -171,12 +186,13 @@ class CheckpointFolder:
         except Exception as error:  # of any kind: training matters more than one checkpoint
             words = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             last = f"the last good one is {self.last_good}" if self.last_good else "there is none yet"
-            self._failure = f"{path} is not saved: {words}; {last}"
-            if not self._has_ended:
-                log.error("Saving the checkpoint %s failed: %s. Training continues; %s.", path, words, last)
+            self._failure = f"{save.path} is not saved: {words}; {last}"
+            if not self._has_ended and (save.shards is None or save.shards.is_main):  # the others tell rank 0
+                then = last if save.shards and save.shards.is_last else f"Training continues; {last}"
+                log.error("Saving the checkpoint %s failed: %s. %s.", save.path, words, then)
             return False
         self._failure = ""
-        return True
+        return is_written
 
     def _note_newest(self, path: Path) -> None:
         self.last_good = path
@@ -186,16 +202,8 @@ class CheckpointFolder:
         with contextlib.suppress(OSError):
             for old in self.files()[self.keep :]:
                 old.unlink()
-
-
-def put_aside(refused: Mapping[Path, DamagedError], instead: tuple[Path, str] | None) -> None:
-    """Rename checkpoints that can't be used to *.damaged, and log them; see `CheckpointFolder.newest`."""
-    for path, why in refused.items():
-        aside = path.with_name(f"{path.name}.damaged")
-        fenced_writes.check()
-        path.replace(aside)
-        words = f"{_REFUSED} It is renamed to %s%s."
-        log.warning(words, path, why.verdict, why, aside.name, "; the one before is used" if instead else "")
+                shard_file.remove(old)
+            shard_file.remove_orphans(self.path, before=path)
 
 
 def _check_name(path: Path) -> None:
@@ -207,12 +215,10 @@ def _check_name(path: Path) -> None:
 
 def step_of(path: Path) -> int:
     """Return the number of steps in the name of a checkpoint."""
-    match = _NAME.fullmatch(path.name)
-    assert match is not None
-    return int(match[1])
+    return int(path.stem.removeprefix("step-"))
 
 
-def named_by(path: Path) -> tuple[Path, str]:
+def named_by(path: Path, check_shards: Callable[[Path], None] = shard_file.check_all) -> tuple[Path, str]:
     """Return the checkpoint that a path names, and its SHA-256: a file; or the newest undamaged one of a run directory.
 
     Raises:
@@ -222,15 +228,17 @@ def named_by(path: Path) -> tuple[Path, str]:
     hint = "name a checkpoint (…/checkpoints/step-00000120.pt) or a run directory"
     if path.is_file():
         try:
-            return path, checkpoint_file.digest(path)
+            digest = checkpoint_file.digest(path)
+            check_shards(path)
+            return path, digest
         except DamagedError as error:
             raise CheckpointError(asked, f"it is damaged: {error}.", hint) from error
         except OSError as error:
             raise _unreadable(path, error) from error
     folder = path / File.CHECKPOINTS if (path / File.CHECKPOINTS).is_dir() else path
-    newest, refused = CheckpointFolder(folder, keep=1).newest()
+    newest, refused = CheckpointFolder(folder, keep=1).newest(check_shards)
     for damaged, why in refused.items():
-        log.warning(_REFUSED, damaged, why.verdict, why)
+        log.warning(REFUSED, damaged, why.verdict, why)
     if newest is None:
         found = "it has no undamaged checkpoint." if path.is_dir() else "there is no such file."
         raise CheckpointError(asked, found, hint)

@@ -1,4 +1,4 @@
-"""A copy of a training's state in the host's memory. All saves use the same memory."""
+"""A copy of a training's state, or of this rank's part of it, in the host's memory. All saves use the same memory."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from cluster_ddp.errors import CheckpointError
+from cluster_ddp.runtime.checkpoint.sharded import pieces
+from cluster_ddp.runtime.checkpoint.sharded.pieces import LocalShard, Piece
 
 log = logging.getLogger("cluster_ddp")
 
@@ -25,28 +27,82 @@ _PAGE = mmap.PAGESIZE
 
 
 class HostCopy:
-    """Copies states of a device into one piece of memory, just large enough for them.
+    """Copies states of a device into memory of the host, just large enough for them.
 
-    For GPUs the memory is pinned, so that copies run at the full speed of the bus without the CPU. (torch's pinned
-    allocator would round each tensor up to a power of two.)
+    Of a sharded tensor this rank's piece is copied, if its shard file has it. A rank without `whole` copies no others.
+    Tensors that are not copied are empty in the copy.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._pinned = device.type == "cuda"
-        self._memory = mmap.mmap(-1, _PAGE)
-        self._used = 0
-        self._unpin: Callable[[], object] = lambda: None
+    def __init__(self, device: torch.device, *, whole: bool = True) -> None:
+        is_gpu = device.type == "cuda"
+        self._whole, self._is_whole_kept = _Memory(pinned=is_gpu), whole
+        self._shard = _Memory(pinned=is_gpu)
+        self._shapes: dict[str, torch.Size] = {}
+        self._pieces: dict[str, Piece] = {}
 
     def reserve(self, value: Any, name: str = "state") -> None:
         """Allocate the memory for a copy of a value, unless there is enough. See `with_tensors`."""
-        total = 0
+        totals = {self._whole: 0, self._shard: 0}
 
-        def count(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal total
-            total += _aligned(tensor.nbytes) if _fits(tensor) else 0
+        def count(tensor: torch.Tensor, where: str) -> torch.Tensor:
+            memory, local = self._source(tensor)
+            if memory is not None and _fits(local):
+                totals[memory] += _aligned(local.nbytes)
             return tensor
 
         with_tensors(value, name, count)
+        for memory, total in totals.items():
+            memory.reserve(total)
+
+    def of(self, value: Any, name: str = "state") -> Any:
+        """Return a copy of a value with all tensors on the CPU, valid until the next call. See `with_tensors`.
+
+        Copies from a GPU run asynchronously: synchronize before you read them.
+        """
+        self.reserve(value, name)
+        self._whole.used = self._shard.used = 0
+        self._shapes, self._pieces = {}, {}
+        return with_tensors(value, name, self._copy)
+
+    @property
+    def shard(self) -> LocalShard:
+        """What this rank's shard file has of the last copy."""
+        return LocalShard(self._pieces, self._shapes, self._shard.content())
+
+    def _source(self, tensor: torch.Tensor) -> tuple[_Memory | None, torch.Tensor]:
+        """The memory that a tensor is copied to, None for no copy; and this rank's part of it."""
+        if pieces.is_sharded(tensor):
+            local = pieces.local_part(tensor)
+            return (self._shard if pieces.is_written_here(tensor) else None), local
+        return (self._whole if self._is_whole_kept else None), tensor
+
+    def _copy(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        memory, local = self._source(tensor)
+        if pieces.is_sharded(tensor):
+            self._shapes[name] = tensor.shape
+        if memory is None:
+            return torch.empty(0, dtype=tensor.dtype)
+        offset, copied = memory.copy_of(local) if _fits(local) else (0, local.cpu().clone())
+        if memory is self._shard and local.numel():
+            self._pieces[name] = Piece(start=pieces.start_of(tensor), offset=offset, values=copied)
+        return copied
+
+
+class _Memory:
+    """One piece of the host's memory, which all saves use.
+
+    For GPUs it is pinned, so that copies run at the full speed of the bus without the CPU. (torch's pinned allocator
+    would round each tensor up to a power of two.)
+    """
+
+    def __init__(self, *, pinned: bool) -> None:
+        self._pinned = pinned
+        self._memory = mmap.mmap(-1, _PAGE)
+        self.used = 0
+        self._unpin: Callable[[], object] = lambda: None
+
+    def reserve(self, total: int) -> None:
+        """Allocate so many bytes, unless there are enough."""
         if total > len(self._memory):
             self._unpin()
             self._memory = mmap.mmap(-1, total)
@@ -56,22 +112,16 @@ class HostCopy:
                 self._unpin = weakref.finalize(self, _unregister, self._memory)
                 self._unpin.atexit = False  # at exit it could wait for kernels
 
-    def of(self, value: Any, name: str = "state") -> Any:
-        """Return a copy of a value with all tensors on the CPU, valid until the next call. See `with_tensors`.
-
-        Copies from a GPU run asynchronously: synchronize before you read them.
-        """
-        self.reserve(value, name)
-        self._used = 0
-        return with_tensors(value, name, self._copy)
-
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not _fits(tensor):
-            return tensor.cpu().clone()
-        start, self._used = self._used, self._used + _aligned(tensor.nbytes)
+    def copy_of(self, tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
+        """Copy a tensor behind the one before. Returns where it begins, in bytes, and the copy."""
+        start, self.used = self.used, self.used + _aligned(tensor.nbytes)
         # Each tensor gets its own storage: torch.save would write a shared one once for each dtype.
         copied = torch.frombuffer(self._memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
-        return copied.view(tensor.shape).copy_(tensor.contiguous(), non_blocking=True)
+        return start, copied.view(tensor.shape).copy_(tensor.contiguous(), non_blocking=True)
+
+    def content(self) -> torch.Tensor:
+        """All that was copied: uint8, one dimension."""
+        return torch.frombuffer(self._memory, dtype=torch.uint8, count=max(1, self.used))
 
 
 def _register(memory: mmap.mmap) -> bool:
@@ -113,18 +163,17 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNED_TO) * _ALIGNED_TO
 
 
-def with_tensors(value: Any, name: str, tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def with_tensors(value: Any, name: str, tensor: Callable[[torch.Tensor, str], torch.Tensor]) -> Any:
     """Return a copy of the containers and plain values of a value, with each tensor replaced.
 
-    They are in mappings, lists and tuples. `tensor` returns the replacement of a (detached) one; `name` is for errors.
+    They are in mappings, lists and tuples. `tensor` returns the replacement of a (detached) one, and is given its name,
+    which begins with `name`, such as "parts['model']['weight']".
 
     Raises:
-        CheckpointError: something in it is neither a tensor nor a plain value, or a DTensor; the error says where.
+        CheckpointError: something in it is neither a tensor nor a plain value; the error says where.
     """
-    if hasattr(value, "to_local"):
-        raise _in_parts(name, value)
     if isinstance(value, torch.Tensor):
-        return tensor(value.detach())
+        return tensor(value.detach(), name)
     if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
         value = value.item()  # a NumPy number, such as a scheduler's learning rate
     if (type(value) in _PLAIN and value != b"") or (type(value) is int and value.bit_length() <= _INT_BITS):
@@ -149,9 +198,3 @@ def with_tensors(value: Any, name: str, tensor: Callable[[torch.Tensor], torch.T
         f"{name} is a {type(value).__name__} that torch.load does not read with weights_only.",
         "let state_dict() return only tensors, numbers, strings, lists and dictionaries",
     )
-
-
-def _in_parts(name: str, value: Any) -> CheckpointError:
-    found = f"{name} is a {type(value).__name__}, as fully_shard makes: this rank has only its own part of it."
-    hint = "use DistributedDataParallel (world.wrap), or save such a model with torch.distributed.checkpoint"
-    return CheckpointError("Saving a checkpoint:", found, hint)

@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from cluster_ddp.errors import CheckpointError
 from cluster_ddp.files import remove_leftovers
 from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
-from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, named_by, put_aside
+from cluster_ddp.runtime.checkpoint.folder import REFUSED, CheckpointFolder, named_by
+from cluster_ddp.runtime.checkpoint.sharded import shard_check, shard_file
 from cluster_ddp.runtime.checkpoint.state import TrainingState
-from cluster_ddp.runtime.run_dir import start_log
+from cluster_ddp.runtime.run_dir import fenced_writes, start_log
 from cluster_ddp.runtime.run_dir.metrics import set_aside
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
 from cluster_ddp.runtime.world import World
@@ -38,8 +39,7 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
     """
     world = state.world
     with run_dir.written():
-        found = _choose(world, folder, resume, start_log.last_start(run_dir.path)) if world.is_main else None
-        found = world.broadcast(found)
+        found = _chosen(state, folder, resume, run_dir)
         if found is None or not found[2]:
             run_dir.begin_records(anew=world.topology.restart_count == 0)
     if found is None:
@@ -50,8 +50,9 @@ def load_into(state: TrainingState, folder: CheckpointFolder, run_dir: RunDir, r
     saved = _fitting(state, path)
     metrics_bytes, differences = saved["metrics_bytes"], state.differences(saved)
     saved_by = saved["saved_by"] if is_own else {}
+    shards = shard_file.SavedPieces(shard_file.folder_of(path), shard_file.described(saved))
     del saved  # frees its memory
-    state.load(functools.partial(read, path))
+    state.load(functools.partial(read, path), shards)
     if is_own:
         with run_dir.written():
             run_dir.continue_metrics(metrics_bytes)
@@ -83,8 +84,25 @@ def _fitting(state: TrainingState, path: Path) -> dict[str, Any]:
     return saved
 
 
+def _chosen(
+    state: TrainingState, folder: CheckpointFolder, resume: str | os.PathLike[str], run_dir: RunDir
+) -> tuple[Path, str, bool] | None:
+    """What `_choose` chooses on rank 0, on all ranks. A collective."""
+    if not state.world.is_main:
+        shard_check.answer(state)
+        return state.world.broadcast(None)
+    check_shards = functools.partial(shard_check.of_all_ranks, state)
+    found = _choose(state.world, folder, resume, start_log.last_start(run_dir.path), check_shards)
+    shard_check.done(state)
+    return state.world.broadcast(found)
+
+
 def _choose(
-    world: World, folder: CheckpointFolder, resume: str | os.PathLike[str], last_start: Mapping[str, Any]
+    world: World,
+    folder: CheckpointFolder,
+    resume: str | os.PathLike[str],
+    last_start: Mapping[str, Any],
+    check_shards: Callable[[Path], None],
 ) -> tuple[Path, str, bool] | None:
     """The checkpoint to resume from, its SHA-256, and whether it is in this run directory; None if there is none.
 
@@ -92,9 +110,10 @@ def _choose(
     """
     topology = world.topology
     remove_leftovers(folder.path)
+    shard_file.remove_orphans(folder.path)
     is_anew = resume == "never" and not topology.restart_count
     there = [] if is_anew else folder.files()
-    newest = _newest(world, folder, last_start) if there else None
+    newest = _newest(world, folder, last_start, check_shards) if there else None
     if there and not newest:
         words = "All %d checkpoints in %s are damaged: nothing there is left to resume from. The training begins again."
         log.error(words, len(there), folder.path)
@@ -106,27 +125,45 @@ def _choose(
             log.warning("%s already has checkpoints: %s is not used.", folder.path, resume)
         return (*newest, True)
     if resume not in ("auto", "never"):
-        return (*named_by(Path(resume)), False)
+        return (*named_by(Path(resume), check_shards), False)
     if topology.restart_count and not there:
         where = f"restart {topology.restart_count} of job {topology.job_label}"
         log.warning("This is %s, and there is no checkpoint in %s yet.", where, folder.path)
     return None
 
 
-def _newest(world: World, folder: CheckpointFolder, last_start: Mapping[str, Any]) -> tuple[Path, str] | None:
+def _newest(
+    world: World, folder: CheckpointFolder, last_start: Mapping[str, Any], check_shards: Callable[[Path], None]
+) -> tuple[Path, str] | None:
     """The newest checkpoint of this run with usable content; newer ones are set aside. None if all are damaged.
 
     Raises:
         CheckpointError: none can be used, and a new start would lose what they hold: some are undamaged, as with
             another torch. Or all are damaged, and this job was started to resume them. A requeued job begins again.
     """
-    found, refused = folder.newest(functools.partial(_check_content, _key(last_start)))
+
+    def check(path: Path) -> None:
+        _check_content(_key(last_start), path)
+        check_shards(path)
+
+    found, refused = folder.newest(check)
     if refused and not found:
         topology = world.topology
         is_requeued = topology.restart_count > 0 and last_start.get("job") == (topology.job_label or "")
         _refuse_to_lose(refused, folder.path, is_requeued=is_requeued)
     put_aside(refused, found)
     return found
+
+
+def put_aside(refused: Mapping[Path, DamagedError], instead: tuple[Path, str] | None) -> None:
+    """Rename checkpoints that can't be used to *.damaged, and log them; see `CheckpointFolder.newest`."""
+    for path, why in refused.items():
+        aside = path.with_name(f"{path.name}.damaged")
+        fenced_writes.check()
+        path.replace(aside)
+        shard_file.put_aside(path)
+        words = f"{REFUSED} It is renamed to %s%s."
+        log.warning(words, path, why.verdict, why, aside.name, "; the one before is used" if instead else "")
 
 
 def _check_content(key: str | None, path: Path) -> None:

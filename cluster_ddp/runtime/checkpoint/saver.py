@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import Any, Literal, NoReturn, get_args
@@ -10,6 +12,7 @@ from typing import Any, Literal, NoReturn, get_args
 from cluster_ddp.errors import CheckpointError, SpecError, nearest
 from cluster_ddp.runtime import non_finite
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, LeftOutError, step_of
+from cluster_ddp.runtime.checkpoint.sharded.shard_save import ShardSave
 from cluster_ddp.runtime.checkpoint.state import TrainingState
 from cluster_ddp.runtime.run_dir import background_writer, start_log
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
@@ -40,7 +43,7 @@ def check_choices(keep: int, on_nan: str) -> None:
 
 
 class Saver:
-    """Saves a training. Rank 0 writes; all methods are collectives.
+    """Saves a training. Rank 0 writes, of a sharded state all ranks; all methods are collectives.
 
     The metrics of `run_dir` are written before each checkpoint, which has their size. `before_save` is called on every
     rank before each save.
@@ -61,6 +64,7 @@ class Saver:
         """The place of the last save that began."""
         self._saved_at_s = time.monotonic()
         self._copied: dict[str, Any] | None = None
+        self._writers: list[int] = []  # the ranks with a part of a sharded copy
         background_writer.expect(folder)
 
     @property
@@ -97,7 +101,7 @@ class Saver:
         self._before_save()
         self.world.synchronize()
         writer = self.folder.writer
-        is_busy, has_failed = self.world.broadcast((writer.is_busy(), self.folder.has_failed))
+        is_busy, has_failed = self._of_writers(writer.is_busy(), self.folder.has_failed)
         write = write or has_failed
         self._saved_at_s = time.monotonic() if write else self._saved_at_s
         if is_busy:
@@ -107,8 +111,8 @@ class Saver:
             return
         self.saved = self.place if write else self.saved
         self._copy()
-        if write and self._copied:
-            self.folder.save(self.state.steps, self._copied, first=self._check_and_sync)
+        if write:
+            self._write_copy()
 
     def save_now(self) -> None:
         """Save, and wait until all is written."""
@@ -119,9 +123,8 @@ class Saver:
     def save_copy(self) -> None:
         """Save the state as it was copied at this step, and wait until it is written."""
         self.wait()
-        if self._has_copy() and not self.is_written:
-            assert self._copied is not None
-            self.folder.save(self.state.steps, self._copied, first=self._check_and_sync)
+        if self.world.broadcast(self._has_copy() and not self.is_written):
+            self._write_copy()
         self.wait()
 
     def save_best(self, name: str, value: float, *, is_max: bool, of_copy: bool) -> bool:
@@ -138,8 +141,7 @@ class Saver:
             self._before_save()
             self.world.synchronize()
             self._copy()
-        if self._copied:
-            self.folder.save_best(name, value, self._copied, first=self._check_and_sync)
+        self._write_copy(best=(name, value))
         return True
 
     def wait(self) -> None:
@@ -147,16 +149,39 @@ class Saver:
         while not self.world.broadcast(self.folder.writer.wait(_REPORT_EVERY_S) or self.folder.is_stuck()):
             self.folder.writer.tell_if_slow()
 
-    def _check_and_sync(self) -> None:
+    def _of_writers(self, *flags: bool) -> list[bool]:
+        """For each flag whether a rank that writes has it."""
+        if not self.state.is_sharded:
+            return self.world.broadcast(list(flags))
+        return [any(of_ranks) for of_ranks in zip(*self.world.gather(flags))]
+
+    def _write_copy(self, best: tuple[str, float] | None = None) -> None:
+        """Begin to write the copy as this step's checkpoint or as the best one, if there is a copy."""
+        shards = self._shards() if self.state.is_sharded else None
+        if self._copied is None:
+            return
+        first = functools.partial(self._check_and_sync, shards)
+        self.folder.save(self.state.steps, self._copied, first=first, shards=shards, best=best)
+
+    def _shards(self) -> ShardSave:
+        token = self.world.broadcast(os.urandom(4).hex())
+        return ShardSave(self.world, self.state.shard, self._writers, token, self._leave_out)
+
+    def _check_and_sync(self, shards: ShardSave | None) -> None:
         """Before the copy is written, in the background: keep a non-finite one out, and write all records."""
         assert self._copied is not None
         found = [] if self._on_nan == "save" else self.state.non_finite(self._copied)
+        if found and shards is not None and not self.world.is_main:
+            shards.leave_out(found)
+            raise LeftOutError
         if found:
-            self._leave_out(found, self._copied["position"]["steps"])
+            self._leave_out(found)
         self.run_dir.sync()
 
-    def _leave_out(self, found: list[str], step: int) -> NoReturn:
-        """Log once that the state is non-finite, or end the job."""
+    def _leave_out(self, found: list[str]) -> NoReturn:
+        """Log once that the copied state is non-finite, or end the job."""
+        assert self._copied is not None
+        step = self._copied["position"]["steps"]
         hint = (
             "check the data, or take a lower learning rate in a new run directory; FiniteCheck, in the script, names "
             "the rank and step where it begins"
@@ -176,13 +201,26 @@ class Saver:
         return self._copied is not None and self._copied["position"]["steps"] == self.state.steps
 
     def _copy(self) -> None:
-        """Copy the state on rank 0. If it can't be saved, that is logged, and there is no copy."""
+        """Copy the state on the ranks that write. If it can't be saved, that is logged, and there is no copy."""
         ranks = self.state.gather()
-        if ranks is None:  # rank 0 writes
+        if ranks is None and not self.state.is_sharded:  # rank 0 writes
             return
         self._copied = None
         try:
-            self._copied = self.state.copy(ranks, metrics_bytes=self.run_dir.metrics_bytes)
-        except CheckpointError as error:  # a part's state has something new that can't be saved
+            copied = self.state.copy(ranks, metrics_bytes=self.run_dir.metrics_bytes if self.world.is_main else 0)
+            error = ""
+        except CheckpointError as raised:  # a part's state has something new that can't be saved
+            copied, error = None, str(raised)
+        if self.state.is_sharded:
+            error, self._writers = self._agreed_on(error)
+        if not error:
+            self._copied = copied
+        elif self.world.is_main:
             log.error("%s\nTraining continues.", error)
-            self.folder.note_failure(str(error))
+            self.folder.note_failure(error)
+
+    def _agreed_on(self, error: str) -> tuple[str, list[int]]:
+        """Why a rank could not copy its part, if one could not; and the ranks that have pieces to write."""
+        ranks = self.world.gather((error, bool(self.state.shard.pieces)))
+        writers = [rank for rank, (_, has_pieces) in enumerate(ranks) if has_pieces]
+        return next(filter(None, (one for one, _ in ranks)), ""), writers

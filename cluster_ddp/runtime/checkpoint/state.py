@@ -10,10 +10,13 @@ from typing import Any, Protocol
 import torch
 
 from cluster_ddp._version import __version__
-from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime import rng
 from cluster_ddp.runtime.checkpoint import checkpoint_file, compatibility
 from cluster_ddp.runtime.checkpoint.host_copy import HostCopy, with_tensors
+from cluster_ddp.runtime.checkpoint.sharded import part_state
+from cluster_ddp.runtime.checkpoint.sharded.pieces import LocalShard
+from cluster_ddp.runtime.checkpoint.sharded.shard_file import SavedPieces
+from cluster_ddp.runtime.checkpoint.sharded.shard_save import PARTS
 from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.model.ddp import unwrapped
@@ -62,11 +65,26 @@ class TrainingState:
             if isinstance(part, _WITH_SETTINGS)
         }
         self._rng: dict[str, Any] | None = None
-        self._host_copy = HostCopy(world.device)
-        if world.is_main:  # fail now if something can't be saved
-            with_tensors(self._states(), "state['parts']", lambda tensor: tensor)
+        self._host_copy = HostCopy(world.device, whole=world.is_main)
+        self.sharded = part_state.check(world, self._parts, self._states())  # fail now if something can't be saved
+        """A tensor of which each rank has a piece; None if there is none."""
+        if self._is_copied_here:
             world.synchronize()
             self._finite = FiniteState(self._parts)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank has pieces of its tensors, and copies them."""
+        return self.sharded is not None
+
+    @property
+    def _is_copied_here(self) -> bool:
+        return self.world.is_main or self.is_sharded
+
+    @property
+    def shard(self) -> LocalShard:
+        """What this rank's shard file has of the last copy."""
+        return self._host_copy.shard
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the current epoch, from 0, which shuffles the data."""
@@ -76,8 +94,8 @@ class TrainingState:
 
     def reserve(self) -> None:
         """Allocate the memory for copies of the current state, so that no save has to."""
-        if self.world.is_main:
-            self._host_copy.reserve(self._states(), "state['parts']")
+        if self._is_copied_here:
+            self._host_copy.reserve(self._states(), PARTS)
 
     def gather(self) -> list[dict[str, Any]] | None:
         """Return the states that differ between ranks, in order, on rank 0; None on other ranks. A collective."""
@@ -85,23 +103,24 @@ class TrainingState:
             {"rng": rng.capture(self.world.devices), "buffers": self._own_buffers(), "meters": self._of_meters()}
         )
 
-    def copy(self, ranks: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        """Return a copy of the whole state, valid until the next copy, with `more` entries. Call it on rank 0.
+    def copy(self, ranks: list[dict[str, Any]] | None, **more: Any) -> dict[str, Any]:
+        """Return a copy of this rank's part of the state, valid until the next copy, with `more` entries.
 
-        The tensors in `ranks`, from `gather`, are not copied: nothing else may use them. What can't be saved is a
+        On rank 0 that is the whole state, but of a sharded tensor its own piece. Other ranks have only pieces. The
+        tensors in `ranks`, from `gather`, are not copied: nothing else may use them. What can't be saved is a
         CheckpointError.
         """
-        whole = {
+        copied = {
             **self._frame(),
             **more,
-            "parts": self._host_copy.of(self._states(), "state['parts']"),
-            "ranks": with_tensors(ranks, "state['ranks']", lambda tensor: tensor),
+            "parts": self._host_copy.of(self._states(), PARTS),
+            "ranks": with_tensors(ranks, "state['ranks']", lambda tensor, _: tensor),
         }
         self.world.synchronize()
-        return whole
+        return copied
 
     def non_finite(self, copied: Mapping[str, Any]) -> list[str]:
-        """Return the names of the entries of a `copy` that are non-finite and must not be. Call it on rank 0 only."""
+        """Return the names of the entries of a `copy` that are non-finite and must not be."""
         return self._finite.non_finite(copied["parts"])
 
     def complaint(self, saved: Mapping[str, Any]) -> str | None:
@@ -110,7 +129,7 @@ class TrainingState:
             saved, {**self._frame(), "parts": self._states(), "ranks": [{"meters": self._of_meters()}]}
         )
 
-    def load(self, read: Callable[[], dict[str, Any]]) -> None:
+    def load(self, read: Callable[[], dict[str, Any]], saved_pieces: SavedPieces) -> None:
         """Load a saved state that fits, part by part. Then call `restore_rng` for the random number generators.
 
         `read` returns the saved state, mapped anew by each call, so that memory is freed after each part.
@@ -122,25 +141,12 @@ class TrainingState:
         saved = read()
         made_with = saved.get("made_with")
         position, places = saved["position"], saved["shards"]
-        ranks = with_tensors(saved["ranks"], "ranks", checkpoint_file.taken)
+        ranks = with_tensors(saved["ranks"], "ranks", lambda tensor, _: checkpoint_file.taken(tensor))
         rank, world_size = self.world.rank, self.world.world_size
         same_size = len(ranks) == world_size
         for name, part in self._parts.items():
-            saved = read()
-            state = saved["parts"][name]
-            copies_itself = _parameters_and_buffers(part)
-            for key, value in state.items():
-                if key not in copies_itself:
-                    state[key] = with_tensors(value, key, checkpoint_file.taken)
-            if same_size:
-                state.update(ranks[rank]["buffers"].get(name, {}))
-            try:
-                part.load_state_dict(state)
-            except Exception as error:  # a part may raise anything for a state that it does not expect
-                words = f"{type(error).__name__}: {str(error)[:300]}."
-                found = f"it does not accept its state in the checkpoint: {words}"
-                hint = "make it in the same way as when the checkpoint was saved; or start anew: --resume never"
-                raise CheckpointError(f"Loading {name!r}:", found, hint) from error
+            own_buffers = ranks[rank]["buffers"].get(name, {}) if same_size else {}
+            part_state.load(name, part, read()["parts"][name], saved_pieces, own_buffers)
         for name, meter in self._meters.items():
             meter.load_state_dicts([one["meters"][name] for one in ranks[rank::world_size]])
         self._made_with = made_with or self._made_with
@@ -227,13 +233,6 @@ def _frame_of(shard: Shard) -> dict[str, Any]:
         "step": shard.step + 1,
         "seen": shard.seen,
     }
-
-
-def _parameters_and_buffers(part: Stateful) -> set[str]:
-    """The keys of a state that a module copies. Other parts may keep the given tensors."""
-    if not isinstance(part, torch.nn.Module):
-        return set()
-    return {name for named in (part.named_parameters(), part.named_buffers()) for name, _ in named}
 
 
 def _digest(tensor: torch.Tensor) -> str:

@@ -354,12 +354,19 @@ def test_what_cannot_be_saved_is_told_at_once(world: World, tmp_path: Path) -> N
         train(world, tmp_path, seed=1, more={"sampler": Odd([lambda: 0])})
 
 
-def test_a_model_in_parts_is_refused_at_once(world: World, tmp_path: Path) -> None:
-    from torch.distributed.fsdp import fully_shard  # imports 900 modules, in each process that collects tests
+def test_a_tensor_split_in_two_dimensions_is_refused_at_once(world: World, tmp_path: Path) -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor  # imports 900 modules, in each collecting process
 
-    mesh = init_device_mesh("cpu", (1,))
-    model = fully_shard(torch.nn.Linear(2, 1), mesh=mesh)
-    with pytest.raises(CheckpointError, match=r"\['weight'\] is a DTensor, as fully_shard makes"):
+    mesh = init_device_mesh("cpu", (1, 1))
+    own = Odd({"ema": distribute_tensor(torch.ones(2, 2), mesh, [Shard(0), Shard(1)])})
+    with pytest.raises(CheckpointError, match=r"\['ema'\] is split as .*tensor parallelism is not supported"):
+        Checkpointer(world, run_dir=tmp_path, own=own)
+
+
+def test_a_model_without_values_is_refused_at_once(world: World, tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model = torch.nn.Linear(2, 1)
+    with pytest.raises(CheckpointError, match=r"\['weight'\] has no values"):
         Checkpointer(world, run_dir=tmp_path, model=model)
 
 
@@ -384,7 +391,7 @@ def test_parts_are_copied_into_one_memory_only(world: World, tmp_path: Path) -> 
     done = train(world, tmp_path, seed=1, epochs=1, more={"big": Odd(state)})
     parts = done.checkpoint._state._states()
     nbytes = sum(tensor.nbytes for tensor in torch.utils._pytree.tree_leaves(parts) if isinstance(tensor, torch.Tensor))
-    assert state.nbytes < nbytes <= len(done.checkpoint._state._host_copy._memory) < nbytes + 64 * 40
+    assert state.nbytes < nbytes <= len(done.checkpoint._state._host_copy._whole._memory) < nbytes + 64 * 40
 
 
 def test_a_training_that_was_left_frees_its_memory_at_once(world: World, tmp_path: Path) -> None:

@@ -8,18 +8,18 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from points import Points
 
 from cluster_ddp import files
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.checkpoint import checkpoint_file
-from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, named_by, put_aside
+from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, _Save, named_by
+from cluster_ddp.runtime.checkpoint.restore import put_aside
 
 
 def state(step: int) -> dict[str, Any]:
@@ -55,46 +55,6 @@ def is_whole(path: Path, step: int) -> bool:
     )
 
 
-class Points:
-    """The moments before, amid and after each change that files.py makes on disk; at the n-th, something happens."""
-
-    def __init__(self, happen: Callable[[str], None], at: int) -> None:
-        self.happen, self.left = happen, at
-
-    def pass_by(self, name: str) -> None:
-        self.left -= 1
-        if self.left == 0:
-            self.happen(name)
-
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        for name in ("fsync", "replace", "rename", "unlink", "mkdir"):
-            patch.setattr(os, name, self._around(name, getattr(os, name)))
-        points = self
-
-        class File(FileIO):
-            """Without a buffer, so that what was written when it happens is on disk."""
-
-            def write(self, data: Any) -> int:
-                data = bytes(data)
-                points.pass_by("write")
-                half = super().write(data[: len(data) // 2])
-                points.pass_by("half a write")
-                half += super().write(data[half:])
-                points.pass_by("written")
-                return half
-
-        patch.setattr(files, "open", lambda path, mode: File(path, mode.replace("b", "")), raising=False)
-
-    def _around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            self.pass_by(name)
-            result = function(*args, **options)
-            self.pass_by(f"{name} done")
-            return result
-
-        return call
-
-
 def killed_at(point: int, folder: CheckpointFolder, step: int) -> bool:
     """Save in a child process that kills itself at a point; False where it has come to its end before."""
     child = os.fork()
@@ -102,7 +62,7 @@ def killed_at(point: int, folder: CheckpointFolder, step: int) -> bool:
         try:
             with pytest.MonkeyPatch.context() as patch:
                 Points(lambda _: os.kill(os.getpid(), signal.SIGKILL), point).install(patch)
-                folder._write(folder.path / f"step-{step:08}.pt", state(step), nothing)
+                folder._write(_Save(folder.path / f"step-{step:08}.pt", state(step), nothing))
         finally:
             os._exit(0)
     status = os.waitpid(child, 0)[1]

@@ -22,7 +22,7 @@ from slowness import scaled
 from cluster_ddp.agent.job.restart import fence
 from cluster_ddp.errors import RunDirError
 from cluster_ddp.files import is_at
-from cluster_ddp.runtime.checkpoint import checkpoint_file, folder
+from cluster_ddp.runtime.checkpoint import checkpoint_file, folder, restore
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError
 from cluster_ddp.runtime.failure import stacks, suspects
 from cluster_ddp.runtime.profiling.step_trace import StepTrace
@@ -170,7 +170,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "usage": usage,
     "a trace": trace,
     "a tracker": tracker,
-    "a damaged checkpoint": lambda run_dir: folder.put_aside({run_dir / "metrics.jsonl": DamagedError("x")}, None),
+    "a damaged checkpoint": lambda run_dir: restore.put_aside({run_dir / "metrics.jsonl": DamagedError("x")}, None),
     "the newest checkpoint's name": lambda run_dir: folder.CheckpointFolder(run_dir, keep=1)._note_newest(run_dir),
     "stacks": stack_file,
     "a tracker's id": lambda run_dir: feeder._stored_id(run_dir),

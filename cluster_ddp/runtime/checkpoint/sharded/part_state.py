@@ -1,0 +1,145 @@
+"""A part's state as it is loaded: with this rank's piece of each tensor that is sharded here, whatever was saved.
+
+So a checkpoint of 4 ranks fits 2 ranks, and one of a model under DDP fits the same model under FSDP2, and the reverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from cluster_ddp.errors import CheckpointError
+from cluster_ddp.runtime.checkpoint import checkpoint_file
+from cluster_ddp.runtime.checkpoint.host_copy import with_tensors
+from cluster_ddp.runtime.checkpoint.sharded import pieces
+from cluster_ddp.runtime.checkpoint.sharded.shard_file import SavedPieces
+from cluster_ddp.runtime.checkpoint.sharded.shard_save import PARTS
+from cluster_ddp.runtime.world import World
+
+
+def check(world: World, parts: Mapping[str, Any], states: Mapping[str, Any]) -> torch.Tensor | None:
+    """Return the first sharded tensor in the states of parts, if there is one, after checking that all can be saved.
+
+    A collective: what is wrong on one rank ends all.
+
+    Raises:
+        CheckpointError: a value can't be saved; or an optimizer was made before its module was sharded, which replaces
+            the module's parameters.
+    """
+    found: list[torch.Tensor] = []
+
+    def looked_at(tensor: torch.Tensor, name: str) -> torch.Tensor:
+        found.extend([tensor] if pieces.is_sharded(tensor) else [])
+        return pieces.check(tensor, name)
+
+    error: CheckpointError | None = None
+    try:
+        with_tensors(states, PARTS, looked_at)
+        if found:
+            _check_optimizers(parts)
+    except CheckpointError as raised:
+        error = raised
+    of_ranks = world.gather((error.asked, error.found, error.hint) if error else None)
+    if first := next(filter(None, of_ranks), None):
+        raise CheckpointError(*first) from error
+    return next(iter(found), None)
+
+
+def _check_optimizers(parts: Mapping[str, Any]) -> None:
+    modules = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
+    known = {id(parameter) for module in modules for parameter in module.parameters()}
+    for name, part in parts.items():
+        if isinstance(part, torch.optim.Optimizer):
+            stale = [one for one in _parameters(part) if id(one) not in known and not pieces.is_sharded(one)]
+            if stale:
+                found = f"{name} has parameters that the model no longer has: it was made before world.wrap(model, …)."
+                hint = "make it afterwards: optimizer = torch.optim.AdamW(model.parameters())"
+                raise CheckpointError("Saving a checkpoint:", found, hint)
+
+
+def load(
+    name: str, part: Any, saved: dict[str, Any], saved_pieces: SavedPieces, own_buffers: Mapping[str, torch.Tensor]
+) -> None:
+    """Load the state of a part; see `filled`. `own_buffers` replace those that are saved with the module.
+
+    Raises:
+        CheckpointError: the part does not accept its state.
+    """
+    try:
+        state = filled(name, part, saved, saved_pieces)
+        state.update(own_buffers)
+        part.load_state_dict(state)
+    except Exception as error:  # a part may raise anything for a state that it does not expect
+        words = f"{type(error).__name__}: {str(error)[:300]}."
+        found = f"it does not accept its state in the checkpoint: {words}"
+        hint = "make it in the same way as when the checkpoint was saved; or start anew: --resume never"
+        raise CheckpointError(f"Loading {name!r}:", found, hint) from error
+
+
+def filled(name: str, part: Any, saved: dict[str, Any], saved_pieces: SavedPieces) -> dict[str, Any]:
+    """Return a part's saved state with all its values, for the part's load_state_dict.
+
+    Parameters and buffers of a module that are sharded here have their values afterwards. Others may be mapped from the
+    file if the module copies them; tensors of other parts are copies.
+
+    Args:
+        name: of the part in the checkpoint.
+        part: a module, an optimizer, or another part with a state.
+        saved: its state in the checkpoint, as `checkpoint_file.read` returns it; it is changed.
+        saved_pieces: the values of sharded tensors in it.
+
+    Raises:
+        UnusableError: the shard files do not have all values.
+    """
+    own = _sharded_here(name, part, saved)
+    copied_by_part = {f"{PARTS}[{name!r}][{key!r}]" for key in _parameters_and_buffers(part)}
+
+    def value(tensor: torch.Tensor, place: str) -> torch.Tensor:
+        here = own.get(place)
+        if here is not None:
+            values = saved_pieces.read(place, tensor, here) if tensor.is_meta else pieces.cut(tensor, here)
+            pieces.local_part(here).copy_(values)
+            return here
+        values = saved_pieces.read(place, tensor, None) if tensor.is_meta else tensor
+        if place in copied_by_part:
+            return values
+        return values.clone() if tensor.is_meta else checkpoint_file.taken(values)
+
+    for key, item in saved.items():
+        saved[key] = with_tensors(item, f"{PARTS}[{name!r}][{key!r}]", value)
+    return saved
+
+
+def _sharded_here(name: str, part: Any, saved: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The sharded tensors that the saved values go to, by name: the part's own, or for an optimizer new ones."""
+    found: dict[str, torch.Tensor] = {}
+
+    def note(tensor: torch.Tensor, place: str) -> torch.Tensor:
+        if pieces.is_sharded(tensor):
+            found[place] = tensor
+        return tensor
+
+    if not isinstance(part, torch.optim.Optimizer):
+        with_tensors(part.state_dict(), f"{PARTS}[{name!r}]", note)
+        return found
+    for number, parameter in enumerate(_parameters(part)):
+        state = saved["state"].get(number, {}) if pieces.is_sharded(parameter) else {}
+        for key, tensor in state.items():
+            if isinstance(tensor, torch.Tensor) and tensor.shape == parameter.shape:
+                place = f"{PARTS}[{name!r}]['state'][{number!r}][{key!r}]"
+                found[place] = torch.empty_like(parameter.detach(), dtype=tensor.dtype)
+    return found
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Its parameters, in the order of the numbers in its state."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _parameters_and_buffers(part: Any) -> set[str]:
+    """The keys of a state that a module copies. Other parts may keep the given tensors."""
+    if not isinstance(part, torch.nn.Module):
+        return set()
+    return {name for named in (part.named_parameters(), part.named_buffers()) for name, _ in named}

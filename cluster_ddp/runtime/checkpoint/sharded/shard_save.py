@@ -1,0 +1,157 @@
+"""A save of a sharded state: each rank writes its shard file, and then rank 0 the checkpoint that names them.
+
+All of it is in the background. The ranks tell rank 0 the SHA-256 of their files through the ranks' store: a collective
+in a thread could meet one of the training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from cluster_ddp.files import ensure_dir, sync_folder
+from cluster_ddp.runtime import process_group
+from cluster_ddp.runtime.checkpoint import checkpoint_file
+from cluster_ddp.runtime.checkpoint.host_copy import with_tensors
+from cluster_ddp.runtime.checkpoint.sharded import shard_file
+from cluster_ddp.runtime.checkpoint.sharded.pieces import LocalShard
+from cluster_ddp.runtime.run_dir.background_writer import PATIENCE_S
+from cluster_ddp.runtime.world import World
+
+PARTS = "state['parts']"
+"""Begins the name of each tensor in the parts' states."""
+
+_POLL_S = 0.05
+# How long rank 0 waits for the others after a failure: those that still live may have written most of it.
+_AFTER_FAILURE_S = 5.0
+# How long a file that another rank has written may be invisible on rank 0's node.
+_VISIBLE_WITHIN_S = 60.0
+
+
+class ShardSave:
+    """One save, seen from one rank.
+
+    Args:
+        world: all ranks.
+        shard: what this rank's shard file has.
+        writers: the ranks that have a shard file.
+        token: the same on all ranks, another for each save. It is part of the files' names, so that no file is
+            overwritten that an earlier checkpoint names.
+        if_non_finite: called on rank 0 with the names of NaN or Inf entries that other ranks have found; it raises.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        shard: LocalShard,
+        writers: list[int],
+        token: str,
+        if_non_finite: Callable[[list[str]], NoReturn],
+    ) -> None:
+        self._rank, self.is_main = world.rank, world.is_main
+        self._shard, self._writers, self._token = shard, writers, token
+        self._if_non_finite, self._store = if_non_finite, process_group.ranks_store()
+
+    def write(self, checkpoint: Path, state: Mapping[str, Any]) -> bool:
+        """Write this rank's shard file; on rank 0, once all have theirs, the checkpoint. Returns whether that is done.
+
+        Raises:
+            OSError: a file can't be written, or not all shard files are there in time.
+            RunDirError: a newer start of the job has taken the run directory.
+            Exception: on rank 0: what `if_non_finite` raises.
+        """
+        folder = shard_file.folder_of(checkpoint)
+        try:
+            own = self._write_own(folder) if self._shard.pieces else None
+        except Exception as error:
+            self._tell({"failed": getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"})
+            raise
+        if not self.is_main:
+            if own is not None:
+                self._tell(own)
+            return False
+        files = self._collected(folder, own)
+        parts = self._without_pieces(state["parts"])
+        checkpoint_file.write(checkpoint, {**state, "parts": parts, "sharded": {"files": files}})
+        for path in folder.iterdir():  # of earlier saves under this name
+            if path.name not in files:
+                path.unlink(missing_ok=True)
+        return True
+
+    def leave_out(self, non_finite: list[str]) -> None:
+        """Tell rank 0 that this rank's shard is non-finite and not written."""
+        self._tell({"non_finite": non_finite})
+
+    def _without_pieces(self, parts: Any) -> Any:
+        shapes = self._shard.shapes
+
+        def shown(tensor: torch.Tensor, name: str) -> torch.Tensor:
+            return torch.empty(shapes[name], dtype=tensor.dtype, device="meta") if name in shapes else tensor
+
+        return with_tensors(parts, PARTS, shown)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the ranks have parted since, such as after a failure: no other save will follow."""
+        return process_group.ranks_store() is None
+
+    def _write_own(self, folder: Path) -> dict[str, Any]:
+        ensure_dir(folder)
+        if self.is_main:
+            sync_folder(folder.parent)
+        return shard_file.write(folder / self._name_of(self._rank), self._shard)
+
+    def _name_of(self, rank: int) -> str:
+        return f"rank-{rank}-{self._token}.pt"
+
+    def _key_of(self, rank: int) -> str:
+        return f"shard/{self._token}/{rank}"
+
+    def _tell(self, what: dict[str, Any]) -> None:
+        if not self.is_main and self._store is not None:
+            with contextlib.suppress(Exception):  # rank 0 is gone, and with it this save
+                self._store.set(self._key_of(self._rank), json.dumps(what))
+
+    def _collected(self, folder: Path, own: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+        """Wait for the other ranks. Returns the shard files by name."""
+        told = {**self._told(), **({} if own is None else {self._rank: own})}
+        if found := [name for rank in told for name in told[rank].get("non_finite", ())]:
+            self._if_non_finite(found)
+        if failed := [rank for rank in told if "failed" in told[rank]]:
+            raise OSError(0, f"rank {failed[0]}: {told[failed[0]]['failed']}")
+        self._wait_until_visible(folder)
+        if self._store is not None:
+            for rank in told.keys() - {self._rank}:
+                self._store.delete_key(self._key_of(rank))
+        return {self._name_of(rank): {"rank": rank, **told[rank]} for rank in sorted(told)}
+
+    def _told(self) -> dict[int, dict[str, Any]]:
+        """What the other ranks have told, once all have."""
+        told: dict[int, dict[str, Any]] = {}
+        others = [rank for rank in self._writers if rank != self._rank]
+        wait_s, since_s = PATIENCE_S, time.monotonic()
+        while left := [rank for rank in others if rank not in told]:
+            assert self._store is not None
+            for rank in left:
+                if self._store.check([self._key_of(rank)]):
+                    told[rank] = json.loads(self._store.get(self._key_of(rank)))
+            if wait_s == PATIENCE_S and process_group.ranks_store() is None:
+                wait_s, since_s = _AFTER_FAILURE_S, time.monotonic()
+            if time.monotonic() - since_s > wait_s:
+                raise OSError(0, f"rank {', '.join(map(str, left[:8]))} did not write its shard within {wait_s:.0f} s")
+            time.sleep(_POLL_S)
+        return told
+
+    def _wait_until_visible(self, folder: Path) -> None:
+        deadline = time.monotonic() + _VISIBLE_WITHIN_S
+        while missing := [rank for rank in self._writers if not (folder / self._name_of(rank)).exists()]:
+            if time.monotonic() > deadline:
+                hint = "is the run directory on a file system that all nodes share?"
+                raise OSError(0, f"rank {missing[0]} has written its shard, but it is not to be seen here; {hint}")
+            time.sleep(10 * _POLL_S)

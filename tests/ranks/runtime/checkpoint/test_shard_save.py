@@ -1,0 +1,103 @@
+"""A save of two ranks, one of which is killed at any moment: the newest checkpoint is whole."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+import torch
+import torch.distributed as dist
+from points import Points
+
+from cluster_ddp import files
+from cluster_ddp.runtime import process_group
+from cluster_ddp.runtime.checkpoint import checkpoint_file
+from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, _Save
+from cluster_ddp.runtime.checkpoint.sharded import shard_file, shard_save
+from cluster_ddp.runtime.checkpoint.sharded.pieces import LocalShard, Piece
+from cluster_ddp.runtime.checkpoint.sharded.shard_save import ShardSave
+
+NAME = "state['parts']['model']['weight']"
+
+
+class KilledError(BaseException):
+    """Ends a rank."""
+
+
+class Kill(Points):
+    """At a point, and at each later one: so nothing more changes on disk, as after SIGKILL."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(lambda name: None, at)
+
+    def pass_by(self, name: str) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            raise KilledError(name)
+
+
+def write(rank: int, path: Path, store: dist.Store, step: int, killed_at: int = 10**6) -> bool:
+    """One rank's part of a save of a tensor of 60 elements, of which each has half. Returns whether it was killed."""
+    values = torch.full((30,), float(step))
+    shard = LocalShard({NAME: Piece((30 * rank,), 0, values)}, {NAME: torch.Size([60])}, values.view(torch.uint8))
+    world: Any = SimpleNamespace(rank=rank, is_main=rank == 0)
+    state = {"position": {"steps": step}, "parts": {"model": {"weight": values}}, "ranks": [step]}
+    folder = CheckpointFolder(path, keep=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_save, "PATIENCE_S", 0.01)
+        patch.setattr(shard_save, "_POLL_S", 0.005)
+        patch.setattr(process_group, "_store", store)
+        Kill(killed_at).install(patch)
+        save = ShardSave(world, shard, [0, 1], f"{step:08}", refused)
+        try:
+            folder._carry_out(_Save(path / f"step-{step:08}.pt", state, lambda: None, save))
+        except KilledError:
+            return True
+    return False
+
+
+def refused(found: list[str]) -> NoReturn:
+    raise AssertionError(found)
+
+
+def saved(path: Path, step: int) -> None:
+    store = dist.HashStore()
+    assert not any(write(rank, path, store, step) for rank in (1, 0)) and newest_step(path) == step
+
+
+def newest_step(path: Path) -> int | None:
+    """The step of the newest checkpoint, all of whose values are its own."""
+    found, refused = CheckpointFolder(path, keep=1).newest(shard_file.check_all)
+    assert not refused
+    if found is None:
+        return None
+    saved = checkpoint_file.read(found[0])
+    pieces = shard_file.SavedPieces(shard_file.folder_of(found[0]), shard_file.described(saved))
+    values = pieces.read(NAME, saved["parts"]["model"]["weight"], None)
+    assert values.shape == (60,) and len(set(values.tolist())) == 1
+    assert values[0].item() == saved["position"]["steps"]
+    return int(saved["position"]["steps"])
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("step", [2, 1], ids=["next", "again"])
+def test_killed_at_any_moment_of_a_save(tmp_path: Path, killed: int, step: int) -> None:
+    saved(tmp_path / "before", 1)
+    point, found, was_killed = 0, 1, True
+    while was_killed:
+        point += 1
+        path, store = tmp_path / str(point), dist.HashStore()
+        shutil.copytree(tmp_path / "before", path)
+        ends = [write(rank, path, store, step, point if rank == killed else 10**6) for rank in (1, 0)]
+        was_killed = any(ends)
+        before, found = found, newest_step(path) or 0
+        assert found in (before, step), "once the new one is there, it stays"
+        files.remove_leftovers(path)
+        shard_file.remove_orphans(path)
+        assert {one.stem for one in path.glob("*.shards")} == {one.stem for one in path.glob("*.pt")}
+        saved(path, 3)
+        assert [one.name for one in sorted(path.iterdir())] == ["step-00000003.pt", "step-00000003.shards"]
+    assert point > 20 and found == step
