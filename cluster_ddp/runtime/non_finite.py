@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from cluster_ddp.errors import NonFiniteError
 from cluster_ddp.runtime.checkpoint.sharded.pieces import local_part
@@ -26,7 +27,8 @@ _NAMED = 3  # entries in a message
 class FiniteCheck:
     """Checks each step's gradients, after DDP has averaged them: then one rank's NaN is in the gradients of all ranks.
 
-    So all ranks get the same result without an extra collective. After a bad step they exchange their losses.
+    So all ranks get the same result without an extra collective. After a bad step they exchange their losses. Under
+    FSDP2 a NaN may be in one rank's shard only: a small all-reduce tells the others, in `may_update` or in `look`.
 
     On a CPU, and with on_nan="continue", `may_update` checks each step before its update. On a GPU with on_nan="stop"
     that would wait for the device in each step: the results stay there until `look`. Call `look` where you wait for the
@@ -37,7 +39,7 @@ class FiniteCheck:
 
     Args:
         world: all ranks.
-        model: the model under DDP.
+        model: the model, from `World.wrap`.
         on_nan: "stop": raise an error; "continue": skip the update of that step.
         last_good: returns the newest undamaged checkpoint (on rank 0), for the error; None if there is none.
         scaler: from `World.grad_scaler`. Call `may_update` before its `step`.
@@ -85,9 +87,15 @@ class FiniteCheck:
         """
         verdicts, self._verdicts = self._verdicts, []
         self._world.synchronize()
-        if not verdicts or bool(torch.stack([verdict.is_finite for verdict in verdicts]).all()):
+        if not verdicts:
             return True
-        return not any(self._is_bad(verdict) for verdict in verdicts if not verdict.is_finite)
+        finite = torch.stack([verdict.is_finite for verdict in verdicts])
+        if any(isinstance(parameter, DTensor) for parameter in self._parameters):  # else all ranks have the same
+            finite = self._world.all_reduce(finite.to(torch.uint8), "min")
+            self._world.synchronize()
+        if bool(finite.all()):
+            return True
+        return not any(self._is_bad(verdict) for verdict, is_finite in zip(verdicts, finite.tolist()) if not is_finite)
 
     def _is_bad(self, first: _Verdict) -> bool:
         """Report a step with non-finite gradients, unless a scaler has made them so. A collective."""
@@ -180,7 +188,7 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
 def _is_finite(tensors: list[torch.Tensor]) -> bool:
     """Whether all elements of the floating tensors are finite. Those of one byte (float8) are not looked at."""
     floating = [
-        local_part(one.detach())
+        one.detach()
         for one in tensors
         if (one.is_floating_point() or one.is_complex()) and one.layout == torch.strided and one.itemsize > 1
     ]
@@ -188,7 +196,8 @@ def _is_finite(tensors: list[torch.Tensor]) -> bool:
 
 
 def _are_finite(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Whether all elements are finite: bool, one element, on the tensors' device."""
+    """Whether all elements are finite: bool, one element, on the tensors' device. Of a DTensor, this rank's shard."""
+    tensors = [local_part(tensor) for tensor in tensors]
     tensors = [tensor for tensor in tensors if tensor.numel()]  # an empty one has no norm
     if any(tensor.device.type != "cpu" or tensor.is_complex() for tensor in tensors):
         return torch.nn.utils.get_total_norm(tensors, norm_type=math.inf).isfinite()

@@ -28,6 +28,19 @@ def stream_seed(seed: int, stream: int) -> int:
     return (x ^ (x >> 31)) >> 1
 
 
+def of_device(device: torch.device) -> torch.Tensor:
+    """Return the state of torch's generator for a device."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def set_of_device(device: torch.device, state: torch.Tensor) -> None:
+    """Set the state of torch's generator for a device."""
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
 def capture(devices: Sequence[torch.device]) -> dict[str, Any]:
     """Return the states of all generators, in types that torch.load reads with weights_only."""
     name, keys, position, has_gauss, cached = cast(tuple[Any, ...], numpy.random.get_state(legacy=True))

@@ -13,12 +13,13 @@ from cluster_ddp.errors import SpecError
 Blocks = type[torch.nn.Module] | tuple[type[torch.nn.Module], ...]
 
 
-def find(model: torch.nn.Module, blocks: Blocks | None, asked: str) -> list[torch.nn.Module]:
+def find(model: torch.nn.Module, blocks: Blocks | None, strategy: str) -> list[torch.nn.Module]:
     """Return the modules of a model that are of these classes, outer ones first.
 
     Raises:
         SpecError: none given, or none found. It names the class of the layers that the model repeats.
     """
+    asked = f"world.wrap(model, strategy={strategy!r}):"
     classes = blocks if isinstance(blocks, tuple) else (blocks,) if blocks is not None else ()
     wrong = [one for one in classes if not (isinstance(one, type) and issubclass(one, torch.nn.Module))]
     if wrong:

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from cluster_ddp.errors import SpecError, check_options
+from cluster_ddp.errors import SpecError, check_options, nearest
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.collectives import Collectives
+from cluster_ddp.runtime.model.replay import broadcast_storage
 from cluster_ddp.slurm.variables import node_name
 
 Sharded = Literal["fsdp", "hsdp"]
@@ -37,15 +37,31 @@ _CHOSEN = {
 
 
 def check(
-    model: torch.nn.Module, options: Mapping[str, Any], strategy: Sharded, *, place: bool, mixed: torch.dtype | None
+    model: torch.nn.Module,
+    strategy: Strategy,
+    options: Mapping[str, Any],
+    *,
+    place: bool,
+    mixed: torch.dtype | None,
+    mesh: DeviceMesh | None,
 ) -> None:
-    """Check what `World.wrap` gets for FSDP.
+    """Check what `World.wrap` gets. `ddp.wrap` checks the rest of DDP's options.
 
     Raises:
-        SpecError: an option is DDP's, or `fully_shard` has no such option; the model is wrapped.
+        SpecError: no such strategy, or an option that it does not have; the model is wrapped.
     """
+    if strategy not in STRATEGIES:
+        found = f"there is no such strategy.{nearest(strategy, STRATEGIES)}"
+        raise SpecError(f"world.wrap(model, strategy={strategy!r}):", found, f"one of {', '.join(STRATEGIES)}")
     if isinstance(model, (FSDPModule, DistributedDataParallel)):
         raise SpecError("world.wrap(model):", f"it is wrapped already: {type(model).__name__}.", "wrap it once")
+    if strategy == "ddp":
+        given = [name for name, value in {"mixed": mixed, "mesh": mesh}.items() if value is not None]
+        for name in [*given, *_only_in(fully_shard, DistributedDataParallel, options)]:
+            is_precision = name in ("mixed", "mp_policy")
+            hint = "with world.autocast():  # around the forward pass" if is_precision else "leave it out"
+            raise SpecError(_asked(name), 'it is for strategy="fsdp" and "hsdp", not "ddp".', hint)
+        return
     for name in [*_only_in(DistributedDataParallel, fully_shard, options), *([] if place else ["place"])]:
         raise SpecError(_asked(name), f'it is for strategy="ddp", not "{strategy}".', "leave it out")
     check_options(options, _CALL, fully_shard, chosen=_CHOSEN)
@@ -53,18 +69,6 @@ def check(
         raise SpecError(_asked("mp_policy"), f"mixed={mixed} makes one, too.", "give one of the two")
     if mixed is not None and not mixed.is_floating_point:
         raise SpecError(_asked("mixed"), f"{mixed} has no fractions.", "mixed=torch.bfloat16")
-
-
-def refuse_for_ddp(options: Mapping[str, Any], **given: object) -> None:
-    """Refuse options of FSDP for a model under DDP.
-
-    Raises:
-        SpecError: one is given.
-    """
-    names = [name for name, value in given.items() if value is not None]
-    for name in [*names, *_only_in(fully_shard, DistributedDataParallel, options)]:
-        hint = "with world.autocast():  # around the forward pass" if name in ("mixed", "mp_policy") else "leave it out"
-        raise SpecError(_asked(name), 'it is for strategy="fsdp" and "hsdp", not "ddp".', hint)
 
 
 def _only_in(function: Callable[..., Any], other: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
@@ -84,8 +88,31 @@ def shard(
     given = dict(options)
     if mixed is not None:
         given["mp_policy"] = MixedPrecisionPolicy(param_dtype=mixed, reduce_dtype=torch.float32)
-    for module in reversed([model, *(block for block in blocks if block is not model)]):  # inner ones before outer ones
+    for module in _inner_first(model, blocks):
         fully_shard(module, mesh=mesh, **given)
+
+
+def _inner_first(model: torch.nn.Module, blocks: list[torch.nn.Module]) -> list[torch.nn.Module]:
+    return [model, *(block for block in blocks if block is not model)][::-1]
+
+
+def check_dtypes(model: torch.nn.Module, blocks: list[torch.nn.Module], options: Mapping[str, Any]) -> None:
+    """Check that the parameters that are gathered together have one dtype: torch would fail in the first step.
+
+    Raises:
+        SpecError: they have several.
+    """
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    left = {one for one in names if one.requires_grad} - set(options.get("ignored_params") or ())
+    for module in _inner_first(model, blocks):
+        together = {one.dtype: names[one] for one in module.parameters() if one in left}
+        left -= set(module.parameters())
+        if len(together) > 1:
+            found = " and ".join(f"{name} ({dtype})" for dtype, name in together.items())
+            hint = (
+                "one dtype for all trained weights, and mixed=torch.bfloat16; or make what differs a block of its own"
+            )
+            raise SpecError("world.wrap(model):", f"one block has parameters of different dtypes: {found}.", hint)
 
 
 def mesh_for(strategy: Sharded, world: Collectives, given: DeviceMesh | None) -> DeviceMesh:
@@ -151,15 +178,11 @@ def broadcast_weights(model: torch.nn.Module, world: Collectives) -> None:
         found = "have parameters or buffers of other names, shapes or types than rank 0."
         found = f"ranks {', '.join(map(str, other))} {found}"
         raise SpecError("world.wrap(model):", found, "make the same model on every rank")
-    with torch.no_grad():
-        for _, tensor in tensors:
-            if tensor.is_meta or not tensor.numel():
-                continue
-            value = tensor.detach().to(world.device).contiguous()
-            dist.broadcast(value.reshape(-1).view(torch.uint8), src=0)
-            if value.data_ptr() != tensor.data_ptr():
-                world.synchronize()  # copying to the CPU would block until then
-                tensor.copy_(value)
+    storages = {id(one.untyped_storage()): one.untyped_storage() for _, one in tensors if not one.is_meta}
+    for storage in storages.values():
+        broadcast_storage(storage, world.device)
+        if storage.device != world.device:
+            world.synchronize()
     world.synchronize()
 
 
@@ -177,11 +200,6 @@ def full(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor whole, and detached: a shard is gathered from all ranks, which is a collective."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's shard of a tensor, or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def clip_grad_norm(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm_type: float) -> torch.Tensor:

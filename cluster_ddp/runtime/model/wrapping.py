@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.console import say
 from cluster_ddp.runtime.data.shard import Shard
-from cluster_ddp.runtime.model import ddp, fsdp
+from cluster_ddp.runtime.model import ddp, empty_init, fsdp, replay
 from cluster_ddp.runtime.model.blocks import Blocks, checkpoint_activations, find
 
 if TYPE_CHECKING:
@@ -96,6 +95,28 @@ class Models(Collectives):
             DeviceTimeoutError, PeerFailedError: as `synchronize`.
         """
         return wrapped(self, model, strategy, **options)
+
+    def empty_init(self) -> AbstractContextManager[None]:
+        """Return a context in which a model is built without memory for its weights. `wrap` makes them.
+
+            with world.empty_init():
+                model = GPT(config)
+            model = world.wrap(model, strategy="fsdp", blocks=Block)
+
+        In the body, tensors have shapes and no values (torch's meta device). What the constructor does to them is
+        recorded, and `wrap` does it on this rank's device, tensor by tensor: of each, it keeps this rank's part. So
+        the weights are, to the bit, those that the constructor makes there without this, from rank 0's random numbers,
+        on any number of ranks. Tied weights stay tied. torch.tensor(data) makes a real tensor.
+
+        Build the model there, and initialize and convert its weights (`model.bfloat16()`). Load weights after `wrap`.
+        A change of `parameter.data` between body and `wrap` is not seen, and is lost.
+
+        Raises:
+            SpecError: the body reads values of random tensors, or what it does can't be recorded. From `wrap`: a
+                parameter or buffer on the meta device that was not made in the body, or was changed after it; a body
+                that did something else on another rank.
+        """
+        return empty_init.recorded(self.device)
 
     def accumulate(self, model: torch.nn.Module, batch: Shard | int, *, every: int) -> AbstractContextManager[bool]:
         """Return a context for forward and backward of one batch of a group that makes one update.
@@ -198,16 +219,9 @@ def wrapped(
     **options: Any,
 ) -> torch.nn.Module:
     """Wrap a model as `World.wrap` describes, with its errors."""
-    asked = f"world.wrap(model, strategy={strategy!r}):"
-    if strategy not in fsdp.STRATEGIES:
-        found = f"there is no such strategy.{nearest(strategy, fsdp.STRATEGIES)}"
-        raise SpecError(asked, found, f"one of {', '.join(fsdp.STRATEGIES)}")
-    if strategy == "ddp":
-        fsdp.refuse_for_ddp(options, mixed=mixed, mesh=mesh)
-    else:
-        fsdp.check(model, options, strategy, place=place, mixed=mixed)
+    fsdp.check(model, strategy, options, place=place, mixed=mixed, mesh=mesh)
     needs_blocks = strategy != "ddp" or activation_checkpointing
-    layers = find(model, blocks, asked) if needs_blocks else []
+    layers = find(model, blocks, strategy) if needs_blocks else []
     if activation_checkpointing:
         checkpoint_activations(layers)
     if sync_batchnorm and world.device.type == "cpu":  # torch has SyncBatchNorm for GPUs only
@@ -215,8 +229,13 @@ def wrapped(
             say("SyncBatchNorm needs GPUs: on CPUs each rank's BatchNorm uses its own batch.")
     elif sync_batchnorm:
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    if strategy == "ddp":
-        return ddp.wrap(model, world.device, place=place, options=options, synchronize=world.synchronize)
-    fsdp.broadcast_weights(model, world)
-    fsdp.shard(model, layers, fsdp.mesh_for(strategy, world, mesh), mixed=mixed, options=options)
-    return model
+    unmade = replay.owners(model, empty_init.recordings).values()
+    if strategy != "ddp":
+        fsdp.check_dtypes(model, layers, options)
+        fsdp.broadcast_weights(model, world)
+        fsdp.shard(model, layers, fsdp.mesh_for(strategy, world, mesh), mixed=mixed, options=options)
+    for recording, by_storage in unmade:
+        replay.materialize(world, recording, by_storage)
+    if strategy != "ddp":
+        return model
+    return ddp.wrap(model, world.device, place=place, options=options, synchronize=world.synchronize)
