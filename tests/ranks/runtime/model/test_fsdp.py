@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from ranks import job_ids, run_ranks, slurm_step
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import cluster_ddp
+from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime.model.ddp import unwrapped
 
 JOB_ID = job_ids()
@@ -143,3 +147,86 @@ def test_a_sharded_model_trains_as_under_ddp(tmp_path: Path) -> None:
     assert [end.exit_code for end in ends] == [0, 0], ends
     assert ends[0].output.endswith("all right\n")
     assert "gradients are not. The update of this step is skipped" in ends[0].output
+
+
+def on_two_nodes() -> None:
+    with cluster_ddp.distributed(cuda=False) as world:
+        with world.empty_init():
+            model = made(world)
+        sharded = world.wrap(model, strategy="hsdp", blocks=Block, activation_checkpointing=True)
+        weight = sharded.layers[0].linear.weight
+        assert isinstance(weight, DTensor) and weight.device_mesh.mesh.tolist() == [[0, 2], [1, 3]]
+        assert weight.device_mesh.mesh_dim_names == ("replicate", "shard")
+        timeout_s = dict.fromkeys(
+            weight.device_mesh.get_group(one)._get_backend(world.device).options._timeout for one in (0, 1)
+        )
+        assert [one.total_seconds() for one in timeout_s] == [world.collective_timeout_s]
+        plain = world.wrap(made(world))
+        assert world.weights_digest(sharded) == world.weights_digest(plain)
+        assert trained(world, sharded, max_norm=0.5) == pytest.approx(trained(world, plain, max_norm=0.5), rel=1e-4)
+        for name, one in whole(sharded).items():
+            torch.testing.assert_close(one, whole(plain)[name], msg=name)
+        own = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        mixed = world.wrap(made(world), strategy="hsdp", blocks=Block, mesh=own, mixed=torch.bfloat16)
+        assert mixed(batch(0, 0)).dtype == torch.bfloat16 and next(mixed.parameters()).dtype == torch.float32
+        trained(world, mixed)
+        world.weights_digest(mixed)
+        with pytest.raises(SpecError, match="it has 2 dimensions"):
+            world.wrap(made(world), strategy="fsdp", blocks=Block, mesh=own)
+        os.environ["SLURMD_NODENAME"] = f"node{int(world.rank == 3)}"
+        with pytest.raises(SpecError, match="different numbers of ranks: 3 on node0, 1 on node1"):
+            world.wrap(made(world), strategy="hsdp", blocks=Block)
+
+
+def test_hsdp_shards_within_each_node(tmp_path: Path) -> None:
+    """Whatever the order in which the launcher has spread the ranks."""
+    places = [slurm_step(rank, 4, job_id=JOB_ID + 1, SLURMD_NODENAME=f"node{rank % 2}") for rank in range(4)]
+    ends = run_ranks(on_two_nodes, places, tmp_path)
+    assert [end.exit_code for end in ends] == [0] * 4, ends
+
+
+@pytest.mark.parametrize("activation_checkpointing", [False, True])
+def test_on_one_rank_a_sharded_model_is_the_plain_one_to_the_bit(
+    activation_checkpointing: bool, world: cluster_ddp.World
+) -> None:
+    plain, more = made(world), {"blocks": Block, "activation_checkpointing": activation_checkpointing}
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.1)
+    for step in range(4):
+        for half in range(2):
+            plain(batch(2 * step + half, 0)).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+    for strategy in ("fsdp", "ddp"):
+        model = world.wrap(made(world), strategy=strategy, **more)  # type: ignore[call-overload]
+        trained(world, model, max_norm=0.5)
+        assert all(torch.equal(one, plain.state_dict()[name]) for name, one in whole(model).items()), strategy
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"strategy": "fsdpp"}, "no such strategy. Did you mean fsdp"),
+    ({"strategy": "fsdp"}, r"blocks is missing: .*\n.*Hint: blocks=Block"),
+    ({"strategy": "fsdp", "blocks": nn.Conv2d}, r"the model has no Conv2d.\n.*Hint: blocks=Block"),
+    ({"strategy": "fsdp", "blocks": "Block"}, "blocks='Block' is not a class"),
+    ({"strategy": "fsdp", "blocks": Block, "static_graph": True}, 'static_graph=….*\n.*it is for strategy="ddp"'),
+    ({"strategy": "hsdp", "blocks": Block, "place": False}, 'place=….*\n.*it is for strategy="ddp", not "hsdp"'),
+    ({"strategy": "fsdp", "blocks": Block, "reshard_after_forwards": True}, "no such option. Did you mean reshard_after_forward"),
+    ({"strategy": "fsdp", "blocks": Block, "dp_mesh_dims": None}, "tensor parallelism is not built"),
+    ({"strategy": "fsdp", "blocks": Block, "mixed": torch.int8}, "torch.int8 has no fractions"),
+    ({"mixed": torch.bfloat16}, r"it is for strategy=\"fsdp\".*\n.*world.autocast"),
+    ({"reshard_after_forward": False}, 'it is for strategy="fsdp" and "hsdp", not "ddp"'),
+    ({"activation_checkpointing": True}, "blocks is missing"),
+])  # fmt: skip
+def test_options_of_another_strategy_are_refused(options: dict[str, Any], words: str, world: cluster_ddp.World) -> None:
+    with pytest.raises(SpecError, match=words):
+        world.wrap(made(world), **options)
+
+
+def test_models_that_torch_would_refuse_in_the_first_step_are_refused(world: cluster_ddp.World) -> None:
+    model = made(world)
+    model.layers[1].norm.double()
+    with pytest.raises(SpecError, match=r"layers.1.norm.bias \(torch.float64\) and layers.1.linear"):
+        world.wrap(model, strategy="fsdp", blocks=Block)
+    sharded = world.wrap(made(world), strategy="fsdp", blocks=Block)
+    with pytest.raises(SpecError, match="it is wrapped already: FSDPModel"):
+        world.wrap(sharded)
