@@ -210,7 +210,7 @@ def test_on_one_rank_a_sharded_model_is_the_plain_one_to_the_bit(
     ({"strategy": "fsdp", "blocks": "Block"}, "blocks='Block' is not a class"),
     ({"strategy": "fsdp", "blocks": Block, "static_graph": True}, 'static_graph=….*\n.*it is for strategy="ddp"'),
     ({"strategy": "hsdp", "blocks": Block, "place": False}, 'place=….*\n.*it is for strategy="ddp", not "hsdp"'),
-    ({"strategy": "fsdp", "blocks": Block, "reshard_after_forwards": True}, "no such option. Did you mean reshard_after_forward"),
+    ({"strategy": "fsdp", "blocks": Block, "reshard_after_forwards": True}, "Did you mean reshard_after_forward"),
     ({"strategy": "fsdp", "blocks": Block, "dp_mesh_dims": None}, "tensor parallelism is not built"),
     ({"strategy": "fsdp", "blocks": Block, "mixed": torch.int8}, "torch.int8 has no fractions"),
     ({"mixed": torch.bfloat16}, r"it is for strategy=\"fsdp\".*\n.*world.autocast"),
