@@ -8,6 +8,7 @@ hang_watch          says where all ranks are when no step completes; may end the
 hang_answers        where each rank is, by the ranks' store or by their stack files
 hang_verdict        the answers in words
 stacks              where a process is, by its stack; the file with a rank's stacks
+worker_stacks       the same of a loader's workers
 suspects            who may accuse a node, and the notes in sick-nodes.txt
 rank_progress       how far this rank is, and when it last progressed
 """

@@ -52,9 +52,11 @@ class HangAnswers:
     def here(self, error: BaseException | None, workers: tuple[str, ...]) -> Answer:
         """Return where this rank is now; after an error of a collective, where that was raised."""
         place = stacks.place(stacks.live() if error is None else stacks.of_error(error))
-        last: dict[str, Any] = {"operation": place.collective}
+        last: dict[str, Any] = {"operation": place.collective, "layer": place.layer}
         if place.collective or place.doing == "backward":
             last |= recorded(is_done=error is not None)
+        if place.collective == "reduce_scatter":  # gloo makes an all-reduce of it
+            last["operation"] = place.collective
         return Answer(
             rank=self._topology.rank,
             host=node_name(os.environ),

@@ -39,6 +39,8 @@ class Answer:
     """Of that collective, as torch's flight recorder counts; 0 if unknown."""
     sizes: str = ""
     """Of its tensors, such as "10" or "3x4"."""
+    layer: str = ""
+    """The layer of a sharded model that the collective is for, such as "layers.0"."""
     workers: tuple[str, ...] = ()
     """Where the DataLoader's workers are."""
     lost_store: bool = False
@@ -62,7 +64,7 @@ class Answer:
         numbers, words = (found.rank, found.pid, found.number), (found.host, found.where, found.doing, found.operation)
         if not all(isinstance(one, int) for one in numbers):
             raise TypeError(f"no numbers: {numbers}")
-        if not all(isinstance(one, str) for one in (*words, found.sizes, found.state, *found.workers)):
+        if not all(isinstance(one, str) for one in (*words, found.layer, found.sizes, found.state, *found.workers)):
             raise TypeError(f"no text: {words}")
         return found
 
@@ -166,7 +168,8 @@ def _words(one: Answer, *, with_sizes: bool) -> str:
     if one.operation:
         number = f" #{one.number}" if one.number else ""
         of = f" of {one.sizes} numbers" if with_sizes and one.sizes else ""
-        words = f"wait in {one.operation}{number}{of}{at}"
+        layer = f" for {one.layer}" if one.layer else ""
+        words = f"wait in {one.operation}{number}{of}{layer}{at}"
     else:
         words = f"are in {one.doing or 'unknown code'}{at}"
     if one.workers:

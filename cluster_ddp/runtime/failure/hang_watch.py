@@ -21,7 +21,7 @@ from dataclasses import replace
 from cluster_ddp.errors import ClusterDDPError
 from cluster_ddp.protocol import File
 from cluster_ddp.runtime.console import complain
-from cluster_ddp.runtime.failure import hang_verdict, rank_progress, stacks, suspects
+from cluster_ddp.runtime.failure import hang_verdict, rank_progress, stacks, suspects, worker_stacks
 from cluster_ddp.runtime.failure.hang_answers import Ask, HangAnswers, files, leave_out_torchs_warnings, run_dir_here
 from cluster_ddp.runtime.failure.hang_verdict import Answer
 from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
@@ -79,7 +79,7 @@ class HangWatch:
         is_last = topology.rank == topology.world_size - 1  # one on another node than rank 0, if any is
         self._blind_at = time.monotonic() + warning_s if is_last and restart_s < _NEVER else _NEVER
         self._file: stacks.StackFile | None = None
-        self._workers = stacks.WorkerStacks()
+        self._workers = worker_stacks.WorkerStacks()
         self._thread = threading.Thread(target=self._watch, name="hangs", daemon=True)
         self.words = self.silent = ""
         """The verdict of the present hang, and which ranks are silent by it; "" if there is none."""

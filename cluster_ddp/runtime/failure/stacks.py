@@ -1,7 +1,7 @@
 """Where a process is: the innermost line of the user's code, and what it does there. Imports no torch.
 
 A stack is read from live frames, from an exception, or from what faulthandler wrote: of this rank in its file in the
-run directory, also when it is stuck in C, and of its loaders' workers. faulthandler has one watchdog
+run directory, also when it is stuck in C, and of its loaders' workers (`worker_stacks`). faulthandler has one watchdog
 (dump_traceback_later) and one handler of fatal signals for a process. The watchdog is armed once there is a run
 directory; the handler is left alone if the script has enabled its own.
 """
@@ -12,10 +12,8 @@ import contextlib
 import faulthandler
 import os
 import re
-import signal
 import sys
 import sysconfig
-import tempfile
 import threading
 import time
 import traceback
@@ -23,10 +21,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 from cluster_ddp.files import is_at
-from cluster_ddp.processes import catches, children
 from cluster_ddp.runtime.run_dir.fenced_writes import open_own
 
 ANSWERED = "No step was completed."
@@ -42,9 +39,6 @@ _IN_CPP = {
 }
 _THREAD = re.compile(r"^(Current thread|Thread|Stack) ")
 _HEAD_BYTES = 2048
-# How long workers may take to write their stacks.
-_WORKERS_S = 0.3
-_SIGNAL = signal.SIGRTMAX - 3  # real-time signals have no other meaning; the last few are seldom used
 
 
 @dataclass(frozen=True)
@@ -54,6 +48,8 @@ class Frame:
     file: str
     line: int
     function: str
+    layer: str = ""
+    """The layer of a sharded model whose parameters or gradients it exchanges; only of live frames."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +62,8 @@ class Place:
     """What it does there: a function, or "DataLoader"."""
     collective: str = ""
     """The collective that it waits in, such as "all_reduce"; "" if it is in none."""
+    layer: str = ""
+    """The layer of a sharded model that the collective is for, such as "layers.0"."""
 
 
 def live() -> list[Frame]:
@@ -81,7 +79,15 @@ def of_error(error: BaseException) -> list[Frame]:
 
 
 def _frames(found: Iterable[tuple[FrameType, int]]) -> list[Frame]:
-    return [Frame(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in found]
+    return [Frame(one.f_code.co_filename, line, one.f_code.co_name, _layer(one)) for one, line in found]
+
+
+def _layer(frame: FrameType) -> str:
+    """The layer that FSDP2 gathers or reduces in a frame, by the name that torch's profiler shows, too."""
+    if not frame.f_code.co_filename.endswith("/_fsdp_param_group.py"):
+        return ""
+    name = getattr(frame.f_locals.get("self"), "_module_fqn", None)  # torch 2.10 to 2.14; private: may be gone
+    return "" if name is None else str(name) or "the root"
 
 
 def of_text(text: str) -> list[Frame]:
@@ -109,6 +115,7 @@ def place(stack: Sequence[Frame]) -> Place:
     inner = stack if at is None else stack[:at]
     where = "" if at is None else f"{Path(stack[at].file).name}:{stack[at].line}"
     collective = _collective(inner)
+    layer = next((frame.layer for frame in inner if frame.layer), "") if collective else ""
     if any(frame.file.endswith("torch/utils/data/dataloader.py") for frame in stack):
         doing = "DataLoader"
         if at is not None and not any(frame.file.endswith("/dataloader.py") for frame in inner):
@@ -117,7 +124,7 @@ def place(stack: Sequence[Frame]) -> Place:
         doing = "backward"
     else:
         doing = stack[at].function if at is not None else (stack[0].function if stack else "no Python code")
-    return Place(where, doing, collective)
+    return Place(where, doing, collective, layer)
 
 
 def _collective(inner: Iterable[Frame]) -> str:
@@ -127,7 +134,7 @@ def _collective(inner: Iterable[Frame]) -> str:
             return _IN_CPP[frame.function]
         if frame.file.endswith("torch/distributed/distributed_c10d.py"):
             if not frame.function.startswith("_") and frame.function != "wrapper":
-                return frame.function
+                return re.sub("^(all_gather|reduce_scatter)_(single|into_tensor|tensor)$", r"\1", frame.function)
         elif frame.file.endswith("runtime/checkpoint/stop_agreement.py"):
             return "all_reduce"
         elif frame.file.endswith("runtime/device/interruptible_wait.py"):
@@ -200,51 +207,9 @@ class StackFile:
             os.close(descriptor)
 
 
-class WorkerStacks:
-    """Asks processes forked from this one where they are. Make it before they are forked: they inherit the handler."""
-
-    def __init__(self) -> None:
-        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # for as long as there are workers
-        self._is_ours = signal.getsignal(_SIGNAL) == signal.SIG_DFL
-        if self._is_ours:
-            faulthandler.register(_SIGNAL, file=self._file, all_threads=False)
-
-    def places(self) -> tuple[str, ...]:
-        """Return file and line of each child that can say it."""
-        found = []
-        for pid in [pid for pid in children(os.getpid()) if self._is_ours and _catches(pid)]:
-            start = os.fstat(self._file.fileno()).st_size
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, _SIGNAL)
-            deadline = time.monotonic() + _WORKERS_S
-            while os.fstat(self._file.fileno()).st_size == start and time.monotonic() < deadline:
-                time.sleep(0.01)
-            time.sleep(0.02)  # the rest of its stack
-            text = os.pread(self._file.fileno(), 1 << 16, start).decode(errors="replace")
-            at = place(of_text(text))
-            if at.where:
-                found.append(f"{at.doing.partition(', in ')[2] or at.doing} ({at.where})")
-        return tuple(found)
-
-    def close(self) -> None:
-        """Remove the handler, and ask nobody from now on."""
-        if self._is_ours:
-            # The children have the handler still, and the file.
-            faulthandler.unregister(_SIGNAL)
-            self._is_ours = False
-        self._file.close()
-
-
 def is_stopped(pid: int) -> bool:
     """Return whether a process of this machine is stopped by a signal or a debugger."""
     with contextlib.suppress(OSError):
         state = re.search(r"^State:\s+(\S)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
         return state is not None and state[1] in ("T", "t")
-    return False
-
-
-def _catches(pid: int) -> bool:
-    """Whether the signal does not end a process; False if there is none any more."""
-    with contextlib.suppress(OSError):
-        return catches(pid, _SIGNAL)
     return False

@@ -1,4 +1,4 @@
-"""Six ways to hang, with real processes: the verdict names rank, host, file and line."""
+"""Seven ways to hang, with real processes: the verdict names rank, host, file and line."""
 
 from __future__ import annotations
 
@@ -129,6 +129,42 @@ def skipping_before_batch_norm() -> None:
 def test_a_rank_that_skips_a_forward_pass_that_broadcasts_buffers(ends_of: EndsOf) -> None:
     verdict = said(*ends_of(skipping_before_batch_norm))
     waits = rf"rank 0 on {HOST} waits in broadcast( #\d+)? \({FILE}:{line('the forward pass')}\)"
+    assert re.fullmatch(rf"{waits}; rank 1 on {HOST} is in skip \({FILE}:{line('the skip')}\)", verdict), verdict
+
+
+class Late(torch.autograd.Function):
+    """Does nothing, and on rank 1 takes its time for it in the second backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, is_late: bool) -> torch.Tensor:
+        ctx.is_late = is_late
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if ctx.is_late:
+            skip()
+        return gradient, None
+
+
+def late_in_a_sharded_backward_pass() -> None:
+    with cluster_ddp.distributed(
+        cuda=False, hang_warning_s=1, collective_timeout_s=float(os.environ["TIMEOUT_S"])
+    ) as world:
+        layers = [torch.nn.Linear(2, 2) for _ in range(3)]
+        model = world.wrap(torch.nn.Sequential(*layers), strategy="fsdp", blocks=torch.nn.Linear)
+        is_late = False
+        layers[1].register_forward_pre_hook(lambda _, inputs: Late.apply(inputs[0], is_late))
+        for number in range(2):
+            is_late = bool(number and world.rank)
+            model(torch.ones(4, 2)).sum().backward()  # the backward pass
+            rank_progress.note_step()
+
+
+def test_a_rank_that_is_late_in_the_backward_pass_of_a_sharded_model(ends_of: EndsOf) -> None:
+    """The other one waits to reduce the layer's gradients, and says of which layer."""
+    verdict = said(*ends_of(late_in_a_sharded_backward_pass))
+    waits = rf"rank 0 on {HOST} waits in reduce_scatter( #\d+)? for 1 \({FILE}:{line('the backward pass')}\)"
     assert re.fullmatch(rf"{waits}; rank 1 on {HOST} is in skip \({FILE}:{line('the skip')}\)", verdict), verdict
 
 
@@ -287,6 +323,7 @@ def skipping_late() -> None:
 HANGS: dict[Callable[[], None], dict[str, Any]] = {
     skipping: {"count": 3, "restart_s": "1"},
     skipping_before_batch_norm: {},
+    late_in_a_sharded_backward_pass: {},
     spinning: {},
     locked: {"restart_s": "1"},
     before_a_step: {"timeout_s": 3},
