@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from cluster_ddp.agent import rank_notes
 from cluster_ddp.doctor.findings import Finding
 from cluster_ddp.doctor.step import absent_ranks
-from cluster_ddp.doctor.step.rank import TIER_S, Identity, Options, Rank
+from cluster_ddp.doctor.step.rank import REPORT_S, SETTLE_LOSSY_S, TIER_S, Identity, Options, Rank
 from cluster_ddp.doctor.step.report_channel import ReportClient, ReportServer
 from cluster_ddp.doctor.step.report_folder import SPEAKS, ReportFolder
 from cluster_ddp.errors import USAGE_EXIT_STATUS
@@ -44,14 +44,14 @@ class Follower(Rank):
     def run(self) -> int:
         """Report; then do what rank 0 says, until it says the end."""
         self._client.send(self.examined())
-        tier, tier_s = "nodes", self.options.wait_s + self.options.check_limit_s
-        # Rank 0 does its own part, then waits for all others.
-        while told := self._client.told(2 * tier_s + _GRACE_S):
+        tier = "nodes"
+        rank_0_s = self.options.wait_s + self.options.check_limit_s + REPORT_S + SETTLE_LOSSY_S
+        while told := self._client.told(rank_0_s + _GRACE_S):
             if told["kind"] == "end":
                 self._client.close()
                 return self._after_rank_0(int(told["status"]))
             tier = str(told["kind"])
-            tier_s = TIER_S[tier]
+            rank_0_s = 2 * TIER_S[tier]  # it does its own part, then waits for all others
             self._client.send(self.answer(told))
         return self._speak_after_rank_0(tier) if self._client.is_connected else self._speak_without_rank_0()
 

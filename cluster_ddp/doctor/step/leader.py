@@ -14,15 +14,11 @@ from cluster_ddp.doctor.checks import all_checks
 from cluster_ddp.doctor.findings import Finding, shown_ranks
 from cluster_ddp.doctor.step import absent_ranks, comparison, judgement
 from cluster_ddp.doctor.step.links import Link
-from cluster_ddp.doctor.step.rank import TIER_S, Identity, Options, Rank
+from cluster_ddp.doctor.step.rank import REPORT_S, SETTLE_LOSSY_S, SETTLE_S, TIER_S, Identity, Options, Rank
 from cluster_ddp.doctor.step.report_channel import ReportServer
 from cluster_ddp.doctor.step.report_folder import ReportFolder
 from cluster_ddp.runtime.failure import suspects
 
-# How long rank 0 listens until a rank that can't connect has surely failed.
-_SETTLE_S = 4.0
-# How long a report may take, besides the limit of the checks.
-_REPORT_S = 5.0
 _SAID_EVERY_S = 10
 
 
@@ -63,8 +59,8 @@ class Leader(Rank):
         start, waited_s, topology = time.monotonic(), self.options.wait_s, self.identity.topology
         self._server.put(self.examined())
         here = self._server.gather("here", self.identity.world_size, start + waited_s - time.monotonic())
-        self._server.gather("nodes", len(here), self.options.check_limit_s + _REPORT_S)
-        self._reports = reports = self._server.settle("nodes", _SETTLE_S)
+        self._server.gather("nodes", len(here), self.options.check_limit_s + REPORT_S)
+        self._reports = reports = self._server.settle("nodes", SETTLE_S, SETTLE_LOSSY_S)
         found = sorted(absent_ranks.findings(reports), key=lambda one: one.check != "topology")
         found += absent_ranks.same_rank(self._server.twice)
         found += absent_ranks.missing(topology, self.identity.world_size, here, waited_s, self.env)

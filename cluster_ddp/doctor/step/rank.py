@@ -29,6 +29,13 @@ from cluster_ddp.slurm.variables import Variables
 
 TIER_S = {"network": 25.0, "import": 600.0, "training": ddp_step.MEETING_S + 60.0}
 """Tier that rank 0 asks for -> seconds that a rank may take for it."""
+REPORT_S = 5.0
+"""How long a report of tier 1 may take, besides the limit of the checks."""
+SETTLE_S = 4.0
+"""How long rank 0 listens until a rank that can't connect has surely failed, unless packets get lost."""
+SETTLE_LOSSY_S = 40.0
+"""How long after tier 1 it waits for that where packets get lost. Each of the eight ports may take 3 s in a try from
+before rank 0 listened, and the next try may take 11 s."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -81,11 +81,11 @@ class ReportServer:
 
         return self._wait(are_all_here, timeout_s, tier)
 
-    def settle(self, tier: str, settle_s: float) -> dict[int, Message]:
+    def settle(self, tier: str, settle_s: float, limit_s: float) -> dict[int, Message]:
         """Wait until the ranks whose messages are known by a file have connected, or have surely failed to.
 
-        For that rank 0 must have listened `settle_s` seconds; five times as long is enough where packets get lost.
-        Returns the messages by rank.
+        For that rank 0 must have listened `settle_s` seconds. Where packets get lost, a try takes longer: wait at most
+        `limit_s` from now on. Returns the messages by rank.
         """
         begun: dict[int, int] = {}
 
@@ -102,7 +102,7 @@ class ReportServer:
             have_tried = all(apart) and time.monotonic() > self._begun + settle_s
             return not apart or have_tried or self._server is None
 
-        return self._wait(is_settled, max(0.0, self._begun + 5 * settle_s - time.monotonic()), tier)
+        return self._wait(is_settled, limit_s, tier)
 
     def tell(self, tier: str, **fields: object) -> None:
         """Send a message to all ranks; the last one, "end", also by a file."""

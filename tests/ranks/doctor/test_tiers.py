@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -159,21 +158,6 @@ def test_the_verdict_comes_before_a_file_that_can_not_be_written(tmp_path: Path)
     assert "Hint:" in said.output.replace(json.dumps(said.verdict), ""), said.output
 
 
-def test_a_refusal_from_before_rank_0_listened_is_not_the_last_word(tmp_path: Path) -> None:
-    """A rank whose next try takes long, where packets get lost, would be said to be refused by a firewall."""
-    report = {"kind": "nodes", "rank": 1, "id": "x", "failures": {"14000": "refused"}, "tries": 3}
-    (tmp_path / "report-1-x.json").write_text(json.dumps(report))
-    topology = Topology.from_environ(slurm_step(0, 2, job_id=next(_JOB_ID)))
-    server = ReportServer(topology, Key(b""), ReportFolder(tmp_path))
-    assert server.gather("nodes", 1, 10.0)
-    arrives = threading.Timer(2.0, server.put, [{**report, "by": "tcp"}])
-    arrives.start()
-    assert server.settle("nodes", 1.0)[1]["by"] == "tcp"
-    arrives.join()
-    (tmp_path / "report-1-x.json").unlink()
-    server.close()
-
-
 def test_a_refusal_after_a_lost_answer_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not a firewall that drops packets: nothing listens yet."""
     answers = itertools.chain([TimeoutError()], itertools.repeat(ConnectionRefusedError()))
@@ -207,7 +191,7 @@ def test_a_lost_greeting_is_no_silent_listener(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr("cluster_ddp.doctor.step.tcp_connect.Client", client)
     server, of_rank_1 = both_sides(tmp_path)
-    assert server.gather("nodes", 1, scaled(10.0)) and server.settle("nodes", 1.0)[1]["by"] == "tcp"
+    assert server.gather("nodes", 1, scaled(10.0)) and server.settle("nodes", 1.0, scaled(5.0))[1]["by"] == "tcp"
     assert of_rank_1.failures == {}
     of_rank_1.close()
     server.close()
@@ -231,7 +215,7 @@ def test_a_connection_that_rank_0_closed_unheard_is_no_end_of_rank_0(
     server, of_rank_1 = both_sides(tmp_path)
     with ThreadPoolExecutor(1) as pool:
         told = pool.submit(of_rank_1.told, scaled(10.0))
-        assert server.gather("nodes", 1, scaled(5.0)) and server.settle("nodes", 1.0)[1]["by"] == "tcp"
+        assert server.gather("nodes", 1, scaled(5.0)) and server.settle("nodes", 1.0, scaled(5.0))[1]["by"] == "tcp"
         server.tell("network")
         assert told.result() == {"kind": "network"}
     of_rank_1.close()

@@ -1,0 +1,34 @@
+"""When rank 0 may judge the ranks that have not connected to it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from cluster_ddp.agent.channel.lines import Key
+from cluster_ddp.doctor.step.report_channel import ReportServer
+from cluster_ddp.doctor.step.report_folder import ReportFolder
+from cluster_ddp.slurm.topology import Topology
+
+
+@pytest.mark.parametrize("checks_s", [0.0, 100.0])
+def test_a_refusal_from_before_rank_0_listened_is_not_the_last_word(checks_s: float, tmp_path: Path) -> None:
+    """A rank whose next try takes long, where packets get lost, would be said to be refused by a firewall.
+
+    However long the checks of tier 1 took, it has that time.
+    """
+    report = {"kind": "nodes", "rank": 1, "id": "x", "failures": {"14000": "refused"}, "tries": 3}
+    (tmp_path / "report-1-x.json").write_text(json.dumps(report))
+    topology = Topology.from_environ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"})
+    server = ReportServer(topology, Key(b""), ReportFolder(tmp_path))
+    server._begun -= checks_s
+    assert server.gather("nodes", 1, 10.0)
+    arrives = threading.Timer(0.3, server.put, [{**report, "by": "tcp"}])
+    arrives.start()
+    assert server.settle("nodes", 0.5, 5.0)[1]["by"] == "tcp"
+    arrives.join()
+    (tmp_path / "report-1-x.json").unlink()
+    server.close()
