@@ -7,6 +7,7 @@ status      the state and progress of jobs and trainings
 logs        what a job has printed
 cancel      ends jobs
 report      what became of a run, and how it used its CPUs, memory and GPUs
+memory      whether a model fits in a GPU, from its shapes
 fetch       copies run directories from a cluster that is reached by ssh
 completion  what lets bash or zsh complete command lines
 
