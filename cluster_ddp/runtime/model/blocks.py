@@ -28,15 +28,19 @@ def find(model: torch.nn.Module, blocks: Blocks | None, strategy: str) -> list[t
     if not found:
         names = " or ".join(one.__name__ for one in classes)
         why = f"the model has no {names}." if classes else "blocks is missing: the classes of the layers it repeats."
-        raise SpecError(asked, why, f"blocks={_repeated(model)}")
+        hint = repeated_class(model) or f"{type(model).__name__}, to gather the whole model at once"
+        raise SpecError(asked, why, f"blocks={hint}")
     return found
 
 
-def _repeated(model: torch.nn.Module) -> str:
-    """The name of the class of the layers that occur most often in lists of layers."""
-    lists = [one for one in model.modules() if isinstance(one, (torch.nn.ModuleList, torch.nn.Sequential))]
-    many = Counter(type(child).__name__ for one in lists for child in one if any(True for _ in child.parameters()))
-    return many.most_common(1)[0][0] if many else f"{type(model).__name__}, to gather the whole model at once"
+def repeated_class(model: torch.nn.Module) -> str | None:
+    """Return the name of the class that has most of the parameters in a model's lists of layers; None without lists."""
+    sizes = Counter[str]()
+    for layers in model.modules():
+        if isinstance(layers, (torch.nn.ModuleList, torch.nn.Sequential)):
+            for layer in layers:
+                sizes[type(layer).__name__] += sum(one.numel() for one in layer.parameters())
+    return next((name for name, numel in sizes.most_common(1) if numel), None)
 
 
 def checkpoint_activations(blocks: list[torch.nn.Module]) -> None:

@@ -26,13 +26,13 @@ What it follows, in torch 2.14:
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from cluster_ddp.errors import SpecError, nearest
+from cluster_ddp.runtime.model.blocks import repeated_class
 
 STATES = {"adamw": 2, "adam": 2, "sgd": 0, "sgd-momentum": 1}
 """Optimizer -> tensors that it keeps for each parameter, of the parameter's shape and dtype."""
@@ -99,16 +99,6 @@ def estimate(
 
 def _shards(gpus: int, gpus_per_node: int) -> list[tuple[str, int]]:
     return [("fsdp", gpus), *([("hsdp", gpus_per_node)] if gpus_per_node < gpus else [])]
-
-
-def repeated_class(model: torch.nn.Module) -> str | None:
-    """Return the name of the class that has most of the parameters in a model's lists of layers; None without lists."""
-    sizes = Counter[str]()
-    for layers in model.modules():
-        if isinstance(layers, (torch.nn.ModuleList, torch.nn.Sequential)):
-            for layer in layers:
-                sizes[type(layer).__name__] += sum(one.numel() for one in layer.parameters())
-    return next((name for name, numel in sizes.most_common(1) if numel), None)
 
 
 def grouped(model: torch.nn.Module, blocks: Sequence[str] | None) -> list[list[torch.nn.Parameter]]:
