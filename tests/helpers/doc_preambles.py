@@ -46,6 +46,11 @@ OF_PAGE = {
     "docs/how-to/gradient-accumulation.md": _CHECKPOINT,
     "docs/how-to/evaluate.md": _CHECKPOINT,
     "docs/how-to/own-script.md": _CHECKPOINT + "epoch, loss, accuracy = 0, torch.ones(()), 0.5\n",
+    "docs/how-to/large-model.md": """
+from gpt_fsdp import GPT, Block, load
+
+shard = world.shard(load(None, 64)[0], batch_size=16, shuffle_seed=1)
+""",
     "docs/how-to/whole-training.md": """
 import char_lm
 

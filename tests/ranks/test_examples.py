@@ -30,7 +30,7 @@ pytestmark = pytest.mark.full
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 JOB_ID = job_ids()
-LINES = {"mnist_single.py": 105, "mnist_ddp_plain.py": 145, "mnist_ddp.py": 105}
+LINES = {"mnist_single.py": 105, "mnist_ddp_plain.py": 145, "mnist_ddp.py": 105, "gpt_fsdp.py": 150}
 DIGITS = ("--data-dir", os.devnull)  # where there is no MNIST
 
 
