@@ -180,6 +180,22 @@ def test_a_training_resumes_exactly_in_either_form_with_and_without_workers(
     assert all(torch.equal(weights[key], resumed[key]) for key in weights)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_sharded_training_resumes_exactly(tmp_path: Path, ranks: int) -> None:
+    """With dropout, AdamW and clipping; the last line is a digest of the weights."""
+
+    def start(folder: str, **more: Any) -> list[Outcome]:
+        return run(tmp_path / folder, "--epochs", "2", "--layers", "2", name="gpt_fsdp.py", ranks=ranks, **more)
+
+    whole, begun = start("whole"), start("stopped", stop_at=5)
+    assert [end.exit_code for end in (*whole, *begun)] == [0] * ranks + [75] * ranks, (whole, begun)
+    ended = start("stopped", restarts=1)  # appends to the same log
+    assert [end.exit_code for end in ended] == [0] * ranks, ended
+    assert "Resuming from" in ended[0].output
+    told, resumed = (re.findall(r"^epoch.*|^weights: .*", end.output, re.MULTILINE) for end in (whole[0], ended[0]))
+    assert told == resumed and len(told) == 3
+
+
 def last_model(run_dir: Path) -> dict[str, torch.Tensor]:
     newest = max(run_dir.glob("checkpoints/step-*.pt"))
     model: dict[str, torch.Tensor] = torch.load(newest, weights_only=True)["parts"]["model"]
