@@ -31,7 +31,7 @@ from cluster_ddp.runtime.checkpoint.restore import load_into
 from cluster_ddp.runtime.checkpoint.saver import OnNan, Saver, check_choices
 from cluster_ddp.runtime.checkpoint.state import Stateful, TrainingState
 from cluster_ddp.runtime.checkpoint.step_boundary import StepBoundary
-from cluster_ddp.runtime.data.shard import Shard
+from cluster_ddp.runtime.data.training_data import TrainingData
 from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.profiling.step_trace import StepTrace, asked_steps
 from cluster_ddp.runtime.run_dir.run_dir import RunDir
@@ -43,8 +43,8 @@ class Checkpointer:
     """Saves and resumes a training. Make it on every rank, in the main thread, after all parts.
 
     Args:
-        shard: the training data, or several. Its place in the epoch and its shuffling are part of the state. None for a
-            training that makes its own data: loop over `until` then.
+        shard: the training data (a `Shard` or a `Stream`), or several. Its place in the epoch and its shuffling are
+            part of the state. None for a training that makes its own data: loop over `until` then.
         run_dir: a path or a `RunDir`, with the checkpoints in checkpoints/; default: the run directory of the
             submission, else runs/training-<job id, or date and time>.
         every: how often to save: "1epoch", "500steps", "10min"; "never" saves only when the job is told to stop.
@@ -75,7 +75,7 @@ class Checkpointer:
         self,
         world: World,
         *,
-        shard: Shard | Sequence[Shard] | None = None,
+        shard: TrainingData | Sequence[TrainingData] | None = None,
         run_dir: RunDir | str | os.PathLike[str] | None = None,
         every: str | None = None,
         keep: int = 3,
@@ -90,7 +90,7 @@ class Checkpointer:
         **parts: Stateful,
     ) -> None:
         self.world = world
-        self._shards = [shard] if isinstance(shard, Shard) else list(shard or ())
+        self._shards = [shard] if isinstance(shard, TrainingData) else list(shard or ())
         self._stop_flag = StopFlag(stop_signals, told=world.is_main)
         interval = Interval.of(every, has_epochs=bool(self._shards))
         check_choices(keep, on_nan)

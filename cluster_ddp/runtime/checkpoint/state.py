@@ -17,7 +17,7 @@ from cluster_ddp.runtime.checkpoint.sharded import part_state
 from cluster_ddp.runtime.checkpoint.sharded.pieces import LocalShard
 from cluster_ddp.runtime.checkpoint.sharded.shard_file import SavedPieces
 from cluster_ddp.runtime.checkpoint.sharded.shard_save import PARTS
-from cluster_ddp.runtime.data.shard import Shard
+from cluster_ddp.runtime.data.training_data import TrainingData
 from cluster_ddp.runtime.meter import PerRank
 from cluster_ddp.runtime.model.ddp import unwrapped
 from cluster_ddp.runtime.non_finite import FiniteState
@@ -45,7 +45,7 @@ class TrainingState:
     def __init__(
         self,
         world: World,
-        shards: Sequence[Shard],
+        shards: Sequence[TrainingData],
         *,
         identity: Mapping[str, Any],
         meters: Mapping[str, PerRank],
@@ -100,7 +100,12 @@ class TrainingState:
     def gather(self) -> list[dict[str, Any]] | None:
         """Return the states that differ between ranks, in order, on rank 0; None on other ranks. A collective."""
         return self.world.gather_to_main(
-            {"rng": rng.capture(self.world.devices), "buffers": self._own_buffers(), "meters": self._of_meters()}
+            {
+                "rng": rng.capture(self.world.devices),
+                "buffers": self._own_buffers(),
+                "meters": self._of_meters(),
+                "shards": [shard.place_of_rank() for shard in self.shards],
+            }
         )
 
     def copy(self, ranks: list[dict[str, Any]] | None, **more: Any) -> dict[str, Any]:
@@ -152,8 +157,8 @@ class TrainingState:
         self._made_with = made_with or self._made_with
         self.steps, self.epoch = position["steps"], position["epoch"]
         self.is_finished = bool(position.get("finished"))
-        for shard, place in zip(self.shards, places, strict=True):
-            shard.resume(self.epoch, step=place["step"], seen=place["seen"])
+        for i, (shard, place) in enumerate(zip(self.shards, places, strict=True)):
+            shard.resume_at(self.epoch, place, [one["shards"][i] if "shards" in one else None for one in ranks])
         self._rng = {"same": ranks[rank]["rng"]} if same_size else {"anew": [one["rng"] for one in ranks]}
 
     def restore_rng(self) -> None:
@@ -169,7 +174,7 @@ class TrainingState:
         """Return the place in the training, as "step 30, epoch 2, 20 of its 40 samples seen"."""
         if self.shards and self.epoch and not any(shard.seen for shard in self.shards):
             return f"step {self.steps}, after epoch {self.epoch}"
-        seen = [f"{shard.seen} of its {shard.size} samples seen" for shard in self.shards]
+        seen = [_seen_in_words(shard) for shard in self.shards]
         return ", ".join([f"step {self.steps}", *([f"epoch {self.epoch + 1}"] if seen else []), *seen])
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
@@ -218,21 +223,14 @@ class TrainingState:
             },
             "identity": self._identity,
             "position": {"steps": self.steps, "epoch": self.epoch, "finished": self.is_finished},
-            "shards": [_frame_of(shard) for shard in self.shards],
+            "shards": [shard.place() for shard in self.shards],
             "made_with": self._made_with,
         }
 
 
-def _frame_of(shard: Shard) -> dict[str, Any]:
-    batches = shard.batches
-    return {
-        "size": batches.size,
-        "seed": batches.seed,
-        "global_batch": batches.global_batch,
-        "fingerprint": shard.fingerprint,
-        "step": shard.step + 1,
-        "seen": shard.seen,
-    }
+def _seen_in_words(data: TrainingData) -> str:
+    of_all = "" if data.size is None else f" of its {data.size}"  # the first epoch of a stream has no known size
+    return f"{data.seen}{of_all} samples seen"
 
 
 def _digest(tensor: torch.Tensor) -> str:

@@ -16,7 +16,6 @@ from cluster_ddp.runtime.checkpoint.folder import step_of
 from cluster_ddp.runtime.checkpoint.interval import Interval
 from cluster_ddp.runtime.checkpoint.saver import Place, Saver
 from cluster_ddp.runtime.checkpoint.stop_agreement import StopAgreement
-from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.failure import rank_progress
 from cluster_ddp.runtime.profiling.step_times import StepTimes
 from cluster_ddp.runtime.profiling.step_trace import StepTrace
@@ -40,7 +39,9 @@ class StepBoundary:
         self.keeps_best = False
         """Whether the state after an epoch's last batch may become the best one."""
         self._trained: Place = (-1, -1)  # where the last batch of an epoch was last seen
-        self._is_training = any(map(_is_done, self._state.shards))  # perhaps only the code after the last batch remains
+        self._is_training = any(
+            shard.is_at_end for shard in self._state.shards
+        )  # perhaps only the code after the last batch remains
         self._steps_at_start = self._run_dir.steps = rank_progress.steps = self._state.steps
         time_limit.watch(stop_flag, self.world, os.environ)
         self._exchange, self._evaluation_exchange = StopAgreement(self.world), StopAgreement(self.world)
@@ -116,7 +117,7 @@ class StepBoundary:
 
     def _is_at_end(self) -> bool:
         """Whether the epoch's last batch is done; of several shards, those of all."""
-        return bool(self._state.shards) and all(map(_is_done, self._state.shards))
+        return bool(self._state.shards) and all(shard.is_at_end for shard in self._state.shards)
 
     def _save_or_stop(self, *, epoch_ended: bool) -> None:
         """Save or stop after a step or an epoch."""
@@ -185,10 +186,7 @@ class StepBoundary:
         if not self.total:
             return {}
         shards = self._state.shards
-        in_epoch = sum(shard.seen for shard in shards) / max(1, sum(shard.size for shard in shards))
+        sizes = [shard.size or 0 for shard in shards]
+        in_epoch = sum(shard.seen for shard in shards) / max(1, sum(sizes)) if all(sizes) else 0.0
         done = self._state.epoch + in_epoch if shards else self._state.steps
         return {"progress": round(min(1.0, done / self.total), 6)}
-
-
-def _is_done(shard: Shard) -> bool:
-    return shard.seen == shard.size

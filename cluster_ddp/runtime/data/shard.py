@@ -8,14 +8,14 @@ an epoch is a number of samples, so that another number of ranks can resume from
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from cluster_ddp.errors import DataError, counted
+from cluster_ddp.runtime.data.training_data import TrainingData
 from cluster_ddp.runtime.failure import rank_progress
 from cluster_ddp.runtime.rng import stream_seed
 
@@ -32,7 +32,7 @@ def epoch_size(dataset: Dataset[Any], sampler: object, seed: int | None, ranks: 
     """
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         found = "it has no length and no index, so its place in an epoch can't be shared or resumed."
-        hint = "give a dataset with __len__ and __getitem__: an index of its files or records, read at __getitem__"
+        hint = "world.stream(dataset, batch_size=…) reads it in its own order; or give it __len__ and __getitem__"
         raise DataError(f"Sharing a {type(dataset).__name__} among ranks:", found, hint)
     if sampler is not None and not callable(sampler):
         found = "its order does not follow from a seed and an epoch, so ranks would differ, and none could resume."
@@ -137,7 +137,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         return len(self.bounds)
 
 
-class Shard:
+class Shard(TrainingData):
     """Iterates over this rank's batches; made by `World.shard`.
 
     Each pass is the epoch of the last `set_epoch`; without it, the order is the same each time. In the loop, `step`,
@@ -151,21 +151,10 @@ class Shard:
     def __init__(
         self, batches: DistributedBatchSampler, source: Iterable[Any], *, fingerprint: str | None = None
     ) -> None:
+        super().__init__(batches.world_size)
         self.batches, self.fingerprint = batches, fingerprint
-        self.step = -1
-        """Number of the batch in its epoch, from 0; -1 before the first."""
-        self.seen = 0
-        """Samples of the epoch that all ranks together have seen, including this batch."""
-        self.at_end: Callable[[], object] | None = None
-        """Called after the last batch of a pass, before the loop ends."""
         self._source = source
-        self._batch_samples = 0
         self._resume_at = (0, 0)
-        self._seen_before = 0
-        self.began_s = 0.0
-        """When this pass began, on the clock of time.monotonic(); 0 before the first."""
-        self.waited_s = 0.0
-        """Seconds that this rank has waited for batches since this pass began."""
         self._steps_per_epoch = len(batches)
 
     def set_epoch(self, epoch: int) -> None:
@@ -187,35 +176,30 @@ class Shard:
         self.batches.epoch, self._resume_at = epoch, (step, seen)
         self.step, self.seen = step - 1, seen
 
+    def resume_at(self, epoch: int, place: Mapping[str, Any], of_ranks: Sequence[Any]) -> None:
+        """Do the same as `resume`, from a place in a checkpoint."""
+        self.resume(epoch, step=place["step"], seen=place["seen"])
+
+    def place(self) -> dict[str, Any]:
+        """Return the place in the epoch, and what tells whether a dataset is the same."""
+        return {
+            "size": self.size,
+            "seed": self.batches.seed,
+            "global_batch": self.batches.global_batch,
+            "fingerprint": self.fingerprint,
+            "step": self.step + 1,
+            "seen": self.seen,
+        }
+
     @property
     def is_full_batch(self) -> bool:
         """Whether every rank has exactly `batch_size` samples in this batch; the same on all ranks."""
         return self._batch_samples == self.batches.global_batch
 
     @property
-    def mean_batch(self) -> float:
-        """Mean number of samples per rank in this batch. Divide a summed loss by it to weight all samples equally."""
-        return self._batch_samples / self.batches.world_size
-
-    @property
-    def progress(self) -> float:
-        """The part of the epoch before this batch: from 0 to below 1."""
-        return (self.seen - self._batch_samples) / self.size
-
-    @property
-    def seen_in_pass(self) -> int:
-        """Samples that all ranks together have seen since this pass began."""
-        return self.seen - self._seen_before
-
-    @property
-    def samples_per_s(self) -> float:
-        """Samples per second of all ranks together, since this pass began; 0 before its first batch."""
-        return self.seen_in_pass / max(time.monotonic() - self.began_s, 1e-9)
-
-    @property
-    def waiting_for_data(self) -> float:
-        """The part of the time since this pass began that this rank has waited for batches: 0 to 1."""
-        return min(1.0, self.waited_s / max(time.monotonic() - self.began_s, 1e-9))
+    def is_at_end(self) -> bool:
+        """Whether this batch is the last one of its epoch."""
+        return self.seen == self.size
 
     @property
     def size(self) -> int:
@@ -225,23 +209,13 @@ class Shard:
     def __iter__(self) -> Iterator[Any]:
         (step, seen), self._resume_at = self._resume_at, (0, 0)
         self.batches.first_step, self.batches.bounds = step, self.batches.bounds_from(seen)
-        self.step, self.seen, self._seen_before = step - 1, seen, seen
-        self.began_s, self.waited_s = time.monotonic(), 0.0
+        self._begin_pass(step, seen)
         for (start, stop), batch in self._timed(zip(self.batches.bounds, self._source)):
             self.step, self.seen, self._batch_samples = self.step + 1, stop, stop - start
             rank_progress.note_progress()
             yield batch
         if self.at_end:
             self.at_end()
-
-    def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
-        while True:
-            start_s = time.monotonic()
-            batch = next(batches, None)
-            self.waited_s += time.monotonic() - start_s
-            if batch is None:
-                return
-            yield batch
 
     def __len__(self) -> int:
         """Return the number of steps in a whole epoch, the same on all ranks."""

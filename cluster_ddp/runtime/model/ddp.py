@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from cluster_ddp.errors import SpecError, check_options
-from cluster_ddp.runtime.data.shard import Shard
+from cluster_ddp.runtime.data.training_data import TrainingData
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ def unwrapped(part: T) -> T:
 
 
 @contextmanager
-def accumulate(model: torch.nn.Module, batch: Shard | int, *, every: int) -> Iterator[bool]:
+def accumulate(model: torch.nn.Module, batch: TrainingData | int, *, every: int) -> Iterator[bool]:
     """Run forward and backward in the body as `World.accumulate` describes, with its errors."""
     if every < 1:
         raise SpecError(f"Accumulating {every} batches:", "an update needs 1 or more.", "every=4")
@@ -107,7 +107,7 @@ def accumulate(model: torch.nn.Module, batch: Shard | int, *, every: int) -> Ite
     if set_sync is None and not hasattr(model, "no_sync"):
         asked = f"Accumulating gradients of a {type(model).__name__}:"
         raise SpecError(asked, "it is not wrapped.", "model = world.wrap(model)")
-    step, is_end = (batch, False) if isinstance(batch, int) else (batch.step, batch.seen == batch.size)
+    step, is_end = (batch, False) if isinstance(batch, int) else (batch.step, batch.is_at_end)
     is_last = is_end or (step + 1) % every == 0
     with ExitStack() as stack:
         if set_sync is not None:
