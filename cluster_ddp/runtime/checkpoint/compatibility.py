@@ -28,7 +28,13 @@ _FORM: Mapping[str, Any] = {
     "parts": {},
     "ranks": list,
 }
-_SHARD: Mapping[str, Any] = {"size": int, "seed": (int, NoneType), "global_batch": int, "step": int, "seen": int}
+_SHARD: Mapping[str, Any] = {
+    "size": (int, NoneType),  # None of a stream
+    "seed": (int, NoneType),
+    "global_batch": int,
+    "step": int,
+    "seen": int,
+}
 _RANK: Mapping[str, Any] = {
     "rng": {"torch": torch.Tensor, "python": tuple, "numpy": tuple},
     "buffers": {},
@@ -51,8 +57,9 @@ def malformed(state: Any) -> str | None:
 def _impossible(state: Mapping[str, Any]) -> str | None:
     """A place that no training can be in."""
     for number, shard in enumerate(state["shards"]):
-        if not 0 <= shard["seen"] <= shard["size"] or shard["step"] < 0:
-            return f"the place in shard {number} is batch {shard['step']}, sample {shard['seen']} of {shard['size']}"
+        seen, size = shard["seen"], shard["size"]
+        if seen < 0 or shard["step"] < 0 or (size is not None and seen > size):
+            return f"the place in shard {number} is batch {shard['step']}, sample {seen} of {size}"
     counts = {"metrics_bytes": state["metrics_bytes"], **{name: state["position"][name] for name in ("steps", "epoch")}}
     return next((f"its {name} is {count}" for name, count in counts.items() if count < 0), None)
 
@@ -144,6 +151,9 @@ def _other_data(theirs: Sequence[Mapping[str, Any]], ours: Sequence[Mapping[str,
     if len(theirs) != len(ours):
         return f"its number of shards is {len(theirs)}, and here it is {len(ours)}"
     for there, here in zip(theirs, ours):
+        if (kind := there.get("stream")) != here.get("stream"):
+            kinds = ["a shard" if one is None else f"a stream with split={one!r}" for one in (kind, here.get("stream"))]
+            return "its data is {}, and here it is {}".format(*kinds)
         for key, what in (("size", "number of samples in the dataset"), ("seed", "seed of the shuffle")):
             if there[key] != here[key]:
                 return f"its {what} is {there[key]}, and here it is {here[key]}"
