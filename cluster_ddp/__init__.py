@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from cluster_ddp.runtime.console import Progress
     from cluster_ddp.runtime.data.device_dataset import ResidentSet
     from cluster_ddp.runtime.data.shard import Shard
+    from cluster_ddp.runtime.data.stream import Stream
     from cluster_ddp.runtime.distributed import distributed
     from cluster_ddp.runtime.meter import Meter
     from cluster_ddp.runtime.model.cuda_graphs import CudaGraphs
@@ -90,6 +91,7 @@ __all__ = [
     "SlurmError",
     "SpecError",
     "Stopped",
+    "Stream",
     "Topology",
     "TopologyError",
     "World",
@@ -117,6 +119,7 @@ _MODULES = {
     "RunDir": "runtime.run_dir.run_dir",
     "Shard": "runtime.data.shard",
     "Stopped": "runtime.stop_signals",
+    "Stream": "runtime.data.stream",
     "Topology": "slurm.topology",
     "World": "runtime.world",
     "distributed": "runtime.distributed",

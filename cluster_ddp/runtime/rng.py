@@ -41,6 +41,18 @@ def set_of_device(device: torch.device, state: torch.Tensor) -> None:
         torch.set_rng_state(state)
 
 
+def seeded(seed: int) -> dict[str, Any]:
+    """Return the states, as `capture` gives them, of generators of the CPU that were seeded with 0 … 2**63 - 1."""
+    name, keys, position, has_gauss, cached = cast(
+        tuple[Any, ...], numpy.random.RandomState(seed % 2**32).get_state(legacy=True)
+    )
+    return {
+        "torch": torch.Generator().manual_seed(seed).get_state(),
+        "python": random.Random(seed).getstate(),
+        "numpy": (str(name), torch.from_numpy(keys.astype("int64")), int(position), int(has_gauss), float(cached)),
+    }
+
+
 def capture(devices: Sequence[torch.device]) -> dict[str, Any]:
     """Return the states of all generators, in types that torch.load reads with weights_only."""
     name, keys, position, has_gauss, cached = cast(tuple[Any, ...], numpy.random.get_state(legacy=True))

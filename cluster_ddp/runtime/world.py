@@ -15,23 +15,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import Dataset
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.console import say
-from cluster_ddp.runtime.data.data_loader import Loader
-from cluster_ddp.runtime.data.device_dataset import RESIDENT_SHARE, DeviceLoader, fingerprint, place
-from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Order, Shard, epoch_size
-from cluster_ddp.runtime.device import device as devices
+from cluster_ddp.runtime.data.world_data import WorldData
 from cluster_ddp.runtime.device import interruptible_wait
 from cluster_ddp.runtime.model.wrapping import Models
 from cluster_ddp.runtime.rng import seed_all, stream_seed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class World(Models):
-    """All ranks of the run, seen from one of them. Collectives are in `Collectives`, models in `Models`."""
+class World(Models, WorldData):
+    """All ranks of the run, seen from one of them. See `Collectives`, `Models` and `WorldData`, too."""
 
     run_log: list[Callable[[str, Mapping[str, Any]], None]] = field(default_factory=list, repr=False)
     """`RunDir.log` of the newest run directory; empty before there is one."""
@@ -88,47 +84,6 @@ class World(Models):
         communicator (NCCL 2.30, init.cc, localPersistentRefs; pytorch#115388).
         """
         process_group.before_leaving.append(function)
-
-    def shard(
-        self,
-        dataset: Dataset[Any],
-        *,
-        batch_size: int,
-        shuffle_seed: int | None = None,
-        sampler: Order | None = None,
-        drop_last: bool = False,
-        to_device: bool = True,
-        resident_share: float = RESIDENT_SHARE,
-        **loader_options: Any,
-    ) -> Shard:
-        """Return this rank's batches of a dataset, on its device. In each epoch, every sample is on exactly one rank.
-
-        A TensorDataset or `ResidentSet` that fits is kept on the device, and its batches are made there. Other
-        datasets, and those with loader options, use torch's DataLoader, which copies its batches there.
-
-        Args:
-            dataset: a dataset with a length and items by index.
-            batch_size: samples per rank and step. An epoch's last batch may be smaller, or one larger.
-            shuffle_seed: random seed for shuffling each epoch (`Shard.set_epoch`); None keeps the dataset's order.
-            sampler: a function of the seed (`shuffle_seed`, or 0) and the epoch, the same on every rank. It returns
-                the indices of the epoch's samples in order, as many in each epoch; it may repeat samples.
-            drop_last: leave out an epoch's last batches if they are smaller than the others.
-            to_device: False leaves a DataLoader's batches on the CPU.
-            resident_share: the part (0 to 1) of a GPU's free memory that a dataset kept there may take; 0 keeps none.
-            loader_options: for torch's DataLoader (num_workers, collate_fn …); see `Loader` for the defaults.
-
-        Raises:
-            DataError: `batch_size` is below 1; no length, or no samples; or, with a shuffle seed, fewer samples than
-                ranks.
-            SpecError: DataLoader has no such option, or `shard` chooses it.
-        """
-        size = epoch_size(dataset, sampler, shuffle_seed, self.world_size)
-        order: dict[str, Any] = {"seed": shuffle_seed, "sampler": sampler, "drop_last": drop_last}
-        batches = DistributedBatchSampler(size, batch_size, rank=self.rank, world_size=self.world_size, **order)
-        if not loader_options and (resident := place(dataset, self.device, share=resident_share, told=self.is_main)):
-            return Shard(batches, DeviceLoader(resident, batches), fingerprint=fingerprint(dataset))
-        way: dict[str, Any] = {"device": self.device, "cpus": devices.cpus(self.topology), "to_device": to_device}
-        return Shard(batches, Loader(dataset, batches, **way, **loader_options), fingerprint=fingerprint(dataset))
 
     def seed_rank(self, seed: int) -> None:
         """Seed this rank's generators (torch, Python, NumPy) differently from other ranks'.

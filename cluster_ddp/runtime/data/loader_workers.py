@@ -12,12 +12,13 @@ Python). So forked processes leave alone what they inherit.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import os
 import signal
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -68,6 +69,21 @@ def keep_through_stops() -> None:
     DataLoader._get_iterator = protected  # type: ignore[assignment, method-assign]
     atexit.register(_end_workers)
     os.register_at_fork(after_in_child=gc.freeze)
+
+
+@contextlib.contextmanager
+def protected_start(loader: object) -> Iterator[None]:
+    """Let a loader's workers that the body starts ignore the stop signals, of a class that starts them in its own way.
+
+    Such as torchdata's StatefulDataLoader.
+    """
+    if not getattr(loader, "num_workers", 0) or not hasattr(loader, "worker_init_fn"):
+        yield
+        return
+    if not isinstance(loader.worker_init_fn, IgnoreStopSignals):
+        loader.worker_init_fn = IgnoreStopSignals(loader.worker_init_fn)
+    with stop_signals.stop_signals_blocked():  # until the worker ignores them
+        yield
 
 
 def _end_workers() -> None:

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cluster_ddp.runtime.collectives import Collectives
 from cluster_ddp.runtime.console import say
-from cluster_ddp.runtime.data.shard import Shard
+from cluster_ddp.runtime.data.training_data import TrainingData
 from cluster_ddp.runtime.model import ddp, empty_init, fsdp, replay
 from cluster_ddp.runtime.model.blocks import Blocks, checkpoint_activations, find
 
@@ -118,7 +118,7 @@ class Models(Collectives):
         """
         return empty_init.recorded(self.device)
 
-    def accumulate(self, model: torch.nn.Module, batch: Shard | int, *, every: int) -> AbstractContextManager[bool]:
+    def accumulate(self, model: torch.nn.Module, batch: TrainingData | int, *, every: int) -> AbstractContextManager[bool]:
         """Return a context for forward and backward of one batch of a group that makes one update.
 
         Gradients are added up over the ranks in the group's last batch only, for which the context's value is True:

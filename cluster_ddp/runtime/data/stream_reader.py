@@ -1,0 +1,228 @@
+"""Reads an iterable in a loader's worker, or in the rank itself: one batch for each order.
+
+torch's own way with an IterableDataset has each worker read on for itself: which batch comes next then depends on when
+a worker ends, and nobody can tell a worker that persists where to begin. So a `StreamReader` is a dataset with an
+index, whose indices are orders: the loader gives them to the workers in turn, and returns the batches in that order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import pickle
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from cluster_ddp.runtime import rng
+from cluster_ddp.runtime.data.batch_content import digest, samples_in
+from cluster_ddp.runtime.data.loader_workers import protected_start
+from cluster_ddp.runtime.rng import stream_seed
+
+Split = Literal["items", "own"]
+_CPU = (torch.device("cpu"),)
+
+
+class Start(NamedTuple):
+    """Where a worker begins a pass."""
+
+    epoch: int
+    seen: int
+    """Items of all ranks before it; with split="own", items of this worker before it."""
+    is_ended: bool = False
+    """Whether it has nothing left in this epoch."""
+    state: bytes | None = None
+    """`Record.state` of the batch before; None: the worker reads the items before."""
+    is_anew: bool = False
+    """Whether its last pass was left before its end, so that the iterable may not be at its beginning."""
+
+
+class Order(NamedTuple):
+    """What a worker is asked for: the next batch of a pass."""
+
+    number: int
+    """Of the pass."""
+    step: int
+    """Number of the global batch since the pass began; -1: nothing, it is not this worker's turn yet."""
+    start: Start | None
+    """In the first order of a pass to each worker."""
+
+
+class Record(NamedTuple):
+    """What a worker returns."""
+
+    worker: int
+    batch: Any = None
+    samples: int = 0
+    taken: int = 0
+    """Items that the worker has read for it."""
+    is_end: bool = False
+    """Whether the worker has no more batches; then there is none here."""
+    first: int = 0
+    """A digest of the item that it read first in this pass."""
+    state: bytes | None = None
+    """Pickled: of the iterable after this batch, and of the random number generators."""
+
+
+class StreamReader(Dataset[Record]):
+    """Reads an iterable, with random number generators of its own.
+
+    Args:
+        iterable: what `World.stream` was given.
+        batch_size: items of a batch; None if the iterable's items are batches.
+        collate: makes a batch of a list of items.
+        drop_last: leave out batches with fewer samples.
+    """
+
+    def __init__(
+        self,
+        iterable: Any,
+        *,
+        batch_size: int | None,
+        split: Split,
+        collate: Callable[[Any], Any],
+        drop_last: bool,
+        seed: int,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self.iterable, self._batch_size, self._split, self._collate = iterable, batch_size, split, collate
+        self._drop_last, self._seed, self._rank, self._world_size = drop_last, seed, rank, world_size
+        self.has_state = _has_state(iterable)
+        self._number, self._worker = -1, 0
+        self._first_state: bytes | None = None
+        self._rng: dict[str, Any] = {}
+        self._iterator: Iterator[Any] = iter(())
+
+    def __getitem__(self, order: Order) -> Record:
+        """Return the batch that an order asks for."""
+        info = get_worker_info()
+        self._worker = 0 if info is None else info.id
+        if order.step < 0:
+            return Record(self._worker)
+        with self._random_numbers():
+            if order.number != self._number:
+                assert order.start is not None
+                self._number = order.number
+                self._begin(order.start)
+            if self._is_ended:
+                return Record(self._worker, is_end=True, first=self._first)
+            return self._dealt(order.step) if self._split == "items" else self._own()
+
+    @contextlib.contextmanager
+    def _random_numbers(self) -> Iterator[None]:
+        """Let the iterable draw from generators of its own: in the rank itself, the training's stay as they are."""
+        if get_worker_info() is not None:
+            yield
+            return
+        of_training = rng.capture(_CPU)
+        if self._rng:
+            rng.restore(self._rng, _CPU)
+        try:
+            yield
+        finally:
+            self._rng = rng.capture(_CPU)
+            rng.restore(of_training, _CPU)
+
+    def _begin(self, start: Start) -> None:
+        seed = stream_seed(self._seed, start.epoch)
+        if self._split == "own":  # else all read the same items, so that they draw the same numbers
+            seed = stream_seed(stream_seed(seed, self._rank), self._worker)
+        rng.restore(rng.seeded(seed), _CPU)
+        self._epoch, self._first, self._is_ended = start.epoch, 0, start.is_ended
+        if hasattr(self.iterable, "set_epoch"):
+            self.iterable.set_epoch(start.epoch)
+        self._load(start)
+        if start.is_ended:
+            return
+        with protected_start(self.iterable):
+            self._iterator = iter(self.iterable)
+        self._position = self._origin = start.seen
+        self._ahead: list[Any] = []
+        if start.state is None:
+            self._skip(start.seen)
+        elif start.seen:
+            rng.restore(pickle.loads(start.state)["rng"], _CPU)
+
+    def _load(self, start: Start) -> None:
+        if not self.has_state:
+            return
+        # A loader's iterators begin anew by themselves, and its state costs it an iterator.
+        if self._first_state is None and not isinstance(self.iterable, DataLoader):
+            self._first_state = pickle.dumps(self.iterable.state_dict())
+        if start.state is not None:
+            self.iterable.load_state_dict(pickle.loads(start.state)["iterable"])
+        elif start.is_anew and self._first_state is not None:
+            self.iterable.load_state_dict(pickle.loads(self._first_state))
+
+    def _dealt(self, step: int) -> Record:
+        """This rank's part of a global batch: every `world_size`-th item. All ranks and workers read all items."""
+        ranks = self._world_size
+        global_batch = (self._batch_size or 1) * ranks
+        start = self._origin + step * global_batch
+        items = self._ahead if self._position > start else []
+        self._position += self._skip(start - self._position)
+        items = items + self._read(start + global_batch)
+        if self._position - start < (global_batch if self._drop_last else ranks):
+            return self._end()  # fewer items than ranks are part of the batch before
+        state, self._ahead = self._state(), []
+        if ranks > 1 and not self._drop_last:  # the next global batch needs an item for every rank
+            self._ahead = self._read(start + global_batch + ranks)
+            if self._position < start + global_batch + ranks:
+                items, self._ahead = items + self._ahead, []
+        return self._record(items, start, len(items), state)
+
+    def _read(self, stop: int) -> list[Any]:
+        """Read up to a position in the epoch, and return the items that are this rank's."""
+        mine = []
+        for item in islice(self._iterator, max(0, stop - self._position)):
+            self._first = self._first or digest(item)
+            if (self._position - self._origin) % self._world_size == self._rank:
+                mine.append(item)
+            self._position += 1
+        return mine
+
+    def _skip(self, count: int) -> int:
+        """Read so many items and drop them. Return how many there were."""
+        items = 0
+        for item in islice(self._iterator, max(0, count)):
+            self._first, items = self._first or digest(item), items + 1
+        return items
+
+    def _own(self) -> Record:
+        """A batch of the share that the iterable gives to this worker of this rank."""
+        items = list(islice(self._iterator, self._batch_size or 1))
+        if not items or (self._drop_last and len(items) < (self._batch_size or 1)):
+            return self._end()
+        self._first = self._first or digest(items[0])
+        start, self._position = self._position, self._position + len(items)
+        return self._record(items, start, len(items), self._state())
+
+    def _record(self, items: list[Any], start: int, taken: int, state: bytes | None) -> Record:
+        of_iterable = rng.capture(_CPU)
+        place = self._rank if self._split == "items" else stream_seed(self._rank, self._worker)
+        rng.restore(rng.seeded(stream_seed(stream_seed(self._seed, self._epoch), stream_seed(place, start))), _CPU)
+        batch = self._collate(items if self._batch_size else items[0])
+        rng.restore(of_iterable, _CPU)
+        samples = len(items) if self._batch_size else samples_in(batch)
+        return Record(self._worker, batch, samples, taken, first=self._first, state=state)
+
+    def _end(self) -> Record:
+        self._is_ended, self._iterator = True, iter(())
+        return Record(self._worker, is_end=True, first=self._first, state=self._state())
+
+    def _state(self) -> bytes | None:
+        if not self.has_state:
+            return None
+        return pickle.dumps({"iterable": self.iterable.state_dict(), "rng": rng.capture(_CPU)})
+
+
+def _has_state(iterable: Any) -> bool:
+    """Whether it can save and load its state. Of MosaicML's datasets, only the loader knows how to."""
+    if not all(hasattr(iterable, name) for name in ("state_dict", "load_state_dict")):
+        return False
+    needed = [one for one in inspect.signature(iterable.state_dict).parameters.values() if one.default is one.empty]
+    return all(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in needed)
