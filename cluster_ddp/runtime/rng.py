@@ -41,16 +41,24 @@ def set_of_device(device: torch.device, state: torch.Tensor) -> None:
         torch.set_rng_state(state)
 
 
-def seeded(seed: int) -> dict[str, Any]:
-    """Return the states, as `capture` gives them, of generators of the CPU that were seeded with 0 … 2**63 - 1."""
-    name, keys, position, has_gauss, cached = cast(
-        tuple[Any, ...], numpy.random.RandomState(seed % 2**32).get_state(legacy=True)
-    )
-    return {
-        "torch": torch.Generator().manual_seed(seed).get_state(),
-        "python": random.Random(seed).getstate(),
-        "numpy": (str(name), torch.from_numpy(keys.astype("int64")), int(position), int(has_gauss), float(cached)),
-    }
+def seed_cpu(seed: int) -> None:
+    """Do the same as `seed_all`, but leave the generators of GPUs alone."""
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+
+
+def of_cpu() -> tuple[Any, ...]:
+    """Return the states of all generators of the CPU, as they are: `capture` is four times as slow."""
+    return torch.get_rng_state(), random.getstate(), numpy.random.get_state(legacy=True)
+
+
+def set_of_cpu(states: tuple[Any, ...]) -> None:
+    """Set all generators of the CPU to states of `of_cpu`."""
+    of_torch, of_python, of_numpy = states
+    torch.set_rng_state(of_torch)
+    random.setstate(of_python)
+    numpy.random.set_state(of_numpy)
 
 
 def capture(devices: Sequence[torch.device]) -> dict[str, Any]:

@@ -30,7 +30,10 @@ pytestmark = pytest.mark.full
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 JOB_ID = job_ids()
-LINES = {"mnist_single.py": 105, "mnist_ddp_plain.py": 145, "mnist_ddp.py": 105, "gpt_fsdp.py": 150}
+LINES = {
+    **{"mnist_single.py": 105, "mnist_ddp_plain.py": 145, "mnist_ddp.py": 105},
+    **{"gpt_fsdp.py": 150, "webdataset_stream.py": 130},
+}
 DIGITS = ("--data-dir", os.devnull)  # where there is no MNIST
 
 
@@ -194,6 +197,41 @@ def test_a_sharded_training_resumes_exactly(tmp_path: Path, ranks: int) -> None:
     assert "Resuming from" in ended[0].output
     told, resumed = (re.findall(r"^epoch.*|^weights: .*", end.output, re.MULTILINE) for end in (whole[0], ended[0]))
     assert told == resumed and len(told) == 3
+
+
+def run_killed(script: Path, arguments: tuple[str, ...], kill_at: int) -> None:
+    """In a rank: run a script, and end it by SIGKILL after so many steps, once the checkpoint before is written."""
+    step = cluster_ddp.Checkpointer.step
+
+    def killed(self: cluster_ddp.Checkpointer) -> None:
+        if self.steps == kill_at:
+            self._folder.writer.wait()
+            self.world.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+        step(self)
+
+    cluster_ddp.Checkpointer.step = killed  # type: ignore[method-assign]
+    run_example(script, arguments, None)
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 2)])
+def test_a_stream_that_was_killed_in_a_tar_file_ends_with_the_same_weights(
+    tmp_path: Path, ranks: int, workers: int
+) -> None:
+    arguments = ("--data", str(tmp_path / "tars"), "--epochs", "2", "--workers", str(workers))
+    whole = run(tmp_path / "whole", *arguments, name="webdataset_stream.py", ranks=ranks)
+    assert [end.exit_code for end in whole] == [0] * ranks, whole
+    (folder := tmp_path / "killed").mkdir()
+    env = {"CLUSTER_DDP_RUN_DIR": str(folder / "run")}
+    killed = functools.partial(run_killed, EXAMPLES / "webdataset_stream.py", arguments, 130 // ranks)
+    environments = [slurm_step(rank, ranks, job_id=JOB_ID + ranks, **env) for rank in range(ranks)]
+    ends = run_ranks(killed, environments, folder)
+    assert [end.exit_code for end in ends] == [-signal.SIGKILL] * ranks, ends
+    ended = run(folder, *arguments, name="webdataset_stream.py", ranks=ranks, restarts=1)
+    assert [end.exit_code for end in ended] == [0] * ranks, ended
+    assert re.search(r"Resuming from .*, epoch \d, \d+ (of its 960 )?samples seen", ended[0].output), ended[0].output
+    last = [re.findall(r"^(epoch 2.*|weights .*)", end.output, re.MULTILINE) for end in (whole[0], ended[0])]
+    assert last[0] == last[1] and len(last[0]) == 2
 
 
 def last_model(run_dir: Path) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from cluster_ddp.runtime import rng
 from cluster_ddp.runtime.data.batch_content import digest, samples_in
@@ -73,8 +73,9 @@ class StreamReader(Dataset[Record]):
     Args:
         iterable: what `World.stream` was given.
         batch_size: items of a batch; None if the iterable's items are batches.
-        collate: makes a batch of a list of items.
+        collate: makes a batch of a list of items; None: torch's default_collate.
         drop_last: leave out batches with fewer samples.
+        replay: read the items before a place again, although the iterable has a state.
     """
 
     def __init__(
@@ -83,18 +84,19 @@ class StreamReader(Dataset[Record]):
         *,
         batch_size: int | None,
         split: Split,
-        collate: Callable[[Any], Any],
+        collate: Callable[[Any], Any] | None,
         drop_last: bool,
+        replay: bool,
         seed: int,
         rank: int,
         world_size: int,
     ) -> None:
         self.iterable, self._batch_size, self._split, self._collate = iterable, batch_size, split, collate
         self._drop_last, self._seed, self._rank, self._world_size = drop_last, seed, rank, world_size
-        self.has_state = _has_state(iterable)
+        self.has_state = not replay and _has_state(iterable)
         self._number, self._worker = -1, 0
         self._first_state: bytes | None = None
-        self._rng: dict[str, Any] = {}
+        self._rng: Any = None
         self._iterator: Iterator[Any] = iter(())
 
     def __getitem__(self, order: Order) -> Record:
@@ -118,20 +120,22 @@ class StreamReader(Dataset[Record]):
         if get_worker_info() is not None:
             yield
             return
-        of_training = rng.capture(_CPU)
-        if self._rng:
-            rng.restore(self._rng, _CPU)
+        of_training = rng.of_cpu()
+        if self._rng is not None:
+            rng.set_of_cpu(self._rng)
         try:
             yield
         finally:
-            self._rng = rng.capture(_CPU)
-            rng.restore(of_training, _CPU)
+            self._rng = rng.of_cpu()
+            rng.set_of_cpu(of_training)
 
     def _begin(self, start: Start) -> None:
+        if not self.has_state:
+            start = start._replace(state=None)
         seed = stream_seed(self._seed, start.epoch)
         if self._split == "own":  # else all read the same items, so that they draw the same numbers
             seed = stream_seed(stream_seed(seed, self._rank), self._worker)
-        rng.restore(rng.seeded(seed), _CPU)
+        rng.seed_cpu(seed)
         self._epoch, self._first, self._is_ended = start.epoch, 0, start.is_ended
         if hasattr(self.iterable, "set_epoch"):
             self.iterable.set_epoch(start.epoch)
@@ -202,13 +206,20 @@ class StreamReader(Dataset[Record]):
         return self._record(items, start, len(items), self._state())
 
     def _record(self, items: list[Any], start: int, taken: int, state: bytes | None) -> Record:
-        of_iterable = rng.capture(_CPU)
-        place = self._rank if self._split == "items" else stream_seed(self._rank, self._worker)
-        rng.restore(rng.seeded(stream_seed(stream_seed(self._seed, self._epoch), stream_seed(place, start))), _CPU)
-        batch = self._collate(items if self._batch_size else items[0])
-        rng.restore(of_iterable, _CPU)
+        batch = self._collated(items if self._batch_size else items[0], start)
         samples = len(items) if self._batch_size else samples_in(batch)
         return Record(self._worker, batch, samples, taken, first=self._first, state=state)
+
+    def _collated(self, items: Any, start: int) -> Any:
+        """What it draws must not change what the iterable draws next: the ranks collate other items."""
+        if self._collate is None:
+            return default_collate(items) if self._batch_size else items
+        of_iterable = rng.of_cpu()
+        place = self._rank if self._split == "items" else stream_seed(self._rank, self._worker)
+        rng.seed_cpu(stream_seed(stream_seed(self._seed, self._epoch), stream_seed(place, start)))
+        batch = self._collate(items)
+        rng.set_of_cpu(of_iterable)
+        return batch
 
     def _end(self) -> Record:
         self._is_ended, self._iterator = True, iter(())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from cluster_ddp.errors import DataError, SpecError, check_options, nearest
 from cluster_ddp.runtime.data.device_dataset import fingerprint
@@ -31,6 +31,7 @@ def make(
     split: Split | None,
     seed: int,
     drop_last: bool,
+    replay: bool,
     rank: int,
     world_size: int,
     device: torch.device | None,
@@ -45,7 +46,8 @@ def make(
     check_options(options, "world.stream(…, {}=…)", DataLoader, chosen=_CHOSEN)
     _check(iterable, batch_size, split)
     split = split or ("own" if batch_size is None or splits_itself(iterable) else "items")
-    _check_workers(iterable, batch_size, options)
+    _check_shares(iterable, split, world_size)
+    _check_workers(iterable, options)
     # With split="items" each worker reads all items: more than one would read them once more.
     usable = 0 if device is None or batch_size is None else 1 if split == "items" else min(cpus - 1, _MAX_WORKERS)
     workers = options.setdefault("num_workers", min(usable, cpus - 1))
@@ -53,10 +55,10 @@ def make(
     if workers:
         options.setdefault("persistent_workers", True)
     options.setdefault("generator", torch.Generator().manual_seed(0))
-    collate = options.pop("collate_fn", default_collate if batch_size else _as_it_is)
+    collate = options.pop("collate_fn", None)
     place: dict[str, Any] = {"split": split, "batch_size": batch_size, "seed": seed, "rank": rank}
     place["world_size"] = world_size
-    reader = StreamReader(iterable, collate=collate, drop_last=drop_last, **place)
+    reader = StreamReader(iterable, collate=collate, drop_last=drop_last, replay=replay, **place)
     return Stream(reader, device=device, fingerprint=fingerprint(iterable), **place, **options)
 
 
@@ -84,12 +86,18 @@ def _check(iterable: Any, batch_size: int | None, split: str | None) -> None:
         raise SpecError('Streaming with batch_size=None and split="items":', found, "give a batch_size")
 
 
-def _check_workers(iterable: Any, batch_size: int | None, options: dict[str, Any]) -> None:
+def _check_shares(iterable: Any, split: Split, world_size: int) -> None:
+    """A dataset of Hugging Face gives each worker a share by itself, but each rank only if it was told to."""
+    if split == "own" and world_size > 1 and getattr(iterable, "_distributed", iterable) is None:
+        raise DataError(
+            f"Streaming a {type(iterable).__name__} on {world_size} ranks:",
+            "it was not split by rank: each rank would train on all samples.",
+            "datasets.distributed.split_dataset_by_node(dataset, rank=world.rank, world_size=world.world_size)",
+        )
+
+
+def _check_workers(iterable: Any, options: dict[str, Any]) -> None:
     if isinstance(iterable, DataLoader) and options.get("num_workers"):
         found = "a loader has its own workers, and a worker can't have any."
         hint = f"{type(iterable).__name__}(…, num_workers={options['num_workers']})"
         raise SpecError(f"Streaming a loader with num_workers={options['num_workers']}:", found, hint)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

@@ -71,6 +71,7 @@ class WorldData(Collectives):
         split: Split | None = None,
         seed: int = 0,
         drop_last: bool = False,
+        replay: bool = False,
         to_device: bool = True,
         **loader_options: Any,
     ) -> Stream:
@@ -85,6 +86,7 @@ class WorldData(Collectives):
                 iterables of Hugging Face's datasets, WebDataset and MosaicML's streaming; else "items".
             seed: random seed of what the iterable draws from torch's, Python's and NumPy's generators on the CPU.
             drop_last: leave out batches that are smaller than the others.
+            replay: let a resume read the items before again, although the iterable has a state.
             to_device: False leaves the batches on the CPU.
             loader_options: for torch's DataLoader. By default a rank on a GPU has one worker with "items", with "own"
                 one for each CPU but one, at most 8; without a GPU, or with batch_size=None, it has none.
@@ -93,15 +95,10 @@ class WorldData(Collectives):
             DataError: `batch_size` is below 1, or does not fit the iterable; or that can be read once only.
             SpecError: DataLoader has no such option, or `stream` chooses it; there is no such `split`.
         """
+        given: dict[str, Any] = {"batch_size": batch_size, "split": split, "seed": seed}
+        ends: dict[str, Any] = {"drop_last": drop_last, "replay": replay}
+        device = self.device if to_device and self.device.type == "cuda" else None
+        place: dict[str, Any] = {"rank": self.rank, "world_size": self.world_size, "device": device}
         return stream_setup.make(
-            iterable,
-            batch_size=batch_size,
-            split=split,
-            seed=seed,
-            drop_last=drop_last,
-            rank=self.rank,
-            world_size=self.world_size,
-            device=self.device if to_device and self.device.type == "cuda" else None,
-            cpus=devices.cpus(self.topology),
-            options=loader_options,
+            iterable, **given, **ends, **place, cpus=devices.cpus(self.topology), options=loader_options
         )

@@ -118,7 +118,9 @@ class Models(Collectives):
         """
         return empty_init.recorded(self.device)
 
-    def accumulate(self, model: torch.nn.Module, batch: TrainingData | int, *, every: int) -> AbstractContextManager[bool]:
+    def accumulate(
+        self, model: torch.nn.Module, batch: TrainingData | int, *, every: int
+    ) -> AbstractContextManager[bool]:
         """Return a context for forward and backward of one batch of a group that makes one update.
 
         Gradients are added up over the ranks in the group's last batch only, for which the context's value is True:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ranks import slurm_step
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from cluster_ddp.errors import ClusterDDPError, DataError
@@ -17,6 +18,7 @@ from cluster_ddp.runtime.data.stream import Stream
 from cluster_ddp.runtime.data.stream_reader import Order, Start, StreamReader
 from cluster_ddp.runtime.data.stream_setup import splits_itself
 from cluster_ddp.runtime.world import World
+from cluster_ddp.slurm.topology import Topology
 
 
 class Numbers(IterableDataset[Any]):
@@ -67,7 +69,13 @@ def drained(stream: Stream) -> list[Any]:
 
 def dealt(rank: int, ranks: int, size: int, batch_size: int, seen: int = 0, workers: int = 1) -> list[list[int]]:
     """The batches of a rank; each worker reads for itself, and is asked in turn."""
-    options: dict[str, Any] = {"batch_size": batch_size, "split": "items", "drop_last": False, "seed": 0}
+    options: dict[str, Any] = {
+        "batch_size": batch_size,
+        "split": "items",
+        "drop_last": False,
+        "replay": False,
+        "seed": 0,
+    }
     readers = [StreamReader(range(size), collate=list, rank=rank, world_size=ranks, **options) for _ in range(workers)]
     found = []
     for step in range(size + 1):
@@ -100,11 +108,14 @@ def saved(stream: Stream) -> tuple[dict[str, Any], list[Any]]:
     return stream.place(), [stream.place_of_rank()]
 
 
+def jittered(items: list[Any]) -> list[torch.Tensor]:
+    """What it draws depends on the batch only, and changes nothing that the iterable draws."""
+    return [torch.tensor(part) for part in zip(*((*item, random.random()) for item in items))]
+
+
 def numbers(world: World, workers: int, split: str) -> Stream:
-    split_options: dict[str, Any] = {"split": split, "seed": 3}
-    return world.stream(
-        Numbers(23, parts=2 if split == "own" else 1), batch_size=4, num_workers=workers, **split_options
-    )
+    options: dict[str, Any] = {"split": split, "seed": 3, "num_workers": workers, "collate_fn": jittered}
+    return world.stream(Numbers(23, parts=2 if split == "own" else 1), batch_size=4, **options)
 
 
 @pytest.mark.parametrize(("workers", "split"), [(0, "items"), (2, "items"), (2, "own")])
@@ -146,6 +157,10 @@ def test_a_state_is_that_of_the_batch_that_was_taken(world: World, workers: int)
     streams[1].resume_at(0, *place)
     assert [found[3] for found in drained(streams[1])] == rest
     if not workers:
+        replayed = world.stream(Counting(14), batch_size=3, split="own", replay=True)
+        replayed.resume_at(0, *place)
+        assert [found[3] for found in drained(replayed)] == rest
+        assert replayed._loader.dataset.iterable.read == 14
         assert streams[1]._loader.dataset.iterable.read == 14 - 6
         next(iter(streams[2]))  # left in the middle: the next pass begins anew
         assert drained(streams[2])[0][3][0] == [1, 2, 3]
@@ -194,8 +209,13 @@ def test_a_stream_that_splits_itself_is_not_split_again(world: World) -> None:
     with pytest.raises(DataError, match=r'do not all read the same first item.*\n  Hint: .*split="own"'):
         list(world.stream(Numbers(12, parts=2), batch_size=2, split="items", num_workers=2))
     for package, expected in (("datasets.iterable_dataset", True), ("webdataset.compat", True), ("mine", False)):
-        kind = type("Kind", (Numbers,), {"__module__": package})
-        assert splits_itself(type("Derived", (kind,), {})(3)) == expected
+        kind = type("Kind", (Numbers,), {"__module__": package, "_distributed": None})
+        derived = type("Derived", (kind,), {})(3)
+        assert splits_itself(derived) == expected
+        if package.startswith("datasets"):  # Hugging Face's: by worker, but not yet by rank
+            two = World(topology=Topology.from_environ(slurm_step(1, 2, job_id=1)), device=torch.device("cpu"))
+            with pytest.raises(DataError, match=r"Hint: .*split_dataset_by_node\("):
+                two.stream(derived, batch_size=2)
 
 
 def test_an_iterable_that_draws_its_order_elsewhere_is_told(world: World) -> None:
