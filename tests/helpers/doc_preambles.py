@@ -79,6 +79,10 @@ for _ in earlier.epochs(1):
         earlier.step()
     earlier.best("accuracy", 0.4)
 """,
+    "docs/how-to/streams.md": """
+Path("data").mkdir()
+Path("data/train.jsonl").write_text("".join(f"{list(range(number))}\\n" for number in range(1, 17)))
+""",
     "docs/how-to/your-data.md": """
 import torchvision
 
