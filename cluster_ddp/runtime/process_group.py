@@ -34,6 +34,8 @@ before_leaving: list[Callable[[], object]] = []
 """Functions that `leave` calls first, in reverse order; see `World.before_leaving`."""
 
 
+_further: list[dist.ProcessGroup] = []
+"""Groups of some of the ranks, of `limit`."""
 _store: dist.Store | None = None
 
 
@@ -53,6 +55,7 @@ def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout
     global _store
     _store = store
     before_leaving.clear()
+    _further.clear()
     on_gpu = device.type == "cuda"
     if on_gpu:
         # torch 2.15's own choice for "nccl" (pytorch#192281) lets the compute stream wait for each bucket's all-reduce
@@ -79,10 +82,12 @@ def join(topology: Topology, device: torch.device, store: dist.Store, *, timeout
 
 
 def limit(group: dist.ProcessGroup, device: torch.device, *, timeout_s: float) -> None:
-    """Give a further group of ranks the time limits of `join`: torch gives it its own, 10 or 30 minutes."""
-    _backend(torch.device("cpu"), group).set_timeout(timedelta(seconds=timeout_s))
+    """Give a further group of ranks the time limits of `join` (torch: 30 minutes), and watch its communicator."""
+    with contextlib.suppress(RuntimeError):  # a group that was split off NCCL's may have none for the CPU
+        _backend(torch.device("cpu"), group).set_timeout(timedelta(seconds=timeout_s))
     if device.type == "cuda":
         _backend(device, group).set_timeout(timedelta(seconds=2 * timeout_s))
+    _further.append(group)
 
 
 @contextlib.contextmanager
@@ -110,8 +115,9 @@ def communicator_error(device: torch.device) -> Exception | None:
     """
     if device.type != "cuda" or dist.group.WORLD is None:
         return None
-    error = _backend(device).get_error()
-    if error == ErrorType.SUCCESS:
+    errors = [_backend(device, group).get_error() for group in (dist.group.WORLD, *_further)]
+    error = next((one for one in errors if one != ErrorType.SUCCESS), None)
+    if error is None:
         return None
     if error == ErrorType.TIMEOUT:
         return DeviceTimeoutError("NCCL's watchdog timed out waiting for a collective")

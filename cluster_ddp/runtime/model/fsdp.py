@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -92,6 +92,11 @@ def shard(
         fully_shard(module, mesh=mesh, **given)
 
 
+def shards_on(device: torch.device, options: Mapping[str, Any]) -> torch.device:
+    """Return where the shards are between steps."""
+    return torch.device("cpu") if isinstance(options.get("offload_policy"), CPUOffloadPolicy) else device
+
+
 def _inner_first(model: torch.nn.Module, blocks: list[torch.nn.Module]) -> list[torch.nn.Module]:
     return [model, *(block for block in blocks if block is not model)][::-1]
 
@@ -121,10 +126,10 @@ def mesh_for(strategy: Sharded, world: Collectives, given: DeviceMesh | None) ->
     Raises:
         SpecError: a mesh of another number of dimensions or kind of device; nodes with different numbers of ranks.
     """
-    if given is not None:
-        return _checked(strategy, world, given)
     kind = world.device.type
-    if strategy == "fsdp":
+    if given is not None:
+        mesh = _checked(strategy, world, given)
+    elif strategy == "fsdp":
         mesh = DeviceMesh(kind, list(range(world.world_size)), mesh_dim_names=("shard",))
     else:
         mesh = DeviceMesh(kind, _rows(world), mesh_dim_names=("replicate", "shard"))

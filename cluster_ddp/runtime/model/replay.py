@@ -103,7 +103,9 @@ def _own(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_buffers(recurse=False, remove_duplicate=False)
 
 
-def materialize(world: Collectives, recording: Recording, by_storage: Mapping[int, list[Owner]]) -> None:
+def materialize(
+    world: Collectives, recording: Recording, by_storage: Mapping[int, list[Owner]], shards_on: torch.device
+) -> None:
     """Replay the body on all ranks, with rank 0's random numbers, and give the owners their values. A collective.
 
     Once the last operation on a tensor has run, each rank keeps its shard, and frees the rest.
@@ -123,7 +125,7 @@ def materialize(world: Collectives, recording: Recording, by_storage: Mapping[in
     replay = Replay(recording.device)
 
     def give(number: int) -> None:
-        _give(world, replay.storages[number], owned.get(number, []))
+        _give(world, replay.storages[number], owned.get(number, []), shards_on)
 
     after = _run(replay, recording, operations, states[1:], give)
     world.synchronize()
@@ -178,25 +180,25 @@ def _returns(operations: list[Operation]) -> Iterator[int]:
             newest = at
 
 
-def _give(world: Collectives, storage: torch.UntypedStorage, of_storage: list[Owner]) -> None:
+def _give(world: Collectives, storage: torch.UntypedStorage, of_storage: list[Owner], shards_on: torch.device) -> None:
     """Give the owners of a storage their tensors; those that are tied get one."""
     made: dict[int, torch.Tensor] = {}
     if of_storage:  # the same on all ranks, also where their processors compute differently
         broadcast_storage(storage, world.device)
     for owner in of_storage:
         if id(owner.tensor) not in made:
-            made[id(owner.tensor)] = _made(world, _tensor(storage, owner.view), owner)
+            made[id(owner.tensor)] = _made(_tensor(storage, owner.view), owner, shards_on)
         setattr(owner.module, owner.name, made[id(owner.tensor)])
 
 
-def _made(world: Collectives, whole: torch.Tensor, owner: Owner) -> torch.Tensor:
+def _made(whole: torch.Tensor, owner: Owner, shards_on: torch.device) -> torch.Tensor:
     """What an owner gets: the tensor; or this rank's shard, if `fully_shard` has made its parameter a DTensor."""
     now = getattr(owner.module, owner.name)
     value = whole
     if isinstance(now, DTensor):
         with torch.no_grad():
             shard = distribute_tensor(whole, now.device_mesh, now.placements, src_data_rank=None).to_local()
-            value = torch.empty_like(now, device=world.device)
+            value = torch.empty_like(now, device=shards_on)
             local(value).copy_(shard)
     if isinstance(owner.tensor, torch.nn.Parameter):
         value = torch.nn.Parameter(value, requires_grad=owner.tensor.requires_grad)

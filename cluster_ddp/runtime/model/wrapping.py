@@ -222,22 +222,22 @@ def wrapped(
 ) -> torch.nn.Module:
     """Wrap a model as `World.wrap` describes, with its errors."""
     fsdp.check(model, strategy, options, place=place, mixed=mixed, mesh=mesh)
-    needs_blocks = strategy != "ddp" or activation_checkpointing
-    layers = find(model, blocks, strategy) if needs_blocks else []
-    if activation_checkpointing:
-        checkpoint_activations(layers)
     if sync_batchnorm and world.device.type == "cpu":  # torch has SyncBatchNorm for GPUs only
         if world.is_main:
             say("SyncBatchNorm needs GPUs: on CPUs each rank's BatchNorm uses its own batch.")
     elif sync_batchnorm:
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    needs_blocks = strategy != "ddp" or activation_checkpointing
+    layers = find(model, blocks, strategy) if needs_blocks else []
+    if activation_checkpointing:
+        checkpoint_activations(layers)
     unmade = replay.owners(model, empty_init.recordings).values()
     if strategy != "ddp":
         fsdp.check_dtypes(model, layers, options)
         fsdp.broadcast_weights(model, world)
         fsdp.shard(model, layers, fsdp.mesh_for(strategy, world, mesh), mixed=mixed, options=options)
     for recording, by_storage in unmade:
-        replay.materialize(world, recording, by_storage)
+        replay.materialize(world, recording, by_storage, fsdp.shards_on(world.device, options))
     if strategy != "ddp":
         return model
     return ddp.wrap(model, world.device, place=place, options=options, synchronize=world.synchronize)

@@ -2,8 +2,8 @@
 
 No step waits for its device. What the host can't see is left out: on GPUs the optimizer, whose kernels run in the
 background, is part of the rest. Communication is the wait for DDP's all-reduces that the backward pass does not hide.
-Where it is not measured, as in the replay of a CUDA graph, it is left out, and so is the comparison of the ranks: each
-waits for the slowest.
+Where it is not measured, as under FSDP2 or in the replay of a CUDA graph, it is left out, and so is the comparison of
+the ranks: each waits for the slowest.
 """
 
 from __future__ import annotations

@@ -136,6 +136,9 @@ def on_two_ranks() -> None:
         assert list(again.state_dict()) == list(Model().state_dict())
         trained(world, again, max_norm=0.5)
         assert world.weights_digest(again) == world.weights_digest(sharded)  # two runs, the same bits
+        sharded.layers[1].scale.fill_(world.rank)
+        world.share_buffers(sharded)
+        assert sharded.layers[1].scale.item() == 0.0
         ema_of(world)
         compiled(world)
         world.print("all right")
