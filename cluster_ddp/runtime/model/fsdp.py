@@ -196,11 +196,6 @@ def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_buffers()
 
 
-def is_sharded(model: torch.nn.Module) -> bool:
-    """Return whether a model is in FSDP2; torch.compile may be around it."""
-    return isinstance(getattr(model, "_orig_mod", model), FSDPModule)
-
-
 def full(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor whole, and detached: a shard is gathered from all ranks, which is a collective."""
     tensor = tensor.detach()

@@ -73,7 +73,7 @@ class Models(Collectives):
         All ranks get rank 0's parameters and buffers. Make the optimizer afterwards.
 
         Args:
-            model: the model. torch.compile may be applied to it before or after; for "fsdp" and "hsdp", after.
+            model: the model. torch.compile may be applied to it, or `block.compile()` to its blocks, before or after.
             strategy: "ddp", "fsdp" or "hsdp"; see `Models`.
             blocks: class of the layers that the model repeats, or a tuple of them. "ddp" needs it only for
                 activation_checkpointing.

@@ -131,6 +131,18 @@ def test_no_rank_holds_more_than_a_few_whole_tensors(world: cluster_ddp.World, m
     assert all(one.abs().max() > 0 for one in sharded.parameters())
 
 
+def test_a_body_may_build_two_models(world: cluster_ddp.World) -> None:
+    torch.manual_seed(5)
+    plain = [nn.Linear(3, 3), nn.Linear(3, 3)]
+    next_number = torch.rand(())
+    torch.manual_seed(5)
+    with world.empty_init():
+        models = [nn.Linear(3, 3), nn.Linear(3, 3)]
+    wrapped = [world.wrap(one).module for one in models]
+    assert [torch.equal(one.weight, two.weight) for one, two in zip(wrapped, plain)] == [True, True]
+    assert torch.rand(()) == next_number
+
+
 def changed_later(world: cluster_ddp.World) -> nn.Module:
     with world.empty_init():
         model = nn.Sequential(nn.Linear(2, 2))
