@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from cluster_ddp.errors import NonFiniteError
-from cluster_ddp.runtime.checkpoint.sharded.pieces import local_part
+from cluster_ddp.runtime.model.sharded_tensor import is_sharded, local_part
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.variables import node_name
 
@@ -90,7 +89,7 @@ class FiniteCheck:
         if not verdicts:
             return True
         finite = torch.stack([verdict.is_finite for verdict in verdicts])
-        if any(isinstance(parameter, DTensor) for parameter in self._parameters):  # else all ranks have the same
+        if any(map(is_sharded, self._parameters)):  # else all ranks have the same
             finite = self._world.all_reduce(finite.to(torch.uint8), "min")
             self._world.synchronize()
         if bool(finite.all()):

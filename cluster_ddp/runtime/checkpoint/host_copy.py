@@ -17,6 +17,7 @@ import torch
 from cluster_ddp.errors import CheckpointError
 from cluster_ddp.runtime.checkpoint.sharded import pieces
 from cluster_ddp.runtime.checkpoint.sharded.pieces import LocalShard, Piece
+from cluster_ddp.runtime.model.sharded_tensor import is_sharded, local_part
 
 log = logging.getLogger("cluster_ddp")
 
@@ -71,14 +72,14 @@ class HostCopy:
 
     def _source(self, tensor: torch.Tensor) -> tuple[_Memory | None, torch.Tensor]:
         """The memory that a tensor is copied to, None for no copy; and this rank's part of it."""
-        if pieces.is_sharded(tensor):
-            local = pieces.local_part(tensor)
+        if is_sharded(tensor):
+            local = local_part(tensor)
             return (self._shard if pieces.is_written_here(tensor) else None), local
         return (self._whole if self._is_whole_kept else None), tensor
 
     def _copy(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         memory, local = self._source(tensor)
-        if pieces.is_sharded(tensor):
+        if is_sharded(tensor):
             self._shapes[name] = tensor.shape
         if memory is None:
             return torch.empty(0, dtype=tensor.dtype)

@@ -4,9 +4,9 @@ ddp            DistributedDataParallel, with defaults for training that resumes 
 wrapping       what a World does with models
 fsdp           FSDP2, sharded over a mesh of ranks
 blocks         the layers that a model repeats, and activation checkpointing
-empty_init     records a model's constructor, without memory for its tensors
-recording      what is recorded of it
-replay         makes the tensors, each rank its shards
+strategies     how a model is wrapped: DDP, FSDP or HSDP
+sharded_tensor  tensors of which each rank has a part
+empty_init/    a model's constructor without memory for its tensors
 fast_cpu       layers and memory for faster training on CPUs
 cuda_graphs    parts of a step as CUDA graphs
 learning_rate  scaling with the number of ranks, and warm-up

@@ -7,27 +7,20 @@ whole at a time.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-from cluster_ddp.errors import SpecError, check_options, nearest
+from cluster_ddp.errors import SpecError, check_options
 from cluster_ddp.runtime import process_group
 from cluster_ddp.runtime.collectives import Collectives
-from cluster_ddp.runtime.model.replay import broadcast_storage
+from cluster_ddp.runtime.model.empty_init.replay import broadcast_storage
 from cluster_ddp.slurm.variables import node_name
-
-Sharded = Literal["fsdp", "hsdp"]
-Strategy = Literal["ddp", "fsdp", "hsdp"]
-STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp", "hsdp")
 
 _CALL = "world.wrap(model, {}=…)"
 _CHOSEN = {
@@ -36,44 +29,17 @@ _CHOSEN = {
 }
 
 
-def check(
-    model: torch.nn.Module,
-    strategy: Strategy,
-    options: Mapping[str, Any],
-    *,
-    place: bool,
-    mixed: torch.dtype | None,
-    mesh: DeviceMesh | None,
-) -> None:
-    """Check what `World.wrap` gets. `ddp.wrap` checks the rest of DDP's options.
+def check(options: Mapping[str, Any], *, mixed: torch.dtype | None) -> None:
+    """Check the options of `World.wrap` for `fully_shard`.
 
     Raises:
-        SpecError: no such strategy, or an option that it does not have; the model is wrapped.
+        SpecError: it does not have one; or two contradict each other.
     """
-    if strategy not in STRATEGIES:
-        found = f"there is no such strategy.{nearest(strategy, STRATEGIES)}"
-        raise SpecError(f"world.wrap(model, strategy={strategy!r}):", found, f"one of {', '.join(STRATEGIES)}")
-    if isinstance(model, (FSDPModule, DistributedDataParallel)):
-        raise SpecError("world.wrap(model):", f"it is wrapped already: {type(model).__name__}.", "wrap it once")
-    if strategy == "ddp":
-        given = [name for name, value in {"mixed": mixed, "mesh": mesh}.items() if value is not None]
-        for name in [*given, *_only_in(fully_shard, DistributedDataParallel, options)]:
-            is_precision = name in ("mixed", "mp_policy")
-            hint = "with world.autocast():  # around the forward pass" if is_precision else "leave it out"
-            raise SpecError(_asked(name), 'it is for strategy="fsdp" and "hsdp", not "ddp".', hint)
-        return
-    for name in [*_only_in(DistributedDataParallel, fully_shard, options), *([] if place else ["place"])]:
-        raise SpecError(_asked(name), f'it is for strategy="ddp", not "{strategy}".', "leave it out")
     check_options(options, _CALL, fully_shard, chosen=_CHOSEN)
     if mixed is not None and "mp_policy" in options:
         raise SpecError(_asked("mp_policy"), f"mixed={mixed} makes one, too.", "give one of the two")
     if mixed is not None and not mixed.is_floating_point:
         raise SpecError(_asked("mixed"), f"{mixed} has no fractions.", "mixed=torch.bfloat16")
-
-
-def _only_in(function: Callable[..., Any], other: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
-    known, others = inspect.signature(function).parameters, inspect.signature(other).parameters
-    return [name for name in options if name in known and name not in others]
 
 
 def shard(
@@ -120,7 +86,7 @@ def check_dtypes(model: torch.nn.Module, blocks: list[torch.nn.Module], options:
             raise SpecError("world.wrap(model):", f"one block has parameters of different dtypes: {found}.", hint)
 
 
-def mesh_for(strategy: Sharded, world: Collectives, given: DeviceMesh | None) -> DeviceMesh:
+def mesh_for(strategy: str, world: Collectives, given: DeviceMesh | None) -> DeviceMesh:
     """Return the mesh that a strategy shards over; one that the user gave is checked. A collective.
 
     Raises:
@@ -138,7 +104,7 @@ def mesh_for(strategy: Sharded, world: Collectives, given: DeviceMesh | None) ->
     return mesh
 
 
-def _checked(strategy: Sharded, world: Collectives, mesh: DeviceMesh) -> DeviceMesh:
+def _checked(strategy: str, world: Collectives, mesh: DeviceMesh) -> DeviceMesh:
     wanted = {"fsdp": 1, "hsdp": 2}[strategy]
     if mesh.ndim != wanted:
         found = f'it has {mesh.ndim} dimensions; strategy="{strategy}" shards over {wanted}.'
@@ -194,29 +160,6 @@ def broadcast_weights(model: torch.nn.Module, world: Collectives) -> None:
 def _tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
-
-
-def full(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whole, and detached: a shard is gathered from all ranks, which is a collective."""
-    tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def clip_grad_norm(parameters: Iterable[torch.nn.Parameter], max_norm: float, norm_type: float) -> torch.Tensor:
-    """Clip gradients as `World.clip_grad_norm` describes; the norm is on the device, and maybe not computed yet."""
-    given = [one for one in parameters if one.grad is not None]
-    norm = torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type)
-    return full(norm)
-
-
-def digest(model: torch.nn.Module, synchronize: Callable[[], object]) -> str:
-    """Return the SHA-256 of a model's parameters and buffers, gathering one at a time. A collective for shards."""
-    content = hashlib.sha256()
-    for tensor in model.state_dict().values():
-        whole = full(tensor)
-        synchronize()  # reading it would block until it is gathered
-        content.update(whole.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return content.hexdigest()
 
 
 def _asked(name: str) -> str:

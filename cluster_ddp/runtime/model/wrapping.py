@@ -10,10 +10,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from cluster_ddp.runtime.collectives import Collectives
-from cluster_ddp.runtime.console import say
 from cluster_ddp.runtime.data.training_data import TrainingData
-from cluster_ddp.runtime.model import ddp, empty_init, fsdp, replay
-from cluster_ddp.runtime.model.blocks import Blocks, checkpoint_activations, find
+from cluster_ddp.runtime.model import ddp, sharded_tensor, strategies
+from cluster_ddp.runtime.model.blocks import Blocks
+from cluster_ddp.runtime.model.empty_init import recorder
+from cluster_ddp.runtime.model.strategies import Sharded, Strategy
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -56,7 +57,7 @@ class Models(Collectives):
         self,
         model: Model,
         *,
-        strategy: fsdp.Sharded,
+        strategy: Sharded,
         blocks: Blocks,
         mixed: torch.dtype | None = None,
         activation_checkpointing: bool = False,
@@ -65,7 +66,7 @@ class Models(Collectives):
         **options: Any,
     ) -> Model: ...
 
-    def wrap(self, model: torch.nn.Module, *, strategy: fsdp.Strategy = "ddp", **options: Any) -> torch.nn.Module:
+    def wrap(self, model: torch.nn.Module, *, strategy: Strategy = "ddp", **options: Any) -> torch.nn.Module:
         """Move a model to this rank's device, and wrap it in DistributedDataParallel or shard it. A collective.
 
             model = world.wrap(GPT(config), strategy="fsdp", blocks=Block, mixed=torch.bfloat16)
@@ -94,7 +95,7 @@ class Models(Collectives):
                 ("hsdp"); different models on different ranks.
             DeviceTimeoutError, PeerFailedError: as `synchronize`.
         """
-        return wrapped(self, model, strategy, **options)
+        return strategies.wrapped(self, model, strategy, **options)
 
     def empty_init(self) -> AbstractContextManager[None]:
         """Return a context in which a model is built without memory for its weights. `wrap` makes them.
@@ -116,7 +117,7 @@ class Models(Collectives):
                 parameter or buffer on the meta device that was not made in the body, or was changed after it; a body
                 that did something else on another rank.
         """
-        return empty_init.recorded(self.device)
+        return recorder.recorded(self.device)
 
     def accumulate(
         self, model: torch.nn.Module, batch: TrainingData | int, *, every: int
@@ -157,7 +158,7 @@ class Models(Collectives):
         Raises:
             DeviceTimeoutError, PeerFailedError: as `synchronize`.
         """
-        norm = fsdp.clip_grad_norm(model.parameters(), max_norm, norm_type)
+        norm = sharded_tensor.clip_grad_norm(model.parameters(), max_norm, norm_type)
         self.synchronize()
         return float(norm)
 
@@ -189,7 +190,7 @@ class Models(Collectives):
             DeviceTimeoutError, PeerFailedError: as `synchronize`.
         """
         self.synchronize()
-        digests = self.gather(fsdp.digest(ddp.unwrapped(model), self.synchronize))
+        digests = self.gather(sharded_tensor.digest(ddp.unwrapped(model), self.synchronize))
         if len(set(digests)) > 1:
             raise RuntimeError(f"the ranks ended with different weights: {digests}")
         return digests[0]
@@ -205,39 +206,3 @@ class Models(Collectives):
     def grad_scaler(self, dtype: torch.dtype) -> torch.amp.GradScaler:
         """Return a GradScaler, enabled for torch.float16 only. Name it in `Checkpointer`, too: it has a state."""
         return torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
-
-
-def wrapped(
-    world: Models,
-    model: torch.nn.Module,
-    strategy: fsdp.Strategy,
-    *,
-    blocks: Blocks | None = None,
-    activation_checkpointing: bool = False,
-    sync_batchnorm: bool = False,
-    place: bool = True,
-    mixed: torch.dtype | None = None,
-    mesh: DeviceMesh | None = None,
-    **options: Any,
-) -> torch.nn.Module:
-    """Wrap a model as `World.wrap` describes, with its errors."""
-    fsdp.check(model, strategy, options, place=place, mixed=mixed, mesh=mesh)
-    if sync_batchnorm and world.device.type == "cpu":  # torch has SyncBatchNorm for GPUs only
-        if world.is_main:
-            say("SyncBatchNorm needs GPUs: on CPUs each rank's BatchNorm uses its own batch.")
-    elif sync_batchnorm:
-        model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    needs_blocks = strategy != "ddp" or activation_checkpointing
-    layers = find(model, blocks, strategy) if needs_blocks else []
-    if activation_checkpointing:
-        checkpoint_activations(layers)
-    unmade = replay.owners(model, empty_init.recordings).values()
-    if strategy != "ddp":
-        fsdp.check_dtypes(model, layers, options)
-        fsdp.broadcast_weights(model, world)
-        fsdp.shard(model, layers, fsdp.mesh_for(strategy, world, mesh), mixed=mixed, options=options)
-    for recording, by_storage in unmade:
-        replay.materialize(world, recording, by_storage, fsdp.shards_on(world.device, options))
-    if strategy != "ddp":
-        return model
-    return ddp.wrap(model, world.device, place=place, options=options, synchronize=world.synchronize)

@@ -16,6 +16,7 @@ from cluster_ddp.runtime.checkpoint.host_copy import with_tensors
 from cluster_ddp.runtime.checkpoint.sharded import pieces
 from cluster_ddp.runtime.checkpoint.sharded.shard_file import SavedPieces
 from cluster_ddp.runtime.checkpoint.sharded.shard_save import PARTS
+from cluster_ddp.runtime.model.sharded_tensor import is_sharded, local_part
 from cluster_ddp.runtime.world import World
 
 
@@ -31,7 +32,7 @@ def check(world: World, parts: Mapping[str, Any], states: Mapping[str, Any]) -> 
     found: list[torch.Tensor] = []
 
     def looked_at(tensor: torch.Tensor, name: str) -> torch.Tensor:
-        found.extend([tensor] if pieces.is_sharded(tensor) else [])
+        found.extend([tensor] if is_sharded(tensor) else [])
         return pieces.check(tensor, name)
 
     error: CheckpointError | None = None
@@ -52,7 +53,7 @@ def _check_optimizers(parts: Mapping[str, Any]) -> None:
     known = {id(parameter) for module in modules for parameter in module.parameters()}
     for name, part in parts.items():
         if isinstance(part, torch.optim.Optimizer):
-            stale = [one for one in _parameters(part) if id(one) not in known and not pieces.is_sharded(one)]
+            stale = [one for one in _parameters(part) if id(one) not in known and not is_sharded(one)]
             if stale:
                 found = f"{name} has parameters that the model no longer has: it was made before world.wrap(model, …)."
                 hint = "make it afterwards: optimizer = torch.optim.AdamW(model.parameters())"
@@ -100,7 +101,7 @@ def filled(name: str, part: Any, saved: dict[str, Any], saved_pieces: SavedPiece
         here = own.get(place)
         if here is not None:
             values = saved_pieces.read(place, tensor, here) if tensor.is_meta else pieces.cut(tensor, here)
-            pieces.local_part(here).copy_(values)
+            local_part(here).copy_(values)
             return here
         values = saved_pieces.read(place, tensor, None) if tensor.is_meta else tensor
         if place in copied_by_part:
@@ -117,7 +118,7 @@ def _sharded_here(name: str, part: Any, saved: Mapping[str, Any]) -> dict[str, t
     found: dict[str, torch.Tensor] = {}
 
     def note(tensor: torch.Tensor, place: str) -> torch.Tensor:
-        if pieces.is_sharded(tensor):
+        if is_sharded(tensor):
             found[place] = tensor
         return tensor
 
@@ -125,7 +126,7 @@ def _sharded_here(name: str, part: Any, saved: Mapping[str, Any]) -> dict[str, t
         with_tensors(part.state_dict(), f"{PARTS}[{name!r}]", note)
         return found
     for number, parameter in enumerate(_parameters(part)):
-        state = saved["state"].get(number, {}) if pieces.is_sharded(parameter) else {}
+        state = saved["state"].get(number, {}) if is_sharded(parameter) else {}
         for key, tensor in state.items():
             if isinstance(tensor, torch.Tensor) and tensor.shape == parameter.shape:
                 place = f"{PARTS}[{name!r}]['state'][{number!r}][{key!r}]"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from cluster_ddp.errors import CheckpointError
+from cluster_ddp.runtime.model.sharded_tensor import is_sharded, local_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,6 @@ class LocalShard:
     """The values of all pieces: uint8, one dimension."""
 
 
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """Return whether it is a DTensor, as FSDP2 makes of parameters. (Its module takes long to import.)"""
-    return hasattr(tensor, "to_local")
-
-
 def check(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """Return a tensor that can be saved.
 
@@ -62,12 +58,6 @@ def check(tensor: torch.Tensor, name: str) -> torch.Tensor:
             hint = 'shard the model with world.wrap(model, strategy="fsdp") or "hsdp" alone'
             raise CheckpointError("Saving a checkpoint:", found, hint)
     return tensor
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a sharded tensor, which shares its memory; of others the tensor itself."""
-    part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-    return part
 
 
 def start_of(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError, UnusableError
 from cluster_ddp.runtime.checkpoint.sharded import pieces
 from cluster_ddp.runtime.checkpoint.sharded.pieces import LocalShard, Piece
+from cluster_ddp.runtime.model.sharded_tensor import local_part
 
 SUFFIX = ".shards"
 _READERS = 4  # one thread hashes at 0.5 to 2 GB/s
@@ -144,7 +145,7 @@ class SavedPieces:
         start, shape = (0,) * whole.dim(), tuple(whole.shape)
         first = None
         if wanted is not None:
-            start, shape = pieces.start_of(wanted), tuple(pieces.local_part(wanted).shape)
+            start, shape = pieces.start_of(wanted), tuple(local_part(wanted).shape)
             first = pieces.writer_of(wanted)
         try:
             return pieces.joined(shape, start, whole.dtype, self._of(name, first))

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime import rng
 from cluster_ddp.runtime.collectives import Collectives
-from cluster_ddp.runtime.model.recording import Operation, Recording, View, found, mapped, order, renamed
+from cluster_ddp.runtime.model.empty_init.recording import Operation, Recording, View, found, mapped, order, renamed
+from cluster_ddp.runtime.model.sharded_tensor import is_sharded, local_part
 
 _ASKED = "world.wrap(model):"
 
@@ -195,20 +195,17 @@ def _made(whole: torch.Tensor, owner: Owner, shards_on: torch.device) -> torch.T
     """What an owner gets: the tensor; or this rank's shard, if `fully_shard` has made its parameter a DTensor."""
     now = getattr(owner.module, owner.name)
     value = whole
-    if isinstance(now, DTensor):
+    if is_sharded(now):
+        from torch.distributed.tensor import distribute_tensor
+
         with torch.no_grad():
             shard = distribute_tensor(whole, now.device_mesh, now.placements, src_data_rank=None).to_local()
             value = torch.empty_like(now, device=shards_on)
-            local(value).copy_(shard)
+            local_part(value).copy_(shard)
     if isinstance(owner.tensor, torch.nn.Parameter):
         value = torch.nn.Parameter(value, requires_grad=owner.tensor.requires_grad)
         value.__dict__.update(owner.tensor.__dict__)  # what the user has noted there
     return value
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's shard of a tensor, or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def broadcast_storage(storage: torch.UntypedStorage, device: torch.device) -> None:

@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # torch documents it
 
 from cluster_ddp.errors import SpecError
 from cluster_ddp.runtime import rng
-from cluster_ddp.runtime.model.recording import Operation, Recording, content, found, mapped
-from cluster_ddp.runtime.model.replay import Replay
+from cluster_ddp.runtime.model.empty_init.recording import Operation, Recording, content, found, mapped
+from cluster_ddp.runtime.model.empty_init.replay import Replay
 
 _ASKED = "Building a model in world.empty_init():"
 _HINT = "build that part of the model outside of the body"
