@@ -60,7 +60,14 @@ class HostCopy:
 
         Copies from a GPU run asynchronously: synchronize before you read them.
         """
-        self.reserve(value, name)
+        with torch.no_grad():  # a DTensor gives its local part at once then
+            try:
+                return self._filled(value, name)
+            except _FullError:
+                self.reserve(value, name)
+                return self._filled(value, name)
+
+    def _filled(self, value: Any, name: str) -> Any:
         self._whole.used = self._shard.used = 0
         self._shapes, self._pieces = {}, {}
         return with_tensors(value, name, self._copy)
@@ -87,6 +94,10 @@ class HostCopy:
         if memory is self._shard and local.numel():
             self._pieces[name] = Piece(start=pieces.start_of(tensor), offset=offset, values=copied)
         return copied
+
+
+class _FullError(Exception):
+    """A copy needs more memory than there is."""
 
 
 class _Memory:
@@ -116,6 +127,8 @@ class _Memory:
     def copy_of(self, tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
         """Copy a tensor behind the one before. Returns where it begins, in bytes, and the copy."""
         start, self.used = self.used, self.used + _aligned(tensor.nbytes)
+        if self.used > len(self._memory):
+            raise _FullError
         # Each tensor gets its own storage: torch.save would write a shared one once for each dtype.
         copied = torch.frombuffer(self._memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
         return start, copied.view(tensor.shape).copy_(tensor.contiguous(), non_blocking=True)
@@ -167,14 +180,14 @@ def _aligned(nbytes: int) -> int:
 def with_tensors(value: Any, name: str, tensor: Callable[[torch.Tensor, str], torch.Tensor]) -> Any:
     """Return a copy of the containers and plain values of a value, with each tensor replaced.
 
-    They are in mappings, lists and tuples. `tensor` returns the replacement of a (detached) one, and is given its name,
-    which begins with `name`, such as "parts['model']['weight']".
+    They are in mappings, lists and tuples. `tensor` returns the replacement of one, without gradients, and is given its
+    name, which begins with `name`, such as "parts['model']['weight']".
 
     Raises:
         CheckpointError: something in it is neither a tensor nor a plain value; the error says where.
     """
     if isinstance(value, torch.Tensor):
-        return tensor(value.detach(), name)
+        return tensor(value.detach() if value.requires_grad else value, name)
     if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0:
         value = value.item()  # a NumPy number, such as a scheduler's learning rate
     if (type(value) in _PLAIN and value != b"") or (type(value) is int and value.bit_length() <= _INT_BITS):

@@ -64,7 +64,8 @@ class Saver:
         """The place of the last save that began."""
         self._saved_at_s = time.monotonic()
         self._copied: dict[str, Any] | None = None
-        self._writers: list[int] = []  # the ranks with a part of a sharded copy
+        self._writers: list[int] = []  # of the copy, if it is sharded: the ranks with a part of it
+        self._token = ""  # and what their files' names have
         background_writer.expect(folder)
 
     @property
@@ -157,15 +158,13 @@ class Saver:
 
     def _write_copy(self, best: tuple[str, float] | None = None) -> None:
         """Begin to write the copy as this step's checkpoint or as the best one, if there is a copy."""
-        shards = self._shards() if self.state.is_sharded else None
         if self._copied is None:
             return
+        shards = None
+        if self.state.is_sharded:
+            shards = ShardSave(self.world, self.state.shard, self._writers, self._token, self._leave_out)
         first = functools.partial(self._check_and_sync, shards)
         self.folder.save(self.state.steps, self._copied, first=first, shards=shards, best=best)
-
-    def _shards(self) -> ShardSave:
-        token = self.world.broadcast(os.urandom(4).hex())
-        return ShardSave(self.world, self.state.shard, self._writers, token, self._leave_out)
 
     def _check_and_sync(self, shards: ShardSave | None) -> None:
         """Before the copy is written, in the background: keep a non-finite one out, and write all records."""
@@ -212,15 +211,16 @@ class Saver:
         except CheckpointError as raised:  # a part's state has something new that can't be saved
             copied, error = None, str(raised)
         if self.state.is_sharded:
-            error, self._writers = self._agreed_on(error)
+            error = self._agreed_on(error)
         if not error:
             self._copied = copied
         elif self.world.is_main:
             log.error("%s\nTraining continues.", error)
             self.folder.note_failure(error)
 
-    def _agreed_on(self, error: str) -> tuple[str, list[int]]:
-        """Why a rank could not copy its part, if one could not; and the ranks that have pieces to write."""
-        ranks = self.world.gather((error, bool(self.state.shard.pieces)))
-        writers = [rank for rank, (_, has_pieces) in enumerate(ranks) if has_pieces]
-        return next(filter(None, (one for one, _ in ranks)), ""), writers
+    def _agreed_on(self, error: str) -> str:
+        """Return why a rank could not copy its part, if one could not. Notes which ranks have pieces to write."""
+        ranks = self.world.gather((error, bool(self.state.shard.pieces), os.urandom(4).hex()))
+        self._writers = [rank for rank, (_, has_pieces, _) in enumerate(ranks) if has_pieces]
+        self._token = ranks[0][2]
+        return next(filter(None, (one for one, _, _ in ranks)), "")

@@ -203,9 +203,9 @@ class TrainingState:
         """The buffers of the modules (such as BatchNorm's statistics), which differ between ranks between two steps."""
         buffers = {}
         for name, part in self._parts.items():
-            if isinstance(part, torch.nn.Module):
+            if isinstance(part, torch.nn.Module) and (own := dict(part.named_buffers())):
                 saved = part.state_dict().keys()
-                buffers[name] = _on_cpu({key: value for key, value in part.named_buffers() if key in saved})
+                buffers[name] = _on_cpu({key: value for key, value in own.items() if key in saved})
         return buffers
 
     def _frame(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ of which the last ones may be smaller or empty (torch.distributed.tensor.placeme
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,13 +99,15 @@ def _placements(tensor: torch.Tensor) -> Sequence[Any]:
     return placements
 
 
-def _split(tensor: torch.Tensor) -> list[tuple[Any, int, int]]:
+def _split(tensor: torch.Tensor) -> Sequence[tuple[Any, int, int]]:
     """For each dimension of the mesh: how the tensor is placed, this rank's coordinate, and the number of ranks."""
-    mesh: Any = tensor.device_mesh  # type: ignore[attr-defined]
-    return [
-        (placement, mesh.get_coordinate()[number], mesh.size(number))
-        for number, placement in enumerate(_placements(tensor))
-    ]
+    return _split_over(tensor.device_mesh, _placements(tensor))  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=8)  # a state has thousands of tensors, and one or two meshes
+def _split_over(mesh: Any, placements: Sequence[Any]) -> Sequence[tuple[Any, int, int]]:
+    at = mesh.get_coordinate()
+    return [(placement, at[number], mesh.size(number)) for number, placement in enumerate(placements)]
 
 
 def joined(shape: Sequence[int], start: Sequence[int], dtype: torch.dtype, pieces: Iterable[Piece]) -> torch.Tensor:

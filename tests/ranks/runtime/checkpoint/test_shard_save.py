@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,7 +40,9 @@ class Kill(Points):
             raise KilledError(name)
 
 
-def write(rank: int, path: Path, store: dist.Store, step: int, killed_at: int = 10**6) -> bool:
+def write(
+    rank: int, path: Path, store: dist.Store, step: int, killed_at: int = 10**6, patience_s: float = 30.0
+) -> bool:
     """One rank's part of a save of a tensor of 60 elements, of which each has half. Returns whether it was killed."""
     values = torch.full((30,), float(step))
     shard = LocalShard({NAME: Piece((30 * rank,), 0, values)}, {NAME: torch.Size([60])}, values.view(torch.uint8))
@@ -47,9 +50,10 @@ def write(rank: int, path: Path, store: dist.Store, step: int, killed_at: int = 
     state = {"position": {"steps": step}, "parts": {"model": {"weight": values}}, "ranks": [step]}
     folder = CheckpointFolder(path, keep=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_save, "PATIENCE_S", 0.01)
+        patch.setattr(shard_save, "PATIENCE_S", patience_s)
         patch.setattr(shard_save, "_POLL_S", 0.005)
         patch.setattr(process_group, "_store", store)
+        patch.setattr(os, "fsync", lambda descriptor: None)  # it takes long, and this machine does not fail
         Kill(killed_at).install(patch)
         save = ShardSave(world, shard, [0, 1], f"{step:08}", refused)
         try:
@@ -91,7 +95,8 @@ def test_killed_at_any_moment_of_a_save(tmp_path: Path, killed: int, step: int) 
         point += 1
         path, store = tmp_path / str(point), dist.HashStore()
         shutil.copytree(tmp_path / "before", path)
-        ends = [write(rank, path, store, step, point if rank == killed else 10**6) for rank in (1, 0)]
+        ends = [write(1, path, store, step, point if killed == 1 else 10**6)]
+        ends += [write(0, path, store, step, point if killed == 0 else 10**6, patience_s=0.0 if ends[0] else 30.0)]
         was_killed = any(ends)
         before, found = found, newest_step(path) or 0
         assert found in (before, step), "once the new one is there, it stays"

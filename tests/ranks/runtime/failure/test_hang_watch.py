@@ -320,6 +320,34 @@ def skipping_late() -> None:
     hang(lambda rank: skip() if rank == 1 else None, warning_s=60)
 
 
+class Waiting:
+    """A stream whose source does not answer on rank 1."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __iter__(self) -> Iterator[int]:
+        yield self.rank
+        if self.rank == 1:
+            time.sleep(600)  # the source
+        yield self.rank
+
+
+def streaming() -> None:
+    limits = {"hang_warning_s": 1.0, "collective_timeout_s": float(os.environ["TIMEOUT_S"])}
+    with cluster_ddp.distributed(cuda=False, **limits) as world:
+        rank_progress.note_step()
+        for _ in world.stream(Waiting(world.rank), batch_size=1, split="own"):  # the stream
+            rank_progress.note_step()
+
+
+def test_a_stream_that_waits_for_its_source(ends_of: EndsOf) -> None:
+    verdict = said(*ends_of(streaming))
+    waits = rf"rank 0 on {HOST} waits in all_reduce.* \({FILE}:{line('the stream')}\)"
+    source = rf"rank 1 on {HOST} is in DataLoader, in __iter__ \({FILE}:{line('the source')}\)"
+    assert re.fullmatch(f"{waits}; {source}", verdict), verdict
+
+
 HANGS: dict[Callable[[], None], dict[str, Any]] = {
     skipping: {"count": 3, "restart_s": "1"},
     skipping_before_batch_norm: {},
@@ -334,6 +362,7 @@ HANGS: dict[Callable[[], None], dict[str, Any]] = {
     stopped_1: {"restart_s": "1", "timeout_s": 600},
     mismatched: {"hanging": None},
     skipping_late: {"timeout_s": 2},
+    streaming: {},
 }
 
 
