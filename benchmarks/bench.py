@@ -97,6 +97,14 @@ BENCHMARKS = (
         "with the model and its gradients' buckets; and in all, without what importing torch takes.",
     ),
     Benchmark(
+        script="sharded.py",
+        title="Sharded models",
+        about="Memory of a rank (its model, gradients and AdamW, and the peak of a step) under DDP and FSDP2. How "
+        "long a save blocks the training, and a load takes, against torch.distributed.checkpoint (DCP) on the same "
+        "model in one run, alternately. A load of ours checks SHA-256 digests, and DCP does not: that is apart. And a "
+        "resume with many tensors. All on CPUs over gloo; with 16 ranks, 8 share a core.",
+    ),
+    Benchmark(
         script="stop_agreement.py",
         title="Agreeing on when to stop",
         about="The share of training steps (MNIST CNN, two ranks, CPU, gloo) that `Checkpointer.step` takes where "

@@ -34,31 +34,32 @@ from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.model.sharded_tensor import local_part
 
 MIB = 1 << 20
-WIDTH, LAYERS, TOKENS, VOCABULARY = 512, 17, 64, 8_000
+LAYERS, TOKENS, VOCABULARY = 17, 64, 8_000
 
 
 class Block(nn.Module):
-    """A layer of a GPT, without its attention's details: 3.2 million parameters."""
+    """A layer of a GPT, without the mask of its attention."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm, self.attention = nn.LayerNorm(WIDTH), nn.MultiheadAttention(WIDTH, 8, batch_first=True)
-        up, down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.LayerNorm(WIDTH), up, nn.GELU(), down)
+        self.norm, self.attention = nn.LayerNorm(width), nn.MultiheadAttention(width, 8, batch_first=True)
+        up, down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.mlp = nn.Sequential(nn.LayerNorm(width), up, nn.GELU(), down)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x, changed: (batch, tokens, WIDTH)."""
+        """Return x, changed: (batch, tokens, width)."""
         y = self.norm(x)
         x = x + self.attention(y, y, y, need_weights=False)[0]
         return x + self.mlp(x)  # type: ignore[no-any-return]
 
 
 class GPT(nn.Module):
-    """57 million parameters; the embedding is the head, too."""
+    """Of width 512 it has 58 million parameters, of 1024 222 million. The embedding is the head, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.embedding, self.blocks = nn.Embedding(VOCABULARY, WIDTH), nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(LAYERS)))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return logits for tokens: (batch, tokens, VOCABULARY)."""
@@ -68,10 +69,10 @@ class GPT(nn.Module):
 class Training:
     """A model under a strategy, with AdamW."""
 
-    def __init__(self, world: cluster_ddp.World, strategy: str) -> None:
+    def __init__(self, world: cluster_ddp.World, strategy: str, width: int) -> None:
         self.world = world
         how: dict[str, Any] = {"strategy": strategy, **({} if strategy == "ddp" else {"blocks": Block})}
-        self.model: nn.Module = world.wrap(GPT(), **how)
+        self.model: nn.Module = world.wrap(GPT(width), **how)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.tokens = torch.randint(VOCABULARY, (1, TOKENS))
 
@@ -91,7 +92,7 @@ class Training:
 def memory(world: cluster_ddp.World, options: argparse.Namespace) -> dict[str, list[float]]:
     """MiB that the model takes: between steps, and at the peak of a step."""
     before = _memory_mib("VmRSS")
-    training = Training(world, options.strategy)
+    training = Training(world, options.strategy, options.width)
     for _ in range(3):
         training.step()
         between = _memory_mib("VmRSS") - before
@@ -107,7 +108,7 @@ def _memory_mib(name: str) -> float:
 
 def saves(world: cluster_ddp.World, options: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of the slowest rank, in turn: saves and loads of ours and of DCP."""
-    training, found = Training(world, "fsdp"), dict[str, list[float]]()
+    training, found = Training(world, "fsdp", options.width), dict[str, list[float]]()
     training.step()
     checkpoint = training.checkpointer(options.folder / "ours", every="1steps")
     state = [one for part in (training.model, training.optimizer) for one in _tensors(part.state_dict())]
@@ -228,7 +229,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="saves and loads of each kind (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
-    for name, kind in (("measure", str), ("strategy", str), ("tensors", int)):  # of one rank
+    for name, kind in (("measure", str), ("strategy", str), ("tensors", int), ("width", int)):  # of one rank
         parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure is None:
@@ -256,40 +257,45 @@ def run(ranks: int, options: argparse.Namespace, *arguments: str) -> dict[str, l
 
 def all_figures(options: argparse.Namespace) -> list[Figure]:
     """All figures."""
-    return [*of_memory(options), *of_saves(options), *of_many(options, 16, 10_000), *of_many(options, 4, 100_000)]
+    return [
+        *of_memory(options),
+        *of_saves(options, 512, "58 M parameters with AdamW on 2 ranks"),
+        *of_saves(options, 1024, "222 M parameters"),
+        *of_many(options, 16, 10_000),
+        *of_many(options, 4, 100_000),
+    ]
 
 
 def of_memory(options: argparse.Namespace) -> list[Figure]:
     """Memory per rank, against DDP."""
-    ddp, figures = run(2, options, "--measure=memory", "--strategy=ddp"), []
-    figures += [Figure(what=f"57 M parameters, DDP: {name}", values=ddp[name], unit="MiB") for name in ddp]
+    how = ("--measure=memory", "--width=512")
+    ddp, figures = run(2, options, *how, "--strategy=ddp"), []
+    figures += [Figure(what=f"58 M parameters, DDP: {name}", values=ddp[name], unit="MiB") for name in ddp]
     for ranks, at_most in ((2, None), (4, 0.5)):
-        fsdp = run(ranks, options, "--measure=memory", "--strategy=fsdp")
-        for name, values in fsdp.items():
+        for name, values in run(ranks, options, *how, "--strategy=fsdp").items():
             ratios = [values[0] / ddp[name][0]]
             what = f"FSDP on {ranks} ranks: {name}"
             figures.append(Figure(what=what, values=values, unit="MiB", ratios=ratios, peer="DDP", at_most=at_most))
     return figures
 
 
-def of_saves(options: argparse.Namespace) -> list[Figure]:
+def of_saves(options: argparse.Namespace, width: int, what: str) -> list[Figure]:
     """Saves and loads on 2 ranks, against DCP."""
-    found = run(2, options, "--measure=saves")
+    found = run(2, options, "--measure=saves", f"--width={width}")
     ours, digest = found["blocked by ours"], found["digest"]
     load = [whole - hashing for whole, hashing in zip(found["load by ours"], digest)]
 
-    def ratios(values: list[float], to: str) -> list[float]:
-        return [one / other for one, other in zip(values, found[to])]
+    def against(name: str, values: list[float], to: str, peer: str, at_most: float | None = None) -> Figure:
+        ratios = [one / other for one, other in zip(values, found[to])]
+        return Figure(what=name, values=values, unit="s", ratios=ratios, peer=peer, at_most=at_most)
 
     return [
-        Figure(what="a save of 2 x 340 MiB blocks for", values=ours, unit="s", ratios=ratios(ours, "copy"), at_most=1.3,
-               peer="one copy of the shard in memory"),
-        Figure(what="…", values=ours, unit="s", ratios=ratios(ours, "blocked by DCP"), at_most=0.2, peer="DCP's save"),
-        Figure(what="…", values=ours, unit="s", ratios=ratios(ours, "blocked by DCP async"), peer="DCP's async_save"),
-        Figure(what="a load, without its digest", values=load, unit="s", ratios=ratios(load, "load by DCP"),
-               peer="DCP's load", at_most=1.5),
-        Figure(what="… its digest", values=digest, unit="s"),
-    ]  # fmt: skip
+        against(f"{what}: a save blocks for", ours, "copy", "one copy of the shard in memory", 1.3),
+        against("…", ours, "blocked by DCP", "DCP's save", 0.2),
+        against("…", ours, "blocked by DCP async", "DCP's async_save"),
+        against(f"{what}: a load, without the digest", load, "load by DCP", "DCP's load", 1.5),
+        Figure(what="… the digest", values=digest, unit="s"),
+    ]
 
 
 def of_many(options: argparse.Namespace, ranks: int, tensors: int) -> list[Figure]:
