@@ -129,14 +129,19 @@ def _refusal(error: Exception) -> str:
 def taken(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy of a tensor from `read` (no other), and release the memory of the file's bytes."""
     copy = tensor.clone()
+    release(tensor)
+    return copy
+
+
+def release(tensor: torch.Tensor) -> None:
+    """Release the memory of the file's bytes in a tensor from `read` (no other). A later access reads them again."""
     if tensor.layout != torch.strided:
-        return copy
+        return
     memory = tensor.untyped_storage()  # an expanded tensor's is smaller than its size
     start = -(-memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     nbytes = (memory.data_ptr() + memory.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE - start
-    if nbytes > 0:  # pages of this tensor alone; a later access reads the file again
+    if nbytes > 0:  # pages of this tensor alone
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(nbytes), mmap.MADV_DONTNEED)
-    return copy
 
 
 def not_as_chosen(path: Path, chosen: str) -> str | None:

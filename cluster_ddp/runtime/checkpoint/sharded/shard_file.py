@@ -148,12 +148,15 @@ class SavedPieces:
             start, shape = pieces.start_of(wanted), tuple(local_part(wanted).shape)
             first = pieces.writer_of(wanted)
         try:
-            return pieces.joined(shape, start, whole.dtype, self._of(name, first))
+            return pieces.joined(shape, start, whole.dtype, self.of(name, first))
         except ValueError as error:
             raise UnusableError(f"{name}: {error}") from None
 
-    def _of(self, name: str, first: int | None) -> Iterator[Piece]:
-        """The pieces of a tensor, with those of one rank first: a training on as many ranks needs no others."""
+    def of(self, name: str, first: int | None = None) -> Iterator[Piece]:
+        """Yield the pieces of a tensor, with those of one rank first: a training on as many ranks needs no others.
+
+        Each has a storage of its own, whose memory is released once the next one is asked for.
+        """
         for file in sorted(self._files, key=lambda file: self._files[file]["rank"] != first):
             if file not in self._open:
                 content = checkpoint_file.load(self._folder / file)
@@ -163,4 +166,6 @@ class SavedPieces:
                 dtype, start, shape, offset = index[name]
                 kind = getattr(torch, dtype)
                 nbytes = torch.Size(shape).numel() * kind.itemsize
-                yield Piece(tuple(start), offset, shard[offset : offset + nbytes].view(kind).view(shape))
+                values = torch.from_numpy(shard[offset : offset + nbytes].numpy()).view(kind).view(shape)
+                yield Piece(tuple(start), offset, values)
+                checkpoint_file.release(values)
