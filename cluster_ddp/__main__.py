@@ -23,6 +23,7 @@ VERBS = {
     "doctor": "say why a job would hang, or where one hung",
     "report": "show how a run used its CPUs, memory and GPUs, and what to change",
     "memory": "say whether a model fits in a GPU, alone or sharded",
+    "export": "write a checkpoint's weights as a plain file for other tools",
     "fetch": "copy run directories from a cluster that is reached by ssh",
     "scaling": "measure a training on several numbers of GPUs, and say which to ask for",
     "train": "train the MNIST CNN under DDP",

@@ -8,6 +8,7 @@ logs        what a job has printed
 cancel      ends jobs
 report      what became of a run, and how it used its CPUs, memory and GPUs
 memory      whether a model fits in a GPU, from its shapes
+export      a checkpoint's weights as a plain file for other tools
 fetch       copies run directories from a cluster that is reached by ssh
 completion  what lets bash or zsh complete command lines
 

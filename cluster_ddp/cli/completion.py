@@ -18,7 +18,7 @@ PROGRAM = "cluster-ddp completion"
 SHELLS = ("bash", "zsh")
 # What the values are: "JOB" may be a run directory.
 _FOLDERS = {"JOB", "JOB|RUN_DIR", "RUN_DIR"}
-_FILES = {"PATH", "PREFIX", "FILE", "SCRIPT.py"}
+_FILES = {"PATH", "PREFIX", "FILE", "SCRIPT.py", "CHECKPOINT", "OUTPUT"}
 
 
 def parser() -> Parser:

@@ -204,6 +204,7 @@ def test_slurm_and_the_agent_need_the_standard_library_only(package: str) -> Non
         "import cluster_ddp.train",
         "import cluster_ddp.cli.status",
         "import cluster_ddp.cli.memory as m; m.parser()",
+        "import cluster_ddp.cli.export as e; e.parser()",
         "from cluster_ddp.submit import main; main(['--nodes', '2', '--gpus-per-node', '2', '--dry-run'])",
         "from cluster_ddp.submit import main; main(['--dry-run', '--array', 'a=0..9', '--', 'ls', '{a}'])",
         "from cluster_ddp.submit import main;"

@@ -1,0 +1,48 @@
+"""`cluster-ddp export CHECKPOINT OUTPUT`: write a model's weights as a plain file for other tools, on one process.
+
+runs/12 model.pt           torch.load reads it, with weights_only=True
+runs/12 model.safetensors  so do Hugging Face's libraries (pip install safetensors)
+runs/12 FOLDER --dcp       model, optimizer and all other parts, in the format of torch.distributed.checkpoint
+
+CHECKPOINT is a file, such as runs/12/checkpoints/best-accuracy.pt; or a run directory: then its newest undamaged one.
+It may be a sharded one (FSDP). Nothing is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster_ddp.argument_parser import Parser
+from cluster_ddp.errors import exit_on_error
+
+PROGRAM = "cluster-ddp export"
+_MB = 1e6
+
+
+def parser() -> Parser:
+    """The command line."""
+    top = Parser(PROGRAM, description=__doc__)
+    top.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="a checkpoint, or a run directory")
+    top.add_argument("output", type=Path, metavar="OUTPUT", help="….pt or ….safetensors; with --dcp a folder to make")
+    part = "name in Checkpointer of the part to export (default: model; with --dcp all)"
+    top.add_argument("--part", metavar="NAME", help=part)
+    top.add_argument("--dcp", action="store_true", help="write a folder of torch.distributed.checkpoint")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse the options, write the output, say where it comes from. Returns the exit status."""
+    with exit_on_error(PROGRAM):
+        asked = parser().parse_args(argv)
+        from cluster_ddp.runtime.checkpoint.export import dcp_folder, weights_file
+
+        if asked.dcp:
+            path = dcp_folder.write(asked.checkpoint, asked.output, part=asked.part)
+        else:
+            path = weights_file.write(asked.checkpoint, asked.output, part=asked.part or "model")
+        written = [asked.output, *asked.output.glob("*")]
+        nbytes = sum(one.stat().st_size for one in written if one.is_file())
+        what = asked.part or ("all parts" if asked.dcp else "model")
+        print(f"{asked.output}: {what} of {path}, {nbytes / _MB:,.1f} MB")
+    return 0
