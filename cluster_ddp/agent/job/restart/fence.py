@@ -34,7 +34,7 @@ from cluster_ddp.protocol import Env, File
 from cluster_ddp.slurm.variables import Variables
 
 _IN_PLACE = (File.METRICS, File.STARTS, File.SICK_NODES, File.USAGE.format("*"), File.STACK.format("*"))
-_WITH_TEMPORARY_FILES = ("", File.CHECKPOINTS, File.TRACKERS)
+_WITH_TEMPORARY_FILES = (File.CHECKPOINTS, f"{File.CHECKPOINTS}/*", File.TRACKERS)  # and the run directory itself
 _BYTES = 4096
 _BLOCK_BYTES = 1 << 20
 
@@ -58,12 +58,16 @@ def take_over(run_dir: Path, env: Mapping[str, str], *, logs: Iterable[Path] = (
         file.write(json.dumps(start).encode() + b"\n")
     if _is_of(run_dir / File.LOCK, job):
         (run_dir / File.LOCK).unlink(missing_ok=True)
-        for folder in _WITH_TEMPORARY_FILES:
-            remove_leftovers(run_dir / folder)
-        for path in (path for pattern in _IN_PLACE for path in run_dir.glob(pattern)):
+        for folder in (run_dir, *_matching(run_dir, _WITH_TEMPORARY_FILES)):
+            remove_leftovers(folder)
+        for path in _matching(run_dir, _IN_PLACE):
             _renew(path)
     for path in logs:
         _renew(path)
+
+
+def _matching(run_dir: Path, patterns: Iterable[str]) -> Iterator[Path]:
+    return (path for pattern in patterns for path in run_dir.glob(pattern))
 
 
 def refuse_older(env: Mapping[str, str]) -> None:

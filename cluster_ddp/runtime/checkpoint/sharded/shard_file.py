@@ -104,9 +104,11 @@ def remove(checkpoint: Path) -> None:
 
 
 def put_aside(checkpoint: Path) -> None:
-    """Rename the shard files of a damaged checkpoint, as that is renamed."""
+    """Rename the shard files of a damaged checkpoint, as that is renamed: they replace those of an earlier one."""
     if (folder := folder_of(checkpoint)).exists():
-        folder.replace(folder.with_name(f"{folder.name}.damaged"))
+        aside = folder.with_name(f"{folder.name}.damaged")
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.replace(aside)
 
 
 def remove_orphans(checkpoints: Path, *, before: Path | None = None) -> None:

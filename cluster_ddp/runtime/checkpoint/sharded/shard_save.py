@@ -78,10 +78,11 @@ class ShardSave:
             return False
         files = self._collected(folder, own)
         parts = self._without_pieces(state["parts"])
+        # Of earlier saves under this name. What comes later may be a newer start's (see `agent.job.restart.fence`).
+        outdated = [path for path in folder.iterdir() if path.name not in files]
         checkpoint_file.write(checkpoint, {**state, "parts": parts, "sharded": {"files": files}})
-        for path in folder.iterdir():  # of earlier saves under this name
-            if path.name not in files:
-                path.unlink(missing_ok=True)
+        for path in outdated:
+            path.unlink(missing_ok=True)
         return True
 
     def leave_out(self, non_finite: list[str]) -> None:
@@ -136,17 +137,18 @@ class ShardSave:
         told: dict[int, dict[str, Any]] = {}
         others = [rank for rank in self._writers if rank != self._rank]
         wait_s, since_s = PATIENCE_S, time.monotonic()
-        while left := [rank for rank in others if rank not in told]:
-            assert self._store is not None
-            for rank in left:
+        while True:
+            for rank in [rank for rank in others if rank not in told]:
+                assert self._store is not None
                 if self._store.check([self._key_of(rank)]):
                     told[rank] = json.loads(self._store.get(self._key_of(rank)))
+            if not (left := [rank for rank in others if rank not in told]):
+                return told
             if wait_s == PATIENCE_S and process_group.ranks_store() is None:
                 wait_s, since_s = _AFTER_FAILURE_S, time.monotonic()
             if time.monotonic() - since_s > wait_s:
                 raise OSError(0, f"rank {', '.join(map(str, left[:8]))} did not write its shard within {wait_s:.0f} s")
             time.sleep(_POLL_S)
-        return told
 
     def _wait_until_visible(self, folder: Path) -> None:
         deadline = time.monotonic() + _VISIBLE_WITHIN_S

@@ -15,7 +15,8 @@ from points import Points
 
 from cluster_ddp import files
 from cluster_ddp.runtime import process_group
-from cluster_ddp.runtime.checkpoint import checkpoint_file
+from cluster_ddp.runtime.checkpoint import checkpoint_file, restore
+from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError
 from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder, _Save
 from cluster_ddp.runtime.checkpoint.sharded import shard_file, shard_save
 from cluster_ddp.runtime.checkpoint.sharded.pieces import LocalShard, Piece
@@ -106,3 +107,32 @@ def test_killed_at_any_moment_of_a_save(tmp_path: Path, killed: int, step: int) 
         saved(path, 3)
         assert [one.name for one in sorted(path.iterdir())] == ["step-00000003.pt", "step-00000003.shards"]
     assert point > 20 and found == step
+
+
+def test_rank_0_of_an_older_start_removes_no_shard_of_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has just written its checkpoint when its node is cut off; the newer start saves under the same name."""
+    newer = tmp_path / "step-00000001.shards" / "rank-1-0000beef.pt"
+    publish = checkpoint_file.write
+
+    def cut_off_then(path: Path, state: Any) -> str:
+        digest = publish(path, state)
+        if path.suffix == ".pt" and path.parent == tmp_path:
+            newer.touch()
+        return digest
+
+    monkeypatch.setattr(checkpoint_file, "write", cut_off_then)
+    saved(tmp_path, 1)
+    assert newer.exists()
+
+
+ASIDE = ["step-00000001.pt.damaged", "step-00000001.shards.damaged"]
+
+
+def test_a_checkpoint_that_is_damaged_twice_is_set_aside_twice(tmp_path: Path) -> None:
+    """The training has come to its step again meanwhile."""
+    for _ in range(2):
+        saved(tmp_path, 1)
+        restore.put_aside({tmp_path / "step-00000001.pt": DamagedError("its end is missing")}, None)
+        assert sorted(one.name for one in tmp_path.iterdir()) == ASIDE
