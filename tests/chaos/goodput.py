@@ -30,23 +30,21 @@ class Training(NamedTuple):
     """How it was started again: the options of the job."""
     held_s: float
     faults: int
+    steps_s: float
+    """How long its steps take undisturbed."""
 
 
-def summary(trainings: Sequence[Training], steps_s: float) -> dict[str, Any]:
-    """Goodput, and the mean seconds between two faults, of all trainings and for each way; empty without any.
-
-    Args:
-        trainings: that have completed.
-        steps_s: how long the steps of one take undisturbed. Each training has kept as many.
-    """
+def summary(trainings: Sequence[Training]) -> dict[str, Any]:
+    """Goodput, and the mean seconds between two faults, of completed trainings and for each way; empty without any."""
     if not trainings:
         return {}
     ways = sorted({one.way for one in trainings})
     groups = {"all": trainings, **{way: [one for one in trainings if one.way == way] for way in ways}}
-    return {name: _of(group, steps_s) for name, group in groups.items()}
+    return {name: _of(group) for name, group in groups.items()}
 
 
-def _of(group: Sequence[Training], steps_s: float) -> dict[str, Any]:
+def _of(group: Sequence[Training]) -> dict[str, Any]:
     held_s, faults = sum(one.held_s for one in group), sum(one.faults for one in group)
+    steps_s = sum(one.steps_s for one in group)
     between_s = round(held_s / faults, 1) if faults else None
-    return {"goodput": round(steps_s * len(group) / held_s, 3), "s_between_faults": between_s, "trainings": len(group)}
+    return {"goodput": round(steps_s / held_s, 3), "s_between_faults": between_s, "trainings": len(group)}

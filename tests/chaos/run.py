@@ -17,6 +17,7 @@ from chaos.goodput import HeldTime
 from chaos.training import SLOW_DISK
 from cluster_ddp.protocol import Env, File
 from cluster_ddp.runtime.checkpoint import checkpoint_file, folder
+from cluster_ddp.runtime.checkpoint.sharded import shard_file
 from cluster_ddp.runtime.failure import suspects
 from cluster_ddp.sandbox import cluster
 from cluster_ddp.sandbox.layout import Layout
@@ -47,6 +48,7 @@ class Run:
         folder: for the run directory and the jobs' output.
         epochs: to train.
         ranks_per_node: on each of two nodes.
+        kind: of `chaos.training.KINDS`.
         restarts, spare_nodes: of the job.
     """
 
@@ -56,6 +58,7 @@ class Run:
         folder: Path,
         epochs: int,
         ranks_per_node: int,
+        kind: str,
         *,
         restarts: int = 0,
         spare_nodes: int = 0,
@@ -64,7 +67,7 @@ class Run:
         self._restarts_asked, self._spare_nodes = restarts, spare_nodes
         self.run_dir = self.disk / folder.name
         folder.mkdir()
-        self.epochs, self.ranks_per_node = epochs, ranks_per_node
+        self.epochs, self.ranks_per_node, self.kind = epochs, ranks_per_node, kind
         self.run_dir.mkdir(parents=True)
         self.slow_disk = self.run_dir / SLOW_DISK
         self.job_id = 0
@@ -72,8 +75,7 @@ class Run:
         """Of the job, when it was last asked for."""
         self.since_s = time.time()
         """When it was started, or started again, as far as was seen."""
-        self.restarts = 0
-        self.held = HeldTime()
+        self.restarts, self.held = 0, HeldTime()
         self.lost_nodes: list[str] = []
         self.thieves = ExitStack()
         """Held ports."""
@@ -110,7 +112,7 @@ class Run:
         """Submit it, again with the same run directory if it was there before."""
         spec = JobSpec(
             name="chaos",
-            command=(sys.executable, str(SCRIPT), str(self.epochs)),
+            command=(sys.executable, str(SCRIPT), str(self.epochs), self.kind),
             nodes=2,
             gpus_per_node=self.ranks_per_node,
             requeue=True,
@@ -284,12 +286,15 @@ class Run:
         if files := folder.CheckpointFolder(where, keep=KEEP).files():
             try:
                 checkpoint_file.digest(files[0])
+                shard_file.check_all(files[0])
             except (checkpoint_file.DamagedError, OSError) as error:
                 self.fail(f"the newest checkpoint, {files[0]}, can't be read: {error}")
 
     def leftovers(self) -> list[str]:
-        """Temporary files."""
-        return [path.name for path in self.run_dir.rglob("*.tmp")]
+        """Temporary files, and shard files without a checkpoint."""
+        shards = self.run_dir.rglob(f"*{shard_file.SUFFIX}")
+        orphans = (path for path in shards if not path.with_suffix(".pt").exists())
+        return [path.name for path in (*self.run_dir.rglob("*.tmp"), *orphans)]
 
     def clean_up_after_fault(self, rng: random.Random) -> None:
         """Lost nodes come back after a while, a full disk has room again, and a slow disk recovers or not."""

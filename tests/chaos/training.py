@@ -3,21 +3,23 @@
 It uses what any user's script would. Dropout makes the random numbers matter, four ranks the order in which gradients
 are added up, and a ledger counts how often every sample was trained on. Pauses stretch it, so that faults find it at
 work at little cost in CPU time.
+
+    python training.py EPOCHS KIND      of KINDS: the strategy of the model, and for "-stream" data without an index
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import IterableDataset
 
 import cluster_ddp
 from cluster_ddp.mnist import data
@@ -26,6 +28,7 @@ from cluster_ddp.runtime.data.shard import Shard
 from cluster_ddp.runtime.meter import Meter
 from cluster_ddp.runtime.run_dir import background_writer
 
+KINDS = ("fsdp", "ddp", "hsdp-stream")
 BATCH_SIZE = 16
 SEED = 7
 LOG_EVERY = 3  # not what checkpoints are saved at: the meter's half-full sums must survive, too
@@ -79,27 +82,30 @@ class Net(nn.Module):
         return scores
 
 
-def main(epochs: int) -> None:
+class Numbers(IterableDataset[torch.Tensor]):
+    """The numbers below a size, in another order in each epoch."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.randperm(self.size)
+
+
+def main(epochs: int, kind: str) -> None:
     """Train, test after every epoch, and in the end say whether the books are right."""
+    strategy, _, source = kind.partition("-")
     with cluster_ddp.distributed(cuda=False, rendezvous_timeout_s=60, collective_timeout_s=120) as world:
-        train_set, test_set = (_numbered(images) for images in data.load("digits", Path()))
-        shard = world.shard(train_set, batch_size=BATCH_SIZE, shuffle_seed=SEED)
-        test_shard = world.shard(test_set, batch_size=BATCH_SIZE)
+        shard, test_shard, size = _load(world, source)
         torch.manual_seed(SEED)
-        model = world.wrap(Net())
+        model: Any = world.wrap(Net(), strategy=strategy, blocks=nn.Linear)  # type: ignore[call-overload]
         world.seed_rank(SEED)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.95)
-        loss_meter, ledger = Meter(world), Ledger(world, shard.size)
-        checkpoint = cluster_ddp.Checkpointer(
-            world,
-            shard=shard,
-            every=CHECKPOINT_EVERY,
-            meters={"loss": loss_meter, "ledger": ledger},
-            model=model,
-            optimizer=optimizer,
-            scheduler=scheduler,
-        )
+        loss_meter, ledger = Meter(world), Ledger(world, size)
+        parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        meters: dict[str, Any] = {"loss": loss_meter, "ledger": ledger}
+        checkpoint = cluster_ddp.Checkpointer(world, shard=shard, every=CHECKPOINT_EVERY, meters=meters, **parts)
         _slow_down_disk(checkpoint.run_dir.path / SLOW_DISK)
         for epoch in checkpoint.epochs(epochs):
             model.train()
@@ -110,20 +116,31 @@ def main(epochs: int) -> None:
                 optimizer.step()
                 ledger.note(numbers)
                 loss_meter.add(loss, len(labels))
-                if shard.step % LOG_EVERY == 0 or shard.seen == shard.size:
+                if shard.step % LOG_EVERY == 0 or shard.is_at_end:
                     checkpoint.run_dir.log("train", {"epoch": epoch, "step": shard.step, "loss": loss_meter.mean()})
                     loss_meter.reset()
                 time.sleep(_pause_s(shard.step, world.rank))
                 checkpoint.step()
-            (correct,) = world.sum(_test(model.module, test_shard, checkpoint))
+            (correct,) = world.sum(_test(model, test_shard, checkpoint))
             checkpoint.run_dir.log("test", {"epoch": epoch, "correct": correct, "each_once": ledger.all_are(epoch + 1)})
             scheduler.step()
-        checkpoint.run_dir.log("done", {**_digests(world, model.module), "each_once": ledger.all_are(epochs)})
+        digest = world.weights_digest(model)  # raises if the ranks differ
+        checkpoint.run_dir.log("done", {"weights_sha256": digest, "each_once": ledger.all_are(epochs)})
 
 
-def _digests(world: cluster_ddp.World, model: nn.Module) -> dict[str, Any]:
-    digests = world.gather(_sha256(model))
-    return {"weights_sha256": digests[0], "same_on_all": len(set(digests)) == 1}
+def _load(world: cluster_ddp.World, source: str) -> tuple[Any, Shard, int]:
+    """This rank's batches of numbers, images, labels, to train on and to test; and how many there are to train on."""
+    train_set, test_set = (_numbered(images) for images in data.load("digits", Path()))
+    test_shard = world.shard(test_set, batch_size=BATCH_SIZE)
+    if source != "stream":
+        return world.shard(train_set, batch_size=BATCH_SIZE, shuffle_seed=SEED), test_shard, len(train_set)
+    stream = world.stream(
+        Numbers(len(train_set)),
+        batch_size=BATCH_SIZE,
+        seed=SEED,
+        collate_fn=lambda numbers: train_set.batch(torch.stack(numbers)),
+    )
+    return stream, test_shard, len(train_set)
 
 
 @torch.no_grad()
@@ -150,13 +167,6 @@ def _pause_s(step: int, rank: int) -> float:
     return 0.15 if step % 7 == rank else 0.05
 
 
-def _sha256(model: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for tensor in model.state_dict().values():
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 def _slow_down_disk(control: Path) -> None:
     """From now on os.fsync is as slow as the control file says."""
     fsync = os.fsync
@@ -170,4 +180,4 @@ def _slow_down_disk(control: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

@@ -56,8 +56,8 @@ def test_goodput_is_the_share_of_kept_steps_in_the_time_with_nodes() -> None:
     for now_s, state in enumerate(["PENDING", "RUNNING", "RUNNING", "COMPLETING", "PENDING", "RUNNING", "FAILED", "x"]):
         held.saw(state, 10.0 * now_s)
     assert held.seconds == 40
-    trainings = [goodput.Training("restarts", 100, 4), goodput.Training("requeued", 60, 0)]
-    assert goodput.summary(trainings, 40) == {
+    trainings = [goodput.Training("restarts", 100, 4, 40), goodput.Training("requeued", 60, 0, 40)]
+    assert goodput.summary(trainings) == {
         "all": {"goodput": 0.5, "s_between_faults": 40.0, "trainings": 2},
         "requeued": {"goodput": 0.667, "s_between_faults": None, "trainings": 1},
         "restarts": {"goodput": 0.4, "s_between_faults": 25.0, "trainings": 1},
