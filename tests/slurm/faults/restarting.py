@@ -46,9 +46,9 @@ class Job(Run):
         self.wait_for(lambda: len(self.failures()) >= count, timeout_s)
         return self.failures()[-1]
 
-    def ranks(self, start: int) -> list[Rank]:
+    def ranks(self, start: int, *, count: int = 2) -> list[Rank]:
         """Wait until the ranks of a start train; returns their processes. Those of earlier starts may still live."""
-        self.wait_for(lambda: len(self._ranks(start)) == 2, 120)
+        self.wait_for(lambda: len(self._ranks(start)) == count, 120)
         return self._ranks(start)
 
     def _ranks(self, start: int) -> list[Rank]:
