@@ -119,7 +119,8 @@ class Stream(TrainingData):
         """
         mine: Mapping[str, Any] | None = of_ranks[0]  # with split="items" all are the same
         if self.split == "own":
-            before = len(of_ranks), of_ranks[0]["readers"]
+            like = of_ranks[self._rank % len(of_ranks)]  # ranks may have different numbers of CPUs, and so of readers
+            before = len(of_ranks), like["readers"]
             is_same = before == (self._world_size, self._places.readers)
             if not is_same and place["step"] and not place["is_at_end"]:
                 raise _other_shares(before, (self._world_size, self._places.readers))

@@ -260,3 +260,6 @@ def test_other_shares_are_refused_in_the_middle_of_an_epoch_only(world: World) -
     assert drained(stream) == []
     stream.set_epoch(1)
     assert len(drained(stream)) == 6
+    two = World(topology=Topology.from_environ(slurm_step(1, 2, job_id=1)), device=torch.device("cpu"))
+    second = two.stream(Numbers(23, parts=2), batch_size=4, split="own")
+    second.resume_at(0, {**place, "step": 1}, [{**of_ranks[0], "readers": 3}, of_ranks[1]])  # rank 0 has more CPUs
