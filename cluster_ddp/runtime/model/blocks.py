@@ -21,9 +21,10 @@ def find(model: torch.nn.Module, blocks: Blocks | None, strategy: str) -> list[t
     """
     asked = f"world.wrap(model, strategy={strategy!r}):"
     classes = blocks if isinstance(blocks, tuple) else (blocks,) if blocks is not None else ()
-    wrong = [one for one in classes if not (isinstance(one, type) and issubclass(one, torch.nn.Module))]
+    wrong = [one for one in classes if not _has_forward(one)]
     if wrong:
-        raise SpecError(asked, f"blocks={wrong[0]!r} is not a class of modules.", "blocks=Block, or a tuple of classes")
+        why = f"blocks={wrong[0]!r} is not a class of modules with a forward()."
+        raise SpecError(asked, why, "blocks=Block, or a tuple of classes")
     found = [module for module in model.modules() if isinstance(module, classes)]
     if not found:
         names = " or ".join(one.__name__ for one in classes)
@@ -31,6 +32,10 @@ def find(model: torch.nn.Module, blocks: Blocks | None, strategy: str) -> list[t
         hint = repeated_class(model) or f"{type(model).__name__}, to gather the whole model at once"
         raise SpecError(asked, why, f"blocks={hint}")
     return found
+
+
+def _has_forward(one: object) -> bool:
+    return isinstance(one, type) and issubclass(one, torch.nn.Module) and one.forward is not torch.nn.Module.forward
 
 
 def repeated_class(model: torch.nn.Module) -> str | None:

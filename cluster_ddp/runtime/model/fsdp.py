@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from cluster_ddp.errors import SpecError, check_options
 from cluster_ddp.runtime import process_group
@@ -54,8 +54,21 @@ def shard(
     given = dict(options)
     if mixed is not None:
         given["mp_policy"] = MixedPrecisionPolicy(param_dtype=mixed, reduce_dtype=torch.float32)
-    for module in _inner_first(model, blocks):
+    for module in [model, *(block for block in blocks if block is not model)][::-1]:  # inner ones first
         fully_shard(module, mesh=mesh, **given)
+    model.register_forward_hook(_reshard)
+
+
+def _reshard(model: torch.nn.Module, *_: object) -> None:
+    """After a forward pass without gradients, free what torch keeps whole for the backward pass.
+
+    Until then, `parameters()` gives whole tensors without the gradients and shards: an optimizer that is made of them,
+    a clipping or an average would change nothing.
+    """
+    if not torch.is_grad_enabled():
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
 
 
 def shards_on(device: torch.device, options: Mapping[str, Any]) -> torch.device:
@@ -63,27 +76,58 @@ def shards_on(device: torch.device, options: Mapping[str, Any]) -> torch.device:
     return torch.device("cpu") if isinstance(options.get("offload_policy"), CPUOffloadPolicy) else device
 
 
-def _inner_first(model: torch.nn.Module, blocks: list[torch.nn.Module]) -> list[torch.nn.Module]:
-    return [model, *(block for block in blocks if block is not model)][::-1]
-
-
-def check_dtypes(model: torch.nn.Module, blocks: list[torch.nn.Module], options: Mapping[str, Any]) -> None:
-    """Check that the parameters that are gathered together have one dtype: torch would fail in the first step.
+def check_parameters(model: torch.nn.Module, blocks: list[torch.nn.Module], options: Mapping[str, Any]) -> None:
+    """Check for what torch refuses without a cure, in the first step, or (tied weights, torch 2.10) not at all.
 
     Raises:
-        SpecError: they have several.
+        SpecError: a block's trained parameters have several dtypes; one is in two blocks, a scalar, or not contiguous;
+            or an embedding has sparse gradients.
     """
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    left = {one for one in names if one.requires_grad} - set(options.get("ignored_params") or ())
-    for module in _inner_first(model, blocks):
-        together = {one.dtype: names[one] for one in module.parameters() if one in left}
-        left -= set(module.parameters())
+    ignored = set(options.get("ignored_params") or ())
+    dtypes: dict[torch.nn.Module, dict[torch.dtype, str]] = {}
+    first: dict[torch.nn.Parameter, tuple[torch.nn.Module, str]] = {}
+    for block, name, one in _by_block(model, blocks):
+        if one in ignored:
+            continue
+        if complaint := _complaint(one):
+            raise SpecError("world.wrap(model):", f"{name} {complaint[0]}", complaint[1])
+        if (other := first.setdefault(one, (block, name)))[0] is not block:
+            found = f"{other[1]} and {name} are tied, and in different blocks: they would be sharded apart."
+            hint = "tie weights within one block, or outside of all; blocks= may name a class that holds both"
+            raise SpecError("world.wrap(model):", found, hint)
+        if one.requires_grad:
+            dtypes.setdefault(block, {})[one.dtype] = name
+    for together in dtypes.values():
         if len(together) > 1:
             found = " and ".join(f"{name} ({dtype})" for dtype, name in together.items())
             hint = (
                 "one dtype for all trained weights, and mixed=torch.bfloat16; or make what differs a block of its own"
             )
             raise SpecError("world.wrap(model):", f"one block has parameters of different dtypes: {found}.", hint)
+    for name, module in model.named_modules():
+        is_table = isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
+        if is_table and module.sparse and module.weight.requires_grad:
+            found = f"{name} has sparse gradients, which can't be sharded."
+            raise SpecError("world.wrap(model):", found, f"{type(module).__name__}(…, sparse=False)")
+
+
+def _complaint(parameter: torch.nn.Parameter) -> tuple[str, str] | None:
+    if parameter.dim() == 0:
+        return "is a scalar, which can't be sharded.", "give it one dimension: torch.nn.Parameter(torch.ones(1))"
+    if not parameter.is_contiguous():
+        return "is not contiguous (channels_last, or transposed?).", "parameter.data = parameter.data.contiguous()"
+    return None
+
+
+def _by_block(
+    model: torch.nn.Module, blocks: list[torch.nn.Module]
+) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Parameter]]:
+    """All parameters by all their names, each with the innermost block that has it, or else the model."""
+    modules, owners = dict(model.named_modules(remove_duplicate=False)), {model, *blocks}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        path = name.split(".")[:-1]
+        above = (modules[".".join(path[:count])] for count in range(len(path), -1, -1))
+        yield next(one for one in above if one in owners), name, parameter
 
 
 def mesh_for(strategy: str, world: Collectives, given: DeviceMesh | None) -> DeviceMesh:

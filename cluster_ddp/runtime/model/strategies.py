@@ -57,7 +57,7 @@ def wrapped(
     unmade = replay.owners(model, recorder.recordings).values()
     shards_on = world.device
     if strategy != "ddp":
-        fsdp.check_dtypes(model, layers, options)
+        fsdp.check_parameters(model, layers, options)
         fsdp.broadcast_weights(model, world)
         fsdp.shard(model, layers, fsdp.mesh_for(strategy, world, mesh), mixed=mixed, options=options)
         shards_on = fsdp.shards_on(world.device, options)
