@@ -7,7 +7,6 @@ of which the last ones may be smaller or empty (torch.distributed.tensor.placeme
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,9 +88,10 @@ def writer_of(tensor: torch.Tensor) -> int:
     return int(mesh.mesh[tuple(own)])
 
 
-def count_of(tensor: torch.Tensor) -> int:
-    """Return in how many pieces a sharded tensor is split."""
-    return math.prod(ranks for placement, _, ranks in _split(tensor) if placement.is_shard())
+def writers_of(tensor: torch.Tensor) -> set[int]:
+    """Return the ranks that write the pieces of a sharded tensor."""
+    mesh: Any = tensor.device_mesh  # type: ignore[attr-defined]
+    return set(mesh.mesh[tuple(slice(None) if one.is_shard() else 0 for one in _placements(tensor))].flatten().tolist())
 
 
 def _placements(tensor: torch.Tensor) -> Sequence[Any]:

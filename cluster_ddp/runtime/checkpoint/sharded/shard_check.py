@@ -1,4 +1,4 @@
-"""Before a resume, each rank checks the shard files that it will read, so that all are checked at the same time.
+"""Before a resume, each rank checks a part of the shard files, so that all are checked at the same time.
 
 Rank 0 looks for a checkpoint: it asks with `of_all_ranks`, as often as it needs. The others `answer` until it is done.
 """
@@ -50,14 +50,14 @@ def _complaint(state: TrainingState, folder: Path, files: shard_file.Files) -> s
     """Why this rank can't use the shard files that it would read; None if it can."""
     found = (
         shard_file.complaint(folder / name, files[name], patience_s=_VISIBLE_WITHIN_S)
-        for name in _read_here(state, files)
+        for name in _checked_here(state, files)
     )
     return next(filter(None, found), None)
 
 
-def _read_here(state: TrainingState, files: shard_file.Files) -> list[str]:
-    """The shard files that this rank checks: its own, or on another number of ranks one rank of a node all."""
-    if state.sharded is not None and pieces.count_of(state.sharded) == len(files):
+def _checked_here(state: TrainingState, files: shard_file.Files) -> list[str]:
+    """The shard files that this rank checks: its own; or, if other ranks than now have written them, its share."""
+    if state.sharded is not None and pieces.writers_of(state.sharded) == {one["rank"] for one in files.values()}:
         writer = pieces.writer_of(state.sharded)
         return [name for name in files if files[name]["rank"] == writer]
-    return list(files) if state.world.local_rank == 0 else []
+    return list(files)[state.world.rank :: state.world.world_size]
