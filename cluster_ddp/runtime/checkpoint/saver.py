@@ -65,7 +65,7 @@ class Saver:
         self._saved_at_s = time.monotonic()
         self._copied: dict[str, Any] | None = None
         self._writers: list[int] = []  # of the copy, if it is sharded: the ranks with a part of it
-        self._token = ""  # and what their files' names have
+        self._token, self._writes = "", 0  # of the copy, and how often one was written: their files' names have both
         background_writer.expect(folder)
 
     @property
@@ -146,8 +146,8 @@ class Saver:
         return True
 
     def wait(self) -> None:
-        """Wait until rank 0 has written everything or gives up, without a time limit."""
-        while not self.world.broadcast(self.folder.writer.wait(_REPORT_EVERY_S) or self.folder.is_stuck()):
+        """Wait until all that write have written everything or give up, without a time limit."""
+        while any(self._of_writers(not self.folder.writer.wait(_REPORT_EVERY_S) and not self.folder.is_stuck())):
             self.folder.writer.tell_if_slow()
 
     def _of_writers(self, *flags: bool) -> list[bool]:
@@ -162,7 +162,9 @@ class Saver:
             return
         shards = None
         if self.state.is_sharded:
-            shards = ShardSave(self.world, self.state.shard, self._writers, self._token, self._leave_out)
+            self._writes += 1
+            token = f"{self._token}-{self._writes}"  # what a rank told of another try is not taken for this one's
+            shards = ShardSave(self.world, self.state.shard, self._writers, token, self._leave_out)
         first = functools.partial(self._check_and_sync, shards)
         self.folder.save(self.state.steps, self._copied, first=first, shards=shards, best=best)
 

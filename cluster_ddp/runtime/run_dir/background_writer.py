@@ -96,7 +96,7 @@ class BackgroundWriter:
 
 
 class Files(Protocol):
-    """Files that rank 0 writes in the background."""
+    """Files that this rank writes in the background."""
 
     def finish(self, timeout_s: float) -> str | None:
         """Write what is left, wait `timeout_s` seconds at most, and return what is not on disk then, or None."""
@@ -124,7 +124,9 @@ def are_stuck() -> bool:
 
 
 def settle(world: World, *, together: bool = True) -> None:
-    """Wait until all files of rank 0 are on disk. A collective, unless the process group has ended (`together`).
+    """Wait until all files are on disk. A collective, unless the process group has ended (`together`).
+
+    Rank 0 knows whether they are. The others try again what they failed to write: rank 0 may wait for that.
 
     Raises:
         RunDirError: on rank 0, if `PATIENCE_S` seconds were not enough, or another job has taken the run directory.
@@ -133,16 +135,16 @@ def settle(world: World, *, together: bool = True) -> None:
     deadline = time.monotonic() + PATIENCE_S
     tell_at = 0.0
     on_all_ranks: Callable[[str], str] = world.broadcast if together else str
-    while on_all_ranks(missing := _missing() if world.is_main else ""):
-        if world.is_main:
-            now = time.monotonic()
-            if now > deadline or are_stuck():
-                raise _lost(missing)
-            if now > tell_at:
-                tell_at = now + _TELL_EVERY_S
-                log.error("The training has ended, but: %s. Trying again, for %.0f s at most.", missing, deadline - now)
-                _note_until(time.time() + deadline - now)
-            time.sleep(_EVERY_S)
+    while missing := on_all_ranks(_missing()):
+        now = time.monotonic()
+        decides = world.is_main or not together
+        if decides and (now > deadline or are_stuck()):
+            raise _lost(missing)
+        if world.is_main and now > tell_at:
+            tell_at = now + _TELL_EVERY_S
+            log.error("The training has ended, but: %s. Trying again, for %.0f s at most.", missing, deadline - now)
+            _note_until(time.time() + deadline - now)
+        time.sleep(_EVERY_S)
     if tell_at:
         _note_until(time.time())
     _files.clear()

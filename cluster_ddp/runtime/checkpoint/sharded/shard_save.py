@@ -57,6 +57,7 @@ class ShardSave:
         self._rank, self.is_main = world.rank, world.is_main
         self._shard, self._writers, self._token = shard, writers, token
         self._if_non_finite, self._store = if_non_finite, process_group.ranks_store()
+        self._written: dict[int, dict[str, Any]] = {}  # on rank 0: the other ranks' files, also for another try
 
     def write(self, checkpoint: Path, state: Mapping[str, Any]) -> bool:
         """Write this rank's shard file; on rank 0, once all have theirs, the checkpoint. Returns whether that is done.
@@ -121,34 +122,43 @@ class ShardSave:
 
     def _collected(self, folder: Path, own: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
         """Wait for the other ranks. Returns the shard files by name."""
-        told = {**self._told(), **({} if own is None else {self._rank: own})}
+        told = self._told()
         if found := [name for rank in told for name in told[rank].get("non_finite", ())]:
             self._if_non_finite(found)
         if failed := [rank for rank in told if "failed" in told[rank]]:
             raise OSError(0, f"rank {failed[0]}: {told[failed[0]]['failed']}")
         self._wait_until_visible(folder)
-        if self._store is not None:
-            for rank in told.keys() - {self._rank}:
-                self._store.delete_key(self._key_of(rank))
-        return {self._name_of(rank): {"rank": rank, **told[rank]} for rank in sorted(told)}
+        files = {**told, **({} if own is None else {self._rank: own})}
+        return {self._name_of(rank): {"rank": rank, **files[rank]} for rank in sorted(files)}
 
     def _told(self) -> dict[int, dict[str, Any]]:
-        """What the other ranks have told, once all have."""
-        told: dict[int, dict[str, Any]] = {}
+        """What the other ranks have told, once all have. Each message is taken once: a rank that fails tries again."""
+        told = dict(self._written)
         others = [rank for rank in self._writers if rank != self._rank]
         wait_s, since_s = PATIENCE_S, time.monotonic()
-        while True:
-            for rank in [rank for rank in others if rank not in told]:
-                assert self._store is not None
-                if self._store.check([self._key_of(rank)]):
-                    told[rank] = json.loads(self._store.get(self._key_of(rank)))
-            if not (left := [rank for rank in others if rank not in told]):
-                return told
+        while left := [rank for rank in others if rank not in told]:
+            for rank in left:
+                if (message := self._taken(rank)) is None:
+                    break  # asking for all of them each time would take long with many ranks
+                told[rank] = message
+                if "sha256" in message:
+                    self._written[rank] = message
+            else:
+                continue
             if wait_s == PATIENCE_S and process_group.ranks_store() is None:
                 wait_s, since_s = _AFTER_FAILURE_S, time.monotonic()
             if time.monotonic() - since_s > wait_s:
-                raise OSError(0, f"rank {', '.join(map(str, left[:8]))} did not write its shard within {wait_s:.0f} s")
+                raise OSError(0, f"rank {left[0]} did not write its shard within {wait_s:.0f} s")
             time.sleep(_POLL_S)
+        return told
+
+    def _taken(self, rank: int) -> dict[str, Any] | None:
+        assert self._store is not None
+        if not self._store.check([key := self._key_of(rank)]):
+            return None
+        message: dict[str, Any] = json.loads(self._store.get(key))
+        self._store.delete_key(key)
+        return message
 
     def _wait_until_visible(self, folder: Path) -> None:
         deadline = time.monotonic() + _VISIBLE_WITHIN_S

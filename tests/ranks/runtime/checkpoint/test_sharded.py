@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from cluster_ddp import CheckpointError
 from cluster_ddp.runtime.checkpoint import checkpoint_file
 from cluster_ddp.runtime.checkpoint.sharded import shard_file
 from cluster_ddp.runtime.model.ddp import unwrapped
+from cluster_ddp.runtime.run_dir import background_writer
 
 JOB_ID = job_ids()
 EPOCHS, STEPS = 3, 12
@@ -274,6 +276,43 @@ def test_what_fails_on_one_rank_costs_that_checkpoint_only(tmp_path: Path) -> No
     kept = {"best-loss", "step-00000008", "step-00000009"}
     assert {one.stem for one in folder.glob("*.pt")} == kept
     assert {one.stem for one in folder.glob("*.shards")} == {*kept, "step-00000010"}, "those of failed saves are gone"
+
+
+def fail_at_the_end() -> None:
+    """As step 4 is saved the disk is full for both ranks, as step 11 for rank 0, and then for rank 1 for a while."""
+    run, write, tries = Path(os.environ["RUN"]), shard_file.write, Counter[str]()
+    background_writer._EVERY_S = 0.2
+    with cluster_ddp.distributed(cuda=False) as world:
+        training = Training(world, "fsdp", run_dir=run, every="1steps")
+
+        def broken(path: Path, shard: Any) -> dict[str, Any]:
+            step, last = path.parent.stem.removeprefix("step-000000"), {"04": 2, "11": 1 - world.rank, "12": 3}
+            tries[step] += 1
+            if step == "11" and world.rank == 1:
+                time.sleep(3.0)
+            if tries[step] <= last.get(step, 0) * (step != "12" or world.rank):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(path, shard)
+
+        shard_file.write = broken
+        for step in training.steps():
+            if step == 4:
+                training.checkpoint._saver.save_copy()
+                last_good = training.checkpoint.last_good
+                assert last_good is None or last_good.stem == "step-00000003"
+                training.checkpoint.best("loss", 0.5, mode="min")
+                training.checkpoint._saver.wait()
+
+
+def test_the_end_of_a_training_is_saved_once_all_ranks_can(tmp_path: Path) -> None:
+    ends = ran(fail_at_the_end, 2, tmp_path)
+    assert [end.exit_code for end in ends] == [0, 0], ends
+    assert "step-00000012.pt is not saved: rank 1: No space left on device" in ends[0].output
+    assert "is still being written; this one is skipped" not in ends[0].output
+    folder, model = tmp_path / "run" / "checkpoints", Net()
+    assert not (folder / "step-00000004.pt").exists() and not (folder / "step-00000011.pt").exists()
+    assert cluster_ddp.load_weights(tmp_path / "run", model).stem == "step-00000012"
+    cluster_ddp.load_weights(folder / "best-loss.pt", model)
 
 
 def refuse_together() -> None:
