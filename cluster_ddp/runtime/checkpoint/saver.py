@@ -139,6 +139,8 @@ class Saver:
             return False
         self.wait()
         if not (of_copy and self.world.broadcast(self._has_copy())):
+            if any(self._of_writers(self.folder.writer.is_busy())):  # it was given up, but still reads the copy
+                return False
             self._before_save()
             self.world.synchronize()
             self._copy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from torch.utils.data import TensorDataset
 
 import cluster_ddp
 from cluster_ddp.errors import CheckpointError, SpecError
-from cluster_ddp.runtime.checkpoint import checkpoint_file
+from cluster_ddp.runtime.checkpoint import checkpoint_file, saver
 from cluster_ddp.runtime.checkpoint.checkpointer import Checkpointer
+from cluster_ddp.runtime.checkpoint.folder import CheckpointFolder
 from cluster_ddp.runtime.stop_signals import Stopped
 from cluster_ddp.runtime.world import World
 
@@ -89,6 +91,26 @@ def test_a_best_one_that_could_not_be_written_is_not_the_best(
     assert train(world, tmp_path, [0.1, 0.9, 0.5]) == [True, True, True]
     assert "best-accuracy.pt failed: No space left on device" in said.text
     assert weight_of(tmp_path / "checkpoints" / "best-accuracy.pt") == 6
+
+
+def test_a_save_that_was_given_up_is_whole_once_it_is_written(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best one, for which a new copy would be made, is not written meanwhile."""
+    goes_on, write = threading.Event(), checkpoint_file.write
+    monkeypatch.setattr(checkpoint_file, "write", lambda path, state: goes_on.wait(60) and write(path, state))
+    monkeypatch.setattr(CheckpointFolder, "is_stuck", lambda folder: not goes_on.is_set())
+    monkeypatch.setattr(saver, "_REPORT_EVERY_S", 0.1)
+    model = world.wrap(torch.nn.Linear(1, 1))
+    checkpoint = Checkpointer(world, run_dir=tmp_path, every="1steps", model=model)
+    for done in checkpoint.until(2):
+        model.module.weight.data.fill_(done)
+        checkpoint.step()
+        model.module.weight.data.fill_(7.0)
+        assert checkpoint.best("loss", 1.0, mode="min") == (done > 0)
+        goes_on.set()
+        checkpoint._saver.wait()
+    assert weight_of(tmp_path / "checkpoints" / "step-00000001.pt") == 0
 
 
 def test_between_two_steps_the_state_of_that_moment_is_kept(world: World, tmp_path: Path) -> None:
