@@ -26,8 +26,8 @@ def check(world: World, parts: Mapping[str, Any], states: Mapping[str, Any]) -> 
     A collective: what is wrong on one rank ends all.
 
     Raises:
-        CheckpointError: a value can't be saved; or an optimizer was made before its module was sharded, which replaces
-            the module's parameters.
+        CheckpointError: a value can't be saved; or an optimizer has parameters of no module, such as those that its
+            module had before it was sharded.
     """
     found: list[torch.Tensor] = []
 
@@ -55,8 +55,8 @@ def _check_optimizers(parts: Mapping[str, Any]) -> None:
         if isinstance(part, torch.optim.Optimizer):
             stale = [one for one in _parameters(part) if id(one) not in known and not is_sharded(one)]
             if stale:
-                found = f"{name} has parameters that the model no longer has: it was made before world.wrap(model, …)."
-                hint = "make it afterwards: optimizer = torch.optim.AdamW(model.parameters())"
+                found = f"{name} has parameters that no module here has."
+                hint = "make it after world.wrap(model, …), which replaces parameters; and name all trained modules"
                 raise CheckpointError("Saving a checkpoint:", found, hint)
 
 
@@ -99,7 +99,7 @@ def filled(name: str, part: Any, saved: dict[str, Any], saved_pieces: SavedPiece
 
     def value(tensor: torch.Tensor, place: str) -> torch.Tensor:
         here = own.get(place)
-        if here is not None:
+        if here is not None and here.shape == tensor.shape:  # else load_state_dict names it
             values = saved_pieces.read(place, tensor, here) if tensor.is_meta else pieces.cut(tensor, here)
             local_part(here).copy_(values)
             return here
