@@ -138,6 +138,8 @@ class Saver:
         if not self.world.broadcast(is_best):
             return False
         self.wait()
+        if any(self._of_writers(self.folder.has_failed)):  # this one's success would hide that
+            self.saved = (-1, -1)
         if not (of_copy and self.world.broadcast(self._has_copy())):
             if any(self._of_writers(self.folder.writer.is_busy())):  # it was given up, but still reads the copy
                 return False

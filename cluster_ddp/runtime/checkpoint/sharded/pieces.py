@@ -132,6 +132,8 @@ def joined(shape: Sequence[int], start: Sequence[int], dtype: torch.dtype, piece
         source = tuple(slice(at - other, at - other + count) for at, other, count in zip(begin, piece.start, size))
         box[target].copy_(piece.values[source])
         filled += box[target].numel()
+        if filled == box.numel():  # the files of other pieces need not be read
+            break
     box = torch.empty(tuple(shape), dtype=dtype) if box is None else box
     if filled != box.numel():
         raise ValueError(f"its pieces have {filled} of {box.numel()} elements")

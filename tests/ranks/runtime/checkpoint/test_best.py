@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,26 @@ def test_a_save_that_was_given_up_is_whole_once_it_is_written(
         goes_on.set()
         checkpoint._saver.wait()
     assert weight_of(tmp_path / "checkpoints" / "step-00000001.pt") == 0
+
+
+def test_the_last_step_that_could_not_be_written_is_written_though_it_is_the_best_one(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, tries = checkpoint_file.write, Counter[str]()
+
+    def failing(path: Path, state: Any) -> str:
+        tries[path.name] += 1
+        if path.name == "step-00000002.pt" and tries[path.name] == 1:
+            raise OSError(28, "No space left on device")
+        return write(path, state)
+
+    monkeypatch.setattr(checkpoint_file, "write", failing)
+    checkpoint = Checkpointer(world, run_dir=tmp_path, every="1steps", model=world.wrap(torch.nn.Linear(1, 1)))
+    for _ in checkpoint.until(2):
+        checkpoint._saver.wait()
+        checkpoint.step()
+        assert checkpoint.best("steps", checkpoint.steps)
+    assert checkpoint.last_good == tmp_path / "checkpoints" / "step-00000002.pt"
 
 
 def test_between_two_steps_the_state_of_that_moment_is_kept(world: World, tmp_path: Path) -> None:
