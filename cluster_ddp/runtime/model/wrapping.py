@@ -91,8 +91,9 @@ class Models(Collectives):
             The model in DistributedDataParallel; or the model itself, to which `fully_shard` gives a class of its own.
 
         Raises:
-            SpecError: an option that the strategy doesn't have; no such blocks; nodes with different numbers of ranks
-                ("hsdp"); different models on different ranks.
+            SpecError: an option that the strategy doesn't have; no such blocks; parameters that can't be sharded, such
+                as tied ones in two blocks; nodes with different numbers of ranks ("hsdp"); different models on
+                different ranks.
             DeviceTimeoutError, PeerFailedError: as `synchronize`.
         """
         return strategies.wrapped(self, model, strategy, **options)

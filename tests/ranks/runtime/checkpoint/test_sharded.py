@@ -300,7 +300,8 @@ def fail_at_the_end() -> None:
                 training.checkpoint._saver.save_copy()
                 last_good = training.checkpoint.last_good
                 assert last_good is None or last_good.stem == "step-00000003"
-                training.checkpoint.best("loss", 0.5, mode="min")
+            if step in (4, 8):
+                training.checkpoint.best("loss", 1 / step, mode="min")
                 training.checkpoint._saver.wait()
 
 
@@ -313,6 +314,7 @@ def test_the_end_of_a_training_is_saved_once_all_ranks_can(tmp_path: Path) -> No
     assert not (folder / "step-00000004.pt").exists() and not (folder / "step-00000011.pt").exists()
     assert cluster_ddp.load_weights(tmp_path / "run", model).stem == "step-00000012"
     cluster_ddp.load_weights(folder / "best-loss.pt", model)
+    assert len(list((folder / "best-loss.shards").iterdir())) == 2, "those of the first best one are gone"
 
 
 def refuse_together() -> None:
