@@ -54,6 +54,9 @@ TESTS: dict[str, Test] = {
     "communication_overlaps_backward": communication_overlaps_backward,
     "deterministic_means_the_same_bits": several.deterministic_means_the_same_bits,
     **both("a_stopped_training_resumes_to_the_bit", several.a_stopped_training_resumes_to_the_bit),
+    **each(
+        "a_sharded_training_resumes_to_the_bit", several.a_sharded_training_resumes_to_the_bit, "strategy", ("hsdp",)
+    ),
     "costs_are_noted": costs_are_noted,
     **both("a_warning_stops_all", several.a_warning_stops_all),
     **both("an_exception_ends_all", several.an_exception_ends_all),

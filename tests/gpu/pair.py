@@ -14,6 +14,9 @@ TESTS: dict[str, Test] = {
     **each("last_batches_may_be_mixed", several.last_batches_may_be_mixed, "rest", several.RESTS),
     "deterministic_means_the_same_bits": several.deterministic_means_the_same_bits,
     **both("a_stopped_training_resumes_to_the_bit", several.a_stopped_training_resumes_to_the_bit),
+    **each(
+        "a_sharded_training_resumes_to_the_bit", several.a_sharded_training_resumes_to_the_bit, "strategy", ("fsdp",)
+    ),
     **both("a_warning_stops_all", several.a_warning_stops_all),
     **both("an_exception_ends_all", several.an_exception_ends_all),
     **both("one_that_hangs_is_named", several.one_that_hangs_is_named),

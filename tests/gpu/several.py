@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 from lab import KILL_WAIT_S, Lab, Run, difference
+from processes import python
 
 _TIMEOUT_S = 10.0  # how long a rank may let the others wait, where one is to hang
 # Of samples in the last global batch of nine: one, which joins the batch before; half; all but one.
@@ -56,6 +58,27 @@ def a_stopped_training_resumes_to_the_bit(lab: Lab, *, cuda_graph: bool) -> None
     resumed = lab.train(folder=folder, **config)
     assert set(resumed.statuses) == {0} and "step-000000" in resumed.text, resumed.text
     assert resumed.weights == whole.weights, difference(resumed, whole)
+
+
+def a_sharded_training_resumes_to_the_bit(lab: Lab, *, strategy: str, offload: bool = False) -> None:
+    """In bfloat16; stopped by USR1 on the last rank. In float32 its gradients are those of DDP."""
+    folder = lab.new_folder()
+    folder.mkdir()
+    task = {"rehearse": lab.rehearse, "shared_gpu": lab.shares_gpu, "strategy": strategy, "offload": offload}
+    (folder / "task.json").write_text(json.dumps({**task, "run_dir": str(folder)}))
+    results = []
+    for status in (75, 0):
+        ended = lab.start(folder, python("sharded.py", str(folder / "task.json")))
+        assert set(ended.statuses) == {status}, f"exit statuses {ended.statuses}:\n" + "\n".join(ended.outputs)
+        results.append(json.loads((folder / "result.json").read_text()))
+    stopped, resumed = results
+    of_ddp, of_shards = stopped["norms"]
+    assert len(of_ddp) == 6, of_ddp
+    assert all(abs(one - other) < 1e-3 * one for one, other in zip(of_ddp, of_shards, strict=True)), stopped["norms"]
+    assert 5 <= resumed["resumed_at"] < 40, resumed
+    assert resumed["resumed"] == stopped["whole"], (stopped, resumed)
+    if lab.on_gpu("a shard's copy in pinned memory"):
+        assert resumed["is_pinned"], resumed
 
 
 def deterministic_means_the_same_bits(lab: Lab) -> None:

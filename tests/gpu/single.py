@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 from typing import Any
 
+import several
 from lab import KILL_WAIT_S, Lab, difference
 from processes import python
 from table import Test, both, each
@@ -164,11 +166,15 @@ def a_failure_is_reported_once(lab: Lab, fault: str, words: str, *, cuda_graph: 
         assert words in run.text, run.text
 
 
+_sharded = functools.partial(several.a_sharded_training_resumes_to_the_bit, strategy="fsdp")
+
 TESTS: dict[str, Test] = {
     **each("losses_match_the_cpu", losses_match_the_cpu, "recipe", _RECIPES),
     **each("graphs_equal_eager", graphs_equal_eager, "recipe", _RECIPES),
     "graphs_equal_the_plain_step": graphs_equal_the_plain_step,
     "graphs_resume_as_they_were": graphs_resume_as_they_were,
+    "a_sharded_training_resumes_to_the_bit": _sharded,
+    "a_sharded_training_resumes_to_the_bit-offload": functools.partial(_sharded, offload=True),
     **both("nothing_waits_between_log_lines", nothing_waits_between_log_lines),
     "a_copy_in_host_memory": a_copy_in_host_memory,
     "resident_equals_loader": resident_equals_loader,
