@@ -34,8 +34,8 @@ def main() -> None:
         tensor.zero_()  # a copy does not change with it
     result = {
         "bytes": sum(tensor.nbytes for tensor in before.values()),
-        "memory_bytes": len(copy._memory),
-        "is_pinned": copy._pinned and all(tensor.is_pinned() for tensor in copied.values()),
+        "memory_bytes": len(copy._whole._memory),
+        "is_pinned": copy._whole._pinned and all(tensor.is_pinned() for tensor in copied.values()),
         "is_equal": all(_same(copied[name], tensor) for name, tensor in before.items()),
         "ours_s": ours_s,
         "pageable_s": pageable_s,
