@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import cluster_ddp
 from cluster_ddp import CheckpointError
 from cluster_ddp.runtime.checkpoint import checkpoint_file
-from cluster_ddp.runtime.checkpoint.sharded import shard_file
+from cluster_ddp.runtime.checkpoint.sharded import pieces, shard_file
 from cluster_ddp.runtime.model.ddp import unwrapped
 from cluster_ddp.runtime.run_dir import background_writer
 
@@ -166,9 +166,10 @@ def load_under_each_strategy() -> None:
                 found[f"{source} {strategy}"] = training.digest()
         if world.world_size == 2:  # as many as have written, but not the same ones: none of which is not checked
             if world.is_main:
-                bit_flipped(next((run / "hsdp").glob("checkpoints/step-00000012.shards/rank-2-*")))
+                for step, rank in ((12, 2), (8, 0)):
+                    bit_flipped(next((run / "hsdp").glob(f"checkpoints/step-000000{step:02}.shards/rank-{rank}-*")))
             world.barrier()
-            assert Training(world, "fsdp", run_dir=run / "hsdp").checkpoint.steps == 8
+            assert Training(world, "fsdp", run_dir=run / "hsdp").checkpoint.steps == 4
         if world.world_size == 1:
             model = Net()
             for source in STRATEGIES:
@@ -221,12 +222,16 @@ def resume_from_damaged() -> None:
             if world.is_main:
                 shutil.copytree(run, copy)
                 damage(next((copy / "checkpoints" / "step-00000012.shards").glob("rank-1-*")))
-                shutil.copytree(run / "checkpoints", copy / "checkpoints" / "step-00000012.shards.damaged")  # of before
+                for orphan in ("step-00000012.shards.damaged", "step-00000011.shards"):
+                    shutil.copytree(run / "checkpoints", copy / "checkpoints" / orphan)
             world.barrier()
             with pytest.raises(CheckpointError, match="is damaged: its shard rank-1-"):
                 cluster_ddp.load_weights(copy / "checkpoints" / "step-00000012.pt", Net())
             world.barrier()
             training = Training(world, "fsdp", run_dir=copy)
+            assert not (copy / "checkpoints" / "step-00000011.shards").exists()
+            assert not list(copy.glob("checkpoints/step-00000012.shards.damaged/step-*")), "of a damaged one before"
+            assert not (copy / "checkpoints" / "step-00000012.shards").exists()
             found[name] = [training.checkpoint.steps, sorted(path.name for path in copy.glob("checkpoints/*.damaged"))]
         print(json.dumps(found))
 
@@ -283,7 +288,8 @@ def fail_at_the_end() -> None:
     run, write, tries = Path(os.environ["RUN"]), shard_file.write, Counter[str]()
     background_writer._EVERY_S, background_writer.PATIENCE_S = 0.2, scaled(20)
     with cluster_ddp.distributed(cuda=False) as world:
-        training = Training(world, "fsdp", run_dir=run, every="1steps")
+        odd = Odd()
+        training = Training(world, "fsdp", run_dir=run, every="1steps", odd=odd)
 
         def broken(path: Path, shard: Any) -> dict[str, Any]:
             step, last = path.parent.stem.removeprefix("step-000000"), {"04": 2, "11": 1 - world.rank, "12": 3}
@@ -300,9 +306,11 @@ def fail_at_the_end() -> None:
                 training.checkpoint._saver.save_copy()
                 last_good = training.checkpoint.last_good
                 assert last_good is None or last_good.stem == "step-00000003"
+            odd.value = {1} if step == 5 and world.rank == 1 else 0
             if step in (4, 8):
                 training.checkpoint.best("loss", 1 / step, mode="min")
                 training.checkpoint._saver.wait()
+                assert (run / "checkpoints" / "best-loss.pt").exists()
 
 
 def test_the_end_of_a_training_is_saved_once_all_ranks_can(tmp_path: Path) -> None:
@@ -310,6 +318,7 @@ def test_the_end_of_a_training_is_saved_once_all_ranks_can(tmp_path: Path) -> No
     assert [end.exit_code for end in ends] == [0, 0], ends
     assert "step-00000012.pt is not saved: rank 1: No space left on device" in ends[0].output
     assert "is still being written; this one is skipped" not in ends[0].output
+    assert ends[0].output.count("['odd']['value'] is a set that torch.load does not read") == 1
     folder, model = tmp_path / "run" / "checkpoints", Net()
     assert not (folder / "step-00000004.pt").exists() and not (folder / "step-00000011.pt").exists()
     assert cluster_ddp.load_weights(tmp_path / "run", model).stem == "step-00000012"
@@ -322,7 +331,7 @@ def refuse_together() -> None:
         model = Net()
         early = torch.optim.SGD(model.parameters(), lr=0.1)
         model = world.wrap(model, strategy="fsdp", blocks=Block)
-        for parts in ({"optimizer": early}, {"own": Odd() if world.rank else model}):
+        for parts in ({"optimizer": early}, {"own": Odd({1, 2}) if world.rank else model}):
             with pytest.raises(CheckpointError) as error:
                 cluster_ddp.Checkpointer(world, run_dir=os.environ["RUN"], model=model, **parts)
             print(error.value.found)
@@ -335,8 +344,11 @@ def refuse_together() -> None:
 
 
 class Odd:
+    def __init__(self, value: Any = 0) -> None:
+        self.value = value
+
     def state_dict(self) -> dict[str, Any]:
-        return {"set": {1, 2}}
+        return {"value": self.value}
 
     def load_state_dict(self, state: Any) -> None:
         raise AssertionError(state)
@@ -346,7 +358,12 @@ def test_what_can_not_be_saved_is_refused_on_all_ranks(tmp_path: Path) -> None:
     for end in ran(refuse_together, 2, tmp_path):
         assert end.exit_code == 0, end.output
         assert "optimizer has parameters that no module here has" in end.output
-        assert "state['parts']['own']['set'] is a set that torch.load does not read" in end.output
+        assert "state['parts']['own']['value'] is a set that torch.load does not read" in end.output
+
+
+def test_a_tensor_of_which_a_piece_is_missing_is_not_read() -> None:
+    with pytest.raises(ValueError, match="its pieces have 2 of 3 elements"):
+        pieces.joined((3,), (1,), torch.float32, [pieces.Piece((0,), 0, torch.ones(3))])
 
 
 def test_planted_code_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,8 @@ def on_two_ranks() -> None:
             torch.testing.assert_close(one, whole(plain)[name], msg=name)
         found = world.wrap(made(world), strategy="fsdp", blocks=Block)
         a_nan_in_one_shard_is_found(world, found)
+        with pytest.raises(SpecError, match="ranks 1 have parameters"):
+            world.wrap(nn.Linear(7, 1 + world.rank), strategy="fsdp", blocks=nn.Linear)
         again = world.wrap(made(world), strategy="fsdp", blocks=(Block, nn.Embedding), activation_checkpointing=True)
         assert list(again.state_dict()) == list(Model().state_dict())
         trained(world, again, max_norm=0.5)
@@ -174,6 +176,9 @@ def on_two_nodes() -> None:
         assert mixed(batch(0, 0)).dtype == torch.bfloat16 and next(mixed.parameters()).dtype == torch.float32
         trained(world, mixed)
         world.weights_digest(mixed)
+        mixed(batch(world.rank, 0)).float().square().mean().backward()
+        gradient: Any = mixed.layers[0].linear.weight.grad
+        assert not torch.equal(gradient.to_local(), gradient.to_local().bfloat16()), "they are added up in float32"
         with pytest.raises(SpecError, match="it has 2 dimensions"):
             world.wrap(made(world), strategy="fsdp", blocks=Block, mesh=own)
         os.environ["SLURMD_NODENAME"] = f"node{int(world.rank == 3)}"
@@ -243,6 +248,8 @@ def test_models_that_torch_would_refuse_in_the_first_step_are_refused(world: clu
     model.layers[1].norm.double()
     with pytest.raises(SpecError, match=r"layers.1.norm.bias \(torch.float64\) and layers.1.linear"):
         world.wrap(model, strategy="fsdp", blocks=Block)
+    model.layers[1].norm.requires_grad_(False)
+    world.wrap(model, strategy="fsdp", blocks=Block)
     for change, words in REFUSED:
         model = made(world)
         change(model)
