@@ -169,5 +169,7 @@ class SavedPieces:
                 kind = getattr(torch, dtype)
                 nbytes = torch.Size(shape).numel() * kind.itemsize
                 values = torch.from_numpy(shard[offset : offset + nbytes].numpy()).view(kind).view(shape)
-                yield Piece(tuple(start), offset, values)
-                checkpoint_file.release(values)
+                try:
+                    yield Piece(tuple(start), offset, values)
+                finally:  # also if no other piece is asked for
+                    checkpoint_file.release(values)
