@@ -247,7 +247,7 @@ def run(ranks: int, options: argparse.Namespace, *arguments: str) -> dict[str, l
     """Run one measurement on so many ranks; of each value the slowest or largest rank's."""
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone", __file__]
-        command += [f"--rounds={options.rounds}", f"--folder={folder}", *arguments]
+        command += [f"--rounds={options.rounds}", f"--folder={folder}", *arguments]  # the last one counts
         # Without this, freed memory stays with the process.
         env = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env)
@@ -300,7 +300,7 @@ def of_saves(options: argparse.Namespace, width: int, what: str) -> list[Figure]
 
 def of_many(options: argparse.Namespace, ranks: int, tensors: int) -> list[Figure]:
     """A resume with many tensors."""
-    found = run(ranks, options, "--measure=many", f"--tensors={tensors}")
+    found = run(ranks, options, "--measure=many", f"--tensors={tensors}", "--rounds=1")
     what = f"{tensors:,} tensors on {ranks} ranks"
     return [
         Figure(
