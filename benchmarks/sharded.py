@@ -107,7 +107,7 @@ def _memory_mib(name: str) -> float:
 
 
 def saves(world: cluster_ddp.World, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of the slowest rank, in turn: saves and loads of ours and of DCP."""
+    """Seconds that our saves and loads and those of DCP take, on the slowest rank."""
     training, found = Training(world, "fsdp", options.width), dict[str, list[float]]()
     training.step()
     checkpoint = training.checkpointer(options.folder / "ours", every="1steps")

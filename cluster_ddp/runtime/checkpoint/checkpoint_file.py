@@ -24,8 +24,8 @@ from cluster_ddp.runtime.run_dir.fenced_writes import atomic_write
 _MARK = b"\ncluster_ddp sha256 "
 _TRAILER_BYTES = len(_MARK) + 64 + 1
 _BLOCK_BYTES = 1 << 20
-# How long a node waits for a file that rank 0 has seen.
-_VISIBLE_WITHIN_S = 60.0
+VISIBLE_WITHIN_S = 60.0
+"""Seconds that a node waits for a file that another one has written: network file systems show it late."""
 
 
 class DamagedError(Exception):
@@ -149,7 +149,7 @@ def not_as_chosen(path: Path, chosen: str) -> str | None:
 
     Waits up to a minute, since network file systems show a file to other nodes late.
     """
-    deadline = time.monotonic() + _VISIBLE_WITHIN_S
+    deadline = time.monotonic() + VISIBLE_WITHIN_S
     while True:
         try:
             if (found := digest(path)) == chosen:

@@ -67,7 +67,7 @@ class TrainingState:
         self._rng: dict[str, Any] | None = None
         self._host_copy = HostCopy(world.device, whole=world.is_main)
         self.sharded = part_state.check(world, self._parts, self._states())  # fail now if something can't be saved
-        """A tensor of which each rank has a piece; None if there is none."""
+        """A sharded tensor of the state; None if no tensor is sharded."""
         if self._is_copied_here:
             world.synchronize()
             self._finite = FiniteState(self._parts)

@@ -16,7 +16,8 @@ from cluster_ddp.runtime.data.device_dataset import ResidentSet
 from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Indices
 from cluster_ddp.runtime.rng import seed_all
 
-_MAX_WORKERS = 8  # a default that keeps a GPU busy; you may set more
+MAX_WORKERS = 8
+"""A default that keeps a GPU busy; you may set more."""
 _SHARED = "ranks share the samples, so world.shard chooses them."
 _CHOSEN = {
     "dataset": (_SHARED, "give it first: world.shard(dataset, …)"),
@@ -48,15 +49,11 @@ class Loader:
     ) -> None:
         check_options(options, "world.shard(…, {}=…)", DataLoader, chosen=_CHOSEN)
         is_gpu = device.type == "cuda"
-        workers = options.setdefault("num_workers", min(cpus - 1, _MAX_WORKERS) if is_gpu else 0)
-        options.setdefault("pin_memory", is_gpu)
+        workers = with_defaults(options, workers=min(cpus - 1, MAX_WORKERS) if is_gpu else 0, is_gpu=is_gpu)
         if isinstance(dataset, ResidentSet):
             options.setdefault("collate_fn", _whole)
         if workers:
-            options.setdefault("persistent_workers", True)
             dataset = _SeededInWorkers(dataset)
-        # Its own generator: the loader would draw from the rank's, and in a resumed run once more than in another.
-        options.setdefault("generator", torch.Generator().manual_seed(0))
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
         self._device, self._ahead = device if to_device and is_gpu else None, bool(workers)
 
@@ -65,6 +62,17 @@ class Loader:
             return iter(self._loader)
         # Without workers, the next batch's random numbers would be drawn before this step's: no copy ahead then.
         return copied(self._loader, self._device, ahead=self._ahead)
+
+
+def with_defaults(options: dict[str, Any], *, workers: int, is_gpu: bool) -> int:
+    """Add the defaults of a training to DataLoader's options; `workers` is that of num_workers, which is returned."""
+    given = int(options.setdefault("num_workers", workers))
+    options.setdefault("pin_memory", is_gpu)
+    if given:
+        options.setdefault("persistent_workers", True)
+    # Its own generator: the loader would draw from the rank's, and in a resumed run once more than in another.
+    options.setdefault("generator", torch.Generator().manual_seed(0))
+    return given
 
 
 class _SeededInWorkers(Dataset[Any]):

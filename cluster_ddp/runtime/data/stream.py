@@ -213,7 +213,7 @@ class Stream(TrainingData):
 
 
 class _Orders:
-    """What the loader takes for a sampler: what it asks its workers for in a pass, in turn, without an end.
+    """Stands where the loader has a sampler: it yields what the workers are to read next, without an end.
 
     It does not know the stream. In a cycle of references, the workers' queues would be closed before the loader's own
     end, which would then wait five seconds for each worker.

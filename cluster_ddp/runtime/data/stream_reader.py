@@ -2,7 +2,7 @@
 
 torch's own way with an IterableDataset has each worker read on for itself: which batch comes next then depends on when
 a worker ends, and nobody can tell a worker that persists where to begin. So a `StreamReader` is a dataset with an
-index, whose indices are orders: the loader gives them to the workers in turn, and returns the batches in that order.
+index, and each index is an order. The loader gives them to one worker after another, and returns the batches in order.
 """
 
 from __future__ import annotations

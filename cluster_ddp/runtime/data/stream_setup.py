@@ -9,11 +9,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from cluster_ddp.errors import DataError, SpecError, check_options, nearest
+from cluster_ddp.runtime.data.data_loader import MAX_WORKERS, with_defaults
 from cluster_ddp.runtime.data.device_dataset import fingerprint
 from cluster_ddp.runtime.data.stream import Stream
 from cluster_ddp.runtime.data.stream_reader import Split, StreamReader
 
-_MAX_WORKERS = 8  # a default, as for a `Shard`
 _SPLIT_THEMSELVES = ("datasets", "streaming", "webdataset")  # packages whose iterables look for their worker
 _ORDERED = "the stream has the iterable's order."
 _SHUFFLE = "let the iterable shuffle: by set_epoch(epoch), or with torch's, Python's or NumPy's generators"
@@ -49,12 +49,8 @@ def make(
     _check_shares(iterable, split, world_size)
     _check_workers(iterable, options)
     # With split="items" each worker reads all items: more than one would read them once more.
-    usable = 0 if device is None or batch_size is None else 1 if split == "items" else min(cpus - 1, _MAX_WORKERS)
-    workers = options.setdefault("num_workers", min(usable, cpus - 1))
-    options.setdefault("pin_memory", device is not None)
-    if workers:
-        options.setdefault("persistent_workers", True)
-    options.setdefault("generator", torch.Generator().manual_seed(0))
+    usable = 0 if device is None or batch_size is None else 1 if split == "items" else min(cpus - 1, MAX_WORKERS)
+    with_defaults(options, workers=min(usable, cpus - 1), is_gpu=device is not None)
     collate = options.pop("collate_fn", None)
     place: dict[str, Any] = {"split": split, "batch_size": batch_size, "seed": seed, "rank": rank}
     place["world_size"] = world_size

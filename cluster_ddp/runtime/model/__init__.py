@@ -5,7 +5,7 @@ wrapping       what a World does with models
 fsdp           FSDP2, sharded over a mesh of ranks
 blocks         the layers that a model repeats, and activation checkpointing
 strategies     how a model is wrapped: DDP, FSDP or HSDP
-sharded_tensor  tensors of which each rank has a part
+sharded_tensor  tensors that are sharded over the ranks, and this rank's part
 empty_init/    a model's constructor without memory for its tensors
 fast_cpu       layers and memory for faster training on CPUs
 cuda_graphs    parts of a step as CUDA graphs

@@ -1,7 +1,7 @@
 """Which piece of a sharded tensor (torch's DTensor) this rank has, and tensors made of saved pieces.
 
-A DTensor's dimension is split over a dimension of the mesh as torch.chunk does: into pieces of ceil(size / ranks) rows,
-of which the last ones may be smaller or empty (torch.distributed.tensor.placement_types, Shard).
+A DTensor's dimension is split over a dimension of the mesh as torch.chunk does: into pieces of ceil(size / ranks) rows.
+The last pieces may be smaller or empty (torch.distributed.tensor.placement_types, Shard).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LocalShard:
     pieces: Mapping[str, Piece]
     """By name."""
     shapes: Mapping[str, torch.Size]
-    """The shape of each whole sharded tensor, by name; also of those of which this rank has no piece."""
+    """The whole shape of each sharded tensor, by name, even if this rank has no piece of it."""
     content: torch.Tensor
     """The values of all pieces: uint8, one dimension."""
 

@@ -13,8 +13,6 @@ from cluster_ddp.runtime.checkpoint.checkpoint_file import DamagedError
 from cluster_ddp.runtime.checkpoint.sharded import pieces, shard_file
 from cluster_ddp.runtime.checkpoint.state import TrainingState
 
-_VISIBLE_WITHIN_S = 60.0
-
 
 def of_all_ranks(state: TrainingState, checkpoint: Path) -> None:
     """Check the shard files of a checkpoint, if it has any. Call it on rank 0.
@@ -49,7 +47,7 @@ def answer(state: TrainingState) -> None:
 def _complaint(state: TrainingState, folder: Path, files: shard_file.Files) -> str | None:
     """Why this rank can't use the shard files that it would read; None if it can."""
     found = (
-        shard_file.complaint(folder / name, files[name], patience_s=_VISIBLE_WITHIN_S)
+        shard_file.complaint(folder / name, files[name], patience_s=checkpoint_file.VISIBLE_WITHIN_S)
         for name in _checked_here(state, files)
     )
     return next(filter(None, found), None)

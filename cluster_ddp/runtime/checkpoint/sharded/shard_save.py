@@ -30,8 +30,6 @@ PARTS = "state['parts']"
 _POLL_S = 0.05
 # How long rank 0 waits for the others after a failure: those that still live may have written most of it.
 _AFTER_FAILURE_S = 5.0
-# How long a file that another rank has written may be invisible on rank 0's node.
-_VISIBLE_WITHIN_S = 60.0
 
 
 class ShardSave:
@@ -161,7 +159,7 @@ class ShardSave:
         return message
 
     def _wait_until_visible(self, folder: Path) -> None:
-        deadline = time.monotonic() + _VISIBLE_WITHIN_S
+        deadline = time.monotonic() + checkpoint_file.VISIBLE_WITHIN_S
         while missing := [rank for rank in self._writers if not (folder / self._name_of(rank)).exists()]:
             if time.monotonic() > deadline:
                 hint = "is the run directory on a file system that all nodes share?"

@@ -280,7 +280,7 @@ def test_a_broken_pickle_with_a_right_digest_is_damaged(tmp_path: Path, bad: byt
 
 
 def test_a_rank_that_sees_another_file_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_file, "_VISIBLE_WITHIN_S", 0.0)
+    monkeypatch.setattr(checkpoint_file, "VISIBLE_WITHIN_S", 0.0)
     monkeypatch.setattr(checkpoint_file, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
     digest = checkpoint_file.write(tmp_path / "x.pt", FRAME)
     assert checkpoint_file.not_as_chosen(tmp_path / "x.pt", digest) is None
