@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from record import Figure, report, unable
 
-from cluster_ddp.submission import venv_archive
+from cluster_ddp.submission.frozen import venv_archive
 
 VENV = Path(torch.__file__).parents[4]
 ROUNDS = 3

@@ -2,7 +2,7 @@
 
 Where it runs is where it stands: `job` on the batch host, or this machine; `task` around each rank. A submission
 freezes it into the run directory, so it needs the standard library only, of Python 3.9 or later, and of this package no
-more than `submission.frozen_agent` lists.
+more than `submission.frozen.frozen_agent` lists.
 
 job             on the batch host: the start of the ranks, their end, what follows
 task            around each rank

@@ -31,10 +31,10 @@ from cluster_ddp.argument_parser import ASKED, Parser, joined, value_at
 from cluster_ddp.errors import SpecError, counted, exit_on_error
 from cluster_ddp.protocol import Env
 from cluster_ddp.slurm.variables import Variables
-from cluster_ddp.submission import frozen_agent
 from cluster_ddp.submission.checks import nested_launchers
 from cluster_ddp.submission.cli import option_mistakes
-from cluster_ddp.submission.spec import check_restarts
+from cluster_ddp.submission.frozen import frozen_agent
+from cluster_ddp.submission.spec_rules import check_restarts
 
 _WITH_RANKS = {"cpus_per_task": "--cpus-per-task", "time_limit_s": "--time"}
 """Options for ranks on this machine, and those of a batch script that a job has in their place."""

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from cluster_ddp._version import __version__
 from cluster_ddp.errors import RemoteError, RunDirError
 from cluster_ddp.remote.host import Host, connect
-from cluster_ddp.submission import code_snapshot
+from cluster_ddp.submission.frozen import code_snapshot
 
 RECORD = ".cluster-ddp-copy.json"
 """The file in the folder there that says which project it is a copy of, and what was copied."""

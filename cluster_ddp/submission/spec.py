@@ -5,32 +5,20 @@ One rank drives one GPU, or `gpus_per_task`. So no field sets the number of task
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, fields
 from typing import Literal, get_args
 
 from cluster_ddp.agent import launch_options
-from cluster_ddp.errors import HostlistError, SpecError, counted, nearest, nearest_name
+from cluster_ddp.errors import SpecError, counted, nearest, nearest_name
 from cluster_ddp.protocol import TRACKERS
-from cluster_ddp.slurm import hostlist
-from cluster_ddp.submission import grids
-from cluster_ddp.submission.validation import SET_ELSEWHERE, check_field, field_error, normalized_time
+from cluster_ddp.submission import grids, spec_rules
+from cluster_ddp.submission.validation import check_field, field_error, normalized_time
 
 Launcher = Literal["srun", "torchrun", "fork"]
 
 RESTARTS_BEFORE = tuple(name.removeprefix("--").replace("-", "_") for name in launch_options.RESTARTS_BEFORE)
 """Earlier names of `JobSpec.restarts`. Of several that are given, the largest counts."""
-
-ALTERNATIVES = (("venv", "conda_env"), ("container", "container_image"))
-"""Pairs of fields that exclude each other."""
-
-EXPEDITE = "--requeue=expedite"
-"""The one form of --requeue with a value, from Slurm 25.11 on; a word of `JobSpec.sbatch_options`."""
-
-_NEED_A_CONTAINER = {"container_overlays": ("container",), "container_binds": ("container", "container_image")}
-_OF_RESTARTS = {"spare_nodes": "use them", "hang_restart_s": "follow"}
-"""Numbers that have a meaning with `JobSpec.restarts` only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,9 +141,7 @@ class JobSpec:
             hint = "name a program first"
             raise field_error("command", self.command, "a program and its arguments, without NUL bytes", hint=hint)
         self._check_names()
-        self._check_choices()
-        self._check_sbatch_options()
-        check_restarts(self)
+        spec_rules.check(self)
         object.__setattr__(self, "array", grids.checked_array(self.array, self.grid))
         if self.command:
             grids.check_placeholders(self.command, self.grid, array=self.array)
@@ -195,56 +181,3 @@ class JobSpec:
             if tracker not in TRACKERS:
                 found = f"there is no such tracker.{nearest(tracker, TRACKERS)}"
                 raise SpecError(f"Tracking with {tracker!r}:", found, f"the trackers are {', '.join(TRACKERS)}")
-
-    def _check_choices(self) -> None:
-        if self.gpus_per_node % self.gpus_per_task:
-            raise field_error("gpus_per_task", self.gpus_per_task, f"a divisor of gpus_per_node={self.gpus_per_node}")
-        for one, other in ALTERNATIVES:
-            if getattr(self, one) is not None and (value := getattr(self, other)) is not None:
-                hint = f"leave out --{one} or --{other}".replace("_", "-")
-                raise field_error(other, value, f"left out when {one} is given", hint=hint)
-        if self.exclude is not None:
-            _check_exclude(self.exclude)
-        if self.doctor and (self.container or self.container_image):
-            hint = "leave out --doctor; inside the container: cluster-ddp doctor --container …"
-            raise field_error("doctor", True, "left out with a container", hint=hint)
-        for name, images in _NEED_A_CONTAINER.items():
-            if (value := getattr(self, name)) and not any(getattr(self, image) for image in images):
-                legal = f"left out without {' or '.join(images)}"
-                raise field_error(name, value, legal, hint="add --container IMAGE.sif")
-
-    def _check_sbatch_options(self) -> None:
-        for option in self.sbatch_options:
-            name = option[2:].partition("=")[0]
-            if option == EXPEDITE and self.requeue is not False:
-                continue
-            if any(ours.startswith(name) for ours in SET_ELSEWHERE):  # sbatch takes abbreviations
-                own = name.replace("-", "_") in {field.name for field in fields(self)}
-                hint = f"--{option[2:].replace('=', ' ')}, without --sbatch-options" if own else "leave it out"
-                raise field_error("sbatch_options", option, "an option that cluster-ddp does not set itself", hint=hint)
-
-
-def check_restarts(asked: JobSpec | launch_options.Options) -> None:
-    """Check the options of restarts, of a job or of `launch`, which names them alike.
-
-    Raises:
-        SpecError: only restarts use one of them, or no shell could split the words for later starts.
-    """
-    for name, use in _OF_RESTARTS.items():
-        if (value := getattr(asked, name)) and not asked.restarts:
-            option = f"--{name.replace('_', '-')}"
-            hint = f"--restarts 3 {option} {value}; or leave out {option}"
-            raise field_error(name, value, f"0 without restarts, which {use}", hint=hint)
-    try:
-        shlex.split(asked.restart_args)
-    except ValueError as error:
-        legal = f"words that a shell could split: {str(error).lower()}"
-        raise field_error("restart_args", asked.restart_args, legal) from error
-
-
-def _check_exclude(nodes: str) -> None:
-    try:
-        if not hostlist.expand(nodes):
-            raise field_error("exclude", nodes, "at least one node")
-    except HostlistError as error:
-        raise field_error("exclude", nodes, f"a hostlist such as node[3-4]: {error.found.rstrip('.')}") from error

@@ -15,8 +15,9 @@ from typing import Any
 from cluster_ddp.agent.array_values import ARRAY_TASK, configuration, fill_in
 from cluster_ddp.errors import SlurmError
 from cluster_ddp.protocol import File
-from cluster_ddp.submission import code_snapshot, frozen_agent, grids, resume, run_dirs, venv_archive
+from cluster_ddp.submission import grids, resume, run_dirs
 from cluster_ddp.submission.backends import Held, submitit_task
+from cluster_ddp.submission.frozen import code_snapshot, frozen_agent, venv_archive
 from cluster_ddp.submission.job import Job
 from cluster_ddp.submission.planning import Plan
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import sources
 
-from cluster_ddp.submission import frozen_agent
+from cluster_ddp.submission.frozen import frozen_agent
 
 pytestmark = sources.TOGETHER
 PACKAGE = Path(__file__).parents[2] / "cluster_ddp"

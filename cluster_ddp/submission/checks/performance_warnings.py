@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from cluster_ddp.slurm.partitions import NodeGroup
 from cluster_ddp.submission.checks.feasibility import asked_partitions, holding
-from cluster_ddp.submission.spec import EXPEDITE, JobSpec
+from cluster_ddp.submission.spec import JobSpec
+from cluster_ddp.submission.spec_rules import EXPEDITE
 from cluster_ddp.submission.validation import seconds
 
 CODES = ("several-nodes", "one-gpu-per-node", "no-requeue", "node-local-path", "fork-of-one", "early-signal")

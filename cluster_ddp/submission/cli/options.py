@@ -13,7 +13,8 @@ from cluster_ddp.agent.python_command import program_words, python_target, shell
 from cluster_ddp.argument_parser import ASKED, Parser, add_fields, add_on, joined, nearest_options, unknown
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission.cli import option_mistakes
-from cluster_ddp.submission.spec import EXPEDITE, JobSpec, Launcher
+from cluster_ddp.submission.spec import JobSpec, Launcher
+from cluster_ddp.submission.spec_rules import EXPEDITE
 from cluster_ddp.submission.validation import legal_name
 
 _CLUSTERS = ("cpus_per_task", "mem", "time", "partition", "account", "qos", "requeue")

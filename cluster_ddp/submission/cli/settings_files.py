@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 from cluster_ddp.errors import ProfileError, SpecError, nearest
 from cluster_ddp.submission.cli import settings_trust
 from cluster_ddp.submission.cli.settings_trust import error as _error
-from cluster_ddp.submission.spec import ALTERNATIVES, RESTARTS_BEFORE, JobSpec
+from cluster_ddp.submission.spec import RESTARTS_BEFORE, JobSpec
+from cluster_ddp.submission.spec_rules import ALTERNATIVES
 
 FILE_NAME = "cluster.toml"
 # Keys beside JobSpec's fields: how a job is submitted.

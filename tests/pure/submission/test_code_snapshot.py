@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster_ddp.errors import RunDirError
-from cluster_ddp.submission import code_snapshot
+from cluster_ddp.submission.frozen import code_snapshot
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from slowness import scaled
 
-from cluster_ddp.submission import frozen_agent
+from cluster_ddp.submission.frozen import frozen_agent
 
 
 def pythons() -> dict[str, str]:
@@ -67,7 +67,7 @@ def test_the_same_content_is_the_same_file(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(frozen_agent.Path, "rglob", lambda path, pattern: [*sorted(path.glob("**/" + pattern))][::-1])
     monkeypatch.setattr("time.time", lambda: 2e9)
     assert frozen_agent.content.__wrapped__() == first
-    assert len(first) < 250_000
+    assert len(first) < 300_000
 
 
 @pytest.mark.parametrize("name", modules(frozen_agent.content()))

@@ -18,7 +18,8 @@ from stand_ins import FakeSlurm, fake_slurm
 
 from cluster_ddp.errors import JobNotFoundError, RunDirError, SlurmError, SpecError
 from cluster_ddp.slurm import commands
-from cluster_ddp.submission import frozen_agent, submit_plan
+from cluster_ddp.submission import submit_plan
+from cluster_ddp.submission.frozen import frozen_agent
 from cluster_ddp.submission.job import Job
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec

@@ -12,7 +12,7 @@ from strangers import STRANGER, as_stranger, folder_of_all, needs_a_stranger
 from venvs import make_venv
 
 from cluster_ddp.errors import RunDirError, SpecError
-from cluster_ddp.submission import venv_archive
+from cluster_ddp.submission.frozen import venv_archive
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cluster_ddp.files import atomic_write
 
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[2]
 OTHERS = ("protocol", "errors", "files", "ownership", "processes", "slurm/port", "slurm/variables")
 """What `agent` imports of this package."""
 # Of all modules, this one alone is compiled by a Python that is too old for the others.

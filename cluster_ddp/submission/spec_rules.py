@@ -1,0 +1,87 @@
+"""What the fields of a job say of each other: those that exclude, need or contradict others."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import fields
+from typing import Any
+
+from cluster_ddp.errors import HostlistError
+from cluster_ddp.slurm import hostlist
+from cluster_ddp.submission.validation import SET_ELSEWHERE, field_error
+
+ALTERNATIVES = (("venv", "conda_env"), ("container", "container_image"))
+"""Pairs of fields that exclude each other."""
+
+EXPEDITE = "--requeue=expedite"
+"""The one form of --requeue with a value, from Slurm 25.11 on; a word of `JobSpec.sbatch_options`."""
+
+_NEED_A_CONTAINER = {"container_overlays": ("container",), "container_binds": ("container", "container_image")}
+_OF_RESTARTS = {"spare_nodes": "use them", "hang_restart_s": "follow"}
+"""Numbers that have a meaning with `JobSpec.restarts` only."""
+
+
+def check(asked: Any) -> None:
+    """Check the fields of a `JobSpec`, each of which is legal by itself.
+
+    Raises:
+        SpecError: one contradicts another. The error names it.
+    """
+    _check_choices(asked)
+    _check_sbatch_options(asked)
+    check_restarts(asked)
+
+
+def _check_choices(asked: Any) -> None:
+    if asked.gpus_per_node % asked.gpus_per_task:
+        raise field_error("gpus_per_task", asked.gpus_per_task, f"a divisor of gpus_per_node={asked.gpus_per_node}")
+    for one, other in ALTERNATIVES:
+        if getattr(asked, one) is not None and (value := getattr(asked, other)) is not None:
+            hint = f"leave out --{one} or --{other}".replace("_", "-")
+            raise field_error(other, value, f"left out when {one} is given", hint=hint)
+    if asked.exclude is not None:
+        _check_exclude(asked.exclude)
+    if asked.doctor and (asked.container or asked.container_image):
+        hint = "leave out --doctor; inside the container: cluster-ddp doctor --container …"
+        raise field_error("doctor", True, "left out with a container", hint=hint)
+    for name, images in _NEED_A_CONTAINER.items():
+        if (value := getattr(asked, name)) and not any(getattr(asked, image) for image in images):
+            legal = f"left out without {' or '.join(images)}"
+            raise field_error(name, value, legal, hint="add --container IMAGE.sif")
+
+
+def _check_sbatch_options(asked: Any) -> None:
+    for option in asked.sbatch_options:
+        name = option[2:].partition("=")[0]
+        if option == EXPEDITE and asked.requeue is not False:
+            continue
+        if any(ours.startswith(name) for ours in SET_ELSEWHERE):  # sbatch takes abbreviations
+            own = name.replace("-", "_") in {field.name for field in fields(asked)}
+            hint = f"--{option[2:].replace('=', ' ')}, without --sbatch-options" if own else "leave it out"
+            raise field_error("sbatch_options", option, "an option that cluster-ddp does not set itself", hint=hint)
+
+
+def check_restarts(asked: Any) -> None:
+    """Check the options of restarts, of a `JobSpec` or of `launch` (`Options`), which name them alike.
+
+    Raises:
+        SpecError: only restarts use one of them, or no shell could split the words for later starts.
+    """
+    for name, use in _OF_RESTARTS.items():
+        if (value := getattr(asked, name)) and not asked.restarts:
+            option = f"--{name.replace('_', '-')}"
+            hint = f"--restarts 3 {option} {value}; or leave out {option}"
+            raise field_error(name, value, f"0 without restarts, which {use}", hint=hint)
+    try:
+        shlex.split(asked.restart_args)
+    except ValueError as error:
+        legal = f"words that a shell could split: {str(error).lower()}"
+        raise field_error("restart_args", asked.restart_args, legal) from error
+
+
+def _check_exclude(nodes: str) -> None:
+    try:
+        if not hostlist.expand(nodes):
+            raise field_error("exclude", nodes, "at least one node")
+    except HostlistError as error:
+        raise field_error("exclude", nodes, f"a hostlist such as node[3-4]: {error.found.rstrip('.')}") from error
