@@ -71,22 +71,31 @@ def pythons_of(script: Path) -> int:
     return found
 
 
-def test_a_stream_whose_rank_was_killed_on_another_node_ends_with_the_same_weights(
-    slurm: Cluster, tmp_path: Path
+@pytest.mark.parametrize(
+    "name, arguments",
+    [
+        ("webdataset_stream.py", ("--data", "tars")),  # each rank reads tar files of its own
+        ("gpt_fsdp.py", ("--strategy", "hsdp", "--layers", "2", "--batch-size", "3")),
+    ],
+    ids=["stream", "hsdp"],
+)
+def test_a_training_whose_rank_was_killed_on_another_node_ends_with_the_same_weights(
+    name: str, arguments: tuple[str, ...], slurm: Cluster, tmp_path: Path
 ) -> None:
-    """Four ranks read tar files of their own. One job is undisturbed; in the other, rank 3 is killed in epoch 2."""
-    place, script, step = Place(slurm, tmp_path), tmp_path / "webdataset_stream.py", "            checkpoint.step()\n"
+    """Four ranks on two nodes. One job is undisturbed; in the other, rank 3 is killed in epoch 2."""
+    place, script, step = Place(slurm, tmp_path), tmp_path / name, "            checkpoint.step()\n"
     kill = f"{step}            if world.rank == 3 and checkpoint.steps == 42 and not world.topology.restart_count:\n"
-    text = (ROOT / "examples" / "webdataset_stream.py").read_text()
+    text = (ROOT / "examples" / name).read_text()
+    assert text.count(step) == 1
     script.write_text(
         text.replace(step, f"{kill}                __import__('os').kill(__import__('os').getpid(), 9)\n")
     )
     ends = []
-    for name, options in ((str(ROOT / "examples" / "webdataset_stream.py"), ()), (str(script), ("--restarts", "1"))):
-        command = ("--nodes", "2", "--gpus-per-node", "2", *options, "--", "python", name, "--epochs", "2")
-        said = place.completed(place.start(*command, "--data", str(tmp_path / "tars")))
-        ends.append(re.findall(r"^(epoch 2: .*|weights .*)", said, re.MULTILINE))
-    assert re.search(r"Resuming from .*: step \d+, epoch 2, \d+ of its 960 samples seen", said), said
+    for path, options in ((str(ROOT / "examples" / name), ()), (str(script), ("--restarts", "1"))):
+        command = ("--nodes", "2", "--gpus-per-node", "2", *options, "--", "python", path, "--epochs", "2")
+        said = place.completed(place.start(*command, *arguments))
+        ends.append(re.findall(r"^(epoch 2: .*|weights.*)", said, re.MULTILINE))
+    assert re.search(r"Resuming from .*: step \d+, epoch \d, \d+ of its \d+ samples seen", said), said
     assert len(ends[0]) == 2 and ends[0] == ends[1], said
 
 

@@ -175,4 +175,5 @@ def test_a_worker_that_is_busy_for_long_is_ended_too(tmp_path: Path, then: str) 
     script.write_text(GIVEN_UP.format(then=then))
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "CLUSTER_DDP_"))}
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=scaled(60))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "given up\n", "")
+    printed = done.stdout.splitlines()[-1]  # Gloo of torch 2.10 prints a line before
+    assert (done.returncode, printed, done.stderr) == (0, "given up", "")
