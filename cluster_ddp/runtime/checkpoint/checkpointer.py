@@ -201,7 +201,7 @@ class Checkpointer:
             Stopped: the job was told to stop, and can resume. It ends the process with status 75.
             CheckpointError: the job was told to stop, but no checkpoint could be saved since its start.
             RunDirError: another job, or a newer start of this one, has taken the run directory.
-            SpecError: the training was finished.
+            SpecError: the training was finished; or other batches of the update follow (`World.accumulate`).
         """
         if self._state.is_finished:
             hint = "leave the loop after checkpoint.finish(), or loop over checkpoint.epochs(…)"

@@ -1,9 +1,10 @@
 """Each rank's share of a dataset, batch by batch: no sample is lost or repeated.
 
 The order of an epoch's samples depends on seed and epoch only. It is cut into global batches of world_size x batch_size
-samples. From each, a rank takes every world_size-th sample. So all ranks make the same number of steps, and the content
-of a global batch does not depend on how many ranks share it. (DistributedSampler repeats samples instead.) The place in
-an epoch is a number of samples, so that another number of ranks can resume from it.
+samples, or of `global_batch` samples, which are cut again if a rank's share is larger than `batch_size`. From each of
+them, a rank takes every world_size-th sample. So all ranks make the same number of steps, and a global batch does not
+depend on how many ranks share it. (DistributedSampler repeats samples instead.) The place in an epoch is a number of
+samples, so that another number of ranks can resume from it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import Sampler
 
 from cluster_ddp.errors import DataError, counted
 from cluster_ddp.runtime.data.training_data import TrainingData
@@ -21,33 +22,6 @@ from cluster_ddp.runtime.rng import stream_seed
 
 Order = Callable[[int, int], Sequence[int]]
 """A sampler of one's own: from a random seed and an epoch to the indices of its samples, the same on every rank."""
-
-
-def epoch_size(dataset: Dataset[Any], sampler: object, seed: int | None, ranks: int) -> int:
-    """Return the number of samples in an epoch.
-
-    Raises:
-        DataError: the dataset has no length, as an IterableDataset; the sampler is one of torch's; there are no
-            samples; or, with a seed, there are fewer samples than ranks.
-    """
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        found = "it has no length and no index, so its place in an epoch can't be shared or resumed."
-        hint = "world.stream(dataset, batch_size=…) reads it in its own order; or give it __len__ and __getitem__"
-        raise DataError(f"Sharing a {type(dataset).__name__} among ranks:", found, hint)
-    if sampler is not None and not callable(sampler):
-        found = "its order does not follow from a seed and an epoch, so ranks would differ, and none could resume."
-        hint = "give a function: sampler=lambda seed, epoch: indices"
-        raise DataError(f"Sharing samples by a {type(sampler).__name__}:", found, hint)
-    asked = f"Sharing a {type(dataset).__name__} among {counted(ranks, 'rank')}:"
-    if len(dataset) == 0:
-        raise DataError(asked, "the dataset is empty.", "is its path right? See what is there: ls -l PATH")
-    size = len(dataset if sampler is None else sampler(seed or 0, 0))
-    if size == 0:
-        raise DataError(asked, "the sampler gave no indices for epoch 0.", "return the indices of the epoch's samples")
-    if seed is not None and size < ranks:
-        found = "a rank without samples can't take part in training."
-        raise DataError(f"Sharing {size} samples among {ranks} ranks:", found, f"use at most {size} GPUs")
-    return size
 
 
 class Indices(list[int]):
@@ -59,53 +33,85 @@ class Indices(list[int]):
 
 
 class DistributedBatchSampler(Sampler[list[int]]):
-    """The sample indices of one rank, one list per step.
+    """The sample indices of one rank, one list per batch.
 
     Args:
         size: number of samples in an epoch, before `drop_last`.
-        batch_size: samples per rank and step.
+        batch_size: samples per rank and step; with `global_batch`, the most per rank and batch, or None for its share.
         seed: random seed of the shuffle; None for the dataset's own order.
         sampler: gives the order of an epoch, of `size` samples; None: each sample once.
         drop_last: leave out an epoch's last global batch if it is smaller than the others.
+        global_batch: samples of an update of all ranks; None: `batch_size` of each rank.
 
     Raises:
-        DataError: `batch_size` is below 1; or `drop_last` leaves nothing.
+        DataError: neither is given, or one is below 1; `drop_last` leaves nothing; or an update of `global_batch`
+            has fewer samples than there are ranks.
     """
 
     def __init__(
         self,
         size: int,
-        batch_size: int,
+        batch_size: int | None,
         *,
         rank: int,
         world_size: int,
         seed: int | None,
         sampler: Order | None = None,
         drop_last: bool = False,
+        global_batch: int | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise DataError(f"Batches of {batch_size} samples:", "a batch has 1 or more.", "--batch-size 64")
+        counts = [count for count in (batch_size, global_batch) if count is not None]
+        if min(counts, default=0) < 1:
+            asked = f"Batches of {min(counts)} samples:" if counts else "Sharing samples without a batch_size:"
+            raise DataError(asked, "a batch has 1 or more.", "--batch-size 64")
         self.rank, self.world_size, self.seed = rank, world_size, seed
-        self.global_batch = batch_size * world_size
+        self.accumulates = global_batch is not None
+        self.batch_size = batch_size or _ratio_up(global_batch or 1, world_size)
+        self.global_batch = global_batch or self.batch_size * world_size
         self.size = size // self.global_batch * self.global_batch if drop_last else size
         if size > 0 == self.size:
             asked = f"Global batches of {self.global_batch} samples, with drop_last=True:"
             raise DataError(asked, f"there are only {size} samples.", "use smaller batches or fewer ranks")
-        self._samples, self._sampler = size, sampler
-        self.epoch = self.first_step = 0
+        self._samples, self._sampler, self.epoch = size, sampler, 0
         self.bounds = self.bounds_from(0)
+        if self.accumulates:
+            larger = f", or global_batch={2 * world_size} or more" if self.size >= world_size else ""
+            asked = f"Sharing updates of {global_batch} samples among {counted(world_size, 'rank')}:"
+            self.require_samples(self.bounds, asked, larger)
 
     def bounds_from(self, seen: int) -> list[tuple[int, int]]:
         """Return the global batches that are left after `seen` samples, as (start, stop) in the order of the epoch."""
         starts = list(range(seen, self.size, self.global_batch))
-        # The last global batch needs a sample for every rank; a smaller one joins the batch before it.
-        if len(starts) > 1 and self.size - starts[-1] < self.world_size:
+        # The last global batch needs a sample for every rank; a smaller one joins the batch before it. But with
+        # global_batch no cut depends on the number of ranks: the last two are halves of what is left.
+        if len(starts) > 1 and self.accumulates:
+            starts[-1] = (starts[-2] + self.size + 1) // 2
+        elif len(starts) > 1 and self.size - starts[-1] < self.world_size:
             starts.pop()
         return list(zip(starts, [*starts[1:], self.size]))
 
-    def shares(self) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) for each step: this rank takes every world_size-th sample of that range of the order."""
+    def batches(self) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        """Yield each batch of all ranks, and its global batch, as (start, stop) in the order of the epoch.
+
+        With `global_batch`, each rank has samples in each: at most `batch_size`, or 2 where 1 would leave a rank none.
+        """
         for start, stop in self.bounds:
+            rows, rest = divmod(stop - start, self.world_size)  # a row has a sample for every rank
+            count = min(rows, _ratio_up(rows + bool(rest), self.batch_size)) if self.accumulates else 1
+            cuts = [start + _ratio_up(number * rows, count) * self.world_size for number in range(count)]
+            for cut, following in zip(cuts, [*cuts[1:], stop]):
+                yield (cut, following), (start, stop)
+
+    def require_samples(self, bounds: Sequence[tuple[int, int]], asked: str, hint: str) -> None:
+        """Raise DataError if a global batch has fewer samples than there are ranks. `hint` adds to the cure."""
+        smallest = min((stop - start for start, stop in bounds), default=self.world_size)
+        if smallest < self.world_size:
+            found = f"one update has {smallest} samples, and a rank without samples can't take part in training."
+            raise DataError(asked, found, f"use at most {smallest} GPUs{hint}")
+
+    def shares(self) -> Iterator[tuple[int, int]]:
+        """Yield (start, stop) for each batch: this rank takes every world_size-th sample of that range of the order."""
+        for (start, stop), _ in self.batches():
             if start + self.rank < stop:  # if there are fewer samples than ranks, some ranks get none
                 yield start + self.rank, stop
 
@@ -129,19 +135,24 @@ class DistributedBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         order = self.order().tolist()
         epoch_seed = stream_seed(self.seed or 0, self.epoch)
-        for step, (start, stop) in enumerate(self.shares(), self.first_step):
-            seed = stream_seed(stream_seed(epoch_seed, step), self.rank)
-            yield Indices(order[start : stop : self.world_size], seed)
+        for start, stop in self.shares():
+            yield Indices(order[start : stop : self.world_size], stream_seed(epoch_seed, start))
 
     def __len__(self) -> int:
-        return len(self.bounds)
+        return len(list(self.batches()))
+
+
+def _ratio_up(count: int, of: int) -> int:
+    """The quotient, rounded up."""
+    return -(-count // of)
 
 
 class Shard(TrainingData):
     """Iterates over this rank's batches; made by `World.shard`.
 
-    Each pass is the epoch of the last `set_epoch`; without it, the order is the same each time. In the loop, `step`,
-    `seen`, `progress`, `mean_batch` and `is_full_batch` are those of the current batch.
+    Each pass is the epoch of the last `set_epoch`; without it, the order is the same each time. In the loop, `seen`,
+    `loss_scale` and `is_full_batch` are the current batch's; `step`, `progress` and `mean_batch` are its update's. With
+    `global_batch` that may have several batches; a checkpoint then has the place after the last whole update.
 
     Args:
         source: iterates over the batches, anew for each pass: a `DeviceLoader` or a `Loader`.
@@ -152,10 +163,9 @@ class Shard(TrainingData):
         self, batches: DistributedBatchSampler, source: Iterable[Any], *, fingerprint: str | None = None
     ) -> None:
         super().__init__(batches.world_size)
-        self.batches, self.fingerprint = batches, fingerprint
-        self._source = source
-        self._resume_at = (0, 0)
-        self._steps_per_epoch = len(batches)
+        self.batches, self.fingerprint, self._source = batches, fingerprint, source
+        self._resume_at = self._batch = (0, 0)
+        self._steps_per_epoch = len(batches.bounds)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, from 0. A new epoch starts at its beginning."""
@@ -163,18 +173,16 @@ class Shard(TrainingData):
             self.resume(epoch, step=0, seen=0)
 
     def resume(self, epoch: int, *, step: int, seen: int) -> None:
-        """Let the next pass start in an epoch, after some batches and the samples that all ranks have seen in them.
+        """Let the next pass start in an epoch, after some steps and the samples that all ranks have seen in them.
 
         Raises:
-            DataError: with a shuffle seed, fewer samples are left than there are ranks.
+            DataError: with a shuffle seed or `global_batch`, too few samples are left for this number of ranks.
         """
-        left, world_size = self.size - seen, self.batches.world_size
-        if self.batches.seed is not None and 0 < left < world_size:
-            found = f"{left} samples are left in the epoch, and a rank without samples can't take part."
-            hint = f"use at most {left} GPUs to the end of this epoch"
-            raise DataError(f"Resuming with {world_size} ranks:", found, hint)
+        if self.batches.seed is not None or self.accumulates:
+            asked = f"Resuming the rest of an epoch, {self.size - seen} samples, with {self.batches.world_size} ranks:"
+            self.batches.require_samples(self.batches.bounds_from(seen), asked, " to the end of this epoch")
         self.batches.epoch, self._resume_at = epoch, (step, seen)
-        self.step, self.seen = step - 1, seen
+        self.step, self.seen, self._update_start, self._update_samples = step - 1, seen, seen, 0
 
     def resume_at(self, epoch: int, place: Mapping[str, Any], of_ranks: Sequence[Any]) -> None:
         """Do the same as `resume`, from a place in a checkpoint."""
@@ -182,19 +190,37 @@ class Shard(TrainingData):
 
     def place(self) -> dict[str, Any]:
         """Return the place in the epoch, and what tells whether a dataset is the same."""
+        is_whole = self.ends_update
         return {
             "size": self.size,
             "seed": self.batches.seed,
             "global_batch": self.batches.global_batch,
             "fingerprint": self.fingerprint,
-            "step": self.step + 1,
-            "seen": self.seen,
+            "step": self.step + is_whole,
+            "seen": self.seen if is_whole else self._update_start,
         }
 
     @property
     def is_full_batch(self) -> bool:
         """Whether every rank has exactly `batch_size` samples in this batch; the same on all ranks."""
-        return self._batch_samples == self.batches.global_batch
+        start, stop = self._batch
+        return stop - start == self.batches.batch_size * self._world_size
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether an update may take several batches, so that `ends_update` says which one completes it."""
+        return self.batches.accumulates
+
+    @property
+    def ends_update(self) -> bool:
+        """Whether this batch is the last one of its update; the same on all ranks."""
+        return self.seen == self._update_start + self._update_samples
+
+    @property
+    def loss_scale(self) -> float:
+        """Multiply this batch's mean loss by it to weight all samples of the update, on all ranks, equally."""
+        start, stop = self._batch
+        return len(range(start + self.batches.rank, stop, self._world_size)) / self.mean_batch
 
     @property
     def is_at_end(self) -> bool:
@@ -208,10 +234,12 @@ class Shard(TrainingData):
 
     def __iter__(self) -> Iterator[Any]:
         (step, seen), self._resume_at = self._resume_at, (0, 0)
-        self.batches.first_step, self.batches.bounds = step, self.batches.bounds_from(seen)
+        self.batches.bounds = self.batches.bounds_from(seen)
         self._begin_pass(step, seen)
-        for (start, stop), batch in self._timed(zip(self.batches.bounds, self._source)):
-            self.step, self.seen, self._batch_samples = self.step + 1, stop, stop - start
+        for (bounds, update), batch in self._timed(zip(self.batches.batches(), self._source)):
+            if bounds[0] == update[0]:
+                self._begin_update(*update)
+            self._batch, self.seen = bounds, bounds[1]
             rank_progress.note_progress()
             yield batch
         if self.at_end:

@@ -149,7 +149,8 @@ class Stream(TrainingData):
         while self._all_have_one() and ahead is not None:
             record, found = ahead, self._found
             self._places.take(record)
-            self.step, self.seen, self._batch_samples = self.step + 1, self.seen + found.samples, found.samples
+            self._begin_update(self.seen, self.seen + found.samples)
+            self.seen += found.samples
             self._is_full = found.full == self._world_size
             ahead = self._ask(records)
             rank_progress.note_progress()

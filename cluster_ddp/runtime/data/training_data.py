@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+from cluster_ddp.errors import SpecError
+
+log = logging.getLogger("cluster_ddp")
 
 
 class TrainingData(ABC):
@@ -18,12 +23,13 @@ class TrainingData(ABC):
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self.step = -1
-        """Number of the batch in its epoch, from 0; -1 before the first."""
+        """Number of the batch in its epoch, from 0; -1 before the first. Of the update, if that has several batches."""
         self.seen = 0
         """Samples of the epoch that all ranks together have seen, including this batch."""
         self.at_end: Callable[[], object] | None = None
         """Called after the last batch of a pass, before the loop ends."""
-        self._batch_samples = 0
+        self._update_start = self._update_samples = 0  # of the epoch, before this update; of it, on all ranks
+        self._is_weighted, self._has_told = True, False
         self._seen_before = 0
         self.began_s = 0.0
         """When this pass began, on the clock of time.monotonic(); 0 before the first."""
@@ -44,6 +50,16 @@ class TrainingData(ABC):
     @abstractmethod
     def is_full_batch(self) -> bool:
         """Whether every rank has exactly `batch_size` samples in this batch; the same on all ranks."""
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether an update may take several batches, so that `ends_update` says which one completes it."""
+        return False
+
+    @property
+    def ends_update(self) -> bool:
+        """Whether this batch is the last one of its update; the same on all ranks."""
+        return True
 
     @abstractmethod
     def set_epoch(self, epoch: int) -> None:
@@ -70,14 +86,15 @@ class TrainingData(ABC):
 
     @property
     def mean_batch(self) -> float:
-        """Mean number of samples per rank in this batch. Divide a summed loss by it to weight all samples equally."""
-        return self._batch_samples / self._world_size
+        """Mean number of samples per rank in this update. Divide a summed loss by it to weight all samples equally."""
+        self._is_weighted = True
+        return self._update_samples / self._world_size
 
     @property
     def progress(self) -> float:
-        """The part of the epoch before this batch: from 0 to below 1; 0 while the size is unknown."""
+        """The part of the epoch before this update: from 0 to below 1; 0 while the size is unknown."""
         size = self.size
-        return min(1.0, (self.seen - self._batch_samples) / size) if size else 0.0
+        return min(1.0, self._update_start / size) if size else 0.0
 
     @property
     def seen_in_pass(self) -> int:
@@ -94,8 +111,32 @@ class TrainingData(ABC):
         """The part of the time since this pass began that this rank has waited for batches: 0 to 1."""
         return min(1.0, self.waited_s / max(time.monotonic() - self.began_s, 1e-9))
 
+    def check_step(self, *, told: bool) -> None:
+        """Look at whether a step of the training may end after this batch; what looks wrong is logged if `told`.
+
+        Raises:
+            SpecError: other batches of the update follow.
+        """
+        if not self.ends_update:
+            hint = "world.accumulate(model, shard) says which batch is the last one: `as is_last`, then `if is_last:`"
+            asked = f"A step of the training in update {self.step + 1} of the epoch:"
+            raise SpecError(asked, "this is not its last batch: global_batch has cut it.", hint)
+        if self.accumulates and not self._is_weighted and not self._has_told:
+            self._has_told = True
+            if told:
+                log.warning(
+                    "The script has not looked at shard.loss_scale in this update. Unless it weights the samples in a "
+                    "way of its own, multiply the mean loss of each batch by it. (This is said once.)"
+                )
+
+    def _begin_update(self, start: int, stop: int) -> None:
+        """Begin the next step, with the first batch of the update of these samples of the epoch."""
+        self.step, self._update_start, self._update_samples = self.step + 1, start, stop - start
+        self._is_weighted = False
+
     def _begin_pass(self, step: int, seen: int) -> None:
         self.step, self.seen, self._seen_before = step - 1, seen, seen
+        self._update_start, self._update_samples = seen, 0
         self.began_s, self.waited_s = time.monotonic(), 0.0
 
     def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:

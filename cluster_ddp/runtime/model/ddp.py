@@ -98,17 +98,14 @@ def unwrapped(part: T) -> T:
 
 
 @contextmanager
-def accumulate(model: torch.nn.Module, batch: TrainingData | int, *, every: int) -> Iterator[bool]:
+def accumulate(model: torch.nn.Module, batch: TrainingData | int, *, every: int | None) -> Iterator[bool]:
     """Run forward and backward in the body as `World.accumulate` describes, with its errors."""
-    if every < 1:
-        raise SpecError(f"Accumulating {every} batches:", "an update needs 1 or more.", "every=4")
+    is_last = _is_last(batch, every)
     # torch.compile's wrapper has the names of what it wraps, too.
     set_sync = getattr(model, "set_requires_gradient_sync", None)  # of FSDP2
     if set_sync is None and not hasattr(model, "no_sync"):
         asked = f"Accumulating gradients of a {type(model).__name__}:"
         raise SpecError(asked, "it is not wrapped.", "model = world.wrap(model)")
-    step, is_end = (batch, False) if isinstance(batch, int) else (batch.step, batch.is_at_end)
-    is_last = is_end or (step + 1) % every == 0
     with ExitStack() as stack:
         if set_sync is not None:
             set_sync(is_last)
@@ -116,3 +113,18 @@ def accumulate(model: torch.nn.Module, batch: TrainingData | int, *, every: int)
         elif not is_last:
             stack.enter_context(model.no_sync())  # type: ignore[operator]
         yield is_last
+
+
+def _is_last(batch: TrainingData | int, every: int | None) -> bool:
+    """Whether a batch is the last one of its update."""
+    asked = f"Accumulating {'the' if every is None else every} batches of an update:"
+    if every is None:
+        if isinstance(batch, int):
+            raise SpecError(asked, f"without a shard, batch {batch} may be the last one or not.", "every=4")
+        return batch.ends_update
+    if every < 1:
+        raise SpecError(asked, "an update needs 1 or more.", "every=4")
+    if not isinstance(batch, int) and batch.accumulates:
+        raise SpecError(asked, "the shard's global_batch has chosen their number.", "leave every= out")
+    step, is_end = (batch, False) if isinstance(batch, int) else (batch.step, batch.is_at_end)
+    return is_end or (step + 1) % every == 0

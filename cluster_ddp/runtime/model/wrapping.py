@@ -121,7 +121,7 @@ class Models(Collectives):
         return recorder.recorded(self.device)
 
     def accumulate(
-        self, model: torch.nn.Module, batch: TrainingData | int, *, every: int
+        self, model: torch.nn.Module, batch: TrainingData | int, *, every: int | None = None
     ) -> AbstractContextManager[bool]:
         """Return a context for forward and backward of one batch of a group that makes one update.
 
@@ -132,14 +132,22 @@ class Models(Collectives):
             if is_last:
                 optimizer.step(); optimizer.zero_grad(); checkpoint.step()
 
+        With `shard(dataset, global_batch=512, batch_size=64)` an update has the same samples on any number of ranks.
+        Each takes its share, in as many batches as that needs. The gradient is that of the mean over all 512:
+
+            with world.accumulate(model, shard) as is_last:
+                (loss(model(images), labels) * shard.loss_scale).backward()
+
+        So the learning rate stays. The last two updates of an epoch halve what is left of it.
+
         Args:
             model: from `wrap`.
             batch: the shard that the batch is from: its epoch's last group may be smaller. Or, without one, the number
                 of the batch, from 0.
-            every: number of batches of one update.
+            every: number of batches of one update; None: as the shard says.
 
         Raises:
-            SpecError: `every` is below 1, or the model is not wrapped.
+            SpecError: `every` is below 1, not needed or missing; or the model is not wrapped.
         """
         return ddp.accumulate(model, batch, every=every)
 

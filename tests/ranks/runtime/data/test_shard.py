@@ -19,7 +19,8 @@ from cluster_ddp.errors import ClusterDDPError, DataError
 from cluster_ddp.runtime.data import data_loader, training_data
 from cluster_ddp.runtime.data.data_loader import Loader
 from cluster_ddp.runtime.data.device_dataset import DeviceLoader, ResidentSet
-from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard, epoch_size
+from cluster_ddp.runtime.data.shard import DistributedBatchSampler, Shard
+from cluster_ddp.runtime.data.world_data import epoch_size
 from cluster_ddp.runtime.rng import stream_seed
 from cluster_ddp.runtime.world import World
 from cluster_ddp.slurm.topology import Topology
