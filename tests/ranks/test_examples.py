@@ -199,6 +199,23 @@ def test_a_sharded_training_resumes_exactly(tmp_path: Path, ranks: int) -> None:
     assert told == resumed and len(told) == 3
 
 
+def test_a_training_that_changes_its_number_of_ranks_prints_the_same_losses(tmp_path: Path) -> None:
+    """Stopped amid an epoch on 2 ranks, continued on 3."""
+
+    def start(folder: str, **more: Any) -> list[Outcome]:
+        return run(tmp_path / folder, "--epochs", "3", "--samples", "1600", name="any_number_of_ranks.py", **more)
+
+    whole, begun = start("whole", ranks=1), start("moved", ranks=2, stop_at=5)
+    assert [end.exit_code for end in (*whole, *begun)] == [0, 75, 75], (whole, begun)
+    ended = start("moved", ranks=3, restarts=1)
+    assert [end.exit_code for end in ended] == [0] * 3, ended
+    expected, found = (
+        re.findall(r"^epoch \d: loss ([\d.]+)", end.output, re.MULTILINE) for end in (whole[0], ended[0])
+    )
+    assert len(expected) == 3 and "3 ranks instead of 2" in ended[0].output
+    assert [float(loss) for loss in found] == pytest.approx([float(loss) for loss in expected], abs=2e-5)
+
+
 def run_killed(script: Path, arguments: tuple[str, ...], kill_at: int) -> None:
     """In a rank: run a script, and end it by SIGKILL after so many steps, once the checkpoint before is written."""
     step = cluster_ddp.Checkpointer.step
