@@ -160,6 +160,14 @@ BENCHMARKS = (
         "environment is the one of the tests, with the CUDA builds.",
     ),
     Benchmark(
+        script="uneven_shares.py",
+        title="Uneven shares",
+        about="Updates of 512 samples on three ranks (`world.shard(…, global_batch=512)`: 171, 171 and 170) against "
+        "updates of 510, which they share evenly; at once, and in batches of at most 64. And the worst case, 8 samples "
+        "against 9. A small CNN on CPUs, over gloo.",
+        launcher=(*TORCHRUN[:-1], "--nproc-per-node=3"),
+    ),
+    Benchmark(
         script="forked_ranks.py",
         title="Many forked ranks on one node",
         about="64 ranks that one process becomes, on these cores: from its start until all have met, and until "
