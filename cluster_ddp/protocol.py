@@ -92,6 +92,8 @@ class File:
     """How a start of the job ended, and what failed first: the last start that has ended."""
     FAILURES: Final = "failures.jsonl"
     """Each failure of a start of the job, and what followed: one record per line, see `agent.job.restart.failures`."""
+    ALLOCATIONS: Final = "allocations.jsonl"
+    """What the jobs of the run had, from when on: nodes and GPUs, starts of the ranks, the end. Never cut back."""
     SICK_NODES: Final = "sick-nodes.txt"
     """Nodes that were found at fault in this job: one per line, then why. With `--restarts`, they are left out."""
     CODE: Final = "code"

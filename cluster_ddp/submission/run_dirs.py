@@ -39,7 +39,7 @@ OF_A_JOB = (
 """Patterns of the files that one job in a run directory has: the next one has its own."""
 _NO_RESULTS = (
     *(*OF_A_JOB, "job-*", ".*", File.CODE),
-    *(File.RUN, File.STARTS, File.METRICS, File.USAGE.format("*"), File.TRACKERS),
+    *(File.RUN, File.STARTS, File.METRICS, File.USAGE.format("*"), File.TRACKERS, File.ALLOCATIONS),
 )
 """Patterns of the files that nothing resumes from: records of what happened."""
 

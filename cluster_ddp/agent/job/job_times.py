@@ -12,6 +12,7 @@ from pathlib import Path
 from cluster_ddp import processes
 from cluster_ddp.agent.job import slurm_commands
 from cluster_ddp.protocol import Env
+from cluster_ddp.slurm.variables import Variables
 
 RETRY_S = 5.0
 """Seconds between two questions: a busy controller may not answer at once."""
@@ -69,3 +70,10 @@ def parse_times(text: str) -> tuple[int, int] | None:
     """Return start and end, in seconds of UNIX time, of an answer of `ask_times`; None if it does not name both."""
     found = re.fullmatch(r"([0-9]+) ([0-9]+)", text)
     return (int(found[1]), int(found[2])) if found else None
+
+
+def began_s(env: Mapping[str, str]) -> float | None:
+    """Return when a batch script's allocation began, in seconds of UNIX time; None in a step, or if it is unknown."""
+    began = env.get("SLURM_JOB_START_TIME", "")
+    is_batch = env.get("ENVIRONMENT") == "BATCH" and Variables(env).step_id() is None
+    return float(began) if is_batch and began.isdigit() else None

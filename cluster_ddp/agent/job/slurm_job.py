@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.agent.rank_notes import Notes
 from cluster_ddp.errors import ClusterDDPError, SpecError
-from cluster_ddp.protocol import RESTART, Env, Then
+from cluster_ddp.protocol import RESTART, Env, File, Then
 from cluster_ddp.slurm.variables import Variables, node_name
 
 
@@ -78,13 +79,14 @@ class Job:
             job_log.say(f"{RESTART}{self.requeues + history.restarts} of job {self.env['SLURM_JOB_ID']}.")
         for number in tasks.HELD:
             signal.signal(number, lambda number, frame: self.early.append(number))
-        with rank_notes.folder() as folder, job_times.times_noted(self.label, self.env, folder / "job-times"):
-            _leave_nothing(folder, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
-            self.env |= srun_step.staged(self.options, self.size, self.env)
-            starts = Starts(self, Notes(folder), history)
-            ended = starts.run()
-        srun_step.clean_up(self.options, self.env, ended.status)
-        self._finish(ended, starts)
+        with history.noting_the_end():
+            with rank_notes.folder() as folder, job_times.times_noted(self.label, self.env, folder / "job-times"):
+                _leave_nothing(folder, history, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
+                self.env |= srun_step.staged(self.options, self.size, self.env)
+                starts = Starts(self, Notes(folder), history)
+                ended = starts.run()
+            srun_step.clean_up(self.options, self.env, ended.status)
+            self._finish(ended, starts)
         job_log.show_how_to_resume(ended.status, self.env)
         return ended.status
 
@@ -121,7 +123,9 @@ class Starts:
     def __init__(self, job: Job, noted: Notes, history: History) -> None:
         slurm, stays = slurm_commands.configuration(job.env), job.options.restarts > 0
         nodes = decision.of_job(job.env, job.options.spare_nodes) if stays else decision.UNKNOWN
-        self._job, self._slurm = job, slurm
+        self._job, self._slurm, self._history = job, slurm, history
+        is_ours = job.folder is not None and os.access(job.folder / File.SPEC, os.R_OK)
+        self._began_s = job_times.began_s(job.env) if is_ours else None  # another script may have done more
         self.number = job.requeues + history.restarts
         """Number of starts before this one."""
         self.recovery = Recovery(job.options, job.env, history, nodes, slurm.slurmd_port)
@@ -155,6 +159,7 @@ class Starts:
         job, on = self._job, self._on
         self._reports = TaskReports(job.options.launcher, job.size.world_size, job.folder, tasks=job.tasks)
         job.env |= launch_env.of_start(job.env, on.nodes[0] if on.nodes else job.host, self.number)
+        self._note_start(len(on.nodes) or job.size.nodes)
         if self._is_in_step:
             self._tasks.again(self._reports, job.env)
             return
@@ -165,6 +170,14 @@ class Starts:
         if not self._tasks.start_waiting(on.nodes, job.env, self._reports, str(logs or "")):
             self._tasks.start(*self._step(on, job.env), self._reports, job.early)
         job.early.clear()
+
+    def _note_start(self, training: int) -> None:
+        """Note what the job has now, and how many of its nodes train."""
+        job, began_s = self._job, self._began_s or time.time()
+        nodes = len(self.recovery.nodes.allocated) or job.size.nodes + job.options.spare_nodes
+        has = {"nodes": nodes, "training": training, "gpus": job.size.gpus_per_node, "time": began_s}
+        self._history.note("start", job=job.label, requeue=job.requeues, start=self.number, **has)
+        self._began_s = None
 
     def _prepare(self, silent: Sequence[str]) -> None:
         """Let agents wait for the next start where it will be if silent nodes are lost."""
@@ -190,6 +203,7 @@ class Starts:
         """Say how a start has ended."""
         ended = self._reports.judge(Outcome(self._job.label, self.number, "COMPLETED", self.status))
         ended = ended._replace(lost_nodes=self.recovery.lost(self._reports) or ended.lost_nodes)
+        self._history.note("end", state=ended.state, saved=self._history.saved_s)
         job_log.show(ended, self._reports.log_of(ended.first), self._job.env)
         return ended
 
@@ -207,8 +221,8 @@ class Starts:
         return follows
 
 
-def _leave_nothing(folder: Path, *, ranks_too: bool) -> None:
-    """TERM ends this process as it did before, but removes a folder first.
+def _leave_nothing(folder: Path, history: History, *, ranks_too: bool) -> None:
+    """TERM ends this process as it did before, but removes a folder first, and notes the end.
 
     `ranks_too`: srun gets TERM, too, and kills the ranks. Of a batch job Slurm itself ends them, and gives them more
     time; an allocation of salloc continues.
@@ -218,6 +232,7 @@ def _leave_nothing(folder: Path, *, ranks_too: bool) -> None:
         for child in processes.children(os.getpid()) if ranks_too else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, number)
+        history.note_over()
         shutil.rmtree(folder, ignore_errors=True)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

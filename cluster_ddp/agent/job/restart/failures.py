@@ -1,5 +1,7 @@
 """failures.jsonl: how each failed start of a job ended, and what followed. The job's agent writes it.
 
+It also writes allocations.jsonl: what the jobs of a run have had of the cluster.
+
 {"time": 1764000000.0, "start": 2, "node": "node2", "rank": 1, "words": "killed by SIGKILL", "step": null,
  "checkpoint": "step-00000100.pt", "on_all_ranks": false, "lost_s": 12.0, "then": "restart", "without": []}
 """
@@ -10,6 +12,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,14 +77,30 @@ class History:
     def add(self, failed: Failed) -> bool:
         """Add a failure. Returns whether the job will know it after a requeue."""
         self.failures.append(failed)
-        if self._run_dir is None:
-            return False
-        path, flags = self._run_dir / File.FAILURES, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK
-        line = json.dumps(failed._asdict()).encode() + b"\n"
-        # It may be on a full disk.
-        with contextlib.suppress(OSError), open(open_own(path, flags, shared=self._shared), "ab", buffering=0) as file:
-            return file.write(line) == len(line)
-        return False
+        return self._append(File.FAILURES, failed._asdict())
+
+    def note(self, kind: str, **values: Any) -> None:
+        """Append a record to allocations.jsonl: what the job has of the cluster from now on, or from its `time` on."""
+        self._append(File.ALLOCATIONS, {"kind": kind, "time": round(time.time(), 3), **values})
+
+    def note_over(self) -> None:
+        """Note that the job has nothing from now on."""
+        self.note("over", saved=self.saved_s)
+
+    @contextlib.contextmanager
+    def noting_the_end(self) -> Iterator[None]:
+        """Call `note_over` after the body, however it ends."""
+        try:
+            yield
+        finally:
+            self.note_over()
+
+    @property
+    def saved_s(self) -> float | None:
+        """When the newest checkpoint was saved, in seconds of UNIX time; None without one."""
+        with contextlib.suppress(OSError):
+            return None if self._run_dir is None else round((self._run_dir / File.PROGRESS).stat().st_mtime, 3)
+        return None
 
     def newest_checkpoint(self, since: float) -> tuple[str, float | None]:
         """Return the name of the newest checkpoint, and for how many seconds nothing was saved since ranks started.
@@ -93,8 +112,7 @@ class History:
         name, saved = NO_CHECKPOINT, since
         if lines := self._lines(File.PROGRESS):
             name = lines[0] or NO_CHECKPOINT
-            with contextlib.suppress(OSError):
-                saved = max(since, (self._run_dir / File.PROGRESS).stat().st_mtime)
+            saved = max(since, self.saved_s or since)
         return name, max(0.0, time.time() - saved)
 
     def new_sick_nodes(self) -> dict[str, str]:
@@ -102,6 +120,16 @@ class History:
         lines = self._lines(File.SICK_NODES)
         new, self._sick_before = lines[self._sick_before :], len(lines)
         return {node: fault for node, _, fault in (line.partition(" ") for line in new) if node}
+
+    def _append(self, name: str, record: Mapping[str, Any]) -> bool:
+        """Append a line to a file of the run directory. Returns whether it is there: the disk may be full."""
+        if self._run_dir is None:
+            return False
+        flags, line = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, json.dumps(record).encode() + b"\n"
+        path = self._run_dir / name
+        with contextlib.suppress(OSError), open(open_own(path, flags, shared=self._shared), "ab", buffering=0) as file:
+            return file.write(line) == len(line)
+        return False
 
     def _lines(self, name: str) -> list[str]:
         """The lines of a file of the run directory; none if it can't be read, or is a symbolic link."""

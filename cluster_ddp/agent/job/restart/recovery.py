@@ -76,6 +76,7 @@ class Recovery:
             )
         else:
             self.nodes = left
+            self._history.note("nodes", nodes=len(left.allocated))
 
     def left_behind(self, found: Verdict) -> dict[str, str]:
         """Return which nodes a requeue is to exclude -> why. `found` is what follows the last start."""

@@ -10,6 +10,21 @@ from stand_ins import FakeSlurm, fake_slurm
 from cluster_ddp.agent.job import job_times
 
 __all__ = ["fake_slurm"]
+BATCH = {"ENVIRONMENT": "BATCH", "SLURM_JOB_START_TIME": "1896087600"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "began_s"),
+    [
+        ({}, 1896087600.0),
+        ({"SLURM_STEP_ID": "-5"}, 1896087600.0),  # 26.05, in the batch script
+        ({"SLURM_STEP_ID": "3"}, None),  # a step of a job may begin hours after it
+        ({"ENVIRONMENT": ""}, None),  # salloc
+        ({"SLURM_JOB_START_TIME": "N/A"}, None),
+    ],
+)
+def test_when_the_allocation_of_a_batch_script_began(changes: dict[str, str], began_s: float | None) -> None:
+    assert job_times.began_s({**BATCH, **changes}) == began_s
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,20 @@ def test_a_new_job_forgets_those_of_an_earlier_one(run_dir: Path) -> None:
     assert not (run_dir / File.SICK_NODES).exists()
 
 
+def test_what_a_job_had_is_noted_over_all_jobs_of_a_run(run_dir: Path) -> None:
+    first, second = History(run_dir, is_first=True), History(run_dir, is_first=True)
+    first.note("start", nodes=2, time=5.0)
+    (run_dir / File.PROGRESS).write_text("step-1.pt")
+    os.utime(run_dir / File.PROGRESS, (7.5, 7.5))
+    with pytest.raises(KeyError), second.noting_the_end():
+        raise KeyError
+    noted = [json.loads(line) for line in (run_dir / File.ALLOCATIONS).read_text().splitlines()]
+    assert noted[0] == {"kind": "start", "nodes": 2, "time": 5.0}
+    assert noted[1] == {"kind": "over", "time": noted[1]["time"], "saved": 7.5} and noted[1]["time"] > 1e9
+    assert (History(None, is_first=True).saved_s, second.saved_s) == (None, 7.5)
+    History(None, is_first=True).note_over()
+
+
 @pytest.mark.parametrize(
     "damaged",
     [
