@@ -32,6 +32,10 @@ class GpuUse:
     """The highest temperature of a record."""
     throttled: float | None
     """The part of the time in which heat or power lowered its clocks."""
+    energy_j: float | None
+    """The energy that it took while it was sampled, in joules."""
+    shared: bool
+    """Whether it was seen that others used it, too: then the energy is theirs, too."""
 
     @property
     def filled(self) -> float | None:
@@ -74,6 +78,12 @@ class NodeUse:
     """Bytes that it sent in a second."""
     gpus: tuple[GpuUse, ...]
     """Its GPUs."""
+
+    @property
+    def energy_j(self) -> float | None:
+        """The energy that its GPUs took while they were sampled; None if that of one is unknown, or without GPUs."""
+        known = [gpu.energy_j for gpu in self.gpus if gpu.energy_j is not None]
+        return sum(known) if known and len(known) == len(self.gpus) else None
 
     @property
     def network(self) -> str:
@@ -149,7 +159,16 @@ def _gpu(timed: Sequence[tuple[float, Mapping[str, Any]]]) -> GpuUse:
         power_w=_mean("power_w", timed),
         temperature_c=_most("temperature_c", timed),
         throttled=_mean("throttled", timed),
+        energy_j=_energy_j(timed),
+        shared=any(sample.get("shared") for _, sample in timed),
     )
+
+
+def _energy_j(timed: Sequence[tuple[float, Mapping[str, Any]]]) -> float | None:
+    """By the counter, or else by the mean power of a sample; None if one has neither."""
+    if any("energy_j" not in sample and "power_w" not in sample for _, sample in timed):
+        return None
+    return sum(float(sample.get("energy_j", seconds * sample.get("power_w", 0.0))) for seconds, sample in timed)
 
 
 def _mean(name: str, timed: Sequence[tuple[float, Mapping[str, Any]]]) -> float | None:

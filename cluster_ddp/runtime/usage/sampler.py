@@ -110,7 +110,7 @@ class Sampler:
             **({"memory": max(memory)} if any(memory) else {}),
             "received_per_s": round(received),
             "sent_per_s": round(sent),
-            "gpus": _means(of_gpus),
+            "gpus": [*map(_with_shared, _means(of_gpus), self._gpus.shared())] if self._gpus else [],
         }
 
     def _write(self, record: Mapping[str, Any]) -> None:
@@ -120,14 +120,20 @@ class Sampler:
 
 
 def _means(samples: Sequence[Sequence[Mapping[str, float]]]) -> list[dict[str, float]]:
-    """For each GPU the mean of each figure, of memory the most."""
+    """For each GPU the mean of each figure, of memory the most, of energy the sum, if each sample has it."""
     found = []
     for of_gpu in zip(*samples):
         names = dict.fromkeys(name for sample in of_gpu for name in sample)
         values = {name: [sample[name] for sample in of_gpu if name in sample] for name in names}
         most = {name: max(values[name]) for name in names if name == "memory"}
-        found.append({name: round(statistics.fmean(values[name]), 4) for name in names} | most)
+        energy_j = values.pop("energy_j", [])
+        most |= {"energy_j": round(sum(energy_j), 3)} if len(energy_j) == len(of_gpu) else {}
+        found.append({name: round(statistics.fmean(one), 4) for name, one in values.items()} | most)
     return found
+
+
+def _with_shared(figures: dict[str, float], shared: bool) -> dict[str, float]:
+    return figures | ({"shared": 1.0} if shared else {})
 
 
 def _source(env: Mapping[str, str]) -> StepCgroup | JobProcesses:

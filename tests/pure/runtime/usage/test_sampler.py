@@ -69,6 +69,23 @@ def test_a_peak_of_memory_between_two_records_is_recorded(tmp_path: Path, monkey
     assert records(tmp_path)[0]["memory"] == 7 << 30
 
 
+def test_a_record_has_the_energy_of_its_samples_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a sample lacks it, the power of the record is what is known."""
+    of_second = iter([{"power_w": 9.0}])
+    whole = {"power_w": 9.0, "energy_j": 6.25}
+    samples = ([whole, next(of_second, whole)] for _ in iter(int, 1))
+    gpus = SimpleNamespace(sample=lambda: next(samples), shared=lambda: [True, False])
+    monkeypatch.setattr(sampler, "_gpus", lambda env: gpus)
+    made = Sampler(tmp_path, TOPOLOGY, {})
+    deadline = time.monotonic() + 30
+    while not (sampled := [one for one in records(tmp_path) if one["gpus"]]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    made.stop()
+    first, second = sampled[0]["gpus"]
+    assert first == {"power_w": 9.0, "energy_j": first["energy_j"], "shared": 1.0}
+    assert first["energy_j"] / 6.25 in range(1, 6) and second == {"power_w": 9.0}
+
+
 def test_one_at_a_time(tmp_path: Path) -> None:
     """A process that makes many run directories, in a notebook, say, has one thread for them."""
     threads = threading.active_count()

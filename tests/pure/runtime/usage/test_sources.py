@@ -8,11 +8,13 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from cluster_ddp import processes
 from cluster_ddp.runtime.usage import cpu_and_memory
+from cluster_ddp.runtime.usage import nvml as nvml_module
 from cluster_ddp.runtime.usage.cpu_and_memory import JobProcesses, StepCgroup
 from cluster_ddp.runtime.usage.nvml import Gpus
 
@@ -152,6 +154,59 @@ NVML = SimpleNamespace(
 )
 def test_the_gpus_of_the_job(env: dict[str, str], used: list[float]) -> None:
     assert [gpu["utilization"] for gpu in Gpus(env, NVML).sample()] == used
+
+
+def counting(*readings: int | None) -> SimpleNamespace:
+    """NVML whose first GPU has these readings of its counter of energy, in mJ; None if it does not support it."""
+    left = iter(readings)
+
+    def energy(handle: int) -> int:
+        if handle or (reading := next(left)) is None:
+            raise RuntimeError("Not Supported")
+        return reading
+
+    return SimpleNamespace(**{**vars(NVML), "nvmlDeviceGetTotalEnergyConsumption": energy})
+
+
+def test_the_counter_of_energy_is_read_as_differences_and_never_goes_back() -> None:
+    """At 3.5 J the driver was loaded anew. A reading that failed makes two differences unknown."""
+    gpus = Gpus({}, counting(1000, 3500, 200, 300, None, 900, 1900))
+    found = [gpus.sample() for _ in range(6)]
+    assert [one.get("energy_j") for one, *_ in found] == [2.5, None, 0.1, None, None, 1.0]
+    assert not any("energy_j" in one for _, *others in found for one in others)
+
+
+OWN, CHILD, STRANGERS, MPS, GONE = os.getpid(), 11, 12, 13, 1 << 22
+
+
+@pytest.mark.parametrize(
+    ("processes", "mig", "shared"),
+    [
+        ([[OWN], [CHILD], [], [GONE]], [0, 0], [False, False, False, False]),
+        ([[OWN, CHILD], [STRANGERS], [MPS], []], [0, 1], [False, True, False, False]),
+        ([[CHILD], [STRANGERS], [], []], [0, 0], [False] * 4),  # in a container: the numbers are others'
+        ([[], [], [], []], [1, 1], [True] * 4),
+        (None, None, [False] * 4),  # an older NVML
+    ],
+)
+def test_a_gpu_that_others_use_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, processes: list[list[int]] | None, mig: Any, shared: list[bool]
+) -> None:
+    """A task of the same job that has another run directory is another one, too."""
+    of = {OWN: "/r", CHILD: "/r", STRANGERS: "/another", MPS: "/another"}
+    for pid, run_dir in of.items():
+        comm = "nvidia-cuda-mps-server" if pid == MPS else "python"
+        environ = f"SLURM_JOB_ID=7\0CLUSTER_DDP_RUN_DIR={run_dir}\0"
+        write(tmp_path / str(pid), comm=f"{comm[:15]}\n", environ=environ)
+    monkeypatch.setattr(nvml_module, "_PROC", tmp_path)
+    more: dict[str, Any] = {}
+    if processes is not None:
+        more["nvmlDeviceGetComputeRunningProcesses"] = lambda handle: [
+            SimpleNamespace(pid=x) for x in processes[handle]
+        ]
+        more["nvmlDeviceGetMigMode"] = lambda handle: mig
+    env = {"SLURM_JOB_ID": "7", "CLUSTER_DDP_RUN_DIR": "/r", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    assert Gpus(env, SimpleNamespace(**vars(NVML), **more)).shared() == shared
 
 
 def test_a_gpu_that_may_not_be_opened_is_not_the_jobs() -> None:
