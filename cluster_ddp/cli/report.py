@@ -1,11 +1,14 @@
 """`cluster-ddp report JOB`: what became of a run: state, time, how CPUs, memory and GPUs were used, and what to change.
 
 JOB is a job id (12, or 12_3 for an array task) or a run directory. Of an array, it is a table of its tasks, best first.
+Of a folder of runs (`cluster-ddp report runs/ --since 2026-11-01`), it is what each has cost, and the sums.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +17,8 @@ from cluster_ddp.argument_parser import Parser
 from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import SpecError, exit_on_error
 from cluster_ddp.files import to_json
-from cluster_ddp.jobs.report import array_tasks, training_stats
+from cluster_ddp.jobs import find_runs
+from cluster_ddp.jobs.report import array_tasks, cost, run_costs, training_stats
 from cluster_ddp.jobs.report.report_text import as_text, notes
 from cluster_ddp.jobs.report.summary import Report, report
 from cluster_ddp.jobs.status import run_statuses
@@ -26,9 +30,11 @@ PROGRAM = "cluster-ddp report"
 def parser() -> Parser:
     """The command line."""
     top = jobs_parser(PROGRAM, __doc__)
-    top.add_argument("jobs", nargs="+", metavar="JOB", help="job ids or run directories")
+    top.add_argument("jobs", nargs="+", metavar="JOB", help="job ids or run directories; or one folder of runs")
     regex = r"regular expression for what rank 0 prints: a group for each figure, such as 'loss (?P<loss>\S+)'"
     top.add_argument("--metric", metavar="REGEX", help=regex)
+    since = "with one folder of runs: those submitted on this day and later, such as 2026-11-01"
+    top.add_argument("--since", metavar="DAY", help=since)
     form = top.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print a list of objects, as JSON")
     html = "write the reports and their curves into one page, for a browser; it needs no network"
@@ -47,9 +53,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise SpecError(f"Writing {arguments.html} of runs on {arguments.on}:", found_there, hint)
         if (elsewhere := verbs.run_there("report", words)) is not None:
             return elsewhere
+        if (folder := _folder(arguments)) is not None:
+            runs = run_costs.read(folder, arguments.since)
+            print(
+                to_json(run_costs.as_json(runs), default=str, indent=2) if arguments.json else run_costs.as_text(runs)
+            )
+            return 0
         metric = training_stats.compiled(arguments.metric) if arguments.metric is not None else None
         statuses = run_statuses(arguments.runs_dir, arguments.jobs)
-        found = [report(status, metric=metric) for status in statuses]
+        site = cost.co2_g_per_kwh()
+        found = [report(status, metric=metric, co2_g_per_kwh=site) for status in statuses]
         if arguments.html is not None:
             from cluster_ddp.jobs.report import page
 
@@ -61,6 +74,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print("\n\n".join(_texts(found, arguments.jobs)))
     return 0
+
+
+def _folder(arguments: argparse.Namespace) -> Path | None:
+    """The folder of runs to add up; None if single runs are meant.
+
+    Raises:
+        SpecError: there is an option that does not fit.
+    """
+    words, since = arguments.jobs, arguments.since
+    path = Path(words[0])
+    if len(words) == 1 and path.is_dir() and not find_runs.is_run(path):
+        if arguments.html is None and arguments.metric is None:
+            return path
+        found, hint = "--html and --metric are for single runs.", "name the runs: cluster-ddp report 12 13 --html FILE"
+        raise SpecError(f"Adding up the runs of {path}:", found, hint)
+    if since is None:
+        return None
+    hint = f"cluster-ddp report runs/ --since {shlex.quote(since)}"
+    raise SpecError(f"Reporting {' '.join(words)} with --since:", "--since takes one folder of runs.", hint)
 
 
 def _texts(found: Sequence[Report], words: Sequence[str]) -> Iterator[str]:

@@ -13,10 +13,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cluster_ddp.argument_parser import Parser
 from cluster_ddp.cli import jobs_parser
 from cluster_ddp.errors import aligned, exit_on_error, printable
+from cluster_ddp.jobs.report import cost
 from cluster_ddp.jobs.status import RunStatus, run_statuses
 from cluster_ddp.protocol import ENDS
 from cluster_ddp.remote import verbs
@@ -61,10 +63,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _watch(arguments)
         found = run_statuses(arguments.runs_dir, arguments.jobs)
         if arguments.json:
-            print(json.dumps([dataclasses.asdict(one) for one in found], default=str, indent=2))
+            co2_g_per_kwh = cost.co2_g_per_kwh()
+            objects = [dataclasses.asdict(one) | {"cost": _cost(one, co2_g_per_kwh)} for one in found]
+            print(json.dumps(objects, default=str, indent=2))
         else:
             _show(found, arguments.runs_dir)
     return 0
+
+
+def _cost(one: RunStatus, co2_g_per_kwh: float | None) -> dict[str, Any]:
+    known = cost.read(one.run_dir, cost.now(one), co2_g_per_kwh=co2_g_per_kwh) if one.run_dir else cost.Cost()
+    return dataclasses.asdict(known)
 
 
 def _watch(arguments: argparse.Namespace) -> int:

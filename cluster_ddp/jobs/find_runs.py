@@ -96,7 +96,7 @@ def read(path: Path) -> RunRecord:
     """
     if os.path.lexists(path / File.SPEC):
         return _submitted(path, run_dirs.read(path))
-    if not _is_training(path):
+    if not is_run(path):
         found = f"it has no {File.SPEC}, {File.RUN} or {File.LOCK} of a training, and no log of a task."
         hint = "give a folder that a job or a training has made"
         raise RunDirError(f"Reading the run directory {path}:", found, hint)
@@ -120,7 +120,7 @@ def in_folder(runs_dir: Path) -> list[RunRecord]:
     """Return the runs of a folder, in the order of submission. Whole arrays are passed over."""
     found = []
     for path in {path.parent for name in (File.SPEC, File.RUN, File.LOCK) for path in runs_dir.glob(f"*/{name}")}:
-        if path.is_symlink() or (not os.path.lexists(path / File.SPEC) and not _is_training(path)):
+        if path.is_symlink() or not is_run(path):
             continue
         try:
             found.append(read(path))
@@ -208,9 +208,9 @@ def _has_not_ended(label: str, record: RunRecord) -> bool:
         return False
 
 
-def _is_training(path: Path) -> bool:
-    """Whether a training wrote to it, or the ranks of `cluster-ddp launch`."""
-    written = (File.RUN, File.OUTCOME, File.TASK_LOG.format(0))
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run directory: a submission made it, a training or the ranks of `launch` wrote to it."""
+    written = (File.SPEC, File.RUN, File.OUTCOME, File.TASK_LOG.format(0))
     return any(os.path.lexists(path / name) for name in written) or "process" in _owner(path)
 
 

@@ -81,10 +81,22 @@ def on_terminal(
     try:
         with BottomLine() as bottom:
             logs = LogReader(lambda line: bottom.show(fit(line)), jobs[0], names)
-            return follow(jobs, show=bottom.show, show_figures=bottom.update, logs=logs)
+            status = follow(jobs, show=bottom.show, show_figures=bottom.update, logs=logs)
+            _show_cost(jobs, bottom.show)
+            return status
     except KeyboardInterrupt:
         print(f"\nNo longer following; {if_left}", file=sys.stderr)
         return 130
+
+
+def _show_cost(jobs: Sequence[Job], show: Callable[[str], None]) -> None:
+    """Show what jobs that have ended have cost, as far as it is known."""
+    from cluster_ddp.jobs.report import cost, gpu_hours  # `submit --dry-run` does without
+
+    site = cost.co2_g_per_kwh()
+    costs = [cost.read(job.run_dir, gpu_hours.Now(job=job.id), co2_g_per_kwh=site) for job in jobs]
+    if line := cost.total(costs).line:
+        show(line)
 
 
 class BottomLine:

@@ -74,8 +74,20 @@ def test_a_requeue_and_a_restart_are_told_with_their_cause_and_every_number_agre
     assert [one["cause"] for one in told["training"]["starts"]] == [None, second["cause"], third["cause"]]
     mean_s = sum(one["steps"] * one["step_s"] for one in of_steps) / sum(one["steps"] for one in of_steps)
     assert abs(told["training"]["step_s"] - mean_s) < 1e-9 and told["training"]["slowest_rank"] == 1
+    costs_what_the_clock_says(told["cost"], run_dir)
     text = slurm.run(sys.executable, "-m", "cluster_ddp", "report", str(run_dir), cwd=tmp_path).stdout
     assert second["cause"] in text and third["cause"] in text and "1 restart, 1 requeue" in text
+
+
+def costs_what_the_clock_says(cost: dict, run_dir: Path) -> None:
+    """Two GPUs in two allocations: no longer than from the first to the last, and not all of it trained."""
+    noted = [json.loads(line) for line in (run_dir / "allocations.jsonl").read_text().splitlines()]
+    had_s, lost = 3600 * cost["gpu_hours"] / 2, {kind: 1800 * hours for kind, hours in cost["lost_gpu_hours"].items()}
+    (failed,) = (json.loads(line) for line in (run_dir / "failures.jsonl").read_text().splitlines())
+    assert [one["requeue"] for one in noted if one["kind"] == "start"] == [0, 1, 1]
+    assert had_s < noted[-1]["time"] - noted[0]["time"]
+    assert abs(lost["steps"] - failed["lost_s"]) < 0.5 and lost["spares"] == 0 < lost["starts"]
+    assert abs(sum(lost.values()) + 1800 * cost["kept_gpu_hours"] - had_s) < 0.1 and cost["energy_kwh"] is None
 
 
 # Without torch, whose import is what would take the time of the eight tasks.
@@ -99,7 +111,7 @@ def test_an_arrays_tasks_are_ranked_at_the_end_of_watch_in_the_report_and_on_the
     array, folder = re.search(r"^Submitted array (\d+) .* directories: (\S+)_0 ", watched.stdout, re.MULTILINE).groups()
     result = "(lr=0.3, momentum=0): test accuracy 90.00 %"
     last = f"Best: task {array}_4 {result}. All tasks: cluster-ddp report {folder}\n"
-    assert watched.stdout.endswith(last), watched.stdout
+    assert re.search(rf"{re.escape(last)}Cost: [\d.e-]+ GPU hours\n$", watched.stdout), watched.stdout
     table = slurm.run(sys.executable, "-m", "cluster_ddp", "report", array, cwd=tmp_path).stdout
     assert re.search(rf"\nTASK .*\n{array}_4 +0\.3 +0 .* 90\.00 % .* best\n{array}_5 ", table), table
     done = slurm.run(sys.executable, "-m", "cluster_ddp", "report", array, "--html", "it's a page.html", cwd=tmp_path)

@@ -2,6 +2,9 @@
 
 summary           the report as a value
 training_stats    where the time of the steps went, the starts of the training, figures that a command prints
+gpu_hours         GPU hours over all starts, and what was lost of them
+cost              these and the energy, as a value and in words
+run_costs         what the runs of a folder have cost: a table with sums
 usage             how the nodes were used
 report_text       the report on a terminal, and notes: what could be better, each with the option to change
 page              the report as an HTML page: html/ has its template, script and style, and uPlot

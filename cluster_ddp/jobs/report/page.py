@@ -100,7 +100,7 @@ def _summary(run: Run) -> dict[str, Any]:
         "training": found.training,
         "size": found.size.replace(" x ", " × "),
         "run_dir": path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else found.status.run_dir,
-        "bars": bars(found),
+        "bars": [*bars(found), *found.cost.bars],
         "over": lambda node: f" over {hours(node.seconds)}" if len(found.nodes) > found.nodes_at_once else "",
         "notes": notes(found),
         "step_ms": 1000 * step_s,

@@ -51,6 +51,8 @@ def as_text(found: Report) -> str:
     if status.end:
         lines += [f"  Ended: {status.end}"]
     lines += ["", *_use(found)]
+    if found.cost.bars:
+        lines += ["", "Cost", *(_bar(*bar) for bar in found.cost.bars)]
     if said := notes(found):
         lines += ["", "Notes", *(f"  - {note}" for note in said)]
     return "\n".join(printable(line) for line in lines)

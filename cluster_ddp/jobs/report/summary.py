@@ -6,7 +6,6 @@ In the manner of Princeton's jobstats (https://github.com/PrincetonUniversity/jo
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,12 +14,13 @@ from typing import Any
 
 from cluster_ddp.errors import SpecError, counted, hours
 from cluster_ddp.jobs import run_info
-from cluster_ddp.jobs.report import training_stats, usage
+from cluster_ddp.jobs.report import cost, training_stats, usage
+from cluster_ddp.jobs.report.cost import Cost
 from cluster_ddp.jobs.report.training_stats import Training
 from cluster_ddp.jobs.report.usage import NodeUse, mean_utilization
 from cluster_ddp.jobs.run_info import Failure
 from cluster_ddp.jobs.status import RunStatus
-from cluster_ddp.protocol import File, Then
+from cluster_ddp.protocol import File
 from cluster_ddp.run_files import read_json
 from cluster_ddp.slurm.job_status import elapsed_s
 from cluster_ddp.submission.validation import mebibytes, seconds
@@ -43,8 +43,8 @@ class Report:
     """How the nodes were used."""
     failures: Sequence[Failure] = ()
     """What has failed, in the last job of the run."""
-    spare_gpu_hours: float | None = None
-    """How long the GPUs of its spare nodes have waited since the job's last start, all together."""
+    cost: Cost = field(default_factory=Cost)
+    """What it has cost."""
     printed: Mapping[str, list[float]] = field(default_factory=dict)
     """Figures that rank 0 has printed, by name, if they were asked for."""
 
@@ -106,24 +106,25 @@ class Report:
 
     @property
     def spares(self) -> str:
-        """Its spare nodes and how long they have waited, in words; empty without any."""
-        if not (spares := self.asked.get("spare_nodes")):
-            return ""
-        waited = "" if self.spare_gpu_hours is None else f", waited {self.spare_gpu_hours:.3g} GPU hours"
-        return f"{spares} of {self.asked['nodes'] + spares} nodes{waited}"
+        """How many of its nodes are spares, in words; empty without any."""
+        spares = self.asked.get("spare_nodes")
+        return f"{spares} of {self.asked['nodes'] + spares} nodes" if spares else ""
 
 
-def report(status: RunStatus, *, metric: re.Pattern[str] | None = None) -> Report:
-    """Read the report of a run; `metric` finds figures in what rank 0 has printed (see `training_stats.compiled`)."""
+def report(status: RunStatus, *, metric: re.Pattern[str] | None = None, co2_g_per_kwh: float | None = None) -> Report:
+    """Read the report of a run.
+
+    `metric` finds figures in what rank 0 has printed (see `training_stats.compiled`); `co2_g_per_kwh` is the site's.
+    """
     run_dir = status.run_dir or Path()
-    asked, failed = _asked(run_dir), run_info.failures(run_dir)
+    training, nodes = training_stats.read(run_dir), usage.read(run_dir)
     return Report(
         status=status,
-        asked=asked,
-        failures=failed,
-        spare_gpu_hours=_spare_gpu_hours(status, asked, failed),
-        training=training_stats.read(run_dir),
-        nodes=usage.read(run_dir),
+        asked=_asked(run_dir),
+        failures=run_info.failures(run_dir),
+        cost=cost.of(run_dir, cost.now(status), training, nodes, co2_g_per_kwh=co2_g_per_kwh),
+        training=training,
+        nodes=nodes,
         printed=training_stats.printed(run_dir, metric) if metric is not None else {},
     )
 
@@ -150,22 +151,6 @@ def _asked(run_dir: Path) -> dict[str, Any]:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and 0 < value < _MOST
-
-
-def _spare_gpu_hours(status: RunStatus, asked: Mapping[str, Any], failed: Sequence[Failure]) -> float | None:
-    """How long the GPUs of spare nodes have waited since the last start. A node that is left out takes a spare."""
-    spares = asked.get("spare_nodes", 0)
-    if not spares or not status.elapsed:
-        return None
-    all_s = elapsed_s(status.elapsed)
-    ended = run_info.outcome_of(status.run_dir or Path()) if status.state != "RUNNING" else None
-    began_s = (ended.time if ended is not None and ended.time else time.time()) - all_s
-    taken: dict[str, float] = {}
-    for one in failed:
-        if one.then == Then.RESTART and one.time >= began_s:
-            taken |= {node: one.time - began_s for node in one.without if node not in taken}
-    waited_s = [*sorted(taken.values()), *[all_s] * spares][:spares]
-    return float(sum(min(one, all_s) for one in waited_s) * asked["gpus_per_node"] / 3600)
 
 
 def bars(found: Report) -> list[tuple[str, float | None, str]]:

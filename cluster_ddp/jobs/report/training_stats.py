@@ -47,6 +47,8 @@ class Training:
     """Mean seconds of a step on rank 0."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each of `PARTS` in a mean step."""
+    saves_s: float | None = None
+    """Seconds in which saves held up the steps, all together."""
     slowest: float | None = None
     """How much longer a step takes the slowest rank than the fastest, without communication: 1.5 for 50 % more."""
     slowest_rank: int | None = None
@@ -83,6 +85,7 @@ def read(run_dir: Path) -> Training:
     return Training(
         step_s=_mean(steps, "step_s"),
         parts={part: mean for part in PARTS if (mean := _mean(steps, part)) is not None},
+        saves_s=_saves_s(steps),
         slowest=statistics.median(one["rank_s_max"] / one["rank_s_min"] for one in ranks) if ranks else None,
         slowest_rank=statistics.mode(slowest) if slowest else None,
         waiting_for_data=_waiting(waiting, steps),
@@ -106,6 +109,11 @@ def _mean(steps: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 def _positive(record: Mapping[str, Any], *names: str) -> bool:
     return all((number(record.get(name)) or 0) > 0 for name in names)
+
+
+def _saves_s(steps: Sequence[Mapping[str, Any]]) -> float | None:
+    known = [one["steps"] * save_s for one in steps if (save_s := number(one.get("checkpoint_s"))) is not None]
+    return sum(known) if known else None
 
 
 def _is_start(record: Mapping[str, Any]) -> bool:

@@ -26,8 +26,8 @@ from cluster_ddp.submission.spec import RESTARTS_BEFORE, JobSpec
 from cluster_ddp.submission.spec_rules import ALTERNATIVES
 
 FILE_NAME = "cluster.toml"
-# Keys beside JobSpec's fields: how a job is submitted.
-SUBMISSION_KEYS: Mapping[str, type] = {"runs_dir": str, "accept": tuple}
+# Keys beside JobSpec's fields: how a job is submitted, and what a kWh of the site makes of CO2.
+SUBMISSION_KEYS: Mapping[str, type] = {"runs_dir": str, "accept": tuple, "co2_g_per_kwh": float}
 
 _NO_SETTINGS = ("command", "description", "grid")  # fields that belong to one job
 # Fields that another field needs beside it when it is checked alone.
@@ -188,7 +188,8 @@ def _value(origin: str, key: str, raw: Any) -> Any:
         raise _error(origin, f"{key!r} is a table in a profile; profiles hold keys only.", f"write [{key}] on its own")
     if key not in _kinds():
         raise _unknown_key(origin, key)
-    kind, value = _kinds()[key], raw
+    kind = _kinds()[key]
+    value = _co2(origin, raw) if kind is float else raw
     if key == "time" and type(raw) is int:
         value = str(raw)
     elif kind is tuple and isinstance(raw, list) and all(isinstance(word, str) for word in raw):
@@ -203,6 +204,14 @@ def _value(origin: str, key: str, raw: Any) -> Any:
             hint = f"change {key} in that file" if error.meant is None else f"write {_toml(key, error.meant)}"
             raise _error(origin, f"{error.found} It is {raw!r}.", hint) from error
     return value
+
+
+def _co2(origin: str, raw: Any) -> float:
+    """Grams of CO2 for a kWh. Reports use it, which know no profile."""
+    if origin.endswith("]") or type(raw) not in (int, float) or not 0 <= raw <= 10_000:
+        found = f"co2_g_per_kwh must be a number of 0 to 10000, outside of profiles. It is {raw!r}."
+        raise _error(origin, found, "write co2_g_per_kwh = 230 above the first [NAME]")
+    return float(raw)
 
 
 def _toml(key: str, value: object) -> str:

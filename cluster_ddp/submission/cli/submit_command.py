@@ -240,7 +240,7 @@ def _values(settings: settings_files.Settings, given: Mapping[str, Any]) -> dict
 
 def _show_config(asked: _Asked) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(JobSpec)}
-    defaults |= {"name": "from the command", "runs_dir": "runs", "accept": ()}
+    defaults |= {"name": "from the command", "runs_dir": "runs", "accept": (), "co2_g_per_kwh": None}
     for key in settings_files.legal_keys():
         value = asked.values.get(key, defaults[key])
         origin = "command line" if key in asked.given else asked.settings.origins.get(key, "default")

@@ -33,6 +33,11 @@ ENDED = {"version": 1, "job": "13", "restart": 0, "state": "FAILED", "status": 1
 ENDED |= {"requeued": False, "time": 2.0}
 FAILED = {"time": BEGAN_S + 9.0, "start": 0, "node": "n1", "rank": 0, "words": "E", "lost_s": 3.0, "then": "restart"}
 FAILED |= {"without": ["n1"]}
+HAD = [
+    {"kind": "start", "time": BEGAN_S, "job": "13", "requeue": 0, "start": 0, "nodes": 3, "training": 2, "gpus": 2},
+    {"kind": "end", "time": BEGAN_S + 9, "state": "FAILED", "saved": None},
+    {"kind": "nodes", "time": BEGAN_S + 9, "nodes": 2},
+]
 
 
 def _sparse(path: Path) -> None:
@@ -81,6 +86,7 @@ def full_run(folder: Path) -> Path:
     (run_dir / "stack-rank0.txt").write_text(json.dumps(ANSWER) + "\n")
     (run_dir / "outcome.json").write_text(json.dumps(ENDED))
     write_lines(run_dir / "failures.jsonl", [FAILED, FAILED])
+    write_lines(run_dir / "allocations.jsonl", HAD)
     return run_dir
 
 
@@ -163,10 +169,13 @@ def test_no_verb_fails_of_objects_that_are_others(runs: Path, capsys: pytest.Cap
         for file, content in {**others, name: value}.items():
             (runs / f"run-{number}" / file).write_text(json.dumps(content))
     every_verb(runs)
+    assert report.main([str(runs)]) == 0
     assert "\x1b" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "starts.jsonl", "usage-0.jsonl", "failures.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "starts.jsonl", "usage-0.jsonl", "failures.jsonl", "allocations.jsonl"]
+)
 def test_no_verb_fails_of_records_that_are_others(runs: Path, name: str) -> None:
     """Each kind of record, with each of its fields replaced by each of VALUES, between two good ones."""
     for whole in (False, True):

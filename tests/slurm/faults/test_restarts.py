@@ -16,6 +16,8 @@ from paced_run import PACED, TRAINING
 from restarting import Job, launch
 from slowness import scaled
 
+from cluster_ddp.jobs.report import cost
+from cluster_ddp.jobs.report.gpu_hours import Now
 from cluster_ddp.protocol import File
 from cluster_ddp.sandbox import daemons, network
 
@@ -100,6 +102,11 @@ def test_a_stopped_rank_is_left_behind_for_a_spare_that_is_not_sick(
     assert (job.path / File.SICK_NODES).read_text().startswith("node2 ")
     assert job.nodes() == ["node1", "node4"]
     assert job.metrics() == uninterrupted
+    # Of four nodes with a GPU each, two wait at each time.
+    found = cost.read(job.path, Now())
+    assert found.lost_gpu_hours["spares"] == pytest.approx(found.gpu_hours / 2)
+    assert 1800 * found.lost_gpu_hours["steps"] == pytest.approx(failed.lost_s, abs=0.5)
+    assert found.kept_gpu_hours > 0 < found.lost_gpu_hours["starts"]
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_runs import write_lines
 
-from cluster_ddp.agent import outcome
-from cluster_ddp.agent.outcome import Outcome
 from cluster_ddp.cli import report as verb
 from cluster_ddp.jobs.report import usage
+from cluster_ddp.jobs.report.page import page
 from cluster_ddp.jobs.report.report_text import as_text, notes
 from cluster_ddp.jobs.report.summary import report
 from cluster_ddp.jobs.status import RunStatus
@@ -189,26 +189,16 @@ FAILURES = (
 )
 
 
-@pytest.mark.parametrize(
-    ("spares", "elapsed", "words"),
-    [
-        # The first node that is left out takes the only spare node, half an hour after the start.
-        (1, "01:00:00", "1 of 3 nodes, waited 1 GPU hours"),
-        (2, "01:00:00", "2 of 4 nodes, waited 3 GPU hours"),
-        # It was left out before this start.
-        (1, "00:20:00", "1 of 3 nodes, waited 0.667 GPU hours"),
-        (1, None, "1 of 3 nodes"),
-        (0, "01:00:00", ""),
-    ],
-)
-def test_spare_nodes_are_counted_in_gpu_hours(tmp_path: Path, spares: int, elapsed: str | None, words: str) -> None:
-    status = run(tmp_path, asked={"spare_nodes": spares, "restarts": 1})
-    outcome.write(tmp_path, Outcome("12", 0, "COMPLETED", 0, time=10_000.0))
-    lines = [{**one, "time": 8200.0} for one in FAILURES]
-    (tmp_path / "failures.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    found = report(dataclasses.replace(status, elapsed=elapsed))
-    assert found.spares == words
-    assert (f"\n  Spare: {words}\n" in as_text(found)) == (spares > 0)
+def test_spare_nodes_and_what_a_run_has_cost(tmp_path: Path) -> None:
+    status = run(tmp_path, sample(gpus=[GPU | {"energy_j": 1.8e6}]), asked={"spare_nodes": 1, "restarts": 1})
+    had = {"time": 1000, "job": "12", "requeue": 0, "start": 0, "nodes": 3, "training": 2, "gpus": 2}
+    write_lines(tmp_path / "allocations.jsonl", [{"kind": "start", **had}, {"kind": "over", "time": 4600}])
+    found = report(status, co2_g_per_kwh=500)
+    text = as_text(found)
+    assert "\n  Spare: 1 of 3 nodes\n" in text
+    last = ["Cost", "  GPU hours   6; lost: spares 2", "  Energy      1 kWh of the GPUs alone, 0.5 kg of CO2"]
+    assert text.splitlines()[-3:] == last
+    assert "<em>6; lost: spares 2</em>" in page([found])
 
 
 def test_what_failed_and_what_it_cost(tmp_path: Path) -> None:

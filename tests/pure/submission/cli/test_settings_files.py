@@ -48,6 +48,7 @@ def test_the_keys_are_those_of_a_job_and_of_its_submission() -> None:
     assert set(settings_files.legal_keys()) == fields - {"command", "description", "grid"} | {
         "runs_dir",
         "accept",
+        "co2_g_per_kwh",
     }
     assert len(settings_files.legal_keys()) == len(set(settings_files.legal_keys()))
 
@@ -71,6 +72,7 @@ def test_no_file_sets_nothing(site: Site) -> None:
         ('container_overlays = ["/a b.img"]', ("/a b.img",)),
         ('runs_dir = "/scratch/größe"', "/scratch/größe"),
         ("hang_restart_s = 30", 30),
+        ("co2_g_per_kwh = 230", 230.0),
         ('accept = ["cluster", "modules"]', ("cluster", "modules")),
     ],
 )
@@ -190,6 +192,14 @@ def test_a_byte_order_mark_and_other_line_ends_are_read(site: Site) -> None:
         ("nodes = true", "nodes must be an integer. It is True.", "write nodes = 2"),
         ('requeue_elsewhere = "2"', "requeue_elsewhere must be an integer.", "write requeue_elsewhere = 2"),
         ("requeue_on_failure = -1", "requeue_on_failure must be a whole number", "change requeue_on_failure"),
+        (
+            'co2_g_per_kwh = "230"',
+            "must be a number of 0 to 10000, outside of profiles. It is '230'",
+            "_kwh = 230 above",
+        ),
+        ("co2_g_per_kwh = -1", "It is -1.", "write co2_g_per_kwh = 230"),
+        ("co2_g_per_kwh = nan", "It is nan.", "write co2_g_per_kwh = 230"),
+        ("co2_per_kwh = 230", "no key 'co2_per_kwh'. Did you mean co2_g_per_kwh?", "the keys are name, nodes"),
         ("nodes = 2.0", "nodes must be an integer. It is 2.0.", "write nodes = 2"),
         ('requeue = "yes"', "requeue must be true or false. It is 'yes'.", "write requeue = true"),
         ("requeue = 1", "requeue must be true or false. It is 1.", "write requeue = true"),
@@ -318,6 +328,12 @@ def test_without_any_profile_the_files_are_named(site: Site, name: str) -> None:
     assert f"write a table [{name}]" in error.hint
     with pytest.raises(ProfileError, match=r"or a parent of it\.\n"):
         load(name, folder=site.home, env={})
+
+
+def test_the_sites_co2_is_no_setting_of_a_profile(site: Site) -> None:
+    """A report does not know it: it would be ignored."""
+    site.project.write_text("[green]\nco2_g_per_kwh = 20\n")
+    assert (error := site.error()).found.endswith("outside of profiles. It is 20.") and "above the first" in error.hint
 
 
 def test_examples_are_there() -> None:
