@@ -99,7 +99,7 @@ class History:
     def saved_s(self) -> float | None:
         """When the newest checkpoint was saved, in seconds of UNIX time; None without one."""
         with contextlib.suppress(OSError):
-            return None if self._run_dir is None else round((self._run_dir / File.PROGRESS).stat().st_mtime, 3)
+            return None if self._run_dir is None else (self._run_dir / File.PROGRESS).stat().st_mtime
         return None
 
     def newest_checkpoint(self, since: float) -> tuple[str, float | None]:
