@@ -45,6 +45,10 @@ class Shape(NamedTuple):
         """Number of ranks."""
         return self.nodes * self.ranks_per_node
 
+    def tasks(self, launcher: str) -> int:
+        """Return the number of tasks that srun starts: one for each rank, or for each node."""
+        return self.world_size if launcher == "srun" else self.nodes
+
 
 def shape(options: Options, env: Mapping[str, str]) -> Shape:
     """Return the shape of a job of Slurm, from the options, and else from what Slurm gave.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -41,6 +42,8 @@ class Options(NamedTuple):
     """How often the job is started again after it was stopped in time."""
     restarts: int = 0
     """How often the ranks are started again after a failure: in the allocation, or after a requeue."""
+    nodes: str | None = None
+    """The range of nodes that the job asked for, such as 2-8: it may restart with fewer than it has. None for none."""
     spare_nodes: int = 0
     """How many nodes of the job take no ranks, until they replace one that is lost or at fault."""
     hang_restart_s: int = 0
@@ -164,6 +167,8 @@ def _ending(group: argparse._ArgumentGroup) -> None:
     add("--max-requeues", type=_number, default=20, metavar="N", help=text)
     text = "start it again at most so often after a failure: in its allocation, else by a requeue (0)"
     add("--restarts", *RESTARTS_BEFORE, type=_number, action=Most, default=0, metavar="N", help=text)
+    text = "the job's range of nodes (#SBATCH --nodes=2-8): a restart continues with those that are left"
+    add("--nodes", type=_range, metavar="MIN-MAX", help=text)
     text = "keep so many nodes of the job as spares, which replace nodes that are lost or at fault (0)"
     add("--spare-nodes", type=_number, default=0, metavar="K", help=text)
     text = "restart if ranks do not answer for so many seconds after a hang's warning (never)"
@@ -204,6 +209,27 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
+
+
+def node_range(text: str) -> tuple[int, int]:
+    """Return both ends of a number of nodes, or of a range: 2-8.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", text, re.ASCII)
+    least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= least <= most:
+        raise ValueError(f"{text!r} is not a range of nodes such as 2-8")
+    return least, most
+
+
+def _range(text: str) -> str:
+    try:
+        node_range(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def _number(text: str) -> int:

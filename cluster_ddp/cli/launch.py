@@ -30,7 +30,7 @@ from cluster_ddp.agent.task import rank_command
 from cluster_ddp.argument_parser import ASKED, Parser, joined, value_at
 from cluster_ddp.errors import SpecError, counted, exit_on_error
 from cluster_ddp.protocol import Env
-from cluster_ddp.slurm.variables import Variables
+from cluster_ddp.slurm.variables import JOB_NODES, Variables
 from cluster_ddp.submission.checks import nested_launchers
 from cluster_ddp.submission.cli import option_mistakes
 from cluster_ddp.submission.frozen import frozen_agent
@@ -58,6 +58,7 @@ def main(argv: Sequence[str]) -> int:
         asked = launch_options.made(found, command)
         env = shell_env.own(os.environ)
         _check_place(asked, env)
+        _check_range(asked, env)
         check_restarts(asked)
         job = launch_job.job_of(asked, env)
         _check_command(job, own)
@@ -108,6 +109,29 @@ def _check_place(asked: Options, env: Mapping[str, str]) -> None:
     elif spares := asked.spare_nodes:
         found = "ranks on this machine have no other node."
         raise SpecError(f"Starting ranks with --spare-nodes {spares}:", found, "leave out --spare-nodes")
+
+
+def _check_range(asked: Options, env: Mapping[str, str]) -> None:
+    """Refuse a range of nodes that is not the job's, or has no use."""
+    if asked.nodes is None:
+        return
+    given, (least, most) = f"Starting ranks with --nodes {asked.nodes}:", launch_options.node_range(asked.nodes)
+    if least == most:
+        found = "the number of nodes is an option of the job, which has started; here it is a range, MIN-MAX."
+        hint = f"#SBATCH --nodes={most}, at the top of the batch script; or: salloc --nodes {most}"
+        raise SpecError(given, found, hint)
+    if asked.ranks is not None:
+        raise SpecError(given, "ranks on this machine have no other node.", "leave out --nodes")
+    if asked.spare_nodes:
+        found = "a range has no spares: after the loss of a node, the job continues with those that are left."
+        raise SpecError(given, found, "leave out --spare-nodes")
+    if not asked.restarts:
+        found = "only restarts use it: after the loss of a node, the ranks start again on those that are left."
+        raise SpecError(given, found, f"--restarts 3 --nodes {asked.nodes}; or leave out --nodes")
+    nodes = Variables(env).integer(*JOB_NODES) or 1
+    if not least <= nodes <= most:
+        found = f"the job has {counted(nodes, 'node')}."
+        raise SpecError(given, found, f"the range of the job: #SBATCH --nodes={asked.nodes}; or leave out --nodes")
 
 
 def _check_command(job: Job | LocalJob, own: list[str]) -> None:

@@ -95,6 +95,15 @@ NESTED = "cluster-ddp launch --ranks 2 --launcher torchrun -- python 'train it.p
             "have no other node",
             "leave out --spare-nodes",
         ),
+        (["--nodes=1-8", "--ranks=2", *RUN], NO_JOB, "have no other node", "leave out --nodes"),
+        (["--nodes=1-8", *RUN], IN_A_JOB, "only restarts use it", "--restarts 3 --nodes 1-8; or leave"),
+        (["--nodes=4-8", "--restarts=3", *RUN], IN_A_JOB, "the job has 2 nodes.", "#SBATCH --nodes=4-8; or leave"),
+        (
+            ["--nodes=1-8", "--restarts=3", "--spare-nodes=1", *RUN],
+            IN_A_JOB,
+            "a range has no spares",
+            "leave out --spare-nodes",
+        ),
         (
             ["--spare-nodes", "1", *RUN],
             IN_A_JOB,

@@ -135,7 +135,7 @@ def gpu_remark(size: Shape, options: Options) -> str:
     if gpus is None:
         return ""
     if ranks * each == gpus:
-        if size.tasks_per_node == ranks:
+        if size.tasks_per_node == ranks or options.nodes:  # with a range, a submitted job has no number of tasks
             return ""
         asked = counted(size.tasks_per_node, "task")
         return f"The job has {asked} and {gpus} GPUs on each node: starting {counted(ranks, 'rank')} there."

@@ -58,7 +58,14 @@ def may_restart(restarts: int, most: int) -> bool:
 
 
 def ask_for(
-    job: str, why: str, start: int, env: Mapping[str, str], *, leave: Mapping[str, str] = {}, nodes: int | None = None
+    job: str,
+    why: str,
+    start: int,
+    env: Mapping[str, str],
+    *,
+    leave: Mapping[str, str] = {},
+    nodes: str | None = None,
+    needed: int = 1,
 ) -> bool:
     """Have a job requeued. Call it in the main thread.
 
@@ -73,13 +80,14 @@ def ask_for(
         env: the environment of scontrol.
         leave: nodes to exclude, in addition to those that are excluded already -> why; none, if Slurm then had too
             few for the job.
-        nodes: how many nodes to ask for, if the job has given some back.
+        nodes: how many nodes to ask for, if the job has given some back: 3, or 2-8.
+        needed: with how many it can start.
 
     Returns:
         True: Slurm is ending this start. End this process soon. False: the job is not requeued, and the log says why.
     """
     job_log.say(f"{why}: requeueing job {job} (restart {start}).")
-    return _Requeue(job, leave, env, nodes).ask()
+    return _Requeue(job, leave, env, nodes, needed).ask()
 
 
 class _HeldTerm:
@@ -114,8 +122,10 @@ class _HeldTerm:
 class _Requeue:
     """One requeue of a job; see `ask_for`."""
 
-    def __init__(self, job: str, leave: Mapping[str, str], env: Mapping[str, str], nodes: int | None) -> None:
-        self._job, self._leave, self._env, self._nodes = job, leave, env, nodes
+    def __init__(
+        self, job: str, leave: Mapping[str, str], env: Mapping[str, str], nodes: str | None, needed: int
+    ) -> None:
+        self._job, self._leave, self._env, self._nodes, self._needed = job, leave, env, nodes, needed
         self._has_said = False
         self._term = _HeldTerm()
 
@@ -185,8 +195,7 @@ class _Requeue:
         usable = slurm_commands.usable_nodes(self._env, outlives_term=True)
         if excluded is None or required is None or usable is None:
             return unsure, "nothing about its nodes"
-        others = len(usable - {*excluded})
-        if others < (self._nodes or int(self._env.get("SLURM_JOB_NUM_NODES", "1"))):  # it would be pending for ever
+        if len(usable - {*excluded}) < self._needed:  # it would be pending for ever
             self._say(f"Slurm has too few other nodes for the job: it may start on {', '.join(self._leave)} again.")
             return wishes, ""
         self._say(*(f"Requeueing job {self._job} without {node}: {why}" for node, why in self._leave.items()))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import array_values, launch_env, outcome, rank_notes
+from cluster_ddp.agent import array_values, launch_env, launch_options, outcome, rank_notes
 from cluster_ddp.agent.job import job_log, job_times, requeue, slurm_commands, srun_step, tasks
 from cluster_ddp.agent.job.restart import decision, fence
 from cluster_ddp.agent.job.restart.decision import LOST, Verdict
@@ -54,8 +54,6 @@ class Job:
         self.env = {**env, **self.added}
         # Without --run-dir, a script may have set the variable itself: the ranks' records are there, but no logs.
         self.records = self.folder or (Path(env[Env.RUN_DIR]) if env.get(Env.RUN_DIR) else None)
-        self.tasks = self.size.world_size if options.launcher == "srun" else self.size.nodes
-        """Number of tasks that srun starts: one for each rank, or for each node."""
         self.early: list[int] = []
         """Signals that came before the ranks were started."""
         self._script = os.getppid()
@@ -103,8 +101,9 @@ class Job:
             why = "Stopped in time"
         if why:
             self.note(ended._replace(requeued=True))
-            leave, nodes = starts.recovery.left_behind(starts.follows), starts.recovery.nodes_given_back
-            if requeue.ask_for(self.label, why, starts.number + 1, self.env, leave=leave, nodes=nodes):
+            recovery, start = starts.recovery, starts.number + 1
+            leave, nodes = recovery.left_behind(starts.follows), recovery.nodes_given_back
+            if requeue.ask_for(self.label, why, start, self.env, leave=leave, nodes=nodes, needed=recovery.needed):
                 return
         self.note(ended)
 
@@ -122,15 +121,17 @@ class Starts:
 
     def __init__(self, job: Job, noted: Notes, history: History) -> None:
         slurm, stays = slurm_commands.configuration(job.env), job.options.restarts > 0
-        nodes = decision.of_job(job.env, job.options.spare_nodes) if stays else decision.UNKNOWN
+        least, _ = launch_options.node_range(job.options.nodes) if job.options.nodes else (0, 0)
+        nodes = decision.of_job(job.env, job.options.spare_nodes, least) if stays else decision.UNKNOWN
         self._job, self._slurm, self._history = job, slurm, history
         is_ours = job.folder is not None and os.access(job.folder / File.SPEC, os.R_OK)
         self._began_s = job_times.began_s(job.env) if is_ours else None  # another script may have done more
         self.number = job.requeues + history.restarts
         """Number of starts before this one."""
         self.recovery = Recovery(job.options, job.env, history, nodes, slurm.slurmd_port)
+        prepare = self._prepare if nodes.spares or nodes.least else None
         self._tasks = Tasks(
-            noted, job.env, slurm.srun_ports, stays=stays, note_gone=self.recovery.note_gone, prepare=self._prepare
+            noted, job.env, slurm.srun_ports, stays=stays, note_gone=self.recovery.note_gone, prepare=prepare
         )
         self.recovery.examine = self._tasks.examine
         self._on, self._is_in_step = srun_step.On(self.recovery.nodes.training), False  # where the next one begins
@@ -156,10 +157,11 @@ class Starts:
 
     def _begin(self) -> None:
         """Begin a start: in the step that runs, or in a new one."""
-        job, on = self._job, self._on
-        self._reports = TaskReports(job.options.launcher, job.size.world_size, job.folder, tasks=job.tasks)
-        job.env |= launch_env.of_start(job.env, on.nodes[0] if on.nodes else job.host, self.number)
-        self._note_start(len(on.nodes) or job.size.nodes)
+        job, on, launcher = self._job, self._on, self._job.options.launcher
+        size = on.of(job.size)
+        self._reports = TaskReports(launcher, size.world_size, job.folder, tasks=size.tasks(launcher))
+        job.env |= self._of_start(on, self.number)
+        self._note_start(size.nodes)
         if self._is_in_step:
             self._tasks.again(self._reports, job.env)
             return
@@ -186,11 +188,17 @@ class Starts:
         if others is not None and others.training != self._on.nodes:
             on = srun_step.On(others.training, is_beside=True)
             with contextlib.suppress(OSError, ClusterDDPError):  # such as too many processes: the next start tells
-                env = {**job.env, **launch_env.of_start(job.env, on.nodes[0], self.number + 1)}
-                mark = f"standby-{os.urandom(4).hex()}"
-                self._tasks.stand_by(mark, *self._step(on, env, waits=mark), on.nodes, job.tasks)
+                env, mark = {**job.env, **self._of_start(on, self.number + 1)}, f"standby-{os.urandom(4).hex()}"
+                tasks = on.of(job.size).tasks(job.options.launcher)
+                self._tasks.stand_by(mark, *self._step(on, env, waits=mark), on.nodes, tasks)
                 where = f"the next start is prepared on {', '.join(on.nodes)}"
                 job_log.say(f"No answer from {', '.join(dict.fromkeys(silent))} for two seconds: {where}.")
+
+    def _of_start(self, on: srun_step.On, number: int) -> dict[str, str]:
+        """Return the variables of a start: of a range of nodes, each may have another number of ranks."""
+        job, size = self._job, on.of(self._job.size)
+        of_start = launch_env.of_start(job.env, on.nodes[0] if on.nodes else job.host, number)
+        return {**of_start, "WORLD_SIZE": str(size.world_size)}
 
     def _step(self, on: srun_step.On, env: Mapping[str, str], *, waits: str = "") -> tuple[list[str], dict[str, str]]:
         """Return srun's command, and its environment."""

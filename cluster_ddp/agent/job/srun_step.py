@@ -37,6 +37,10 @@ class On(NamedTuple):
     is_beside: bool = False
     """Whether another step may still hold the job's CPUs, GPUs and memory."""
 
+    def of(self, size: Shape) -> Shape:
+        """Return the shape of a job, as it is on these nodes."""
+        return size._replace(nodes=len(self.nodes)) if self.nodes else size
+
     def options(self) -> list[str]:
         """Return srun's options."""
         where = [f"--nodes={len(self.nodes)}", f"--nodelist={','.join(self.nodes)}"] if self.nodes else []
@@ -49,7 +53,7 @@ ALL = On()
 
 def srun(options: Options, size: Shape, folder: Path | None, on: On = ALL) -> list[str]:
     """Return the command that starts the tasks of a job. Those that wait write to their logs later."""
-    command = ["srun", *tasks(options, size), *on.options(), "--kill-on-bad-exit=1"]
+    command = ["srun", *tasks(options, on.of(size)), *on.options(), "--kill-on-bad-exit=1"]
     if (logs := logs_of_tasks(options, folder)) is not None and not options.waits:
         log = str(logs).replace("%", "%%") + "/" + File.TASK_LOG.format("%t")
         command += [f"--output={log}", "--open-mode=append"]
@@ -75,8 +79,8 @@ def task(options: Options) -> list[str]:
 
 def spares(options: Options, size: Shape, nodes: Sequence[str]) -> list[str]:
     """Return the command that starts an agent on each spare node."""
-    shape = size._replace(nodes=len(nodes))
-    return ["srun", *on_each_node(shape), *On(tuple(nodes), True).options(), *agent(), "spare", *_needed(options)]
+    on = On(tuple(nodes), is_beside=True)
+    return ["srun", *on_each_node(on.of(size)), *on.options(), *agent(), "spare", *_needed(options)]
 
 
 def _needed(options: Options) -> list[str]:

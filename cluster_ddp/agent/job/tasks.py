@@ -50,7 +50,7 @@ class Tasks:
         ports: on which srun may listen; empty for any.
         stays: whether the tasks' agents stay when their commands have ended, for another start.
         note_gone: is called with the spares whose agents are gone, after each event.
-        prepare: is called with the nodes that are silent, if there are spares. It may call `stand_by`.
+        prepare: is called with the nodes that are silent, and may call `stand_by`; None if no start can do without.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Tasks:
         *,
         stays: bool = False,
         note_gone: Callable[[Sequence[str]], None] = lambda spares: None,
-        prepare: Callable[[Sequence[str]], None] = lambda silent: None,
+        prepare: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
         self._noted, self.stays, self._note_gone, self._prepare = noted, stays, note_gone, prepare
         self._spares = Spares()
@@ -203,7 +203,7 @@ class Tasks:
             return float("inf")
         self._note_gone(self._spares.lost)
         due_s = self._reports.due_s(time.monotonic())
-        if not self._spares.nodes:
+        if self._prepare is None:
             return due_s
         silent = [hello["host"] for hello in self._server.silent()]
         if not silent and not self._reports.gone_from:

@@ -23,6 +23,7 @@ ALL_SET = Options(
     share=True,
     max_requeues=0,
     restarts=7,
+    nodes="2-8",
     spare_nodes=8,
     hang_restart_s=30,
     restart_args='--resume "it\'s last.pth"',

@@ -32,6 +32,8 @@ class Nodes(NamedTuple):
     allocated: tuple[str, ...] = ()
     training: tuple[str, ...] = ()
     left_out: Mapping[str, Reason] = {}
+    least: int = 0
+    """With so many, the training continues where it has no spares; 0 if it needs as many as it had."""
 
     @property
     def spares(self) -> tuple[str, ...]:
@@ -48,19 +50,20 @@ class Nodes(NamedTuple):
         kept = [node for node in self.training if node not in left_out]
         spares = [node for node in self.spares if node not in left_out]
         chosen = {*kept, *spares[: len(self.training) - len(kept)]}
-        if len(chosen) < len(self.training):
+        if len(chosen) < (self.least or len(self.training)):
             return None
-        return Nodes(self.allocated, tuple(node for node in self.allocated if node in chosen), left_out)
+        training = tuple(node for node in self.allocated if node in chosen)
+        return self._replace(training=training, left_out=left_out)
 
 
 UNKNOWN = Nodes()
 """Where Slurm does not name them, or nobody needs to know them."""
 
 
-def of_job(env: Mapping[str, str], spares: int) -> Nodes:
-    """Return the nodes of a job; the last ones are the spares."""
+def of_job(env: Mapping[str, str], spares: int, least: int = 0) -> Nodes:
+    """Return the nodes of a job; the last ones are the spares. `least`: see `Nodes`."""
     names = slurm_commands.hostnames(env)
-    return Nodes(names, names[: len(names) - spares]) if len(names) > spares else UNKNOWN
+    return Nodes(names, names[: len(names) - spares], least=least) if len(names) > spares else UNKNOWN
 
 
 def is_lost(node: str, slurmd_port: int) -> bool:

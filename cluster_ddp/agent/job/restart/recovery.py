@@ -13,6 +13,7 @@ from cluster_ddp.agent.job.restart.failures import NO_CHECKPOINT, Failed, Histor
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.agent.outcome import Outcome
+from cluster_ddp.errors import counted
 from cluster_ddp.protocol import Then
 from cluster_ddp.slurm.variables import Variables
 
@@ -27,9 +28,12 @@ class Recovery:
         self.examine: Callable[[Sequence[str]], Mapping[str, str]] = lambda nodes: {}
         """Lets spares examine themselves; returns node -> what is wrong, for those that can't be used."""
         before = {node: BEFORE for one in history.failures for node in one.without}
-        self.nodes = nodes.without(before) or nodes
+        # Of a range, all that Slurm has given: one that was lost may be back, and the requeue has excluded the others.
+        self.nodes = (None if nodes.least else nodes.without(before)) or nodes
         """Those of the next start."""
         self._allocated = len(nodes.allocated)
+        self.needed = nodes.least or self._allocated
+        """With how many nodes a requeue may start."""
         self._requeues = Variables(env).requeues()
 
     def after(self, ended: Outcome, start: int, reports: TaskReports) -> Verdict:
@@ -89,9 +93,10 @@ class Recovery:
         return {node: why for node, why in sick.items() if node in self.nodes.allocated}
 
     @property
-    def nodes_given_back(self) -> int | None:
-        """How many nodes the job asks for in a requeue, if it has given some back."""
-        return self._allocated if len(self.nodes.allocated) < self._allocated else None
+    def nodes_given_back(self) -> str | None:
+        """How many nodes the job asks for in a requeue, if it has given some back: a number, or a range."""
+        asked = self._options.nodes or str(self._allocated)
+        return asked if len(self.nodes.allocated) < self._allocated else None
 
     def _on_healthy_nodes(self, now: Failed, out: Mapping[str, Reason]) -> Verdict:
         """Return what follows, with spares that have examined themselves."""
@@ -135,7 +140,7 @@ class Recovery:
         """Whether the job's partition may have nodes enough for it if these are left out, too."""
         before = {node for one in self._history.failures for node in one.without}
         usable = slurm_commands.usable_nodes(self._env)
-        return usable is None or len(usable - {*out} - before) >= self._allocated
+        return usable is None or len(usable - {*out} - before) >= self.needed
 
     def _say(self, found: Verdict, now: Failed) -> None:
         for node, why in found.left_out.items():
@@ -143,6 +148,8 @@ class Recovery:
         if found.then == Then.RESTART:
             what = outcome.failure_text(now.rank, now.node, now.words).rstrip(".")
             where = {NO_CHECKPOINT: ", from the beginning,", "": ""}.get(now.checkpoint, f", from {now.checkpoint},")
+            if found.nodes is not None and len(found.nodes.training) < len(self.nodes.training):
+                where = f", on {counted(len(found.nodes.training), 'node')}{where}"
             lost = "" if now.lost_s is None else f"; {now.lost_s:.0f} s of the training are lost"
             job_log.say(f"Starting again in the allocation{where} after {what}{lost}.")
         elif found.why:

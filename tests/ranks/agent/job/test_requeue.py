@@ -31,7 +31,7 @@ time.sleep = lambda s: os.kill(os.getpid(), signal.SIGKILL) if s == 60 else slee
 given = json.loads(sys.argv[2])
 exec(given["setup"])
 label = Variables(os.environ).job_label()
-is_requeued = requeue.ask_for(label, "Stopped in time", 3, os.environ, leave=given["leave"], nodes=given["nodes"])
+is_requeued = requeue.ask_for(label, "Stopped in time", 3, os.environ, **given["asked"])
 assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 print("is requeued:", is_requeued, flush=True)
 """
@@ -79,13 +79,15 @@ class Job:
         self,
         *,
         leave: Mapping[str, str] = {},
-        nodes: int | None = None,
+        nodes: str | None = None,
+        needed: int = 1,
         setup: str = "",
         env: Mapping[str, str] = {},
         out: IO[str] | int = subprocess.PIPE,
     ) -> subprocess.Popen[str]:
         """Start an agent, which asks for a requeue. `setup`: Python."""
-        given, root = {"leave": leave, "nodes": nodes, "setup": setup}, str(Path(requeue.__file__).parents[3])
+        asked, root = {"leave": leave, "nodes": nodes, "needed": needed}, str(Path(requeue.__file__).parents[3])
+        given = {"asked": asked, "setup": setup}
         words = [sys.executable, "-I", "-S", "-c", AGENT, json.dumps([root]), json.dumps(given)]
         return subprocess.Popen(words, env=self.env(**env), stdout=out, stderr=subprocess.STDOUT, text=True)
 
@@ -173,7 +175,7 @@ def test_nodes_are_left_out_only_if_others_are_enough(
     """The job would be pending for ever. Slurm may not say at once which nodes it has, nor which --exclude excludes."""
     job.stands_in("sinfo", f"echo >>asked\n{away}\nseq -f node%g 4")
     more = 'if [[ $2 == hostnames ]]; then tr , "\\n" <<<"$3"; fi'
-    done = on_bad_nodes(job, show=f" ExcNodeList={before}", more=more, env={"SLURM_JOB_NUM_NODES": str(num_nodes)})
+    done = on_bad_nodes(job, show=f" ExcNodeList={before}", more=more, needed=num_nodes)
     excluded, are_enough = "node3" if before == "(null)" else "node2,node3", num_nodes + (before != "(null)") <= 3
     assert job.told() == ["requeue 71", *([f"update JobId=71 ExcNodeList={excluded}"] if are_enough else [])]
     said = "Requeueing job 71 without node3: its disk\n"
@@ -183,13 +185,14 @@ def test_nodes_are_left_out_only_if_others_are_enough(
     assert (job.folder / "asked").read_text() == "\n" * asked
 
 
+@pytest.mark.parametrize("nodes", ["3", "2-8"])
 @pytest.mark.parametrize(("leave", "wish"), [({}, ""), (NODE, " ExcNodeList=node3")])
-def test_a_job_that_gave_nodes_back_asks_for_all_again(job: Job, leave: dict[str, str], wish: str) -> None:
-    on_bad_nodes(job, leave=leave, nodes=3)
-    assert job.told() == ["requeue 71", f"update JobId=71 NumNodes=3{wish}"]
+def test_a_job_that_gave_nodes_back_asks_for_all_again(job: Job, leave: dict[str, str], wish: str, nodes: str) -> None:
+    on_bad_nodes(job, leave=leave, nodes=nodes)
+    assert job.told() == ["requeue 71", f"update JobId=71 NumNodes={nodes}{wish}"]
 
 
-@pytest.mark.parametrize(("nodes", "number"), [(None, ""), (3, "NumNodes=3 ")])
+@pytest.mark.parametrize(("nodes", "number"), [(None, ""), ("3", "NumNodes=3 ")])
 @pytest.mark.parametrize(
     ("show", "more"),
     [
@@ -197,7 +200,7 @@ def test_a_job_that_gave_nodes_back_asks_for_all_again(job: Job, leave: dict[str
         (" ExcNodeList=(null)", "[[ $1 != update ]] || { echo away; exit 1; }"),
     ],
 )
-def test_slurm_may_refuse_to_exclude_a_node(job: Job, show: str, more: str, nodes: int | None, number: str) -> None:
+def test_slurm_may_refuse_to_exclude_a_node(job: Job, show: str, more: str, nodes: str | None, number: str) -> None:
     """It is asked ten times. The job is requeued all the same, and the log says so."""
     done = on_bad_nodes(job, show=show, more=more, nodes=nodes)
     assert job.told()[0] == "requeue 71"

@@ -45,11 +45,13 @@ class Job:
         requeues: int = 0,
         run_dir: bool = True,
         slurmd_port: int = 0,
+        range_: str | None = None,
     ) -> Recovery:
         self.slurm.command("sinfo", self.others)
         history = History(self.run_dir if run_dir else None, is_first=not requeues)
         job = {"SLURM_JOB_ID": "71", "SLURM_JOB_PARTITION": "gpu", "SLURM_RESTART_COUNT": str(requeues)}
-        recovery = Recovery(Options(restarts=restarts), {**os.environ, **job}, history, nodes, slurmd_port)
+        asked = Options(restarts=restarts, nodes=range_)
+        recovery = Recovery(asked, {**os.environ, **job}, history, nodes, slurmd_port)
         recovery.examine = self._examine
         return recovery
 
@@ -115,7 +117,7 @@ def test_a_lost_node_is_given_back_at_once_and_a_spare_takes_over(job: Job, capf
     assert (found.then, found.left_out, job.asked) == ("restart", {"n2": LOST}, [["n3"]])
     assert job.slurm.calls("scontrol") == [SHOW, SHRINK]
     assert recovery.nodes == Nodes(("n1", "n3", "n4"), ("n1", "n3"), {"n2": LOST})
-    assert (recovery.nodes_given_back, recovery.left_behind(Verdict("end"))) == (4, {})
+    assert (recovery.nodes_given_back, recovery.left_behind(Verdict("end"))) == ("4", {})
     assert (job.noted().node, job.noted().rank, job.noted().without) == ("n2", None, ("n2",))
     assert f"Left out from now on: n2: {LOST.words}\n" in capfd.readouterr().err
 
@@ -195,6 +197,17 @@ def test_what_was_left_out_stays_so_after_a_requeue(job: Job) -> None:
     assert again.nodes.training == ("n2", "n3")
     few = Nodes(("n1", "n2"), ("n1", "n2"))
     assert job.recovery(requeues=1, nodes=few).nodes == few
+
+
+def test_of_a_range_the_nodes_that_are_left_train_and_a_requeue_asks_for_the_range(job: Job) -> None:
+    """Down to MIN. Then it uses all that Slurm gives: a node that was lost may be back."""
+    job.others, three = "seq -f n%g 2", ("n1", "n2", "n3")
+    recovery = job.recovery(nodes=Nodes(three, three, least=2), range_="2-8")
+    assert recovery.after(ended(lost_nodes=("n2",)), 0, SILENT).then == "restart"
+    assert (recovery.nodes.training, recovery.nodes_given_back, recovery.needed) == (("n1", "n3"), "2-8", 2)
+    found = recovery.after(ended(FIRST._replace(host="n3"), lost_nodes=("n3",)), 1, SILENT)
+    assert (found.then, recovery.nodes.allocated, recovery.nodes_given_back) == ("requeue", ("n1",), "2-8")
+    assert job.recovery(nodes=Nodes(three, three, least=2), range_="2-8", requeues=1).nodes.training == three
 
 
 @pytest.mark.parametrize(("requeues", "then"), [(0, "requeue"), (1, "requeue"), (2, "end")])

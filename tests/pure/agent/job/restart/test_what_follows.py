@@ -98,6 +98,10 @@ CASES = {
     "in the allocation's order": Case(("restart", ("n2", "n3")), failed("n2"), out=SICK, left_out=("n1",)),
     "no spare": Case(REQUEUE, failed("n2"), out=LOST, nodes=TWO, has_others=True, left_out=("n2",)),
     "no spare and no other": Case(REQUEUE, failed("n2"), out=LOST, nodes=TWO, left_out=("n2",)),
+    "a range": Case(("restart", ("n1",)), failed("n2"), out=LOST, nodes=TWO._replace(least=1), left_out=("n2",)),
+    "a range, and too few are left": Case(
+        REQUEUE, failed("n2"), out=LOST, nodes=TWO._replace(least=2), has_others=True, left_out=("n2",)
+    ),
     "too few spares": Case(REQUEUE, failed("n2"), out={**LOST, **SICK}, has_others=True, left_out=("n1", "n2")),
     "the spare itself": Case(RESTART, failed("n2"), out={"n3": Reason("sick")}, left_out=("n3",)),
     "one lost, twice on another": Case(
