@@ -80,7 +80,8 @@ def _next_steps(jobs: list[Job], here: Path) -> str:
 
 def _announcement(plan: Plan, jobs: list[Job], here: Path) -> str:
     spec, label, folder = plan.spec, jobs[0].id.partition("_")[0], os.path.relpath(jobs[0].run_dir, here)
-    size = f"{counted(spec.nodes, 'node')} x {counted(spec.gpus_per_node, 'GPU')}"
+    nodes = counted(spec.nodes, "node") if spec.max_nodes is None else f"{spec.node_range} nodes"
+    size = f"{nodes} x {counted(spec.gpus_per_node, 'GPU')}"
     size += f", and {spec.spares}" if spec.spares else ""
     if spec.array is not None:
         folders = f"{folder} … {jobs[-1].run_dir.name}"

@@ -70,9 +70,9 @@ class Job:
     run_dir: Path
     """Its run directory."""
     tasks: int
-    """Number of tasks: ranks, or nodes under torchrun."""
+    """Number of tasks: ranks, or nodes under torchrun; of a range of nodes, the largest."""
     ranks: int
-    """Number of ranks."""
+    """Number of ranks; of a range of nodes, the largest."""
     cluster: str | None = None
     """Name of its cluster, if sbatch gave one; else None."""
     is_function: bool = False

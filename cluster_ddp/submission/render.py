@@ -30,6 +30,8 @@ def agent_options(spec: JobSpec, **more: Any) -> Options:
         *("restart_args", "cold", "doctor", "trace", "track", "container", "container_image", "srun_options"),
     ]
     values = {name: getattr(spec, name) for name in same} | more
+    if spec.max_nodes is not None:  # the job has no number of tasks then
+        values = {"nodes": spec.node_range, "ranks_per_node": spec.ranks_per_node, **values}
     return Options(
         container_bind=spec.container_binds,
         container_overlay=spec.container_overlays,
@@ -67,6 +69,7 @@ def render_local(spec: JobSpec, asked: Options, *, source: str, code: str | None
     """
     limit_s = None if spec.time is None else seconds(spec.time)
     asked = asked._replace(ranks=spec.world_size, cpus_per_task=spec.cpus_per_task, time_limit_s=limit_s)
+    asked = asked._replace(nodes=None, ranks_per_node=None)  # of a range that has one node, too
     values = _values(spec, asked, source, f'"$1"/{File.AGENT}')
     in_run_dir = ['--run-dir "$1"', *([] if code is None else [f'--code "$1"/{shlex.quote(code)}'])]
     values |= {"options": [*in_run_dir, *values["options"]], "command": shlex.join(asked.command)}

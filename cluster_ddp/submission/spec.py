@@ -37,7 +37,9 @@ class JobSpec:
     description: str = ""
     """One line for the script's header."""
     nodes: int = 1
-    """Number of nodes."""
+    """Number of nodes, or a range such as 2-8: on Slurm, the job takes what is free (in Python: `max_nodes`)."""
+    max_nodes: int | None = None
+    """Upper end of a range of nodes: the job starts with any number from `nodes` on. `restarts` continue with fewer."""
     gpus_per_node: int = 1
     """Number of GPUs on each node, and of ranks, unless gpus_per_task is more than 1."""
     gpus_per_task: int = 1
@@ -135,6 +137,8 @@ class JobSpec:
         for name, value in before.items():
             check_field(name, "int", value)
         object.__setattr__(self, "restarts", max(self.restarts, *before.values()))
+        if self.max_nodes == self.nodes:
+            object.__setattr__(self, "max_nodes", None)
         if self.time is not None:
             object.__setattr__(self, "time", normalized_time(self.time))
         if self.command[:1] == ("",) or any("\0" in argument for argument in self.command):
@@ -152,8 +156,13 @@ class JobSpec:
         return self.gpus_per_node // self.gpus_per_task
 
     @property
+    def node_range(self) -> str:
+        """The number of nodes as --nodes takes it: 2, or 2-8."""
+        return str(self.nodes) if self.max_nodes is None else f"{self.nodes}-{self.max_nodes}"
+
+    @property
     def world_size(self) -> int:
-        """Number of ranks."""
+        """Number of ranks; of a range of nodes, the smallest."""
         return self.nodes * self.ranks_per_node
 
     @property

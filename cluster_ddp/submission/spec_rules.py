@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import fields
 from typing import Any
 
+from cluster_ddp.agent.launch_options import node_range
 from cluster_ddp.errors import HostlistError
 from cluster_ddp.slurm import hostlist
 from cluster_ddp.submission.validation import SET_ELSEWHERE, field_error
@@ -21,6 +23,27 @@ _OF_RESTARTS = {"spare_nodes": "use them", "hang_restart_s": "follow"}
 """Numbers that have a meaning with `JobSpec.restarts` only."""
 
 
+def node_counts(value: object) -> dict[str, object]:
+    """Return the fields of a job that --nodes, or the key nodes of cluster.toml, sets: `nodes` and `max_nodes`.
+
+    Args:
+        value: a whole number, or a text such as 2 or 2-8.
+
+    Raises:
+        SpecError: it is another text.
+    """
+    if not isinstance(value, str):
+        return {"nodes": value, "max_nodes": None}
+    try:
+        least, most = node_range(value)
+    except ValueError as error:
+        ends = re.fullmatch(r"\s*(\d+)\s*(?:-|:|,|\.\.|–|to)\s*(\d+)\s*", value, re.ASCII)
+        meant = "-".join(map(str, sorted(max(1, int(end)) for end in ends.groups()))) if ends else None
+        legal = "a whole number of 1 or more, or a range of them, MIN-MAX, such as 2-8"
+        raise field_error("nodes", value, legal, meant=meant) from error
+    return {"nodes": least, "max_nodes": most}
+
+
 def check(asked: Any) -> None:
     """Check the fields of a `JobSpec`, each of which is legal by itself.
 
@@ -28,6 +51,7 @@ def check(asked: Any) -> None:
         SpecError: one contradicts another. The error names it.
     """
     _check_choices(asked)
+    _check_range(asked)
     _check_sbatch_options(asked)
     check_restarts(asked)
 
@@ -48,6 +72,18 @@ def _check_choices(asked: Any) -> None:
         if (value := getattr(asked, name)) and not any(getattr(asked, image) for image in images):
             legal = f"left out without {' or '.join(images)}"
             raise field_error(name, value, legal, hint="add --container IMAGE.sif")
+
+
+def _check_range(asked: Any) -> None:
+    if asked.max_nodes is None:
+        return
+    if asked.max_nodes < asked.nodes:
+        meant = f"{asked.max_nodes}-{asked.nodes}"
+        raise field_error("nodes", f"{asked.nodes}-{asked.max_nodes}", "MIN-MAX, the smaller number first", meant=meant)
+    if asked.spare_nodes:
+        hint = f"leave out --spare-nodes; for fewer nodes than {asked.nodes}, lower MIN"
+        legal = "0 with a range of nodes: after the loss of a node, the job continues with those that are left"
+        raise field_error("spare_nodes", asked.spare_nodes, legal, hint=hint)
 
 
 def _check_sbatch_options(asked: Any) -> None:

@@ -101,11 +101,12 @@ def _make_run_dirs(plan: Plan, held: Held, made: list[Path]) -> list[Job]:
 
 
 def _job(plan: Plan, held: Held, label: str, folder: Path) -> Job:
+    largest = dataclasses.replace(plan.spec, nodes=plan.spec.max_nodes or plan.spec.nodes)
     return Job(
         id=label,
         run_dir=folder,
-        tasks=plan.spec.tasks,
-        ranks=plan.spec.world_size,
+        tasks=largest.tasks,
+        ranks=largest.world_size,
         cluster=held.cluster,
         is_function=plan.function is not None,
         scheduler=plan.scheduler,

@@ -72,11 +72,11 @@ SET_ELSEWHERE = frozenset(_SET_ELSEWHERE.split())
 """Options of sbatch that other fields, the template or the submission set. Also --wait, --help, --usage, --version and
 --quiet: with them, sbatch does not simply submit a job and print its id."""
 
-_AT_LEAST_ONE = ("nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task", "trace")
+_AT_LEAST_ONE = ("nodes", "max_nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task", "trace")
 
 # What to do about a field that has an illegal value.
 _HINTS = {
-    "nodes": "for two nodes: --nodes 2",
+    "nodes": "for two nodes: --nodes 2; for two to eight: --nodes 2-8; in Python: nodes=2, max_nodes=8",
     "gpus_per_node": "for four ranks on each node: --gpus-per-node 4",
     "gpus_per_task": "for one GPU a rank: --gpus-per-task 1",
     "cpus_per_task": "for eight CPUs a rank: --cpus-per-task 8",

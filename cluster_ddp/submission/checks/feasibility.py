@@ -149,7 +149,7 @@ def _lack(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> _Lack | None
         most = max((group.gpus_of(spec.gpu_type) for group in groups), default=0)
         found = f"the nodes of partition {name} have {f'at most {most}' if most else 'no'} {_gpus(spec, most)}"
         total, most = spec.nodes * spec.gpus_per_node, most // spec.gpus_per_task * spec.gpus_per_task
-        same_ranks = {"nodes": total // most} if most and total % most == 0 else {}
+        same_ranks = {"nodes": total // most} if most and total % most == 0 and spec.max_nodes is None else {}
         return _Lack(found, {**same_ranks, "gpus_per_node": most})
     such = f"the nodes of partition {name} with {spec.gpus_per_node} {_gpus(spec, spec.gpus_per_node)}"
     with_cpus = holding(replace(spec, mem=None), groups)
@@ -199,25 +199,34 @@ def _mended(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> JobSpec | 
 
 
 def _difference(spec: JobSpec, other: JobSpec) -> str:
-    names = ("nodes", "spare_nodes", "gpus_per_node", "cpus_per_task", "mem", "time")
+    names = ("node_range", "spare_nodes", "gpus_per_node", "cpus_per_task", "mem", "time")
     values = {name: getattr(other, name) for name in names if getattr(other, name) != getattr(spec, name)}
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in values.items())
+    options = {name: name.replace("node_range", "nodes").replace("_", "-") for name in values}
+    return " ".join(f"--{options[name]} {value}" for name, value in values.items())
 
 
 def _warnings(spec: JobSpec, asked: Partitions) -> list[str]:
     """Warnings about partitions that could hold the job if all their nodes were up."""
     names = ", ".join(asked)
     up = {name: groups for name, groups in asked.items() if any(group.up for group in groups)}
-    warnings = []
-    if not up:
-        warnings.append(
-            f"Partition {names} is not up: sbatch will refuse the job, or it will wait. For others, see sinfo."
-        )
+    down = f"Partition {names} is not up: sbatch will refuse the job, or it will wait. For others, see sinfo."
+    warnings = [] if up else [down]
     if spec.qos is not None and all(_is_over_time(spec, groups) for groups in asked.values()):
         limits = ", ".join(map(_limit, asked.values()))
         warnings.append(f"The time limit of partition {names} is {limits}, unless the QOS {spec.qos} may exceed it.")
-    short = [_short_now(spec, name, groups) for name, groups in up.items()]
-    return warnings + ([text for text in short if text] if all(short) else [])
+    for found in (_below_max, _short_now):
+        texts = [found(spec, name, groups) for name, groups in up.items()]
+        warnings += texts if all(texts) else []
+    return warnings
+
+
+def _below_max(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> str:
+    """Of a range of nodes: its upper end never comes."""
+    count = sum(group.nodes for group in holding(spec, groups))
+    if count >= (most := spec.max_nodes or 0):
+        return ""
+    has, same = f"Partition {name} has {counted(count, 'such node')}", replace(spec, max_nodes=count).node_range
+    return f"{has}: the job never gets {most}. The same: --nodes {same}."
 
 
 def _short_now(spec: JobSpec, name: str, groups: Sequence[NodeGroup]) -> str:

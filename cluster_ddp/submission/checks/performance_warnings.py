@@ -90,7 +90,7 @@ def _node_local(paths: Sequence[str]) -> str:
 
 def _spread(spec: JobSpec, groups: Sequence[NodeGroup]) -> dict[str, str]:
     """Warnings about GPUs on more nodes than necessary."""
-    if spec.nodes == 1:
+    if spec.nodes == 1 or spec.max_nodes is not None:
         return {}
     partitions = asked_partitions(spec, groups)
     one = _regrouped(spec, 1)

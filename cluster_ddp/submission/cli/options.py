@@ -44,7 +44,8 @@ def parser(program: str, description: str, *, with_texts: bool) -> Parser:
     job = top.add_argument_group("the job (each option is also a key of cluster.toml)")
     forms = {"launcher": {"metavar": f"{{{','.join(get_args(Launcher))}}}"}}  # JobSpec refuses others
     forms |= {name: {"metavar": "PATH"} for name in ("venv", "template")}
-    left_out = ("command", "description", "grid", "array")
+    forms["nodes"] = {"metavar": "N|MIN-MAX"}
+    left_out = ("command", "description", "grid", "array", "max_nodes")
     add_fields(job, JobSpec, with_texts=with_texts, left_out=left_out, forms=forms, defaults=_DEFAULTS)
     array = "task numbers such as 0-7%%4, or a grid: KEY=VALUES …, with {KEY} in the command"
     job.add_argument("--array", nargs="+", metavar="KEY=VALUES", help=array)

@@ -23,13 +23,14 @@ from cluster_ddp.errors import ProfileError, SpecError, nearest
 from cluster_ddp.submission.cli import settings_trust
 from cluster_ddp.submission.cli.settings_trust import error as _error
 from cluster_ddp.submission.spec import RESTARTS_BEFORE, JobSpec
-from cluster_ddp.submission.spec_rules import ALTERNATIVES
+from cluster_ddp.submission.spec_rules import ALTERNATIVES, node_counts
 
 FILE_NAME = "cluster.toml"
 # Keys beside JobSpec's fields: how a job is submitted, and what a kWh of the site makes of CO2.
 SUBMISSION_KEYS: Mapping[str, type] = {"runs_dir": str, "accept": tuple, "co2_g_per_kwh": float}
 
 _NO_SETTINGS = ("command", "description", "grid")  # fields that belong to one job
+_NOT_KEYS = (*_NO_SETTINGS, "max_nodes")  # nodes = "2-8" sets that one, too
 # Fields that another field needs beside it when it is checked alone.
 _COMPANIONS: Mapping[str, Mapping[str, Any]] = {
     "container_overlays": {"container": "image.sif"},
@@ -122,6 +123,11 @@ def legal_keys() -> tuple[str, ...]:
     return tuple(key for key in _kinds() if key not in RESTARTS_BEFORE)
 
 
+def fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as fields of `JobSpec`. Raises SpecError if nodes is no number, and no range."""
+    return {**values, **(node_counts(values["nodes"]) if "nodes" in values else {})}
+
+
 def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with their present names."""
     restarts = [values[name] for name in ("restarts", *RESTARTS_BEFORE) if name in values]
@@ -132,7 +138,7 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def _kinds() -> dict[str, type]:
     """The type of each legal key's value: bool, int, str or tuple."""
-    types = {field.name: str(field.type) for field in dataclasses.fields(JobSpec) if field.name not in _NO_SETTINGS}
+    types = {field.name: str(field.type) for field in dataclasses.fields(JobSpec) if field.name not in _NOT_KEYS}
     kinds = {
         name: next((kind for kind in _LEGAL if hint.startswith(kind.__name__)), str) for name, hint in types.items()
     }
@@ -192,6 +198,8 @@ def _value(origin: str, key: str, raw: Any) -> Any:
     value = _co2(origin, raw) if kind is float else raw
     if key == "time" and type(raw) is int:
         value = str(raw)
+    elif key == "nodes" and isinstance(raw, str):
+        kind = str
     elif kind is tuple and isinstance(raw, list) and all(isinstance(word, str) for word in raw):
         value = tuple(raw)
     if type(value) is not kind:
@@ -199,7 +207,7 @@ def _value(origin: str, key: str, raw: Any) -> Any:
         raise _error(origin, f"{key} must be {legal}. It is {raw!r}.", f"write {_line(key, raw)}")
     if key not in SUBMISSION_KEYS:
         try:
-            JobSpec(**{"name": "x", "command": ("true",), **_COMPANIONS.get(key, {}), key: value})
+            JobSpec(**{"name": "x", "command": ("true",), **_COMPANIONS.get(key, {}), **fields({key: value})})
         except SpecError as error:
             hint = f"change {key} in that file" if error.meant is None else f"write {_toml(key, error.meant)}"
             raise _error(origin, f"{error.found} It is {raw!r}.", hint) from error

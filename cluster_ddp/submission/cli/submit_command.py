@@ -194,7 +194,7 @@ def _plan(asked: _Asked, reference: Reference, *, source: str) -> Plan:
     job = {key: value for key, value in values.items() if key not in settings_files.SUBMISSION_KEYS}
     if (active := asked.activated) is not None and not active.why_not:
         job[active.setting] = active.path
-    spec = JobSpec(**{"name": work.name, **job, "command": work.command})
+    spec = JobSpec(**{"name": work.name, **settings_files.fields(job), "command": work.command})
     if work.reference_options is not None:
         grids.check_placeholders(work.reference_options, spec.grid, array=spec.array)
         _refuse_unfit(spec, reference, work.reference_options)
@@ -219,6 +219,7 @@ def _settings_of(earlier: resume.Earlier, files: settings_files.Settings, name: 
         return files
     keys = [key for key in settings_files.legal_keys() if key not in settings_files.SUBMISSION_KEYS and key != "array"]
     before = {key: value for key in keys if (value := getattr(earlier.spec, key)) is not None}
+    before["nodes"] = earlier.spec.node_range
     if earlier.reference_options is not None:
         before.pop("venv", None)  # the function is pickled again, by the environment that submits now
     now = {key: value for key, value in files.values.items() if name is not None or key == "accept"}

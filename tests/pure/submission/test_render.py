@@ -147,6 +147,19 @@ def test_a_spare_node_is_asked_for_with_its_price() -> None:
     assert "\n  --restarts=3 \\\n  --spare-nodes=1 \\\n" in text
 
 
+@pytest.mark.parametrize(
+    ("cpus", "of_node"), [(None, "--mincpus=4"), (3, "--cpus-per-task=12")], ids=["a CPU each", "three CPUs each"]
+)
+def test_a_range_of_nodes_names_no_number_of_tasks(cpus: int | None, of_node: str) -> None:
+    """Slurm 22.05 takes that of the fewest nodes, and gives no more nodes than tasks."""
+    spec = JobSpec(name="x", command=("true",), nodes=2, max_nodes=8, gpus_per_node=4, cpus_per_task=cpus)
+    text = render(spec, agent="agent.pyz")
+    found = [one for one in directives(text) if one.startswith(("--n", "--gres", "--cpus", "--mincpus"))]
+    assert found == ["--nodes=2-8", of_node, "--gres=gpu:4"]
+    assert "\n  --ranks-per-node=4 \\\n  --nodes=2-8 \\\n" in text
+    assert replace(spec, max_nodes=2) == replace(spec, max_nodes=None)
+
+
 # As a user of a large site would have it: with everything that is not a list.
 LARGE = JobSpec(
     name="x",

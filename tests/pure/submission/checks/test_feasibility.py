@@ -45,6 +45,7 @@ SITE = [
         {"time": "1-12", "partition": "main,big"},
         {"mem": "0"},
         {"nodes": 6, "restarts": 1, "spare_nodes": 1, "gpus_per_node": 2},
+        {"nodes": 2, "max_nodes": 8},
     ],
 )
 def test_what_fits(fields: dict[str, Any]) -> None:
@@ -70,6 +71,8 @@ def test_what_fits(fields: dict[str, Any]) -> None:
         ({"nodes": 9}, "partition main has 8 nodes with these GPUs, CPUs and memory, not 9", "--nodes 8"),
         ({"nodes": 5, "gpus_per_node": 4}, "has 4 nodes with these GPUs, CPUs and memory, not 5", "--nodes 4"),
         ({"nodes": 6, "gpus_per_node": 8}, "at most 4 GPUs", "--nodes 4 --gpus-per-node 4"),
+        ({"nodes": 9, "max_nodes": 12}, "CPUs and memory, not 9", "--nodes 8-12"),
+        ({"nodes": 2, "max_nodes": 3, "gpus_per_node": 8}, "at most 4 GPUs", "--gpus-per-node 4, or --partition big"),
         ({"nodes": 8, "restarts": 1, "spare_nodes": 1}, "has 8 nodes with these", "--spare-nodes 0"),
         ({"nodes": 7, "restarts": 1, "spare_nodes": 3}, "CPUs and memory, not 10", "--spare-nodes 1"),
         ({"nodes": 9, "restarts": 1, "spare_nodes": 1}, "CPUs and memory, not 10", "--nodes 8 --spare-nodes 0"),
@@ -142,6 +145,11 @@ def test_where_little_fits(groups: list[NodeGroup], fields: dict[str, Any], hint
         (SITE[3:], {}, ["This cluster has no default partition. Name one with --partition: big, cpu, old."]),
         (SITE, {"partition": "old"}, ["Partition old is not up"]),
         (SITE, {"nodes": 4, "gpus_per_node": 4}, ["1 of 4 such nodes of partition main are down, drained"]),
+        (
+            SITE,
+            {"nodes": 2, "max_nodes": 9},
+            ["Partition main has 8 such nodes: the job never gets 9. The same: --nodes 2-8."],
+        ),
         (SITE, {"partition": "main,old", "nodes": 2, "gpus_per_node": 2}, []),
         (SITE, {"time": "2-0", "qos": "long"}, ["The time limit of partition main is 1-00:00:00, unless the QOS long"]),
         (SITE, {"time": "1-0", "qos": "long"}, []),

@@ -35,6 +35,10 @@ NO_HET = "heterogeneous jobs are not possible here: all ranks of a job have the 
 SBATCHS = "it is an option of sbatch; --sbatch-options passes it on."
 HERE = "that is sbatch's name; here it is {}."
 READING = "Reading the command line"
+BY_HAND = "for two nodes: --nodes 2; for two to eight: --nodes 2-8; in Python: nodes=2, max_nodes=8"
+MEANT = "--nodes 2-8"
+LEFT = "after the loss of a node, the job continues with those that are left"
+RANGE = "a whole number of 1 or more, or a range of them, MIN-MAX, such as 2-8"
 FORMS = "time must be 30 (minutes), 30:00 (minutes and seconds), 1:30:00, 2-12 (days-hours) or 2-12:30:00."
 SIZES = "mem must be a size such as 32G (per node; units K, M, G, T)."
 BEGINS = "begin must be a time such as 16:00, tomorrow, now+2hours or 2030-01-31T12:00."
@@ -223,18 +227,23 @@ ERRORS: list[tuple[str, str, str, str]] = [
         "make it: python -m venv '{here}/nosuch'; or name another: --venv PATH",
     ),
     ("--mem much -- true", "A job with mem 'much'", SIZES, "for 32 GiB: --mem 32G"),
-    ("--nodes two -- true", READING, "--nodes is a whole number, not 'two'.", HELP),
+    ("--nodes two -- true", "A job with nodes 'two'", f"nodes must be {RANGE}.", BY_HAND),
+    ("--nodes 2- -- true", "A job with nodes '2-'", f"nodes must be {RANGE}.", BY_HAND),
+    *[
+        (f"--nodes '{word}' -- true", f"A job with nodes '{word}'", f"nodes must be {RANGE}.", meant)
+        for word, meant in (("2:8", MEANT), ("2 - 8", MEANT), ("8-2", MEANT), ("0-4", "--nodes 1-4"), ("0", BY_HAND))
+    ],
+    (
+        "--nodes 2-8 --restarts 3 --spare-nodes 1 -- true",
+        "A job with spare_nodes 1",
+        f"spare_nodes must be 0 with a range of nodes: {LEFT}.",
+        "leave out --spare-nodes; for fewer nodes than 2, lower MIN",
+    ),
     (
         "--gpus-per-node a100:2 -- true",
         READING,
         "--gpus-per-node is a whole number, not 'a100:2'.",
         "--gpus-per-node 2 --gpu-type a100",
-    ),
-    (
-        "--nodes 0 -- true",
-        "A job with nodes 0",
-        "nodes must be a whole number of 1 or more.",
-        "for two nodes: --nodes 2",
     ),
     ("--begin tomorow -- true", "A job with begin 'tomorow'", BEGINS, "--begin tomorrow"),
     ("--begin 'in 5 min' -- true", "A job with begin 'in 5 min'", BEGINS, "in two hours: --begin now+2hours"),

@@ -45,7 +45,7 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Site:
 
 def test_the_keys_are_those_of_a_job_and_of_its_submission() -> None:
     fields = {field.name for field in dataclasses.fields(JobSpec)}
-    assert set(settings_files.legal_keys()) == fields - {"command", "description", "grid"} | {
+    assert set(settings_files.legal_keys()) == fields - {"command", "description", "grid", "max_nodes"} | {
         "runs_dir",
         "accept",
         "co2_g_per_kwh",
@@ -172,6 +172,13 @@ def test_a_byte_order_mark_and_other_line_ends_are_read(site: Site) -> None:
     assert site.load().values == {"nodes": 2, "time": "5"}
 
 
+def test_a_range_of_nodes_is_one_key_and_two_fields(site: Site) -> None:
+    site.project.write_text('nodes = "2-8"')
+    assert site.load().values == {"nodes": "2-8"}
+    assert settings_files.fields(site.load().values) == {"nodes": 2, "max_nodes": 8}
+    assert settings_files.fields({"nodes": 3}) == {"nodes": 3, "max_nodes": None}
+
+
 @pytest.mark.parametrize(
     ("text", "found", "hint"),
     [
@@ -188,7 +195,8 @@ def test_a_byte_order_mark_and_other_line_ends_are_read(site: Site) -> None:
         ('[[long]]\nqos = "x"', "no key 'long'.", "a profile is a table, [NAME]"),
         ('command = ["python"]', "command belongs to one job", "command line"),
         ('grid = "seed=0..3"', "grid belongs to one job", "command line"),
-        ('nodes = "2"', "nodes must be an integer. It is '2'.", "write nodes = 2"),
+        ('nodes = "2:8"', "such as 2-8. It is '2:8'.", 'write nodes = "2-8"'),
+        ("max_nodes = 8", "there is no key 'max_nodes'.", "the keys are"),
         ("nodes = true", "nodes must be an integer. It is True.", "write nodes = 2"),
         ('requeue_elsewhere = "2"', "requeue_elsewhere must be an integer.", "write requeue_elsewhere = 2"),
         ("requeue_on_failure = -1", "requeue_on_failure must be a whole number", "change requeue_on_failure"),

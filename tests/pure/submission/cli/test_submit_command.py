@@ -227,7 +227,7 @@ def test_a_dry_run_submits_nothing(capsys, fake_slurm: FakeSlurm, folder: Path) 
 BAD: list[tuple[tuple[str, ...], str]] = [
     (("--nodes", "0"), "nodes must be a whole number of 1 or more"),
     (("--gpus-per-node", "-1"), "gpus_per_node must be"),
-    (("--nodes", "two"), "--nodes is a whole number, not 'two'"),
+    (("--nodes", "two"), "or a range of them, MIN-MAX, such as 2-8"),
     (("--time", "1h"), "time must be 30 (minutes)"),
     (("--time", "0"), "longer than 0"),
     (("--mem", "32GB"), "mem must be a size such as 32G"),
