@@ -17,7 +17,7 @@ from typing import Any
 
 from cluster_ddp.argument_parser import Parser
 from cluster_ddp.cli import jobs_parser
-from cluster_ddp.errors import aligned, exit_on_error, printable
+from cluster_ddp.errors import aligned, counted, exit_on_error, printable
 from cluster_ddp.jobs.report import cost
 from cluster_ddp.jobs.status import RunStatus, run_statuses
 from cluster_ddp.protocol import ENDS
@@ -152,6 +152,12 @@ def _row(one: RunStatus) -> tuple[str, ...]:
 
 
 def _note(one: RunStatus) -> str:
+    """How many nodes it has, if it takes what is free; and `_remark`."""
+    size = "" if one.nodes is None or one.node_range is None else f"{counted(one.nodes, 'node')} ({one.node_range})"
+    return " ".join(filter(None, (size, _remark(one))))
+
+
+def _remark(one: RunStatus) -> str:
     """What is wrong with it or its weights; why it waits; for a training that logs no figures, how far it is."""
     if one.problem:
         return f"({one.problem.rstrip('.')})"

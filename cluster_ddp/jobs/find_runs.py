@@ -42,8 +42,10 @@ class RunRecord:
     """An array task's values of the grid."""
     began_s: float
     """When it was submitted, or started; UNIX time."""
+    node_range: str = ""
+    """Of a job that takes what is free, the numbers of nodes: 2-8."""
     ranks: int = 1
-    """Number of ranks; 1 if no submission made it."""
+    """Number of ranks, of such a job the largest; 1 if no submission made it."""
     tasks: int = 1
     """Number of tasks: ranks, or nodes under torchrun."""
     is_whole_array: bool = False
@@ -96,20 +98,19 @@ def read(path: Path) -> RunRecord:
     """
     if os.path.lexists(path / File.SPEC):
         return _submitted(path, run_dirs.read(path))
+    asked = f"Reading the run directory {path}:"
     if not is_run(path):
         found = f"it has no {File.SPEC}, {File.RUN} or {File.LOCK} of a training, and no log of a task."
-        hint = "give a folder that a job or a training has made"
-        raise RunDirError(f"Reading the run directory {path}:", found, hint)
+        raise RunDirError(asked, found, "give a folder that a job or a training has made")
     try:
         topology = read_json(path / File.RUN).get("topology")
     except FileNotFoundError:
         topology = None
     except (OSError, ValueError) as error:
         found, hint = f"{File.RUN} can't be read: {why(error)}.", "give the directory of another run"
-        raise RunDirError(f"Reading the run directory {path}:", found, hint) from error
+        raise RunDirError(asked, found, hint) from error
     ids = topology if isinstance(topology, dict) else {}
-    noted = job_label(ids.get("job_id"), ids.get("array_job_id"), ids.get("array_task_id"))
-    label = noted or _owner(path).get("job")
+    label = job_label(ids.get("job_id"), ids.get("array_job_id"), ids.get("array_task_id")) or _owner(path).get("job")
     job = label if isinstance(label, str) and run_dirs.is_label(label) else ""
     name = path.resolve().name.removesuffix(f"-{job}")
     began_s = _changed_s(path / (File.RUN if (path / File.RUN).exists() else File.LOCK))
@@ -181,8 +182,7 @@ def of_run(record: RunRecord, *, to_read: bool = False) -> Job:
     logs = len(list(record.run_dir.glob(File.TASK_LOG.format("*")))) if to_read and not record.is_submitted else 0
     if not (logs or (record.is_submitted and record.runs_on)):
         found = "cluster-ddp submit did not start it: its output is where its terminal or its own script wrote it."
-        output = _output(record)
-        hint = f"read {output}" if output else "cluster-ddp submit -- COMMAND keeps the logs there"
+        hint = f"read {output}" if (output := _output(record)) else "cluster-ddp submit -- COMMAND keeps the logs there"
         raise JobError(f"The job of {record.run_dir}:", found, hint)
     return Job(
         id=record.job or record.name,
@@ -232,9 +232,9 @@ def _changed_s(path: Path) -> float:
 def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
     spec, values = record["spec"], record.get("values")
     known = values.items() if isinstance(values, dict) else ()
-    counts = {name: spec.get(name) for name in ("nodes", "gpus_per_node", "gpus_per_task")}
-    nodes, gpus, each = (one if isinstance(one, int) and one > 0 else 1 for one in counts.values())
-    ranks = nodes * (gpus // each)
+    counts = {name: spec.get(name) for name in ("nodes", "max_nodes", "gpus_per_node", "gpus_per_task")}
+    least, most, gpus, each = (one if isinstance(one, int) and one > 0 else 1 for one in counts.values())
+    ranks = max(least, most) * (gpus // each)
     return RunRecord(
         run_dir=path,
         job=record["job"],
@@ -243,7 +243,8 @@ def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
         cluster=record["cluster"],
         values={key: str(value) for key, value in known if isinstance(value, (str, int, float))},
         began_s=record["submitted"],
+        node_range=f"{least}-{most}" if most > least else "",
         ranks=ranks,
-        tasks=nodes if spec.get("launcher") == "torchrun" else ranks,
+        tasks=max(least, most) if spec.get("launcher") == "torchrun" else ranks,
         is_whole_array=spec.get("array") is not None and "_" not in record["job"],
     )

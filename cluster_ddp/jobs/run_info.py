@@ -104,6 +104,12 @@ def figures(run_dir: Path) -> dict[str, Any]:
     return found
 
 
+def last_size(run_dir: Path) -> dict[str, Any]:
+    """Return `nodes` and `ranks` of a training's last start, if it has noted them."""
+    starts = [one for one in json_lines(run_dir / File.STARTS) if one.get("kind") == "start"]
+    return {name: one for name in ("nodes", "ranks") if starts and type(one := starts[-1].get(name)) is int}
+
+
 def in_words(known: Mapping[str, Any], *names: str) -> list[str]:
     """Return the figures of these names in words, those that are known."""
     chosen = {name: known[name] for name in names if known.get(name) is not None}

@@ -44,6 +44,12 @@ class RunStatus:
     """How often it was started again in its allocation, after failures."""
     requeues: int | None = None
     """How often it was started again by a requeue, as Slurm counts."""
+    nodes: int | None = None
+    """Number of nodes of its last start, if a training has noted it."""
+    ranks: int | None = None
+    """Number of ranks of its last start, if a training has noted it."""
+    node_range: str | None = None
+    """Of a job that takes what is free, the numbers of nodes that it asked for: 2-8."""
     epoch: int | None = None
     """Epoch of the last record."""
     progress: float | None = None
@@ -115,6 +121,7 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
         name=record.name,
         values=record.values,
         restarts=restarts,
+        node_range=record.node_range or None,
         saved_step=run_info.saved_step(run_dir),
         non_finite_step=run_info.non_finite_step(run_dir),
         run_dir=run_dir,
@@ -123,6 +130,7 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
         is_submitted=record.is_submitted,
         problem=problem(run_dir / File.METRICS) or None,
         **(of_job | ({"end": None} if failure else {})),
+        **run_info.last_size(run_dir),
         **run_info.figures(run_dir),
     )
 

@@ -75,14 +75,22 @@ def recommended(found: Sequence[Row], *, min_efficiency: float) -> str:
     known = [row for row in found if row.efficiency is not None]
     if len(known) < 2:
         return "No recommendation: it needs two numbers of GPUs that are measured."
-    best = [row for row in known if row.efficiency is not None and row.efficiency >= min_efficiency][-1]
+    efficient = [row for row in known if row.efficiency is not None and row.efficiency >= min_efficiency]
+    best = efficient[-1]
     size = f"--nodes {best.nodes} --gpus-per-node {best.gpus // best.nodes}"
     ask, least = f"Recommendation: {counted(best.gpus, 'GPU')} ({size})", f"{100 * min_efficiency:.0f} %"
     if best is known[0]:
         why = f"no larger number that was measured has an efficiency of {least}"
     else:
         why = f"the most with an efficiency of {least} or more; it is {100 * (best.efficiency or 0):.0f} %"
-    return f"{ask}: {why}.{_spare(best)}"
+    return f"{ask}: {why}.{_range(efficient)}{_spare(best)}"
+
+
+def _range(efficient: Sequence[Row]) -> str:
+    """The numbers of such nodes that are efficient, for a job that takes what is free; empty for one number."""
+    best = efficient[-1]
+    least = min(row.nodes for row in efficient if row.gpus * best.nodes == best.gpus * row.nodes)
+    return f" To start with what is free: --nodes {least}-{best.nodes}." if least < best.nodes else ""
 
 
 def _spare(row: Row) -> str:

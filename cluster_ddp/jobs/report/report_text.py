@@ -27,6 +27,7 @@ def as_text(found: Report) -> str:
     lines += [f"  Job {status.earlier} was resumed as this one."] if status.earlier else []
     lines += [f"  Run directory: {status.run_dir}"] if status.run_dir else []
     lines += [f"  Size: {found.size}"] if found.size else []
+    lines += [f"  Ranks: {found.ranks_over_time}"] if found.ranks_over_time else []
     if status.elapsed:
         limit = f" of {found.asked['time']}" if found.asked.get("time") else ""
         lines += [f"  Time: {', '.join(filter(None, (f'{status.elapsed}{limit}', found.started_again)))}"]

@@ -55,12 +55,15 @@ class Report:
 
     @property
     def nodes_at_once(self) -> int:
-        """How many of `nodes` it had at the same time: after a restart, it may have had others."""
-        return min(int(self.asked.get("nodes") or len(self.nodes)), len(self.nodes))
+        """How many of `nodes` it had at the same time, at most: after a restart, it may have had others."""
+        asked = self.asked.get("max_nodes") or self.asked.get("nodes")
+        return min(int(asked or len(self.nodes)), len(self.nodes))
 
     @property
     def sampled_s(self) -> float:
-        """Seconds for which its nodes were sampled, over all starts."""
+        """Seconds for which its nodes were sampled, over all starts; of a range of nodes, at least."""
+        if self.asked.get("max_nodes"):
+            return max((node.seconds for node in self.nodes), default=0.0)
         return sum(node.seconds for node in self.nodes) / max(1, self.nodes_at_once)
 
     @property
@@ -90,8 +93,19 @@ class Report:
         """How large the job is, in words; empty if no submission made it."""
         if not self.asked:
             return ""
-        nodes, gpus = counted(self.asked["nodes"], "node"), counted(self.asked["gpus_per_node"], "GPU")
-        return f"{nodes} x {gpus}, {counted(self.asked['nodes'] * self.ranks_per_node, 'rank')}"
+        gpus, least = counted(self.asked["gpus_per_node"], "GPU"), self.asked["nodes"]
+        if most := self.asked.get("max_nodes"):
+            return f"{least}-{most} nodes x {gpus}, {least * self.ranks_per_node}-{most * self.ranks_per_node} ranks"
+        return f"{counted(least, 'node')} x {gpus}, {counted(least * self.ranks_per_node, 'rank')}"
+
+    @property
+    def ranks_over_time(self) -> str:
+        """The number of ranks from each step on at which it changed, in words; empty if it never did."""
+        words: list[str] = []
+        for one, before in zip(self.training.starts, (None, *self.training.starts)):
+            if before is None or one.ranks != before.ranks:
+                words.append(f"{f'from step {one.step}: ' if words else ''}{one.ranks}")
+        return ", ".join(words) if len(words) > 1 else ""
 
     @property
     def lost_by_failures(self) -> str:
@@ -138,8 +152,7 @@ def _asked(run_dir: Path) -> dict[str, Any]:
     found = {name: spec.get(name, 1) for name in ("nodes", "gpus_per_node", "gpus_per_task")}
     if not all(map(_is_count, found.values())):
         return {}
-    if _is_count(spec.get("spare_nodes")):
-        found["spare_nodes"] = spec["spare_nodes"]
+    found |= {name: spec[name] for name in ("spare_nodes", "max_nodes") if _is_count(spec.get(name))}
     found["cpus_per_task"] = spec["cpus_per_task"] if _is_count(spec.get("cpus_per_task")) else None
     limit, mem = spec.get("time"), spec.get("mem")
     with suppress(SpecError):

@@ -91,6 +91,7 @@ def test_gpu_hours_of_an_epoch() -> None:
         (
             {4: 100, 32: 800},
             "32 GPUs (--nodes 8 --gpus-per-node 4): the most with an efficiency of 80 % or more; it is 100 %. "
+            "To start with what is free: --nodes 1-8. "
             "A spare node (--restarts 3 --spare-nodes 1) costs 4 GPUs that wait idle, 12 % more.",
         ),
         (

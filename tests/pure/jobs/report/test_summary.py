@@ -98,6 +98,16 @@ def test_a_run_that_went_on_elsewhere_weighs_its_nodes_by_time(tmp_path: Path) -
     ]
 
 
+def test_a_run_that_took_what_was_free_has_its_ranks_over_time(tmp_path: Path) -> None:
+    """Two nodes, then three: the first one was there all the time."""
+    sizes = [(0, 4), (9, 4), (12, 6)]
+    starts = [{"kind": "start", "time": 1e9, "restart": at, "step": s, "ranks": n} for at, (s, n) in enumerate(sizes)]
+    (tmp_path / "starts.jsonl").write_text("".join(json.dumps(one) + "\n" for one in starts))
+    text = as_text(report(run(tmp_path, sample(), sample(), sample(seconds=50.0), asked={"max_nodes": 8})))
+    assert "\n  Size: 2-8 nodes x 2 GPUs, 4-16 ranks\n  Ranks: 4, from step 12: 6\n" in text
+    assert "Use, over 0:03:20\n" in text and " % of 20\n" in text  # CPUs, on average
+
+
 GPU = {"utilization": 0.9, "memory": 40.0 * GIB, "memory_total": 80.0 * GIB}
 
 

@@ -1,0 +1,61 @@
+"""A job that takes what is free (--nodes MIN-MAX): it shrinks with its allocation, and grows by a requeue."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from chaos import faults
+from cluster import Place, output
+from restarting import Job
+from slowness import wait_until
+
+from cluster_ddp.cli import report, status
+from cluster_ddp.jobs import run_info
+from cluster_ddp.protocol import File
+from cluster_ddp.slurm import job_status
+
+TRAINING = ("python", str(Path(__file__).with_name("ranged_training.py")))
+
+
+@pytest.mark.every_slurm
+def test_a_range_of_nodes_shrinks_when_one_is_lost_and_grows_by_a_requeue(
+    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are three. One is lost: two train on. After a warning, three do again. One alone learns the same."""
+    env, layout = place.slurm.env, place.slurm.layout
+    wait_until(lambda: all(one.ended for jobs in job_status.all_jobs(env=env).values() for one in jobs), 300)
+    job = begin(place, "--nodes", "2-9", "--exclude", "node4", "--restarts", "9", pace_s=0.2)
+    *_, lost = job.ranks(0, count=3)
+    undisturbed = begin(place, "--nodes", "1", pace_s=0)
+    job.wait_for_step(6)
+    faults.lose_node(layout, lost.node)
+    assert job.wait_for_failures(1).then == "restart", output(job.path)
+    job.ranks(1, count=2)
+    faults.bring_back_node(layout, lost.node)
+    job.wait_for_step(4 + (run_info.saved_step(job.path) or 0))
+    job.slurm("scancel", "--batch", "--signal=USR1", job.job)
+    said = job.completed(restarts=1)
+    starts = [json.loads(line) for line in (job.path / File.STARTS).read_text().splitlines()]
+    sizes = [(one["nodes"], one["ranks"], one["step"]) for one in starts if one["kind"] == "start"]
+    assert [size[:2] for size in sizes] == [(3, 3), (2, 2), (3, 3)], said
+    assert "Starting again in the allocation, on 2 nodes, from step-" in said
+    undisturbed.completed(restarts=0)
+    assert losses(job) == pytest.approx(losses(undisturbed), rel=1e-4), said
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert status.main([str(job.path)]) == report.main([str(job.path)]) == 0
+    shown = capsys.readouterr().out
+    assert "3 nodes (2-9)" in shown
+    assert f"Ranks: 3, from step {sizes[1][2]}: 2, from step {sizes[2][2]}: 3\n" in shown
+
+
+def begin(place: Place, *options: str, pace_s: float) -> Job:
+    command = ("env", f"PACE_S={pace_s}", *TRAINING)
+    return Job(place, place.start("--gpus-per-node", "1", *options, "--name", "range", "--", *command))
+
+
+def losses(job: Job) -> dict[int, float]:
+    """The loss of each update."""
+    return {one["step"]: one["loss"] for one in job.metrics() if one["kind"] == "train"}
