@@ -43,6 +43,8 @@ class Env:
     """1: the group may read the run directory (`--share`)."""
     START: Final = "CLUSTER_DDP_START"
     """Number of starts of the job's ranks before this one: restarts in the allocation and requeues. 0 at first."""
+    CHAIN: Final = "CLUSTER_DDP_CHAIN"
+    """In a chain of jobs (`--chain`): the id of its first job. For the run directory, they are one job of this id."""
     HANG_RESTART_S: Final = "CLUSTER_DDP_HANG_RESTART_S"
     """Seconds after the warning of a hang until ranks that do not answer end the start (`--hang-restart-s`)."""
     LOCAL_JOB_ID: Final = "CLUSTER_DDP_LOCAL_JOB_ID"
@@ -66,7 +68,7 @@ class Env:
 OF_A_JOB: Final = frozenset(
     [
         *(Env.RUN_DIR, Env.RESUME, Env.NOTES, Env.CHANNEL, Env.JOB_TIMES, Env.SECRET, Env.SHARE, Env.LOCAL_JOB_ID),
-        *(Env.START, Env.HANG_RESTART_S),
+        *(Env.START, Env.CHAIN, Env.HANG_RESTART_S),
         *(Env.CPUS_PER_TASK, Env.GPUS_PER_TASK, Env.TRACE, Env.TRACK, Env.COPY),
     ]
 )
@@ -94,6 +96,10 @@ class File:
     """Each failure of a start of the job, and what followed: one record per line, see `agent.job.restart.failures`."""
     ALLOCATIONS: Final = "allocations.jsonl"
     """What the jobs of the run had, from when on: nodes and GPUs, starts of the ranks, the end. Never cut back."""
+    CHAIN: Final = "chain.jsonl"
+    """With `--chain`: the jobs of the chain, and how each ended: see `agent.job.chain`."""
+    CANCELLED: Final = ".cancelled"
+    """With `--chain`: `cluster-ddp cancel` has ended the chain."""
     SICK_NODES: Final = "sick-nodes.txt"
     """Nodes that were found at fault in this job: one per line, then why. With `--restarts`, they are left out."""
     CODE: Final = "code"

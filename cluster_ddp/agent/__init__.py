@@ -6,7 +6,7 @@ more than `submission.frozen.frozen_agent` lists.
 
 job             on the batch host: the start of the ranks, their end, what follows
 task            around each rank
-__main__        `job`, `task`, `rank`, `spare` and `unpack`
+__main__        `job`, `link`, `task`, `rank`, `spare` and `unpack`
 launch_options  the options of `cluster-ddp launch`, which are the job's
 launch_env      the environment of the ranks: MASTER_ADDR, MASTER_PORT, RANK …
 array_values    the values of an array's tasks, and a command with them
@@ -14,5 +14,6 @@ python_command  where the script or module of a Python command begins
 channel         sealed lines between the tasks and the job, and the key that seals them
 rank_notes      what a rank leaves for the process around it: why it failed, that it was stopped, that it has joined
 outcome         how a start of a job ended: outcome.json
+chain_file      the jobs of a chain: chain.jsonl
 first_failure   which rank failed first, and why: by what the tasks have told, else by logs
 """

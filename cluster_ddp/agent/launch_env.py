@@ -103,8 +103,9 @@ def run_dir(options: Options, label: str) -> Path | None:
 
 
 def with_job_id(path: str, env: Mapping[str, str]) -> str:
-    """Return a path with the job's id for %A: of an array, the id of the whole array."""
-    return path.replace("%A", env.get("SLURM_ARRAY_JOB_ID") or env.get("SLURM_JOB_ID") or str(os.getpid()))
+    """Return a path with the job's id for %A: of an array, the id of the whole array; of a chain, its first job's."""
+    whole = env.get(Env.CHAIN) or env.get("SLURM_ARRAY_JOB_ID")
+    return path.replace("%A", whole or env.get("SLURM_JOB_ID") or str(os.getpid()))
 
 
 def common(options: Options, folder: Path | None) -> dict[str, str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from cluster_ddp.agent import chain_file
 from cluster_ddp.errors import JobError, RunDirError, SlurmError
 from cluster_ddp.protocol import ASIDE, File
 from cluster_ddp.run_files import read_json, why
@@ -48,6 +49,8 @@ class RunRecord:
     """Number of ranks, of such a job the largest; 1 if no submission made it."""
     tasks: int = 1
     """Number of tasks: ranks, or nodes under torchrun."""
+    chain: chain_file.Chain = field(default_factory=chain_file.Chain)
+    """The jobs of its chain (`submit --chain`); `job` is the first."""
     is_whole_array: bool = False
     """Whether it is the directory of a whole array, beside those of its tasks."""
     problem: str = ""
@@ -110,7 +113,7 @@ def read(path: Path) -> RunRecord:
         found, hint = f"{File.RUN} can't be read: {why(error)}.", "give the directory of another run"
         raise RunDirError(asked, found, hint) from error
     ids = topology if isinstance(topology, dict) else {}
-    label = job_label(ids.get("job_id"), ids.get("array_job_id"), ids.get("array_task_id")) or _owner(path).get("job")
+    label = job_label(*map(ids.get, ("job_id", "array_job_id", "array_task_id"))) or _owner(path).get("job")
     job = label if isinstance(label, str) and run_dirs.is_label(label) else ""
     name = path.resolve().name.removesuffix(f"-{job}")
     began_s = _changed_s(path / (File.RUN if (path / File.RUN).exists() else File.LOCK))
@@ -152,7 +155,7 @@ def find(word: str, runs_dir: Path, runs_in: Callable[[Path], list[RunRecord]] =
         return [one for one in runs_in(whole.parent) if one.job_id == record.job and one.whole_name == whole.name]
     jobs: dict[str, list[RunRecord]] = {}
     for one in runs_in(runs_dir):
-        if word in (one.job, one.job_id):
+        if word in (one.job, one.job_id, *one.chain.all):
             jobs.setdefault(one.whole_name, []).append(one)
     if len(jobs) < 2:
         return [one for runs in jobs.values() for one in runs]
@@ -223,10 +226,9 @@ def _owner(path: Path) -> dict[str, Any]:
 
 
 def _changed_s(path: Path) -> float:
-    try:
+    with suppress(OSError):
         return path.lstat().st_mtime
-    except OSError:
-        return 0.0
+    return 0.0
 
 
 def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
@@ -246,5 +248,6 @@ def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
         node_range=f"{least}-{most}" if most > least else "",
         ranks=ranks,
         tasks=max(least, most) if spec.get("launcher") == "torchrun" else ranks,
+        chain=chain_file.read(path),
         is_whole_array=spec.get("array") is not None and "_" not in record["job"],
     )

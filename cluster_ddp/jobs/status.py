@@ -17,7 +17,7 @@ from cluster_ddp.run_files import problem, tail
 from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import JobStatus, all_jobs, remembered_jobs
 from cluster_ddp.submission.backends import identity
-from cluster_ddp.submission.backends.slurm import Slurm
+from cluster_ddp.submission.backends.slurm import Slurm, due_job
 
 # By cluster and job id: the job, or its array tasks by name.
 _Known = dict[tuple[str | None, str], dict[str, JobStatus]]
@@ -76,6 +76,10 @@ class RunStatus:
     """Whether a submission made its run directory."""
     problem: str | None = None
     """Why its run directory can't be read."""
+    chain: tuple[str, ...] = ()
+    """Of a chain (`submit --chain`): its jobs that have started. `job` is the one that runs or waits, else the last."""
+    end_of_chain: str | None = None
+    """Why no job follows the last one of a chain, if Slurm refused that."""
     earlier: str | None = None
     """The id of an earlier job in its run directory, if that was asked for: it was resumed as `job`."""
 
@@ -117,7 +121,7 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
     failure = _failure(record, of_job["state"], restarts + (of_job.get("requeues") or 0))
     is_alive = of_job["state"] == "RUNNING" or is_locked  # by its records, one that still writes has ended
     return RunStatus(
-        job=record.job,
+        job=record.job if status is None or not status.link else str(status.job_id),
         name=record.name,
         values=record.values,
         restarts=restarts,
@@ -128,6 +132,8 @@ def _run_status(record: RunRecord, known: _Known) -> RunStatus:
         failure=failure or None,
         full_disk=run_info.full_disk(run_dir) if is_alive else None,
         is_submitted=record.is_submitted,
+        chain=record.chain.jobs,
+        end_of_chain=record.chain.why or None,
         problem=problem(run_dir / File.METRICS) or None,
         **(of_job | ({"end": None} if failure else {})),
         **run_info.last_size(run_dir),
@@ -170,7 +176,7 @@ def _known(records: Iterable[RunRecord]) -> _Known:
     """What Slurm says of jobs. Two commands for each cluster: squeue, and sacct for jobs not in the queue."""
     jobs: dict[str | None, set[str]] = {}
     for record in records:
-        jobs.setdefault(record.cluster, set()).add(record.job_id)
+        jobs.setdefault(record.cluster, set()).update((record.job_id, *record.chain.all[-2:]))
     known: _Known = {}
     for cluster, asked in jobs.items():
         try:
@@ -189,6 +195,9 @@ def _status(record: RunRecord, known: _Known) -> JobStatus | None:
             return record.scheduler.statuses(record.job, None, record.run_dir)[0]
         except (OSError, RunDirError):
             return None
+    if record.chain.jobs:
+        links = {job: one for job in record.chain.all[-2:] for one in known.get((record.cluster, job), {}).values()}
+        return due_job(record.chain, links, identity.of(record.run_dir, record.job))
     tasks = known.get((record.cluster, record.job_id), {})
     task = record.job.partition("_")[2]
     # Waiting tasks share one record, with a name such as "3-7%4".

@@ -1,4 +1,4 @@
-"""The accounts that a user may charge, as the accounting (sacctmgr) knows them, and those that a partition takes."""
+"""The accounts that a user may charge, by the accounting (sacctmgr); the accounts and hosts that a partition takes."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ class Access(NamedTuple):
     """Empty if there is no such rule. Newer releases of Slurm also take accounts below those."""
     denied: frozenset[str]
     """Empty if there is no such rule, or if the other one holds."""
+    nodes: str = ""
+    """The partition's nodes, as a list."""
+    submit_hosts: str = ""
+    """The hosts from which its jobs may be submitted (AllocNodes), as a list; empty for all."""
 
     def names(self, account: str) -> bool:
         """Return whether an account is named as allowed, or at least not as denied."""
@@ -43,10 +47,14 @@ def access(partition: str, *, cluster: str | None = None, env: Mapping[str, str]
     """
     query = ["scontrol", *commands.on(cluster), "--oneliner", "show", "partition", partition]
     described = commands.run(query, env=env)
-    return Access(_listed(described, "AllowAccounts"), _listed(described, "DenyAccounts"))
+    nodes, hosts = (_value(described, key) for key in (r"(?<!Alloc)Nodes", "AllocNodes"))
+    return Access(_listed(described, "AllowAccounts"), _listed(described, "DenyAccounts"), nodes, hosts)
+
+
+def _value(described: str, key: str) -> str:
+    match = re.search(rf"(?<!\S){key}=(\S+)", described)
+    return match[1] if match and match[1] not in ("ALL", "NONE", "(null)") else ""
 
 
 def _listed(described: str, key: str) -> frozenset[str]:
-    match = re.search(rf"\b{key}=(\S+)", described)
-    names = match[1].lower().split(",") if match and match[1] not in ("ALL", "NONE", "(null)") else []
-    return frozenset(names)
+    return frozenset(filter(None, _value(described, key).lower().split(",")))

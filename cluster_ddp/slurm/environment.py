@@ -166,6 +166,7 @@ def _alone(v: Variables, ports: tuple[int, ...]) -> Fields:
 def _job(v: Variables) -> Fields:
     return {
         "job_id": v.integer(*variables.JOB_ID),
+        "chain_id": v.integer(*variables.CHAIN),
         "array_job_id": v.integer(*variables.ARRAY_JOB_ID),
         "array_task_id": v.integer(*variables.ARRAY_TASK_ID),
         "restart_count": v.integer(*variables.RESTART_COUNT) or 0,

@@ -59,6 +59,8 @@ class JobStatus:
     """Planned or actual start (local time of the cluster); None if unknown, or from sacct or squeue."""
     submitted_s: float | None = None
     """UNIX time at which it was submitted, or last requeued (22.05 to 26.05); None if unknown."""
+    link: int | None = None
+    """Of a chain of jobs (`submit --chain`): how many jobs of it were before this one; None outside a chain."""
     comment: str = ""
     """Its comment, of squeue's the beginning; empty if it has none, or from sacct."""
 

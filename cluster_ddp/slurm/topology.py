@@ -49,6 +49,8 @@ class Topology:
     """Ports that rank 0 tries, in this order: those of the job, or a single port."""
     job_id: int | None = None
     """SLURM_JOB_ID (each array task has its own), or the id of a job on this machine; None outside a job."""
+    chain_id: int | None = None
+    """Id of the first job of its chain (`--chain`); None outside a chain."""
     array_job_id: int | None = None
     """Job id of the whole array; None outside an array."""
     array_task_id: int | None = None
@@ -92,8 +94,8 @@ class Topology:
 
     @property
     def job_label(self) -> str | None:
-        """The job as squeue shows it, "12", or "12_3" for an array task; None outside a job."""
-        return job_label(self.job_id, self.array_job_id, self.array_task_id) or None
+        """The job as squeue shows it, "12", or "12_3" for an array task; in a chain its first. None outside a job."""
+        return job_label(self.chain_id or self.job_id, self.array_job_id, self.array_task_id) or None
 
     @property
     def key(self) -> str:

@@ -27,6 +27,7 @@ JOB_NODELIST = ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
 JOB_TASKS = ("SLURM_NTASKS", "SLURM_NPROCS")
 JOB_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 STEP_ID = ("SLURM_STEP_ID", "SLURM_STEPID")
+CHAIN = (Env.CHAIN,)
 ARRAY_JOB_ID = ("SLURM_ARRAY_JOB_ID",)
 ARRAY_TASK_ID = ("SLURM_ARRAY_TASK_ID",)
 RESTART_COUNT = (Env.START, "SLURM_RESTART_COUNT")  # Slurm's is unset before the first requeue, up to 26.05
@@ -95,8 +96,9 @@ class Variables:
         return self.integer(*GPUS_PER_TASK) or 1
 
     def job_label(self) -> str:
-        """Return the job's label; see `job_label`."""
-        return job_label(self.text(*JOB_ID, *LOCAL_JOB_ID), self.text(*ARRAY_JOB_ID), self.text(*ARRAY_TASK_ID))
+        """Return the job's label; see `job_label`. In a chain of jobs, it is that of the first one."""
+        job = self.text(*CHAIN, *JOB_ID, *LOCAL_JOB_ID)
+        return job_label(job, self.text(*ARRAY_JOB_ID), self.text(*ARRAY_TASK_ID))
 
     def tasks_per_node(self) -> tuple[int, ...] | None:
         """Return the number of tasks on each node, None if unset: "2(x3),1" gives (2, 2, 2, 1).

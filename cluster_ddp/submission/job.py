@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from cluster_ddp.agent.chain_file import in_words
 from cluster_ddp.errors import JobError
 from cluster_ddp.protocol import File
 from cluster_ddp.run_files import LOG_BYTES, tail
@@ -33,6 +34,8 @@ def poll_intervals_s() -> Iterator[float]:
 
 def describe(label: str, status: JobStatus) -> str:
     """Return the state of a job in words: why and until when it waits, after what time and how it ended."""
+    if status.link:
+        label = f"{status.job_id}, {in_words(status.link)} of job {label}"
     text = f"job {label}: {status.state}"
     if status.state == "PENDING":
         reason = "" if status.reason == "None" else f" ({reasons.of_waiting(status.reason)})"
@@ -40,7 +43,7 @@ def describe(label: str, status: JobStatus) -> str:
     if status.ended:
         text += f" after {status.elapsed}" if status.elapsed else ""
         return text if status.state == "COMPLETED" else f"{text}, {exit_in_words(status)}"
-    return text + (f", restart {status.restarts}" if status.restarts else "")
+    return text + (f", restart {status.restarts}" if status.restarts and not status.link else "")
 
 
 def _expected_start(status: JobStatus) -> str:
@@ -132,8 +135,9 @@ class Job:
             SlurmError: as for `status`.
         """
         status = self.wait(timeout_s)
-        if self.is_function and (status.state == "COMPLETED" or submitit_task.has_results(self.run_dir, self.id)):
-            return submitit_task.result(self.run_dir, self.id, self.tasks)
+        label = str(status.job_id) if status.link else self.id
+        if self.is_function and (status.state == "COMPLETED" or submitit_task.has_results(self.run_dir, label)):
+            return submitit_task.result(self.run_dir, label, self.tasks)
         if status.state != "COMPLETED":
             found = f"it ended as {status.state} with exit status {status.exit_code}.\n{self._last_words()}"
             raise JobError(f"The result of job {self.id}:", found, f"read its logs in {self.run_dir}")

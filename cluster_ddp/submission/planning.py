@@ -134,7 +134,8 @@ class Plan:
             venv=spec.venv if self.venv_archive else None,
             stage_env=str(self.venv_archive) if self.venv_archive else None,
         )
-        job = "" if self.run_dir else '"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"'
+        job = '"${1:-$SLURM_JOB_ID}"' if spec.chain else '"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"'
+        job = "" if self.run_dir else job
         return render(spec, asked, source=source, agent=f"{shlex.quote(self.folder(''))}{job}/{File.AGENT}")
 
 
@@ -199,6 +200,7 @@ def _not_on_this_machine(spec: JobSpec) -> str:
         return f"it asks for {spec.nodes} nodes, but this machine is one node; {possible} would fit."
     for name, what in (
         ("array", "arrays"),
+        ("chain", "chains of jobs"),
         ("after", "job dependencies"),
         ("begin", "start times"),
         ("container_image", "Pyxis images"),

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
+_OF_A_CHAIN = ('--chain="$chain"', '--next-job="$next_job"')
+"""What a job of a chain tells its agent: the variables are set in the template."""
+
 TEMPLATE = "job.sbatch.j2"
 """The template of a batch script."""
 
@@ -78,15 +81,15 @@ def render_local(spec: JobSpec, asked: Options, *, source: str, code: str | None
 
 def _values(spec: JobSpec, asked: Options, source: str, agent: str) -> dict[str, Any]:
     """The variables of a template."""
-    words = launch_options.words(asked)
+    words, in_chain = launch_options.words(asked), bool(agent) and spec.chain
     at = words.index("--")
     return {
         "spec": spec,
         "source": source.splitlines(),
         "agent": agent,
         "python": sys.executable,
-        "options": [shlex.quote(word) for word in words[:at]],
-        "command": shlex.join(words[at + 1 :]) + ("" if asked.function else ' "$@"'),
+        "options": [*map(shlex.quote, words[:at]), *(_OF_A_CHAIN if in_chain else ())],
+        "command": shlex.join(words[at + 1 :]) + ("" if asked.function or in_chain else ' "$@"'),
     }
 
 

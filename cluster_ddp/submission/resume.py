@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster_ddp.agent import chain_file
 from cluster_ddp.errors import JobNotFoundError, RunDirError, SpecError
 from cluster_ddp.files import make_dir
 from cluster_ddp.ownership import refuse_others
@@ -106,7 +107,9 @@ class Earlier:
         except JobNotFoundError:
             return  # forgotten, so it has ended
         if not status.ended:
-            end_it = f"{'scancel' if on_slurm else 'kill'} {self.job}"
+            in_chain = self.spec is not None and self.spec.chain
+            scancel = f"cluster-ddp cancel {shlex.quote(str(self.run_dir))}" if in_chain else f"scancel {self.job}"
+            end_it = scancel if on_slurm else f"kill {self.job}"
             found = f"job {self.job} is {status.state} in it, and a run directory is for one job at a time."
             raise SpecError(f"Resuming {self.run_dir}:", found, f"wait until it has ended, or end it: {end_it}")
 
@@ -218,7 +221,7 @@ def _submitted(path: Path, label: str) -> float | None:
         record = run_dirs.read(path)
     except RunDirError:
         return None  # not made by a submission, or damaged
-    return float(record["submitted"]) if record["job"] == label else None
+    return float(record["submitted"]) if label in (record["job"], *chain_file.read(path).all) else None
 
 
 def _spec(path: Path, record: dict[str, Any]) -> JobSpec:

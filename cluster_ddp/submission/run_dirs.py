@@ -34,7 +34,7 @@ from cluster_ddp.submission.spec import JobSpec
 
 OF_A_JOB = (
     *(File.SPEC, File.BATCH_SCRIPT, File.LOCAL_SCRIPT, File.AGENT, File.JOB_LOG, File.TASK_LOG.format("*")),
-    *(File.FAILURES, File.OUTCOME, "*_submitted.pkl", "*_result.pkl"),
+    *(File.FAILURES, File.OUTCOME, File.CHAIN, File.CANCELLED, "*_submitted.pkl", "*_result.pkl"),
 )
 """Patterns of the files that one job in a run directory has: the next one has its own."""
 _NO_RESULTS = (

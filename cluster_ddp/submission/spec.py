@@ -74,6 +74,9 @@ class JobSpec:
     """Signal to send before the time limit, such as USR1@120: two minutes before."""
     requeue: bool | None = None
     """Let Slurm requeue the job after preemption or the loss of a node."""
+    chain: bool = False
+    """Where requeues are forbidden: continue in a next job, which each job submits at its start, with the same run
+    directory. It counts as a requeue."""
     max_requeues: int = 20
     """Requeue a job that was stopped in time (exit status 75), unless it has restarted this often already."""
     restarts: int = 0

@@ -52,6 +52,7 @@ def check(asked: Any) -> None:
     """
     _check_choices(asked)
     _check_range(asked)
+    _check_chain(asked)
     _check_sbatch_options(asked)
     check_restarts(asked)
 
@@ -84,6 +85,15 @@ def _check_range(asked: Any) -> None:
         hint = f"leave out --spare-nodes; for fewer nodes than {asked.nodes}, lower MIN"
         legal = "0 with a range of nodes: after the loss of a node, the job continues with those that are left"
         raise field_error("spare_nodes", asked.spare_nodes, legal, hint=hint)
+def _check_chain(asked: Any) -> None:
+    if not asked.chain:
+        return
+    if asked.array is not None or asked.grid:
+        hint = "submit one job for each task, or leave --chain out: each task is requeued"
+        raise field_error("chain", True, "left out with an array", hint=hint)
+    if asked.requeue or EXPEDITE in asked.sbatch_options:
+        hint = "--requeue, where jobs may be requeued; else --chain --no-requeue"
+        raise field_error("chain", True, "left out with requeue: Slurm would start the same job twice", hint=hint)
 
 
 def _check_sbatch_options(asked: Any) -> None:

@@ -9,6 +9,7 @@ task_reports    what the tasks have said
 restart         what follows a failure
 job_log         writes to the job's log, and reads its last lines
 requeue         the requeue of a job
+chain           where a job is not to be requeued: the next one, which waits for its end
 slurm_commands  runs Slurm's commands; its configuration
 shell_env       a job's environment: completed where a shell lacks some of it, cleaned of another job's
 job_times       when the job started and will end

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cluster_ddp import ownership
 from cluster_ddp.agent import launch_env, python_command
-from cluster_ddp.agent.job import job_log, shell_env
+from cluster_ddp.agent.job import chain, job_log, shell_env
 from cluster_ddp.agent.job.local_job import LocalJob
 from cluster_ddp.agent.job.slurm_job import Job
 from cluster_ddp.agent.launch_env import Shape
@@ -35,7 +35,10 @@ def job_of(asked: Options, env: Mapping[str, str]) -> Job | LocalJob:
     if asked.ranks is not None:
         return LocalJob(asked, env)
     if "SLURM_JOB_ID" in env:
-        return Job(asked, shell_env.completed(env), is_on_node="SLURMD_NODENAME" in env)
+        of_job = shell_env.completed(env)
+        if asked.chain is not None:
+            of_job = chain.in_chain(asked.chain.split(), of_job)
+        return Job(asked, of_job, is_on_node="SLURMD_NODENAME" in env)
     found = "this shell is not in a job of Slurm, and the number of ranks on this machine is not given."
     raise SpecError("Starting ranks:", found, "sbatch SCRIPT, or in salloc; on this machine: --ranks N")
 
@@ -54,7 +57,7 @@ def run(job: Job | LocalJob) -> int:
             _warn_of_array(asked.run_dir or "", job.env)
         make_run_dir(job.folder, shared=asked.share)
     if asked.code is not None:
-        _enter(Path(launch_env.with_job_id(asked.code, os.environ)))
+        _enter(Path(launch_env.with_job_id(asked.code, job.env if isinstance(job, Job) else os.environ)))
     if asked.container is None and asked.container_image is None:
         python_command.check_script(asked.command, Path.cwd())
     if isinstance(job, Job) and (remark := gpu_remark(job.size, asked)):

@@ -90,6 +90,17 @@ def ask_for(
     return _Requeue(job, leave, env, nodes, needed).ask()
 
 
+def exclude(job: str, leave: Mapping[str, str], env: Mapping[str, str], needed: int) -> None:
+    """Have a job that waits for `needed` nodes exclude some -> why. The log says so if Slurm refuses it."""
+    if leave:
+        _Requeue(job, leave, env, None, needed, does="Starting").exclude()
+
+
+def node_lists(shown: str) -> dict[str, str]:
+    """Return the nodes that a job requires ("Req") and excludes ("Exc"), by what scontrol shows of it."""
+    return {key: value.replace("(null)", "") for key, value in _NODE_LISTS.findall(shown)}
+
+
 class _HeldTerm:
     """TERM while nodes are to be excluded: it is noted, and ends nothing.
 
@@ -123,9 +134,17 @@ class _Requeue:
     """One requeue of a job; see `ask_for`."""
 
     def __init__(
-        self, job: str, leave: Mapping[str, str], env: Mapping[str, str], nodes: str | None, needed: int
+        self,
+        job: str,
+        leave: Mapping[str, str],
+        env: Mapping[str, str],
+        nodes: str | None,
+        needed: int,
+        *,
+        does: str = "Requeueing",
     ) -> None:
         self._job, self._leave, self._env, self._nodes, self._needed = job, leave, env, nodes, needed
+        self._does = does
         self._has_said = False
         self._term = _HeldTerm()
 
@@ -165,8 +184,12 @@ class _Requeue:
 
     def _leave_behind(self) -> None:
         """Exclude the nodes, if TERM is held for that. The job is pending, and can't start while this process lives."""
-        if not self._term.is_held:
-            return
+        if self._term.is_held:
+            self.exclude()
+            self._term.release()
+
+    def exclude(self) -> None:
+        """Tell Slurm which nodes the job, which is pending, is to exclude, and how many it asks for."""
         for _ in range(EXCLUDE_TRIES):
             wishes, refusal = self._wishes()
             if not refusal and not (wishes and (refusal := self._scontrol("update", f"JobId={self._job}", *wishes))):
@@ -177,7 +200,6 @@ class _Requeue:
                 f"error: Job {self._job} may start on the same nodes again. Slurm said: {_in_a_line(refusal)}\n"
                 f"  Hint: while the job is pending: scontrol update JobId={self._job} {' '.join(wishes)}"
             )
-        self._term.release()
 
     def _wishes(self) -> tuple[list[str], str]:
         """What the job is to ask for, and what Slurm said if that is not surely right."""
@@ -186,7 +208,7 @@ class _Requeue:
             return wishes, ""
         unsure = [*wishes, f"ExcNodeList={','.join(self._leave)}"]
         shown = self._ask("show", "job", self._job)
-        known = {key: value.replace("(null)", "") for key, value in _NODE_LISTS.findall(shown.words)}
+        known = node_lists(shown.words)
         if "Exc" not in known:
             return unsure, shown.words or "nothing about the job"
         nodes = ",".join(filter(None, [known["Exc"], *self._leave]))  # an update replaces the list
@@ -198,7 +220,7 @@ class _Requeue:
         if len(usable - {*excluded}) < self._needed:  # it would be pending for ever
             self._say(f"Slurm has too few other nodes for the job: it may start on {', '.join(self._leave)} again.")
             return wishes, ""
-        self._say(*(f"Requeueing job {self._job} without {node}: {why}" for node, why in self._leave.items()))
+        self._say(*(f"{self._does} job {self._job} without {node}: {why}" for node, why in self._leave.items()))
         if {*required} & {*excluded}:  # else it would be pending for ever
             wishes.append(f"ReqNodeList={','.join(one for one in required if one not in excluded)}")
         return [*wishes, f"ExcNodeList={nodes}"], ""

@@ -28,6 +28,11 @@ _NAMES = frozenset(
         *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", *OF_A_JOB),
     ]
 )
+# Of a job or a step. sbatch and srun read many of them as options (sbatch(1), INPUT ENVIRONMENT VARIABLES).
+_SLURMS = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_")
+_KEPT = ("SLURM_CONF", "SLURM_JWT")
+# Slurm sets these in a job. Outside a job they are the user's own.
+_GPUS_OF_A_JOB = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 # Of a step; by the second, a step of srun binds its tasks to CPUs that another job may not have.
 _OF_A_STEP = ("SLURM_STEP", "SLURM_CPU_BIND")
 
@@ -58,6 +63,16 @@ def own(env: Mapping[str, str]) -> dict[str, str]:
     if "SLURM_STEP_NODELIST" in env and not _is_in_step(env):
         env = {name: value for name, value in env.items() if not name.startswith(_OF_A_STEP)}
     return _in_own_array(env)
+
+
+def inherited(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that a new job inherits: this shell's, without the variables of a job around it."""
+    return {name: value for name, value in env.items() if name in _KEPT or not _is_of_a_job(name, env)}
+
+
+def _is_of_a_job(name: str, env: Mapping[str, str]) -> bool:
+    of_gpus = name in _GPUS_OF_A_JOB and "SLURM_JOB_ID" in env
+    return name.startswith(_SLURMS) or is_of_ranks(name) or of_gpus
 
 
 def is_of_ranks(name: str) -> bool:

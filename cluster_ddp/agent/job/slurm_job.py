@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cluster_ddp import processes
-from cluster_ddp.agent import array_values, launch_env, launch_options, outcome, rank_notes
-from cluster_ddp.agent.job import job_log, job_times, requeue, slurm_commands, srun_step, tasks
+from cluster_ddp.agent import array_values, chain_file, launch_env, launch_options, outcome, rank_notes
+from cluster_ddp.agent.job import chain, job_log, job_times, requeue, slurm_commands, srun_step, tasks
 from cluster_ddp.agent.job.restart import decision, fence
 from cluster_ddp.agent.job.restart.decision import LOST, Verdict
 from cluster_ddp.agent.job.restart.failures import History
@@ -42,7 +42,12 @@ class Job:
     def __init__(self, options: Options, env: Mapping[str, str], *, is_on_node: bool = True) -> None:
         self.label = Variables(env).job_label()
         self.folder = launch_env.run_dir(options, self.label)
-        self.options = options._replace(command=tuple(array_values.filled(options.command, options.grid, env)))
+        command = array_values.filled(options.command, options.grid, env)
+        if options.function:  # submitit's runner knows no chain
+            command = [word.replace("%j", self.label) for word in command]
+        self._next_job = options.next_job if options.chain is not None else None
+        self.options = options._replace(command=tuple(command), chain=None, next_job="")
+        self._queued_as = self.label if self._next_job is None else env["SLURM_JOB_ID"]
         self.host, self.is_on_node = node_name(env), is_on_node
         self.requeues = Variables(env).requeues()
         self.size = launch_env.shape(options, env)
@@ -78,18 +83,21 @@ class Job:
         for number in tasks.HELD:
             signal.signal(number, lambda number, frame: self.early.append(number))
         with history.noting_the_end():
-            with rank_notes.folder() as folder, job_times.times_noted(self.label, self.env, folder / "job-times"):
+            with rank_notes.folder() as folder, job_times.times_noted(self._queued_as, self.env, folder / "job-times"):
                 _leave_nothing(folder, history, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
                 self.env |= srun_step.staged(self.options, self.size, self.env)
                 starts = Starts(self, Notes(folder), history)
+                if self._next_job is not None:
+                    chain_file.note(self.records, self.env["SLURM_JOB_ID"], {"trains": True})
                 ended = starts.run()
             srun_step.clean_up(self.options, self.env, ended.status)
-            self._finish(ended, starts)
-        job_log.show_how_to_resume(ended.status, self.env)
+            starts_again = self._starts_again(ended, starts)
+        if not starts_again:
+            job_log.show_how_to_resume(ended.status, self.env)
         return ended.status
 
-    def _finish(self, ended: Outcome, starts: Starts) -> None:
-        """Have the job requeued, if it may be."""
+    def _starts_again(self, ended: Outcome, starts: Starts) -> bool:
+        """Have the job requeued, or its chain continued, if it may be. Returns whether that will be so."""
         why = ""
         if ended.status and self.is_over:  # it may be queued again already, by somebody else
             job_log.say(requeue.SCRIPT_ENDED)
@@ -99,13 +107,19 @@ class Job:
             job_log.say(requeue.NOT_FINISHED)
         elif ended.state == "STOPPED" and requeue.may_restart(self.requeues, self.options.max_requeues):
             why = "Stopped in time"
+        recovery = starts.recovery
+        leave, nodes, needed = recovery.left_behind(starts.follows), recovery.nodes_given_back, recovery.needed
+        if self._next_job is not None:
+            again = chain.end(self.records, self._next_job, self.env, why, leave, needed)
+            self.note(ended._replace(requeued=again))
+            return again
         if why:
             self.note(ended._replace(requeued=True))
-            recovery, start = starts.recovery, starts.number + 1
-            leave, nodes = recovery.left_behind(starts.follows), recovery.nodes_given_back
-            if requeue.ask_for(self.label, why, start, self.env, leave=leave, nodes=nodes, needed=recovery.needed):
-                return
+            start = starts.number + 1
+            if requeue.ask_for(self.label, why, start, self.env, leave=leave, nodes=nodes, needed=needed):
+                return True
         self.note(ended)
+        return False
 
     def note(self, ended: Outcome) -> None:
         """Write how a start has ended."""

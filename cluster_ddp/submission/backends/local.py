@@ -14,12 +14,12 @@ from typing import NoReturn
 
 from cluster_ddp import processes
 from cluster_ddp.agent import outcome
+from cluster_ddp.agent.job import shell_env
 from cluster_ddp.errors import JobError, RunDirError, SpecError
 from cluster_ddp.protocol import File
 from cluster_ddp.run_files import why
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission.backends import Held, identity
-from cluster_ddp.submission.backends.slurm import inherited_environment
 
 # Reads the run directory's path from stdin, then becomes the job's script, with the same process id.
 _WAITING = (
@@ -48,7 +48,7 @@ class ThisMachine:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=inherited_environment(os.environ),
+            env=shell_env.inherited(os.environ),
             start_new_session=True,
         )
         known = {"host": socket.gethostname(), "process": processes.started(process.pid)}

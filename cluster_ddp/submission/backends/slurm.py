@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from cluster_ddp.agent import chain_file
 from cluster_ddp.agent.job import shell_env
-from cluster_ddp.errors import JobNotFoundError, SlurmError
+from cluster_ddp.errors import JobNotFoundError, RunDirError, SlurmError
 from cluster_ddp.protocol import Env, File
 from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
+from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.backends import Held, identity
 
 # The job waits with a late start time, not with --hold: sbatch accepts a held job without checking whether any node can
 # run it (seen with 22.05).
 WAIT = "--begin=now+1hour"
-
-# Variables of a job or a step. sbatch and srun read many of them as options (sbatch(1), INPUT ENVIRONMENT VARIABLES).
-_PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_")
-_KEPT = ("SLURM_CONF", "SLURM_JWT")
-# Slurm sets these in a job. Outside a job they are the user's own.
-_OF_A_JOB = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 _OWN_COMMENT = re.compile(r"^#SBATCH --com", re.MULTILINE)  # sbatch accepts it as --comment
 
@@ -40,7 +38,7 @@ class Slurm:
             SlurmError: it would refuse the job, or does not answer.
         """
         argv = ["sbatch", "--test-only", *options]
-        return commands.run(argv, env=inherited_environment(os.environ), text=script, words_on_stderr=True).strip()
+        return commands.run(argv, env=shell_env.inherited(os.environ), text=script, words_on_stderr=True).strip()
 
     def hold(self, script: str, options: Sequence[str]) -> Held:
         """Submit a job that does not start yet.
@@ -49,7 +47,7 @@ class Slurm:
             SlurmError: sbatch refused; or it did not answer in time. The job is then cancelled if squeue shows it; the
                 error says which.
         """
-        mark, env = job_status.OUR_COMMENTS + os.urandom(8).hex(), inherited_environment(os.environ)
+        mark, env = job_status.OUR_COMMENTS + os.urandom(8).hex(), shell_env.inherited(os.environ)
         comment = [] if _OWN_COMMENT.search(script) else [f"--comment={mark}"]
         try:
             answer = commands.submit(text=script, options=[WAIT, *comment, *options], env=env)
@@ -85,21 +83,62 @@ class Slurm:
                 id is another job's now.
         """
         self.statuses(label, cluster, folder)  # of an unknown job, scancel says nothing (22.05)
-        commands.run(["scancel", *commands.on(cluster), label])
+        jobs = [label]
+        if _is_chain(folder, label):
+            (folder / File.CANCELLED).touch()  # first: a job of the chain that submits the next one looks for it then
+            jobs = [*reversed(chain_file.read(folder).all[-2:])] or jobs
+        commands.run(["scancel", *commands.on(cluster), *jobs])
 
     def statuses(self, label: str, cluster: str | None, folder: Path) -> list[JobStatus]:
-        """Ask the controller; if it has forgotten the job, ask the accounting.
+        """Ask the controller; if it has forgotten the job, ask the accounting. Of a chain, the job that is due counts.
 
         Raises:
             JobNotFoundError: neither knows the job, or the id is another job's now.
             SlurmError: the controller doesn't answer.
         """
-        found, known = job_status.job_statuses(label, cluster=cluster), identity.of(folder, label)
+        known = identity.of(folder, label)
+        if label in (of_run := chain_file.read(folder)).all:
+            jobs = {job: one for job in of_run.all[-2:] for one in _if_known(job, cluster)}
+            if due := due_job(of_run, jobs, known):
+                return [due]
+        found = job_status.job_statuses(label, cluster=cluster)
         ours = [one for one in found if known.is_of(one)]
         if found and not ours:
             words = f"Slurm no longer knows it: job {label} is another job now, not that of this run directory."
             raise JobNotFoundError(f"The job of {folder}:", words, f"if you mean that one: scontrol show job {label}")
         return ours
+
+
+def due_job(of_run: chain_file.Chain, jobs: Mapping[str, JobStatus], known: identity.Identity) -> JobStatus | None:
+    """Return the job of a chain that runs or waits; else the last one that has run. None if Slurm knows neither.
+
+    Args:
+        of_run: the chain.
+        jobs: what Slurm knows of its last jobs, by id.
+        known: what tells them from others with the same id. They were submitted later than the first one.
+    """
+    known, number = replace(known, submitted_by_s=float("inf")), len(of_run.jobs) - 1
+    numbers = {of_run.jobs[-1]: number, of_run.next: number + 1}
+    ours = [
+        replace(status, link=link, restarts=status.restarts + link)
+        for job, link in numbers.items()
+        if (status := jobs.get(job)) is not None and known.is_of(status)
+    ]
+    return next((one for one in ours if not one.ended), ours[0] if ours else None)
+
+
+def _if_known(job: str, cluster: str | None) -> list[JobStatus]:
+    with contextlib.suppress(JobNotFoundError):
+        return job_status.job_statuses(job, cluster=cluster)
+    return []
+
+
+def _is_chain(folder: Path, label: str) -> bool:
+    """Whether a job is one of a chain: it may not have started."""
+    with contextlib.suppress(RunDirError):
+        record = run_dirs.read(folder)
+        return bool(record["spec"].get("chain")) and label in (record["job"], *chain_file.read(folder).all)
+    return False
 
 
 def _without_answer(mark: str, error: SlurmError) -> SlurmError:
@@ -108,15 +147,6 @@ def _without_answer(mark: str, error: SlurmError) -> SlurmError:
         return SlurmError(error.asked, f"{error.found} It had submitted the job, which is now cancelled.", error.hint)
     found = f"{error.found} squeue shows no job of it so far. A job that still appears would start in an hour."
     return SlurmError(error.asked, found, f"look for it later: squeue --me --format='%i %k' | grep {mark}")
-
-
-def inherited_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that a new job inherits: this shell's, without the variables of a job around it."""
-    return {name: value for name, value in env.items() if name in _KEPT or not _is_of_a_job(name, env)}
-
-
-def _is_of_a_job(name: str, env: Mapping[str, str]) -> bool:
-    return name.startswith(_PREFIXES) or shell_env.is_of_ranks(name) or (name in _OF_A_JOB and "SLURM_JOB_ID" in env)
 
 
 def ignored_options(env: Mapping[str, str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ nested_launchers      commands that start ranks themselves
 training_script       syntax errors of a script, variables of Slurm that have no value
 job_environment       modules, environments, images, and the packages of the job's Python
 feasibility           whether the cluster has what the job asks for, and the account may use it
+submit_hosts          whether nodes may submit jobs, for a chain
 performance_warnings  what would run, but worse than it could
 security_warnings     secrets in what a submission keeps, run directories that others can replace
 site_template         a site's own template: it renders, and asks for the same tasks and GPUs

@@ -131,13 +131,13 @@ def _options(spec: JobSpec, other: JobSpec) -> str:
 def _no_requeue(spec: JobSpec, requeue_default: bool | None) -> str:
     """A long job that is lost with its node."""
     requeued = requeue_default if spec.requeue is None else spec.requeue
-    if requeued is not False or EXPEDITE in spec.sbatch_options or spec.time is None:
+    if requeued is not False or spec.chain or EXPEDITE in spec.sbatch_options or spec.time is None:
         return ""
     limit_s = seconds(spec.time)
     if limit_s is not None and limit_s <= LONG_S:
         return ""
     reason = f"A job of up to {spec.time} that is preempted or loses a node is not requeued"
-    return f"{reason}. With --requeue it is, and a script that loads its last checkpoint resumes."
+    return f"{reason}. With --requeue (or, where that is forbidden, --chain) a script resumes from its last checkpoint."
 
 
 def _early_signal(spec: JobSpec) -> str:

@@ -21,6 +21,7 @@ from cluster_ddp.submission.checks import (
     nested_launchers,
     performance_warnings,
     security_warnings,
+    submit_hosts,
     training_script,
 )
 from cluster_ddp.submission.checks.performance_warnings import Advice
@@ -92,6 +93,7 @@ def _ask_cluster(spec: JobSpec, must_run: bool) -> _Cluster:
         _check_array_size(spec, config)
         warnings = feasibility.check(spec, groups)
         asked = list(feasibility.asked_partitions(spec, groups))
+        submit_hosts.check(spec, asked, cluster=_cluster(spec))
         warnings += feasibility.check_access(spec, asked, cluster=_cluster(spec))
     except SpecError as error:
         if must_run:

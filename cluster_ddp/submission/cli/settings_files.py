@@ -26,8 +26,11 @@ from cluster_ddp.submission.spec import RESTARTS_BEFORE, JobSpec
 from cluster_ddp.submission.spec_rules import ALTERNATIVES, node_counts
 
 FILE_NAME = "cluster.toml"
-# Keys beside JobSpec's fields: how a job is submitted, and what a kWh of the site makes of CO2.
-SUBMISSION_KEYS: Mapping[str, type] = {"runs_dir": str, "accept": tuple, "co2_g_per_kwh": float}
+# Keys beside JobSpec's fields: how a job is submitted, whether nodes may submit jobs, what a kWh makes of CO2.
+SUBMISSION_KEYS: Mapping[str, type] = {
+    **{"runs_dir": str, "accept": tuple},
+    **{"nodes_submit": bool, "co2_g_per_kwh": float},
+}
 
 _NO_SETTINGS = ("command", "description", "grid")  # fields that belong to one job
 _NOT_KEYS = (*_NO_SETTINGS, "max_nodes")  # nodes = "2-8" sets that one, too

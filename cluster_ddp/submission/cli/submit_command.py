@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.submission import grids, planning, render, resume, run_dirs
-from cluster_ddp.submission.checks import command_mistakes, preflight
+from cluster_ddp.submission.checks import command_mistakes, preflight, submit_hosts
 from cluster_ddp.submission.checks.performance_warnings import CODES, OTHER_CODES, Advice
 from cluster_ddp.submission.cli import activated_env, option_mistakes, options, settings_files, settings_trust
 from cluster_ddp.submission.planning import Plan
@@ -195,6 +195,7 @@ def _plan(asked: _Asked, reference: Reference, *, source: str) -> Plan:
     if (active := asked.activated) is not None and not active.why_not:
         job[active.setting] = active.path
     spec = JobSpec(**{"name": work.name, **settings_files.fields(job), "command": work.command})
+    submit_hosts.check_settings(spec, values, asked.settings.origins)
     if work.reference_options is not None:
         grids.check_placeholders(work.reference_options, spec.grid, array=spec.array)
         _refuse_unfit(spec, reference, work.reference_options)
@@ -222,7 +223,7 @@ def _settings_of(earlier: resume.Earlier, files: settings_files.Settings, name: 
     before["nodes"] = earlier.spec.node_range
     if earlier.reference_options is not None:
         before.pop("venv", None)  # the function is pickled again, by the environment that submits now
-    now = {key: value for key, value in files.values.items() if name is not None or key == "accept"}
+    now = {key: value for key, value in files.values.items() if name is not None or key in ("accept", "nodes_submit")}
     origins = dict.fromkeys(before, f"job {earlier.job}") | {key: files.origins[key] for key in now}
     return settings_files.Settings(values=settings_files.overlay(before, now), origins=origins)
 
@@ -241,7 +242,8 @@ def _values(settings: settings_files.Settings, given: Mapping[str, Any]) -> dict
 
 def _show_config(asked: _Asked) -> None:
     defaults = {field.name: field.default for field in dataclasses.fields(JobSpec)}
-    defaults |= {"name": "from the command", "runs_dir": "runs", "accept": (), "co2_g_per_kwh": None}
+    defaults |= {"name": "from the command", "runs_dir": "runs", "accept": (), "nodes_submit": True}
+    defaults |= {"co2_g_per_kwh": None}
     for key in settings_files.legal_keys():
         value = asked.values.get(key, defaults[key])
         origin = "command line" if key in asked.given else asked.settings.origins.get(key, "default")

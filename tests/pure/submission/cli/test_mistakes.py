@@ -53,6 +53,25 @@ TRAIN_HELP = "cluster-ddp submit --help; for the training: cluster-ddp train --h
 
 # The command line, then what was asked, what was found, and the hint.
 ERRORS: list[tuple[str, str, str, str]] = [
+    # Chains
+    (
+        "--chain --array 0-3 -- true",
+        "A job with chain True",
+        "chain must be left out with an array.",
+        "submit one job for each task, or leave --chain out: each task is requeued",
+    ),
+    (
+        "--chain --requeue -- true",
+        "A job with chain True",
+        "chain must be left out with requeue: Slurm would start the same job twice.",
+        "--requeue, where jobs may be requeued; else --chain --no-requeue",
+    ),
+    (
+        "--chain --local -- true",
+        "Running this job on this machine (--local)",
+        "it sets chain=True, and only Slurm supports chains of jobs.",
+        "submit it where Slurm is, with --no-local",
+    ),
     # Options of sbatch
     ("--mail-type=END -- true", "Submitting with --mail-type", SBATCHS, "--sbatch-options=--mail-type=END"),
     ("--mail-type END -- true", "Submitting with --mail-type", SBATCHS, "--sbatch-options=--mail-type=END"),
@@ -789,6 +808,14 @@ def test_each_setting_that_does_not_fit_is_named_with_its_line(capsys, folder: P
     assert f"({key} is set in {folder}/cluster.toml, line 3)\n" in error
     option = "--" + key.replace("_", "-")
     assert " is set in " not in said(capsys, option, "else", "--", "true")[1]
+
+
+def test_a_chain_where_no_node_submits_jobs(capsys, folder: Path) -> None:
+    (folder / "cluster.toml").write_text("nodes_submit = false\n")
+    found = f"no node may submit a job here: nodes_submit = false in {folder}/cluster.toml."
+    error = f"A chain of jobs, each of which submits the next one:\n  {found}\n  Hint: leave --chain out, "
+    assert error in said(capsys, "--chain", "--", "true")[1]
+    assert said(capsys, "--", "true")[0] == 0
 
 
 def test_a_setting_in_a_file_gets_the_legal_form(capsys, folder: Path) -> None:

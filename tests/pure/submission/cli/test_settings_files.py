@@ -49,6 +49,7 @@ def test_the_keys_are_those_of_a_job_and_of_its_submission() -> None:
         "runs_dir",
         "accept",
         "co2_g_per_kwh",
+        "nodes_submit",
     }
     assert len(settings_files.legal_keys()) == len(set(settings_files.legal_keys()))
 
