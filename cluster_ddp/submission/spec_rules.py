@@ -85,6 +85,8 @@ def _check_range(asked: Any) -> None:
         hint = f"leave out --spare-nodes; for fewer nodes than {asked.nodes}, lower MIN"
         legal = "0 with a range of nodes: after the loss of a node, the job continues with those that are left"
         raise field_error("spare_nodes", asked.spare_nodes, legal, hint=hint)
+
+
 def _check_chain(asked: Any) -> None:
     if not asked.chain:
         return

@@ -9,9 +9,6 @@ others could have written is refused until it is accepted (`settings_trust`).
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import json
 import os
 import re
 import sys
@@ -19,35 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster_ddp.errors import ProfileError, SpecError, nearest
-from cluster_ddp.submission.cli import settings_trust
+from cluster_ddp.errors import ProfileError, nearest
+from cluster_ddp.submission.cli import settings_keys, settings_trust
 from cluster_ddp.submission.cli.settings_trust import error as _error
-from cluster_ddp.submission.spec import RESTARTS_BEFORE, JobSpec
-from cluster_ddp.submission.spec_rules import ALTERNATIVES, node_counts
+from cluster_ddp.submission.spec_rules import ALTERNATIVES
 
 FILE_NAME = "cluster.toml"
-# Keys beside JobSpec's fields: how a job is submitted, whether nodes may submit jobs, what a kWh makes of CO2.
-SUBMISSION_KEYS: Mapping[str, type] = {
-    **{"runs_dir": str, "accept": tuple},
-    **{"nodes_submit": bool, "co2_g_per_kwh": float},
-}
-
-_NO_SETTINGS = ("command", "description", "grid")  # fields that belong to one job
-_NOT_KEYS = (*_NO_SETTINGS, "max_nodes")  # nodes = "2-8" sets that one, too
-# Fields that another field needs beside it when it is checked alone.
-_COMPANIONS: Mapping[str, Mapping[str, Any]] = {
-    "container_overlays": {"container": "image.sif"},
-    "container_binds": {"container": "image.sif"},
-    "spare_nodes": {"restarts": 1},
-    "hang_restart_s": {"restarts": 1},
-}
-# Type of a value -> what it is in TOML, and how it looks.
-_LEGAL: Mapping[type, tuple[str, str]] = {
-    bool: ("true or false", "true"),
-    int: ("an integer", "2"),
-    str: ("a string", '"…"'),
-    tuple: ("an array of strings", '["…", "…"]'),
-}
 
 
 class Settings(NamedTuple):
@@ -121,33 +95,6 @@ def overlay(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any
     return {**{key: value for key, value in values.items() if key not in replaced}, **more}
 
 
-def legal_keys() -> tuple[str, ...]:
-    """Return all legal keys, without earlier names."""
-    return tuple(key for key in _kinds() if key not in RESTARTS_BEFORE)
-
-
-def fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as fields of `JobSpec`. Raises SpecError if nodes is no number, and no range."""
-    return {**values, **(node_counts(values["nodes"]) if "nodes" in values else {})}
-
-
-def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with their present names."""
-    restarts = [values[name] for name in ("restarts", *RESTARTS_BEFORE) if name in values]
-    kept = {key: value for key, value in values.items() if key not in RESTARTS_BEFORE}
-    return {**kept, "restarts": max(restarts)} if restarts else kept
-
-
-@functools.cache
-def _kinds() -> dict[str, type]:
-    """The type of each legal key's value: bool, int, str or tuple."""
-    types = {field.name: str(field.type) for field in dataclasses.fields(JobSpec) if field.name not in _NOT_KEYS}
-    kinds = {
-        name: next((kind for kind in _LEGAL if hint.startswith(kind.__name__)), str) for name, hint in types.items()
-    }
-    return {**kinds, **SUBMISSION_KEYS, **dict.fromkeys(RESTARTS_BEFORE, int)}
-
-
 def _user_path(env: Mapping[str, str]) -> Path | None:
     config = Path(env.get("XDG_CONFIG_HOME", ""))
     if config.is_absolute():  # relative paths are ignored, as the XDG base directory specification says
@@ -165,12 +112,14 @@ def _read(path: Path, content: bytes) -> tuple[dict[str, Any], dict[str, dict[st
     table = _parse(path, content)
     profiles = {name: keys_of for name, keys_of in table.items() if isinstance(keys_of, dict)}
     for name in profiles:
-        if name in _kinds() or name in _NO_SETTINGS:
+        if name in settings_keys.kinds() or name in settings_keys.NO_SETTINGS:
             found = f"the table [{name}] has the name of a key, and a profile needs another name."
             raise _error(str(path), found, f"rename [{name}]")
-    top = {key: _value(str(path), key, raw) for key, raw in table.items() if key not in profiles}
-    return renamed(top), {
-        name: renamed({key: _value(f"{path} [{name}]", key, raw) for key, raw in profile.items()})
+    top = {key: settings_keys.value_of(str(path), key, raw) for key, raw in table.items() if key not in profiles}
+    return settings_keys.renamed(top), {
+        name: settings_keys.renamed(
+            {key: settings_keys.value_of(f"{path} [{name}]", key, raw) for key, raw in profile.items()}
+        )
         for name, profile in profiles.items()
     }
 
@@ -189,63 +138,6 @@ def _parse(path: Path, content: bytes) -> dict[str, Any]:
         hint = 'write keys as nodes = 2, partition = "gpu", modules = ["cuda/12.8"]'
         raise _error(str(path), f"it is not TOML: {error}.", hint) from error
     return table
-
-
-def _value(origin: str, key: str, raw: Any) -> Any:
-    """The value as JobSpec takes it."""
-    if isinstance(raw, dict):
-        raise _error(origin, f"{key!r} is a table in a profile; profiles hold keys only.", f"write [{key}] on its own")
-    if key not in _kinds():
-        raise _unknown_key(origin, key)
-    kind = _kinds()[key]
-    value = _co2(origin, raw) if kind is float else raw
-    if key == "time" and type(raw) is int:
-        value = str(raw)
-    elif key == "nodes" and isinstance(raw, str):
-        kind = str
-    elif kind is tuple and isinstance(raw, list) and all(isinstance(word, str) for word in raw):
-        value = tuple(raw)
-    if type(value) is not kind:
-        legal = _LEGAL[kind][0] + (" or an integer of minutes" if key == "time" else "")
-        raise _error(origin, f"{key} must be {legal}. It is {raw!r}.", f"write {_line(key, raw)}")
-    if key not in SUBMISSION_KEYS:
-        try:
-            JobSpec(**{"name": "x", "command": ("true",), **_COMPANIONS.get(key, {}), **fields({key: value})})
-        except SpecError as error:
-            hint = f"change {key} in that file" if error.meant is None else f"write {_toml(key, error.meant)}"
-            raise _error(origin, f"{error.found} It is {raw!r}.", hint) from error
-    return value
-
-
-def _co2(origin: str, raw: Any) -> float:
-    """Grams of CO2 for a kWh. Reports use it, which know no profile."""
-    if origin.endswith("]") or type(raw) not in (int, float) or not 0 <= raw <= 10_000:
-        found = f"co2_g_per_kwh must be a number of 0 to 10000, outside of profiles. It is {raw!r}."
-        raise _error(origin, found, "write co2_g_per_kwh = 230 above the first [NAME]")
-    return float(raw)
-
-
-def _toml(key: str, value: object) -> str:
-    return f"{key} = {json.dumps(value, ensure_ascii=False)}"
-
-
-def _line(key: str, raw: Any) -> str:
-    """The line in TOML for a key, with the value that was probably meant."""
-    kind = _kinds()[key]
-    if kind is int and isinstance(raw, str) and raw.isdecimal():
-        return f"{key} = {int(raw)}"
-    if kind is tuple and isinstance(raw, str):
-        return f'{key} = ["{raw}"]'
-    if kind is str and not isinstance(raw, (bool, list)):
-        return f'{key} = "{raw}"'  # 5 for "5", or 02:00:00, which is a time of day in TOML
-    return f"{key} = {_LEGAL[kind][1]}"
-
-
-def _unknown_key(origin: str, key: str) -> ProfileError:
-    if key in _NO_SETTINGS:
-        return _error(origin, f"{key} belongs to one job, so it can't be a setting.", "give it on the command line")
-    found = f"there is no key {key!r}.{nearest(key.replace('-', '_').lower(), legal_keys())}"
-    return _error(origin, found, f"the keys are {', '.join(legal_keys())}; a profile is a table, [NAME]")
 
 
 def _unknown_profile(profile: str, names: Mapping[Path, list[str]], folder: Path, user: Path | None) -> ProfileError:

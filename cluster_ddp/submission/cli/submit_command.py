@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import shlex
 import sys
@@ -15,7 +14,8 @@ from cluster_ddp.errors import SpecError, nearest
 from cluster_ddp.submission import grids, planning, render, resume, run_dirs
 from cluster_ddp.submission.checks import command_mistakes, preflight, submit_hosts
 from cluster_ddp.submission.checks.performance_warnings import CODES, OTHER_CODES, Advice
-from cluster_ddp.submission.cli import activated_env, option_mistakes, options, settings_files, settings_trust
+from cluster_ddp.submission.cli import activated_env, option_mistakes, options, settings_files, settings_keys
+from cluster_ddp.submission.cli.settings_trust import CODE as TRUST_CODE
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec
 
@@ -103,8 +103,8 @@ class _Asked(NamedTuple):
         parsed, rest = parser.parse_known_args(own)
         if command is not None:
             options.refuse(rest, [*others, *parser.option_names()], program, () if others else command)
-        given = settings_files.renamed({key: value for key, value in vars(parsed).items() if value is not None})
-        accept = settings_trust.CODE in (parsed.accept or ())
+        given = settings_keys.renamed({key: value for key, value in vars(parsed).items() if value is not None})
+        accept = TRUST_CODE in (parsed.accept or ())
         settings = settings_files.load(parsed.profile, folder=Path.cwd(), env=os.environ, accept=accept)
         earlier = None
         if parsed.resume is not None:
@@ -191,10 +191,10 @@ def _refuse_unfit(spec: JobSpec, reference: Reference, words: tuple[str, ...]) -
 
 def _plan(asked: _Asked, reference: Reference, *, source: str) -> Plan:
     work, parsed, values, earlier = _work(asked, reference), asked.parsed, asked.values, asked.earlier
-    job = {key: value for key, value in values.items() if key not in settings_files.SUBMISSION_KEYS}
+    job = settings_keys.fields(values)
     if (active := asked.activated) is not None and not active.why_not:
         job[active.setting] = active.path
-    spec = JobSpec(**{"name": work.name, **settings_files.fields(job), "command": work.command})
+    spec = JobSpec(**{"name": work.name, **job, "command": work.command})
     submit_hosts.check_settings(spec, values, asked.settings.origins)
     if work.reference_options is not None:
         grids.check_placeholders(work.reference_options, spec.grid, array=spec.array)
@@ -218,7 +218,7 @@ def _settings_of(earlier: resume.Earlier, files: settings_files.Settings, name: 
     """The earlier job's settings instead of those in the files; with --profile, the files' settings override them."""
     if earlier.spec is None:
         return files
-    keys = [key for key in settings_files.legal_keys() if key not in settings_files.SUBMISSION_KEYS and key != "array"]
+    keys = [key for key in settings_keys.legal_keys() if key not in settings_keys.SUBMISSION_KEYS and key != "array"]
     before = {key: value for key in keys if (value := getattr(earlier.spec, key)) is not None}
     before["nodes"] = earlier.spec.node_range
     if earlier.reference_options is not None:
@@ -231,7 +231,7 @@ def _settings_of(earlier: resume.Earlier, files: settings_files.Settings, name: 
 def _values(settings: settings_files.Settings, given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the files, overridden by the command line, as JobSpec takes them."""
     values = settings_files.overlay(
-        settings.values, {key: given[key] for key in settings_files.legal_keys() if key in given}
+        settings.values, {key: given[key] for key in settings_keys.legal_keys() if key in given}
     )
     if "array" in given:
         values["grid"], values["array"] = grids.parse(given["array"])
@@ -241,11 +241,8 @@ def _values(settings: settings_files.Settings, given: Mapping[str, Any]) -> dict
 
 
 def _show_config(asked: _Asked) -> None:
-    defaults = {field.name: field.default for field in dataclasses.fields(JobSpec)}
-    defaults |= {"name": "from the command", "runs_dir": "runs", "accept": (), "nodes_submit": True}
-    defaults |= {"co2_g_per_kwh": None}
-    for key in settings_files.legal_keys():
-        value = asked.values.get(key, defaults[key])
+    for key, default in settings_keys.defaults().items():
+        value = asked.values.get(key, default)
         origin = "command line" if key in asked.given else asked.settings.origins.get(key, "default")
         shown = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
         print(f"{key:20} {'-' if shown in (None, '') else shown!s:30} {origin}")

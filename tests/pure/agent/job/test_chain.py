@@ -126,7 +126,7 @@ def test_the_end_of_a_job(
     fake_slurm.command("sinfo", "seq -f n%g 9")
     fake_slurm.command("scontrol", '[[ $2 == job ]] && echo "ReqNodeList=(null) ExcNodeList=n1" || echo "${3//,/ }"')
     env = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "14", "SLURM_RESTART_COUNT": "1"}
-    assert chain.end(run, "15", env, why, {"n2": "its disk"}) is continues
+    assert chain.end(run, "15", env, why, {"n2": "its disk"}, 1) is continues
     assert capfd.readouterr().err.endswith(said)
     assert fake_slurm.calls("scancel") == ([] if continues else [["15"]])
     updates = [call for call in fake_slurm.calls("scontrol") if call[0] == "update"]

@@ -12,8 +12,9 @@ import pytest
 from strangers import STRANGER, as_stranger, folder_of_all, needs_a_stranger
 
 from cluster_ddp.errors import ProfileError, RunDirError
-from cluster_ddp.submission.cli import settings_files
-from cluster_ddp.submission.cli.settings_files import SUBMISSION_KEYS, Settings, load
+from cluster_ddp.submission.cli import settings_files, settings_keys
+from cluster_ddp.submission.cli.settings_files import Settings, load
+from cluster_ddp.submission.cli.settings_keys import SUBMISSION_KEYS
 from cluster_ddp.submission.spec import JobSpec
 
 EXAMPLES = sorted((Path(__file__).parents[4] / "examples" / "profiles").glob("*.toml"))
@@ -45,13 +46,13 @@ def site(tmp_path: Path, request: pytest.FixtureRequest) -> Site:
 
 def test_the_keys_are_those_of_a_job_and_of_its_submission() -> None:
     fields = {field.name for field in dataclasses.fields(JobSpec)}
-    assert set(settings_files.legal_keys()) == fields - {"command", "description", "grid", "max_nodes"} | {
+    assert set(settings_keys.legal_keys()) == fields - {"command", "description", "grid", "max_nodes"} | {
         "runs_dir",
         "accept",
         "co2_g_per_kwh",
         "nodes_submit",
     }
-    assert len(settings_files.legal_keys()) == len(set(settings_files.legal_keys()))
+    assert len(settings_keys.legal_keys()) == len(set(settings_keys.legal_keys()))
 
 
 def test_no_file_sets_nothing(site: Site) -> None:
@@ -176,8 +177,8 @@ def test_a_byte_order_mark_and_other_line_ends_are_read(site: Site) -> None:
 def test_a_range_of_nodes_is_one_key_and_two_fields(site: Site) -> None:
     site.project.write_text('nodes = "2-8"')
     assert site.load().values == {"nodes": "2-8"}
-    assert settings_files.fields(site.load().values) == {"nodes": 2, "max_nodes": 8}
-    assert settings_files.fields({"nodes": 3}) == {"nodes": 3, "max_nodes": None}
+    assert settings_keys.fields(site.load().values) == {"nodes": 2, "max_nodes": 8}
+    assert settings_keys.fields({"nodes": 3}) == {"nodes": 3, "max_nodes": None}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,130 @@
+"""The keys of the settings files: their types, and what each value is as a field of a job or of its submission."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cluster_ddp.errors import ProfileError, SpecError, nearest
+from cluster_ddp.submission.cli.settings_trust import error as _error
+from cluster_ddp.submission.spec import RESTARTS_BEFORE, JobSpec
+from cluster_ddp.submission.spec_rules import node_counts
+
+# Keys beside JobSpec's fields: how a job is submitted, whether nodes may submit jobs, what a kWh makes of CO2.
+SUBMISSION_KEYS: Mapping[str, type] = {
+    **{"runs_dir": str, "accept": tuple},
+    **{"nodes_submit": bool, "co2_g_per_kwh": float},
+}
+
+NO_SETTINGS = ("command", "description", "grid")
+"""Fields that belong to one job."""
+_NOT_KEYS = (*NO_SETTINGS, "max_nodes")  # nodes = "2-8" sets that one, too
+# Fields that another field needs beside it when it is checked alone.
+_COMPANIONS: Mapping[str, Mapping[str, Any]] = {
+    "container_overlays": {"container": "image.sif"},
+    "container_binds": {"container": "image.sif"},
+    "spare_nodes": {"restarts": 1},
+    "hang_restart_s": {"restarts": 1},
+}
+# Type of a value -> what it is in TOML, and how it looks.
+_LEGAL: Mapping[type, tuple[str, str]] = {
+    bool: ("true or false", "true"),
+    int: ("an integer", "2"),
+    str: ("a string", '"…"'),
+    tuple: ("an array of strings", '["…", "…"]'),
+}
+
+
+def legal_keys() -> tuple[str, ...]:
+    """Return all legal keys, without earlier names."""
+    return tuple(key for key in kinds() if key not in RESTARTS_BEFORE)
+
+
+def defaults() -> dict[str, Any]:
+    """Return what each key is without a setting."""
+    known: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(JobSpec)}
+    known |= {"name": "from the command", "runs_dir": "runs", "accept": (), "nodes_submit": True, "co2_g_per_kwh": None}
+    return {key: known[key] for key in legal_keys()}
+
+
+def fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what settings say of fields of `JobSpec`. Raises SpecError if nodes is no number, and no range."""
+    counts = node_counts(values["nodes"]) if "nodes" in values else {}
+    return {**{key: value for key, value in values.items() if key not in SUBMISSION_KEYS}, **counts}
+
+
+def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with their present names."""
+    restarts = [values[name] for name in ("restarts", *RESTARTS_BEFORE) if name in values]
+    kept = {key: value for key, value in values.items() if key not in RESTARTS_BEFORE}
+    return {**kept, "restarts": max(restarts)} if restarts else kept
+
+
+@functools.cache
+def kinds() -> dict[str, type]:
+    """The type of each legal key's value: bool, int, str or tuple."""
+    types = {field.name: str(field.type) for field in dataclasses.fields(JobSpec) if field.name not in _NOT_KEYS}
+    kinds = {
+        name: next((kind for kind in _LEGAL if hint.startswith(kind.__name__)), str) for name, hint in types.items()
+    }
+    return {**kinds, **SUBMISSION_KEYS, **dict.fromkeys(RESTARTS_BEFORE, int)}
+
+
+def value_of(origin: str, key: str, raw: Any) -> Any:
+    """The value as JobSpec takes it."""
+    if isinstance(raw, dict):
+        raise _error(origin, f"{key!r} is a table in a profile; profiles hold keys only.", f"write [{key}] on its own")
+    if key not in kinds():
+        raise _unknown_key(origin, key)
+    kind = kinds()[key]
+    value = _co2(origin, raw) if kind is float else raw
+    if key == "time" and type(raw) is int:
+        value = str(raw)
+    elif key == "nodes" and isinstance(raw, str):
+        kind = str
+    elif kind is tuple and isinstance(raw, list) and all(isinstance(word, str) for word in raw):
+        value = tuple(raw)
+    if type(value) is not kind:
+        legal = _LEGAL[kind][0] + (" or an integer of minutes" if key == "time" else "")
+        raise _error(origin, f"{key} must be {legal}. It is {raw!r}.", f"write {_line(key, raw)}")
+    if key not in SUBMISSION_KEYS:
+        try:
+            JobSpec(**{"name": "x", "command": ("true",), **_COMPANIONS.get(key, {}), **fields({key: value})})
+        except SpecError as error:
+            hint = f"change {key} in that file" if error.meant is None else f"write {_toml(key, error.meant)}"
+            raise _error(origin, f"{error.found} It is {raw!r}.", hint) from error
+    return value
+
+
+def _co2(origin: str, raw: Any) -> float:
+    """Grams of CO2 for a kWh. Reports use it, which know no profile."""
+    if origin.endswith("]") or type(raw) not in (int, float) or not 0 <= raw <= 10_000:
+        found = f"co2_g_per_kwh must be a number of 0 to 10000, outside of profiles. It is {raw!r}."
+        raise _error(origin, found, "write co2_g_per_kwh = 230 above the first [NAME]")
+    return float(raw)
+
+
+def _toml(key: str, value: object) -> str:
+    return f"{key} = {json.dumps(value, ensure_ascii=False)}"
+
+
+def _line(key: str, raw: Any) -> str:
+    """The line in TOML for a key, with the value that was probably meant."""
+    kind = kinds()[key]
+    if kind is int and isinstance(raw, str) and raw.isdecimal():
+        return f"{key} = {int(raw)}"
+    if kind is tuple and isinstance(raw, str):
+        return f'{key} = ["{raw}"]'
+    if kind is str and not isinstance(raw, (bool, list)):
+        return f'{key} = "{raw}"'  # 5 for "5", or 02:00:00, which is a time of day in TOML
+    return f"{key} = {_LEGAL[kind][1]}"
+
+
+def _unknown_key(origin: str, key: str) -> ProfileError:
+    if key in NO_SETTINGS:
+        return _error(origin, f"{key} belongs to one job, so it can't be a setting.", "give it on the command line")
+    found = f"there is no key {key!r}.{nearest(key.replace('-', '_').lower(), legal_keys())}"
+    return _error(origin, found, f"the keys are {', '.join(legal_keys())}; a profile is a table, [NAME]")
