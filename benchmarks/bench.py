@@ -130,6 +130,13 @@ BENCHMARKS = (
         about="Wall time of the whole process, where Slurm's commands answer at once, and what it writes.",
     ),
     Benchmark(
+        script="packing.py",
+        title="Many small trainings in one job",
+        about="From the call of `submit` to the end of the last of 32 trainings of 20 s, on a sandbox of one node with "
+        "four GPUs (as root): in one job, four at a time, and as an array of 32 jobs, which need not wait for others' "
+        "jobs there. The trainings sleep, since they would share the machine's two cores.",
+    ),
+    Benchmark(
         script="recovery.py",
         title="Seconds from a fault to the next completed step",
         about="Four ranks on four nodes of the sandbox, and a spare, at ten steps a second. After 15 s a rank is "

@@ -29,6 +29,8 @@ class Env:
 
     RUN_DIR: Final = "CLUSTER_DDP_RUN_DIR"
     """The run directory, absolute. A training writes there. Set it by hand to resume a training without `submit`."""
+    PACKED: Final = "CLUSTER_DDP_PACKED"
+    """In a packed task (`--pack`): the job that holds it, such as 12_0."""
     RESUME: Final = "CLUSTER_DDP_RESUME"
     """The command that resumes this run, for messages."""
     NOTES: Final = "CLUSTER_DDP_NOTES"
@@ -68,7 +70,7 @@ class Env:
 OF_A_JOB: Final = frozenset(
     [
         *(Env.RUN_DIR, Env.RESUME, Env.NOTES, Env.CHANNEL, Env.JOB_TIMES, Env.SECRET, Env.SHARE, Env.LOCAL_JOB_ID),
-        *(Env.START, Env.CHAIN, Env.HANG_RESTART_S),
+        *(Env.START, Env.CHAIN, Env.PACKED, Env.HANG_RESTART_S),
         *(Env.CPUS_PER_TASK, Env.GPUS_PER_TASK, Env.TRACE, Env.TRACK, Env.COPY),
     ]
 )
@@ -88,10 +90,16 @@ class File:
     """The agent that starts the ranks, as it was at the submission; for an array, in the folder of the whole."""
     JOB_LOG: Final = "job.log"
     """Output of the batch script, with Slurm's messages."""
+    PACK_LOG: Final = "pack-{}.log"
+    """With `--pack`, in the folder of the whole array: output of a job that holds tasks; {} is its number."""
     TASK_LOG: Final = "task-{}.log"
     """Output of one task; {} is its number."""
     OUTCOME: Final = "outcome.json"
     """How a start of the job ended, and what failed first: the last start that has ended."""
+    PACKED: Final = "packed.json"
+    """With `--pack`: how often this task was started, and when last."""
+    CANCEL: Final = "cancel"
+    """With `--pack`: `cluster-ddp cancel` makes this file, and the task's agent ends the task."""
     FAILURES: Final = "failures.jsonl"
     """Each failure of a start of the job, and what followed: one record per line, see `agent.job.restart.failures`."""
     ALLOCATIONS: Final = "allocations.jsonl"

@@ -85,6 +85,8 @@ def _announcement(plan: Plan, jobs: list[Job], here: Path) -> str:
     size += f", and {spec.spares}" if spec.spares else ""
     if spec.array is not None:
         folders = f"{folder} … {jobs[-1].run_dir.name}"
+        if spec.pack is not None:
+            size = f"{counted(spec.gpus_per_node, 'GPU')}, in {counted(spec.jobs or 1, 'job')} of {spec.pack} at a time"
         return f"Submitted array {label} ({spec.name}): {len(jobs)} tasks, each {size}. Run directories: {folders}"
     where = "" if isinstance(plan.scheduler, Slurm) else " on this machine"
     return f"Submitted job {label} ({spec.name}){where}: {size}. Run directory: {folder}"

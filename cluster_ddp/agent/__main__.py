@@ -48,6 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if verb == "job":
             from cluster_ddp.agent.job import launch_job, shell_env
 
+            if asked.packed:  # its job has looked through the environment
+                return launch_job.run(launch_job.job_of(asked, os.environ))
+            if asked.pack is not None:
+                from cluster_ddp.agent.job.pack.pack import Pack
+
+                return Pack(asked, shell_env.own(os.environ)).run()
             return launch_job.run(launch_job.job_of(asked, shell_env.own(os.environ)))
         from cluster_ddp.agent.task import orders, task
 

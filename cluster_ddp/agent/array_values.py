@@ -12,6 +12,21 @@ PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """A name in braces, in a word of a command."""
 
 
+def ranges(array: str) -> list[range]:
+    """Return the task numbers of an array, as sbatch takes it, part by part: 1 to 1, and 3, 5, 7, 9 for "1,3-9:2%4"."""
+    found = []
+    for part in array.partition("%")[0].split(","):
+        first, _, rest = part.partition("-")
+        end, _, step = rest.partition(":")
+        found.append(range(int(first), int(end or first) + 1, int(step or 1)))
+    return found
+
+
+def numbers(array: str) -> list[int]:
+    """Return the task numbers of an array, as sbatch takes it, sorted: 1, 3, 5, 7, 9 for "1,3-9:2%4"."""
+    return sorted({number for part in ranges(array) for number in part})
+
+
 def configuration(grid: Mapping[str, Sequence[str]], task: int) -> dict[str, str]:
     """Return the values of array task number `task`, from 0 on. The last key varies fastest."""
     values: dict[str, str] = {}

@@ -129,7 +129,8 @@ def of_start(env: Mapping[str, str], host: str, start: int) -> dict[str, str]:
     Raises:
         RendezvousError: all ports for the rendezvous are in use.
     """
-    rendezvous = {"MASTER_ADDR": host, "MASTER_PORT": str(_free_port(int(env["SLURM_JOB_ID"]), host, start))}
+    ports = port.candidates(int(env["SLURM_JOB_ID"]), variables.place_in_job(env))
+    rendezvous = {"MASTER_ADDR": host, "MASTER_PORT": str(_free_port(ports, host, start))}
     return {Env.START: str(start), **rendezvous}
 
 
@@ -137,6 +138,7 @@ def on_slurm(options: Options, size: Shape, label: str) -> dict[str, str]:
     """Return the variables of a job of Slurm that its tasks inherit in each start."""
     values = {
         **common(options, run_dir(options, label)),
+        **({Env.PACKED: options.packed} if options.packed else {}),
         "WORLD_SIZE": str(size.world_size),
         "LOCAL_WORLD_SIZE": str(size.ranks_per_node),
         "SLURM_EXPORT_ENV": "ALL",  # after `sbatch --export=NONE`, srun would not pass this environment on
@@ -158,7 +160,7 @@ def on_this_machine(options: Options, ranks: int, restarts: int) -> dict[str, st
         Env.LOCAL_JOB_ID: str(os.getpid()),
         Env.START: str(restarts),
         "MASTER_ADDR": _LOOPBACK,
-        "MASTER_PORT": str(_free_port(os.getpid(), _LOOPBACK, restarts)),
+        "MASTER_PORT": str(_free_port(port.candidates(os.getpid()), _LOOPBACK, restarts)),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),
         "NODE_RANK": "0",
@@ -208,12 +210,11 @@ def of_task(options: Options, env: Mapping[str, str]) -> dict[str, str]:
     return values
 
 
-def _free_port(job_id: int, host: str, start: int = 0) -> int:
-    """The first candidate port of a job on which nothing listens here; each start begins with another one.
+def _free_port(candidates: tuple[int, ...], host: str, start: int = 0) -> int:
+    """The first candidate port on which nothing listens here; each start begins with another one.
 
-    Each task of an array has a job id of its own, so they never share one.
+    Each task of an array has a job id of its own, and each packed task a place in its job, so they never share one.
     """
-    candidates = port.candidates(job_id)
     at = start % len(candidates)
     candidates = candidates[at:] + candidates[:at]
     for candidate in candidates:

@@ -63,7 +63,7 @@ class Options(NamedTuple):
     track: tuple[str, ...] = ()
     """Names of trackers."""
     time_limit_s: int | None = None
-    """On this machine: time limit of each start, in seconds."""
+    """On this machine: time limit of each start, in seconds. Of a packed task: of all in one job."""
     venv: str | None = None
     """The virtual environment that `stage_env` holds."""
     stage_env: str | None = None
@@ -88,6 +88,16 @@ class Options(NamedTuple):
     """Of a task: whether its command may be sent a warning (USR1, USR2) before it has a handler."""
     stays: bool = False
     """Of a task: whether the job may have its command started again."""
+    pack: int | None = None
+    """Of a job that holds tasks of an array: how many run at a time. None: the job is one task."""
+    jobs: int = 1
+    """How many such jobs the array has."""
+    array: str = ""
+    """The numbers of all tasks, as sbatch takes them."""
+    packed: str = ""
+    """Of such a task: the label of the job that holds it."""
+    signal: str = ""
+    """Of such a task: the signal before its time limit, such as USR1@120."""
     waits: str = ""
     """Of a task: the name of its step, if its command starts only when the job says so."""
 
@@ -123,7 +133,10 @@ def parse(program: str, words: Sequence[str]) -> Options:
     add_to(top)
     for flag in ("--ignore-warnings", "--stays"):
         top.add_argument(flag, action="store_true")
-    top.add_argument("--waits", default="")
+    for option in ("--waits", "--array", "--packed", "--signal"):
+        top.add_argument(option, default="")
+    for option in ("--pack", "--jobs"):
+        top.add_argument(option, type=count, default=Options._field_defaults[option[2:]])
     own, command = split(words)
     found = top.parse_args(own)
     if not command:

@@ -23,6 +23,7 @@ from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
 from cluster_ddp.submission.job import Job
+from cluster_ddp.submission.packed import task_status
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +52,8 @@ class RunRecord:
     """Number of tasks: ranks, or nodes under torchrun."""
     chain: chain_file.Chain = field(default_factory=chain_file.Chain)
     """The jobs of its chain (`submit --chain`); `job` is the first."""
+    packed: str = ""
+    """The job that holds it, if it is packed."""
     is_whole_array: bool = False
     """Whether it is the directory of a whole array, beside those of its tasks."""
     problem: str = ""
@@ -249,5 +252,6 @@ def _submitted(path: Path, record: Mapping[str, Any]) -> RunRecord:
         ranks=ranks,
         tasks=max(least, most) if spec.get("launcher") == "torchrun" else ranks,
         chain=chain_file.read(path),
+        packed=task_status.holder(record),
         is_whole_array=spec.get("array") is not None and "_" not in record["job"],
     )

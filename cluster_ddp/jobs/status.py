@@ -18,6 +18,7 @@ from cluster_ddp.slurm import reasons
 from cluster_ddp.slurm.job_status import JobStatus, all_jobs, remembered_jobs
 from cluster_ddp.submission.backends import identity
 from cluster_ddp.submission.backends.slurm import Slurm, due_job
+from cluster_ddp.submission.packed import task_status
 
 # By cluster and job id: the job, or its array tasks by name.
 _Known = dict[tuple[str | None, str], dict[str, JobStatus]]
@@ -199,10 +200,12 @@ def _status(record: RunRecord, known: _Known) -> JobStatus | None:
         links = {job: one for job in record.chain.all[-2:] for one in known.get((record.cluster, job), {}).values()}
         return due_job(record.chain, links, identity.of(record.run_dir, record.job))
     tasks = known.get((record.cluster, record.job_id), {})
-    task = record.job.partition("_")[2]
+    task = (record.packed or record.job).partition("_")[2]
     # Waiting tasks share one record, with a name such as "3-7%4".
     found = tasks.get(task) or next((one for name, one in tasks.items() if name and not name.isdigit()), None)
-    return found if found is not None and identity.of(record.run_dir, record.job).is_of(found) else None
+    if found is None or not identity.of(record.run_dir, record.job).is_of(found):
+        return None
+    return task_status.of_task(record.run_dir, record.job, found) if record.packed else found
 
 
 def _without_folder(word: str, runs_dir: Path) -> list[RunStatus]:

@@ -79,7 +79,7 @@ def _slurm_step(v: Variables) -> Fields:
         local_world_size = tasks[min(node_rank, len(tasks) - 1)]
     _check_gpus(v, local_world_size)
     job_id, step_id = v.integer(*variables.JOB_ID) or 0, v.step_id() or 0
-    ports = port.candidates(job_id, step_id), port.candidates(job_id)
+    ports = port.candidates(job_id, step_id), port.candidates(job_id, variables.place_in_job(v.env))
     return {
         **{"launcher": "slurm", "rank": rank, "local_rank": local_rank, "node_rank": node_rank, "step_id": step_id},
         **{"world_size": world_size, "local_world_size": local_world_size, "tasks_per_node": tasks},

@@ -121,6 +121,11 @@ class Variables:
         return tuple(counts)
 
 
+def place_in_job(env: Mapping[str, str]) -> int:
+    """Return what a packed task's ports differ by from those of the others in its job; 0 in any other job."""
+    return (Variables(env).integer(*ARRAY_TASK_ID) or 0) + 1 if env.get(Env.PACKED) else 0
+
+
 def job_label(job: int | str | None, array: int | str | None, task: int | str | None) -> str:
     """Return a job as squeue shows it: "12", or "12_3" for a task of an array; empty outside a job."""
     if array is not None and task is not None:

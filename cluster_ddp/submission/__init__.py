@@ -14,6 +14,7 @@ resume         a new job in the run directory of an earlier one
 run_dirs       run directories: made, filled and read
 frozen         copies that a job starts with: the agent, the code, the environment
 checks         what is checked before
+packed         arrays whose tasks share jobs
 backends       what runs a job: Slurm, or this machine
 cli            the command line
 """

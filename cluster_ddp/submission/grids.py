@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from cluster_ddp.agent.array_values import ARRAY_TASK, PLACEHOLDER
+from cluster_ddp.agent.array_values import ARRAY_TASK, PLACEHOLDER, ranges
 from cluster_ddp.errors import SpecError, nearest, nearest_name
 from cluster_ddp.submission.validation import field_error
 
@@ -51,28 +51,14 @@ def parse(words: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], str | None]
     return grid, f"0-{size(grid) - 1}{percent}{limit}"
 
 
-def tasks(array: str) -> list[int]:
-    """Return the task numbers of sbatch's --array, sorted: 1, 3, 5, 7, 9 for "1,3-9:2%4"."""
-    return sorted({number for part in _ranges(array) for number in part})
-
-
 def count(array: str) -> int:
     """Count the task numbers of sbatch's --array without listing them. A repeated number counts each time."""
-    return sum(map(len, _ranges(array)))
+    return sum(map(len, ranges(array)))
 
 
 def last(array: str) -> int:
     """Return the highest task number of sbatch's --array, which must not be empty."""
-    return max(part[-1] for part in _ranges(array) if part)
-
-
-def _ranges(array: str) -> list[range]:
-    ranges = []
-    for part in array.partition("%")[0].split(","):
-        first, _, rest = part.partition("-")
-        end, _, step = rest.partition(":")
-        ranges.append(range(int(first), int(end or first) + 1, int(step or 1)))
-    return ranges
+    return max(part[-1] for part in ranges(array) if part)
 
 
 def size(grid: Grid) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_ddp.agent import python_command
+from cluster_ddp.agent.launch_options import Options
 from cluster_ddp.errors import RunDirError, SpecError
 from cluster_ddp.protocol import File
 from cluster_ddp.submission import grids
@@ -20,9 +21,11 @@ from cluster_ddp.submission.backends import submitit_task
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import WAIT, Slurm
 from cluster_ddp.submission.frozen import code_snapshot, venv_archive
+from cluster_ddp.submission.packed import allocation
 from cluster_ddp.submission.render import agent_options, render, render_local
 from cluster_ddp.submission.resume import Earlier
 from cluster_ddp.submission.spec import JobSpec
+from cluster_ddp.submission.validation import seconds
 
 
 @dataclass(kw_only=True, slots=True)
@@ -90,6 +93,8 @@ class Plan:
     @property
     def options(self) -> list[str]:
         """Options for sbatch that are not in the script."""
+        if self.spec.pack is not None:
+            return [f"--output={self.folder('%A')}/{File.PACK_LOG.format('%a')}"]
         return [f"--output={self.folder('%A_%a' if self.spec.array else '%j')}/{File.JOB_LOG}"]
 
     def __str__(self) -> str:
@@ -136,7 +141,17 @@ class Plan:
         )
         job = '"${1:-$SLURM_JOB_ID}"' if spec.chain else '"${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"'
         job = "" if self.run_dir else job
+        spec, asked = allocation.of(spec), _packed(spec, asked)
         return render(spec, asked, source=source, agent=f"{shlex.quote(self.folder(''))}{job}/{File.AGENT}")
+
+
+def _packed(spec: JobSpec, asked: Options) -> Options:
+    """What the agent of a job that holds several tasks needs; for another job, the options as they are."""
+    if spec.pack is None or spec.array is None:
+        return asked
+    limit_s = None if spec.time is None else seconds(spec.time)
+    shares = {"pack": spec.pack, "jobs": spec.jobs or 1, "array": spec.array}
+    return asked._replace(**shares, time_limit_s=limit_s, signal=spec.signal or "")  # type: ignore[arg-type]
 
 
 def _check_function(spec: JobSpec) -> None:

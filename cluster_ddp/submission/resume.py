@@ -22,6 +22,7 @@ from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.backends import submitit_task
 from cluster_ddp.submission.backends.local import ThisMachine
 from cluster_ddp.submission.backends.slurm import Slurm
+from cluster_ddp.submission.packed import task_status
 from cluster_ddp.submission.spec import RESTARTS_BEFORE, JobSpec
 
 _TRAININGS_OWN = ("auto", "never")
@@ -107,9 +108,10 @@ class Earlier:
         except JobNotFoundError:
             return  # forgotten, so it has ended
         if not status.ended:
+            end_it = f"{'scancel' if on_slurm else 'kill'} {self.job}"
             in_chain = self.spec is not None and self.spec.chain
-            scancel = f"cluster-ddp cancel {shlex.quote(str(self.run_dir))}" if in_chain else f"scancel {self.job}"
-            end_it = scancel if on_slurm else f"kill {self.job}"
+            if on_slurm and (in_chain or task_status.place(self.run_dir, self.job)[1]):
+                end_it = f"cluster-ddp cancel {shlex.quote(str(self.run_dir))}"
             found = f"job {self.job} is {status.state} in it, and a run directory is for one job at a time."
             raise SpecError(f"Resuming {self.run_dir}:", found, f"wait until it has ended, or end it: {end_it}")
 

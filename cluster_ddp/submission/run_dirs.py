@@ -34,7 +34,8 @@ from cluster_ddp.submission.spec import JobSpec
 
 OF_A_JOB = (
     *(File.SPEC, File.BATCH_SCRIPT, File.LOCAL_SCRIPT, File.AGENT, File.JOB_LOG, File.TASK_LOG.format("*")),
-    *(File.FAILURES, File.OUTCOME, File.CHAIN, File.CANCELLED, "*_submitted.pkl", "*_result.pkl"),
+    *(File.FAILURES, File.OUTCOME, File.CHAIN, File.CANCELLED, File.PACKED, File.CANCEL),
+    *("*_submitted.pkl", "*_result.pkl"),
 )
 """Patterns of the files that one job in a run directory has: the next one has its own."""
 _NO_RESULTS = (
@@ -123,6 +124,7 @@ def description(
     identity: Mapping[str, str],
     code: str | None,
     values: Mapping[str, str],
+    packed: str = "",
     reference_options: Sequence[str] | None = None,
 ) -> bytes:
     """Return the content of spec.json: JSON, with the present time and working folder.
@@ -135,6 +137,7 @@ def description(
         identity: what tells the job from another one with the same id (`backends.identity`).
         code: working folder in the snapshot, relative to the run directory; None without a snapshot.
         values: this array task's values of the grid.
+        packed: the job that holds this array task; empty if the task is a job itself.
         reference_options: options of the reference job; None if it is another job.
     """
     record = {
@@ -146,6 +149,7 @@ def description(
         "command": list(spec["command"]),
         "reference_options": None if reference_options is None else list(reference_options),
         "values": dict(values),
+        **({"packed": packed} if packed else {}),
         "submitted": time.time(),
         "folder": str(Path.cwd()),
         "spec": dict(spec),

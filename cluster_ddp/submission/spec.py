@@ -66,6 +66,10 @@ class JobSpec:
     """Task numbers of a job array, such as 0-7 or 0-99%4 (four at a time)."""
     grid: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Values of each placeholder of the command. Array task i runs combination i."""
+    pack: int | None = None
+    """Run an array's tasks in few jobs, so many of them at a time in each job. The resources are then a task's."""
+    jobs: int | None = None
+    """With `pack`: number of jobs that the tasks are divided into (default: 1)."""
     begin: str | None = None
     """Earliest start, in the form of sbatch's --begin, such as 16:00 or now+2hours."""
     after: str | None = None
@@ -150,6 +154,7 @@ class JobSpec:
         self._check_names()
         spec_rules.check(self)
         object.__setattr__(self, "array", grids.checked_array(self.array, self.grid))
+        spec_rules.check_pack(self, tasks=0 if self.array is None else grids.count(self.array))
         if self.command:
             grids.check_placeholders(self.command, self.grid, array=self.array)
 

@@ -12,13 +12,14 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from cluster_ddp.agent.array_values import ARRAY_TASK, configuration, fill_in
+from cluster_ddp.agent.array_values import ARRAY_TASK, configuration, fill_in, numbers
 from cluster_ddp.errors import SlurmError
 from cluster_ddp.protocol import File
-from cluster_ddp.submission import grids, resume, run_dirs
+from cluster_ddp.submission import resume, run_dirs
 from cluster_ddp.submission.backends import Held, submitit_task
 from cluster_ddp.submission.frozen import code_snapshot, frozen_agent, venv_archive
 from cluster_ddp.submission.job import Job
+from cluster_ddp.submission.packed import allocation
 from cluster_ddp.submission.planning import Plan
 
 _SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
@@ -89,12 +90,14 @@ def _make_run_dirs(plan: Plan, held: Held, made: list[Path]) -> list[Job]:
     else:
         description = _description(plan, held, held.label, described, {})
         _make_run_dir(plan, whole, {File.SPEC: description, **script}, made)
-        folders = {f"{held.label}_{number}": Path(f"{whole}_{number}") for number in grids.tasks(spec.array)}
-        described |= {"array": None, "grid": {}}  # a task resumes as a single job; the array's spec.json has the grid
+        folders = {f"{held.label}_{number}": Path(f"{whole}_{number}") for number in numbers(spec.array)}
+        described |= {"array": None, "grid": {}, "pack": None, "jobs": None}  # a task resumes as a single job
+        holders = allocation.holders(spec, held.label)
         for label, folder in folders.items():
             number = label.rpartition("_")[2]
             values = {**configuration(spec.grid, int(number)), ARRAY_TASK: number}
-            _make_run_dir(plan, folder, _files(plan, held, label, described, values), made)
+            files = _files(plan, held, label, described, values, packed=holders.get(int(number), ""))
+            _make_run_dir(plan, folder, files, made)
     if plan.take_snapshot:
         code_snapshot.take(Path.cwd(), whole)
     return [_job(plan, held, label, folder) for label, folder in folders.items()]
@@ -121,9 +124,11 @@ def _make_run_dir(plan: Plan, path: Path, files: Mapping[str, bytes], made: list
     run_dirs.fill(path, files, shared=plan.spec.share)
 
 
-def _files(plan: Plan, held: Held, label: str, spec: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, bytes]:
-    """The own files of a job, or of an array task with its values of the grid."""
-    files, function = {File.SPEC: _description(plan, held, label, spec, values)}, plan.function
+def _files(
+    plan: Plan, held: Held, label: str, spec: Mapping[str, Any], values: Mapping[str, str], packed: str = ""
+) -> dict[str, bytes]:
+    """The own files of a job, or of an array task with its values of the grid, and the job that holds it."""
+    files, function = {File.SPEC: _description(plan, held, label, spec, values, packed)}, plan.function
     if isinstance(function, resume.Pickled):
         files[submitit_task.pickle_name(label)] = function.content
     elif function is not None:
@@ -132,8 +137,10 @@ def _files(plan: Plan, held: Held, label: str, spec: Mapping[str, Any], values: 
     return files
 
 
-def _description(plan: Plan, held: Held, label: str, spec: Mapping[str, Any], values: Mapping[str, str]) -> bytes:
-    """The spec.json of a job, or of an array task with its values of the grid."""
+def _description(
+    plan: Plan, held: Held, label: str, spec: Mapping[str, Any], values: Mapping[str, str], packed: str = ""
+) -> bytes:
+    """The spec.json of a job, or of an array task with its values of the grid, and the job that holds it."""
     options, code = plan.reference_options, plan.code
     return run_dirs.description(
         {**spec, "command": tuple(fill_in(word, values) for word in plan.spec.command)},
@@ -143,6 +150,7 @@ def _description(plan: Plan, held: Held, label: str, spec: Mapping[str, Any], va
         identity=held.identity,
         code=f"../{plan.spec.name}-{held.label}/{code}" if code and ARRAY_TASK in values else code,
         values={key: value for key, value in values.items() if key != ARRAY_TASK},
+        packed=packed,
         reference_options=options and [fill_in(word, values) for word in options],
     )
 

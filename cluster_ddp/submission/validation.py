@@ -72,7 +72,10 @@ SET_ELSEWHERE = frozenset(_SET_ELSEWHERE.split())
 """Options of sbatch that other fields, the template or the submission set. Also --wait, --help, --usage, --version and
 --quiet: with them, sbatch does not simply submit a job and print its id."""
 
-_AT_LEAST_ONE = ("nodes", "max_nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task", "trace")
+_AT_LEAST_ONE = (
+    *("nodes", "max_nodes", "gpus_per_node", "gpus_per_task", "cpus_per_task", "trace"),
+    *("pack", "jobs"),
+)
 
 # What to do about a field that has an illegal value.
 _HINTS = {
@@ -89,6 +92,8 @@ _HINTS = {
     "constraint": "see the features: sinfo -o %f",
     "exclude": "see the names: sinfo -N",
     "array": "for eight tasks: --array 0-7",
+    "pack": "for four at a time: --pack 4",
+    "jobs": "for four jobs: --jobs 4",
     "begin": "in two hours: --begin now+2hours",
     "after": "after job 12 has succeeded: --after 12; whatever became of it: --after afterany:12",
     "signal": "two minutes before the end: --signal USR1@120",

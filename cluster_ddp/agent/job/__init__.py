@@ -6,6 +6,7 @@ local_job       a job on this machine
 srun_step       srun's command
 tasks           the tasks of a job of Slurm: their steps and their channel
 task_reports    what the tasks have said
+pack            jobs that hold several tasks of an array
 restart         what follows a failure
 job_log         writes to the job's log, and reads its last lines
 requeue         the requeue of a job

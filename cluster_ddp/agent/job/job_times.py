@@ -21,13 +21,14 @@ _ASK_S = 60.0
 
 
 @contextlib.contextmanager
-def times_noted(label: str, env: dict[str, str], path: Path) -> Iterator[None]:
+def times_noted(label: str, env: dict[str, str], path: Path, limit_s: int | None = None) -> Iterator[None]:
     """During the body, ask Slurm for a job's start and end, which may change, and write them to a file, for rank 0.
 
-    The environment of the ranks gets the times as they are now, and the file's path.
+    The environment of the ranks gets the times as they are now, and the file's path. With `limit_s`, they are those of
+    a task that begins now, in a part of the job.
     """
-    over = threading.Event()
-    said = ask_times(label, env, tries=3)
+    over, began_s = threading.Event(), int(time.time())
+    said = _of_task(ask_times(label, env, tries=3), began_s, limit_s)
     if times := parse_times(said):
         env |= {"SLURM_JOB_START_TIME": str(times[0]), "SLURM_JOB_END_TIME": str(times[1])}
     env[Env.JOB_TIMES] = str(path)
@@ -39,7 +40,7 @@ def times_noted(label: str, env: dict[str, str], path: Path) -> Iterator[None]:
     def ask() -> None:
         while not over.wait(_ASK_S):
             if answer := ask_times(label, env):
-                write(answer)
+                write(_of_task(answer, began_s, limit_s))
 
     write(said)
     processes.start_thread(ask, "times")
@@ -64,6 +65,14 @@ def ask_times(label: str, env: Mapping[str, str], *, tries: int = 1) -> str:
         if left:
             time.sleep(RETRY_S)
     return ""
+
+
+def _of_task(answer: str, began_s: int, limit_s: int | None) -> str:
+    if limit_s is None:
+        return answer
+    end = began_s + limit_s
+    times = parse_times(answer)
+    return f"{began_s} {end if times is None else min(end, times[1])}"
 
 
 def parse_times(text: str) -> tuple[int, int] | None:

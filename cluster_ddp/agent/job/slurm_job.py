@@ -13,6 +13,7 @@ from pathlib import Path
 from cluster_ddp import processes
 from cluster_ddp.agent import array_values, chain_file, launch_env, launch_options, outcome, rank_notes
 from cluster_ddp.agent.job import chain, job_log, job_times, requeue, slurm_commands, srun_step, tasks
+from cluster_ddp.agent.job.pack.task_limits import TaskLimits
 from cluster_ddp.agent.job.restart import decision, fence
 from cluster_ddp.agent.job.restart.decision import LOST, Verdict
 from cluster_ddp.agent.job.restart.failures import History
@@ -53,8 +54,8 @@ class Job:
         self.size = launch_env.shape(options, env)
         self.added = {
             **launch_env.on_slurm(options, self.size, self.label),
-            **launch_env.of_start(env, self.host, self.requeues),
         }
+        self.added |= launch_env.of_start({**env, **self.added}, self.host, self.requeues)
         """Variables that the tasks get beside those of the batch script."""
         self.env = {**env, **self.added}
         # Without --run-dir, a script may have set the variable itself: the ranks' records are there, but no logs.
@@ -82,14 +83,16 @@ class Job:
             job_log.say(f"{RESTART}{self.requeues + history.restarts} of job {self.env['SLURM_JOB_ID']}.")
         for number in tasks.HELD:
             signal.signal(number, lambda number, frame: self.early.append(number))
+        limit_s = self.options.time_limit_s if self.options.packed else None
         with history.noting_the_end():
-            with rank_notes.folder() as folder, job_times.times_noted(self._queued_as, self.env, folder / "job-times"):
-                _leave_nothing(folder, history, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
-                self.env |= srun_step.staged(self.options, self.size, self.env)
-                starts = Starts(self, Notes(folder), history)
-                if self._next_job is not None:
-                    chain_file.note(self.records, self.env["SLURM_JOB_ID"], {"trains": True})
-                ended = starts.run()
+            with rank_notes.folder() as folder:
+                with job_times.times_noted(self._queued_as, self.env, folder / "job-times", limit_s):
+                    _leave_nothing(folder, history, ranks_too=self.env.get("ENVIRONMENT") != "BATCH")
+                    self.env |= srun_step.staged(self.options, self.size, self.env)
+                    starts = Starts(self, Notes(folder), history)
+                    if self._next_job is not None:
+                        chain_file.note(self.records, self.env["SLURM_JOB_ID"], {"trains": True})
+                    ended = starts.run()
             srun_step.clean_up(self.options, self.env, ended.status)
             starts_again = self._starts_again(ended, starts)
         if not starts_again:
@@ -115,6 +118,9 @@ class Job:
             return again
         if why:
             self.note(ended._replace(requeued=True))
+            if self.options.packed:
+                job_log.say(f"{why}: it starts again when job {self.options.packed} is requeued.")
+                return True
             start = starts.number + 1
             if requeue.ask_for(self.label, why, start, self.env, leave=leave, nodes=nodes, needed=needed):
                 return True
@@ -136,16 +142,22 @@ class Starts:
     def __init__(self, job: Job, noted: Notes, history: History) -> None:
         slurm, stays = slurm_commands.configuration(job.env), job.options.restarts > 0
         least, _ = launch_options.node_range(job.options.nodes) if job.options.nodes else (0, 0)
-        nodes = decision.of_job(job.env, job.options.spare_nodes, least) if stays else decision.UNKNOWN
+        has_nodes = stays and not job.options.packed  # the nodes are those of others, too
+        nodes = decision.of_job(job.env, job.options.spare_nodes, least) if has_nodes else decision.UNKNOWN
+        self._limits = TaskLimits(job.options, job.env, job.folder) if job.options.packed else None
         self._job, self._slurm, self._history = job, slurm, history
-        is_ours = job.folder is not None and os.access(job.folder / File.SPEC, os.R_OK)
+        is_ours = job.folder is not None and os.access(job.folder / File.SPEC, os.R_OK) and not job.options.packed
         self._began_s = job_times.began_s(job.env) if is_ours else None  # another script may have done more
         self.number = job.requeues + history.restarts
         """Number of starts before this one."""
         self.recovery = Recovery(job.options, job.env, history, nodes, slurm.slurmd_port)
         prepare = self._prepare if nodes.spares or nodes.least else None
         self._tasks = Tasks(
-            noted, job.env, slurm.srun_ports, stays=stays, note_gone=self.recovery.note_gone, prepare=prepare
+            *(noted, job.env, slurm.srun_ports),
+            stays=stays,
+            note_gone=self.recovery.note_gone,
+            prepare=prepare,
+            limits=self._limits,
         )
         self.recovery.examine = self._tasks.examine
         self._on, self._is_in_step = srun_step.On(self.recovery.nodes.training), False  # where the next one begins
@@ -226,6 +238,8 @@ class Starts:
         ended = self._reports.judge(Outcome(self._job.label, self.number, "COMPLETED", self.status))
         ended = ended._replace(lost_nodes=self.recovery.lost(self._reports) or ended.lost_nodes)
         self._history.note("end", state=ended.state, saved=self._history.saved_s)
+        if self._limits is not None:
+            ended = self._limits.judged(ended)
         job_log.show(ended, self._reports.log_of(ended.first), self._job.env)
         return ended
 
@@ -239,7 +253,7 @@ class Starts:
         self._is_in_step = follows.then == Then.RESTART and self._tasks.can_start_again and training == self._on.nodes
         if not self._is_in_step:
             self._tasks.end()
-        self._on = srun_step.On(training, is_beside=True)
+        self._on = srun_step.On(training, is_beside=not self._job.options.packed)
         return follows
 
 

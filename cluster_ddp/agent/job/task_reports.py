@@ -36,6 +36,8 @@ class TaskReports:
     def __init__(self, launcher: str, world_size: int, folder: Path | None = None, *, tasks: int = 0) -> None:
         self.began = time.time()
         """When the start began, in seconds of UNIX time."""
+        self.step_id = ""
+        """The id of the step, once a task has said that it begins."""
         self._launcher, self._world_size, self._folder, self._tasks = launcher, world_size, folder, tasks
         self._logs = job_log.Logs(folder)
         self._lock = threading.Lock()
@@ -166,6 +168,7 @@ class TaskReports:
             elif message["kind"] == "hello":
                 if self._tasks and message["task"] is not None:
                     self._begun.add(int(message["task"]))
+                    self.step_id = message.get("step_id") or self.step_id
                     self._on[message["host"]] = int(message["task"])
             elif message["kind"] == "ended":
                 # A launcher of an older version, in a container, says less.

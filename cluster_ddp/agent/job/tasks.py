@@ -13,6 +13,7 @@ from cluster_ddp.agent.channel import sockets
 from cluster_ddp.agent.channel.lines import Key, Message
 from cluster_ddp.agent.channel.server import Server
 from cluster_ddp.agent.job import job_log
+from cluster_ddp.agent.job.pack.task_limits import TaskLimits
 from cluster_ddp.agent.job.restart.spare_nodes import Spares, Standby
 from cluster_ddp.agent.job.task_reports import TaskReports
 from cluster_ddp.agent.outcome import TERM
@@ -51,6 +52,7 @@ class Tasks:
         stays: whether the tasks' agents stay when their commands have ended, for another start.
         note_gone: is called with the spares whose agents are gone, after each event.
         prepare: is called with the nodes that are silent, and may call `stand_by`; None if no start can do without.
+        limits: of a packed task.
     """
 
     def __init__(
@@ -62,7 +64,9 @@ class Tasks:
         stays: bool = False,
         note_gone: Callable[[Sequence[str]], None] = lambda spares: None,
         prepare: Callable[[Sequence[str]], None] | None = None,
+        limits: TaskLimits | None = None,
     ) -> None:
+        self._limits = limits
         self._noted, self.stays, self._note_gone, self._prepare = noted, stays, note_gone, prepare
         self._spares = Spares()
         self._standby: Standby | None = None
@@ -198,11 +202,14 @@ class Tasks:
         return self.stays and self._reports.is_over(time.monotonic())
 
     def _due(self) -> float:
-        """Look after the spares, and for silent nodes. Returns the seconds until the next look."""
+        """Look after limits and spares, and for silent nodes. Returns the seconds until the next look."""
+        look_s = float("inf")
+        if self._limits is not None:
+            look_s = self._limits.look(self._reports.step_id, self._supervisor.received, self._srun)
         if not self.stays:
-            return float("inf")
+            return look_s
         self._note_gone(self._spares.lost)
-        due_s = self._reports.due_s(time.monotonic())
+        due_s = min(look_s, self._reports.due_s(time.monotonic()))
         if self._prepare is None:
             return due_s
         silent = [hello["host"] for hello in self._server.silent()]

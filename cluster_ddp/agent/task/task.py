@@ -113,7 +113,9 @@ class Task:
     def _place(self) -> dict[str, object]:
         """What the job must know of this task."""
         ranks, task = [] if self._rank is None else [self._rank], self._env.get("SLURM_PROCID")
-        return {"ranks": ranks, "host": node_name(os.environ), "task": task, "stays": self._options.stays}
+        step_id = self._env.get("SLURM_STEP_ID", "")
+        place = {"ranks": ranks, "host": node_name(os.environ), "task": task, "step_id": step_id}
+        return {**place, "stays": self._options.stays}
 
     def _start(self) -> int:
         """Start the command, and wait for its end. Returns its exit status."""

@@ -18,6 +18,7 @@ from cluster_ddp.slurm import commands, job_status
 from cluster_ddp.slurm.job_status import JobStatus
 from cluster_ddp.submission import run_dirs
 from cluster_ddp.submission.backends import Held, identity
+from cluster_ddp.submission.packed import task_status
 
 # The job waits with a late start time, not with --hold: sbatch accepts a held job without checking whether any node can
 # run it (seen with 22.05).
@@ -87,6 +88,9 @@ class Slurm:
         if _is_chain(folder, label):
             (folder / File.CANCELLED).touch()  # first: a job of the chain that submits the next one looks for it then
             jobs = [*reversed(chain_file.read(folder).all[-2:])] or jobs
+        elif "_" in label and task_status.place(folder, label)[1]:  # a part of a job: its agent ends it
+            (folder / File.CANCEL).touch()
+            return
         commands.run(["scancel", *commands.on(cluster), *jobs])
 
     def statuses(self, label: str, cluster: str | None, folder: Path) -> list[JobStatus]:
@@ -101,11 +105,17 @@ class Slurm:
             jobs = {job: one for job in of_run.all[-2:] for one in _if_known(job, cluster)}
             if due := due_job(of_run, jobs, known):
                 return [due]
-        found = job_status.job_statuses(label, cluster=cluster)
+        place, holder = task_status.place(folder, label)
+        of_task = holder if "_" in label else ""
+        found = job_status.job_statuses(of_task or label, cluster=cluster)
         ours = [one for one in found if known.is_of(one)]
         if found and not ours:
             words = f"Slurm no longer knows it: job {label} is another job now, not that of this run directory."
             raise JobNotFoundError(f"The job of {folder}:", words, f"if you mean that one: scontrol show job {label}")
+        if of_task:
+            return [task_status.of_task(place, label, ours[0])]
+        if holder:
+            return task_status.of_array(folder, label, ours)
         return ours
 
 

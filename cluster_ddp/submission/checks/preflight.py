@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import re
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from cluster_ddp.errors import SlurmError, SpecError
+from cluster_ddp.errors import SlurmError, SpecError, counted
 from cluster_ddp.protocol import Env
 from cluster_ddp.slurm import commands, partitions
 from cluster_ddp.submission import grids
@@ -25,6 +27,7 @@ from cluster_ddp.submission.checks import (
     training_script,
 )
 from cluster_ddp.submission.checks.performance_warnings import Advice
+from cluster_ddp.submission.packed import allocation
 from cluster_ddp.submission.planning import Plan
 from cluster_ddp.submission.spec import JobSpec
 
@@ -63,7 +66,7 @@ def check(plan: Plan, *, must_run: bool = True, accepted: Collection[str] = ()) 
     if on_slurm:
         folders = [run_dir or runs_dir, Path.cwd()]
         warnings += performance_warnings.advise(
-            plan.spec, cluster.groups, folders=folders, requeue_default=cluster.requeue_default
+            allocation.of(plan.spec), cluster.groups, folders=folders, requeue_default=cluster.requeue_default
         )
     return warnings
 
@@ -90,8 +93,8 @@ def _ask_cluster(spec: JobSpec, must_run: bool) -> _Cluster:
         return _Cluster(warnings=[f"It was not checked whether the cluster can run the job: {error.found}"])
     requeue_default = re.search(r"^JobRequeue\s*= 1\s*$", config, re.MULTILINE) is not None
     try:
-        _check_array_size(spec, config)
-        warnings = feasibility.check(spec, groups)
+        _check_array_size(allocation.of(spec), config)
+        warnings = _check_cluster(spec, groups)
         asked = list(feasibility.asked_partitions(spec, groups))
         submit_hosts.check(spec, asked, cluster=_cluster(spec))
         warnings += feasibility.check_access(spec, asked, cluster=_cluster(spec))
@@ -100,6 +103,28 @@ def _ask_cluster(spec: JobSpec, must_run: bool) -> _Cluster:
             raise
         warnings = [f"{error.asked} {error.found} Hint: {error.hint}"]
     return _Cluster(groups, requeue_default, warnings)
+
+
+def _check_cluster(spec: JobSpec, groups: Sequence[partitions.NodeGroup]) -> list[str]:
+    """Compare a job with the cluster. Raises SpecError: no node has as much as the tasks of a pack take together."""
+    try:
+        return feasibility.check(allocation.of(spec), groups)
+    except SpecError as error:
+        if spec.pack is None:
+            raise
+        asked = f"{counted(spec.pack, 'task')} at a time on one node. {error.asked}"
+        hint = next(_fitting(spec, groups), f"for {counted(spec.pack, 'task')} together: {error.hint}")
+        raise SpecError(asked, error.found, hint).about("pack", *error.fields) from error
+
+
+def _fitting(spec: JobSpec, groups: Sequence[partitions.NodeGroup]) -> Iterator[str]:
+    """What would fit: fewer tasks at a time on a node, or more jobs, which are shorter."""
+    fewer = [{"pack": count} for count in range((spec.pack or 1) - 1, 0, -1)]
+    more = [{"jobs": count} for count in range((spec.jobs or 1) + 1, grids.count(spec.array or "0") + 1)]
+    for change in (*fewer, *more):
+        with contextlib.suppress(SpecError):
+            feasibility.check(allocation.of(dataclasses.replace(spec, **change)), groups)  # type: ignore[arg-type]
+            yield " ".join(f"--{name} {count}" for name, count in change.items())
 
 
 def _check_array_size(spec: JobSpec, config: str) -> None:

@@ -47,6 +47,11 @@ ALL_SET = Options(
     ignore_warnings=True,
     stays=True,
     waits="it's standby",
+    pack=4,
+    jobs=2,
+    array="0-7,9",
+    packed="12_0",
+    signal="USR1@60",
 )
 
 

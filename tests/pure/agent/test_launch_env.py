@@ -243,7 +243,7 @@ def test_a_port_on_which_something_listens_is_not_chosen(job_id: int) -> None:
 
 def test_if_all_ports_are_in_use_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as held:
-        monkeypatch.setattr(launch_env.port, "candidates", lambda job_id: [held.getsockname()[1]])
+        monkeypatch.setattr(launch_env.port, "candidates", lambda job_id, place=0: [held.getsockname()[1]])
         with pytest.raises(RendezvousError, match="all 1 candidate ports are in use") as error:
             launch_env.of_start(JOB, "localhost", 0)
     assert "ssh localhost ss -ltn" in error.value.hint

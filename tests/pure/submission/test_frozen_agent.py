@@ -79,7 +79,8 @@ def test_each_module_is_one_for_python_3_9(name: str) -> None:
 def test_all_is_imported_from_the_file_alone(archive: Path, version: str) -> None:
     code = (
         f"import sys; before = set(sys.modules); sys.path.insert(0, {str(archive)!r})\n"
-        "import cluster_ddp.agent.__main__, cluster_ddp.agent.job.launch_job, cluster_ddp.agent.task.task\n"
+        "import cluster_ddp.agent.__main__, cluster_ddp.agent.job.launch_job, cluster_ddp.agent.task.task, "
+        "cluster_ddp.agent.job.pack.pack\n"
         "import json; print(json.dumps({name: getattr(module, '__file__', '') or ''"
         " for name, module in sys.modules.items() if name not in before}))"
     )

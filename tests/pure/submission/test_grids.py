@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from cluster_ddp.agent import array_values
 from cluster_ddp.errors import SpecError
 from cluster_ddp.submission import grids
 
@@ -44,7 +45,7 @@ def test_bad_grids(words: list[str], found: str) -> None:
     [("3", [3]), ("0-2", [0, 1, 2]), ("1,3-9:2%4", [1, 3, 5, 7, 9]), ("5,1,1", [1, 5]), ("0-6:3%1", [0, 3, 6])],
 )
 def test_the_tasks_of_an_array(array: str, tasks: list[int]) -> None:
-    assert grids.tasks(array) == tasks
+    assert array_values.numbers(array) == tasks
 
 
 def test_a_range_longer_than_any_array_is_refused_before_it_is_made() -> None:

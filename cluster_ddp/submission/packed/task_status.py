@@ -1,0 +1,100 @@
+"""The status of a packed task. Slurm knows the job that holds it; the task's run directory says the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cluster_ddp.agent.job.pack import turns
+from cluster_ddp.errors import RunDirError
+from cluster_ddp.protocol import ASIDE, File
+from cluster_ddp.slurm.job_status import JobStatus
+from cluster_ddp.submission import run_dirs
+
+
+def holder(record: Mapping[str, Any]) -> str:
+    """Return the label of the job that holds the task of a spec.json; empty if none does."""
+    found = record.get("packed")
+    return found if isinstance(found, str) and run_dirs.is_label(found) else ""
+
+
+def place(folder: Path, label: str) -> tuple[Path, str]:
+    """Return where the files of a packed task are, and the label of the job that holds it.
+
+    Args:
+        folder: its run directory. If it was resumed since, its files are in a folder there.
+        label: the task's label; or that of its array, for any of its tasks.
+
+    Returns:
+        `folder` and "" if it is no packed task.
+    """
+    for one in (folder, folder / ASIDE.format(label)):
+        with suppress(RunDirError):
+            record = run_dirs.read(one)
+            if label in (record["job"], record["job"].partition("_")[0]):
+                return one, holder(record)
+    return folder, ""
+
+
+def of_array(folder: Path, label: str, jobs: Sequence[JobStatus]) -> list[JobStatus]:
+    """Return the status of each task of a packed array, in the order of their numbers.
+
+    Args:
+        folder: the run directory of one.
+        label: of the array.
+        jobs: of all jobs that hold its tasks.
+    """
+    found: dict[int, JobStatus] = {}
+    for path in folder.parent.glob(f"{folder.name.rpartition('_')[0]}_*"):
+        number = path.name.rpartition("_")[2]
+        if number.isdecimal():
+            where, job = place(path, f"{label}_{number}")
+            if job and (status := in_job(jobs, job)) is not None:
+                found[int(number)] = of_task(where, f"{label}_{number}", status)
+    return [found[number] for number in sorted(found)]
+
+
+def in_job(jobs: Sequence[JobStatus], label: str) -> JobStatus | None:
+    """Return the status of one of several jobs of an array; those that wait share a record, such as "1-3"."""
+    number = label.partition("_")[2]
+    named = {one.array_task: one for one in jobs}
+    return named.get(number) or next((one for name, one in named.items() if name and not name.isdigit()), None)
+
+
+def of_task(place: Path, label: str, job: JobStatus) -> JobStatus:
+    """Return the status of a task.
+
+    Args:
+        place: where its files are.
+        label: its own.
+        job: the status of the job that holds it.
+    """
+    turn, ended = turns.last(place), turns.final(place, label)
+    known = {"array_task": label.partition("_")[2], "restarts": max(0, turn.starts - 1), "elapsed": ""}
+    task = dataclasses.replace(job, exit_code=0, signal=0, reason="None", **known)  # type: ignore[arg-type]
+    if ended is not None:
+        state = "FAILED" if ended.state == "STOPPED" else ended.state
+        took_s = ended.time - turn.time if turn.starts else 0.0
+        return dataclasses.replace(task, state=state, exit_code=ended.status, elapsed=_elapsed(took_s))
+    has_begun = turn.starts > 0 and turn.requeues == job.restarts and not turns.stopped(turns.noted(place, label), turn)
+    if os.path.lexists(place / File.CANCEL) and not (has_begun and not job.ended):
+        return dataclasses.replace(task, state="CANCELLED", exit_code=143)
+    if job.ended or job.state == "PENDING":
+        return dataclasses.replace(job, **known)  # type: ignore[arg-type]
+    if has_begun:
+        return dataclasses.replace(task, state=job.state, elapsed=_elapsed(time.time() - turn.time))
+    return dataclasses.replace(
+        task, state="PENDING", reason=f"its turn in job {label.partition('_')[0]}_{job.array_task}"
+    )
+
+
+def _elapsed(seconds: float) -> str:
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days = f"{hours // 24}-" if hours >= 24 else ""
+    return f"{days}{hours % 24:02}:{minutes:02}:{rest:02}"

@@ -1,0 +1,110 @@
+"""Tasks that share a job: which job holds which, and what each one's agent gets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster_ddp.agent import outcome
+from cluster_ddp.agent.job.pack import packed_task, turns
+from cluster_ddp.agent.job.pack.task_limits import TaskLimits
+from cluster_ddp.agent.launch_options import Options
+from cluster_ddp.agent.outcome import Outcome
+from cluster_ddp.protocol import Env
+from cluster_ddp.slurm import environment, port, variables
+
+# What a batch script had on Slurm 22.05.8, with four tasks of two ranks at a time.
+OF_JOB = {
+    **{"SLURM_ARRAY_JOB_ID": "2", "SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": "3", "SLURM_JOB_ID": "4"},
+    **{"SLURM_ARRAY_TASK_MIN": "0", "SLURM_ARRAY_TASK_MAX": "2", "SLURM_ARRAY_TASK_STEP": "1"},
+    **{"SLURM_NTASKS": "8", "SLURM_NPROCS": "8", "SLURM_NTASKS_PER_NODE": "8", "SLURM_TASKS_PER_NODE": "8"},
+    **{"SLURM_CPUS_PER_TASK": "3", "SLURM_CPUS_ON_NODE": "24", "SLURM_JOB_CPUS_PER_NODE": "24"},
+    **{"SLURM_GPUS_ON_NODE": "8", "SLURM_MEM_PER_NODE": "4000", "SLURM_RESTART_COUNT": "5"},
+}
+
+
+def test_each_task_is_held_by_one_job() -> None:
+    shares = [packed_task.share([0, 3, 4, 7, 8, 9, 12], 3, job) for job in range(3)]
+    assert shares == [[0, 7, 12], [3, 8], [4, 9]]
+
+
+def test_the_job_looks_like_the_tasks_own() -> None:
+    env = packed_task.environment(OF_JOB, 4, [0, 3, 70], 70, restarts=1)
+    assert variables.Variables(env).job_label() == "2_70"
+    changed = {name: value for name, value in env.items() if OF_JOB[name] != value}
+    assert changed == {
+        **{"SLURM_ARRAY_TASK_ID": "70", "SLURM_ARRAY_TASK_MAX": "70", "SLURM_RESTART_COUNT": "1"},
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), "2"),
+        **{"SLURM_CPUS_ON_NODE": "6", "SLURM_JOB_CPUS_PER_NODE": "6", "SLURM_GPUS_ON_NODE": "2"},
+        "SLURM_MEM_PER_NODE": "1000",
+    }
+    asked = Options(command=("x",), pack=4, jobs=3, array="0,3,70", cleanup="rm x", srun_options=("--cpu-bind=none",))
+    own = packed_task.options(asked, env, "2_1")
+    assert own.srun_options == ("--exact", "--nodes=1", "--gres=gpu:2", "--mem=1000M", "--cpu-bind=none")
+    assert (own.pack, own.packed, own.cleanup) == (None, "2_1", None)
+
+
+def test_tasks_of_a_job_do_not_share_ports() -> None:
+    """Their ranks find the other candidates by the same numbers."""
+    found = set[int]()
+    for task in range(200):
+        env = {**OF_JOB, "SLURM_ARRAY_TASK_ID": str(task), Env.PACKED: "2_1"}
+        candidates = port.candidates(4, variables.place_in_job(env))
+        rank = {**env, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_STEP_ID": "3"}
+        rank |= {"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NODELIST": "node1", "MASTER_PORT": str(candidates[0])}
+        assert environment.read(rank)["port_candidates"] == candidates
+        found.add(candidates[0])
+    assert len(found) == 200
+
+
+@pytest.mark.parametrize(
+    ("state", "requeued", "is_final", "is_stopped"),
+    [
+        ("COMPLETED", False, True, False),
+        ("FAILED", False, True, False),
+        ("STOPPED", False, True, False),  # too often
+        ("STOPPED", True, False, True),
+        ("FAILED", True, False, False),  # restarts in its place
+    ],
+)
+def test_what_a_requeue_runs_again(
+    tmp_path: Path, state: str, requeued: bool, is_final: bool, is_stopped: bool
+) -> None:
+    turns.begin(tmp_path, turn := turns.Turn(2, 1, time.time()), shared=False)
+    assert turns.last(tmp_path) == turn
+    assert turns.final(tmp_path, "2_7") is None
+    outcome.write(tmp_path, Outcome("2_7", 0, state, 0, requeued=requeued))
+    assert (turns.final(tmp_path, "2_7") is not None) == is_final
+    assert turns.stopped(turns.noted(tmp_path, "2_7"), turn) == is_stopped
+    assert turns.final(tmp_path, "2_8") is None, "another's"
+    assert turns.is_elsewhere(tmp_path, "2_7"), "no spec.json"
+    (tmp_path / "spec.json").write_text('{"job": "2_7"}')
+    assert not turns.is_elsewhere(tmp_path, "2_7")
+    assert turns.is_elsewhere(tmp_path, "2_8"), "resumed as another job"
+
+
+def test_a_limit_counts_from_the_first_rank_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that waits for its part of the node is not late."""
+    now, sent, killed = [1000.0], list[signal.Signals](), list[tuple[int, int]]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(os, "kill", lambda *what: killed.append(what))
+    env = {"SLURM_JOB_ID": "4", "PATH": str(tmp_path)}  # no scancel: srun ends the tasks
+    limits = TaskLimits(Options(time_limit_s=100, signal="USR1@30"), env, tmp_path)
+    for at, step in ((1000.0, ""), (1500.0, ""), (1500.0, "3"), (1560.0, "3")):
+        now[0] = at
+        limits.look(step, sent.append, 77)
+    assert (sent, killed) == ([], [])
+    now[0] = 1571.0
+    limits.look("3", sent.append, 77)
+    limits.look("3", sent.append, 77)
+    assert (sent, killed) == ([signal.SIGUSR1], [])
+    now[0] = 1600.0
+    limits.look("3", sent.append, 77)
+    assert killed == [(77, signal.SIGTERM)]
+    ended = Outcome("2_7", 0, "FAILED", 143)
+    assert limits.judged(ended).state == "TIMEOUT"
+    assert limits.judged(ended._replace(state="COMPLETED", status=0)).state == "COMPLETED"

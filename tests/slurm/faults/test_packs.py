@@ -1,0 +1,147 @@
+"""Tasks of an array that share a job (`submit --pack`), and what happens to one of them, or to their job."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, Place, output
+from slowness import wait_until
+
+from cluster_ddp.agent.job.pack import turns
+from cluster_ddp.slurm import commands, job_status
+from cluster_ddp.slurm.job_status import JobStatus
+
+pytestmark = pytest.mark.every_slurm
+
+TASK = """
+import os, sys, time
+how, first = sys.argv[1], os.environ["CLUSTER_DDP_START"] == "0"
+print(how, *(os.environ.get(f"SLURM_{name}") for name in ("GPUS_ON_NODE", "NTASKS", "MEM_PER_NODE")), flush=True)
+if how == "fails once" and first:
+    raise ValueError("the first time")
+if how == "is killed":
+    os.kill(os.getpid(), 9)  # as the kernel does, for memory
+time.sleep({"waits": 600, "is too long": 600}.get(how, 3))
+"""
+# One rank, four epochs of four steps. Those that wait do so before their third step, until they are warned.
+TRAINING = """
+import os, signal, sys, time, torch, cluster_ddp
+waits, came = sys.argv[1] == "waits" and os.environ["CLUSTER_DDP_START"] == "0", []
+with cluster_ddp.distributed(cuda=False) as world:
+    torch.manual_seed(0)
+    model = world.wrap(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    data = torch.utils.data.TensorDataset(torch.arange(16.0).reshape(8, 2) / 16)
+    shard = world.shard(data, batch_size=2, shuffle_seed=1)
+    checkpoint = cluster_ddp.Checkpointer(world, shard=shard, model=model, optimizer=optimizer, every="1steps")
+    signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))  # the Checkpointer's is called, too
+    for epoch in checkpoint.epochs(4):
+        for (x,) in shard:
+            (model(x) ** 2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            checkpoint.step()
+            world.print("step", checkpoint.steps)
+            while waits and checkpoint.steps >= 2 and not came:
+                time.sleep(0.1)
+    world.print("weights", *(value.hex() for one in model.parameters() for value in one.flatten().tolist()))
+"""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A packed array in one job."""
+
+    place: Place
+    folder: Path
+    """The run directory of its first task."""
+
+    def path(self, task: int) -> Path:
+        return self.folder.with_name(f"{self.label}_{task}")
+
+    @property
+    def label(self) -> str:
+        return self.folder.name.rpartition("_")[0]
+
+    @property
+    def job(self) -> str:
+        """The job that holds the tasks."""
+        return json.loads((self.folder / "spec.json").read_text())["packed"]
+
+    def verb(self, *words: str) -> str:
+        done = self.place.slurm.run(sys.executable, "-m", "cluster_ddp", *words, cwd=self.place.folder)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def status(self) -> dict[int, dict]:
+        found = json.loads(self.verb("status", "--json", f"runs/{self.label}"))
+        return {int(one["job"].rpartition("_")[2]): one for one in found}
+
+    def states(self) -> list[str]:
+        return [one["state"] for _, one in sorted(self.status().items())]
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        wait_until(condition, 180, self.said, pause_s=0.3)
+
+    def wait_for_ends(self, *tasks: int) -> None:
+        """Wait until tasks have ended for good. To ask `status` again and again would take the CPUs."""
+        name = self.label.rpartition("-")[2]
+        self.wait_for(lambda: all(turns.final(self.path(task), f"{name}_{task}") for task in tasks))
+
+    def said(self) -> str:
+        logs = [path.read_text() for path in self.folder.with_name(self.label).glob("pack-*.log")]
+        return "\n".join([str(self.states()), *logs, *(output(self.path(task)) for task in self.status())])
+
+    def end_of_job(self) -> JobStatus:
+        self.wait_for(lambda: job_status.job_statuses(self.job, env=self.place.slurm.env)[0].ended)
+        return job_status.job_statuses(self.job, env=self.place.slurm.env)[0]
+
+
+def start(slurm: Cluster, folder: Path, text: str, *options: str) -> Packed:
+    (folder / "t.py").write_text(text)
+    place = Place(slurm, folder)
+    each = ("--gpus-per-node", "1", "--cpus-per-task", "1", "--mem", "200M", "--jobs", "1")
+    return Packed(place, place.start(*each, *options))
+
+
+def test_each_task_of_a_packed_job_ends_alone(slurm: Cluster, tmp_path: Path) -> None:
+    """Two at a time: one is killed, one restarts in its place, one is cancelled, one reaches its time limit."""
+    grid = ("how=waits,is killed,fails once,is too long,works",)
+    limits = ("--pack", "2", "--time", "0:15", "--restarts", "1")
+    run = start(slurm, tmp_path, TASK, "--array", *grid, *limits, "--", "python", "t.py", "{how}")
+    run.wait_for_ends(1)
+    begun = run.status()
+    assert [begun[task]["state"] for task in (0, 1, 4)] == ["RUNNING", "FAILED", "PENDING"]
+    assert "killed by SIGKILL" in begun[1]["failure"] and "its turn in job" in begun[4]["reason"]
+    run.verb("cancel", str(run.path(0)))
+    run.wait_for_ends(*range(5))
+    job = run.end_of_job()
+    assert (job.state, job.exit_code) == ("FAILED", 143), "that of the first task that did not succeed"
+    assert run.states() == ["CANCELLED", "FAILED", "COMPLETED", "TIMEOUT", "COMPLETED"]
+    assert [run.status()[task]["restarts"] for task in range(5)] == [0, 1, 1, 0, 0]
+    assert "works 1 1 200\n" in (run.path(4) / "task-0.log").read_text(), "a part of the job"
+    assert run.verb("logs", str(run.path(4))).startswith("works")
+    assert "15 s" in (run.path(3) / "job.log").read_text()
+
+
+def test_a_job_that_ends_in_the_middle_of_its_tasks_resumes_those(slurm: Cluster, tmp_path: Path) -> None:
+    """Slurm warns its steps before its end. Those that have finished do not run again."""
+    limits = ("--pack", "2", "--time", "5", "--requeue")
+    array = ("--array", "how=waits,works,waits")
+    run = start(slurm, tmp_path, TRAINING, *array, *limits, "--", "python", "t.py", "{how}")
+    logs = [run.path(task) / "task-0.log" for task in range(3)]
+    run.wait_for(lambda: all(log.exists() and "step 2\n" in log.read_text() for log in logs))
+    commands.run(["scancel", "--signal=USR1", run.job], env=slurm.env)
+    run.wait_for_ends(*range(3))
+    job = run.end_of_job()
+    assert (job.state, job.restarts) == ("COMPLETED", 1)
+    assert [turns.last(run.path(task)).starts for task in range(3)] == [2, 1, 2]
+    ends = {log.read_text().splitlines()[-1] for log in logs}
+    assert len(ends) == 1, "as without a stop"
+    assert "weights" in ends.pop()
+    assert logs[2].read_text().count("step 1\n") == 1
