@@ -91,7 +91,7 @@ def figures(rounds: list[dict[str, Taken]], options: argparse.Namespace) -> list
         Figure(what=f"{what}, {array}", values=taken_s["array"], **time_s),
         Figure(what=f"{what}, --pack {options.slots}", values=taken_s["packed"], **time_s, **against),
         *(
-            Figure(what=f"… jobs of it, {way}", values=[one[way].jobs for one in rounds], unit="jobs")
+            Figure(what=f"… in the queue, {way}", values=[one[way].jobs for one in rounds], unit="job(s)")
             for way in taken_s
         ),
     ]
