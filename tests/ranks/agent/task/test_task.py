@@ -30,7 +30,15 @@ def test_the_commands_status_is_the_tasks_and_the_job_is_told(command: str, stat
     with listening() as job:
         assert run("bash", "-c", f"echo mine >&2; {command}", **job.env) == (status, "", "mine\n")
         assert job.ends() == [End(2, HOST, status, was_stopped=status == 75)]
-    assert job.said[0] == {"kind": "hello", "ranks": [2], "host": HOST, "task": "2", "stays": False, "start": 0}
+    assert job.said[0] == {
+        "kind": "hello",
+        "ranks": [2],
+        "host": HOST,
+        "task": "2",
+        "step_id": "",
+        "stays": False,
+        "start": 0,
+    }
 
 
 @pytest.mark.parametrize("note", ["failed", "stopped"])
